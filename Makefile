@@ -1,0 +1,51 @@
+# Two commands matter: `make up` serves the bundled model, `make test` runs what CI runs.
+# venv + pip and not uv: the CPU build of torch may come from a local find-links folder, which uv does not see.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: setup up test test-all lint format bench bench-peers clean
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) -e .
+	touch $@
+
+$(DEV_STAMP): $(STAMP)
+	$(PIP) -e '.[test,dev]'
+	touch $@
+
+setup: $(DEV_STAMP)
+
+up: $(STAMP)
+	$(BIN)/meshctl up $(ARGS)
+
+test: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m "not slow and not soak and not gpu and not containers" $(ARGS)
+
+test-all: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m "not soak and not gpu" $(ARGS)
+
+lint: $(DEV_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+format: $(DEV_STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(DEV_STAMP)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+# BENCH_PEERS is a folder with `compare`, which interleaves this server with others (see docs/benchmarks.md).
+bench-peers: $(DEV_STAMP)
+	$(BIN)/python -m benchmarks.peers "$(BENCH_PEERS)" $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,57 @@
+"""How the KV cache of one model lies in memory: the shape both ends of a transfer must agree on.
+
+A pool is page-major, `[pages, layers, 2, page_size, kv_heads, head_dim]`: one page of all layers is one contiguous
+block of bytes, so a page moves as one copy, and a layer's view is a stride. Page 0 is reserved for padding.
+"""
+
+import hashlib
+from typing import Final
+
+import msgspec
+
+PADDING_PAGE: Final = 0
+FORMAT_VERSION: Final = 1
+
+ITEM_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
+
+
+class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """Layout of a KV pool; two pools exchange pages only if their `digest` is equal.
+
+    `fingerprint` names the weights (a hash of the model's configuration and weight index), so pages of two models of
+    one shape never mix.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str = "float32"
+    page_size: int = 16
+    tp_rank: int = 0
+    tp_size: int = 1
+    fingerprint: str = ""
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def page_shape(self) -> tuple[int, int, int, int, int]:
+        """Shape of one page: `(layers, 2, page_size, kv_heads, head_dim)`."""
+        return (self.num_layers, 2, self.page_size, self.num_kv_heads, self.head_dim)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of KV that one token takes over all layers."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * ITEM_BYTES[self.dtype]
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers."""
+        return self.token_bytes * self.page_size
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes that are equal exactly when two pools may exchange pages."""
+        return hashlib.blake2b(msgspec.msgpack.encode(msgspec.structs.astuple(self)), digest_size=16).digest()
+
+    def num_pages_for(self, num_tokens: int) -> int:
+        """Pages that `num_tokens` tokens take, the last one partly filled."""
+        return -(-num_tokens // self.page_size)

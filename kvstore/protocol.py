@@ -1,0 +1,142 @@
+"""What crosses the mesh about KV memory: pools, grants, page moves and cache events.
+
+Spoken by `nodes/kv_agent` (which owns pools and is the only writer of transferred pages), schedulers, and everything
+that follows cache events. Page numbers are indices into one pool incarnation; a page is identified across time by
+(pool incarnation, page, generation).
+"""
+
+from kvstore.layout import KVLayout
+from mesh.message import Message
+
+
+class MapPool(Message):
+    """Ask a kv_agent for the pool of a worker group. Answer: `PoolHandle`."""
+
+    group: str
+
+
+class PoolHandle(Message):
+    """Where a pool lies. One file: header, page table, pages (see `kvstore/page_pool.py` for the offsets)."""
+
+    group: str
+    agent: str
+    path: str
+    num_pages: int
+    layout: KVLayout
+    incarnation: int
+
+
+class OpenGrant(Message):
+    """A decode scheduler lends pages of its own pool to one transfer. Ask to its own agent; answer `GrantOpened`.
+
+    `generations[i]` is what the page table says of `pages[i]` now; the agent checks it before and after each copy.
+    A grant is single use: a retry takes new pages and a new grant.
+    """
+
+    grant_id: str
+    group: str
+    pages: list[int]
+    generations: list[int]
+    layout_digest: bytes
+    holder: str
+    holder_epoch: int
+    timeout_s: float
+
+
+class GrantOpened(Message):
+    """The agent accepts `PagesReady` for this grant from now on."""
+
+    grant_id: str
+
+
+class PagesReady(Message):
+    """A prefill scheduler announces finished pages to the destination's agent, which pulls them into the grant.
+
+    `first` is the index in the grant of `pages[0]`. `total` is the number of pages the whole transfer has, known from
+    the start. Repeats are harmless: an index already copied is acknowledged again.
+    """
+
+    grant_id: str
+    first: int
+    total: int
+    source_group: str
+    source_agent: str
+    source_incarnation: int
+    layout_digest: bytes
+    pages: list[int]
+    generations: list[int]
+
+
+class PagesPulled(Message):
+    """The agent tells both schedulers how far the transfer is; `complete` is said exactly when all pages are in."""
+
+    grant_id: str
+    num_pages: int
+    complete: bool = False
+
+
+class TransferFailed(Message):
+    """The transfer ended without all its pages; told to both sides. `quiesced`: nothing can still write the pages."""
+
+    grant_id: str
+    code: str
+    message: str
+    quiesced: bool = True
+
+
+class CloseGrant(Message):
+    """Revoke a grant. Ask by its holder; answered by `GrantClosed` once nothing can still write its pages."""
+
+    grant_id: str
+
+
+class GrantClosed(Message):
+    """The grant is gone and its pages are the holder's alone. Said of unknown grants too: closing is idempotent."""
+
+    grant_id: str
+
+
+class PageStored(Message):
+    """A full page entered the prefix cache of `group`."""
+
+    group: str
+    page_hash: bytes
+    parent_hash: bytes
+    token_ids: list[int]
+    extra_key: str = ""
+
+
+class PageRemoved(Message):
+    """Pages left the prefix cache of `group`."""
+
+    group: str
+    page_hashes: list[bytes]
+
+
+class CacheCleared(Message):
+    """The prefix cache of `group` starts empty (a new scheduler epoch without adoption, or a weight update)."""
+
+    group: str
+
+
+class CacheEvents(Message):
+    """One publication of topic `kv_events/GROUP`: the events since the last, in order.
+
+    The publication's own sequence number tells a subscriber of a gap; it then asks for a replay.
+    """
+
+    events: list[PageStored | PageRemoved | CacheCleared]
+
+
+KVMessage = (
+    MapPool
+    | PoolHandle
+    | OpenGrant
+    | GrantOpened
+    | PagesReady
+    | PagesPulled
+    | TransferFailed
+    | CloseGrant
+    | GrantClosed
+    | CacheEvents
+)
