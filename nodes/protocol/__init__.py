@@ -1,0 +1,156 @@
+"""What crosses the mesh between roles: the request's way round the ring, and steps between scheduler and worker.
+
+    gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
+    gateway -> scheduler                Submit, CancelAttempts, Resend -> Submitted, AttemptsCancelled
+    scheduler -> worker -> scheduler    StepPlan -> StepResult; Adopt -> Adopted
+    scheduler D -> scheduler P          PrefillOrder, CancelPrefill    -> PrefillAccepted, PrefillCancelled
+    scheduler P -> scheduler D          PrefillDone, PrefillFailed
+    scheduler -> detokenizer            TokenBatch
+    detokenizer -> gateway              TextBatch
+    detokenizer -> scheduler            StopAt, Resend
+    scheduler -> gateway                AttemptFailed
+    scheduler -> subscribers            Load on topic `load`, CacheEvents on topic `kv_events`
+
+Everything told may be lost, repeated or late; whoever waits for progress asks again, and every message names the
+attempt it is about.
+"""
+
+from kvstore.protocol import (
+    CacheEvents,
+    CloseGrant,
+    GrantClosed,
+    GrantOpened,
+    MapPool,
+    OpenGrant,
+    PagesPulled,
+    PagesReady,
+    PoolHandle,
+    TransferFailed,
+)
+from nodes.protocol.attempts import (
+    AttemptFailed,
+    AttemptsCancelled,
+    CancelAttempts,
+    Resend,
+    ResendFrom,
+    Submit,
+    Submitted,
+)
+from nodes.protocol.handoff import (
+    CancelPrefill,
+    PrefillAccepted,
+    PrefillCancelled,
+    PrefillDone,
+    PrefillFailed,
+    PrefillOrder,
+)
+from nodes.protocol.output import (
+    StopAt,
+    StreamFinish,
+    StreamOpen,
+    TextBatch,
+    TextDelta,
+    TokenBatch,
+)
+from nodes.protocol.routing import (
+    ChooseRoute,
+    Detokenize,
+    Detokenized,
+    Load,
+    Prepare,
+    Prepared,
+    Route,
+)
+from nodes.protocol.steps import (
+    Adopt,
+    Adopted,
+    RowError,
+    StepPlan,
+    StepResult,
+    StepRow,
+)
+
+NodeMessage = (
+    MapPool
+    | PoolHandle
+    | OpenGrant
+    | GrantOpened
+    | PagesReady
+    | PagesPulled
+    | TransferFailed
+    | CloseGrant
+    | GrantClosed
+    | CacheEvents
+    | Prepare
+    | Prepared
+    | Route
+    | ChooseRoute
+    | Detokenize
+    | Detokenized
+    | Submit
+    | Submitted
+    | CancelAttempts
+    | AttemptsCancelled
+    | Resend
+    | AttemptFailed
+    | Adopt
+    | Adopted
+    | PrefillOrder
+    | PrefillAccepted
+    | PrefillDone
+    | PrefillFailed
+    | CancelPrefill
+    | PrefillCancelled
+    | StopAt
+    | Load
+)
+"""Control messages: MessagePack maps, told apart by their tag."""
+
+HotNodeMessage = StepPlan | StepResult | TokenBatch | TextBatch
+"""Per-step messages: MessagePack arrays. The header says which of the two unions a body is."""
+__all__ = [
+    "Adopt",
+    "Adopted",
+    "AttemptFailed",
+    "AttemptsCancelled",
+    "CacheEvents",
+    "CancelAttempts",
+    "CancelPrefill",
+    "ChooseRoute",
+    "CloseGrant",
+    "Detokenize",
+    "Detokenized",
+    "GrantClosed",
+    "GrantOpened",
+    "HotNodeMessage",
+    "Load",
+    "MapPool",
+    "NodeMessage",
+    "OpenGrant",
+    "PagesPulled",
+    "PagesReady",
+    "PoolHandle",
+    "PrefillAccepted",
+    "PrefillCancelled",
+    "PrefillDone",
+    "PrefillFailed",
+    "PrefillOrder",
+    "Prepare",
+    "Prepared",
+    "Resend",
+    "ResendFrom",
+    "Route",
+    "RowError",
+    "StepPlan",
+    "StepResult",
+    "StepRow",
+    "StopAt",
+    "StreamFinish",
+    "StreamOpen",
+    "Submit",
+    "Submitted",
+    "TextBatch",
+    "TextDelta",
+    "TokenBatch",
+    "TransferFailed",
+]

@@ -1,0 +1,82 @@
+"""Between gateway and scheduler: one attempt of one request, from submission to its end."""
+
+from mesh.message import HotPart, Message
+from nodes.request import AttemptRef, Sampling, StopRules
+
+
+class Submit(Message):
+    """Start one attempt of one request. Ask; idempotent by (request_id, attempt).
+
+    Errors: `never_fits` (400, more pages than the pool has), `overloaded` (503, queue full), `draining` (try another).
+    `prompt_ids` and `output_ids` stay apart: usage, seeds and stop text depend on the boundary. Output positions count
+    from 0 at the first output token of attempt 0, so this attempt begins at `len(output_ids)`.
+    """
+
+    request_id: str
+    attempt: int
+    gateway: str
+    detokenizer: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    stop: StopRules
+    output_ids: list[int] = []
+    prefill: str = ""
+    extra_key: str = ""
+    priority: int = 0
+    skip_special_tokens: bool = True
+
+
+class Submitted(Message):
+    """The scheduler holds the attempt from now on."""
+
+    request_id: str
+    attempt: int
+
+
+class CancelAttempts(Message):
+    """Free everything of these attempts and older ones: a client left, the gateway has all it wants, or moved on.
+
+    Ask by gateways and detokenizers; idempotent; answered by `AttemptsCancelled`, for unknown attempts too.
+    """
+
+    attempts: list[AttemptRef]
+
+
+class AttemptsCancelled(Message):
+    """These attempts will send nothing more."""
+
+    attempts: list[AttemptRef]
+
+
+class ResendFrom(HotPart):
+    """One stream's gap: send output tokens again from `position` on."""
+
+    request_id: str
+    attempt: int
+    position: int
+
+
+class Resend(Message):
+    """Send tokens again: a receiver saw a gap, or no news for too long.
+
+    Tell, to the scheduler. It answers with tokens (by way of the detokenizer), with nothing where there is none to
+    send yet, or with `AttemptFailed` where it does not know the attempt. `detokenizer` names another one to use from
+    now on, if not empty.
+    """
+
+    streams: list[ResendFrom]
+    detokenizer: str = ""
+
+
+class AttemptFailed(Message):
+    """The attempt is over without a finish. `retryable`: the gateway may submit the next attempt.
+
+    Codes: `unknown_attempt`, `worker_lost`, `prefill_failed`, `poisoned_request`, `preempted_for_good`, `draining`,
+    `internal`.
+    """
+
+    request_id: str
+    attempt: int
+    code: str
+    message: str = ""
+    retryable: bool = True

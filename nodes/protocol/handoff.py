@@ -1,0 +1,62 @@
+"""Between two schedulers: the prefill of a request whose decode is elsewhere.
+
+The pages themselves move by the messages of `kvstore/protocol.py`.
+"""
+
+from mesh.message import Message
+from nodes.request import Sampling
+
+
+class PrefillOrder(Message):
+    """Compute KV of `token_ids` and move the pages from `num_skip_tokens` on into the grant. Ask.
+
+    `num_skip_tokens` is a multiple of the page: what the decode side has cached already. `token_ids` is prompt and
+    earlier attempts' output together; `num_prompt_tokens` tells where the prompt ends (randomness counts from there).
+    Answer `PrefillAccepted`; later `PrefillDone` or `PrefillFailed` by tell, repeated until `CancelPrefill`.
+    """
+
+    grant_id: str
+    request_id: str
+    attempt: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_skip_tokens: int
+    sampling: Sampling
+    agent: str
+    extra_key: str = ""
+    timeout_s: float = 60.0
+
+
+class PrefillAccepted(Message):
+    """The prefill scheduler has queued the order."""
+
+    grant_id: str
+
+
+class PrefillDone(Message):
+    """All chunks ran; all pages are announced to the agent. `token_id` is the first token drawn."""
+
+    grant_id: str
+    token_id: int
+    num_cached_tokens: int
+
+
+class PrefillFailed(Message):
+    """The order ended without its token."""
+
+    grant_id: str
+    code: str
+    message: str
+    retryable: bool = True
+
+
+class CancelPrefill(Message):
+    """Free everything of the order: it is done, failed, or no longer wanted. Ask; idempotent."""
+
+    grant_id: str
+
+
+class PrefillCancelled(Message):
+    """Nothing of the order is left at the prefill scheduler."""
+
+    grant_id: str

@@ -1,0 +1,76 @@
+"""From scheduler through detokenizer to gateway: tokens, then text."""
+
+from mesh.message import HotMessage, HotPart, Message
+from nodes.request import AttemptRef, StopRules
+
+
+class StreamOpen(HotPart):
+    """Opens a stream at a detokenizer, or opens it again from the start (`position` of its next tokens says where).
+
+    `prompt_tail` is the last few prompt ids, which some tokenizers need to decode the first output token.
+    `output_ids` are outputs that earlier attempts already delivered.
+    """
+
+    stream: int
+    request_id: str
+    attempt: int
+    gateway: str
+    stop: StopRules
+    prompt_tail: list[int]
+    output_ids: list[int]
+    num_cached_tokens: int = 0
+    skip_special_tokens: bool = True
+
+
+class StreamFinish(HotPart):
+    """The last token of a stream has been sent; reason `stop` or `length`. `drop_last`: do not show the stop token."""
+
+    stream: int
+    position: int
+    reason: str
+
+
+class TokenBatch(HotMessage):
+    """One step's tokens, columnar: stream `streams[i]` gets `counts[i]` tokens from output position `positions[i]` on.
+
+    `opens` come first, then tokens, then `finishes`, then `closes` (streams to forget without an end).
+    A stream number is unique within (sender, sender epoch).
+    """
+
+    streams: list[int]
+    positions: list[int]
+    counts: list[int]
+    token_ids: list[int]
+    opens: list[StreamOpen] = []
+    finishes: list[StreamFinish] = []
+    closes: list[int] = []
+
+
+class TextDelta(HotPart):
+    """New output of one request: tokens from output position `position`, text from character `text_offset`.
+
+    Text may lag behind tokens (incomplete UTF-8, a possible stop string). `finish_reason` is `stop` or `length`, set
+    on the last delta only, whose text is then complete. `num_tokens` at the finish counts all output tokens.
+    """
+
+    request_id: str
+    attempt: int
+    position: int
+    token_ids: list[int]
+    text_offset: int
+    text: str
+    finish_reason: str | None = None
+    num_cached_tokens: int = 0
+    scheduler: str = ""
+
+
+class TextBatch(HotMessage):
+    """All deltas of one step for one gateway."""
+
+    deltas: list[TextDelta]
+
+
+class StopAt(Message):
+    """A stop string was found at output position `position`: end the attempt there. Tell, detokenizer -> scheduler."""
+
+    attempts: list[AttemptRef]

@@ -1,0 +1,74 @@
+"""Between gateway and tokenizer: token ids and routes; and the load that schedulers publish for it."""
+
+from mesh.message import Message
+
+
+class Prepare(Message):
+    """Ask a tokenizer for token ids and a route. Exactly one of `chat`, `texts`, `token_ids` is given.
+
+    `chat` is one JSON document: the list of messages as the client sent it. `texts` and `token_ids` hold one prompt
+    each per element.
+    """
+
+    request_id: str
+    chat: bytes | None = None
+    tools: bytes | None = None
+    chat_template_kwargs: bytes | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    texts: list[str] | None = None
+    token_ids: list[list[int]] | None = None
+    add_special_tokens: bool = True
+    extra_key: str = ""
+    route: bool = True
+    excluded: list[str] = []
+
+
+class Route(Message):
+    """Where a request goes. `prefill` is empty where the decode scheduler is to prefill itself."""
+
+    decode: str
+    prefill: str = ""
+    detokenizer: str = ""
+    overlap_tokens: int = 0
+
+
+class Prepared(Message):
+    """Token ids of each prompt and a route for each (no routes where none was asked for)."""
+
+    token_ids: list[list[int]]
+    routes: list[Route] = []
+
+
+class ChooseRoute(Message):
+    """Ask for the route of a later attempt: the ids are known, `excluded` names actors that just failed it."""
+
+    request_id: str
+    token_ids: list[int]
+    extra_key: str = ""
+    excluded: list[str] = []
+
+
+class Detokenize(Message):
+    """Ask a tokenizer for the text of token ids (the `/detokenize` route)."""
+
+    token_ids: list[int]
+    skip_special_tokens: bool = False
+
+
+class Detokenized(Message):
+    """Answer to `Detokenize`."""
+
+    text: str
+
+
+class Load(Message):
+    """What a scheduler publishes on topic `load` when it changed (at most some times a second)."""
+
+    group: str
+    phase: str
+    num_running: int
+    num_waiting: int
+    num_free_pages: int
+    num_pages: int
+    num_waiting_tokens: int = 0

@@ -1,0 +1,70 @@
+"""Between scheduler and worker: numbered steps and the taking over of a worker."""
+
+from mesh.message import HotMessage, HotPart, Message
+from nodes.request import Sampling
+
+
+class StepRow(HotPart):
+    """One sequence's share of a step: `num_tokens` tokens from position `start` on, whose KV is written to its pages.
+
+    `row_id` is the scheduler's number for the sequence. Positions count prompt and output together. If `sampling` is
+    set, a token is drawn from the last position's logits; its output position (the randomness counter) is
+    `start + num_tokens - num_prompt_tokens`. `from_row` >= 0: the row's only input token is what row number `from_row`
+    (index into `rows`) of step `step - 1` drew, not known to the scheduler yet; the buffer then holds -1.
+    Nothing else is remembered between steps: a step can be sent again as it is.
+    """
+
+    row_id: int
+    start: int
+    num_tokens: int
+    num_pages: int
+    num_prompt_tokens: int
+    sampling: Sampling | None = None
+    from_row: int = -1
+
+
+class StepPlan(HotMessage):
+    """One forward pass. Buffers: `token_ids` int32 of all rows, `page_ids` int32 of all rows (each row's from 0 on).
+
+    `num_pages` of a row covers at least positions `0 .. start + num_tokens`. Rows finish in order; the worker
+    runs steps in order of `step`, refuses other epochs, and answers a step it has already done with the same result.
+    """
+
+    scheduler_epoch: int
+    step: int
+    rows: list[StepRow]
+    timeout_s: float = 60.0
+
+
+class RowError(HotPart):
+    """A row that could not be computed; the others of its step could."""
+
+    row: int
+    code: str
+    message: str
+
+
+class StepResult(HotMessage):
+    """What a step drew: `token_ids[i]` for `rows[i]`, -1 where row i drew nothing."""
+
+    scheduler_epoch: int
+    step: int
+    token_ids: list[int]
+    errors: list[RowError] = []
+    elapsed_s: float = 0.0
+
+
+class Adopt(Message):
+    """A scheduler takes a worker over: queued steps are dropped, the running one is finished first."""
+
+    scheduler_epoch: int
+
+
+class Adopted(Message):
+    """`last_step` is the last step the worker ran for the scheduler before (0: none)."""
+
+    last_step: int
+    worker_epoch: int
+    numerics: str
+    vocab_size: int
+    max_batch_tokens: int = 0
