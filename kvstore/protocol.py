@@ -9,13 +9,13 @@ from kvstore.layout import KVLayout
 from mesh.message import Message
 
 
-class MapPool(Message):
+class MapPool(Message, frozen=True):
     """Ask a kv_agent for the pool of a worker group. Answer: `PoolHandle`."""
 
     group: str
 
 
-class PoolHandle(Message):
+class PoolHandle(Message, frozen=True):
     """Where a pool lies. One file: header, page table, pages (see `kvstore/page_pool.py` for the offsets)."""
 
     group: str
@@ -26,7 +26,7 @@ class PoolHandle(Message):
     incarnation: int
 
 
-class OpenGrant(Message):
+class OpenGrant(Message, frozen=True):
     """A decode scheduler lends pages of its own pool to one transfer. Ask to its own agent; answer `GrantOpened`.
 
     `generations[i]` is what the page table says of `pages[i]` now; the agent checks it before and after each copy.
@@ -43,13 +43,13 @@ class OpenGrant(Message):
     timeout_s: float
 
 
-class GrantOpened(Message):
+class GrantOpened(Message, frozen=True):
     """The agent accepts `PagesReady` for this grant from now on."""
 
     grant_id: str
 
 
-class PagesReady(Message):
+class PagesReady(Message, frozen=True):
     """A prefill scheduler announces finished pages to the destination's agent, which pulls them into the grant.
 
     `first` is the index in the grant of `pages[0]`. `total` is the number of pages the whole transfer has, known from
@@ -67,7 +67,7 @@ class PagesReady(Message):
     generations: list[int]
 
 
-class PagesPulled(Message):
+class PagesPulled(Message, frozen=True):
     """The agent tells both schedulers how far the transfer is; `complete` is said exactly when all pages are in."""
 
     grant_id: str
@@ -75,7 +75,7 @@ class PagesPulled(Message):
     complete: bool = False
 
 
-class TransferFailed(Message):
+class TransferFailed(Message, frozen=True):
     """The transfer ended without all its pages; told to both sides. `quiesced`: nothing can still write the pages."""
 
     grant_id: str
@@ -84,19 +84,19 @@ class TransferFailed(Message):
     quiesced: bool = True
 
 
-class CloseGrant(Message):
+class CloseGrant(Message, frozen=True):
     """Revoke a grant. Ask by its holder; answered by `GrantClosed` once nothing can still write its pages."""
 
     grant_id: str
 
 
-class GrantClosed(Message):
+class GrantClosed(Message, frozen=True):
     """The grant is gone and its pages are the holder's alone. Said of unknown grants too: closing is idempotent."""
 
     grant_id: str
 
 
-class PageStored(Message):
+class PageStored(Message, frozen=True):
     """A full page entered the prefix cache of `group`."""
 
     group: str
@@ -106,20 +106,20 @@ class PageStored(Message):
     extra_key: str = ""
 
 
-class PageRemoved(Message):
+class PageRemoved(Message, frozen=True):
     """Pages left the prefix cache of `group`."""
 
     group: str
     page_hashes: list[bytes]
 
 
-class CacheCleared(Message):
+class CacheCleared(Message, frozen=True):
     """The prefix cache of `group` starts empty (a new scheduler epoch without adoption, or a weight update)."""
 
     group: str
 
 
-class CacheEvents(Message):
+class CacheEvents(Message, frozen=True):
     """One publication of topic `kv_events/GROUP`: the events since the last, in order.
 
     The publication's own sequence number tells a subscriber of a gap; it then asks for a replay.

@@ -23,7 +23,7 @@ class Address(NamedTuple):
         return cls(actor_id, int(epoch))
 
 
-class Endpoint(HotPart):
+class Endpoint(HotPart, frozen=True):
     """Where an actor's two ROUTER sockets listen: `ipc://…`, `tcp://…`, or a name inside a simulation."""
 
     control: str

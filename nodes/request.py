@@ -6,7 +6,7 @@ Shared by all roles. A request here is one sample of one prompt: the gateway exp
 from mesh.message import HotPart
 
 
-class Sampling(HotPart):
+class Sampling(HotPart, frozen=True):
     """How one request's tokens are drawn.
 
     Randomness is counter-based, keyed by (seed, sample_index, position), so a draw does not depend on batch, row,
@@ -22,7 +22,7 @@ class Sampling(HotPart):
     logit_bias: dict[int, float] | None = None
 
 
-class StopRules(HotPart):
+class StopRules(HotPart, frozen=True):
     """When one request ends. Stop ids are the scheduler's to see, stop strings the detokenizer's.
 
     `max_tokens` counts all output tokens of the request, those of earlier attempts included.
@@ -36,7 +36,7 @@ class StopRules(HotPart):
     include_stop: bool = False
 
 
-class AttemptRef(HotPart):
+class AttemptRef(HotPart, frozen=True):
     """One attempt of one request; the attempt number is its generation."""
 
     request_id: str

@@ -4,7 +4,7 @@ from mesh.message import HotPart, Message
 from nodes.request import AttemptRef, Sampling, StopRules
 
 
-class Submit(Message):
+class Submit(Message, frozen=True):
     """Start one attempt of one request. Ask; idempotent by (request_id, attempt).
 
     Errors: `never_fits` (400, more pages than the pool has), `overloaded` (503, queue full), `draining` (try another).
@@ -26,14 +26,14 @@ class Submit(Message):
     skip_special_tokens: bool = True
 
 
-class Submitted(Message):
+class Submitted(Message, frozen=True):
     """The scheduler holds the attempt from now on."""
 
     request_id: str
     attempt: int
 
 
-class CancelAttempts(Message):
+class CancelAttempts(Message, frozen=True):
     """Free everything of these attempts and older ones: a client left, the gateway has all it wants, or moved on.
 
     Ask by gateways and detokenizers; idempotent; answered by `AttemptsCancelled`, for unknown attempts too.
@@ -42,13 +42,13 @@ class CancelAttempts(Message):
     attempts: list[AttemptRef]
 
 
-class AttemptsCancelled(Message):
+class AttemptsCancelled(Message, frozen=True):
     """These attempts will send nothing more."""
 
     attempts: list[AttemptRef]
 
 
-class ResendFrom(HotPart):
+class ResendFrom(HotPart, frozen=True):
     """One stream's gap: send output tokens again from `position` on."""
 
     request_id: str
@@ -56,7 +56,7 @@ class ResendFrom(HotPart):
     position: int
 
 
-class Resend(Message):
+class Resend(Message, frozen=True):
     """Send tokens again: a receiver saw a gap, or no news for too long.
 
     Tell, to the scheduler. It answers with tokens (by way of the detokenizer), with nothing where there is none to
@@ -68,7 +68,7 @@ class Resend(Message):
     detokenizer: str = ""
 
 
-class AttemptFailed(Message):
+class AttemptFailed(Message, frozen=True):
     """The attempt is over without a finish. `retryable`: the gateway may submit the next attempt.
 
     Codes: `unknown_attempt`, `worker_lost`, `prefill_failed`, `poisoned_request`, `preempted_for_good`, `draining`,

@@ -7,7 +7,7 @@ from mesh.message import Message
 from nodes.request import Sampling
 
 
-class PrefillOrder(Message):
+class PrefillOrder(Message, frozen=True):
     """Compute KV of `token_ids` and move the pages from `num_skip_tokens` on into the grant. Ask.
 
     `num_skip_tokens` is a multiple of the page: what the decode side has cached already. `token_ids` is prompt and
@@ -27,13 +27,13 @@ class PrefillOrder(Message):
     timeout_s: float = 60.0
 
 
-class PrefillAccepted(Message):
+class PrefillAccepted(Message, frozen=True):
     """The prefill scheduler has queued the order."""
 
     grant_id: str
 
 
-class PrefillDone(Message):
+class PrefillDone(Message, frozen=True):
     """All chunks ran; all pages are announced to the agent. `token_id` is the first token drawn."""
 
     grant_id: str
@@ -41,7 +41,7 @@ class PrefillDone(Message):
     num_cached_tokens: int
 
 
-class PrefillFailed(Message):
+class PrefillFailed(Message, frozen=True):
     """The order ended without its token."""
 
     grant_id: str
@@ -50,13 +50,13 @@ class PrefillFailed(Message):
     retryable: bool = True
 
 
-class CancelPrefill(Message):
+class CancelPrefill(Message, frozen=True):
     """Free everything of the order: it is done, failed, or no longer wanted. Ask; idempotent."""
 
     grant_id: str
 
 
-class PrefillCancelled(Message):
+class PrefillCancelled(Message, frozen=True):
     """Nothing of the order is left at the prefill scheduler."""
 
     grant_id: str

@@ -4,7 +4,7 @@ from mesh.message import HotMessage, HotPart, Message
 from nodes.request import AttemptRef, StopRules
 
 
-class StreamOpen(HotPart):
+class StreamOpen(HotPart, frozen=True):
     """Opens a stream at a detokenizer, or opens it again from the start (`position` of its next tokens says where).
 
     `prompt_tail` is the last few prompt ids, which some tokenizers need to decode the first output token.
@@ -22,7 +22,7 @@ class StreamOpen(HotPart):
     skip_special_tokens: bool = True
 
 
-class StreamFinish(HotPart):
+class StreamFinish(HotPart, frozen=True):
     """The last token of a stream has been sent; reason `stop` or `length`. `drop_last`: do not show the stop token."""
 
     stream: int
@@ -30,7 +30,7 @@ class StreamFinish(HotPart):
     reason: str
 
 
-class TokenBatch(HotMessage):
+class TokenBatch(HotMessage, frozen=True):
     """One step's tokens, columnar: stream `streams[i]` gets `counts[i]` tokens from output position `positions[i]` on.
 
     `opens` come first, then tokens, then `finishes`, then `closes` (streams to forget without an end).
@@ -46,7 +46,7 @@ class TokenBatch(HotMessage):
     closes: list[int] = []
 
 
-class TextDelta(HotPart):
+class TextDelta(HotPart, frozen=True):
     """New output of one request: tokens from output position `position`, text from character `text_offset`.
 
     Text may lag behind tokens (incomplete UTF-8, a possible stop string). `finish_reason` is `stop` or `length`, set
@@ -64,13 +64,13 @@ class TextDelta(HotPart):
     scheduler: str = ""
 
 
-class TextBatch(HotMessage):
+class TextBatch(HotMessage, frozen=True):
     """All deltas of one step for one gateway."""
 
     deltas: list[TextDelta]
 
 
-class StopAt(Message):
+class StopAt(Message, frozen=True):
     """A stop string was found at output position `position`: end the attempt there. Tell, detokenizer -> scheduler."""
 
     attempts: list[AttemptRef]

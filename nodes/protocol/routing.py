@@ -3,7 +3,7 @@
 from mesh.message import Message
 
 
-class Prepare(Message):
+class Prepare(Message, frozen=True):
     """Ask a tokenizer for token ids and a route. Exactly one of `chat`, `texts`, `token_ids` is given.
 
     `chat` is one JSON document: the list of messages as the client sent it. `texts` and `token_ids` hold one prompt
@@ -24,7 +24,7 @@ class Prepare(Message):
     excluded: list[str] = []
 
 
-class Route(Message):
+class Route(Message, frozen=True):
     """Where a request goes. `prefill` is empty where the decode scheduler is to prefill itself."""
 
     decode: str
@@ -33,14 +33,14 @@ class Route(Message):
     overlap_tokens: int = 0
 
 
-class Prepared(Message):
+class Prepared(Message, frozen=True):
     """Token ids of each prompt and a route for each (no routes where none was asked for)."""
 
     token_ids: list[list[int]]
     routes: list[Route] = []
 
 
-class ChooseRoute(Message):
+class ChooseRoute(Message, frozen=True):
     """Ask for the route of a later attempt: the ids are known, `excluded` names actors that just failed it."""
 
     request_id: str
@@ -49,20 +49,20 @@ class ChooseRoute(Message):
     excluded: list[str] = []
 
 
-class Detokenize(Message):
+class Detokenize(Message, frozen=True):
     """Ask a tokenizer for the text of token ids (the `/detokenize` route)."""
 
     token_ids: list[int]
     skip_special_tokens: bool = False
 
 
-class Detokenized(Message):
+class Detokenized(Message, frozen=True):
     """Answer to `Detokenize`."""
 
     text: str
 
 
-class Load(Message):
+class Load(Message, frozen=True):
     """What a scheduler publishes on topic `load` when it changed (at most some times a second)."""
 
     group: str

@@ -4,7 +4,7 @@ from mesh.message import HotMessage, HotPart, Message
 from nodes.request import Sampling
 
 
-class StepRow(HotPart):
+class StepRow(HotPart, frozen=True):
     """One sequence's share of a step: `num_tokens` tokens from position `start` on, whose KV is written to its pages.
 
     `row_id` is the scheduler's number for the sequence. Positions count prompt and output together. If `sampling` is
@@ -23,7 +23,7 @@ class StepRow(HotPart):
     from_row: int = -1
 
 
-class StepPlan(HotMessage):
+class StepPlan(HotMessage, frozen=True):
     """One forward pass. Buffers: `token_ids` int32 of all rows, `page_ids` int32 of all rows (each row's from 0 on).
 
     `num_pages` of a row covers at least positions `0 .. start + num_tokens`. Rows finish in order; the worker
@@ -36,7 +36,7 @@ class StepPlan(HotMessage):
     timeout_s: float = 60.0
 
 
-class RowError(HotPart):
+class RowError(HotPart, frozen=True):
     """A row that could not be computed; the others of its step could."""
 
     row: int
@@ -44,7 +44,7 @@ class RowError(HotPart):
     message: str
 
 
-class StepResult(HotMessage):
+class StepResult(HotMessage, frozen=True):
     """What a step drew: `token_ids[i]` for `rows[i]`, -1 where row i drew nothing."""
 
     scheduler_epoch: int
@@ -54,13 +54,13 @@ class StepResult(HotMessage):
     elapsed_s: float = 0.0
 
 
-class Adopt(Message):
+class Adopt(Message, frozen=True):
     """A scheduler takes a worker over: queued steps are dropped, the running one is finished first."""
 
     scheduler_epoch: int
 
 
-class Adopted(Message):
+class Adopted(Message, frozen=True):
     """`last_step` is the last step the worker ran for the scheduler before (0: none)."""
 
     last_step: int
