@@ -1,0 +1,62 @@
+"""Output tokens/s, TTFT and ITL of a Qwen2.5-0.5B-shaped bfloat16 model with random weights on CPU.
+
+Prompt 128, output 64, at 1, 4 and 16 concurrent, beside the floor that memory bandwidth sets: the time to read the
+weights once, with the bandwidth probed in the same run before each level.
+"""
+
+import argparse
+import asyncio
+import random
+from typing import Any
+
+from benchmarks.bandwidth import read_gb_s
+from benchmarks.load import closed_loop
+from benchmarks.server import mesh
+
+WEIGHT_BYTES = {"random:qwen2.5-0.5b": 988_000_000}
+
+
+def body(args: argparse.Namespace, number: int) -> dict[str, Any]:
+    """Token ids drawn anew for each request: no prefix is shared."""
+    draw = random.Random(number)
+    prompt = [draw.randrange(1000, 100_000) for _ in range(args.prompt_tokens)]
+    return {"model": args.model, "prompt": prompt, "max_tokens": args.tokens, "ignore_eos": True, "temperature": 0}
+
+
+async def measure(port: int, args: argparse.Namespace) -> None:
+    """Prints a line per level."""
+    num_bytes = WEIGHT_BYTES.get(args.model, 0)
+    await closed_loop("127.0.0.1", port, 1, 1, lambda n: body(args, 10_000_000 + n))
+    print("conc    tok/s  TTFT p50 ms  ITL p50 ms  TPOT p50 ms   GB/s  floor ms  floor/TPOT")
+    for concurrency in args.concurrency:
+        bandwidth = read_gb_s()
+        number = concurrency * 1000
+        level = await closed_loop(
+            "127.0.0.1", port, concurrency, max(4, 2 * concurrency), lambda n, number=number: body(args, number + n)
+        )
+        floor_ms = num_bytes / bandwidth / 1e6
+        print(
+            f"{concurrency:>4} {level.tokens_per_s:>8.1f} {level.ttft_p50_ms:>12.0f} {level.itl_p50_ms:>11.1f} "
+            f"{level.tpot_p50_ms:>12.1f} {bandwidth:>6.1f} {floor_ms:>9.1f} {floor_ms / level.tpot_p50_ms:>10.0%}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="random:qwen2.5-0.5b")
+    parser.add_argument("--concurrency", type=lambda text: [int(n) for n in text.split(",")], default=[1, 4, 16])
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument(
+        "--disaggregated", action="store_true", help="one prefill and one decode worker, one thread each"
+    )
+    args = parser.parse_args()
+    shape = ("--prefill", "1", "--decode", "1") if args.disaggregated else ("--mixed", "1")
+    with mesh("--model", args.model, "--context-length", "1024", *shape) as (port, _):
+        asyncio.run(measure(port, args))
+
+
+if __name__ == "__main__":
+    main()

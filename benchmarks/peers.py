@@ -1,0 +1,33 @@
+"""Side by side with other servers: hands this mesh to the `compare` program of a peers folder.
+
+`make bench-peers BENCH_PEERS=DIR ARGS='--model MODEL_DIR'`. The folder's `compare` starts both servers, measures them
+in turns on the same prompts and prints ratios; its own README says what is like for like.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path, help="folder with `compare`")
+    parser.add_argument("--model", required=True, type=Path, help="Hugging Face directory that all servers load")
+    parser.add_argument("--peers", default="vllm")
+    parser.add_argument("--mesh-options", default="--mixed 1 --context-length 1024 --max-running 16")
+    args, rest = parser.parse_known_args()
+    program = args.directory / "compare"
+    if not program.exists():
+        parser.error(f"{program} does not exist: give a folder with the comparison harness as BENCH_PEERS")
+    command = f"{sys.executable} -m cli up --model {{model}} --port {{port}} --name bench-peers {args.mesh_options}"
+    sys.exit(
+        subprocess.run(
+            [str(program), "--command", command, "--model", str(args.model), "--peers", args.peers, *rest]
+        ).returncode
+    )
+
+
+if __name__ == "__main__":
+    main()

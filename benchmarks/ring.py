@@ -1,0 +1,77 @@
+"""Output tokens/s of the whole ring with `echo`: what everything but the model costs.
+
+All roles as processes, HTTP streaming, closed loop at 1, 16, 64 and 256 clients; beside it one process that streams
+the same number of events with no mesh behind it, measured in turns with it.
+"""
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+from benchmarks.load import Level, closed_loop
+from benchmarks.server import free_port, get, mesh
+
+PROMPT = "the quick brown fox jumps over the lazy dog and runs away "
+
+
+def body(num_tokens: int, number: int) -> dict[str, Any]:
+    """Every prompt differs from its first word on, so that no prefix cache answers."""
+    prompt = f"{number:06d} {PROMPT * 2}"
+    return {"model": "echo", "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0}
+
+
+async def measure(ports: dict[str, int], args: argparse.Namespace) -> None:
+    """Prints one line per server and level, medians over the repeats, which alternate between the servers."""
+    print("server   clients     tok/s  TTFT p50 ms ITL p50 ms  ITL p99 ms  ratio")
+    for concurrency in args.concurrency:
+        num_requests = max(4, args.waves * concurrency)
+        results: dict[str, list[Level]] = {name: [] for name in ports}
+        for repeat in range(args.repeats):
+            for name, port in ports.items():
+                base = repeat * 100_000 + concurrency * 1000
+                level = await closed_loop(
+                    "127.0.0.1", port, concurrency, num_requests, lambda n, base=base: body(args.tokens, base + n)
+                )
+                results[name].append(level)
+        direct = statistics.median(level.tokens_per_s for level in results["direct"])
+        for name, levels in results.items():
+            middle = sorted(levels, key=lambda level: level.tokens_per_s)[len(levels) // 2]
+            print(
+                f"{name:<8} {concurrency:>7} {middle.tokens_per_s:>9.0f} {middle.ttft_p50_ms:>12.1f} "
+                f"{middle.itl_p50_ms:>11.2f} {middle.itl_p99_ms:>11.2f} {middle.tokens_per_s / direct:>6.2f}",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--concurrency", type=lambda text: [int(n) for n in text.split(",")], default=[1, 16, 64, 256])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--waves", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--mixed", action="store_true", help="one group for both phases instead of prefill and decode")
+    args = parser.parse_args()
+    shape = ("--mixed", "1") if args.mixed else ("--prefill", "1", "--decode", "1")
+    port = free_port()
+    direct = subprocess.Popen([sys.executable, "-m", "benchmarks.direct_stream", str(port)])
+    try:
+        with mesh("--model", "echo", "--max-running", "256", *shape) as (mesh_port, _):
+            while True:
+                try:
+                    get(f"http://127.0.0.1:{port}/", 1.0)
+                    break
+                except OSError:
+                    time.sleep(0.05)
+            asyncio.run(measure({"direct": port, "mesh": mesh_port}, args))
+    finally:
+        direct.terminate()
+        direct.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Starts a whole mesh for a benchmark on a free port and takes it down again."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+START_TIMEOUT_S = 180.0
+
+
+def free_port() -> int:
+    """A port that nothing listens on right now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def get(url: str, timeout_s: float = 10.0) -> bytes:
+    """Body of a GET; raises URLError."""
+    with urllib.request.urlopen(url, timeout=timeout_s) as response:
+        return response.read()
+
+
+@contextmanager
+def mesh(*options: str) -> Iterator[tuple[int, str]]:
+    """A mesh of its own in the foreground of a child process: `(port, name)` once `/health/ready` says 200."""
+    port, name = free_port(), f"bench-{os.getpid()}-{time.time_ns() % 100_000}"
+    command = [sys.executable, "-m", "cli", "up", "--port", str(port), "--name", name, *options]
+    with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            _wait_ready(process, port, Path(log.name))
+            yield port, name
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+
+
+def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the mesh did not start (exit {process.returncode}):\n{log.read_text()}")
+        try:
+            get(f"http://127.0.0.1:{port}/health/ready", 1.0)
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+        else:
+            return
+    raise RuntimeError(f"the mesh was not ready in {START_TIMEOUT_S:.0f} s:\n{log.read_text()}")
+
+
+def actors(name: str) -> list[dict[str, Any]]:
+    """What `meshctl ps -o json` lists."""
+    command = [sys.executable, "-m", "cli", "ps", "--name", name, "-o", "json"]
+    return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time that a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
