@@ -1,0 +1,46 @@
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from mesh.testing.leaks import SHM, LeakError, assert_no_leaks
+
+
+def test_nothing_left_is_fine():
+    with assert_no_leaks(), tempfile.TemporaryFile():
+        pass
+
+
+def test_each_kind_is_named():
+    async def main():
+        event = asyncio.Event()
+        with assert_no_leaks():
+            task = asyncio.create_task(event.wait(), name="forgotten")
+        await task
+
+    with pytest.raises(LeakError, match="task forgotten"):
+        asyncio.run(main())
+
+    with pytest.raises(LeakError, match=r"fd \d+: /dev/null"), assert_no_leaks():
+        fd = os.open("/dev/null", os.O_RDONLY)
+    os.close(fd)
+
+    segment = SHM / f"kvmesh-leak-test-{os.getpid()}"
+    try:
+        with pytest.raises(LeakError, match=r"segment .*leak-test"), assert_no_leaks():
+            segment.touch()
+    finally:
+        segment.unlink()
+
+    with pytest.raises(LeakError, match="child process"), assert_no_leaks():
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    child.communicate(b"\n")
+
+
+def test_what_goes_soon_is_waited_for():
+    with assert_no_leaks(within_s=20):
+        child = subprocess.Popen([sys.executable, "-c", "pass"])
+        child.wait()
