@@ -5,10 +5,11 @@ from nodes.request import AttemptRef, StopRules
 
 
 class StreamOpen(HotPart, frozen=True):
-    """Opens a stream at a detokenizer, or opens it again from the start (`position` of its next tokens says where).
+    """Opens a stream at a detokenizer, or opens it again: what was known of the number before is forgotten.
 
     `prompt_tail` is the last few prompt ids, which some tokenizers need to decode the first output token.
-    `output_ids` are outputs that earlier attempts already delivered.
+    `output_ids` are outputs already delivered (by earlier attempts, or before this re-open). They are decoded silently,
+    so that text offsets go on where they were; the stream's next tokens begin at most at `len(output_ids)`.
     """
 
     stream: int
@@ -23,7 +24,11 @@ class StreamOpen(HotPart, frozen=True):
 
 
 class StreamFinish(HotPart, frozen=True):
-    """The last token of a stream has been sent; reason `stop` or `length`. `drop_last`: do not show the stop token."""
+    """The stream has ended with `position` output tokens; reason `stop` or `length`.
+
+    It travels in the batch that carries the last token. Reason `stop` says that the last token is an end or stop token:
+    its id is delivered, its text is not shown.
+    """
 
     stream: int
     position: int
@@ -50,7 +55,8 @@ class TextDelta(HotPart, frozen=True):
     """New output of one request: tokens from output position `position`, text from character `text_offset`.
 
     Text may lag behind tokens (incomplete UTF-8, a possible stop string). `finish_reason` is `stop` or `length`, set
-    on the last delta only, whose text is then complete. `num_tokens` at the finish counts all output tokens.
+    on the last delta only, whose text is then complete; `position + len(token_ids)` then counts all output tokens.
+    What is sent again (after a re-open) has the same text at the same offsets.
     """
 
     request_id: str
@@ -71,6 +77,9 @@ class TextBatch(HotMessage, frozen=True):
 
 
 class StopAt(Message, frozen=True):
-    """A stop string was found at output position `position`: end the attempt there. Tell, detokenizer -> scheduler."""
+    """Stop strings were found: end these attempts as finished. Tell, detokenizer -> scheduler; repeated while tokens come.
+
+    The gateway has been told the finish; what is sent after it is not shown. An unknown or ended attempt is ignored.
+    """
 
     attempts: list[AttemptRef]
