@@ -61,8 +61,8 @@ class Resend(Message, frozen=True):
 
     Tell, to the scheduler. It answers with tokens (by way of the detokenizer), with nothing where there is none to
     send yet, or with `AttemptFailed` where it does not know the attempt. `detokenizer` names another one to use from
-    now on, if not empty. `streams_unknown` are stream numbers of the receiving scheduler's that a detokenizer got tokens
-    for without their `StreamOpen`: those the scheduler opens again, and sends from where the open leaves off.
+    now on, if not empty. `streams_unknown` are stream numbers of the receiving scheduler's that a detokenizer got
+    tokens for without their `StreamOpen`: those the scheduler opens again, and sends from where the open leaves off.
     """
 
     streams: list[ResendFrom]

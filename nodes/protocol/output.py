@@ -77,9 +77,10 @@ class TextBatch(HotMessage, frozen=True):
 
 
 class StopAt(Message, frozen=True):
-    """Stop strings were found: end these attempts as finished. Tell, detokenizer -> scheduler; repeated while tokens come.
+    """Stop strings were found: end these attempts as finished. Tell, detokenizer -> scheduler.
 
-    The gateway has been told the finish; what is sent after it is not shown. An unknown or ended attempt is ignored.
+    Repeated while tokens come. The gateway has been told the finish; what is sent after it is not shown. An unknown or
+    ended attempt is ignored.
     """
 
     attempts: list[AttemptRef]
