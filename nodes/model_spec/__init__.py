@@ -1,0 +1,21 @@
+"""What a model is, without its weights: shape, tokenizer, chat template, KV layout.
+
+Called by every role that needs to know the model (gateway, tokenizer, scheduler, worker, kv_agent) and by `meshctl up`
+before anything is started. Needs no torch; `nodes.model_spec.vocabulary` loads the tokenizer itself.
+"""
+
+from nodes.model_spec.errors import ModelDamaged, ModelError, ModelNotFound, ModelUnsupported
+from nodes.model_spec.resolve import known_models, resolve_model
+from nodes.model_spec.spec import EchoTimings, ModelSpec, RopeParameters
+
+__all__ = [
+    "EchoTimings",
+    "ModelDamaged",
+    "ModelError",
+    "ModelNotFound",
+    "ModelSpec",
+    "ModelUnsupported",
+    "RopeParameters",
+    "known_models",
+    "resolve_model",
+]

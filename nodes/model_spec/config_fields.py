@@ -1,0 +1,150 @@
+"""The fields of a `config.json`, checked one by one: types, ranges, and settings that nothing here computes."""
+
+from pathlib import Path
+from typing import Any, Final, cast
+
+from nodes.model_spec.errors import ModelDamaged, ModelUnsupported
+from nodes.model_spec.spec import RopeParameters
+
+_DTYPES: Final = {
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    # There is no fast float16 on CPU, and bfloat16 would drop three bits of every weight: float32 keeps them all.
+    "float16": "float32",
+}
+_STORED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float32"}
+_MAX_INTEGER: Final = 1 << 31
+_DEFAULT_HEAD_DIM: Final = {"qwen3": 128}
+
+
+class ConfigFields:
+    """A configuration document and the path that its errors name."""
+
+    def __init__(self, document: dict[str, Any], path: Path) -> None:
+        self._document = document
+        self._path = path
+
+    def value(self, key: str) -> Any:
+        """The raw value, None if absent."""
+        return self._document.get(key)
+
+    def shape(self, architecture: str) -> dict[str, Any]:
+        """All shape fields of a `ModelSpec`. Raises ModelDamaged or ModelUnsupported."""
+        self._refuse_unsupported(architecture)
+        hidden = self._integer("hidden_size")
+        num_heads = self._integer("num_attention_heads")
+        num_kv_heads = self._integer("num_key_value_heads", num_heads)
+        head_dim = self._integer("head_dim", _DEFAULT_HEAD_DIM.get(architecture, max(hidden // num_heads, 1)))
+        if num_heads % num_kv_heads:
+            raise self._damaged("num_attention_heads", f"is not a multiple of num_key_value_heads ({num_kv_heads})")
+        if head_dim % 2:
+            raise self._damaged("head_dim", "is odd, and the rotary embedding turns pairs")
+        attention_bias = self._boolean("attention_bias")
+        return {
+            "num_layers": self._integer("num_hidden_layers"),
+            "hidden_size": hidden,
+            "intermediate_size": self._integer("intermediate_size"),
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "vocab_size": self._integer("vocab_size"),
+            "context_length": self._integer("max_position_embeddings", 2048),
+            "rms_norm_eps": self._number(self._document, "rms_norm_eps", 1e-6),
+            "rope": self._rope(),
+            "tie_word_embeddings": self._boolean("tie_word_embeddings"),
+            # Qwen2 always has these biases and no switch for them.
+            "qkv_bias": architecture == "qwen2" or attention_bias,
+            "o_bias": attention_bias and architecture != "qwen2",
+            "mlp_bias": self._boolean("mlp_bias") and architecture == "llama",
+        }
+
+    def dtype(self, stored: set[str]) -> str:
+        """The dtype to compute in: as configured (`dtype`, `torch_dtype`), else as the weights are stored."""
+        named = self.value("dtype") or self.value("torch_dtype")
+        if named is None:
+            kinds = stored & set(_STORED_DTYPES)
+            return _STORED_DTYPES[kinds.pop()] if len(kinds) == 1 else "float32"
+        dtype = _DTYPES.get(str(named).removeprefix("torch."))
+        if dtype is None:
+            raise ModelUnsupported(f"{self._path}: dtype {named!r} is not computed here; known: {', '.join(_DTYPES)}.")
+        return dtype
+
+    def token_id(self, key: str) -> int | None:
+        """The first id of a field that holds one id, several, or none."""
+        return next(iter(self.token_ids(key)), None)
+
+    def token_ids(self, key: str) -> list[int]:
+        """The ids of a field that holds one id, several, or none."""
+        value: Any = self.value(key)
+        ids = cast("list[Any]", value) if isinstance(value, list) else [] if value is None else [value]
+        if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
+            raise self._damaged(key, "is not a token id or a list of token ids")
+        return ids
+
+    def _rope(self) -> RopeParameters:
+        # transformers 5 writes rope_parameters; 4 wrote rope_theta beside rope_scaling, whose type was once "type".
+        nested: Any = self.value("rope_parameters") or self.value("rope_scaling") or {}
+        if not isinstance(nested, dict):
+            raise self._damaged("rope_parameters", "is not an object")
+        rope = cast("dict[str, Any]", nested)
+        if any(isinstance(value, dict) for value in rope.values()):
+            raise self._unsupported("rope_parameters", "differ between layers")
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind not in ("default", "linear", "llama3"):
+            raise self._unsupported("rope_type", f"is {kind!r}; known are default, linear and llama3")
+        for fields in (rope, self._document):
+            if self._number(fields, "partial_rotary_factor", 1.0) != 1.0:
+                raise self._unsupported("partial_rotary_factor", "is not 1")
+        theta = self._number(rope, "rope_theta", self._number(self._document, "rope_theta", 10_000.0))
+        if kind == "default":
+            return RopeParameters(theta=theta)
+        if kind == "linear":
+            return RopeParameters(rope_type="linear", theta=theta, factor=self._number(rope, "factor"))
+        context = self._number(rope, "original_max_position_embeddings", self._integer("max_position_embeddings", 2048))
+        return RopeParameters(
+            rope_type="llama3",
+            theta=theta,
+            factor=self._number(rope, "factor"),
+            low_freq_factor=self._number(rope, "low_freq_factor"),
+            high_freq_factor=self._number(rope, "high_freq_factor"),
+            original_context_length=int(context),
+        )
+
+    def _refuse_unsupported(self, architecture: str) -> None:
+        if self.value("quantization_config"):
+            raise self._unsupported("quantization_config", "is set; give a model that is not quantised")
+        if self.value("hidden_act") not in (None, "silu", "swish"):
+            raise self._unsupported("hidden_act", f"is {self.value('hidden_act')!r}; only silu is computed")
+        if architecture != "llama" and self._boolean("use_sliding_window"):
+            raise self._unsupported("use_sliding_window", "is true; attention here sees the whole context")
+        kinds: Any = self.value("layer_types") or []
+        if any(kind != "full_attention" for kind in kinds):
+            raise self._unsupported("layer_types", "names others than full_attention")
+
+    def _integer(self, key: str, default: int | None = None) -> int:
+        value: Any = self.value(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _MAX_INTEGER:
+            raise self._damaged(key, f"should be a positive integer, not {value!r}")
+        return value
+
+    def _number(self, fields: dict[str, Any], key: str, default: float | None = None) -> float:
+        value: Any = fields.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise self._damaged(key, f"should be a positive number, not {value!r}")
+        return float(value)
+
+    def _boolean(self, key: str) -> bool:
+        value: Any = self.value(key)
+        if value is not None and not isinstance(value, bool):
+            raise self._damaged(key, f"should be true or false, not {value!r}")
+        return bool(value)
+
+    def _damaged(self, key: str, why: str) -> ModelDamaged:
+        return ModelDamaged(f"{self._path}: {key} {why}. Download the file again, or correct it.")
+
+    def _unsupported(self, key: str, why: str) -> ModelUnsupported:
+        return ModelUnsupported(f"{self._path}: {key} {why}. Serve another model.")

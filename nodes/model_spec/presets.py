@@ -1,0 +1,136 @@
+"""Models that need no files: `echo`, and `random:ARCH` with seeded random weights of a real model's shape."""
+
+import math
+from typing import Final
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from nodes.bundled.byte_tokenizer import BOS_TOKEN, EOS_TOKEN, NUM_BASE_TOKENS, SPECIAL_TOKEN_IDS
+from nodes.model_spec.errors import ModelNotFound, ModelUnsupported
+from nodes.model_spec.spec import COMPUTE_DTYPES, EchoTimings, ModelSpec, RopeParameters
+
+CHATML: Final = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LAST_CONTENT: Final = "{{ messages[-1]['content'] }}"
+"""The echo model answers with its prompt, so a chat is answered with exactly the last message's content."""
+
+_SPECIAL_TOKENS: Final = {"bos_token": BOS_TOKEN, "eos_token": EOS_TOKEN, "pad_token": BOS_TOKEN}
+_EOS_TOKEN_IDS: Final = (SPECIAL_TOKEN_IDS[EOS_TOKEN], SPECIAL_TOKEN_IDS[BOS_TOKEN])
+
+
+def _random(name: str, architecture: str, shape: dict[str, int], **others: object) -> ModelSpec:
+    fields = {
+        "name": f"random:{name}",
+        "source": "random",
+        "architecture": architecture,
+        "dtype": "bfloat16",
+        "tie_word_embeddings": True,
+        "qkv_bias": architecture == "qwen2",
+        "eos_token_ids": _EOS_TOKEN_IDS,
+        "bos_token_id": SPECIAL_TOKEN_IDS[BOS_TOKEN],
+        "chat_template": CHATML,
+        "special_tokens": _SPECIAL_TOKENS,
+    }
+    return msgspec.convert({**fields, **shape, **others}, ModelSpec)
+
+
+def _shape(
+    layers: int, hidden: int, inner: int, heads: tuple[int, int, int], vocab: int, context: int
+) -> dict[str, int]:
+    num_heads, num_kv_heads, head_dim = heads
+    return {
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab,
+        "context_length": context,
+    }
+
+
+_MILLION: Final = RopeParameters(theta=1e6)
+_LLAMA3: Final = RopeParameters(
+    rope_type="llama3", theta=5e5, factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_length=8192
+)
+
+RANDOM_MODELS: Final[dict[str, ModelSpec]] = {
+    spec.name.removeprefix("random:"): spec
+    for spec in (
+        _random("qwen2.5-0.5b", "qwen2", _shape(24, 896, 4864, (14, 2, 64), 151_936, 32_768), rope=_MILLION),
+        _random("qwen3-0.6b", "qwen3", _shape(28, 1024, 3072, (16, 8, 128), 151_936, 40_960), rope=_MILLION),
+        _random(
+            "llama-3.2-1b", "llama", _shape(16, 2048, 8192, (32, 8, 64), 128_256, 131_072), rope=_LLAMA3,
+            rms_norm_eps=1e-5,
+        ),
+        _random("tiny-qwen2", "qwen2", _shape(4, 256, 704, (4, 2, 64), 4096, 8192), rope=_MILLION, dtype="float32"),
+        _random("tiny-qwen3", "qwen3", _shape(3, 128, 320, (4, 2, 64), 1024, 8192), rope=_MILLION, dtype="float32"),
+        _random(
+            "tiny-llama", "llama", _shape(3, 112, 288, (7, 1, 16), 1024, 8192), rope=_LLAMA3, dtype="float32",
+            tie_word_embeddings=False,
+        ),
+    )
+}  # fmt: skip
+"""Real shapes in bfloat16, and small ones in float32 for tests (`tiny-…`)."""
+
+_ECHO: Final = ModelSpec(
+    name="echo",
+    source="echo",
+    architecture="echo",
+    num_layers=1,
+    hidden_size=1,
+    intermediate_size=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=1,
+    vocab_size=NUM_BASE_TOKENS,
+    context_length=131_072,
+    dtype="float32",
+    fingerprint="echo",
+    eos_token_ids=_EOS_TOKEN_IDS,
+    bos_token_id=SPECIAL_TOKEN_IDS[BOS_TOKEN],
+    chat_template=LAST_CONTENT,
+    special_tokens=_SPECIAL_TOKENS,
+)
+
+
+def echo_model(options: str) -> ModelSpec:
+    """The echo model; `options` is what follows `echo?`: `step_ms` and `token_us`, both finite and not negative."""
+    given = _options(options, "echo", ("step_ms", "token_us"))
+    values = {key: _number(value, "echo", key) for key, value in given.items()}
+    return msgspec.structs.replace(_ECHO, echo=EchoTimings(**values))
+
+
+def random_model(architecture: str, options: str) -> ModelSpec:
+    """A model of `RANDOM_MODELS`; `options` may set `seed` and `dtype`."""
+    spec = RANDOM_MODELS.get(architecture)
+    if spec is None:
+        raise ModelNotFound(f"There is no random model {architecture!r}. Known are: {', '.join(RANDOM_MODELS)}.")
+    given = _options(options, spec.name, ("seed", "dtype"))
+    seed = int(_number(given.get("seed", "0"), spec.name, "seed"))
+    dtype = given.get("dtype", spec.dtype)
+    if dtype not in COMPUTE_DTYPES:
+        raise ModelUnsupported(f"{spec.name}: dtype {dtype!r} is not computed here; use {' or '.join(COMPUTE_DTYPES)}.")
+    spec = msgspec.structs.replace(spec, seed=seed, dtype=dtype)
+    return msgspec.structs.replace(spec, fingerprint=f"random-{spec.shape_digest().hex()}")
+
+
+def _options(text: str, model: str, known: tuple[str, ...]) -> dict[str, str]:
+    given = dict(parse_qsl(text, keep_blank_values=True))
+    if unknown := sorted(set(given) - set(known)):
+        raise ModelUnsupported(f"{model} has no option {unknown[0]!r}. Known are: {', '.join(known)}.")
+    return given
+
+
+def _number(text: str, model: str, key: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise ModelUnsupported(f"{model}: {key}={text!r} is not a number of at least 0.")
+    return value

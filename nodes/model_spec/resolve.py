@@ -1,0 +1,30 @@
+"""From what the user typed after `--model` to a `ModelSpec`."""
+
+from pathlib import Path
+from typing import Final
+
+from nodes.model_spec.directory import read_directory
+from nodes.model_spec.presets import RANDOM_MODELS, echo_model, random_model
+from nodes.model_spec.spec import ModelSpec
+
+BUNDLED_DIRECTORY: Final = Path(__file__).parent.parent / "bundled"
+
+
+def resolve_model(model: str) -> ModelSpec:
+    """The model named by `tiny`, `echo[?step_ms=…&token_us=…]`, `random:ARCH[?seed=…&dtype=…]` or a directory.
+
+    Reads configuration and weight headers, not weights. Raises a `ModelError` that says what to do.
+    """
+    name, _, options = model.partition("?")
+    if name == "echo":
+        return echo_model(options)
+    if name.startswith("random:"):
+        return random_model(name.removeprefix("random:"), options)
+    if name == "tiny":
+        return read_directory(BUNDLED_DIRECTORY / "tiny", name="tiny")
+    return read_directory(Path(model).expanduser())
+
+
+def known_models() -> list[str]:
+    """What `--model` accepts besides directories."""
+    return ["tiny", "echo", *(f"random:{name}" for name in RANDOM_MODELS)]

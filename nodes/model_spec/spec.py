@@ -1,0 +1,98 @@
+"""`ModelSpec`: the shape of one model and where its files are."""
+
+import hashlib
+from typing import Final, Literal
+
+import msgspec
+
+from kvstore.layout import KVLayout
+
+COMPUTE_DTYPES: Final = ("float32", "bfloat16")
+
+
+class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary embedding: `linear` divides all frequencies by `factor`, `llama3` the low ones, with a smooth passage."""
+
+    rope_type: Literal["default", "linear", "llama3"] = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context_length: int = 0
+
+
+class EchoTimings(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a step of the echo model takes: `step_ms` milliseconds and `token_us` microseconds per token."""
+
+    step_ms: float = 0.0
+    token_us: float = 0.0
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One model: its shape as in `config.json`, its ids and texts, and the absolute paths of its files.
+
+    `dtype` is what the worker computes in unless told otherwise. `eos_token_ids` come from `generation_config.json` and
+    `config.json`, the first being the one that ends a chat turn. `tokenizer_path` is empty where the tokenizer is
+    built in code (see `nodes.model_spec.vocabulary`). `special_tokens` are the texts that chat templates may name
+    (`bos_token`, `eos_token`, ...). `fingerprint` is equal only for equal weights and configuration.
+    """
+
+    name: str
+    source: Literal["directory", "random", "echo"]
+    architecture: Literal["llama", "qwen2", "qwen3", "echo"]
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    dtype: str
+    fingerprint: str = ""
+    rms_norm_eps: float = 1e-6
+    rope: RopeParameters = RopeParameters()
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    path: str = ""
+    tokenizer_path: str = ""
+    chat_template: str | None = None
+    special_tokens: dict[str, str] = {}
+    weight_files: tuple[str, ...] = ()
+    seed: int = 0
+    echo: EchoTimings = EchoTimings()
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are normalised per head before the rotary embedding."""
+        return self.architecture == "qwen3"
+
+    def compute_dtype(self, dtype: str = "auto") -> str:
+        """The dtype to compute in: `auto` is the model's own; others must be float32 or bfloat16 (ValueError)."""
+        chosen = self.dtype if dtype == "auto" or self.source == "echo" else dtype
+        if chosen not in COMPUTE_DTYPES:
+            raise ValueError(f"dtype {dtype!r} cannot be computed in; use auto, {' or '.join(COMPUTE_DTYPES)}")
+        return chosen
+
+    def kv_layout(self, dtype: str = "auto", page_size: int = 16) -> KVLayout:
+        """Layout of this model's KV pool; `dtype` as for `compute_dtype`."""
+        return KVLayout(
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            dtype=self.compute_dtype(dtype),
+            page_size=page_size,
+            fingerprint=self.fingerprint,
+        )
+
+    def shape_digest(self) -> bytes:
+        """16 bytes of what the weights' shapes and the computation depend on, without names and places of files."""
+        shape = msgspec.structs.replace(
+            self, name="", fingerprint="", path="", tokenizer_path="", chat_template=None, special_tokens={},
+            weight_files=(), eos_token_ids=(), bos_token_id=None, echo=EchoTimings(), dtype="",
+        )  # fmt: skip
+        return hashlib.blake2b(msgspec.json.encode(shape), digest_size=16).digest()

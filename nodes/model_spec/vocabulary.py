@@ -1,0 +1,30 @@
+"""Loads a model's tokenizer. Called by the tokenizer and detokenizer roles and by `meshctl up`'s check."""
+
+from tokenizers import Tokenizer
+
+from nodes.bundled.byte_tokenizer import byte_tokenizer_json
+from nodes.model_spec.errors import ModelDamaged
+from nodes.model_spec.spec import ModelSpec
+
+
+def load_tokenizer(spec: ModelSpec) -> Tokenizer:
+    """The tokenizer of `tokenizer.json`, or the byte tokenizer for models without files.
+
+    Raises ModelDamaged if the file is no tokenizer, or has ids that the model has no embedding for.
+    """
+    if not spec.tokenizer_path:
+        return Tokenizer.from_str(byte_tokenizer_json(spec.vocab_size))
+    try:
+        tokenizer = Tokenizer.from_file(spec.tokenizer_path)
+    except Exception as error:  # the library raises plain Exception for every malformed file
+        raise ModelDamaged(f"{spec.tokenizer_path} cannot be loaded: {error}. Download it again.") from error
+    # Truncation and padding that were left in the file would change prompts behind the user's back.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+    if vocab_size > spec.vocab_size:
+        raise ModelDamaged(
+            f"{spec.tokenizer_path} has {vocab_size} tokens and the model embeds {spec.vocab_size}."
+            " Tokenizer and weights are of different models: download both again."
+        )
+    return tokenizer

@@ -1,0 +1,332 @@
+"""Model directories as transformers 4 and 5 write them, presets, and every way in which a directory can be wrong."""
+
+import json
+import struct
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from nodes.bundled.byte_tokenizer import byte_tokenizer_json
+from nodes.model_spec import (
+    ModelDamaged,
+    ModelNotFound,
+    ModelSpec,
+    ModelUnsupported,
+    RopeParameters,
+    known_models,
+    resolve_model,
+)
+from nodes.model_spec.vocabulary import load_tokenizer
+from nodes.model_spec.weight_index import expected_shapes
+
+SHAPE = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+LLAMA = {**SHAPE, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "eos_token_id": 2}
+
+
+def write_safetensors(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "F32", fill: int = 0) -> None:
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        size = 4
+        for dim in shape:
+            size *= dim
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes([fill]) * end)
+
+
+def write_model(directory: Path, config: dict, *, fill: int = 0) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "tokenizer.json").write_text(byte_tokenizer_json(config["vocab_size"]))
+    write_safetensors(directory / "model.safetensors", expected_shapes(fake_spec(config)), fill=fill)
+    return directory
+
+
+def fake_spec(config: dict) -> ModelSpec:
+    architecture = config["model_type"]
+    head_dim = config.get("head_dim") or (
+        128 if architecture == "qwen3" else config["hidden_size"] // config["num_attention_heads"]
+    )
+    bias = config.get("attention_bias", False)
+    return ModelSpec(
+        name="", source="directory", architecture=architecture, num_layers=config["num_hidden_layers"],
+        hidden_size=config["hidden_size"], intermediate_size=config["intermediate_size"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config.get("num_key_value_heads", config["num_attention_heads"]), head_dim=head_dim,
+        vocab_size=config["vocab_size"], context_length=1, dtype="float32",
+        tie_word_embeddings=config.get("tie_word_embeddings", False), qkv_bias=bias or architecture == "qwen2",
+        o_bias=bias and architecture != "qwen2", mlp_bias=config.get("mlp_bias", False),
+    )  # fmt: skip
+
+
+def test_llama_of_transformers_4(tmp_path: Path) -> None:
+    config = LLAMA | {
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 256,
+        },
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 1,
+    }  # fmt: skip
+    directory = write_model(tmp_path / "my-llama", config)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 2]}))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": "T4", "bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None})
+    )
+    spec = resolve_model(str(directory))
+    assert (spec.name, spec.source, spec.architecture, spec.dtype) == ("my-llama", "directory", "llama", "bfloat16")
+    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.context_length) == (4, 2, 4, 512)
+    assert spec.rope == RopeParameters(
+        rope_type="llama3", theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_context_length=256,
+    )  # fmt: skip
+    assert spec.eos_token_ids == (7, 2)
+    assert spec.bos_token_id == 1
+    assert (spec.chat_template, spec.special_tokens) == ("T4", {"bos_token": "<s>", "eos_token": "</s>"})
+    assert not spec.qkv_bias
+    assert not spec.qk_norm
+    assert spec.weight_files == (str(directory / "model.safetensors"),)
+    layout = spec.kv_layout(page_size=32)
+    assert layout.page_shape == (2, 2, 32, 2, 4)
+    assert (layout.dtype, layout.fingerprint) == ("bfloat16", spec.fingerprint)
+    assert spec.kv_layout("float32").dtype == "float32"
+    assert load_tokenizer(spec).decode([72, 105]) == "Hi"
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=ModelSpec) == spec
+
+
+def test_qwen3_of_transformers_5(tmp_path: Path) -> None:
+    config = SHAPE | {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "dtype": "float32", "head_dim": 8,
+        "tie_word_embeddings": False, "use_sliding_window": False, "sliding_window": None, "hidden_act": "silu",
+        "layer_types": ["full_attention"] * 2, "eos_token_id": [5, 6],
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0},
+    }  # fmt: skip
+    directory = write_model(tmp_path / "q3", config)
+    (directory / "chat_template.jinja").write_text("T5 ü", encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "old"}))
+    spec = resolve_model(str(directory))
+    assert spec.chat_template == "T5 ü"
+    assert spec.rope == RopeParameters(rope_type="linear", theta=1e6, factor=4.0)
+    assert spec.qk_norm
+    assert spec.head_dim == 8
+    assert spec.eos_token_ids == (5, 6)
+    assert "lm_head.weight" in expected_shapes(spec)
+    assert expected_shapes(spec)["model.layers.1.self_attn.q_norm.weight"] == (8,)
+
+
+def test_defaults_of_old_files(tmp_path: Path) -> None:
+    config = SHAPE | {"model_type": "qwen2", "rope_scaling": {"type": "linear", "factor": 2}}
+    del config["num_key_value_heads"], config["max_position_embeddings"], config["rms_norm_eps"]
+    config["tie_word_embeddings"] = False
+    directory = write_model(tmp_path / "q2", config)
+    spec = resolve_model(str(directory))
+    assert (spec.num_kv_heads, spec.context_length, spec.rms_norm_eps) == (4, 2048, 1e-6)
+    assert spec.qkv_bias
+    assert not spec.o_bias
+    assert not spec.mlp_bias
+    assert spec.rope == RopeParameters(rope_type="linear", factor=2.0)
+    assert (spec.chat_template, spec.eos_token_ids, spec.bos_token_id) == (None, (), None)
+    assert spec.dtype == "float32"  # as stored
+
+
+def test_float16_is_computed_in_float32(tmp_path: Path) -> None:
+    spec = resolve_model(str(write_model(tmp_path / "half", LLAMA | {"torch_dtype": "float16"})))
+    assert spec.dtype == "float32"
+
+
+def test_named_templates(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "m", LLAMA)
+    path = directory / "tokenizer_config.json"
+    path.write_text(
+        json.dumps({"chat_template": [{"name": "tool", "template": "A"}, {"name": "default", "template": "B"}]})
+    )
+    assert resolve_model(str(directory)).chat_template == "B"
+    for broken in ([{"name": "tool"}], 3, [], [{"name": "default", "template": 3}]):
+        path.write_text(json.dumps({"chat_template": broken}))
+        with pytest.raises(ModelDamaged, match="chat_template"):
+            resolve_model(str(directory))
+
+
+def test_shards(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "m", LLAMA)
+    shapes = expected_shapes(fake_spec(LLAMA))
+    (directory / "model.safetensors").unlink()
+    names = sorted(shapes)
+    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    weight_map = {}
+    for file, part in zip(files, (names[:5], names[5:]), strict=True):
+        write_safetensors(directory / file, {name: shapes[name] for name in part})
+        weight_map |= dict.fromkeys(part, file)
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    assert [Path(file).name for file in resolve_model(str(directory)).weight_files] == files
+    (directory / files[1]).rename(directory / "away")
+    with pytest.raises(ModelNotFound, match="00002-of-00002"):
+        resolve_model(str(directory))
+    for broken in ("{", "{}", '{"weight_map": []}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "../x"}}'):
+        index.write_text(broken)
+        with pytest.raises(ModelDamaged, match="index"):
+            resolve_model(str(directory))
+
+
+def test_fingerprint_sees_weights_and_shape_but_not_the_place(tmp_path: Path) -> None:
+    first = resolve_model(str(write_model(tmp_path / "a", LLAMA)))
+    same = resolve_model(str(write_model(tmp_path / "b", LLAMA)))
+    other_weights = resolve_model(str(write_model(tmp_path / "c", LLAMA, fill=1)))
+    other_rope = resolve_model(str(write_model(tmp_path / "d", LLAMA | {"rope_theta": 7.0})))
+    assert first.fingerprint == same.fingerprint
+    assert len({first.fingerprint, other_weights.fingerprint, other_rope.fingerprint}) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, ModelUnsupported, "Mamba"),
+        ({"architectures": None, "model_type": "mamba"}, ModelUnsupported, "mamba"),
+        ({"quantization_config": {"bits": 4}}, ModelUnsupported, "quantization_config"),
+        ({"hidden_act": "gelu"}, ModelUnsupported, "hidden_act"),
+        ({"layer_types": ["sliding_attention"]}, ModelUnsupported, "layer_types"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, ModelUnsupported, "yarn"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ModelUnsupported, "rope_parameters"),
+        ({"partial_rotary_factor": 0.5}, ModelUnsupported, "partial_rotary_factor"),
+        ({"torch_dtype": "int8"}, ModelUnsupported, "int8"),
+        ({"rope_parameters": 3}, ModelDamaged, "rope_parameters"),
+        ({"rope_scaling": {"rope_type": "linear"}}, ModelDamaged, "factor"),
+        ({"hidden_size": "16"}, ModelDamaged, "hidden_size"),
+        ({"hidden_size": None}, ModelDamaged, "hidden_size"),
+        ({"hidden_size": -1}, ModelDamaged, "hidden_size"),
+        ({"num_key_value_heads": 3}, ModelDamaged, "num_attention_heads"),
+        ({"head_dim": 3}, ModelDamaged, "head_dim"),
+        ({"rms_norm_eps": "x"}, ModelDamaged, "rms_norm_eps"),
+        ({"tie_word_embeddings": 1}, ModelDamaged, "tie_word_embeddings"),
+        ({"eos_token_id": "x"}, ModelDamaged, "eos_token_id"),
+        ({"eos_token_id": [1, -1]}, ModelDamaged, "eos_token_id"),
+        ({"vocab_size": 301}, ModelDamaged, "embed_tokens.*shape"),
+        ({"num_hidden_layers": 3}, ModelDamaged, "no tensor 'model.layers.2"),
+        ({"tie_word_embeddings": False}, ModelDamaged, "no tensor 'lm_head"),
+    ],
+)
+def test_refused_configurations(tmp_path: Path, change: dict, kind: type, words: str) -> None:
+    directory = write_model(tmp_path / "m", LLAMA)
+    (directory / "config.json").write_text(json.dumps(LLAMA | change))
+    with pytest.raises(kind, match=words) as caught:
+        resolve_model(str(directory))
+    assert caught.value.message.endswith(".")
+    assert caught.value.code.startswith("model_")
+
+
+def test_sliding_window_is_refused(tmp_path: Path) -> None:
+    config = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": True}
+    directory = write_model(tmp_path / "m", config)
+    with pytest.raises(ModelUnsupported, match="use_sliding_window"):
+        resolve_model(str(directory))
+
+
+def test_missing_and_damaged_files(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"no model directory 'Qwen/Qwen2\.5-0\.5B'"):
+        resolve_model("Qwen/Qwen2.5-0.5B")
+    directory = write_model(tmp_path / "m", LLAMA)
+    weights = directory / "model.safetensors"
+    whole = weights.read_bytes()
+    for damaged in (whole[:-1], whole + b"x", b"", b"1234567", whole[:30], struct.pack("<Q", 1 << 60) + b"{}"):
+        weights.write_bytes(damaged)
+        with pytest.raises(ModelDamaged, match="safetensors"):
+            resolve_model(str(directory))
+    weights.write_bytes(struct.pack("<Q", 2) + b"[]")
+    with pytest.raises(ModelDamaged, match="safetensors"):
+        resolve_model(str(directory))
+    write_safetensors(weights, expected_shapes(fake_spec(LLAMA)), dtype="I8")
+    with pytest.raises(ModelUnsupported, match="I8"):
+        resolve_model(str(directory))
+    weights.rename(directory / "pytorch_model.bin")
+    with pytest.raises(ModelUnsupported, match="safetensors"):
+        resolve_model(str(directory))
+    (directory / "pytorch_model.bin").unlink()
+    with pytest.raises(ModelNotFound, match=r"model\.safetensors"):
+        resolve_model(str(directory))
+    tokenizer = directory / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text()[:-5])
+    with pytest.raises(ModelDamaged, match="tokenizer"):
+        resolve_model(str(directory))
+    tokenizer.unlink()
+    with pytest.raises(ModelNotFound, match="tokenizer"):
+        resolve_model(str(directory))
+    for text, kind in (("{", ModelDamaged), ("[]", ModelDamaged)):
+        (directory / "config.json").write_text(text)
+        with pytest.raises(kind, match=r"config\.json"):
+            resolve_model(str(directory))
+    (directory / "config.json").unlink()
+    with pytest.raises(ModelNotFound, match=r"config\.json"):
+        resolve_model(str(directory))
+
+
+def test_unreadable_template(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "m", LLAMA)
+    (directory / "chat_template.jinja").write_bytes(b"\xff\xfe\x80")
+    with pytest.raises(ModelDamaged, match="chat_template"):
+        resolve_model(str(directory))
+
+
+def test_tokenizer_of_another_model(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "m", LLAMA)
+    (directory / "tokenizer.json").write_text(byte_tokenizer_json(301))
+    with pytest.raises(ModelDamaged, match="301"):
+        load_tokenizer(resolve_model(str(directory)))
+    (directory / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelDamaged, match="cannot be loaded"):
+        load_tokenizer(resolve_model(str(directory)))
+
+
+def test_echo() -> None:
+    spec = resolve_model("echo?step_ms=5&token_us=2.5")
+    assert (spec.echo.step_ms, spec.echo.token_us) == (5.0, 2.5)
+    layout = spec.kv_layout("bfloat16")
+    assert (layout.page_shape, layout.dtype) == ((1, 2, 16, 1, 1), "float32")
+    tokenizer = load_tokenizer(spec)
+    text = "Grüße, 🐛\x00\t<|im_start|>"
+    ids = tokenizer.encode(text).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert max(ids) < spec.vocab_size
+    for broken in ("echo?step_ms=x", "echo?step_ms=-1", "echo?step_ms=nan", "echo?speed=3"):
+        with pytest.raises(ModelUnsupported):
+            resolve_model(broken)
+
+
+def test_random() -> None:
+    spec = resolve_model("random:qwen2.5-0.5b")
+    assert (spec.dtype, spec.vocab_size, spec.qkv_bias, spec.seed) == ("bfloat16", 151_936, True, 0)
+    assert sum(a * (b[0] if b else 1) for a, *b in expected_shapes(spec).values()) == 494_032_768
+    other = resolve_model("random:qwen2.5-0.5b?seed=1&dtype=float32")
+    assert (other.seed, other.dtype) == (1, "float32")
+    assert other.fingerprint != spec.fingerprint
+    assert "random:tiny-llama" in known_models()
+    with pytest.raises(ModelNotFound, match="tiny-llama"):
+        resolve_model("random:gpt")
+    with pytest.raises(ModelUnsupported, match="float64"):
+        resolve_model("random:tiny-llama?dtype=float64")
+    with pytest.raises(ValueError, match="int4"):
+        spec.compute_dtype("int4")
+
+
+def test_every_id_of_a_random_model_has_text() -> None:
+    spec = resolve_model("random:tiny-llama")
+    tokenizer = load_tokenizer(spec)
+    texts = [tokenizer.decode([i], skip_special_tokens=False) for i in (*range(128), *range(256, spec.vocab_size))]
+    assert all(text and "\ufffd" not in text for text in texts)
+    assert len(set(texts)) == len(texts)
+    assert tokenizer.get_vocab_size() == spec.vocab_size
+    with pytest.raises(ValueError, match="259"):
+        byte_tokenizer_json(200)
