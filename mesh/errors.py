@@ -1,0 +1,98 @@
+"""What can go wrong between actors.
+
+    MeshError
+    ├── BindError             cannot_bind            an address could not be listened on
+    ├── FrameRefused          bad_header, …          bytes from a peer that are not a frame of this protocol
+    └── CallError                                    everything that `ask` and `stream` raise
+        ├── DeadlineExceeded  deadline_exceeded  r   the time given has passed
+        ├── PeerLost          peer_lost          r   the peer died, restarted or was cut off while asked
+        ├── Unreachable       unreachable        r   not a member, or the way to it is full
+        ├── MailboxFull       mailbox_full       r   too many calls in flight here
+        ├── Cancelled         cancelled              the other side no longer wants it
+        └── RemoteError       (the peer's code)      the peer answered with an error
+
+`r`: retryable, the same call may succeed if made again, here or at another actor. Codes are what crosses the wire and
+what metrics are labelled with; they never change meaning.
+"""
+
+
+class MeshError(Exception):
+    """Base of all errors of the mesh; `param` names the offending field where there is one."""
+
+    code = "mesh_error"
+    retryable = False
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param: str | None = param
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class BindError(MeshError):
+    """An address could not be listened on."""
+
+    code = "cannot_bind"
+
+
+class FrameRefused(MeshError):
+    """Bytes that are not a frame of this protocol, or not meant for this incarnation.
+
+    Codes: bad_header, bad_body, too_large, too_many_parts, wrong_epoch, wrong_version, unknown_verb, wrong_sender,
+    no_hello, unknown_call.
+    """
+
+    def __init__(self, code: str, message: str = "") -> None:
+        super().__init__(message or code.replace("_", " "))
+        self.code = code
+
+
+class CallError(MeshError):
+    """Everything that `ask` and `stream` raise."""
+
+    code = "call_failed"
+
+
+class DeadlineExceeded(CallError):
+    """The time given has passed; the peer may or may not have done what was asked."""
+
+    code = "deadline_exceeded"
+    retryable = True
+
+
+class PeerLost(CallError):
+    """The peer died, restarted, stopped answering or was cut off; it may or may not have done what was asked."""
+
+    code = "peer_lost"
+    retryable = True
+
+
+class Unreachable(CallError):
+    """Nothing was sent: the peer is not a member, or the way to it is full."""
+
+    code = "unreachable"
+    retryable = True
+
+
+class MailboxFull(CallError):
+    """Nothing was sent: this actor has as many calls in flight as it may."""
+
+    code = "mailbox_full"
+    retryable = True
+
+
+class Cancelled(CallError):
+    """The other side no longer wants the answer."""
+
+    code = "cancelled"
+
+
+class RemoteError(CallError):
+    """The peer answered with an error; `code`, `retryable` and `param` are the peer's."""
+
+    def __init__(self, code: str, message: str, retryable: bool = False, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.code = code
+        self.retryable = retryable
