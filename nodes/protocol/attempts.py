@@ -60,9 +60,10 @@ class Resend(Message, frozen=True):
     """Send tokens again: a receiver saw a gap, or no news for too long.
 
     Tell, to the scheduler. It answers with tokens (by way of the detokenizer), with nothing where there is none to
-    send yet, or with `AttemptFailed` where it does not know the attempt. `detokenizer` names another one to use from
-    now on, if not empty. `streams_unknown` are stream numbers of the receiving scheduler's that a detokenizer got
-    tokens for without their `StreamOpen`: those the scheduler opens again, and sends from where the open leaves off.
+    send yet, or with `AttemptFailed` where it does not know the attempt. Asked by a gateway it opens the stream again
+    first, for a detokenizer drops what it has had. `detokenizer` names another one to use from now on, if not empty.
+    `streams_unknown` are stream numbers of the receiving scheduler's that a detokenizer got tokens for without their
+    `StreamOpen`: those the scheduler opens again, and sends from where the open leaves off.
     """
 
     streams: list[ResendFrom]
