@@ -1,0 +1,190 @@
+"""Who owns each page of a pool: exactly one of six states, and the only moves between them.
+
+    FREE -> RUNNING                 allocate
+    RUNNING -> FREE                 release
+    RUNNING -> CACHED               cache
+    CACHED -> FREE                  evict
+    RUNNING -> GRANTED              grant
+    GRANTED -> IN_FLIGHT            start_transfer
+    GRANTED, IN_FLIGHT -> RUNNING   accept
+    GRANTED, IN_FLIGHT -> FREE      revoke
+    any -> QUARANTINED -> FREE      quarantine, clear
+
+CACHED pages are the prefix tree's, RUNNING a sequence's own, GRANTED lent to a transfer that has not begun, IN_FLIGHT
+may be written by a transfer, QUARANTINED may still be written by someone who must not, or were found in two books.
+Page 0 is reserved for padding. Pure; used by the scheduler's prefix cache and by nobody else.
+
+A move whose pages are not all in the state it needs raises `OwnershipError` and changes nothing. `check` compares the
+books and quarantines what does not agree; it never raises.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from kvstore.errors import OwnershipError
+from kvstore.layout import PADDING_PAGE
+
+
+class PageState(enum.IntEnum):
+    """State of one page; the value is what the page table stores."""
+
+    FREE = 0
+    RUNNING = 1
+    CACHED = 2
+    GRANTED = 3
+    IN_FLIGHT = 4
+    QUARANTINED = 5
+    RESERVED = 6
+
+
+_FREE: Final = frozenset({PageState.FREE})
+_RUNNING: Final = frozenset({PageState.RUNNING})
+_CACHED: Final = frozenset({PageState.CACHED})
+_GRANTED: Final = frozenset({PageState.GRANTED})
+_LENT: Final = frozenset({PageState.GRANTED, PageState.IN_FLIGHT})
+_QUARANTINED: Final = frozenset({PageState.QUARANTINED})
+_MOVABLE: Final = frozenset(PageState) - {PageState.RESERVED}
+
+
+class Violation(NamedTuple):
+    """A page whose books disagreed; it has been quarantined."""
+
+    page: int
+    found: str
+    needed: str
+
+
+class PageAllocator:
+    """State of every page of one pool."""
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 2:
+            raise ValueError(f"a pool needs at least 2 pages (page 0 is padding), got {num_pages}")
+        self.num_pages = num_pages
+        self._states = [PageState.FREE] * num_pages
+        self._states[PADDING_PAGE] = PageState.RESERVED
+        self._counts = dict.fromkeys(PageState, 0)
+        self._counts[PageState.FREE] = num_pages - 1
+        self._counts[PageState.RESERVED] = 1
+        # A stack, low pages on top: what was freed last is reused first, and runs of pages stay runs.
+        self._free = list(range(num_pages - 1, PADDING_PAGE, -1))
+
+    @property
+    def num_free(self) -> int:
+        """Pages that `allocate` can give right now."""
+        return len(self._free)
+
+    def state(self, page: int) -> PageState:
+        """State of `page`."""
+        return self._states[page]
+
+    def count(self, state: PageState) -> int:
+        """Number of pages in `state`."""
+        return self._counts[state]
+
+    def allocate(self, num_pages: int) -> list[int] | None:
+        """FREE to RUNNING; all of them or None."""
+        if num_pages > len(self._free):
+            return None
+        if num_pages <= 0:
+            return []
+        pages = self._free[: -num_pages - 1 : -1]
+        del self._free[-num_pages:]
+        self._set(pages, PageState.RUNNING)
+        return pages
+
+    def release(self, pages: Sequence[int]) -> None:
+        """RUNNING to FREE."""
+        self._move(pages, _RUNNING, PageState.FREE)
+
+    def cache(self, pages: Sequence[int]) -> None:
+        """RUNNING to CACHED: the prefix tree owns them now."""
+        self._move(pages, _RUNNING, PageState.CACHED)
+
+    def evict(self, pages: Sequence[int]) -> None:
+        """CACHED to FREE."""
+        self._move(pages, _CACHED, PageState.FREE)
+
+    def grant(self, pages: Sequence[int]) -> None:
+        """RUNNING to GRANTED: lent to a transfer."""
+        self._move(pages, _RUNNING, PageState.GRANTED)
+
+    def start_transfer(self, pages: Sequence[int]) -> None:
+        """GRANTED to IN_FLIGHT: from now on a transfer may write them."""
+        self._move(pages, _GRANTED, PageState.IN_FLIGHT)
+
+    def accept(self, pages: Sequence[int]) -> None:
+        """GRANTED or IN_FLIGHT to RUNNING: the transfer is complete."""
+        self._move(pages, _LENT, PageState.RUNNING)
+
+    def revoke(self, pages: Sequence[int]) -> None:
+        """GRANTED or IN_FLIGHT to FREE: the transfer is over and nothing can still write them."""
+        self._move(pages, _LENT, PageState.FREE)
+
+    def quarantine(self, pages: Sequence[int]) -> None:
+        """Any state to QUARANTINED: out of circulation until `clear`."""
+        self._move(pages, _MOVABLE, PageState.QUARANTINED)
+
+    def clear(self, pages: Sequence[int]) -> None:
+        """QUARANTINED to FREE: nothing can write them any more."""
+        self._move(pages, _QUARANTINED, PageState.FREE)
+
+    def adopt(self, pages: Sequence[int], state: PageState) -> None:
+        """FREE to `state`: what a page table says that an earlier scheduler had them for."""
+        self._move(pages, _FREE, state)
+
+    def check(self, claims: Mapping[int, PageState] | None = None) -> list[Violation]:
+        """Compare states, counts and free list, and `claims` (what holders believe of every page that is not free).
+
+        Pages that disagree are quarantined and returned. Without claims only the allocator's own books are compared.
+        """
+        violations: list[Violation] = []
+        listed: dict[int, int] = {}
+        for page in self._free:
+            listed[page] = listed.get(page, 0) + 1
+        for page, state in enumerate(self._states):
+            times = listed.get(page, 0)
+            if times != (state is PageState.FREE):
+                violations.append(Violation(page, f"{state.name} and {times} times in the free list", "once if free"))
+            elif claims is not None and state is not PageState.RESERVED:
+                claimed = claims.get(page, PageState.FREE)
+                if claimed is not state and state is not PageState.QUARANTINED:
+                    violations.append(Violation(page, state.name, claimed.name))
+        self._repair([violation.page for violation in violations])
+        return violations
+
+    def _repair(self, pages: Sequence[int]) -> None:
+        """Take pages out of circulation and count again, trusting nothing but the states."""
+        bad = set(pages) - {PADDING_PAGE}
+        if not pages and sum(self._counts.values()) == self.num_pages:
+            return
+        for page in bad:
+            self._states[page] = PageState.QUARANTINED
+        self._free = [page for page in dict.fromkeys(self._free) if self._states[page] is PageState.FREE]
+        self._counts = dict.fromkeys(PageState, 0)
+        for state in self._states:
+            self._counts[state] += 1
+
+    def _move(self, pages: Sequence[int], needed: frozenset[PageState], state: PageState) -> None:
+        states = self._states
+        for page in pages:
+            if not 0 <= page < self.num_pages or states[page] not in needed:
+                found = states[page].name if 0 <= page < self.num_pages else "not in the pool"
+                raise OwnershipError(page, found, " or ".join(sorted(one.name for one in needed)))
+        if len(set(pages)) != len(pages):
+            twice = next(page for index, page in enumerate(pages) if page in pages[:index])
+            raise OwnershipError(twice, "named twice", "named once")
+        gone = {page for page in pages if states[page] is PageState.FREE}
+        if gone:
+            self._free = [page for page in self._free if page not in gone]
+        self._set(pages, state)
+        if state is PageState.FREE:
+            self._free.extend(reversed(pages))
+
+    def _set(self, pages: Iterable[int], state: PageState) -> None:
+        states, counts = self._states, self._counts
+        for page in pages:
+            counts[states[page]] -= 1
+            counts[state] += 1
+            states[page] = state

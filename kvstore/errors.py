@@ -1,0 +1,112 @@
+"""Errors of the KV store, one tree; `code` and `retryable` are what crosses the wire.
+
+KVError
+    OwnershipError          a page is not in the state that a move needs
+    SequenceError           a sequence handle is used against its own rules
+    PoolError
+        PoolExhaustedMemory the segment does not fit the host's shared memory
+        PoolMissing         no such segment
+        PoolForeign         not a segment of ours
+        PoolTorn            a segment of ours with a damaged or unfinished header
+        PoolMismatch        a sound segment of another layout, size, group or incarnation
+        PoolBusy            another process owns the segment
+        PoolClosed          used after `close`
+    TransferError           a transfer ended, or cannot begin; `code` says why
+"""
+
+from typing import ClassVar
+
+
+class KVError(Exception):
+    """Base of everything that `kvstore` raises on purpose."""
+
+    code: str = "kv_error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class OwnershipError(KVError):
+    """A move needs page `page` in another state than it is in; nothing was changed."""
+
+    code = "page_ownership"
+
+    def __init__(self, page: int, found: str, needed: str) -> None:
+        super().__init__(f"page {page} is {found}, this move needs it {needed}; its holder's book is wrong")
+        self.page = page
+        self.found = found
+        self.needed = needed
+
+
+class SequenceError(KVError):
+    """A sequence's pages are used out of order: advanced past what is reserved, or used after release."""
+
+    code = "sequence_pages"
+
+
+class PoolError(KVError):
+    """A pool's memory cannot be made or mapped."""
+
+    code = "pool"
+
+
+class PoolExhaustedMemory(PoolError):
+    """The segment does not fit; says how many bytes it needs and how many there are."""
+
+    code = "pool_no_space"
+
+    def __init__(self, path: str, needed_bytes: int, available_bytes: int) -> None:
+        super().__init__(
+            f"{path} needs {needed_bytes} bytes of shared memory and {available_bytes} are available: "
+            "give the pool fewer pages, or enlarge the file system (docker: --shm-size; "
+            "mount -o remount,size=… /dev/shm)"
+        )
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
+
+class PoolMissing(PoolError):
+    """There is no segment at this path; its agent has not made it, or took it down."""
+
+    code = "pool_missing"
+    retryable: ClassVar[bool] = True
+
+
+class PoolForeign(PoolError):
+    """The file is not a KV pool, or one of a format that this version does not read."""
+
+    code = "pool_foreign"
+
+
+class PoolTorn(PoolError):
+    """The header is damaged, or the file is shorter than its header says."""
+
+    code = "pool_torn"
+
+
+class PoolMismatch(PoolError):
+    """A sound pool, but not the one that was asked for."""
+
+    code = "pool_mismatch"
+
+
+class PoolBusy(PoolError):
+    """Another living process owns the segment."""
+
+    code = "pool_busy"
+
+
+class PoolClosed(PoolError):
+    """The pool's memory was used after `close`."""
+
+    code = "pool_closed"
+
+
+class TransferError(KVError):
+    """A transfer failed or was refused; `code` is what `TransferFailed` carries."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code

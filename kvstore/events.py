@@ -1,0 +1,82 @@
+"""What entered and left a prefix cache, in order, numbered: by it tokenizers route and a directory knows holders.
+
+The prefix cache appends, the scheduler drains once a step and publishes on `kv_events/GROUP`. Memory is bounded: if
+nobody drains for too long, what was not drained is replaced by `CacheCleared` and the whole cache as it is then.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
+
+CacheEvent = PageStored | PageRemoved | CacheCleared
+
+DEFAULT_LIMIT: Final = 65_536
+
+
+class EventLog:
+    """Undrained events of one cache. `snapshot` gives the events that build the cache from nothing."""
+
+    def __init__(self, snapshot: Callable[[], Iterable[PageStored]], group: str, limit: int = DEFAULT_LIMIT) -> None:
+        self._snapshot = snapshot
+        self._group = group
+        self._limit = limit
+        self._pending: deque[CacheEvent] = deque()
+        self._overflowed = False
+        self.sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def stored(self, page_hash: bytes, parent_hash: bytes, token_ids: Iterable[int], extra_key: str) -> None:
+        """A full page entered the cache."""
+        self._append(
+            PageStored(
+                group=self._group,
+                page_hash=page_hash,
+                parent_hash=parent_hash,
+                token_ids=list(token_ids),
+                extra_key=extra_key,
+            )
+        )
+
+    def removed(self, page_hashes: list[bytes]) -> None:
+        """Pages left the cache."""
+        if page_hashes:
+            self._append(PageRemoved(group=self._group, page_hashes=page_hashes))
+
+    def cleared(self) -> None:
+        """The cache starts empty; what was not drained yet no longer matters."""
+        self._pending.clear()
+        self._overflowed = False
+        self._append(CacheCleared(group=self._group))
+
+    def drain(self, max_events: int | None = None) -> list[CacheEvent]:
+        """Take the oldest events, all of them if no number is given."""
+        if self._overflowed:
+            self.restate()
+        number = len(self._pending) if max_events is None else min(max_events, len(self._pending))
+        return [self._pending.popleft() for _ in range(number)]
+
+    def drain_message(self, max_events: int = 1024) -> CacheEvents | None:
+        """The next publication of `kv_events/GROUP`, None if there is nothing to say."""
+        events = self.drain(max_events)
+        return CacheEvents(events=events) if events else None
+
+    def restate(self) -> None:
+        """Say everything again from the start, for followers that missed too much."""
+        self.cleared()
+        stored = list(self._snapshot())
+        self._pending.extend(stored)
+        self.sequence += len(stored)
+
+    def _append(self, event: CacheEvent) -> None:
+        self.sequence += 1
+        if self._overflowed:
+            return
+        if len(self._pending) >= self._limit:
+            self._overflowed = True
+            self._pending.clear()
+            return
+        self._pending.append(event)

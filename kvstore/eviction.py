@@ -1,0 +1,47 @@
+"""Which cached pages go first when pages are needed.
+
+The radix tree offers runs of pages that nobody holds and that nothing hangs on; a policy orders them. A run's priority
+is taken when it becomes evictable and again after each use, so it must not depend on anything else.
+"""
+
+from typing import Protocol
+
+
+class EvictableRun(Protocol):
+    """What a policy may look at. Times are the tree's own ticks, one per use, not seconds."""
+
+    created: int
+    last_used: int
+    num_uses: int
+
+
+class EvictionPolicy(Protocol):
+    """Orders runs of cached pages; the lowest priority is evicted first."""
+
+    def priority(self, run: EvictableRun) -> tuple[int, ...]:
+        """Priority of `run`; all tuples of one policy have one length."""
+        ...
+
+
+class LeastRecentlyUsed:
+    """The default: what was not used for longest goes first."""
+
+    def priority(self, run: EvictableRun) -> tuple[int, ...]:
+        """See `EvictionPolicy`."""
+        return (run.last_used,)
+
+
+class LeastFrequentlyUsed:
+    """What was used least goes first; among equals, what was not used for longest."""
+
+    def priority(self, run: EvictableRun) -> tuple[int, ...]:
+        """See `EvictionPolicy`."""
+        return (run.num_uses, run.last_used)
+
+
+class FirstInFirstOut:
+    """What came first goes first, however often it is used."""
+
+    def priority(self, run: EvictableRun) -> tuple[int, ...]:
+        """See `EvictionPolicy`."""
+        return (run.created,)

@@ -1,0 +1,61 @@
+"""Chained content hashes: a page's hash names its tokens and everything before them.
+
+`hash(page) = blake2b(parent hash + the page's token ids as little-endian u32)`, 16 bytes; the first page's parent is a
+root made of what else decides the KV: extra key (cache salt), LoRA, weight version. Equal hashes therefore mean equal
+KV, in any pool of one layout. Called by the prefix cache, routing and everything that follows cache events.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+HASH_BYTES: Final = 16
+TOKEN_BYTES: Final = 4
+NO_HASH: Final = bytes(HASH_BYTES)
+
+_PERSON_ROOT: Final = b"kvmesh-root"
+_PERSON_PAGE: Final = b"kvmesh-page"
+
+
+def root_hash(extra_key: str = "", *, lora: str = "", weight_version: str = "") -> bytes:
+    """Parent of a first page, 16 bytes. Fields are length-prefixed, so no two combinations run together."""
+    digest = hashlib.blake2b(digest_size=HASH_BYTES, person=_PERSON_ROOT)
+    for field in (extra_key, lora, weight_version):
+        data = field.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.digest()
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian u32, the form that is hashed, compared and written to page tables.
+
+    Raises ValueError for an id outside 0 .. 2**32 - 1.
+    """
+    try:
+        return struct.pack(f"<{len(token_ids)}I", *token_ids)
+    except struct.error as error:
+        raise ValueError(f"token ids must be integers from 0 to 4294967295: {error}") from None
+
+
+def unpack_tokens(packed: bytes) -> tuple[int, ...]:
+    """The token ids of `pack_tokens`."""
+    return struct.unpack(f"<{len(packed) // TOKEN_BYTES}I", packed)
+
+
+def page_hash(parent: bytes, packed_tokens: bytes) -> bytes:
+    """Hash of a full page whose tokens are packed by `pack_tokens`, 16 bytes."""
+    return hashlib.blake2b(parent + packed_tokens, digest_size=HASH_BYTES, person=_PERSON_PAGE).digest()
+
+
+def chain_hashes(root: bytes, token_ids: Sequence[int], page_size: int) -> list[bytes]:
+    """Hashes of all full pages of `token_ids`; a partial last page has none."""
+    packed = pack_tokens(token_ids)
+    stride = page_size * TOKEN_BYTES
+    hashes: list[bytes] = []
+    parent = root
+    for start in range(0, len(packed) - stride + 1, stride):
+        parent = page_hash(parent, packed[start : start + stride])
+        hashes.append(parent)
+    return hashes

@@ -1,0 +1,186 @@
+"""What every page of a pool holds, in the pool's own shared memory, so that it outlives the process that wrote it.
+
+One scheduler writes; agents, and the scheduler that comes after a crash, read. Each page has two slots, written in
+turn; slot `sequence & 1` is written whole and its CRC makes it count, so a writer that stops at any byte leaves the old
+entry, the new one, or (memory damaged from outside) one known to be torn. No locks: a reader copies both slots and
+believes the newest whose CRC is right.
+
+One slot, little-endian, `64 + 4 * page_size` bytes:
+
+    offset  bytes  field
+    0       8      sequence; 0 in a slot never written (then all its bytes are 0)
+    8       4      CRC-32 of the slot's other bytes, started from the page number
+    12      1      state (`PageState`)
+    13      1      flags: 1 first page of its chain, 2 private (never shared, whatever it holds)
+    14      2      fill: tokens whose KV is written
+    16      8      generation: the allocation that the page belongs to; unique in the pool, ever rising
+    24      8      owner epoch: the scheduler incarnation that wrote it
+    32      16     chained hash, zero until the page is full
+    48      16     parent's hash, zero while unknown
+    64      4 * page_size   token ids, zero past fill
+"""
+
+import struct
+import zlib
+from array import array
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from kvstore.allocator import PageState
+from kvstore.hashing import NO_HASH, TOKEN_BYTES, unpack_tokens
+
+HEADER_BYTES: Final = 64
+FLAG_FIRST: Final = 1
+FLAG_PRIVATE: Final = 2
+
+_HEADER: Final = struct.Struct("<QIBBHQQ16s16s")
+_CRC: Final = struct.Struct("<I")
+_SEQUENCE: Final = struct.Struct("<Q")
+_CRC_OFFSET: Final = 8
+_READ_ATTEMPTS: Final = 8
+_NUM_STATES: Final = len(PageState)
+
+
+class PageEntry(msgspec.Struct, frozen=True, gc=False):
+    """What the table says of one page. `tokens` are the filled token ids, packed (`hashing.pack_tokens`)."""
+
+    state: PageState = PageState.FREE
+    generation: int = 0
+    owner_epoch: int = 0
+    page_hash: bytes = NO_HASH
+    parent_hash: bytes = NO_HASH
+    tokens: bytes = b""
+    is_first: bool = False
+    is_private: bool = False
+
+    @property
+    def fill(self) -> int:
+        """Tokens whose KV is written."""
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The filled token ids."""
+        return unpack_tokens(self.tokens)
+
+
+class Torn(msgspec.Struct, frozen=True, gc=False):
+    """Neither slot of the page can be believed."""
+
+    page: int
+
+
+class PageTable:
+    """Reads and writes the entries of one pool's table. `view` is the table's memory; read-only views can read."""
+
+    def __init__(self, view: memoryview, num_pages: int, page_size: int) -> None:
+        needed = self.num_bytes(num_pages, page_size)
+        if len(view) < needed or view.format != "B":
+            raise ValueError(f"a table of {num_pages} pages needs {needed} plain bytes, got {len(view)}")
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self._view = view
+        self._slot_bytes = HEADER_BYTES + TOKEN_BYTES * page_size
+        self._scratch = bytearray(self._slot_bytes)
+        self._blank = bytes(self._slot_bytes)
+        # Sequence of each page's current slot; 0 means "not looked at yet", which costs one read.
+        self._sequences = array("Q", bytes(8 * num_pages))
+
+    @staticmethod
+    def num_bytes(num_pages: int, page_size: int) -> int:
+        """Bytes of a whole table."""
+        return num_pages * 2 * (HEADER_BYTES + TOKEN_BYTES * page_size)
+
+    def read(self, page: int) -> PageEntry | Torn:
+        """The newest entry that is whole. Safe beside a writer in another process."""
+        slot = self._newest(page)
+        if slot is None:
+            return Torn(page)
+        _, _, state, flags, fill, generation, epoch, page_hash, parent_hash = _HEADER.unpack_from(slot)
+        return PageEntry(
+            PageState(state),
+            generation,
+            epoch,
+            page_hash,
+            parent_hash,
+            slot[HEADER_BYTES : HEADER_BYTES + TOKEN_BYTES * fill],
+            bool(flags & FLAG_FIRST),
+            bool(flags & FLAG_PRIVATE),
+        )
+
+    def generation(self, page: int) -> int | None:
+        """Generation of `page`, None if torn; what a transfer compares before and after it copies."""
+        slot = self._newest(page)
+        return None if slot is None else _HEADER.unpack_from(slot)[5]
+
+    def write(self, page: int, entry: PageEntry) -> None:
+        """Replace the entry of `page`. Only the pool's scheduler may call this.
+
+        Raises ValueError if the entry does not fit the page size.
+        """
+        tokens = entry.tokens
+        end = HEADER_BYTES + len(tokens)
+        if end > self._slot_bytes:
+            raise ValueError(f"{entry.fill} tokens do not fit a page of {self.page_size}")
+        sequence = (self._sequences[page] or self._current_sequence(page)) + 1
+        scratch = self._scratch
+        flags = entry.is_first * FLAG_FIRST + entry.is_private * FLAG_PRIVATE
+        _HEADER.pack_into(
+            scratch,
+            0,
+            sequence,
+            0,
+            entry.state,
+            flags,
+            len(tokens) // TOKEN_BYTES,
+            entry.generation,
+            entry.owner_epoch,
+            entry.page_hash,
+            entry.parent_hash,
+        )
+        scratch[HEADER_BYTES:end] = tokens
+        scratch[end:] = self._blank[end:]
+        _CRC.pack_into(scratch, _CRC_OFFSET, zlib.crc32(scratch, page))
+        start = (2 * page + (sequence & 1)) * self._slot_bytes
+        self._view[start : start + self._slot_bytes] = scratch
+        self._sequences[page] = sequence
+
+    def scan(self) -> Iterator[tuple[int, PageEntry | Torn]]:
+        """Every page with its entry."""
+        for page in range(self.num_pages):
+            yield page, self.read(page)
+
+    def _current_sequence(self, page: int) -> int:
+        """Sequence of the slot that counts. If neither does, one that leaves both free to be overwritten."""
+        slot = self._newest(page)
+        return 0 if slot is None else _SEQUENCE.unpack_from(slot)[0]
+
+    def _newest(self, page: int) -> bytes | None:
+        """A copy of the newest slot whose CRC is right, None if there is none.
+
+        A writer that gets through both slots while they are copied spoils both copies; hence the few attempts.
+        """
+        size = self._slot_bytes
+        start = 2 * page * size
+        for _ in range(_READ_ATTEMPTS):
+            pair = bytes(self._view[start : start + 2 * size])
+            even, odd = pair[:size], pair[size:]
+            first, second = (even, odd) if _sequence(even) >= _sequence(odd) else (odd, even)
+            if self._is_whole(first, page):
+                return first
+            if self._is_whole(second, page):
+                return second
+        return None
+
+    def _is_whole(self, slot: bytes, page: int) -> bool:
+        if slot == self._blank:
+            return True
+        expected = _CRC.unpack_from(slot, _CRC_OFFSET)[0]
+        body = zlib.crc32(slot[_CRC_OFFSET + 4 :], zlib.crc32(b"\0\0\0\0", zlib.crc32(slot[:_CRC_OFFSET], page)))
+        return body == expected and slot[12] < _NUM_STATES
+
+
+def _sequence(slot: bytes) -> int:
+    return _SEQUENCE.unpack_from(slot)[0]
