@@ -1,0 +1,176 @@
+"""Token ids to text, one token at a time: never half a character, and in the end the text of a whole decode.
+
+A decoder's output after n tokens depends on those n tokens only, not on how they were batched; that is what lets a
+stream be opened again, here or at another detokenizer, and go on at the same text offset. State is bounded: at most
+three bytes, or a window of a few tokens. Used by `nodes/detokenizer/core.py`.
+"""
+
+import json
+from codecs import utf_8_decode
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, cast
+
+from tokenizers import Tokenizer
+
+from nodes.bundled.byte_tokenizer import byte_alphabet
+
+MAX_PENDING_TOKENS: Final = 8
+"""A character is at most four bytes; tokens that have shown nothing after this many are shown as they are."""
+
+_REPLACEMENT: Final = "\ufffd"
+_BYTE_OF: Final = {character: byte for byte, character in enumerate(byte_alphabet())}
+
+
+class TokenDecoder(Protocol):
+    """Incremental decode state of one stream."""
+
+    def push(self, token_id: int) -> str:
+        """Text that this token completes, often its own; empty if a character is still incomplete."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end of a stream; an incomplete character is U+FFFD."""
+        ...
+
+
+class BytePieces(dict[int, str | bytes]):
+    """Token id -> its text if that is whole characters, else its bytes. Filled as tokens appear.
+
+    Bounded by the vocabulary. Mirrors the ByteLevel decoder of `tokenizers`: a token of byte stand-ins is those bytes,
+    any other its own UTF-8.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, hidden_ids: frozenset[int]) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._hidden_ids = hidden_ids
+
+    def __missing__(self, token_id: int) -> str | bytes:
+        token = _token_of(self._tokenizer, token_id)
+        if token is None:
+            return ""
+        piece = self[token_id] = "" if token_id in self._hidden_ids else _piece_of(token)
+        return piece
+
+
+class ByteDecoder:
+    """For byte-level vocabularies, where decoding is concatenation of bytes. Pending: under four bytes."""
+
+    __slots__ = ("_pending", "_pieces")
+
+    def __init__(self, pieces: BytePieces) -> None:
+        self._pieces = pieces
+        self._pending = b""
+
+    def push(self, token_id: int) -> str:
+        """See `TokenDecoder.push`."""
+        piece = self._pieces[token_id]
+        if isinstance(piece, str) and not self._pending:
+            return piece
+        data = self._pending + (piece.encode() if isinstance(piece, str) else piece)
+        text, num_used = utf_8_decode(data, "replace", False)
+        self._pending = data[num_used:]
+        return text
+
+    def flush(self) -> str:
+        """See `TokenDecoder.flush`."""
+        text, self._pending = self._pending.decode(errors="replace"), b""
+        return text
+
+
+class WindowDecoder:
+    """For all other vocabularies, whose decoder sees neighbours (spaces, byte fallback, WordPiece).
+
+    Decodes a window of the last tokens with and without the new ones and shows the difference, as text-generation
+    servers have done since TGI. `prompt_tail` gives the first token its left neighbour.
+    """
+
+    __slots__ = ("_context_text", "_decode", "_is_shown", "_num_context", "_window")
+
+    def __init__(
+        self, decode: Callable[[list[int]], str], is_shown: Callable[[int], bool], prompt_tail: Sequence[int] = ()
+    ) -> None:
+        self._decode = decode
+        self._is_shown = is_shown
+        self._window = [token_id for token_id in prompt_tail if is_shown(token_id)]
+        self._num_context = len(self._window)
+        self._context_text = decode(self._window)
+
+    def push(self, token_id: int) -> str:
+        """See `TokenDecoder.push`."""
+        if not self._is_shown(token_id):
+            return ""
+        self._window.append(token_id)
+        text = self._new_text()
+        undecided = not text or text.endswith(_REPLACEMENT)
+        if undecided and len(self._window) - self._num_context < MAX_PENDING_TOKENS:
+            return ""
+        self._advance()
+        return text
+
+    def flush(self) -> str:
+        """See `TokenDecoder.flush`."""
+        text = self._new_text()
+        self._advance()
+        return text
+
+    def _new_text(self) -> str:
+        text = self._decode(self._window)
+        if text.startswith(self._context_text):
+            return text[len(self._context_text) :]
+        # Byte fallback spoils a whole run of bytes for one bad byte: what has been shown stays, the rest is on its own.
+        return self._decode(self._window[self._num_context :])
+
+    def _advance(self) -> None:
+        if self._num_context < len(self._window):
+            self._window = self._window[self._num_context :]
+            self._num_context = len(self._window)
+            self._context_text = self._decode(self._window)
+
+
+class DecoderFactory:
+    """Makes decoders for one tokenizer; knows which kind it needs."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        special = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        self._hidden_ids = {True: special, False: frozenset[int]()}
+        self._pieces: dict[bool, BytePieces] = {}
+        if is_byte_level(tokenizer):
+            self._pieces = {skip: BytePieces(tokenizer, hidden) for skip, hidden in self._hidden_ids.items()}
+
+    def decoder(self, skip_special_tokens: bool, prompt_tail: Sequence[int] = ()) -> TokenDecoder:
+        """A decoder for a new stream. `prompt_tail`: the last prompt ids, which byte-level vocabularies do not need."""
+        if self._pieces:
+            return ByteDecoder(self._pieces[skip_special_tokens])
+        tokenizer, hidden = self._tokenizer, self._hidden_ids[skip_special_tokens]
+        return WindowDecoder(
+            lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=False),
+            lambda token_id: token_id not in hidden and _token_of(tokenizer, token_id) is not None,
+            prompt_tail,
+        )
+
+
+def is_byte_level(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer's decoder only concatenates bytes (GPT-2, Llama 3, Qwen)."""
+    if tokenizer.decoder is None:
+        return False
+    kind = cast("dict[str, object]", json.loads(tokenizer.decoder.__getstate__()))
+    parts = cast("list[dict[str, object]]", kind["decoders"]) if kind["type"] == "Sequence" else [kind]
+    return [part["type"] for part in parts] == ["ByteLevel"]
+
+
+def _token_of(tokenizer: Tokenizer, token_id: int) -> str | None:
+    # Models may draw ids that the tokenizer does not have (padded vocabularies): those have no text.
+    return tokenizer.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+
+
+def _piece_of(token: str) -> str | bytes:
+    try:
+        data = bytes([_BYTE_OF[character] for character in token])
+    except KeyError:
+        return token
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
