@@ -1,0 +1,121 @@
+"""Whole meshes as a user starts them: `meshctl up` in a child process, on a free port, gone afterwards."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class RunningMesh:
+    """A mesh that is ready."""
+
+    name: str
+    port: int
+    process: subprocess.Popen[bytes]
+    seconds_to_ready: float
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def get(self, path: str) -> bytes:
+        with urllib.request.urlopen(self.url + path, timeout=10) as response:
+            return response.read()
+
+    def post(self, path: str, body: Any) -> tuple[int, Any]:
+        """Status and decoded JSON, of errors too. A `bytes` body is sent as it is."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+
+    def ps(self) -> list[dict[str, Any]]:
+        command = [sys.executable, "-m", "cli", "ps", "--name", self.name, "-o", "json"]
+        return json.loads(subprocess.run(command, capture_output=True, check=True, timeout=20).stdout)
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of `/metrics`, by its name with labels."""
+        samples: dict[str, float] = {}
+        for line in self.get("/metrics").decode().splitlines():
+            if line and not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                samples[name] = float(value)
+        return samples
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextmanager
+def start_mesh(log: Path, *options: str) -> Iterator[RunningMesh]:
+    port, name = free_port(), f"t{os.getpid()}-{time.time_ns() % 10**6}"
+    command = [sys.executable, "-m", "cli", "up", "--port", str(port), "--name", name, *options]
+    began = time.perf_counter()
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    try:
+        wait_ready(process, port, log)
+        yield RunningMesh(name, port, process, time.perf_counter() - began)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail(f"the mesh did not stop within {STOP_TIMEOUT_S:.0f} s of SIGTERM:\n{log.read_text()[-4000:]}")
+
+
+def wait_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            pytest.fail(f"the mesh ended with {process.returncode}:\n{log.read_text()[-4000:]}")
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=1).close()
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+        else:
+            return
+    pytest.fail(f"not ready within {START_TIMEOUT_S:.0f} s:\n{log.read_text()[-4000:]}")
+
+
+MeshOf = Callable[..., RunningMesh]
+
+
+@pytest.fixture(scope="session")
+def mesh_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshOf]:
+    """`mesh_of(*options)`: a ready mesh with these options, started once and shared by the session."""
+    running: dict[tuple[str, ...], RunningMesh] = {}
+    with ExitStack() as stack:
+
+        def get(*options: str) -> RunningMesh:
+            if options not in running:
+                log = tmp_path_factory.mktemp("mesh") / "up.log"
+                running[options] = stack.enter_context(start_mesh(log, *options))
+            return running[options]
+
+        yield get

@@ -1,0 +1,71 @@
+"""Clients that leave: everything that worked for them is free again."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+DISAGGREGATED = ("--model", "echo?step_ms=5", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
+NUM_STREAMS = 200
+
+
+async def abort_after(port: int, num_events: int, number: int) -> None:
+    """Opens a long stream, reads some of it, and closes the connection without a word."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    prompt = f"{number:04d} " + "a long prompt for a long answer " * 8
+    body = json.dumps({"model": "echo", "prompt": prompt, "max_tokens": 2000, "ignore_eos": True, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    writer.write(f"{head}\r\n\r\n{body}".encode())
+    seen = 0
+    while seen < num_events:
+        line = await reader.readline()
+        assert line, "the server ended the stream"
+        seen += line.startswith(b"data: ")
+    writer.close()
+
+
+def busy(metrics: dict[str, float]) -> dict[str, float]:
+    """The samples that say something is still held, without those that may stay."""
+    held = (
+        "_running",
+        "_waiting",
+        "_granted",
+        "_in_flight",
+        "_quarantined",
+        "_grants",
+        "_orders",
+        "_streams",
+        "_inflight",
+    )
+    return {
+        name: value
+        for name, value in metrics.items()
+        if value and name.startswith("mesh_") and name.partition("{")[0].endswith(held)
+    }
+
+
+def test_nothing_is_held_after_aborted_streams(mesh_of: Any) -> None:
+    mesh = mesh_of(*DISAGGREGATED)
+
+    async def storm() -> None:
+        limit = asyncio.Semaphore(32)
+
+        async def one(number: int) -> None:
+            async with limit:
+                await abort_after(mesh.port, number % 7, number)
+
+        await asyncio.gather(*(one(number) for number in range(NUM_STREAMS)))
+
+    asyncio.run(storm())
+    deadline = time.monotonic() + 15
+    while (left := busy(mesh.metrics())) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+    assert all(actor["state"] == "ready" for actor in mesh.ps())
+    status, answer = mesh.post("/v1/completions", {"model": "echo", "prompt": "still here", "temperature": 0})
+    assert status == 200
+    assert answer["choices"][0]["text"] == "still here"

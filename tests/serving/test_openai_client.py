@@ -1,0 +1,98 @@
+"""The `openai` client against a real mesh with the bundled model, prefill and decode apart and together."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+SAMPLES = Path(__file__).parents[2] / "nodes" / "bundled" / "tiny" / "samples.json"
+
+pytestmark = [pytest.mark.process, pytest.mark.clients]
+
+DISAGGREGATED = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
+MIXED = ("--model", "tiny", "--mixed", "1")
+
+
+@pytest.fixture(params=[DISAGGREGATED, MIXED], ids=["disaggregated", "mixed"])
+def client(request: pytest.FixtureRequest, mesh_of: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=mesh_of(*request.param).url + "/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def test_answers_are_the_model_s(client: openai.OpenAI) -> None:
+    """Each sample's answer is what the model gives by itself, outside this server."""
+    samples = json.loads(SAMPLES.read_text())
+    wrong: list[str] = []
+    for sample in samples:
+        answer = client.chat.completions.create(
+            model="tiny", messages=sample["messages"], temperature=0, max_tokens=1024
+        )
+        if answer.choices[0].message.content != sample["answer"]:
+            wrong.append(f"{sample['messages']!r}: {answer.choices[0].message.content!r} not {sample['answer']!r}")
+        assert answer.choices[0].finish_reason == "stop"
+    assert not wrong, "\n".join(wrong)
+
+
+def test_stream_is_the_same_text_and_counts_usage(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Count from 3 to 60."}]
+    whole = client.chat.completions.create(model="tiny", messages=messages, temperature=0, max_tokens=512)
+    stream = client.chat.completions.create(
+        model="tiny",
+        messages=messages,
+        temperature=0,
+        max_tokens=512,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert text.endswith("59 60")
+    assert len([chunk for chunk in chunks if chunk.choices]) > 10, "not one lump at the end"
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_seeded_sampling_repeats_and_n_differs(client: openai.OpenAI) -> None:
+    def draw(seed: int) -> list[str]:
+        answer = client.completions.create(
+            model="tiny", prompt="Once", seed=seed, n=4, temperature=1.5, max_tokens=24, extra_body={"ignore_eos": True}
+        )
+        return [choice.text for choice in sorted(answer.choices, key=lambda choice: choice.index)]
+
+    first = draw(7)
+    assert draw(7) == first
+    assert len(set(first)) == 4
+    assert draw(8) != first
+
+
+def test_stop_string_ends_before_it(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "Count from 3 to 60."}], temperature=0, stop=["9 10"]
+    )
+    assert answer.choices[0].message.content == "3 4 5 6 7 8 "
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_second_time_is_cached(client: openai.OpenAI) -> None:
+    prompt = "The quick brown fox jumps over the lazy dog again and again. " * 8
+    first = client.completions.create(model="tiny", prompt=prompt, max_tokens=8, temperature=0)
+    again = client.completions.create(model="tiny", prompt=prompt, max_tokens=8, temperature=0)
+    assert again.choices[0].text == first.choices[0].text
+    assert again.usage is not None
+    assert again.usage.prompt_tokens_details is not None
+    assert (again.usage.prompt_tokens_details.cached_tokens or 0) >= 16
+
+
+def test_errors_name_the_parameter(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="no-such-model", prompt="x")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="x", temperature=-1)
+    assert caught.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="word " * 20_000)
+    assert caught.value.code == "context_length_exceeded"
