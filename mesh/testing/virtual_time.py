@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextvars import Context
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -119,8 +119,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             return
         self._steps_left = self._steps_per_instant
         # The timer's own number, and not now + timeout, which rounding may leave a hair before it.
-        when: float = self._scheduled[0].when()  # pyright: ignore - the heap of timers that asyncio keeps
-        self._now = max(self._now, when)
+        timers = cast("list[asyncio.TimerHandle]", getattr(self, "_scheduled"))  # noqa: B009 - asyncio's own heap
+        self._now = max(self._now, timers[0].when())
         if self._now > self._limit_s:
             raise TimeLimit(f"not done at the limit of {self._limit_s} s of virtual time; waiting: {self._waiting()}")
 
