@@ -1,0 +1,354 @@
+"""The memory of one pool: a header, the page table, the pages, in one file that outlives the process that made it.
+
+    0                  header: magic, format, length and CRC-32 of what follows, MessagePack of `PoolInfo`
+    info.table_offset  page table (`page_table.py`)
+    info.pages_offset  pages, `info.layout.page_bytes` each; both offsets are multiples of 4096
+
+A kv_agent creates pools and holds each file's flock for as long as it lives; workers, schedulers and other agents map
+them by path. Not `multiprocessing.shared_memory`: on Python 3.11 the death of a process that had only attached unlinks
+the segment. `MemoryHost` is the seam: `ShmHost` for processes, `HeapHost` for simulations and tests.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from kvstore.errors import (
+    PoolBusy,
+    PoolClosed,
+    PoolExhaustedMemory,
+    PoolForeign,
+    PoolMismatch,
+    PoolMissing,
+    PoolTorn,
+)
+from kvstore.layout import FORMAT_VERSION, KVLayout
+from kvstore.page_table import PageTable
+
+MAGIC: Final = b"KVMESHPL"
+ALIGNMENT: Final = 4096
+HEADER_BYTES: Final = 4096
+
+_PREFIX: Final = struct.Struct("<8sIII")
+
+
+class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the header says. `incarnation` names this making of the pool: pages of another one are other pages."""
+
+    group: str
+    num_pages: int
+    layout: KVLayout
+    incarnation: int
+
+    @property
+    def table_offset(self) -> int:
+        """Byte offset of the page table."""
+        return HEADER_BYTES
+
+    @property
+    def pages_offset(self) -> int:
+        """Byte offset of page 0."""
+        table_bytes = PageTable.num_bytes(self.num_pages, self.layout.page_size)
+        return HEADER_BYTES + -(-table_bytes // ALIGNMENT) * ALIGNMENT
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the whole segment."""
+        return self.pages_offset + self.num_pages * self.layout.page_bytes
+
+
+def encode_header(info: PoolInfo) -> bytes:
+    """The header's bytes. Raises PoolMismatch if names or fingerprint are too long for it."""
+    body = msgspec.msgpack.encode(info)
+    if len(body) > HEADER_BYTES - _PREFIX.size:
+        raise PoolMismatch(f"the header of pool {info.group[:40]!r} takes {len(body)} bytes; shorten its names")
+    prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, len(body), zlib.crc32(body))
+    return (prefix + body).ljust(HEADER_BYTES, b"\0")
+
+
+def decode_header(data: bytes, path: str, file_bytes: int) -> PoolInfo:
+    """Read a header and check it against the segment's size. Raises PoolForeign or PoolTorn."""
+    if len(data) < HEADER_BYTES:
+        raise PoolTorn(f"{path} has {file_bytes} bytes, less than a header: its making was cut short; remove it")
+    magic, version, length, crc = _PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise PoolForeign(f"{path} is not a KV pool: it begins with {magic!r}; choose another name or remove it")
+    if version != FORMAT_VERSION:
+        raise PoolForeign(f"{path} is a KV pool of format {version}, this version reads {FORMAT_VERSION}; remove it")
+    body = data[_PREFIX.size : _PREFIX.size + length]
+    if length > HEADER_BYTES - _PREFIX.size or zlib.crc32(body) != crc:
+        raise PoolTorn(f"the header of {path} is damaged (checksum): remove it, the pool starts empty")
+    try:
+        info = msgspec.msgpack.decode(body, type=PoolInfo)
+    except msgspec.MsgspecError as error:
+        raise PoolTorn(f"the header of {path} cannot be read ({error}): remove it") from None
+    if file_bytes < info.file_bytes:
+        raise PoolTorn(f"{path} has {file_bytes} bytes and its header says {info.file_bytes}: remove it")
+    return info
+
+
+class PagePool:
+    """One pool's memory, mapped. Views handed out must be dropped before the memory can go away."""
+
+    def __init__(self, path: str, info: PoolInfo, memory: memoryview, on_close: Callable[[], None]) -> None:
+        self.path = path
+        self.info = info
+        self._on_close = on_close
+        self._page_bytes = info.layout.page_bytes
+        self._memory: memoryview | None = memory
+        self._table_view = memory[info.table_offset : info.pages_offset]
+        self._pages_view = memory[info.pages_offset : info.file_bytes]
+
+    @property
+    def writable(self) -> bool:
+        """Whether this mapping may write."""
+        return not self._open_memory().readonly
+
+    @property
+    def num_pages(self) -> int:
+        """Pages, the padding page included."""
+        return self.info.num_pages
+
+    @property
+    def layout(self) -> KVLayout:
+        """Shape of a page."""
+        return self.info.layout
+
+    @property
+    def pages_view(self) -> memoryview:
+        """All pages as bytes, `num_pages * layout.page_bytes`."""
+        self._open_memory()
+        return self._pages_view
+
+    @property
+    def table_view(self) -> memoryview:
+        """The page table as bytes."""
+        self._open_memory()
+        return self._table_view
+
+    def page(self, page: int) -> memoryview:
+        """Bytes of one page over all layers. Raises IndexError outside the pool."""
+        self._open_memory()
+        if not 0 <= page < self.num_pages:
+            raise IndexError(f"page {page} of a pool of {self.num_pages}")
+        return self._pages_view[page * self._page_bytes : (page + 1) * self._page_bytes]
+
+    def table(self) -> PageTable:
+        """The page table; only the pool's scheduler may write through it."""
+        return PageTable(self.table_view, self.num_pages, self.layout.page_size)
+
+    def close(self) -> None:
+        """Unmap and give up the lock. Again is harmless. Memory still viewed by others goes when their views do."""
+        if self._memory is not None:
+            for view in (self._table_view, self._pages_view, self._memory):
+                # A tensor made from a view keeps it; the mapping then goes with the tensor.
+                with contextlib.suppress(BufferError):
+                    view.release()
+            self._memory = None
+            self._on_close()
+
+    def _open_memory(self) -> memoryview:
+        if self._memory is None:
+            raise PoolClosed(f"the pool at {self.path} is closed")
+        return self._memory
+
+
+class MemoryHost(Protocol):
+    """Where pools live. Paths are plain strings that mean something to this host only."""
+
+    def create(self, name: str, info: PoolInfo) -> PagePool:
+        """Make a pool, zeroed, and own it. A leftover of this name that nobody owns is replaced.
+
+        Raises PoolExhaustedMemory, PoolBusy, PoolMismatch (header too long).
+        """
+        ...
+
+    def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
+        """Map an existing pool; `own` takes its lock too.
+
+        Raises PoolMissing, PoolForeign, PoolTorn, PoolBusy (only with `own`).
+        """
+        ...
+
+    def path(self, name: str) -> str:
+        """Path of the pool called `name`, whether it exists or not."""
+        ...
+
+    def unlink(self, path: str) -> None:
+        """Remove a pool's name; those who mapped it keep it. Harmless if there is none."""
+        ...
+
+
+class HeapHost:
+    """Pools as bytearrays of one process; the actors of one simulated machine share one `HeapHost`.
+
+    Nothing is locked: inside one process a crashed owner cannot be told from a living one.
+    """
+
+    def __init__(self) -> None:
+        self._pools: dict[str, bytearray] = {}
+
+    def path(self, name: str) -> str:
+        """See `MemoryHost`."""
+        return f"heap:{name}"
+
+    def create(self, name: str, info: PoolInfo) -> PagePool:
+        """See `MemoryHost`."""
+        path = self.path(name)
+        header = encode_header(info)
+        memory = bytearray(info.file_bytes)
+        memory[:HEADER_BYTES] = header
+        self._pools[path] = memory
+        return PagePool(path, info, memoryview(memory), _nothing)
+
+    def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
+        """See `MemoryHost`; `own` changes nothing here."""
+        memory = self._pools.get(path)
+        if memory is None:
+            raise PoolMissing(f"there is no pool at {path}: its kv_agent has not made it, or took it down")
+        info = decode_header(bytes(memory[:HEADER_BYTES]), path, len(memory))
+        view = memoryview(memory)
+        return PagePool(path, info, view if writable else view.toreadonly(), _nothing)
+
+    def unlink(self, path: str) -> None:
+        """See `MemoryHost`."""
+        self._pools.pop(path, None)
+
+    def paths(self) -> list[str]:
+        """Pools that exist: what a test looks at for leaks."""
+        return sorted(self._pools)
+
+
+class ShmHost:
+    """Pools as files, under /dev/shm or any other memory file system.
+
+    The owner's flock tells a living pool from a leftover: `sweep` removes what nobody owns. A pool appears under its
+    name only once it is whole; a making that was cut short leaves a file that `sweep` finds.
+    """
+
+    def __init__(self, directory: str | Path = "/dev/shm") -> None:
+        self.directory = Path(directory)
+
+    def path(self, name: str) -> str:
+        """See `MemoryHost`."""
+        return str(self.directory / name)
+
+    def create(self, name: str, info: PoolInfo) -> PagePool:
+        """See `MemoryHost`."""
+        path = self.path(name)
+        header = encode_header(info)
+        self._require_unowned(path)
+        making = f"{path}.making.{os.getpid()}"
+        descriptor = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._reserve(descriptor, path, info.file_bytes)
+            os.pwrite(descriptor, header, 0)
+            pool = _map_file(descriptor, path, info, writable=True, populate=True)
+            os.rename(making, path)
+        except BaseException:
+            os.close(descriptor)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(making)
+            raise
+        return pool
+
+    def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
+        """See `MemoryHost`."""
+        try:
+            descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise PoolMissing(
+                f"there is no pool at {path}: its kv_agent has not made it yet, or took it down"
+            ) from None
+        try:
+            if own:
+                _lock(descriptor, path)
+            file_bytes = os.fstat(descriptor).st_size
+            info = decode_header(os.pread(descriptor, HEADER_BYTES, 0), path, file_bytes)
+            pool = _map_file(descriptor, path, info, writable=writable, keep=own)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if not own:
+            os.close(descriptor)
+        return pool
+
+    def unlink(self, path: str) -> None:
+        """See `MemoryHost`."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def sweep(self, prefix: str) -> list[str]:
+        """Remove segments of this name prefix that nobody owns: what a killed agent left. Returns their paths."""
+        removed: list[str] = []
+        for path in sorted(self.directory.glob(f"{prefix}*")):
+            try:
+                self._require_unowned(str(path))
+            except PoolBusy:
+                continue
+            self.unlink(str(path))
+            removed.append(str(path))
+        return removed
+
+    @staticmethod
+    def _require_unowned(path: str) -> None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            _lock(descriptor, path)
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def _reserve(descriptor: int, path: str, num_bytes: int) -> None:
+        """Take the memory now: a full file system is an error here, not a SIGBUS in a worker later."""
+        try:
+            os.posix_fallocate(descriptor, 0, num_bytes)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.ENOMEM):
+                raise
+            # What the failed call took is still counted: give it back first, to name the true figure.
+            os.ftruncate(descriptor, 0)
+            status = os.fstatvfs(descriptor)
+            raise PoolExhaustedMemory(path, num_bytes, status.f_bavail * status.f_frsize) from None
+
+
+def _lock(descriptor: int, path: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise PoolBusy(f"{path} belongs to another process that is alive; stop it, or choose another name") from None
+
+
+def _map_file(
+    descriptor: int, path: str, info: PoolInfo, *, writable: bool, keep: bool = True, populate: bool = False
+) -> PagePool:
+    """Map a segment. `populate` makes the page faults happen now rather than in the first transfers."""
+    protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+    flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if populate else 0)
+    mapping = mmap.mmap(descriptor, info.file_bytes, flags=flags, prot=protection)
+
+    def close() -> None:
+        # Views of single pages that someone still has keep the mapping; it goes with the last of them.
+        with contextlib.suppress(BufferError):
+            mapping.close()
+        if keep:
+            os.close(descriptor)
+
+    return PagePool(path, info, memoryview(mapping), close)
+
+
+def _nothing() -> None:
+    """A mapping of the heap has nothing to give up."""
