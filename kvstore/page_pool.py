@@ -345,6 +345,8 @@ def _map_file(
         with contextlib.suppress(BufferError):
             mapping.close()
         if keep:
+            # The mapping has a descriptor of its own on the same lock, which may live on with a view.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     return PagePool(path, info, memoryview(mapping), close)
