@@ -55,9 +55,14 @@ class StepResult(HotMessage, frozen=True):
 
 
 class Adopt(Message, frozen=True):
-    """A scheduler takes a worker over: queued steps are dropped, the running one is finished first."""
+    """A scheduler takes a worker over: queued steps are dropped, the running one is finished first.
+
+    `next_step` is the first step that follows; 0 leaves it to the first that arrives. Asked again by the same epoch it
+    drops nothing but steps before `next_step`. A lower epoch than the worker has seen is refused (`stale_epoch`).
+    """
 
     scheduler_epoch: int
+    next_step: int = 0
 
 
 class Adopted(Message, frozen=True):

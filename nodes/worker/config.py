@@ -1,0 +1,21 @@
+"""Settings of one worker. Made by `cli` from the topology; read by the files of this folder only."""
+
+import msgspec
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker of `group`, computing `model` (see `nodes.model_spec.resolve_model`) over the pool of `agent`.
+
+    `dtype` is `auto` (the model's own), `float32` or `bfloat16`. `num_threads` 0 leaves torch's own choice.
+    `max_batch_tokens` bounds the tokens of one step, and with them the memory of activations.
+    """
+
+    group: str
+    model: str
+    agent: str
+    dtype: str = "auto"
+    page_size: int = 16
+    num_threads: int = 0
+    max_batch_tokens: int = 2048
+    map_timeout_s: float = 5.0
+    map_retry_s: float = 0.2

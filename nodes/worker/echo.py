@@ -1,0 +1,87 @@
+"""The model `echo`: answers with its prompt, out of the KV pages, so that a wrong page is a wrong answer.
+
+Every position stores its token id in the page's K cell and its own position in the V cell. Output token number j is the
+prompt token that the pages hold for position j; when the prompt is through comes the end token, then the prompt again
+(whoever ignores the end token sees the prompt repeated). A stored position that is not what it should be is reported as
+`corrupt_page`. Needs neither torch nor numpy; used by tests, simulations and benchmarks of everything but the model.
+"""
+
+from array import array
+from typing import Final
+
+from kvstore.layout import KVLayout
+from mesh.transport.base import Buffer
+from nodes.model_spec import EchoTimings
+from nodes.protocol import RowError
+from nodes.worker.step import CORRUPT_PAGE, RunnableRow, RunnableStep, StepOutcome
+
+_WORD_BYTES: Final = 4
+
+
+class EchoRunner:
+    """Runs the echo model on `pages`, the writable bytes of a pool of `layout`.
+
+    Raises ValueError if the layout is not one 4-byte cell for K and for V of a token.
+    """
+
+    numerics: Final = "echo"
+
+    def __init__(self, pages: Buffer, layout: KVLayout, eos_token_id: int, timings: EchoTimings) -> None:
+        if layout.token_bytes != 2 * _WORD_BYTES:
+            raise ValueError(f"the echo model keeps 8 bytes a token, not {layout.token_bytes}")
+        self._words = memoryview(pages).cast("B").cast("I")
+        self._page_size = layout.page_size
+        self._page_words = layout.page_bytes // _WORD_BYTES
+        self._eos_token_id = eos_token_id
+        self._timings = timings
+
+    def run(self, step: RunnableStep) -> StepOutcome:
+        """See `Runner.run`; the delay is the configured time of a step, not spent here."""
+        token_ids: list[int] = []
+        errors: list[RowError] = []
+        num_tokens = 0
+        for row in step.rows:
+            num_tokens += row.num_tokens
+            self._write(row, step)
+            problem = self._problem(row, step)
+            if problem:
+                errors.append(RowError(row.row, CORRUPT_PAGE, problem))
+            token_ids.append(-1 if problem or row.sampling is None else self._answer(row, step))
+        delay_s = (self._timings.step_ms * 1e3 + self._timings.token_us * num_tokens) * 1e-6
+        return StepOutcome(token_ids, errors, delay_s)
+
+    def _write(self, row: RunnableRow, step: RunnableStep) -> None:
+        for position in range(row.start, row.end):
+            cell = self._cell(row, step, position)
+            self._words[cell] = step.token_ids[row.token_offset + position - row.start]
+            self._words[cell + self._page_size] = position
+
+    def _problem(self, row: RunnableRow, step: RunnableStep) -> str:
+        """What is wrong with the pages that the row builds on.
+
+        All of them where a sequence begins to be read here (a prefill, the steps after a handoff) and whenever a page
+        fills up; in the steps between only the page that the answer is read from.
+        """
+        if row.num_tokens > 1 or row.output_position <= 1 or row.end % self._page_size == 0:
+            pages = range(-(-row.end // self._page_size))
+        else:
+            answer = row.output_position % (row.num_prompt_tokens + 1)
+            pages = (min(answer, row.end - 1) // self._page_size,)
+        for index in pages:
+            first = index * self._page_size
+            last = min(first + self._page_size, row.end)
+            begin = self._cell(row, step, first) + self._page_size
+            if self._words[begin : begin + last - first] != array("I", range(first, last)):
+                page = step.page_ids[row.page_offset + index]
+                return f"page {page} does not hold positions {first} to {last - 1} of this sequence"
+        return ""
+
+    def _answer(self, row: RunnableRow, step: RunnableStep) -> int:
+        position = row.output_position % (row.num_prompt_tokens + 1)
+        if position == row.num_prompt_tokens:
+            return self._eos_token_id
+        return self._words[self._cell(row, step, position)]
+
+    def _cell(self, row: RunnableRow, step: RunnableStep, position: int) -> int:
+        page = step.page_ids[row.page_offset + position // self._page_size]
+        return page * self._page_words + position % self._page_size
