@@ -1,0 +1,22 @@
+"""What a detokenizer is told at its start."""
+
+import msgspec
+
+
+class DetokenizerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What bounds the core. Streams beyond `max_streams` are dropped, idle ones first; they can be opened again.
+
+    `max_ended_streams` ended ones are kept to answer repeats. A gap, an unknown stream or a stream that should stop is
+    mentioned to its scheduler at most every `resend_interval_s`.
+    """
+
+    max_streams: int = 65_536
+    max_ended_streams: int = 4096
+    resend_interval_s: float = 0.1
+
+
+class DetokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`model` as for `--model`."""
+
+    model: str
+    limits: DetokenizerLimits = DetokenizerLimits()

@@ -1,0 +1,291 @@
+"""The detokenizer's core by event lists: what comes in, what goes out."""
+
+import pytest
+from tokenizers import Tokenizer
+
+from mesh.address import Address
+from nodes.bundled.byte_tokenizer import SPECIAL_TOKEN_IDS, byte_tokenizer_json
+from nodes.detokenizer.config import DetokenizerLimits
+from nodes.detokenizer.core import DetokenizerCore, MalformedBatch, SchedulerLost, SendText, SendToScheduler
+from nodes.detokenizer.core import TokensArrived as Arrived
+from nodes.detokenizer.incremental import DecoderFactory
+from nodes.protocol import Resend, ResendFrom, StopAt, StreamFinish, StreamOpen, TextBatch, TextDelta, TokenBatch
+from nodes.request import AttemptRef, StopRules
+
+DECODERS = DecoderFactory(Tokenizer.from_str(byte_tokenizer_json()))
+EOS = SPECIAL_TOKEN_IDS["<|im_end|>"]
+D = Address("decode-0", 3)
+
+
+def core(**limits):
+    return DetokenizerCore(DECODERS, DetokenizerLimits(**limits))
+
+
+def opening(stream=1, *, request_id="r", attempt=0, output="", **rules):
+    stop = StopRules(max_tokens=100, **rules)
+    return StreamOpen(stream, request_id, attempt, "gw", stop, [], list(output.encode()), 7)
+
+
+def batch(text="", *, stream=1, position=0, opens=(), finish=None, closes=()):
+    ids = text if isinstance(text, list) else list(text.encode())
+    finishes = [StreamFinish(stream, position + len(ids), finish)] if finish else []
+    columns = ([stream], [position], [len(ids)]) if ids else ([], [], [])
+    return TokenBatch(
+        streams=columns[0], positions=columns[1], counts=columns[2], token_ids=ids,
+        opens=list(opens), finishes=finishes, closes=list(closes),
+    )  # fmt: skip
+
+
+def delta(text, ids=None, *, position=0, offset=0, finish=None, request_id="r", attempt=0):
+    ids = list(text.encode()) if ids is None else ids
+    return TextDelta(request_id, attempt, position, ids, offset, text, finish, 7, "decode-0")
+
+
+def texts(commands):
+    return [d for c in commands if isinstance(c, SendText) for d in c.message.deltas]
+
+
+def asked(commands):
+    return [c.message for c in commands if isinstance(c, SendToScheduler)]
+
+
+def test_tokens_become_text_at_their_offsets():
+    detokenizer = core()
+    assert detokenizer.handle(Arrived(D, batch("h", opens=[opening()])), 0) == [
+        SendText("gw", TextBatch(deltas=[delta("h")]))
+    ]
+    assert texts(detokenizer.handle(Arrived(D, batch("i", position=1)), 0)) == [delta("i", position=1, offset=1)]
+    assert texts(detokenizer.handle(Arrived(D, batch("ab", position=2)), 0)) == [delta("ab", position=2, offset=2)]
+    assert texts(detokenizer.handle(Arrived(D, batch("c", position=4)), 0)) == [delta("c", position=4, offset=4)]
+
+
+def test_one_batch_per_gateway():
+    detokenizer = core()
+    opens = [StreamOpen(i, f"r{i}", 0, f"gw{i % 2}", StopRules(9), [], []) for i in range(6)]
+    step = TokenBatch(streams=[*range(6)], positions=[0] * 6, counts=[1] * 6, token_ids=[65] * 6, opens=opens)
+    commands = detokenizer.handle(Arrived(D, step), 0)
+    assert [(c.gateway, [d.request_id for d in c.message.deltas]) for c in commands] == [
+        ("gw0", ["r0", "r2", "r4"]),
+        ("gw1", ["r1", "r3", "r5"]),
+    ]
+
+
+def test_tokens_of_half_a_character_are_sent_without_text():
+    detokenizer = core()
+    first, second = "é".encode()
+    assert texts(detokenizer.handle(Arrived(D, batch([first], opens=[opening()])), 0)) == [delta("", [first])]
+    assert texts(detokenizer.handle(Arrived(D, batch([second], position=1)), 0)) == [delta("é", [second], position=1)]
+
+
+def test_finish_by_stop_token_hides_its_text():
+    detokenizer = core()
+    step = batch([104, 105, 33], opens=[opening()], finish="stop")
+    assert texts(detokenizer.handle(Arrived(D, step), 0)) == [delta("hi", [104, 105, 33], finish="stop")]
+
+
+def test_finish_by_length_shows_everything_and_flushes():
+    detokenizer = core()
+    step = batch([104, 0xC3], opens=[opening()], finish="length")
+    assert texts(detokenizer.handle(Arrived(D, step), 0)) == [delta("h\ufffd", [104, 0xC3], finish="length")]
+
+
+def test_finish_alone_after_its_tokens():
+    detokenizer = core()
+    detokenizer.handle(Arrived(D, batch("hi", opens=[opening()])), 0)
+    assert texts(detokenizer.handle(Arrived(D, batch(position=2, finish="length")), 0)) == [
+        delta("", position=2, offset=2, finish="length")
+    ]
+
+
+def test_repeated_finish_is_answered_again_and_repeated_tokens_are_not():
+    detokenizer = core()
+    last = detokenizer.handle(Arrived(D, batch([104, EOS], opens=[opening()], finish="stop")), 0)
+    assert detokenizer.handle(Arrived(D, batch([104, EOS], finish="stop")), 1) == last
+    assert detokenizer.handle(Arrived(D, batch([104, EOS])), 2) == []
+
+
+def test_what_it_has_had_is_dropped():
+    detokenizer = core()
+    detokenizer.handle(Arrived(D, batch("abc", opens=[opening()])), 0)
+    assert detokenizer.handle(Arrived(D, batch("bc", position=1)), 0) == []
+    assert texts(detokenizer.handle(Arrived(D, batch("bcd", position=1)), 0)) == [delta("d", position=3, offset=3)]
+
+
+def test_gap_is_asked_for_and_not_at_every_step():
+    detokenizer = core(resend_interval_s=0.1)
+    detokenizer.handle(Arrived(D, batch("a", opens=[opening()])), 0)
+    gap = SendToScheduler(D, Resend(streams=[ResendFrom("r", 0, 1)]))
+    assert detokenizer.handle(Arrived(D, batch("c", position=2)), 1.0) == [gap]
+    assert detokenizer.handle(Arrived(D, batch("d", position=3)), 1.05) == []
+    assert detokenizer.handle(Arrived(D, batch("e", position=4, finish="length")), 1.11) == [gap]
+    assert texts(detokenizer.handle(Arrived(D, batch("bcde", position=1, finish="length")), 1.12)) == [
+        delta("bcde", position=1, offset=1, finish="length")
+    ]
+    assert detokenizer.num_resends == 2
+
+
+def test_unknown_stream_is_asked_for_by_number():
+    detokenizer = core(resend_interval_s=0.1)
+    ask = [SendToScheduler(D, Resend(streams=[], streams_unknown=[1]))]
+    assert detokenizer.handle(Arrived(D, batch("c", position=2)), 1.0) == ask
+    assert detokenizer.handle(Arrived(D, batch(position=3, finish="stop")), 1.05) == []
+    assert detokenizer.handle(Arrived(D, batch(position=3, finish="stop")), 1.2) == ask
+    reopened = batch("c", position=2, opens=[opening(output="ab")], finish="length")
+    assert texts(detokenizer.handle(Arrived(D, reopened), 1.3)) == [delta("c", position=2, offset=2, finish="length")]
+
+
+def test_memory_of_unknown_streams_is_bounded():
+    detokenizer = core()
+    step = TokenBatch(streams=[*range(5000)], positions=[0] * 5000, counts=[1] * 5000, token_ids=[65] * 5000)
+    (ask,) = asked(detokenizer.handle(Arrived(D, step), 0))
+    assert len(ask.streams_unknown) == 5000
+    assert len(detokenizer._senders[D].asked_at) < 5000
+
+
+def test_later_attempt_goes_on_where_the_first_was():
+    detokenizer = core()
+    opens = [StreamOpen(1, "r", 1, "gw", StopRules(100), [], [97, 98, 0xC3], 7)]
+    step = TokenBatch(streams=[1], positions=[3], counts=[2], token_ids=[0xA9, 33], opens=opens)
+    assert texts(detokenizer.handle(Arrived(D, step), 0)) == [delta("é!", [0xA9, 33], position=3, offset=2, attempt=1)]
+
+
+def test_reopened_stream_may_begin_before_the_end_of_what_was_delivered():
+    detokenizer = core()
+    detokenizer.handle(Arrived(D, batch("abcd", opens=[opening()])), 0)
+    step = batch("cd", position=2, opens=[opening(output="abcd")])
+    assert texts(detokenizer.handle(Arrived(D, step), 0)) == [delta("cd", position=2, offset=2)]
+
+
+def test_reopened_stream_with_a_gap_after_what_was_delivered():
+    detokenizer = core()
+    step = batch("d", position=3, opens=[opening(output="ab")])
+    assert asked(detokenizer.handle(Arrived(D, step), 0)) == [Resend(streams=[ResendFrom("r", 0, 2)])]
+
+
+def test_stop_string_ends_the_stream_and_tells_the_scheduler():
+    detokenizer = core(resend_interval_s=0.1)
+    commands = detokenizer.handle(Arrived(D, batch("ab ST", opens=[opening(stop=["STOP"])])), 0)
+    assert texts(commands) == [delta("ab ", list(b"ab ST"))]
+    commands = detokenizer.handle(Arrived(D, batch("OPxyz", position=5)), 0)
+    stop = StopAt(attempts=[AttemptRef("r", 0)])
+    last = delta("", list(b"OP"), position=5, offset=3, finish="stop")
+    assert texts(commands) == [last]
+    assert asked(commands) == [stop]
+    assert detokenizer.handle(Arrived(D, batch("y", position=8)), 0.05) == []
+    assert detokenizer.handle(Arrived(D, batch("z", position=9)), 0.2) == [SendToScheduler(D, stop)]
+    assert detokenizer.handle(Arrived(D, batch("OP", position=5)), 0.4) == []
+    assert texts(detokenizer.handle(Arrived(D, batch(position=10, finish="length")), 0.5)) == [last]
+
+
+def test_stop_string_is_told_at_once_even_after_a_gap_was_asked_for():
+    detokenizer = core()
+    detokenizer.handle(Arrived(D, batch("a", opens=[opening(stop=["bc"])])), 0)
+    assert asked(detokenizer.handle(Arrived(D, batch("c", position=2)), 0)) == [Resend(streams=[ResendFrom("r", 0, 1)])]
+    commands = detokenizer.handle(Arrived(D, batch("bc", position=1)), 0)
+    assert asked(commands) == [StopAt(attempts=[AttemptRef("r", 0)])]
+
+
+def test_stop_string_in_the_batch_that_ends_by_length():
+    detokenizer = core()
+    commands = detokenizer.handle(Arrived(D, batch("abcd", opens=[opening(stop=["bc"])], finish="length")), 0)
+    assert texts(commands) == [delta("a", list(b"abc"), finish="stop")]
+    assert asked(commands) == []
+
+
+def test_held_back_text_is_shown_at_the_end():
+    detokenizer = core()
+    commands = detokenizer.handle(Arrived(D, batch("abc", opens=[opening(stop=["bcd"])], finish="length")), 0)
+    assert texts(commands) == [delta("abc", finish="length")]
+
+
+def test_stop_string_completed_by_the_flush():
+    detokenizer = core()
+    step = batch([97, 0xC3], opens=[opening(stop=["\ufffd"])], finish="length")
+    assert texts(detokenizer.handle(Arrived(D, step), 0)) == [delta("a", [97, 0xC3], finish="stop")]
+
+
+def test_stop_string_within_min_tokens_does_not_count():
+    detokenizer = core()
+    commands = detokenizer.handle(Arrived(D, batch("a.b.c", opens=[opening(stop=["."], min_tokens=2)])), 0)
+    assert texts(commands) == [delta("a.b", list(b"a.b."), finish="stop")]
+
+
+def test_stop_string_within_what_was_delivered_before():
+    detokenizer = core()
+    commands = detokenizer.handle(Arrived(D, batch("d", position=3, opens=[opening(output="a.b", stop=["."])])), 0)
+    assert texts(commands) == [delta("", [], position=2, offset=1, finish="stop")]
+
+
+def test_include_stop_shows_it():
+    detokenizer = core()
+    commands = detokenizer.handle(Arrived(D, batch("a.b", opens=[opening(stop=["."], include_stop=True)])), 0)
+    assert texts(commands) == [delta("a.", finish="stop")]
+
+
+def test_closed_stream_is_forgotten():
+    detokenizer = core()
+    detokenizer.handle(Arrived(D, batch("a", opens=[opening()])), 0)
+    assert detokenizer.handle(Arrived(D, batch(closes=[1, 2])), 0) == []
+    assert detokenizer.num_streams == 0
+
+
+def test_lost_scheduler_takes_its_streams_along():
+    detokenizer = core()
+    detokenizer.handle(Arrived(D, batch("a", opens=[opening()])), 0)
+    other = Address("decode-1", 1)
+    detokenizer.handle(Arrived(other, batch("a", opens=[opening()])), 0)
+    assert detokenizer.handle(SchedulerLost(D), 0) == []
+    assert detokenizer.handle(SchedulerLost(D), 0) == []
+    assert detokenizer.num_streams == 1
+
+
+def test_newer_incarnation_replaces_the_older_for_good():
+    detokenizer = core()
+    detokenizer.handle(Arrived(D, batch("a", opens=[opening()])), 0)
+    newer = Address("decode-0", 4)
+    assert asked(detokenizer.handle(Arrived(newer, batch("b", position=1)), 0))
+    assert detokenizer.num_streams == 0
+    assert detokenizer.handle(Arrived(D, batch("a", opens=[opening()])), 0) == []
+    assert detokenizer.num_streams == 0
+
+
+def test_idle_streams_are_dropped_when_there_are_too_many():
+    detokenizer = core(max_streams=20)
+    for i in range(20):
+        detokenizer.handle(Arrived(D, batch("a", stream=i, opens=[opening(i)])), i)
+    detokenizer.handle(Arrived(D, batch("b", stream=0, position=1)), 21)
+    detokenizer.handle(Arrived(D, batch("a", stream=20, opens=[opening(20)])), 22)
+    assert detokenizer.num_streams == 20
+    assert detokenizer.num_dropped == 1
+    assert texts(detokenizer.handle(Arrived(D, batch("c", stream=0, position=2)), 23))
+    assert asked(detokenizer.handle(Arrived(D, batch("b", stream=1, position=1)), 24))[0].streams_unknown == [1]
+
+
+def test_ended_streams_are_forgotten_after_others():
+    detokenizer = core(max_ended_streams=2)
+    for i in range(4):
+        detokenizer.handle(Arrived(D, batch("a", stream=i, opens=[opening(i)], finish="length")), 0)
+    assert detokenizer.num_streams == 2
+    detokenizer.handle(Arrived(D, batch("a", stream=2, opens=[opening(2)])), 0)
+    for i in range(10, 12):
+        detokenizer.handle(Arrived(D, batch("a", stream=i, opens=[opening(i)], finish="length")), 0)
+    assert set(detokenizer._senders[D].streams) == {2, 10, 11}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ([1], [0], [1, 1], [1, 2]),
+        ([1], [0, 1], [1], [1]),
+        ([1], [0], [2], [1]),
+        ([1, 2], [0, 0], [-1, 2], [1]),
+        ([1], [-1], [1], [1]),
+    ],
+)
+def test_malformed_batch_is_refused_whole(columns):
+    names = ("streams", "positions", "counts", "token_ids")
+    step = TokenBatch(**dict(zip(names, columns, strict=True)), opens=[opening()])
+    detokenizer = core()
+    with pytest.raises(MalformedBatch):
+        detokenizer.handle(Arrived(D, step), 0)
+    assert detokenizer.num_streams == 0
