@@ -1,0 +1,98 @@
+"""The seam between a transfer and whatever moves its bytes.
+
+Implemented by `shm`; used by `puller`. Chosen by topology and reported, never silently downgraded. All calls are made
+on one thread. The caller owns deadlines: an engine that says nothing for ever (NIXL does when its peer hangs) is
+cancelled, and what it may still write stays quarantined until it completes.
+"""
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from kvstore.errors import TransferError
+from kvstore.page_pool import PagePool, PoolInfo
+
+
+class Direction(enum.Enum):
+    """READ pulls from the peer into local memory, WRITE pushes the other way."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+class Descriptor(NamedTuple):
+    """Bytes to move; offsets count from page 0 of the local and the remote pool."""
+
+    local_offset: int
+    remote_offset: int
+    num_bytes: int
+
+
+class Completion(NamedTuple):
+    """The end of a posted transfer: from now on it writes nothing. `error` None: all its bytes are there."""
+
+    handle: int
+    num_bytes: int
+    error: TransferError | None
+
+
+class Peer(Protocol):
+    """A foreign pool that can be read."""
+
+    info: PoolInfo
+
+    def generations(self, pages: Sequence[int]) -> list[int | None]:
+        """What the foreign page table says of these pages now; None where an entry is torn or there is no page."""
+        ...
+
+
+class Transport(Protocol):
+    """Moves bytes between a local pool and foreign ones."""
+
+    name: str
+
+    def register(self, pool: PagePool) -> int:
+        """Make a local pool a target; returns its region number."""
+        ...
+
+    def export(self, region: int) -> str:
+        """What a peer's `connect` needs; `PoolHandle.path` carries it."""
+        ...
+
+    def connect(self, address: str) -> Peer:
+        """Reach a foreign pool, for reading only. Raises PoolError."""
+        ...
+
+    def disconnect(self, peer: Peer) -> None:
+        """Forget a foreign pool; its transfers fail first."""
+        ...
+
+    def post(
+        self, direction: Direction, region: int, peer: Peer, descriptors: Sequence[Descriptor], deadline: float
+    ) -> int:
+        """Begin a transfer and return its handle; its `Completion` comes from `poll`, exactly once.
+
+        Raises TransferError `unsupported` or `bad_descriptor`; nothing is moved then.
+        """
+        ...
+
+    def poll(self, now: float) -> list[Completion]:
+        """Do a bounded amount of work and say what ended. `now` is on the scale of the deadlines."""
+        ...
+
+    def cancel(self, handle: int) -> None:
+        """Ask for an early end; the completion still comes, when nothing can write any more."""
+        ...
+
+    @property
+    def num_posted(self) -> int:
+        """Transfers without a completion yet; while there are any, call `poll` again soon."""
+        ...
+
+    def drain(self) -> list[Completion]:
+        """Cancel everything and return the completions; afterwards nothing writes."""
+        ...
+
+    def close(self) -> None:
+        """Drain, disconnect everything, forget all regions."""
+        ...

@@ -1,0 +1,108 @@
+"""Carries out a session's copies: compares generations, copies, compares again.
+
+A page's generation changes before anything else is written to it, so a copy whose pages had the right generations
+before and after it holds what was announced. Called by the kv_agent's core with the session's `StartCopy`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvstore.errors import TransferError
+from kvstore.page_pool import PagePool
+from kvstore.page_table import PageTable
+from kvstore.transfer.base import Direction, Peer, Transport
+from kvstore.transfer.plan import coalesce, page_descriptors
+from kvstore.transfer.session import CopyEnded, StartCopy
+
+
+class Target(NamedTuple):
+    """A local pool as a transport knows it."""
+
+    region: int
+    pool: PagePool
+    table: PageTable
+
+
+class Ended(NamedTuple):
+    """A copy of grant `grant_id` is over; `num_bytes` were moved."""
+
+    grant_id: str
+    event: CopyEnded
+    num_bytes: int
+
+
+class _Running(NamedTuple):
+    grant_id: str
+    copy: StartCopy
+    target: Target
+    peer: Peer
+
+
+class PagePuller:
+    """Copies of all sessions of one agent, over one transport."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self._running: dict[int, _Running] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `pump` has more to do; call it again soon."""
+        return self.transport.num_posted > 0
+
+    def target(self, pool: PagePool) -> Target:
+        """Register a local pool."""
+        return Target(self.transport.register(pool), pool, pool.table())
+
+    def start(self, grant_id: str, copy: StartCopy, target: Target, peer: Peer) -> Ended | None:
+        """Begin a copy; its end comes from `pump`, or at once where its pages are not what they should be."""
+        problem = _compare(copy, target, peer, "before")
+        if problem is None:
+            parts = page_descriptors(coalesce(copy.source_pages, copy.pages), target.pool.layout.page_bytes)
+            try:
+                handle = self.transport.post(Direction.READ, target.region, peer, parts, copy.deadline)
+            except TransferError as error:
+                problem = error
+            else:
+                self._running[handle] = _Running(grant_id, copy, target, peer)
+                return None
+        return Ended(grant_id, CopyEnded(copy.copy_id, problem.code, problem.message), 0)
+
+    def cancel(self, grant_id: str, copy_id: int) -> None:
+        """End a copy early; its end still comes from `pump`."""
+        for handle, running in self._running.items():
+            if running.grant_id == grant_id and running.copy.copy_id == copy_id:
+                self.transport.cancel(handle)
+
+    def pump(self, now: float) -> list[Ended]:
+        """Let the transport work for a moment; returns the copies that ended."""
+        ended: list[Ended] = []
+        for completion in self.transport.poll(now):
+            running = self._running.pop(completion.handle)
+            problem = completion.error or _compare(running.copy, running.target, running.peer, "after")
+            code, message = (problem.code, problem.message) if problem else ("", "")
+            ended.append(Ended(running.grant_id, CopyEnded(running.copy.copy_id, code, message), completion.num_bytes))
+        return ended
+
+
+def _compare(copy: StartCopy, target: Target, peer: Peer, when: str) -> TransferError | None:
+    try:
+        here = [target.table.generation(page) for page in copy.pages]
+        there = peer.generations(copy.source_pages)
+    except ValueError as error:
+        return TransferError("source_lost", f"a page table was gone {when} the copy: {error}")
+    return (
+        _mismatch("source", copy.source_pages, copy.source_generations, there, when)
+        or _mismatch("destination", copy.pages, copy.generations, here, when)
+    )  # fmt: skip
+
+
+def _mismatch(
+    side: str, pages: Sequence[int], expected: Sequence[int], found: Sequence[int | None], when: str
+) -> TransferError | None:
+    for page, wanted, generation in zip(pages, expected, found, strict=True):
+        if generation != wanted:
+            return TransferError(
+                "stale_pages", f"{side} page {page} is of generation {generation} {when} the copy, announced {wanted}"
+            )
+    return None

@@ -1,0 +1,375 @@
+"""One transfer into granted pages, as the destination's agent sees it: a state machine that always ends.
+
+    BOOTSTRAPPING   the grant is open; nothing announced yet, or the source pool is not mapped yet
+    WAITING         everything announced so far is in
+    TRANSFERRING    a copy runs
+    SUCCESS         all pages are in
+    FAILED          it ended without them
+
+    BOOTSTRAPPING --Announced, then SourceMapped--> TRANSFERRING --CopyEnded--> WAITING --Announced--> TRANSFERRING
+    TRANSFERRING --CopyEnded, the last page--> SUCCESS
+    any but SUCCESS --deadline, refusal, Revoked, SenderLost--> FAILED
+
+Every state has a deadline. The end is told to both sides: to the holder again and again until it closes the grant (a
+tell may be lost), to the sender at once and in answer to each of its announcements, which it repeats for the same
+reason. While a cancelled copy may still write, `quiesced` is False and `CloseGrant` is not answered; the end of that
+copy is what settles it. Pages and generations are compared before and after each copy by `puller`.
+
+Pure: events and the time in, commands out. Owned by `nodes/kv_agent/core.py`.
+"""
+
+import enum
+from typing import Final, NamedTuple
+
+from kvstore.protocol import OpenGrant, PagesPulled, PagesReady, TransferFailed
+
+
+class Phase(enum.Enum):
+    """State of a transfer."""
+
+    BOOTSTRAPPING = "bootstrapping"
+    WAITING = "waiting"
+    TRANSFERRING = "transferring"
+    SUCCESS = "success"
+    FAILED = "failed"
+
+
+class SessionLimits(NamedTuple):
+    """Deadlines in seconds, each capped by the grant's own, and the largest single copy."""
+
+    map_s: float = 5.0
+    waiting_s: float = 60.0
+    copy_s: float = 30.0
+    resend_s: float = 0.5
+    linger_s: float = 30.0
+    max_pages_per_copy: int = 1024
+
+
+DEFAULT_LIMITS: Final = SessionLimits()
+
+# events
+
+
+class Announced(NamedTuple):
+    """A prefill scheduler says that pages are finished."""
+
+    sender: str
+    sender_epoch: int
+    ready: PagesReady
+
+
+class SourceMapped(NamedTuple):
+    """The source pool can be read; this is what its header says."""
+
+    incarnation: int
+    layout_digest: bytes
+
+
+class SourceRefused(NamedTuple):
+    """The source pool cannot be read."""
+
+    code: str
+    message: str
+
+
+class CopyEnded(NamedTuple):
+    """The copy writes no more; `code` empty: all its pages are in, and were the right ones before and after."""
+
+    copy_id: int
+    code: str = ""
+    message: str = ""
+
+
+class Revoked(NamedTuple):
+    """The grant is taken away: closed by its holder (which needs no news then), or on behalf of one that is gone."""
+
+    code: str
+    message: str
+
+
+class SenderLost(NamedTuple):
+    """The sender is gone. What it announced may still be pulled, what it has not announced never comes."""
+
+    message: str
+
+
+class Tick(NamedTuple):
+    """Time passed."""
+
+
+Event = Announced | SourceMapped | SourceRefused | CopyEnded | Revoked | SenderLost | Tick
+
+
+# commands
+
+
+class MapSource(NamedTuple):
+    """Make the pool of `group` at `agent` readable; answer `SourceMapped` or `SourceRefused`."""
+
+    agent: str
+    group: str
+    incarnation: int
+
+
+class StartCopy(NamedTuple):
+    """Pull `source_pages[i]` into `pages[i]`, if both still have their generations; answer `CopyEnded`, always."""
+
+    copy_id: int
+    source_pages: list[int]
+    source_generations: list[int]
+    pages: list[int]
+    generations: list[int]
+    deadline: float
+
+
+class CancelCopy(NamedTuple):
+    """End a copy early; its `CopyEnded` still comes."""
+
+    copy_id: int
+
+
+class Send(NamedTuple):
+    """Tell an actor."""
+
+    receiver: str
+    message: PagesPulled | TransferFailed
+
+
+Command = MapSource | StartCopy | CancelCopy | Send
+
+_ENDED: Final = frozenset({Phase.SUCCESS, Phase.FAILED})
+
+
+class TransferSession:
+    """The life of one grant. `handle` takes an event; `deadline` says when it next wants a `Tick`."""
+
+    def __init__(self, grant: OpenGrant, now: float, limits: SessionLimits = DEFAULT_LIMITS) -> None:
+        self.grant = grant
+        self.phase = Phase.BOOTSTRAPPING
+        self.limits = limits
+        self.failure = TransferFailed(grant_id=grant.grant_id, code="", message="")
+        self.is_closed = False
+        self.sender = ""
+        self.sender_epoch = 0
+        self.source: MapSource | None = None
+        self._is_mapped = False
+        self._expires = now + grant.timeout_s
+        self._deadline = self._expires
+        self._copy_id = 0
+        self._copying: list[int] = []
+        # Index in the grant -> (source page, its generation), announced and not copied yet.
+        self._announced: dict[int, tuple[int, int]] = {}
+        self._copied: set[int] = set()
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that are in."""
+        return len(self._copied)
+
+    @property
+    def num_copying(self) -> int:
+        """Pages that a copy may be writing."""
+        return len(self._copying)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the outcome is known."""
+        return self.phase in _ENDED
+
+    @property
+    def is_quiesced(self) -> bool:
+        """Whether nothing can write the granted pages, now or later."""
+        return self.has_ended and not self._copying
+
+    @property
+    def deadline(self) -> float:
+        """When the session wants a `Tick` at the latest."""
+        return self._deadline
+
+    def is_over(self, now: float) -> bool:
+        """Whether the session can be forgotten: ended, quiet, and remembered long enough for late announcements."""
+        return self.is_quiesced and now >= self._expires
+
+    def renew(self, timeout_s: float, now: float) -> None:
+        """The holder opened the same grant again: its lease starts anew."""
+        if not self.has_ended:
+            self._expires = now + timeout_s
+            self._deadline = max(self._deadline, min(self._expires, self._state_deadline(now)))
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event; returns what to do, in order."""
+        match event:
+            case Announced():
+                return self._on_announced(event, now)
+            case SourceMapped():
+                return self._on_mapped(event, now)
+            case SourceRefused():
+                return self._fail(event.code, event.message, now)
+            case CopyEnded():
+                return self._on_copy_ended(event, now)
+            case Revoked():
+                return self._on_revoked(event, now)
+            case SenderLost():
+                if len(self._announced) + len(self._copied) == len(self.grant.pages):
+                    return []
+                return self._fail("source_lost", event.message, now)
+            case Tick():
+                return self._on_tick(now)
+
+    # events
+
+    def _on_announced(self, event: Announced, now: float) -> list[Command]:
+        ready = event.ready
+        if self.sender and (event.sender, event.sender_epoch) != (self.sender, self.sender_epoch):
+            taken = f"pages of {self.sender} are pulled into this grant already; order with a new grant"
+            return [Send(event.sender, self._failed("grant_taken", taken))]
+        self.sender, self.sender_epoch = event.sender, event.sender_epoch
+        if self.has_ended:
+            return [Send(event.sender, self._outcome())]
+        problem = self._problem(ready)
+        if problem:
+            return self._fail(*problem, now)
+        last = ready.first + len(ready.pages)
+        repeated = self._copied.issuperset(range(ready.first, last))
+        for index, page, generation in zip(range(ready.first, last), ready.pages, ready.generations, strict=True):
+            if index not in self._copied and index not in self._copying:
+                self._announced[index] = (page, generation)
+        commands: list[Command] = [Send(event.sender, self._progress())] if repeated else []
+        if self.source is None:
+            self.source = MapSource(ready.source_agent, ready.source_group, ready.source_incarnation)
+            self._wait(now)
+            return [*commands, self.source]
+        return commands + self._copy_next(now)
+
+    def _on_mapped(self, event: SourceMapped, now: float) -> list[Command]:
+        if self.has_ended or self.source is None or self._is_mapped:
+            return []
+        if event.incarnation != self.source.incarnation:
+            return self._fail("source_changed", f"the pool of {self.source.group} was made again", now)
+        if event.layout_digest != self.grant.layout_digest:
+            return self._fail("layout_mismatch", f"the pool of {self.source.group} has another layout", now)
+        self._is_mapped = True
+        return self._copy_next(now)
+
+    def _on_copy_ended(self, event: CopyEnded, now: float) -> list[Command]:
+        if event.copy_id != self._copy_id or not self._copying:
+            return []
+        copied, self._copying = self._copying, []
+        if self.has_ended:
+            self._settle(now)
+            return self._tell_both(self._outcome())
+        if event.code:
+            for index in copied:
+                self._announced.pop(index, None)
+            return self._fail(event.code, event.message, now)
+        self._copied.update(copied)
+        if self.num_pages == len(self.grant.pages):
+            self.phase = Phase.SUCCESS
+            self._settle(now)
+            return self._tell_both(self._progress())
+        return self._tell_both(self._progress()) + self._copy_next(now)
+
+    def _on_revoked(self, event: Revoked, now: float) -> list[Command]:
+        self.is_closed = True
+        if self.has_ended:
+            self._deadline = self._expires
+            return []
+        return self._fail(event.code, event.message, now)
+
+    def _on_tick(self, now: float) -> list[Command]:
+        if now < self._deadline:
+            return []
+        if not self.has_ended:
+            state = self.phase.value if self.sender else "waiting for a first announcement"
+            progress = f"{self.num_pages} of {len(self.grant.pages)} pages in"
+            return self._fail("deadline_exceeded", f"the transfer ran out of time while {state}, {progress}", now)
+        if self.is_closed or self.is_over(now):
+            self._deadline = max(self._expires, now + self.limits.resend_s)
+            return []
+        self._deadline = now + self.limits.resend_s
+        return [Send(self.grant.holder, self._outcome())]
+
+    # inside
+
+    def _problem(self, ready: PagesReady) -> tuple[str, str] | None:
+        """Why an announcement cannot belong to this grant."""
+        source = MapSource(ready.source_agent, ready.source_group, ready.source_incarnation)
+        if ready.layout_digest != self.grant.layout_digest:
+            return "layout_mismatch", f"pages of {ready.source_group} have another layout than the grant"
+        if self.source is not None and source != self.source:
+            return "source_changed", f"pages were announced from {self.source} and now from {source}"
+        fits = ready.total == len(self.grant.pages) and 0 <= ready.first <= ready.total - len(ready.pages)
+        if not fits or len(ready.pages) != len(ready.generations):
+            return (
+                "bad_announcement",
+                f"pages {ready.first} to {ready.first + len(ready.pages)} of {ready.total}, {len(ready.generations)} "
+                f"generations, do not fit a grant of {len(self.grant.pages)} pages",
+            )
+        return None
+
+    def _copy_next(self, now: float) -> list[Command]:
+        """Start the next copy if one can start; only one runs at a time, so a cancel has one thing to wait for."""
+        if self._copying or not self._is_mapped or self.has_ended:
+            return []
+        if not self._announced:
+            self.phase = Phase.WAITING
+            self._wait(now)
+            return []
+        self._copying = sorted(self._announced)[: self.limits.max_pages_per_copy]
+        sources = [self._announced.pop(index) for index in self._copying]
+        self._copy_id += 1
+        self.phase = Phase.TRANSFERRING
+        self._wait(now)
+        return [
+            StartCopy(
+                self._copy_id,
+                [page for page, _ in sources],
+                [generation for _, generation in sources],
+                [self.grant.pages[index] for index in self._copying],
+                [self.grant.generations[index] for index in self._copying],
+                self._deadline,
+            )
+        ]
+
+    def _fail(self, code: str, message: str, now: float) -> list[Command]:
+        """End without the pages; the first reason stays. The holder is not told what it asked for itself."""
+        if self.has_ended:
+            return []
+        self.phase = Phase.FAILED
+        self.failure = TransferFailed(grant_id=self.grant.grant_id, code=code, message=message)
+        self._announced.clear()
+        self._settle(now)
+        cancel: list[Command] = [CancelCopy(self._copy_id)] if self._copying else []
+        return cancel + self._tell_both(self._outcome())
+
+    def _settle(self, now: float) -> None:
+        """The outcome is known: from now on the session is kept to repeat it."""
+        self._expires = now + self.limits.linger_s
+        self._deadline = self._expires if self.is_closed else now + self.limits.resend_s
+
+    def _wait(self, now: float) -> None:
+        self._deadline = min(self._expires, self._state_deadline(now))
+
+    def _state_deadline(self, now: float) -> float:
+        if self.phase is Phase.TRANSFERRING:
+            return now + self.limits.copy_s
+        if self.phase is Phase.WAITING:
+            return now + self.limits.waiting_s
+        return now + self.limits.map_s if self.source else self._expires
+
+    def _tell_both(self, message: PagesPulled | TransferFailed) -> list[Command]:
+        receivers = [] if self.is_closed else [self.grant.holder]
+        if self.sender and self.sender not in receivers:
+            receivers.append(self.sender)
+        return [Send(receiver, message) for receiver in receivers]
+
+    def _progress(self) -> PagesPulled:
+        return PagesPulled(grant_id=self.grant.grant_id, num_pages=self.num_pages, complete=self.phase is Phase.SUCCESS)
+
+    def _outcome(self) -> PagesPulled | TransferFailed:
+        if self.phase is Phase.SUCCESS:
+            return self._progress()
+        return self._failed(self.failure.code, self.failure.message)
+
+    def _failed(self, code: str, message: str) -> TransferFailed:
+        return TransferFailed(grant_id=self.grant.grant_id, code=code, message=message, quiesced=not self._copying)
