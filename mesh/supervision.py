@@ -1,0 +1,384 @@
+"""Decides when actors are started, suspected, killed, restarted, given up, drained: the pure core of a supervisor.
+
+    state       the process                          leaves it by
+    ---------   ----------------------------------   -------------------------------------------------------------
+    waiting     none, never was                      Begin: spawning; stopping: stopped
+    spawning    asked for, not known yet             Spawned: starting; SpawnFailed: backoff, given_up
+    starting    lives, not ready yet                 Beat(ready): ready; start deadline: dying; Exited: backoff, …
+    ready       serves                               silence: suspected; Exited: backoff, given_up
+    suspected   silent for `missed` heartbeats       Beat: ready; silence goes on: dying; Exited: backoff, given_up
+    dying       killed, not yet reaped               Exited: backoff, given_up
+    backoff     none, waits for its next start       time: spawning
+    given_up    none; the restart budget is spent    stopping: stopped
+    draining    asked to finish and exit             drain deadline: dying; Exited: stopped
+    stopped     none, none to come                   nothing
+
+Invariants, checked by tests/mesh/test_supervision_machine.py: a new incarnation is spawned only after the one before
+was reaped (or never came to be), with a higher epoch; no more restarts than the budget; none while stopping; actors
+drain in the order of their tiers. An `Exited` is the only proof of a death: heartbeats raise suspicion, and suspicion
+only ever leads to a kill. Called by `cli/launch/supervisor.py`, which performs the commands; it persists an epoch
+before it starts the process, so that no epoch is issued twice, over restarts of the supervisor too.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import assert_never
+
+WAITING = "waiting"
+SPAWNING = "spawning"
+STARTING = "starting"
+READY = "ready"
+SUSPECTED = "suspected"
+DYING = "dying"
+BACKOFF = "backoff"
+GIVEN_UP = "given_up"
+DRAINING = "draining"
+STOPPED = "stopped"
+
+_ALIVE = (SPAWNING, STARTING, READY, SUSPECTED, DYING, DRAINING)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Times in seconds. The first restart after `stable_s` of readiness is at once, later ones back off."""
+
+    heartbeat_s: float = 0.5
+    missed: int = 3
+    kill_after_s: float = 1.5
+    backoff_s: float = 0.25
+    max_backoff_s: float = 10.0
+    stable_s: float = 10.0
+    budget: int = 10
+    budget_window_s: float = 60.0
+    first_start_attempts: int = 3
+    drain_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """One actor to keep alive. Lower tiers drain first; the whole tier is gone before the next one is asked."""
+
+    actor_id: str
+    drain_tier: int = 1
+    start_timeout_s: float = 60.0
+
+
+# Events
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Start everything."""
+
+
+@dataclass(frozen=True)
+class Spawned:
+    """The process of an incarnation exists."""
+
+    actor_id: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class SpawnFailed:
+    """No process came to be."""
+
+    actor_id: str
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A sign of life; `ready` is what the actor says of itself."""
+
+    actor_id: str
+    epoch: int
+    ready: bool
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The process was reaped. `fatal`: it says that starting it again as it is cannot help."""
+
+    actor_id: str
+    epoch: int
+    reason: str
+    fatal: bool = False
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed; due at `Supervisor.deadline()`."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Drain everything, tier by tier; with `force` (and on any later Stop with it) kill instead."""
+
+    reason: str
+    force: bool = False
+
+
+Event = Begin | Spawned | SpawnFailed | Beat | Exited | Tick | Stop
+
+# Commands
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """Persist the epoch, then start the process; answer with Spawned or SpawnFailed."""
+
+    actor_id: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End the process at once; answer with Exited once it is reaped."""
+
+    actor_id: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Ask the process to finish its work and exit."""
+
+    actor_id: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """An actor changed its state; for people, logs and `ps`."""
+
+    actor_id: str
+    epoch: int
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Died:
+    """Tell the mesh that an incarnation is dead for certain."""
+
+    actor_id: str
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class MeshReady:
+    """Every actor is ready, for the first time."""
+
+
+@dataclass(frozen=True)
+class MeshStopped:
+    """No process is left. `failure` is why the mesh never got ready, empty if it was told to stop."""
+
+    failure: str
+
+
+Command = Spawn | Kill | Drain | Report | Died | MeshReady | MeshStopped
+
+
+@dataclass
+class Watch:
+    """What the supervisor knows of one actor; read it, do not write it."""
+
+    spec: Supervised
+    state: str = WAITING
+    epoch: int = 0
+    deadline: float | None = None
+    last_beat: float = 0.0
+    ready_since: float | None = None
+    failures: int = 0
+    num_restarts: int = 0
+    restarts: deque[float] = field(default_factory=deque[float])
+    reason: str = ""
+
+
+class Supervisor:
+    """Keeps a set of actors alive. `epochs` are the last ones issued, as persisted; times are one monotonic clock's."""
+
+    def __init__(self, actors: Iterable[Supervised], policy: Policy, epochs: Mapping[str, int]) -> None:
+        self.policy = policy
+        self.watches = {spec.actor_id: Watch(spec, epoch=epochs.get(spec.actor_id, 0)) for spec in actors}
+        self.was_ready = False
+        self.stopping = False
+        self.stopped = False
+        self._failure = ""
+        self._force = False
+        self._last_tick: float | None = None
+        self._commands: list[Command] = []
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event in; the commands are to be performed in order."""
+        self._commands = []
+        match event:
+            case Begin():
+                self._last_tick = now
+                for watch in self.watches.values():
+                    self._spawn(watch)
+            case Tick():
+                self._tick(now)
+            case Stop():
+                self._stop(event.reason, event.force, now)
+            case Spawned() | SpawnFailed() | Beat() | Exited():
+                watch = self.watches.get(event.actor_id)
+                # Word of another incarnation than the present one changes nothing.
+                if watch is not None and watch.epoch == event.epoch and watch.state in _ALIVE:
+                    self._on_actor(event, watch, now)
+            case _:
+                assert_never(event)
+        return self._commands
+
+    def deadline(self) -> float | None:
+        """When `Tick` is due at the latest; None if nothing depends on time."""
+        deadlines = [watch.deadline for watch in self.watches.values() if watch.deadline is not None]
+        if self._last_tick is not None and any(w.state in (READY, SUSPECTED) for w in self.watches.values()):
+            deadlines.append(self._last_tick + self.policy.heartbeat_s)
+        return min(deadlines, default=None)
+
+    def _on_actor(self, event: Spawned | SpawnFailed | Beat | Exited, watch: Watch, now: float) -> None:
+        match event:
+            case Spawned():
+                self._spawned(watch, now)
+            case SpawnFailed():
+                self._ended(watch, event.reason, False, now)
+            case Beat():
+                self._beat(watch, event.ready, now)
+            case Exited():
+                self._commands.append(Died(event.actor_id, event.epoch, event.reason))
+                # An actor that we killed died of what we killed it for.
+                reason = watch.reason if watch.state == DYING else event.reason
+                self._ended(watch, reason, event.fatal, now)
+            case _:
+                assert_never(event)
+
+    def _spawn(self, watch: Watch) -> None:
+        watch.epoch += 1
+        watch.ready_since = None
+        self._commands.append(Spawn(watch.spec.actor_id, watch.epoch))
+        self._enter(watch, SPAWNING)
+
+    def _spawned(self, watch: Watch, now: float) -> None:
+        if watch.state != SPAWNING:
+            return
+        if self.stopping:
+            # Asked for before the stop: it holds nothing that a drain could save.
+            self._kill(watch, "stopped while starting")
+            return
+        watch.deadline = now + watch.spec.start_timeout_s
+        self._enter(watch, STARTING)
+
+    def _beat(self, watch: Watch, ready: bool, now: float) -> None:
+        watch.last_beat = now
+        if watch.state == SUSPECTED or (watch.state == STARTING and ready):
+            watch.deadline = None
+            if watch.ready_since is None:
+                watch.ready_since = now
+            self._enter(watch, READY)
+            self._check_ready()
+
+    def _check_ready(self) -> None:
+        if not self.was_ready and all(watch.state == READY for watch in self.watches.values()):
+            self.was_ready = True
+            self._commands.append(MeshReady())
+
+    def _ended(self, watch: Watch, reason: str, fatal: bool, now: float) -> None:
+        """No process of this incarnation is left: stop, wait, or give up."""
+        watch.deadline = None
+        watch.reason = reason
+        if self.stopping:
+            self._enter(watch, STOPPED, reason)
+            self._next_tier(now)
+            return
+        if watch.ready_since is not None and now - watch.ready_since >= self.policy.stable_s:
+            watch.failures = 0
+        watch.failures += 1
+        if not self.was_ready and (fatal or watch.failures >= self.policy.first_start_attempts):
+            self._enter(watch, GIVEN_UP, reason)
+            self._failure = f"{watch.spec.actor_id}: {reason}"
+            self._stop(self._failure, False, now)
+            return
+        while watch.restarts and watch.restarts[0] <= now - self.policy.budget_window_s:
+            watch.restarts.popleft()
+        if len(watch.restarts) >= self.policy.budget:
+            self._enter(watch, GIVEN_UP, f"{self.policy.budget} restarts in {self.policy.budget_window_s} s; {reason}")
+            return
+        watch.restarts.append(now)
+        watch.num_restarts += 1
+        delay_s = 0.0
+        if watch.failures > 1:
+            doublings = min(watch.failures - 2, 32)
+            delay_s = min(self.policy.backoff_s * 2**doublings, self.policy.max_backoff_s)
+        watch.deadline = now + delay_s
+        self._enter(watch, BACKOFF, reason)
+
+    def _tick(self, now: float) -> None:
+        policy = self.policy
+        overslept = self._last_tick is not None and now - self._last_tick > 2 * policy.heartbeat_s
+        self._last_tick = now
+        for watch in self.watches.values():
+            if overslept:
+                # We heard nobody because we did not listen.
+                watch.last_beat = now
+                if watch.state == SUSPECTED:
+                    watch.deadline = now + policy.kill_after_s
+            if watch.state == READY and now - watch.last_beat >= policy.missed * policy.heartbeat_s:
+                watch.deadline = now + policy.kill_after_s
+                self._enter(watch, SUSPECTED, f"no heartbeat for {now - watch.last_beat:.1f} s")
+            elif watch.deadline is not None and now >= watch.deadline:
+                self._overdue(watch, now)
+
+    def _overdue(self, watch: Watch, now: float) -> None:
+        watch.deadline = None
+        match watch.state:
+            case "backoff":
+                self._spawn(watch)
+            case "starting":
+                self._kill(watch, f"not ready within {watch.spec.start_timeout_s:g} s")
+            case "suspected":
+                self._kill(watch, f"no heartbeat for {now - watch.last_beat:.1f} s")
+            case state:
+                assert state == DRAINING, f"{watch.spec.actor_id} has a deadline in state {state}"
+                self._kill(watch, f"not drained within {self.policy.drain_timeout_s:g} s")
+
+    def _kill(self, watch: Watch, reason: str) -> None:
+        watch.deadline = None
+        watch.reason = reason
+        self._enter(watch, DYING, reason)
+        self._commands.append(Kill(watch.spec.actor_id, watch.epoch))
+
+    def _stop(self, reason: str, force: bool, now: float) -> None:
+        self.stopping = True
+        self._force = self._force or force
+        for watch in self.watches.values():
+            if watch.state in (WAITING, BACKOFF, GIVEN_UP):
+                watch.deadline = None
+                self._enter(watch, STOPPED, reason)
+            elif watch.state == STARTING or (self._force and watch.state in (READY, SUSPECTED, DRAINING)):
+                self._kill(watch, reason)
+        self._next_tier(now)
+
+    def _next_tier(self, now: float) -> None:
+        """Drain the lowest tier that still lives; the others wait for it."""
+        alive = [watch for watch in self.watches.values() if watch.state != STOPPED]
+        if not alive:
+            if not self.stopped:
+                self.stopped = True
+                self._commands.append(MeshStopped(self._failure))
+            return
+        tier = min(watch.spec.drain_tier for watch in alive)
+        for watch in alive:
+            if watch.spec.drain_tier == tier and watch.state in (READY, SUSPECTED):
+                watch.deadline = now + self.policy.drain_timeout_s
+                self._enter(watch, DRAINING)
+                self._commands.append(Drain(watch.spec.actor_id, watch.epoch))
+
+    def _enter(self, watch: Watch, state: str, reason: str = "") -> None:
+        watch.state = state
+        self._commands.append(Report(watch.spec.actor_id, watch.epoch, state, reason))

@@ -1,0 +1,262 @@
+"""The supervisor core by event lists; its invariants under any order of events: test_supervision_machine.py."""
+
+import pytest
+
+from mesh.supervision import (
+    Beat,
+    Begin,
+    Died,
+    Drain,
+    Exited,
+    Kill,
+    MeshReady,
+    MeshStopped,
+    Policy,
+    Report,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    Stop,
+    Supervised,
+    Supervisor,
+    Tick,
+)
+
+
+def done(commands):
+    """Commands without the reports."""
+    return [command for command in commands if not isinstance(command, Report)]
+
+
+def states(core):
+    return {actor_id: watch.state for actor_id, watch in core.watches.items()}
+
+
+def ready_mesh(*specs, policy=None, now=0.0):
+    core = Supervisor(specs or [Supervised("a")], policy or Policy(), {})
+    core.handle(Begin(), now)
+    for actor_id in core.watches:
+        core.handle(Spawned(actor_id, 1), now)
+    for actor_id in core.watches:
+        last = core.handle(Beat(actor_id, 1, ready=True), now)
+    assert last[-1] == MeshReady()
+    return core
+
+
+def beats(core, until, since=0.0, actor_id="a"):
+    """Beat and tick every half second."""
+    now = since
+    while now < until:
+        now += 0.5
+        core.handle(Beat(actor_id, core.watches[actor_id].epoch, ready=True), now)
+        core.handle(Tick(), now)
+    return now
+
+
+def test_start_goes_through_hello_to_ready():
+    core = Supervisor([Supervised("a"), Supervised("b")], Policy(), {"a": 6})
+    assert done(core.handle(Begin(), 0.0)) == [Spawn("a", 7), Spawn("b", 1)]
+    assert core.deadline() is None
+    assert core.handle(Spawned("a", 7), 1.0) == [Report("a", 7, "starting")]
+    assert core.deadline() == 61.0
+    assert core.handle(Spawned("a", 7), 1.0) == []
+    assert core.handle(Beat("a", 7, ready=False), 2.0) == []
+    assert core.handle(Beat("a", 7, ready=True), 3.0) == [Report("a", 7, "ready")]
+    core.handle(Spawned("b", 1), 3.0)
+    assert done(core.handle(Beat("b", 1, ready=True), 3.5)) == [MeshReady()]
+    assert done(core.handle(Beat("b", 1, ready=True), 3.6)) == []
+
+
+def test_word_of_another_incarnation_or_actor_changes_nothing():
+    core = ready_mesh()
+    for event in (
+        Exited("a", 0, "late"),
+        Exited("a", 2, "early"),
+        Exited("x", 1, "who"),
+        Beat("a", 0, ready=True),
+        Spawned("a", 2),
+    ):
+        assert core.handle(event, 1.0) == []
+    assert states(core) == {"a": "ready"}
+
+
+def test_death_is_told_and_the_next_epoch_starts_at_once():
+    core = ready_mesh()
+    assert core.handle(Exited("a", 1, "signal 9"), 20.0) == [
+        Died("a", 1, "signal 9"),
+        Report("a", 1, "backoff", "signal 9"),
+    ]
+    assert core.deadline() == 20.0
+    assert done(core.handle(Tick(), 20.0)) == [Spawn("a", 2)]
+    core.handle(Spawned("a", 2), 20.1)
+    assert done(core.handle(Beat("a", 2, ready=True), 20.2)) == []
+    assert core.watches["a"].num_restarts == 1
+
+
+def test_backoff_doubles_is_bounded_and_is_forgotten_after_stability():
+    core = ready_mesh(policy=Policy(budget=100))
+    now, epoch, delays = 0.0, 1, []
+    for _ in range(10):
+        core.handle(Exited("a", epoch, "crash"), now)
+        delays.append(core.deadline() - now)
+        now = core.deadline()
+        core.handle(Tick(), now)
+        epoch += 1
+        core.handle(Spawned("a", epoch), now)
+        core.handle(Beat("a", epoch, ready=True), now)
+    assert delays == [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
+    now = beats(core, now + 11.0, now)
+    core.handle(Exited("a", epoch, "crash"), now)
+    assert core.deadline() == now
+
+
+def test_spent_budget_is_given_up_loudly_and_the_rest_goes_on():
+    core = ready_mesh(Supervised("a"), Supervised("b"), policy=Policy(budget=2))
+    for epoch in (1, 2):
+        core.handle(Exited("a", epoch, "crash"), 1.0)
+        core.handle(Tick(), 2.0)
+        core.handle(Spawned("a", epoch + 1), 2.0)
+    commands = core.handle(Exited("a", 3, "crash"), 3.0)
+    assert commands[-1] == Report("a", 3, "given_up", "2 restarts in 60.0 s; crash")
+    assert states(core) == {"a": "given_up", "b": "ready"}
+    assert not core.stopping
+    commands = core.handle(Stop("enough"), 4.0)
+    assert done(commands) == [Drain("b", 1)]
+
+
+def test_budget_counts_a_window_only():
+    core = ready_mesh(policy=Policy(budget=1, budget_window_s=60.0))
+    core.handle(Exited("a", 1, "crash"), 1.0)
+    core.handle(Tick(), 1.0)
+    core.handle(Spawned("a", 2), 1.0)
+    core.handle(Exited("a", 2, "crash"), 61.0)
+    assert states(core) == {"a": "backoff"}
+
+
+def test_a_fatal_exit_before_the_mesh_was_ready_stops_everything():
+    core = Supervisor([Supervised("a"), Supervised("b")], Policy(), {})
+    core.handle(Begin(), 0.0)
+    core.handle(Spawned("a", 1), 0.0)
+    core.handle(Spawned("b", 1), 0.0)
+    commands = core.handle(Exited("a", 1, "no such model", fatal=True), 1.0)
+    assert done(commands) == [Died("a", 1, "no such model"), Kill("b", 1)]
+    assert done(core.handle(Exited("b", 1, "signal 9"), 1.1))[-1] == MeshStopped("a: no such model")
+
+
+def test_a_fatal_exit_later_is_an_exit_like_others():
+    core = ready_mesh()
+    core.handle(Exited("a", 1, "port taken", fatal=True), 1.0)
+    assert states(core) == {"a": "backoff"}
+
+
+def test_first_start_is_tried_a_few_times():
+    core = Supervisor([Supervised("a")], Policy(first_start_attempts=2), {})
+    core.handle(Begin(), 0.0)
+    core.handle(SpawnFailed("a", 1, "zygote died"), 0.0)
+    assert done(core.handle(Tick(), 0.1)) == [Spawn("a", 2)]
+    assert done(core.handle(SpawnFailed("a", 2, "zygote died"), 0.2)) == [MeshStopped("a: zygote died")]
+
+
+def test_start_deadline_kills():
+    core = Supervisor([Supervised("a", start_timeout_s=5.0)], Policy(), {})
+    core.handle(Begin(), 0.0)
+    core.handle(Spawned("a", 1), 1.0)
+    assert done(core.handle(Tick(), 5.9)) == []
+    assert done(core.handle(Tick(), 6.0)) == [Kill("a", 1)]
+    assert core.handle(Exited("a", 1, "signal 9"), 6.1)[-1] == Report("a", 1, "backoff", "not ready within 5 s")
+
+
+def test_silence_is_suspected_after_three_heartbeats_then_killed():
+    core = ready_mesh()
+    for now in (0.5, 1.0):
+        assert core.deadline() == now
+        assert core.handle(Tick(), now) == []
+    assert core.handle(Tick(), 1.5) == [Report("a", 1, "suspected", "no heartbeat for 1.5 s")]
+    for now in (2.0, 2.5):
+        assert core.handle(Tick(), now) == []
+    assert done(core.handle(Tick(), 3.0)) == [Kill("a", 1)]
+    assert core.handle(Beat("a", 1, ready=True), 3.1) == []
+    assert core.handle(Exited("a", 1, "signal 9"), 3.2) == [
+        Died("a", 1, "signal 9"),
+        Report("a", 1, "backoff", "no heartbeat for 3.0 s"),
+    ]
+
+
+def test_a_suspect_that_beats_is_ready_again():
+    core = ready_mesh()
+    for now in (0.5, 1.0, 1.5):
+        core.handle(Tick(), now)
+    assert core.handle(Beat("a", 1, ready=True), 1.6) == [Report("a", 1, "ready")]
+    assert core.handle(Tick(), 2.0) == []
+    assert core.watches["a"].ready_since == 0.0
+
+
+def test_a_detector_that_overslept_accuses_nobody():
+    core = ready_mesh(Supervised("a"), Supervised("b"))
+    for now in (0.5, 1.0, 1.5):
+        core.handle(Beat("b", 1, ready=True), now)
+        core.handle(Tick(), now)
+    assert states(core) == {"a": "suspected", "b": "ready"}
+    assert core.handle(Tick(), 100.0) == []
+    assert states(core) == {"a": "suspected", "b": "ready"}
+    for now in (100.5, 101.0):
+        core.handle(Beat("b", 1, ready=True), now)
+        assert core.handle(Tick(), now) == []
+    assert done(core.handle(Tick(), 101.5)) == [Kill("a", 1)]
+
+
+def test_drain_goes_tier_by_tier():
+    core = ready_mesh(Supervised("r", 2), Supervised("g", 0), Supervised("s"), Supervised("w"))
+    assert done(core.handle(Stop("SIGTERM"), 10.0)) == [Drain("g", 1)]
+    assert done(core.handle(Stop("again, softly"), 10.0)) == []
+    assert core.deadline() <= 40.0
+    assert done(core.handle(Exited("g", 1, "exit 0"), 11.0)) == [Died("g", 1, "exit 0"), Drain("s", 1), Drain("w", 1)]
+    assert done(core.handle(Exited("w", 1, "exit 0"), 12.0)) == [Died("w", 1, "exit 0")]
+    assert done(core.handle(Tick(), 41.0)) == [Kill("s", 1)]
+    assert done(core.handle(Exited("s", 1, "signal 9"), 41.1)) == [Died("s", 1, "signal 9"), Drain("r", 1)]
+    assert done(core.handle(Exited("r", 1, "exit 0"), 41.2)) == [Died("r", 1, "exit 0"), MeshStopped("")]
+    assert core.handle(Stop("once more"), 42.0) == []
+    assert core.deadline() is None
+
+
+def test_no_restart_while_stopping():
+    core = ready_mesh(Supervised("g", 0), Supervised("w"))
+    core.handle(Stop("down"), 1.0)
+    assert done(core.handle(Exited("w", 1, "crash"), 1.1)) == [Died("w", 1, "crash")]
+    assert states(core)["w"] == "stopped"
+    assert core.deadline() == 1.0 or core.deadline() == 31.0
+
+
+def test_stop_ends_what_waits_and_what_is_being_spawned():
+    core = ready_mesh(Supervised("a"), Supervised("b"))
+    core.handle(Exited("a", 1, "crash"), 1.0)
+    core.handle(Exited("b", 1, "crash"), 1.0)
+    core.handle(Exited("b", 1, "crash"), 1.0)
+    core.handle(Tick(), 1.0)
+    assert states(core) == {"a": "spawning", "b": "spawning"}
+    assert done(core.handle(Stop("down"), 1.1)) == []
+    assert done(core.handle(Spawned("a", 2), 1.2)) == [Kill("a", 2)]
+    core.handle(Exited("a", 2, "signal 9"), 1.3)
+    assert done(core.handle(SpawnFailed("b", 2, "no memory"), 1.4)) == [MeshStopped("")]
+
+    core = ready_mesh()
+    core.handle(Exited("a", 1, "crash"), 1.0)
+    assert done(core.handle(Stop("down"), 1.1)) == [MeshStopped("")]
+
+    core = Supervisor([Supervised("a")], Policy(), {})
+    assert done(core.handle(Stop("before the beginning"), 1.1)) == [MeshStopped("")]
+
+
+def test_the_second_signal_forces():
+    core = ready_mesh(Supervised("g", 0), Supervised("w"))
+    core.handle(Stop("SIGINT"), 1.0)
+    assert done(core.handle(Stop("SIGINT", force=True), 2.0)) == [Kill("g", 1), Kill("w", 1)]
+    assert done(core.handle(Stop("SIGINT", force=True), 2.1)) == []
+
+
+@pytest.mark.parametrize("failures", [3, 500])
+def test_backoff_of_many_failures_stays_finite(failures):
+    core = ready_mesh(policy=Policy(budget=10_000))
+    core.watches["a"].failures = failures
+    core.handle(Exited("a", 1, "crash"), 5.0)
+    assert core.deadline() <= 15.0

@@ -1,0 +1,173 @@
+"""The supervisor core against a model of processes: any order of events keeps its invariants."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mesh.supervision import (
+    Beat,
+    Begin,
+    Died,
+    Drain,
+    Exited,
+    Kill,
+    MeshReady,
+    MeshStopped,
+    Policy,
+    Report,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    Stop,
+    Supervised,
+    Supervisor,
+    Tick,
+)
+
+POLICY = Policy(budget=4, budget_window_s=20.0, drain_timeout_s=5.0)
+SPECS = [Supervised("g", 0), Supervised("s", 1, 5.0), Supervised("w", 1, 5.0), Supervised("r", 2)]
+ACTORS = [spec.actor_id for spec in SPECS]
+TIERS = {spec.actor_id: spec.drain_tier for spec in SPECS}
+
+
+class Processes(RuleBasedStateMachine):
+    """Performs the core's commands on imaginary processes, and checks each command as it comes."""
+
+    @initialize(epochs=st.dictionaries(st.sampled_from(ACTORS), st.integers(0, 5)))
+    def begin(self, epochs):
+        self.now = 0.0
+        self.core = Supervisor(SPECS, POLICY, epochs)
+        self.issued = {actor_id: epochs.get(actor_id, 0) for actor_id in ACTORS}
+        self.requested = {}  # spawn asked for, not answered
+        self.alive = {}
+        self.told_dead = set()
+        self.spawns = {actor_id: [] for actor_id in ACTORS}
+        self.num_ready = self.num_stopped = 0
+        self.stop_asked = False
+        self.perform(Begin())
+
+    def perform(self, event):
+        for command in self.core.handle(event, self.now):
+            match command:
+                case Spawn(actor_id, epoch):
+                    assert not self.core.stopping, "restart while draining"
+                    assert actor_id not in self.alive, "two live incarnations"
+                    assert actor_id not in self.requested, "two live incarnations"
+                    assert epoch == self.issued[actor_id] + 1, "epochs out of order"
+                    self.issued[actor_id] = epoch
+                    self.requested[actor_id] = epoch
+                    self.spawns[actor_id].append(self.now)
+                case Kill(actor_id, epoch):
+                    assert self.alive.get(actor_id) == epoch
+                case Drain(actor_id, epoch):
+                    assert self.core.stopping
+                    assert self.alive.get(actor_id) == epoch
+                    lower = [other for other in [*self.alive, *self.requested] if TIERS[other] < TIERS[actor_id]]
+                    assert not lower, "a later tier drained before an earlier one was gone"
+                case Died(actor_id, epoch, _):
+                    assert actor_id not in self.alive
+                    assert (actor_id, epoch) not in self.told_dead
+                    self.told_dead.add((actor_id, epoch))
+                case MeshReady():
+                    self.num_ready += 1
+                case MeshStopped():
+                    self.num_stopped += 1
+                    assert not self.alive
+                    assert not self.requested
+                case Report(actor_id, epoch, _):
+                    assert epoch == self.issued[actor_id]
+
+    @precondition(lambda self: self.requested)
+    @rule(data=st.data())
+    def spawned(self, data):
+        actor_id = data.draw(st.sampled_from(sorted(self.requested)))
+        epoch = self.alive[actor_id] = self.requested.pop(actor_id)
+        self.perform(Spawned(actor_id, epoch))
+
+    @precondition(lambda self: self.requested)
+    @rule(data=st.data())
+    def spawn_fails(self, data):
+        actor_id = data.draw(st.sampled_from(sorted(self.requested)))
+        self.perform(SpawnFailed(actor_id, self.requested.pop(actor_id), "no memory"))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), ready=st.booleans())
+    def beats(self, data, ready):
+        actor_id = data.draw(st.sampled_from(sorted(self.alive)))
+        self.perform(Beat(actor_id, self.alive[actor_id], ready))
+
+    @rule()
+    def all_beat(self):
+        for actor_id in sorted(self.alive):
+            self.perform(Beat(actor_id, self.alive[actor_id], ready=True))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), fatal=st.booleans())
+    def dies(self, data, fatal):
+        actor_id = data.draw(st.sampled_from(sorted(self.alive)))
+        self.perform(Exited(actor_id, self.alive.pop(actor_id), "died", fatal))
+
+    @rule(actor_id=st.sampled_from([*ACTORS, "stranger"]), back=st.integers(1, 3))
+    def late_word_of_the_past(self, actor_id, back):
+        epoch = self.issued.get(actor_id, 9) - back
+        before = dict(self.alive)
+        self.perform(Exited(actor_id, epoch, "late"))
+        self.perform(Beat(actor_id, epoch, ready=True))
+        assert self.alive == before
+
+    @rule()
+    def time_comes(self):
+        deadline = self.core.deadline()
+        if deadline is not None:
+            self.now = max(self.now, deadline)
+            self.perform(Tick())
+
+    @rule(seconds=st.floats(0.0, 30.0))
+    def time_passes(self, seconds):
+        self.now += seconds
+        self.perform(Tick())
+
+    @precondition(lambda self: self.now > 0)
+    @rule(force=st.booleans())
+    def stop(self, force):
+        self.stop_asked = True
+        self.perform(Stop("told to", force))
+
+    @invariant()
+    def budget_is_respected(self):
+        for times in self.spawns.values():
+            restarts = times[1:]
+            for index, last in enumerate(restarts):
+                # A restart is charged when the one before it ends, at most the longest back-off earlier.
+                window = [t for t in restarts[: index + 1] if t > last - POLICY.budget_window_s + POLICY.max_backoff_s]
+                assert len(window) <= POLICY.budget + 1
+
+    @invariant()
+    def ends_are_told_once(self):
+        assert self.num_ready <= 1
+        assert self.num_stopped <= 1
+
+    def teardown(self):
+        if not hasattr(self, "core"):
+            return
+        self.perform(Stop("the end"))
+        for _ in range(100):
+            if self.core.stopped:
+                break
+            for actor_id in sorted(self.requested):
+                self.alive[actor_id] = self.requested.pop(actor_id)
+                self.perform(Spawned(actor_id, self.alive[actor_id]))
+            dying = [a for a in sorted(self.alive) if self.core.watches[a].state == "dying"]
+            for actor_id in dying:
+                self.perform(Exited(actor_id, self.alive.pop(actor_id), "signal 9"))
+            deadline = self.core.deadline()
+            if not dying and deadline is not None:
+                self.now = max(self.now, deadline)
+                self.perform(Tick())
+        assert self.core.stopped, {a: w.state for a, w in self.core.watches.items()}
+        assert self.num_stopped == 1
+        assert self.core.deadline() is None
+
+
+TestProcesses = Processes.TestCase
+TestProcesses.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
