@@ -133,13 +133,11 @@ class WorkerCore:
 
     def handle(self, event: Event) -> list[Command]:
         """Take in one event; the commands are to be performed in order."""
-        match event:
-            case StepArrived():
-                return self._on_step(event)
-            case AdoptArrived():
-                return self._on_adopt(event)
-            case StepDone():
-                return self._on_done(event)
+        if isinstance(event, StepArrived):
+            return self._on_step(event)
+        if isinstance(event, AdoptArrived):
+            return self._on_adopt(event)
+        return self._on_done(event)
 
     def _on_step(self, event: StepArrived) -> list[Command]:
         plan = event.plan
@@ -151,9 +149,12 @@ class WorkerCore:
             return []
         if plan.step < max(self._next_step, 1):
             return [StepRefused(plan.step, "too_old")]
-        if plan.step not in self._queue and len(self._queue) >= MAX_QUEUED:
-            return [StepRefused(plan.step, "too_far")]
         self._queue[plan.step] = _Queued(event.sender, plan, event.buffers)
+        if len(self._queue) > MAX_QUEUED:
+            # The farthest goes: the nearest may be the one that all others wait for.
+            farthest = max(self._queue)
+            del self._queue[farthest]
+            return [StepRefused(farthest, "too_far"), *self._start_next()]
         return self._start_next()
 
     def _is_running(self, step: int) -> bool:

@@ -24,11 +24,10 @@ class EchoRunner:
     Raises ValueError if the layout is not one 4-byte cell for K and for V of a token.
     """
 
-    numerics: Final = "echo"
-
     def __init__(self, pages: Buffer, layout: KVLayout, eos_token_id: int, timings: EchoTimings) -> None:
         if layout.token_bytes != 2 * _WORD_BYTES:
             raise ValueError(f"the echo model keeps 8 bytes a token, not {layout.token_bytes}")
+        self.numerics = "echo"
         self._words = memoryview(pages).cast("B").cast("I")
         self._page_size = layout.page_size
         self._page_words = layout.page_bytes // _WORD_BYTES

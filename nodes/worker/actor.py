@@ -1,0 +1,215 @@
+"""The worker's actor: maps the pool, loads the model, runs the steps that its core lets through.
+
+Told `StepPlan` by the scheduler, tells `StepResult` back; asked `Adopt`. Models compute in one thread of their own, so
+heartbeats go on during the longest step; the echo model computes on the loop and waits its time out there, so that it
+works in virtual time.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, assert_never
+
+import msgspec
+
+from kvstore.page_pool import MemoryHost, PagePool
+from kvstore.protocol import MapPool, PoolHandle
+from mesh.actor import Actor, Call
+from mesh.address import Address
+from mesh.codec import Codec
+from mesh.errors import CallError
+from mesh.transport.base import Buffer
+from nodes.model_spec import ModelSpec, resolve_model
+from nodes.protocol import Adopt, Adopted, HotNodeMessage, NodeMessage, StepPlan
+from nodes.worker.config import WorkerConfig
+from nodes.worker.core import (
+    AdoptArrived,
+    AnswerAdopt,
+    Command,
+    Event,
+    Limits,
+    RefuseAdopt,
+    RunStep,
+    SendResult,
+    StepArrived,
+    StepDone,
+    StepRefused,
+    WorkerCore,
+)
+from nodes.worker.errors import LayoutMismatch
+from nodes.worker.runners import RunnerFactory, make_runner
+from nodes.worker.step import RunnableStep, Runner, StepOutcome, run_isolated
+
+
+class WorkerActor(Actor):
+    """One worker. `host` is where pools are mapped from; `make` builds the runner (tests give their own)."""
+
+    role: ClassVar[str] = "worker"
+    codec: ClassVar[Codec] = Codec(NodeMessage, HotNodeMessage)
+    ready_after_start: ClassVar[bool] = False
+
+    def __init__(self, config: WorkerConfig, host: MemoryHost, make: RunnerFactory = make_runner) -> None:
+        self._config = config
+        self._host = host
+        self._make = make
+        self._pool: PagePool | None = None
+        self._runner: Runner | None = None
+        self._core: WorkerCore | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._events: deque[Event] = deque()
+        self._dispatching = False
+        self._idle = asyncio.Event()
+        self._adopted = Adopted(last_step=0, worker_epoch=0, numerics="", vocab_size=0)
+
+    async def start(self) -> None:
+        """Map the pool and load the model, then announce `ready`. Raises ModelError, PoolError or WorkerError."""
+        config = self._config
+        spec = resolve_model(config.model)
+        handle = await self._ask_for_pool()
+        wanted = spec.kv_layout(config.dtype, config.page_size)
+        if handle.layout.digest != wanted.digest:
+            raise LayoutMismatch(
+                f"{config.agent} has made the pool of {config.group} for {handle.layout}, and {config.model} needs"
+                f" {wanted}. Give agent, scheduler and worker of a group the same model, dtype and page size."
+            )
+        pool = self._pool = self._host.open(handle.path, writable=True)
+        runner = self._runner = await self._load(spec, pool)
+        self._core = WorkerCore(
+            Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens)
+        )
+        self._idle.set()
+        self._adopted = Adopted(
+            last_step=0,
+            worker_epoch=self.ctx.address.epoch,
+            numerics=runner.numerics,
+            vocab_size=spec.vocab_size,
+            max_batch_tokens=config.max_batch_tokens,
+        )
+        self.ctx.announce(
+            "ready",
+            group=config.group,
+            model=spec.name,
+            vocab_size=spec.vocab_size,
+            numerics=runner.numerics,
+            max_batch_tokens=config.max_batch_tokens,
+        )
+
+    def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
+        """Take in a step; see `Actor.on_tell`."""
+        if isinstance(message, StepPlan):
+            self._dispatch(StepArrived(sender.actor_id, message, buffers))
+        else:
+            super().on_tell(sender, message, buffers)
+
+    def on_ask(self, call: Call) -> None:
+        """Take in a scheduler; see `Actor.on_ask`."""
+        if not isinstance(call.message, Adopt):
+            super().on_ask(call)
+        elif self._core is None:
+            call.fail("not_ready", "the model is still being loaded", retryable=True)
+        else:
+            self._dispatch(AdoptArrived(call.message, call))
+
+    async def drain(self) -> None:
+        """Return when no step runs or waits; the scheduler above has stopped sending by then."""
+        await self._idle.wait()
+
+    async def stop(self) -> None:
+        """Give back thread and pool; a step in its thread finishes on the memory that its tensors keep mapped."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+        self._runner = None
+        if self._pool is not None:
+            self._pool.close()
+
+    def stats(self) -> dict[str, float]:
+        """See `Actor.stats`."""
+        return {"mesh_worker_queued_steps": float(self._core.num_queued) if self._core else 0.0}
+
+    async def _ask_for_pool(self) -> PoolHandle:
+        config = self._config
+        while True:
+            try:
+                answer = await self.ctx.ask(config.agent, MapPool(group=config.group), timeout_s=config.map_timeout_s)
+            except CallError as error:
+                if not error.retryable:
+                    raise
+                self.ctx.log.info("waiting for the pool", agent=config.agent, why=str(error))
+                await asyncio.sleep(config.map_retry_s)
+            else:
+                return answer.message
+
+    async def _load(self, spec: ModelSpec, pool: PagePool) -> Runner:
+        if spec.source == "echo":
+            return self._make(spec, self._config, pool)
+        # One thread for loading and running: torch keeps its number of threads per calling thread.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="runner")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._make, spec, self._config, pool)
+
+    def _dispatch(self, event: Event) -> None:
+        """Feed the core; events that performing a command brings about queue up rather than recurse."""
+        if self._core is None:
+            self.ctx.metrics.count("mesh_worker_steps_refused_total", reason="not_ready")
+            return
+        self._events.append(event)
+        if self._dispatching:
+            return
+        self._dispatching = True
+        try:
+            while self._events:
+                for command in self._core.handle(self._events.popleft()):
+                    self._perform(command)
+        finally:
+            self._dispatching = False
+        if self._core.is_idle:
+            self._idle.set()
+        else:
+            self._idle.clear()
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case RunStep(runnable):
+                self._run(runnable)
+            case SendResult(actor_id, result):
+                self.ctx.tell(actor_id, result)
+            case AnswerAdopt(call, last_step):
+                call.reply(msgspec.structs.replace(self._adopted, last_step=last_step))
+            case RefuseAdopt(call, code, message):
+                call.fail(code, message)
+            case StepRefused(step, reason):
+                self.ctx.metrics.count("mesh_worker_steps_refused_total", reason=reason)
+                self.ctx.log.debug("step refused", step=step, reason=reason)
+            case _:
+                assert_never(command)
+
+    def _run(self, step: RunnableStep) -> None:
+        if self._thread is not None:
+            self.ctx.spawn(self._run_in_thread(step, self._thread), name="step")
+            return
+        started = self.ctx.now()
+        outcome = run_isolated(self._require_runner(), step)
+        if outcome.delay_s > 0:
+            self.ctx.later(outcome.delay_s, self._done, step, outcome, started)
+        else:
+            self._done(step, outcome, started)
+
+    async def _run_in_thread(self, step: RunnableStep, thread: ThreadPoolExecutor) -> None:
+        started = self.ctx.now()
+        loop = asyncio.get_running_loop()
+        outcome = await loop.run_in_executor(thread, run_isolated, self._require_runner(), step)
+        self._done(step, outcome, started)
+
+    def _done(self, step: RunnableStep, outcome: StepOutcome, started: float) -> None:
+        elapsed_s = self.ctx.now() - started
+        self.ctx.metrics.observe("mesh_worker_step_seconds", elapsed_s)
+        self.ctx.metrics.count("mesh_worker_tokens_total", sum(row.num_tokens for row in step.rows))
+        for error in outcome.errors:
+            self.ctx.metrics.count("mesh_worker_row_errors_total", code=error.code)
+            self.ctx.log.warning("row failed", step=step.step, row=error.row, code=error.code, why=error.message)
+        self._dispatch(StepDone(outcome, elapsed_s))
+
+    def _require_runner(self) -> Runner:
+        assert self._runner is not None, "a step before the model"
+        return self._runner

@@ -1,0 +1,40 @@
+"""Why a worker cannot start.
+
+    WorkerError
+      LayoutMismatch    "layout_mismatch"     the pool was made for another model, dtype or page size
+      WeightsUnfit      "weights_unfit"       the weights on disk cannot be loaded as the model's configuration says
+      BackendMissing    "backend_missing"     nothing here computes this model, dtype or device
+
+None is retryable: the supervisor's restarts do not cure them.
+"""
+
+from typing import ClassVar
+
+
+class WorkerError(Exception):
+    """Base of all reasons why a worker cannot start."""
+
+    code: ClassVar[str] = "worker_error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class LayoutMismatch(WorkerError):
+    """The pool that the agent gave is not laid out for this model."""
+
+    code = "layout_mismatch"
+
+
+class WeightsUnfit(WorkerError):
+    """A weight file is missing, damaged, or holds other tensors than the configuration asks for."""
+
+    code = "weights_unfit"
+
+
+class BackendMissing(WorkerError):
+    """No code here computes what is asked for."""
+
+    code = "backend_missing"

@@ -1,0 +1,234 @@
+"""The worker's actor over a recorded context: bring-up, steps inline and in its thread, adoption, draining."""
+
+import asyncio
+import threading
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvstore.errors import PoolMissing
+from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.protocol import MapPool, PoolHandle
+from mesh.address import Address
+from mesh.errors import RemoteError, Unreachable
+from mesh.telemetry import Metrics
+from nodes.model_spec import resolve_model
+from nodes.protocol import Adopt, Adopted, StepPlan, StepResult, StepRow
+from nodes.request import Sampling
+from nodes.worker.actor import WorkerActor
+from nodes.worker.config import WorkerConfig
+from nodes.worker.errors import LayoutMismatch
+from nodes.worker.step import RunnableStep, StepOutcome
+
+SCHEDULER = Address("scheduler-0", 3)
+
+
+class RecordedContext:
+    """What the actor does, in lists; the agent's answers are given."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self.address = Address("worker-0", 5)
+        self.metrics = Metrics()
+        self.log = SimpleNamespace(
+            info=lambda *_, **__: None, debug=lambda *_, **__: None, warning=lambda *_, **__: None
+        )
+        self.answers = answers
+        self.told: list[tuple[str, Any]] = []
+        self.announced: list[tuple[str, dict]] = []
+        self.news = asyncio.Event()
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def tell(self, actor_id: str, message: Any, buffers: Any = (), **_: Any) -> bool:
+        self.told.append((actor_id, message))
+        self.news.set()
+        return True
+
+    async def ask(self, actor_id: str, message: Any, *, timeout_s: float) -> Any:
+        assert (actor_id, message) == ("agent-0", MapPool(group="g"))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(message=answer)
+
+    def announce(self, state: str, **attributes: Any) -> None:
+        self.announced.append((state, attributes))
+
+    def later(self, delay_s: float, callback: Any, *args: Any) -> Any:
+        return asyncio.get_running_loop().call_later(delay_s, callback, *args)
+
+    def spawn(self, coroutine: Any, *, name: str | None = None) -> asyncio.Task:
+        return asyncio.get_running_loop().create_task(coroutine)
+
+    async def until_told(self, count: int) -> None:
+        while len(self.told) < count:
+            self.news.clear()
+            await self.news.wait()
+
+
+class RecordedCall:
+    def __init__(self, message: Any) -> None:
+        self.message, self.answer = message, None
+
+    def reply(self, message: Any) -> None:
+        self.answer = message
+
+    def fail(self, code: str, message: str, **_: Any) -> None:
+        self.answer = code
+
+
+def pool(host: HeapHost, model: str = "echo") -> PoolHandle:
+    layout = resolve_model(model).kv_layout()
+    made = host.create("g", PoolInfo(group="g", num_pages=20, layout=layout, incarnation=1))
+    return PoolHandle(group="g", agent="agent-0", path=made.path, num_pages=20, layout=layout, incarnation=1)
+
+
+def config(model: str = "echo") -> WorkerConfig:
+    return WorkerConfig(group="g", model=model, agent="agent-0", map_retry_s=0.001)
+
+
+def plan(step: int, tokens: list[int], start: int = 0, epoch: int = 1) -> tuple[StepPlan, list[bytes]]:
+    row = StepRow(1, start, len(tokens), 2, 3 if start else len(tokens), Sampling())
+    message = StepPlan(scheduler_epoch=epoch, step=step, rows=[row])
+    return message, [array("i", tokens).tobytes(), array("i", [4, 5]).tobytes()]
+
+
+async def started(actor: WorkerActor, *answers: Any) -> RecordedContext:
+    actor.ctx = context = RecordedContext(list(answers))
+    await actor.start()
+    return context
+
+
+def adopt(actor: WorkerActor, epoch: int = 1) -> Any:
+    call = RecordedCall(Adopt(scheduler_epoch=epoch))
+    actor.on_ask(call)
+    return call.answer
+
+
+def test_echo_over_the_pool() -> None:
+    async def main() -> None:
+        host = HeapHost()
+        actor = WorkerActor(config("echo?step_ms=1"), host)
+        context = await started(actor, Unreachable("agent-0"), pool(host))
+        ((state, attributes),) = context.announced
+        assert state == "ready"
+        assert (attributes["group"], attributes["vocab_size"], attributes["numerics"]) == ("g", 259, "echo")
+        assert adopt(actor) == Adopted(
+            last_step=0, worker_epoch=5, numerics="echo", vocab_size=259, max_batch_tokens=2048
+        )
+        actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
+        actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
+        assert actor.stats() == {"mesh_worker_queued_steps": 1.0}
+        assert context.told == []
+        await actor.drain()
+        assert [(to, result.step, result.token_ids) for to, result in context.told] == [
+            ("scheduler-0", 1, [7]), ("scheduler-0", 2, [8]),
+        ]  # fmt: skip
+        assert context.told[0][1].elapsed_s >= 0.001
+        actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
+        assert len(context.told) == 3
+        actor.on_tell(SCHEDULER, *plan(3, [7], start=3, epoch=9))
+        assert adopt(actor, epoch=0) == "stale_epoch"
+        counters = context.metrics.snapshot().counters
+        assert counters['mesh_worker_steps_refused_total{reason="wrong_epoch"}'] == 1
+        assert counters["mesh_worker_tokens_total"] == 4
+        await actor.stop()
+
+    asyncio.run(main())
+
+
+def test_many_waiting_steps_without_delay_do_not_recurse() -> None:
+    async def main() -> None:
+        host = HeapHost()
+        actor = WorkerActor(config(), host)
+        context = await started(actor, pool(host))
+        adopt(actor)
+        for step in range(10, 1, -1):
+            buffers = plan(step, [1])[1]
+            row = StepRow(1, 0, 1, 2, 1, Sampling(), 0)
+            actor.on_tell(
+                SCHEDULER, StepPlan(scheduler_epoch=1, step=step, rows=[row]), [array("i", [-1]).tobytes(), buffers[1]]
+            )
+        assert context.told == []
+        actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
+        assert [result.step for _, result in context.told] == list(range(1, 11))
+        assert all(result.token_ids == [7] for _, result in context.told)
+        await actor.drain()
+
+    asyncio.run(main())
+
+
+class ThreadedRunner:
+    """Remembers the threads it ran in; raises for token 13; waits for `gate`."""
+
+    numerics = "threaded"
+
+    def __init__(self) -> None:
+        self.threads = {threading.get_ident()}
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def run(self, step: RunnableStep) -> StepOutcome:
+        self.threads.add(threading.get_ident())
+        self.gate.wait(10)
+        if 13 in step.token_ids:
+            raise RuntimeError("thirteen")
+        return StepOutcome([step.step])
+
+
+def test_models_load_and_run_in_one_thread_of_their_own() -> None:
+    async def main() -> None:
+        host, model = HeapHost(), "random:tiny-llama"
+        runners: list[ThreadedRunner] = []
+        actor = WorkerActor(config(model), host, lambda *_: runners.append(ThreadedRunner()) or runners[0])
+        context = await started(actor, pool(host, model))
+        (runner,) = runners
+        adopt(actor)
+        runner.gate.clear()
+        actor.on_tell(SCHEDULER, *plan(1, [7]))
+        actor.on_tell(SCHEDULER, *plan(2, [13]))
+        await asyncio.sleep(0)
+        call = RecordedCall(Adopt(scheduler_epoch=1))
+        actor.on_ask(call)
+        assert call.answer is None, "the running step comes first"
+        assert context.told == []
+        runner.gate.set()
+        await context.until_told(2)
+        assert isinstance(call.answer, Adopted)
+        assert call.answer.last_step == 1
+        results: list[StepResult] = [result for _, result in context.told]
+        assert [result.token_ids for result in results] == [[1], [-1]]
+        assert [error.code for error in results[1].errors] == ["poisoned_request"]
+        await actor.drain()
+        assert len(runner.threads) == 1
+        assert threading.get_ident() not in runner.threads
+        await actor.stop()
+
+    asyncio.run(main())
+
+
+def test_bring_up_failures_are_typed() -> None:
+    async def main() -> None:
+        host = HeapHost()
+        handle = pool(host, "random:tiny-llama")
+        with pytest.raises(LayoutMismatch, match="same model, dtype and page size"):
+            await started(WorkerActor(config(), host), handle)
+        with pytest.raises(RemoteError, match="unknown_group"):
+            await started(WorkerActor(config(), host), RemoteError("unknown_group", "no such group"))
+        handle = pool(host)
+        host.unlink(handle.path)
+        actor = WorkerActor(config(), host)
+        with pytest.raises(PoolMissing):
+            await started(actor, handle)
+        assert adopt(actor) == "not_ready"
+        actor.on_tell(SCHEDULER, *plan(1, [7]))
+        call = RecordedCall(MapPool(group="g"))
+        actor.on_ask(call)
+        assert call.answer == "not_served"
+        actor.on_tell(SCHEDULER, MapPool(group="g"), [])
+        await actor.stop()
+
+    asyncio.run(main())

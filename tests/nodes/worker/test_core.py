@@ -1,0 +1,301 @@
+"""Order, idempotency and adoption of steps, by event lists and against an unreliable scheduler."""
+
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodes.protocol import Adopt, RowError, StepPlan, StepResult, StepRow
+from nodes.request import Sampling
+from nodes.worker.core import (
+    MAX_QUEUED,
+    NUM_KEPT_RESULTS,
+    AdoptArrived,
+    AnswerAdopt,
+    Limits,
+    RefuseAdopt,
+    RunStep,
+    SendResult,
+    StepArrived,
+    StepDone,
+    StepRefused,
+    WorkerCore,
+)
+from nodes.worker.step import POISONED, RunnableStep, StepOutcome, run_isolated
+
+LIMITS = Limits(num_pages=100, page_size=4, vocab_size=50, context_length=64, max_batch_tokens=32)
+
+
+def ints(*values: int) -> bytes:
+    return array("i", values).tobytes()
+
+
+def row(start: int = 0, num_tokens: int = 1, num_pages: int = 1, prompt: int = 1, from_row: int = -1) -> StepRow:
+    return StepRow(7, start, num_tokens, num_pages, prompt, Sampling(), from_row)
+
+
+def arrived(step: int, epoch: int = 1, rows: list[StepRow] | None = None, tokens=None, pages=None) -> StepArrived:
+    rows = [row()] if rows is None else rows
+    tokens = [1] * sum(r.num_tokens for r in rows) if tokens is None else tokens
+    pages = list(range(1, 1 + sum(r.num_pages for r in rows))) if pages is None else pages
+    return StepArrived(
+        "s", StepPlan(scheduler_epoch=epoch, step=step, rows=rows), [ints(*tokens), memoryview(ints(*pages))]
+    )
+
+
+def adopt(epoch: int = 1, next_step: int = 0, call: object = "call") -> AdoptArrived:
+    return AdoptArrived(Adopt(scheduler_epoch=epoch, next_step=next_step), call)
+
+
+def done(*token_ids: int, errors: tuple[RowError, ...] = ()) -> StepDone:
+    return StepDone(StepOutcome(token_ids, errors), 0.5)
+
+
+def adopted(next_step: int = 0) -> WorkerCore:
+    core = WorkerCore(LIMITS)
+    assert core.handle(adopt(next_step=next_step)) == [AnswerAdopt("call", 0)]
+    return core
+
+
+def ran(commands: list) -> list[int]:
+    return [command.runnable.step for command in commands if isinstance(command, RunStep)]
+
+
+def test_step_runs_and_is_answered() -> None:
+    core = adopted()
+    (command,) = core.handle(arrived(1))
+    assert isinstance(command, RunStep)
+    assert command.runnable.token_ids.tolist() == [1]
+    assert command.runnable.page_ids.tolist() == [1]
+    assert command.runnable.rows[0].end == 1
+    assert command.runnable.rows[0].output_position == 0
+    assert not core.is_idle
+    result = StepResult(scheduler_epoch=1, step=1, token_ids=[9], elapsed_s=0.5)
+    assert core.handle(done(9)) == [SendResult("s", result)]
+    assert core.is_idle
+    assert core.handle(arrived(1)) == [SendResult("s", result)]
+
+
+def test_steps_of_nobody_and_of_others_are_refused() -> None:
+    assert WorkerCore(LIMITS).handle(arrived(1, epoch=0)) == [StepRefused(1, "wrong_epoch")]
+    assert adopted().handle(arrived(1, epoch=2)) == [StepRefused(1, "wrong_epoch")]
+
+
+def test_steps_wait_for_the_one_before() -> None:
+    core = adopted(next_step=5)
+    assert core.handle(arrived(7)) == []
+    assert core.handle(arrived(6)) == []
+    assert core.handle(arrived(4)) == [StepRefused(4, "too_old")]
+    assert core.num_queued == 2
+    assert ran(core.handle(arrived(5))) == [5]
+    assert core.handle(arrived(5)) == []
+    assert ran(core.handle(done(1))) == [6]
+    assert ran(core.handle(done(1))) == [7]
+
+
+def test_without_next_step_the_first_that_stands_alone_begins() -> None:
+    core = adopted()
+    assert core.handle(arrived(4, rows=[row(from_row=0)])) == []
+    assert core.handle(arrived(6, rows=[row(from_row=0)])) == []
+    assert ran(core.handle(arrived(5))) == [5]
+    commands = core.handle(done(3))
+    assert ran(commands) == [6]
+    core.handle(done(3))
+    assert core.is_idle
+
+
+def test_too_many_waiting() -> None:
+    core = adopted(next_step=1)
+    for step in range(2, 2 + MAX_QUEUED):
+        assert core.handle(arrived(step)) == []
+    assert core.handle(arrived(99)) == [StepRefused(99, "too_far")]
+    assert core.handle(arrived(2)) == []
+    # A full queue must not shut out the one step that would empty it.
+    commands = core.handle(arrived(1))
+    assert commands[0] == StepRefused(1 + MAX_QUEUED, "too_far")
+    assert ran(commands) == [1]
+
+
+def test_placeholders_take_what_the_step_before_drew() -> None:
+    core = adopted()
+    core.handle(arrived(1, rows=[row(), row()]))
+    core.handle(arrived(2, rows=[row(from_row=1), row(from_row=0), row(from_row=5), row()], tokens=[-1, -1, -1, 4]))
+    commands = core.handle(done(8, 9))
+    runnable = next(command.runnable for command in commands if isinstance(command, RunStep))
+    assert runnable.token_ids.tolist() == [9, 8, -1, 4]
+    assert [r.row for r in runnable.rows] == [0, 1, 3]
+    assert [r.token_offset for r in runnable.rows] == [0, 1, 3]
+    (sent,) = core.handle(done(1, 2, 3))
+    assert sent.result.token_ids == [1, 2, -1, 3]
+    assert [(error.row, error.code) for error in sent.result.errors] == [(2, "missing_input")]
+
+
+def test_a_placeholder_that_is_known_by_now() -> None:
+    core = adopted(next_step=57)
+    commands = core.handle(arrived(57, rows=[row(from_row=0)], tokens=[6]))
+    assert commands[0].runnable.token_ids.tolist() == [6]
+
+
+def test_old_results_are_forgotten() -> None:
+    core = adopted()
+    for step in range(1, NUM_KEPT_RESULTS + 2):
+        core.handle(arrived(step))
+        core.handle(done(1))
+    assert core.handle(arrived(1)) == [StepRefused(1, "too_old")]
+    assert isinstance(core.handle(arrived(2))[0], SendResult)
+
+
+@pytest.mark.parametrize(
+    ("broken", "code"),
+    [
+        (arrived(1, rows=[row(start=61, num_tokens=4, num_pages=20)]), "bad_row"),
+        (arrived(1, rows=[row(start=-1)]), "bad_row"),
+        (arrived(1, rows=[row(start=4)]), "bad_row"),
+        (arrived(1, rows=[row(prompt=2)]), "bad_row"),
+        (arrived(1, tokens=[50]), "bad_row"),
+        (arrived(1, tokens=[-1]), "bad_row"),
+        (arrived(1, pages=[0]), "bad_row"),
+        (arrived(1, pages=[100]), "bad_row"),
+        (arrived(1, rows=[row(num_tokens=2, from_row=0)]), "bad_row"),
+        (arrived(1, rows=[row(num_tokens=0)]), "bad_step"),
+        (arrived(1, rows=[row(num_pages=0)]), "bad_step"),
+        (arrived(1, rows=[row(num_tokens=33, num_pages=9)]), "bad_step"),
+        (arrived(1, tokens=[1, 2]), "bad_step"),
+        (arrived(1)._replace(buffers=[b""]), "bad_step"),
+        (arrived(1)._replace(buffers=[b"abcde", b"abcd"]), "bad_step"),
+    ],
+)
+def test_plans_that_cannot_be_run_fail_by_row(broken: StepArrived, code: str) -> None:
+    core = adopted(next_step=1)
+    (sent,) = core.handle(broken)
+    assert [error.code for error in sent.result.errors] == [code]
+    assert sent.result.token_ids == [-1]
+    assert ran(core.handle(arrived(2))) == [2]
+
+
+def test_empty_step_is_done_at_once() -> None:
+    (sent,) = adopted().handle(arrived(1, rows=[]))
+    assert sent.result == StepResult(scheduler_epoch=1, step=1, token_ids=[])
+
+
+def test_adoption_waits_for_the_running_step_and_drops_the_queue() -> None:
+    core = adopted(next_step=3)
+    core.handle(arrived(3))
+    core.handle(arrived(4))
+    assert core.handle(adopt(epoch=2, next_step=3, call="new")) == []
+    assert core.handle(arrived(3, epoch=1)) == [StepRefused(3, "wrong_epoch")]
+    assert core.handle(arrived(3, epoch=2)) == []
+    commands = core.handle(done(5))
+    assert commands[0] == AnswerAdopt("new", 3)
+    assert ran(commands) == [3]
+    assert [command.result.scheduler_epoch for command in core.handle(done(5))] == [2]
+
+
+def test_later_epochs_win() -> None:
+    core = adopted()
+    core.handle(arrived(1))
+    assert core.handle(adopt(epoch=3, call="third")) == []
+    (refused,) = core.handle(adopt(epoch=2, call="second"))
+    assert isinstance(refused, RefuseAdopt)
+    assert (refused.call, refused.code) == ("second", "stale_epoch")
+    assert core.handle(adopt(epoch=3, call="third again")) == []
+    refusals = core.handle(adopt(epoch=4, call="fourth"))
+    assert [command.call for command in refusals] == ["third", "third again"]
+    assert core.handle(done(1)) == [AnswerAdopt("fourth", 1)]
+    (refused,) = WorkerCore(LIMITS).handle(adopt(epoch=0))
+    assert isinstance(refused, RefuseAdopt)
+
+
+def test_adopting_again_keeps_what_is_still_wanted() -> None:
+    core = adopted(next_step=1)
+    core.handle(arrived(2))
+    core.handle(arrived(3))
+    assert core.handle(adopt(next_step=1)) == [AnswerAdopt("call", 0)]
+    assert core.num_queued == 2
+    commands = core.handle(adopt(next_step=3))
+    assert commands[0] == AnswerAdopt("call", 0)
+    assert ran(commands) == [3]
+
+
+def test_errors_of_rows_are_merged_in_order() -> None:
+    core = adopted()
+    core.handle(arrived(1, rows=[row(), row(), row()], pages=[1, 0, 3]))
+    (sent,) = core.handle(done(4, -1, errors=(RowError(2, "corrupt_page", ""), RowError(0, "x", ""))))
+    assert [error.row for error in sent.result.errors] == [0, 1, 2]
+    assert sent.result.token_ids == [4, -1, -1]
+
+
+def test_an_ended_step_that_never_ran_is_a_bug() -> None:
+    with pytest.raises(AssertionError):
+        adopted().handle(done(1))
+
+
+class Picky:
+    """Raises for steps with a row whose first token is 13."""
+
+    numerics = "picky"
+
+    def run(self, step: RunnableStep) -> StepOutcome:
+        drawn = [step.token_ids[r.token_offset] for r in step.rows]
+        if 13 in drawn:
+            raise ZeroDivisionError("thirteen")
+        return StepOutcome(drawn, delay_s=1.0)
+
+
+def test_only_the_guilty_row_fails() -> None:
+    core = adopted()
+    (command,) = core.handle(arrived(1, rows=[row(), row(), row()], tokens=[3, 13, 5]))
+    outcome = run_isolated(Picky(), command.runnable)
+    assert outcome.token_ids == [3, -1, 5]
+    assert outcome.errors == [RowError(1, POISONED, "ZeroDivisionError: thirteen")]
+    assert outcome.delay_s == 2.0
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("send"), st.integers(1, 12)),
+            st.tuples(st.just("done"), st.just(0)),
+            st.tuples(st.just("adopt"), st.integers(1, 4)),
+        ),
+        max_size=60,
+    )
+)
+def test_whatever_arrives_steps_run_in_order_once_per_epoch(events: list[tuple[str, int]]) -> None:
+    """A scheduler of a rising epoch, whose steps come late, twice, and in any order."""
+    core = WorkerCore(LIMITS)
+    epoch, running, history, waiting = 0, None, [], 0
+
+    def take(commands: list) -> None:
+        nonlocal running, waiting
+        for command in commands:
+            match command:
+                case RunStep():
+                    assert running is None, "one step at a time"
+                    running = (epoch, command.runnable.step)
+                    history.append(running)
+                case SendResult():
+                    assert (command.result.scheduler_epoch, command.result.step) in history
+                    assert command.result.token_ids == [command.result.step]
+                case AnswerAdopt() | RefuseAdopt():
+                    waiting -= 1
+
+    for kind, number in events:
+        if kind == "send":
+            take(core.handle(arrived(number, epoch=max(epoch, 1))))
+        elif kind == "adopt":
+            epoch = max(epoch, number)
+            waiting += 1
+            take(core.handle(adopt(epoch=number, next_step=1)))
+        elif running is not None:
+            step, running = running[1], None
+            take(core.handle(done(step)))
+    if running is not None:
+        step, running = running[1], None
+        take(core.handle(done(step)))
+    assert waiting == 0, "every adoption is answered once nothing runs"
+    for number in {e for e, _ in history}:
+        steps = [step for e, step in history if e == number]
+        assert steps == list(range(1, len(steps) + 1))

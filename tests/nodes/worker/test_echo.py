@@ -1,0 +1,101 @@
+"""The echo model answers out of the pages, whatever the chunks, and sees a page that is not its own."""
+
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.layout import KVLayout
+from nodes.model_spec import EchoTimings, resolve_model
+from nodes.request import Sampling
+from nodes.worker.echo import EchoRunner
+from nodes.worker.step import CORRUPT_PAGE, RunnableRow, RunnableStep
+
+SPEC = resolve_model("echo")
+EOS = SPEC.eos_token_ids[0]
+
+
+def make(num_pages: int = 40, page_size: int = 4) -> tuple[EchoRunner, bytearray]:
+    layout = SPEC.kv_layout(page_size=page_size)
+    pages = bytearray(num_pages * layout.page_bytes)
+    return EchoRunner(pages, layout, EOS, EchoTimings(step_ms=2.0, token_us=500.0)), pages
+
+
+def step(*rows: tuple[int, list[int], list[int], int], sample: bool = True) -> RunnableStep:
+    """Rows of (start, token ids, pages, prompt length)."""
+    tokens, pages, result = array("i"), array("i"), []
+    for index, (start, ids, row_pages, prompt) in enumerate(rows):
+        sampling = Sampling() if sample and start + len(ids) >= prompt else None
+        result.append(RunnableRow(index, start, len(ids), prompt, len(tokens), len(pages), len(row_pages), sampling))
+        tokens.extend(ids)
+        pages.extend(row_pages)
+    return RunnableStep(1, result, tokens, pages)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_output_is_the_prompt_then_the_end_then_the_prompt_again(data: st.DataObject) -> None:
+    prompt = data.draw(st.lists(st.integers(0, 200), min_size=1, max_size=20))
+    pages = data.draw(st.permutations(range(1, 40)))[:12]
+    runner, _ = make()
+    ids, start, output = list(prompt), 0, []
+    while start < len(prompt):
+        size = data.draw(st.integers(1, len(prompt) - start))
+        outcome = runner.run(step((start, ids[start : start + size], pages, len(prompt))))
+        start += size
+        assert not outcome.errors
+        assert outcome.delay_s == pytest.approx(0.002 + 0.0005 * size)
+    output = list(outcome.token_ids)
+    for _ in range(20):
+        ids.append(output[-1])
+        output += runner.run(step((len(ids) - 1, ids[-1:], pages, len(prompt)))).token_ids
+    assert output == [*prompt, EOS, *prompt, EOS, *prompt, EOS, *prompt, EOS, *([*prompt, EOS] * 20)][: len(output)]
+
+
+def test_prefill_without_sampling_draws_nothing() -> None:
+    runner, _ = make()
+    assert runner.run(step((0, [5, 6], [3], 9))).token_ids == [-1]
+
+
+def test_pages_of_another_sequence_are_noticed() -> None:
+    runner, pages = make()
+    outcome = runner.run(step((0, list(range(10)), [5, 9, 2], 10), (0, list(range(100, 107)), [7, 8, 6], 7)))
+    assert outcome.token_ids == [0, 100]
+    before = bytes(pages)
+    # A page that was never written, at the handoff's first decode step.
+    outcome = runner.run(step((10, [0], [5, 30, 2], 10), (7, [100], [7, 8, 6], 7)))
+    assert [(error.row, error.code) for error in outcome.errors] == [(0, CORRUPT_PAGE)]
+    assert outcome.token_ids == [-1, 101]
+    pages[:] = before
+    # Pages of the right positions and the wrong sequence: the text tells.
+    assert runner.run(step((10, [0], [7, 9, 2], 10))).token_ids == [101]
+
+
+def test_a_page_that_goes_bad_later_is_noticed_when_it_is_read() -> None:
+    runner, pages = make()
+    prompt = list(range(10))
+    runner.run(step((0, prompt, [5, 9, 2], 10)))
+    ids = [*prompt, 0, 1, 2]
+    for position in (10, 11):
+        assert runner.run(step((position, [ids[position]], [5, 9, 2], 10))).errors == []
+    runner.run(step((12, [2], [5, 9, 2, 3], 10)))
+    pages[5 * 32 + 16 : 5 * 32 + 20] = b"\xff\xff\xff\xff"
+    outcome = runner.run(step((13, [3], [5, 9, 2, 3], 10)))
+    assert outcome.errors == []  # output token 4 lies in the second page
+    pages[9 * 32 + 16] ^= 1
+    outcome = runner.run(step((13, [3], [5, 9, 2, 3], 10)))
+    assert [error.message for error in outcome.errors] == ["page 9 does not hold positions 4 to 7 of this sequence"]
+
+
+def test_steps_are_idempotent() -> None:
+    runner, pages = make()
+    first = step((0, [1, 2, 3, 4, 5], [3, 4], 5))
+    outcome, bits = runner.run(first), bytes(pages)
+    assert runner.run(first) == outcome
+    assert bytes(pages) == bits
+
+
+def test_layout_must_be_echo_s() -> None:
+    with pytest.raises(ValueError, match="8 bytes"):
+        EchoRunner(bytearray(), KVLayout(num_layers=2, num_kv_heads=1, head_dim=1), EOS, EchoTimings())
