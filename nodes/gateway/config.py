@@ -1,0 +1,44 @@
+"""Settings of one gateway: where it listens, which model it names, and every limit it keeps.
+
+Made by `cli` from the topology; read by the files of this folder only.
+"""
+
+import msgspec
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One gateway. All `_s` are seconds; every limit has a stated answer when it is reached.
+
+    `model` says what is served (a directory, or a name such as `echo`), `model_name` is what clients ask for.
+    `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only.
+    """
+
+    model_name: str
+    context_length: int
+    model: str = ""
+    vocab_size: int = 0
+    host: str = "127.0.0.1"
+    port: int = 8000
+    reuse_port: bool = False
+
+    max_body_bytes: int = 8 << 20
+    max_buffered_bytes: int = 256 << 20
+    max_inflight: int = 2048
+    max_connections: int = 16384
+    max_samples_per_call: int = 128
+    max_prompts_per_call: int = 128
+    body_timeout_s: float = 30.0
+
+    prepare_timeout_s: float = 30.0
+    role_wait_s: float = 5.0
+    submit_timeout_s: float = 5.0
+    cancel_timeout_s: float = 2.0
+    scrape_timeout_s: float = 1.0
+    request_timeout_s: float = 3600.0
+    retry_after_s: int = 1
+
+    quiet_s: float = 1.0
+    gap_pause_s: float = 0.2
+    max_attempts: int = 5
+    recovery_timeout_s: float = 30.0
+    tick_s: float = 0.25

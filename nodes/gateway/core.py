@@ -1,0 +1,320 @@
+"""The gateway's decisions: which attempt runs where, what is asked for again, when a request ends.
+
+`GatewayCore.handle(event, now)` returns commands; `service.py` performs them and reports back as events. A request ends
+exactly once, by `End`. An attempt goes through these phases:
+
+    phase        the core waits for                     it fails when                        then
+    SUBMITTING   the scheduler's answer, or output      refused: overloaded, draining, ...   another route, same attempt
+                                                        lost: no answer, peer gone           next attempt
+    RUNNING      output                                 AttemptFailed, scheduler lost        next attempt
+                                                        silence, gap, detokenizer lost       Resend (not a failure)
+    ROUTING      a tokenizer's answer                   no route                             WAITING, then again
+    WAITING      its time                               `recover_by` passes                  End with the failure
+
+Attempts that are over, and attempts whose output comes late, are cancelled at their scheduler until it acknowledges.
+"""
+
+from typing import assert_never
+from zlib import crc32
+
+from nodes.gateway.cancels import CancelLedger
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.events import (
+    Accepted,
+    AskRoute,
+    CancelAcknowledged,
+    CancelFailed,
+    ClientGone,
+    Command,
+    DetokenizersChanged,
+    Event,
+    Failure,
+    Opened,
+    PeerLost,
+    RouteChosen,
+    RouteFailed,
+    SendResend,
+    SendSubmit,
+    SubmitAccepted,
+    SubmitFailed,
+    Tick,
+)
+from nodes.gateway.requests import Gap, Phase, RequestLog
+from nodes.protocol import AttemptFailed, ResendFrom, TextBatch, TextDelta
+
+NOT_HELD = frozenset({"unreachable", "mailbox_full", "overloaded", "draining"})
+"""Codes after which the scheduler certainly does not hold the attempt, so its number can be used again."""
+
+ATTEMPT_PAUSES_S = (0.0, 0.0, 0.2, 0.5, 1.0)
+"""Before attempt k. The first retry is immediate: its cause is most often one death."""
+
+FIRST_ROUTE_PAUSE_S = 0.05
+MAX_ROUTE_PAUSE_S = 1.0
+MAX_RESEND_PAUSE_S = 5.0
+RESENDS_BEFORE_OTHER_DETOKENIZER = 3
+
+
+class GatewayCore:
+    """All requests of one gateway."""
+
+    def __init__(self, gateway: str, config: GatewayConfig) -> None:
+        self._gateway = gateway
+        self._config = config
+        self._requests: dict[str, RequestLog] = {}
+        self._cancels = CancelLedger(retry_s=0.5, give_up_s=config.recovery_timeout_s)
+        self._detokenizers: list[str] = []
+        self._resends: dict[tuple[str, str], list[ResendFrom]] = {}
+        self._commands: list[Command] = []
+        self.num_resends = 0
+        self.num_retries = 0
+        self.num_refused = 0
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no scheduler holds at the moment."""
+        return sum(log.phase is not Phase.RUNNING for log in self._requests.values())
+
+    @property
+    def num_cancels(self) -> int:
+        """Attempts whose cancel has not been acknowledged."""
+        return len(self._cancels)
+
+    @property
+    def needs_ticks(self) -> bool:
+        """False where nothing waits for time to pass."""
+        return bool(self._requests) or len(self._cancels) > 0
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event at time `now` (seconds, any origin) and say what is to be done, in order."""
+        self._commands = []
+        self._dispatch(event, now)
+        for (scheduler, detokenizer), streams in self._resends.items():
+            self._commands.append(SendResend(scheduler, detokenizer, streams))
+            self.num_resends += len(streams)
+        self._resends = {}
+        self._commands.extend(self._cancels.take(now))
+        return self._commands
+
+    def _dispatch(self, event: Event, now: float) -> None:
+        match event:
+            case TextBatch():
+                for delta in event.deltas:
+                    self._on_delta(delta, now)
+            case AttemptFailed():
+                self._on_attempt_failed(event, now)
+            case Opened():
+                self._on_opened(event, now)
+            case SubmitAccepted():
+                self._on_accepted(event, now)
+            case SubmitFailed():
+                self._on_submit_failed(event, now)
+            case RouteChosen() | RouteFailed():
+                self._on_route(event, now)
+            case CancelAcknowledged():
+                self._cancels.acknowledged(event.scheduler, event.attempts)
+            case CancelFailed():
+                if event.lost:
+                    self._cancels.lost(event.scheduler)
+                else:
+                    self._cancels.failed(event.scheduler, now)
+            case PeerLost():
+                self._on_peer_lost(event, now)
+            case DetokenizersChanged():
+                self._detokenizers = event.ready
+            case ClientGone():
+                log = self._requests.get(event.request_id)
+                if log is not None:
+                    self._end(log, None, None, now)
+            case Tick():
+                for log in list(self._requests.values()):
+                    self._on_tick(log, now)
+            case _:
+                assert_never(event)
+
+    def _on_delta(self, delta: TextDelta, now: float) -> None:
+        log = self._requests.get(delta.request_id)
+        if log is None or delta.attempt < log.attempt or log.phase > Phase.RUNNING:
+            self.num_refused += 1
+            if delta.scheduler:
+                self._cancels.add(delta.scheduler, delta.request_id, delta.attempt, now)
+            return
+        if delta.attempt > log.attempt:
+            self.num_refused += 1
+            return
+        if log.phase is Phase.SUBMITTING:
+            self._run(log, now)
+        news = log.accept(delta, now)
+        if isinstance(news, Gap):
+            if now >= log.gap_until:
+                self._ask_again(log, news.position, now)
+                log.gap_until = now + self._config.gap_pause_s * 2 ** min(log.num_resends, 5)
+            return
+        if log.overrun:
+            failure = Failure("internal", "more tokens came than were asked for", retryable=False)
+            self._end(log, None, failure, now)
+            return
+        if news.num_tokens or news.text:
+            log.resend_at = now + self._config.quiet_s
+            log.num_resends = 0
+            self._commands.append(news)
+        if delta.finish_reason is not None:
+            self._end(log, delta.finish_reason, None, now)
+
+    def _on_opened(self, event: Opened, now: float) -> None:
+        assert event.request_id not in self._requests, "a request id is used once"
+        log = self._requests[event.request_id] = RequestLog(event)
+        log.recover_by = now + self._config.recovery_timeout_s
+        self._submit(log)
+
+    def _submit(self, log: RequestLog) -> None:
+        log.phase = Phase.SUBMITTING
+        log.epoch = 0
+        self._commands.append(SendSubmit(log.scheduler, log.submit(self._gateway)))
+
+    def _run(self, log: RequestLog, now: float) -> None:
+        log.phase = Phase.RUNNING
+        log.resend_at = now + self._config.quiet_s
+        log.num_resends = log.num_route_tries = 0
+        log.excluded = []
+        self._commands.append(Accepted(log.opened.request_id))
+
+    def _on_accepted(self, event: SubmitAccepted, now: float) -> None:
+        log = self._requests.get(event.request_id)
+        if log is None or log.attempt != event.attempt:
+            # Ended or given up meanwhile; the cancel may have come before the attempt was there.
+            self._cancels.add(event.scheduler, event.request_id, event.attempt, now)
+            return
+        if log.phase is Phase.SUBMITTING:
+            self._run(log, now)
+        log.epoch = event.epoch
+
+    def _on_submit_failed(self, event: SubmitFailed, now: float) -> None:
+        log = self._requests.get(event.request_id)
+        if log is None or log.attempt != event.attempt or log.phase is not Phase.SUBMITTING:
+            return
+        if event.failure.code in NOT_HELD:
+            log.failure = event.failure
+            log.excluded.append(log.scheduler)
+            self._ask_route(log)
+            return
+        if event.failure.code != "peer_lost":
+            self._cancel(log, now)
+        self._next_attempt(log, event.failure, [log.scheduler], now)
+
+    def _on_attempt_failed(self, event: AttemptFailed, now: float) -> None:
+        log = self._requests.get(event.request_id)
+        if log is None or log.attempt != event.attempt or log.phase > Phase.RUNNING:
+            return
+        failure = Failure(event.code, event.message or event.code.replace("_", " "), event.retryable)
+        # A scheduler that restarted does not know the attempt, but may have its pages: it is as good as any other.
+        excluded = [] if event.code == "unknown_attempt" else [log.scheduler]
+        if event.code == "prefill_failed":
+            excluded = [log.route.prefill]
+        self._next_attempt(log, failure, excluded, now)
+
+    def _on_peer_lost(self, event: PeerLost, now: float) -> None:
+        self._cancels.lost(event.actor_id)
+        for log in list(self._requests.values()):
+            if log.phase is not Phase.RUNNING:
+                continue
+            if log.scheduler == event.actor_id and log.epoch <= event.epoch:
+                failure = Failure("peer_lost", f"lost {event.actor_id} while it ran the request")
+                self._next_attempt(log, failure, [event.actor_id], now)
+            elif log.detokenizer == event.actor_id:
+                self._resend(log, len(log.output_ids), now, leave=event.actor_id)
+
+    def _next_attempt(self, log: RequestLog, failure: Failure, excluded: list[str], now: float) -> None:
+        if not failure.retryable:
+            self._end(log, None, failure, now)
+            return
+        if log.attempt + 1 >= self._config.max_attempts:
+            message = f"gave up after {log.attempt + 1} attempts; the last one: {failure.message}"
+            self._end(log, None, Failure(failure.code, message), now)
+            return
+        if log.phase is Phase.RUNNING:
+            log.recover_by = now + self._config.recovery_timeout_s
+        log.attempt += 1
+        self.num_retries += 1
+        log.failure = failure
+        log.excluded = excluded
+        pause_s = ATTEMPT_PAUSES_S[min(log.attempt, len(ATTEMPT_PAUSES_S) - 1)]
+        if pause_s:
+            log.phase = Phase.WAITING
+            log.retry_at = now + pause_s
+        else:
+            self._ask_route(log)
+
+    def _ask_route(self, log: RequestLog) -> None:
+        log.phase = Phase.ROUTING
+        self._commands.append(AskRoute(log.attempt, log.choose_route()))
+
+    def _on_route(self, event: RouteChosen | RouteFailed, now: float) -> None:
+        log = self._requests.get(event.request_id)
+        if log is None or log.attempt != event.attempt or log.phase is not Phase.ROUTING:
+            return
+        if isinstance(event, RouteFailed):
+            self._on_no_route(log, event.failure, now)
+        elif event.route.decode in log.excluded:
+            # A tokenizer names an excluded scheduler where there is no other; at once would be a busy loop.
+            self._on_no_route(log, Failure("no_route", "no other scheduler takes requests"), now)
+        else:
+            log.route = event.route
+            log.detokenizer = event.route.detokenizer
+            log.switched = False
+            self._submit(log)
+
+    def _on_no_route(self, log: RequestLog, failure: Failure, now: float) -> None:
+        retryable = failure.retryable
+        if retryable and log.failure is not None:
+            failure = log.failure
+        all_full = failure.code == "overloaded" and log.attempt == 0
+        if not retryable or all_full or now >= log.recover_by:
+            self._end(log, None, failure, now)
+            return
+        # Whoever was excluded may be back by then, and is better than nobody.
+        log.excluded = []
+        log.phase = Phase.WAITING
+        log.retry_at = now + min(MAX_ROUTE_PAUSE_S, FIRST_ROUTE_PAUSE_S * 2**log.num_route_tries)
+        log.num_route_tries += 1
+
+    def _on_tick(self, log: RequestLog, now: float) -> None:
+        if now - log.arrived_at > self._config.request_timeout_s:
+            message = f"not finished within {self._config.request_timeout_s:g} s"
+            self._end(log, None, Failure("request_timeout", message, retryable=False), now)
+        elif log.phase is Phase.WAITING and now >= log.retry_at:
+            self._ask_route(log)
+        elif log.phase is Phase.RUNNING and now >= log.resend_at:
+            self._ask_again(log, len(log.output_ids), now)
+
+    def _ask_again(self, log: RequestLog, position: int, now: float) -> None:
+        """Output is missing. If asking did not help, or the detokenizer is not there, it goes another way."""
+        log.num_resends += 1
+        leave = log.num_resends % RESENDS_BEFORE_OTHER_DETOKENIZER == 0 or log.detokenizer not in self._detokenizers
+        self._resend(log, position, now, leave=log.detokenizer if leave else "")
+
+    def _resend(self, log: RequestLog, position: int, now: float, leave: str = "") -> None:
+        """Ask for output from `position` on, by way of another detokenizer than `leave` if there is one."""
+        if leave:
+            others = [actor_id for actor_id in self._detokenizers if actor_id != leave]
+            if others:
+                log.detokenizer = others[crc32(log.opened.request_id.encode()) % len(others)]
+                log.switched = True
+        changed = log.detokenizer if log.switched else ""
+        stream = ResendFrom(log.opened.request_id, log.attempt, position)
+        self._resends.setdefault((log.scheduler, changed), []).append(stream)
+        log.resend_at = now + min(MAX_RESEND_PAUSE_S, self._config.quiet_s * 2 ** min(log.num_resends, 8))
+
+    def _cancel(self, log: RequestLog, now: float) -> None:
+        self._cancels.add(log.scheduler, log.opened.request_id, log.attempt, now)
+
+    def _end(self, log: RequestLog, finish_reason: str | None, failure: Failure | None, now: float) -> None:
+        """The one way out. Whatever a scheduler may still hold of the attempt, it is told to free."""
+        del self._requests[log.opened.request_id]
+        if log.phase <= Phase.RUNNING:
+            self._cancel(log, now)
+        self._commands.append(log.end(finish_reason, failure, now))

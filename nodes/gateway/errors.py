@@ -1,0 +1,158 @@
+"""Every error answer of the HTTP surface, in OpenAI's form.
+
+    ApiError                    status, type, code, param, message, retry_after_s
+      BadRequest        400     invalid_request_error
+      UnknownModel      404     model_not_found
+      UnknownRoute      404     not_found
+      WrongMethod       405     method_not_allowed
+      BodyTimeout       408     request_timeout
+      BodyTooLarge      413     body_too_large
+      WrongEncoding     415     unsupported_media_type
+      TooManyRequests   429     too_many_requests, with Retry-After
+      Internal          500     internal_error, poisoned_request
+      Unavailable       503     with Retry-After
+      TimedOut          504     request_timeout
+
+Raised by validation and by the routes; written by `http.py` as a response, or by `sse.py` as a stream's last event.
+"""
+
+import msgspec
+
+from nodes.gateway.events import Failure
+
+
+class ApiError(Exception):
+    """An answer other than 2xx. `type` and `code` follow OpenAI's names where it has one."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = "internal_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        if code is not None:
+            self.code = code
+
+    def body(self) -> bytes:
+        """The JSON document `{"error": {message, type, param, code}}`."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+
+class BadRequest(ApiError):
+    """The client's mistake; sending it again changes nothing."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = None
+
+
+class UnknownModel(BadRequest):
+    """No such model here."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class UnknownRoute(BadRequest):
+    """No such path."""
+
+    status = 404
+    code = "not_found"
+
+
+class WrongMethod(BadRequest):
+    """The path exists, the method does not."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class BodyTimeout(BadRequest):
+    """The body did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class BodyTooLarge(BadRequest):
+    """The body is over the limit."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class WrongEncoding(BadRequest):
+    """A compressed body."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class TooManyRequests(ApiError):
+    """This gateway holds as many requests as it may."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "too_many_requests"
+
+
+class Internal(ApiError):
+    """Ours, and not worth a retry."""
+
+
+class Unavailable(ApiError):
+    """A role is missing, full or draining; worth a retry."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "service_unavailable"
+
+
+class TimedOut(ApiError):
+    """The request took longer than any request may."""
+
+    status = 504
+    type = "timeout_error"
+    code = "request_timeout"
+
+
+_CLIENTS_FAULT = frozenset(
+    {
+        "bad_message",
+        "bad_prompt",
+        "bad_request",
+        "bad_token_id",
+        "context_length_exceeded",
+        "invalid_request",
+        "never_fits",
+        "no_chat_template",
+        "prompt_too_long",
+        "template_error",
+        "template_timeout",
+        "too_large",
+        "unsupported",
+    }
+)
+
+
+def error_from(failure: Failure, *, retry_after_s: int) -> ApiError:
+    """The answer for what a role reported. A `param` means that the client can mend it."""
+    code, message, param = failure.code, failure.message, failure.param
+    if code == "request_timeout":
+        return TimedOut(message)
+    if failure.retryable:
+        return Unavailable(message, code=code, param=param, retry_after_s=retry_after_s)
+    if param is not None or code in _CLIENTS_FAULT:
+        return BadRequest(message, param=param, code=code)
+    return Internal(message, code=code)

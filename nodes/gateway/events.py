@@ -1,0 +1,182 @@
+"""What the gateway's core is told, and what it wants done.
+
+Events come from the mesh (`TextBatch` and `AttemptFailed` as they are on the wire), from answers to asks, from clients
+and from the clock. Commands are performed by `service.py`, in order.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from nodes.protocol import AttemptFailed, ChooseRoute, ResendFrom, Route, Submit, TextBatch
+from nodes.request import AttemptRef, Sampling, StopRules
+
+
+class Failure(NamedTuple):
+    """Why something failed, as data: from an error frame, a lost peer, or the core itself."""
+
+    code: str
+    message: str
+    retryable: bool = True
+    param: str | None = None
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """A client wants one sample of one prompt. `arrived_at` is when its HTTP request was read."""
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    stop: StopRules
+    route: Route
+    arrived_at: float
+    extra_key: str = ""
+    priority: int = 0
+    skip_special_tokens: bool = True
+
+
+class SubmitAccepted(NamedTuple):
+    """The scheduler holds the attempt; `epoch` is the incarnation that answered."""
+
+    request_id: str
+    attempt: int
+    scheduler: str
+    epoch: int
+
+
+class SubmitFailed(NamedTuple):
+    """The ask failed: refused by the scheduler, or no answer (it may then hold the attempt all the same)."""
+
+    request_id: str
+    attempt: int
+    failure: Failure
+
+
+class RouteChosen(NamedTuple):
+    """A tokenizer named a route for a later try."""
+
+    request_id: str
+    attempt: int
+    route: Route
+
+
+class RouteFailed(NamedTuple):
+    """No tokenizer could name a route."""
+
+    request_id: str
+    attempt: int
+    failure: Failure
+
+
+class CancelAcknowledged(NamedTuple):
+    """The scheduler will send nothing more for these attempts."""
+
+    scheduler: str
+    attempts: list[AttemptRef]
+
+
+class CancelFailed(NamedTuple):
+    """No acknowledgement; `lost` if the scheduler is gone, and what it held with it."""
+
+    scheduler: str
+    lost: bool
+
+
+class PeerLost(NamedTuple):
+    """An incarnation of an actor is gone or cannot be reached."""
+
+    actor_id: str
+    epoch: int
+
+
+class DetokenizersChanged(NamedTuple):
+    """The detokenizers that are ready now."""
+
+    ready: list[str]
+
+
+class ClientGone(NamedTuple):
+    """Nobody wants the output any more."""
+
+    request_id: str
+
+
+class Tick(NamedTuple):
+    """Time passed."""
+
+
+Event = (
+    TextBatch
+    | AttemptFailed
+    | Opened
+    | SubmitAccepted
+    | SubmitFailed
+    | RouteChosen
+    | RouteFailed
+    | CancelAcknowledged
+    | CancelFailed
+    | PeerLost
+    | DetokenizersChanged
+    | ClientGone
+    | Tick
+)
+
+
+class SendSubmit(NamedTuple):
+    """Ask the scheduler to take an attempt; answer with `SubmitAccepted` or `SubmitFailed`."""
+
+    scheduler: str
+    message: Submit
+
+
+class AskRoute(NamedTuple):
+    """Ask any tokenizer for a route; answer with `RouteChosen` or `RouteFailed`."""
+
+    attempt: int
+    message: ChooseRoute
+
+
+class SendCancel(NamedTuple):
+    """Ask a scheduler to drop attempts; answer with `CancelAcknowledged` or `CancelFailed`."""
+
+    scheduler: str
+    attempts: list[AttemptRef]
+
+
+class SendResend(NamedTuple):
+    """Tell a scheduler to send tokens again; `detokenizer` is empty where the present one stays."""
+
+    scheduler: str
+    detokenizer: str
+    streams: list[ResendFrom]
+
+
+class Accepted(NamedTuple):
+    """A scheduler holds the request: from here on errors come inside the stream."""
+
+    request_id: str
+
+
+class Deliver(NamedTuple):
+    """New output. `since_s`: since the request's last output, or since it arrived where `first`."""
+
+    request_id: str
+    text: str
+    num_tokens: int
+    since_s: float
+    first: bool
+
+
+class End(NamedTuple):
+    """The one end of a request: `finish_reason` is set, or `failure` is, or (client gone) neither."""
+
+    request_id: str
+    finish_reason: str | None
+    failure: Failure | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    elapsed_s: float
+
+
+Command = SendSubmit | AskRoute | SendCancel | SendResend | Accepted | Deliver | End

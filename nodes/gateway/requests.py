@@ -1,0 +1,158 @@
+"""The log of one request: prompt ids, emitted ids, attempt. All of a request that cannot be rebuilt is here.
+
+Output is accepted contiguously, by output position for tokens and by character offset for text. The way may lose,
+repeat and reorder; the log takes what it lacks, drops what it has, and reports a gap:
+
+    position        0 . . . . . len(output_ids) . . . . .
+    delta, old        [=======]                              dropped
+    delta, overlap          [===|=====]                      its tail is taken
+    delta, next                 [=====]                      taken whole
+    delta, gap                          [=====]              refused: resend from len(output_ids)
+
+Tokens and text of a delta are taken together or not at all. Text may lag behind tokens (half a character, the start of
+a stop string): what a detokenizer holds back depends on the tokens alone, so another one, opened with the same tokens,
+continues at the same character. Where it does not, the tokens are asked for again from 0.
+"""
+
+import enum
+from typing import NamedTuple
+
+from nodes.gateway.events import Deliver, End, Failure, Opened
+from nodes.protocol import ChooseRoute, Submit, TextDelta
+
+
+class Phase(enum.IntEnum):
+    """Where an attempt stands. Only in the first two may a scheduler hold it."""
+
+    SUBMITTING = 0
+    RUNNING = 1
+    ROUTING = 2
+    WAITING = 3
+
+
+class Gap(NamedTuple):
+    """Output is missing; `position` is where it has to come again from."""
+
+    position: int
+
+
+class RequestLog:
+    """One request of one client. Written by `GatewayCore` only."""
+
+    __slots__ = (
+        "arrived_at",
+        "attempt",
+        "detokenizer",
+        "epoch",
+        "excluded",
+        "failure",
+        "gap_until",
+        "last_at",
+        "num_cached_tokens",
+        "num_chars",
+        "num_resends",
+        "num_route_tries",
+        "opened",
+        "output_ids",
+        "phase",
+        "recover_by",
+        "resend_at",
+        "retry_at",
+        "route",
+        "switched",
+    )
+
+    def __init__(self, opened: Opened) -> None:
+        self.opened = opened
+        self.route = opened.route
+        self.detokenizer = opened.route.detokenizer
+        self.arrived_at = opened.arrived_at
+        self.last_at = opened.arrived_at
+        self.phase = Phase.SUBMITTING
+        self.attempt = 0
+        self.epoch = 0
+        self.output_ids: list[int] = []
+        self.num_chars = 0
+        self.num_cached_tokens = 0
+        self.switched = False
+        self.excluded: list[str] = []
+        self.failure: Failure | None = None
+        self.num_route_tries = 0
+        self.num_resends = 0
+        self.gap_until = 0.0
+        self.resend_at = 0.0
+        self.retry_at = 0.0
+        self.recover_by = 0.0
+
+    @property
+    def scheduler(self) -> str:
+        """The decode scheduler of the present attempt."""
+        return self.route.decode
+
+    @property
+    def overrun(self) -> bool:
+        """More tokens than were asked for: the scheduler or the detokenizer is broken."""
+        return len(self.output_ids) > self.opened.stop.max_tokens
+
+    def accept(self, delta: TextDelta, now: float) -> Deliver | Gap:
+        """Take what is new of a delta of the present attempt; what it returns may be empty."""
+        num_known = len(self.output_ids) - delta.position
+        if num_known < 0:
+            return Gap(len(self.output_ids))
+        num_known_chars = self.num_chars - delta.text_offset
+        if num_known_chars < 0:
+            return Gap(0)
+        token_ids = delta.token_ids[num_known:] if num_known else delta.token_ids
+        text = delta.text[num_known_chars:] if num_known_chars else delta.text
+        self.output_ids.extend(token_ids)
+        self.num_chars += len(text)
+        if delta.attempt == 0 and delta.num_cached_tokens > self.num_cached_tokens:
+            self.num_cached_tokens = delta.num_cached_tokens
+        since_s = now - self.last_at
+        first = bool(token_ids) and len(self.output_ids) == len(token_ids)
+        if token_ids:
+            self.last_at = now
+        return Deliver(self.opened.request_id, text, len(token_ids), since_s, first)
+
+    def submit(self, gateway: str) -> Submit:
+        """The present attempt as a message.
+
+        Where all `max_tokens` are here and only the finish was lost, the last token is left out: the scheduler draws
+        it again and ends the request by its own rule, and the log drops what it has.
+        """
+        opened, num_ids = self.opened, self.opened.stop.max_tokens - 1
+        return Submit(
+            request_id=opened.request_id,
+            attempt=self.attempt,
+            gateway=gateway,
+            detokenizer=self.detokenizer,
+            prompt_ids=opened.prompt_ids,
+            sampling=opened.sampling,
+            stop=opened.stop,
+            output_ids=self.output_ids[:num_ids],
+            prefill=self.route.prefill,
+            extra_key=opened.extra_key,
+            priority=opened.priority,
+            skip_special_tokens=opened.skip_special_tokens,
+        )
+
+    def choose_route(self) -> ChooseRoute:
+        """The question for the next try's route."""
+        return ChooseRoute(
+            request_id=self.opened.request_id,
+            token_ids=[*self.opened.prompt_ids, *self.output_ids],
+            extra_key=self.opened.extra_key,
+            excluded=list(self.excluded),
+        )
+
+    def end(self, finish_reason: str | None, failure: Failure | None, now: float) -> End:
+        """The end as a command, with the counts that usage is made of."""
+        return End(
+            self.opened.request_id,
+            finish_reason,
+            failure,
+            len(self.opened.prompt_ids),
+            len(self.output_ids),
+            self.num_cached_tokens,
+            now - self.arrived_at,
+        )

@@ -1,0 +1,395 @@
+"""The gateway's core by event lists: every decision without a loop, a socket or a sleep."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.core import GatewayCore
+from nodes.gateway.events import (
+    Accepted,
+    AskRoute,
+    CancelAcknowledged,
+    CancelFailed,
+    ClientGone,
+    Deliver,
+    DetokenizersChanged,
+    End,
+    Failure,
+    Opened,
+    PeerLost,
+    RouteChosen,
+    RouteFailed,
+    SendCancel,
+    SendResend,
+    SendSubmit,
+    SubmitAccepted,
+    SubmitFailed,
+    Tick,
+)
+from nodes.protocol import AttemptFailed, ResendFrom, Route, TextBatch, TextDelta
+from nodes.request import AttemptRef, Sampling, StopRules
+
+CONFIG = GatewayConfig(model_name="m", context_length=100)
+LOST = Failure("deadline_exceeded", "no answer")
+
+
+def opened(request_id: str = "r", *, max_tokens: int = 8, route: Route | None = None) -> Opened:
+    return Opened(
+        request_id=request_id,
+        prompt_ids=[1, 2, 3],
+        sampling=Sampling(),
+        stop=StopRules(max_tokens),
+        route=route or Route(decode="d0", detokenizer="t0", prefill="p0"),
+        arrived_at=0.0,
+    )
+
+
+def delta(position: int, token_ids: list[int], offset: int, text: str, **fields: Any) -> TextDelta:
+    values = {"request_id": "r", "attempt": 0, "scheduler": "d0"} | fields
+    return TextDelta(position=position, token_ids=token_ids, text_offset=offset, text=text, **values)
+
+
+def batch(*deltas: TextDelta) -> TextBatch:
+    return TextBatch(deltas=list(deltas))
+
+
+@pytest.fixture
+def core() -> GatewayCore:
+    return GatewayCore("g0", CONFIG)
+
+
+@pytest.fixture
+def running(core: GatewayCore) -> GatewayCore:
+    core.handle(DetokenizersChanged(["t0"]), 0.0)
+    core.handle(opened(), 0.0)
+    core.handle(SubmitAccepted("r", 0, "d0", 1), 0.0)
+    return core
+
+
+def one(commands: list[Any], kind: type) -> Any:
+    found = [command for command in commands if isinstance(command, kind)]
+    assert len(found) == 1, commands
+    return found[0]
+
+
+def test_a_request_from_submission_to_finish(core: GatewayCore) -> None:
+    assert not core.needs_ticks
+    (submit,) = core.handle(opened(), 0.0)
+    assert isinstance(submit, SendSubmit)
+    assert submit.scheduler == "d0"
+    assert submit.message.detokenizer == "t0"
+    assert submit.message.prefill == "p0"
+    assert submit.message.gateway == "g0"
+    assert (core.num_requests, core.num_waiting, core.needs_ticks) == (1, 1, True)
+    assert core.handle(SubmitAccepted("r", 0, "d0", 1), 0.1) == [Accepted("r")]
+    assert core.num_waiting == 0
+    first = core.handle(batch(delta(0, [7], 0, "se", num_cached_tokens=2)), 0.5)
+    assert first == [Deliver("r", "se", 1, 0.5, True)]
+    last = core.handle(batch(delta(1, [8, 9], 2, "ven", finish_reason="stop")), 0.75)
+    assert last == [
+        Deliver("r", "ven", 2, 0.25, False),
+        End("r", "stop", None, 3, 3, 2, 0.75),
+        SendCancel("d0", [AttemptRef("r", 0)]),
+    ]
+    assert (core.num_requests, core.num_cancels) == (0, 1)
+    assert core.handle(CancelAcknowledged("d0", [AttemptRef("r", 0)]), 1.0) == []
+    assert not core.needs_ticks
+
+
+def test_output_may_come_before_the_answer_to_submit(core: GatewayCore) -> None:
+    core.handle(opened(), 0.0)
+    commands = core.handle(batch(delta(0, [7], 0, "a")), 0.5)
+    assert commands == [Accepted("r"), Deliver("r", "a", 1, 0.5, True)]
+    assert core.handle(SubmitAccepted("r", 0, "d0", 4), 0.6) == []
+    assert core.handle(SubmitFailed("r", 0, LOST), 0.7) == []
+
+
+def test_duplicates_and_overlaps_are_dropped(running: GatewayCore) -> None:
+    running.handle(batch(delta(0, [7, 8], 0, "abc")), 0.1)
+    assert running.handle(batch(delta(0, [7, 8], 0, "abc")), 0.2) == []
+    assert running.handle(batch(delta(1, [8, 9], 2, "cde")), 0.3) == [Deliver("r", "de", 1, pytest.approx(0.2), False)]
+
+
+def test_text_may_come_without_tokens(running: GatewayCore) -> None:
+    running.handle(batch(delta(0, [7], 0, "")), 0.1)
+    assert running.handle(batch(delta(1, [], 0, "x")), 0.4) == [Deliver("r", "x", 0, pytest.approx(0.3), False)]
+
+
+def test_a_gap_in_tokens_is_asked_for_once_in_a_while(running: GatewayCore) -> None:
+    running.handle(batch(delta(0, [7], 0, "a")), 0.1)
+    commands = running.handle(batch(delta(2, [9], 2, "c")), 0.2)
+    assert commands == [SendResend("d0", "", [ResendFrom("r", 0, 1)])]
+    assert running.handle(batch(delta(3, [9], 3, "d")), 0.21) == []
+    assert one(running.handle(batch(delta(4, [9], 4, "e")), 2.0), SendResend).streams == [ResendFrom("r", 0, 1)]
+    assert one(running.handle(batch(delta(1, [8, 9], 1, "bc")), 2.1), Deliver).text == "bc"
+    assert running.num_resends == 2
+
+
+def test_a_gap_in_text_alone_is_asked_for_from_the_start(running: GatewayCore) -> None:
+    running.handle(batch(delta(0, [7], 0, "a")), 0.1)
+    commands = running.handle(batch(delta(1, [8], 2, "c")), 0.2)
+    assert commands == [SendResend("d0", "", [ResendFrom("r", 0, 0)])]
+
+
+def test_gaps_of_one_frame_share_a_message(running: GatewayCore) -> None:
+    running.handle(opened("s"), 0.0)
+    commands = running.handle(batch(delta(2, [9], 2, "c"), delta(1, [9], 2, "c", request_id="s")), 0.2)
+    assert one(commands, SendResend).streams == [ResendFrom("r", 0, 0), ResendFrom("s", 0, 0)]
+
+
+def test_silence_is_asked_about_ever_less_often(running: GatewayCore) -> None:
+    running.handle(batch(delta(0, [7], 0, "a")), 0.1)
+    assert running.handle(Tick(), 1.0) == []
+    assert running.handle(Tick(), 1.2) == [SendResend("d0", "", [ResendFrom("r", 0, 1)])]
+    assert running.handle(Tick(), 2.0) == []
+    times = [t / 4 for t in range(8, 160) if running.handle(Tick(), t / 4)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert gaps == sorted(gaps)
+    assert max(gaps) <= 5.25
+
+
+def test_silence_in_the_end_tries_another_detokenizer(running: GatewayCore) -> None:
+    running.handle(DetokenizersChanged(["t0", "t1"]), 0.0)
+    sent = [command for t in range(1, 40) for command in running.handle(Tick(), float(t))]
+    assert [command.detokenizer for command in sent[:4]] == ["", "", "t1", "t1"]
+    assert "t0" in [command.detokenizer for command in sent[4:]]
+
+
+def test_a_lost_detokenizer_is_replaced_at_once(running: GatewayCore) -> None:
+    running.handle(DetokenizersChanged(["t0", "t1", "t2"]), 0.0)
+    running.handle(batch(delta(0, [7], 0, "a")), 0.1)
+    commands = running.handle(PeerLost("t0", 1), 0.2)
+    (resend,) = commands
+    assert resend.detokenizer in ("t1", "t2")
+    assert resend.streams == [ResendFrom("r", 0, 1)]
+    commands = running.handle(Tick(), 3.0)
+    assert one(commands, SendResend).detokenizer == resend.detokenizer
+
+
+def test_a_lost_detokenizer_without_another_is_waited_for(running: GatewayCore) -> None:
+    running.handle(DetokenizersChanged([]), 0.0)
+    assert one(running.handle(PeerLost("t0", 1), 0.2), SendResend).detokenizer == ""
+
+
+def test_a_lost_scheduler_means_the_next_attempt_by_another_way(running: GatewayCore) -> None:
+    running.handle(batch(delta(0, [7, 8], 0, "ab")), 0.1)
+    (ask,) = running.handle(PeerLost("d0", 1), 0.2)
+    assert isinstance(ask, AskRoute)
+    assert ask.attempt == 1
+    assert ask.message.token_ids == [1, 2, 3, 7, 8]
+    assert ask.message.excluded == ["d0"]
+    (submit,) = running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 0.3)
+    assert submit.message.prompt_ids == [1, 2, 3]
+    assert submit.message.output_ids == [7, 8]
+    assert submit.message.attempt == 1
+    running.handle(SubmitAccepted("r", 1, "d1", 1), 0.4)
+    late = running.handle(batch(delta(2, [5], 2, "x")), 0.5)
+    assert late == [SendCancel("d0", [AttemptRef("r", 0)])]
+    assert running.handle(batch(delta(2, [5], 2, "x")), 0.5) == [], "the cancel is under way"
+    commands = running.handle(
+        batch(delta(2, [9], 2, "c", attempt=1, scheduler="d1", num_cached_tokens=5, finish_reason="length")), 0.6
+    )
+    assert one(commands, Deliver).text == "c"
+    assert one(commands, End).num_cached_tokens == 0, "cached tokens are attempt 0's"
+    assert running.num_retries == 1
+
+
+def test_a_lost_scheduler_of_an_older_epoch_is_no_loss(core: GatewayCore) -> None:
+    core.handle(opened(), 0.0)
+    core.handle(SubmitAccepted("r", 0, "d0", 3), 0.0)
+    assert core.handle(PeerLost("d0", 2), 0.2) == []
+    assert core.handle(PeerLost("elsewhere", 2), 0.2) == []
+    assert one(core.handle(PeerLost("d0", 3), 0.3), AskRoute)
+
+
+def test_an_attempt_not_yet_taken_is_judged_by_its_own_answer(core: GatewayCore) -> None:
+    core.handle(opened(), 0.0)
+    assert core.handle(PeerLost("d0", 3), 0.2) == []
+    lost = Failure("peer_lost", "gone")
+    (ask,) = core.handle(SubmitFailed("r", 0, lost), 0.3)
+    assert (ask.attempt, ask.message.excluded) == (1, ["d0"])
+
+
+def test_no_answer_to_submit_cancels_what_may_be_held(core: GatewayCore) -> None:
+    core.handle(opened(), 0.0)
+    ask, cancel = core.handle(SubmitFailed("r", 0, LOST), 5.0)
+    assert ask.attempt == 1
+    assert cancel == SendCancel("d0", [AttemptRef("r", 0)])
+
+
+@pytest.mark.parametrize(
+    ("code", "excluded"), [("unknown_attempt", []), ("worker_lost", ["d0"]), ("prefill_failed", ["p0"])]
+)
+def test_a_failed_attempt_is_tried_again(running: GatewayCore, code: str, excluded: list[str]) -> None:
+    (ask,) = running.handle(AttemptFailed(request_id="r", attempt=0, code=code), 0.2)
+    assert (ask.attempt, ask.message.excluded) == (1, excluded)
+
+
+def test_old_and_unknown_failures_are_ignored(running: GatewayCore) -> None:
+    running.handle(AttemptFailed(request_id="r", attempt=0, code="worker_lost"), 0.2)
+    assert running.handle(AttemptFailed(request_id="r", attempt=0, code="worker_lost"), 0.2) == []
+    assert running.handle(AttemptFailed(request_id="r", attempt=1, code="worker_lost"), 0.2) == [], "not submitted yet"
+    assert running.handle(AttemptFailed(request_id="x", attempt=0, code="worker_lost"), 0.2) == []
+    assert running.handle(RouteChosen("r", 0, Route(decode="d1")), 0.2) == []
+    assert running.handle(RouteFailed("x", 0, LOST), 0.2) == []
+    assert running.handle(ClientGone("x"), 0.2) == []
+
+
+def test_a_failure_that_is_not_retryable_ends_the_request(running: GatewayCore) -> None:
+    poisoned = AttemptFailed(request_id="r", attempt=0, code="poisoned_request", message="boom", retryable=False)
+    end = one(running.handle(poisoned, 0.2), End)
+    assert end.failure == Failure("poisoned_request", "boom", retryable=False)
+    assert end.finish_reason is None
+    assert running.num_requests == 0
+
+
+def test_what_can_never_fit_ends_the_request(core: GatewayCore) -> None:
+    core.handle(opened(), 0.0)
+    failure = Failure("never_fits", "too many pages", retryable=False)
+    assert one(core.handle(SubmitFailed("r", 0, failure), 0.1), End).failure == failure
+
+
+def drive_attempt_to_failure(core: GatewayCore, attempt: int, now: float) -> list[Any]:
+    core.handle(RouteChosen("r", attempt, Route(decode=f"d{attempt}", detokenizer="t0")), now)
+    core.handle(SubmitAccepted("r", attempt, f"d{attempt}", 1), now)
+    return core.handle(AttemptFailed(request_id="r", attempt=attempt, code="worker_lost"), now)
+
+
+def test_attempts_are_spent_after_five_with_growing_pauses(running: GatewayCore) -> None:
+    running.handle(AttemptFailed(request_id="r", attempt=0, code="worker_lost"), 0.0)
+    now, pauses = 0.0, []
+    for attempt in range(1, 4):
+        assert drive_attempt_to_failure(running, attempt, now) == []
+        began = now
+        while not running.handle(Tick(), now):
+            now += 0.05
+        pauses.append(now - began)
+    assert pauses == sorted(pauses)
+    assert pauses[0] > 0.1
+    end = one(drive_attempt_to_failure(running, 4, now), End)
+    assert end.failure is not None
+    assert end.failure.code == "worker_lost"
+    assert "5 attempts" in end.failure.message
+    assert end.failure.retryable
+
+
+def test_a_full_scheduler_is_passed_over_and_the_attempt_number_kept(core: GatewayCore) -> None:
+    full = Failure("overloaded", "queue full")
+    core.handle(opened(), 0.0)
+    (ask,) = core.handle(SubmitFailed("r", 0, full), 0.1)
+    assert (ask.attempt, ask.message.excluded) == (0, ["d0"])
+    core.handle(RouteChosen("r", 0, Route(decode="d1")), 0.1)
+    (ask,) = core.handle(SubmitFailed("r", 0, full), 0.1)
+    assert ask.message.excluded == ["d0", "d1"]
+    end = one(core.handle(RouteFailed("r", 0, Failure("no_route", "none left")), 0.2), End)
+    assert end.failure == full, "everybody is full, and the client hears it at once"
+    assert core.num_cancels == 0, "nobody holds anything"
+
+
+def test_an_excluded_scheduler_named_again_is_no_route(core: GatewayCore) -> None:
+    core.handle(opened(), 0.0)
+    core.handle(SubmitFailed("r", 0, Failure("unreachable", "not a member")), 0.1)
+    assert core.handle(RouteChosen("r", 0, Route(decode="d0")), 0.1) == []
+    assert core.handle(Tick(), 0.11) == []
+    (ask,) = core.handle(Tick(), 0.2)
+    assert ask.message.excluded == []
+    (submit,) = core.handle(RouteChosen("r", 0, Route(decode="d0")), 0.2)
+    assert submit.scheduler == "d0"
+
+
+def test_without_a_route_it_waits_and_then_gives_up(running: GatewayCore) -> None:
+    running.handle(PeerLost("d0", 1), 0.0)
+    none = RouteFailed("r", 1, Failure("no_route", "no scheduler"))
+    now, asked = 0.0, 1
+    while running.num_requests:
+        ended = [command for command in running.handle(none, now) if isinstance(command, End)]
+        while running.num_requests and not running.handle(Tick(), now):
+            now += 0.05
+        asked += 1
+    assert 30 <= now < 33
+    assert asked < 50
+    assert ended[0].failure is not None
+    assert ended[0].failure.code == "peer_lost"
+
+
+def test_a_route_refused_for_good_ends_the_request(running: GatewayCore) -> None:
+    running.handle(PeerLost("d0", 1), 0.0)
+    failure = Failure("bad_request", "no", retryable=False)
+    assert one(running.handle(RouteFailed("r", 1, failure), 0.1), End).failure == failure
+
+
+def test_a_finish_lost_with_its_attempt_is_drawn_again(core: GatewayCore) -> None:
+    core.handle(opened(max_tokens=2), 0.0)
+    core.handle(SubmitAccepted("r", 0, "d0", 1), 0.0)
+    core.handle(batch(delta(0, [7, 8], 0, "a")), 0.1)
+    core.handle(PeerLost("d0", 1), 0.2)
+    (submit,) = core.handle(RouteChosen("r", 1, Route(decode="d1")), 0.3)
+    assert submit.message.output_ids == [7]
+    commands = core.handle(batch(delta(1, [8], 1, "b", attempt=1, finish_reason="length")), 0.4)
+    assert one(commands, Deliver).text == "b"
+    assert one(commands, End).num_output_tokens == 2
+
+
+def test_more_tokens_than_asked_for_end_the_request(core: GatewayCore) -> None:
+    core.handle(opened(max_tokens=2), 0.0)
+    commands = core.handle(batch(delta(0, [7, 8, 9], 0, "abc")), 0.1)
+    assert one(commands, End).failure.code == "internal"
+    assert one(commands, SendCancel)
+    assert not [command for command in commands if isinstance(command, Deliver)]
+
+
+def test_a_client_that_left_is_cancelled_wherever_the_request_is(core: GatewayCore) -> None:
+    core.handle(opened(), 0.0)
+    commands = core.handle(ClientGone("r"), 0.1)
+    assert commands == [End("r", None, None, 3, 0, 0, 0.1), SendCancel("d0", [AttemptRef("r", 0)])]
+    core.handle(CancelAcknowledged("d0", [AttemptRef("r", 0)]), 0.1)
+    assert core.handle(SubmitAccepted("r", 0, "d0", 1), 0.2) == [SendCancel("d0", [AttemptRef("r", 0)])]
+
+
+def test_a_client_that_left_between_attempts_leaves_nothing(running: GatewayCore) -> None:
+    running.handle(PeerLost("d0", 1), 0.0)
+    assert [type(command) for command in running.handle(ClientGone("r"), 0.1)] == [End]
+    assert not running.needs_ticks
+
+
+def test_unknown_output_is_answered_with_a_cancel(core: GatewayCore) -> None:
+    assert core.handle(batch(delta(0, [1], 0, "a", scheduler="")), 0.0) == [], "nobody to tell"
+    assert core.handle(batch(delta(0, [1], 0, "a")), 0.0) == [SendCancel("d0", [AttemptRef("r", 0)])]
+    assert core.num_refused == 2
+
+
+def test_output_of_an_attempt_yet_to_come_is_dropped(running: GatewayCore) -> None:
+    assert running.handle(batch(delta(0, [1], 0, "a", attempt=3)), 0.0) == []
+
+
+def test_a_cancel_is_asked_again_until_acknowledged(running: GatewayCore) -> None:
+    running.handle(ClientGone("r"), 0.0)
+    running.handle(CancelFailed("d0", lost=False), 2.0)
+    assert running.handle(Tick(), 2.1) == []
+    assert running.handle(Tick(), 2.6) == [SendCancel("d0", [AttemptRef("r", 0)])]
+    running.handle(CancelAcknowledged("d0", [AttemptRef("r", 0)]), 2.7)
+    assert not running.needs_ticks
+
+
+def test_a_cancel_at_a_lost_scheduler_is_dropped(running: GatewayCore) -> None:
+    running.handle(ClientGone("r"), 0.0)
+    running.handle(CancelFailed("d0", lost=True), 2.0)
+    assert not running.needs_ticks
+
+
+def test_a_request_may_not_take_for_ever(running: GatewayCore) -> None:
+    end = one(running.handle(Tick(), CONFIG.request_timeout_s + 1), End)
+    assert end.failure is not None
+    assert end.failure.code == "request_timeout"
+
+
+def test_ids_are_used_once(running: GatewayCore) -> None:
+    with pytest.raises(AssertionError, match="used once"):
+        running.handle(opened(), 0.0)
+
+
+def test_only_events_are_taken(core: GatewayCore) -> None:
+    with pytest.raises(AssertionError):
+        core.handle("nonsense", 0.0)  # type: ignore[arg-type]
