@@ -19,7 +19,9 @@ Pure: events and the time in, commands out. Owned by `nodes/kv_agent/core.py`.
 """
 
 import enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, assert_never
+
+import msgspec
 
 from kvstore.protocol import OpenGrant, PagesPulled, PagesReady, TransferFailed
 
@@ -34,7 +36,7 @@ class Phase(enum.Enum):
     FAILED = "failed"
 
 
-class SessionLimits(NamedTuple):
+class SessionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Deadlines in seconds, each capped by the grant's own, and the largest single copy."""
 
     map_s: float = 5.0
@@ -215,6 +217,7 @@ class TransferSession:
                 return self._fail("source_lost", event.message, now)
             case Tick():
                 return self._on_tick(now)
+        assert_never(event)
 
     # events
 

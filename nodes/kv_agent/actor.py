@@ -1,0 +1,261 @@
+"""The process that owns the memory of its host's KV pools and is the only one to write transferred pages.
+
+It makes the pools (or takes over what an earlier agent left), tells workers and schedulers where they lie, and pulls
+announced pages into granted ones. All decisions are in `core.py`; this file receives, asks it, and performs.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import ClassVar, assert_never
+
+from kvstore.errors import KVError, TransferError
+from kvstore.page_pool import MemoryHost, PagePool, ShmHost
+from kvstore.protocol import CloseGrant, MapPool, OpenGrant, PagesReady, PoolHandle
+from kvstore.transfer.base import Peer, Transport
+from kvstore.transfer.puller import PagePuller, Target
+from kvstore.transfer.session import CopyEnded
+from kvstore.transfer.shm import ShmTransport
+from mesh.actor import Actor, Call
+from mesh.address import Address
+from mesh.codec import Codec
+from mesh.errors import CallError
+from mesh.message import HotMessage, Message
+from mesh.transport.base import Buffer
+from nodes.kv_agent.config import KVAgentConfig
+from nodes.kv_agent.core import AgentCore, Bounds, Pool
+from nodes.kv_agent.events import (
+    CancelPull,
+    CloseAsked,
+    Command,
+    CopyDone,
+    Draining,
+    Event,
+    MapAsked,
+    MapForeign,
+    OpenAsked,
+    PagesAnnounced,
+    PeerGone,
+    Refuse,
+    Reply,
+    SourceId,
+    SourceMapped,
+    SourceRefused,
+    StartPull,
+    Tell,
+    Tick,
+    UnmapForeign,
+)
+from nodes.kv_agent.pools import take_pool
+from nodes.roles import KV_AGENT, NODE_CODEC
+
+
+class KVAgent(Actor):
+    """See the module. `host` is where pools live: files by default, the heap in simulations."""
+
+    role: ClassVar[str] = KV_AGENT
+    codec: ClassVar[Codec] = NODE_CODEC
+
+    def __init__(self, config: KVAgentConfig, host: MemoryHost | None = None) -> None:
+        self._config = config
+        self._host: MemoryHost = host or ShmHost(config.directory)
+        self._transport: Transport = ShmTransport(self._host)
+        self._puller = PagePuller(self._transport)
+        self._pools: dict[str, PagePool] = {}
+        self._targets: dict[str, Target] = {}
+        self._peers: dict[SourceId, Peer] = {}
+        self._calls: dict[int, Call] = {}
+        self._last_call = 0
+        self._events: deque[Event] = deque()
+        self._is_handling = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._pumping: asyncio.TimerHandle | None = None
+        self._idle: asyncio.Event | None = None
+        self._core = AgentCore("", [], Bounds())
+
+    async def start(self) -> None:
+        """Take the pools. Raises PoolError, which names the pool and what to do; nothing is left half made."""
+        facts: list[Pool] = []
+        for wanted in self._config.pools:
+            pool, found = take_pool(self._host, self._config.prefix + wanted.group, wanted, self.ctx.address.epoch)
+            self._pools[wanted.group] = pool
+            self._targets[wanted.group] = self._puller.target(pool)
+            facts.append(Pool(wanted.group, pool.path, pool.num_pages, pool.layout, pool.info.incarnation))
+            self.ctx.log.info("pool", group=wanted.group, found=found, bytes=pool.info.file_bytes, path=pool.path)
+        bounds = Bounds(self._config.max_grants, self._config.max_remembered, self._config.limits)
+        self._core = AgentCore(self.ctx.address.actor_id, facts, bounds)
+        self.ctx.announce(groups=sorted(self._pools), transports=[self._transport.name])
+
+    def on_tell(self, sender: Address, message: Message | HotMessage, buffers: Sequence[Buffer]) -> None:
+        """Announcements of prefill schedulers."""
+        if isinstance(message, PagesReady):
+            self._handle(PagesAnnounced(sender, message))
+        else:
+            super().on_tell(sender, message, buffers)
+
+    def on_ask(self, call: Call) -> None:
+        """Where a pool lies; grants."""
+        message = call.message
+        if not isinstance(message, MapPool | OpenGrant | CloseGrant):
+            super().on_ask(call)
+            return
+        self._last_call += 1
+        number = self._last_call
+        self._calls[number] = call
+        call.on_cancel(lambda: self._forget_call(number))
+        match message:
+            case MapPool():
+                self._handle(MapAsked(number, message))
+            case OpenGrant():
+                self._handle(OpenAsked(number, call.sender, message))
+            case CloseGrant():
+                self._handle(CloseAsked(number, call.sender, message))
+
+    def on_peer_lost(self, peer: Address, reason: str) -> None:
+        """Grants of a lost holder are revoked, transfers from a lost source end."""
+        self._handle(PeerGone(peer, reason))
+
+    async def drain(self) -> None:
+        """Open no more grants; return when those that are open have ended, by their deadlines at the latest."""
+        self._handle(Draining())
+        if self._core.num_live:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+
+    async def stop(self) -> None:
+        """Give the pools back; the segments go too, unless the configuration leaves them to the next agent."""
+        for timer in (self._timer, self._pumping):
+            if timer is not None:
+                timer.cancel()
+        self._transport.close()
+        for pool in self._pools.values():
+            pool.close()
+            if self._config.unlink_on_stop:
+                self._host.unlink(pool.path)
+        self._pools.clear()
+        self._peers.clear()
+
+    def stats(self) -> dict[str, float]:
+        """Grants, transfers by state, pages and bytes moved, failures by code."""
+        figures = self._core.gauges()
+        for group, pool in self._pools.items():
+            figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pool.num_pages - 1)
+            figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(pool.info.file_bytes)
+        return figures
+
+    # inside
+
+    def _handle(self, event: Event) -> None:
+        """Give the core an event, and those that come of what it wants done."""
+        self._events.append(event)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while self._events:
+                for command in self._core.handle(self._events.popleft(), self.ctx.now()):
+                    self._perform(command)
+        finally:
+            self._is_handling = False
+        if self._idle is not None and not self._core.num_live:
+            self._idle.set()
+        self._set_timer()
+        self._keep_pumping()
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Reply(number, message):
+                call = self._calls.pop(number, None)
+                if call is not None:
+                    call.reply(message)
+            case Refuse(number, code, reason, retryable):
+                call = self._calls.pop(number, None)
+                if call is not None:
+                    call.fail(code, reason, retryable=retryable)
+            case Tell(receiver, message):
+                self.ctx.tell(receiver, message)
+            case MapForeign(source):
+                self.ctx.spawn(self._map_foreign(source), name=f"map {source.agent}/{source.group}")
+            case UnmapForeign(source):
+                self._unmap(source)
+            case StartPull():
+                self._start_pull(command)
+            case CancelPull(grant_id, copy_id):
+                self._puller.cancel(grant_id, copy_id)
+            case _:
+                assert_never(command)
+
+    def _forget_call(self, number: int) -> None:
+        self._calls.pop(number, None)
+
+    def _start_pull(self, command: StartPull) -> None:
+        try:
+            peer = self._peer(command.source)
+        except KVError as error:
+            ended = CopyEnded(command.copy.copy_id, error.code, error.message)
+        else:
+            if peer.info.incarnation == command.incarnation:
+                started = self._puller.start(command.grant_id, command.copy, self._targets[command.group], peer)
+                if started is None:
+                    return
+                ended = started.event
+            else:
+                message = f"the pool of {command.source.group} is of incarnation {peer.info.incarnation} now"
+                ended = CopyEnded(command.copy.copy_id, "source_changed", message)
+        self._events.append(CopyDone(command.grant_id, ended, 0))
+
+    def _peer(self, source: SourceId) -> Peer:
+        """The mapping of a source pool; one of the agent's own is mapped read-only like any other."""
+        peer = self._peers.get(source)
+        if peer is None:
+            peer = self._peers[source] = self._transport.connect(self._pools[source.group].path)
+        return peer
+
+    async def _map_foreign(self, source: SourceId) -> None:
+        try:
+            answer = await self.ctx.ask(source.agent, MapPool(group=source.group), timeout_s=self._config.limits.map_s)
+            peer = self._transport.connect(self._path(source, answer.message))
+        except CallError as error:
+            self._handle(SourceRefused(source, error.code, f"asking {source.agent} for its pool: {error.message}"))
+        except KVError as error:
+            self._handle(SourceRefused(source, error.code, error.message))
+        else:
+            self._unmap(source)
+            self._peers[source] = peer
+            self._handle(SourceMapped(source, peer.info.incarnation, peer.info.layout.digest))
+
+    @staticmethod
+    def _path(source: SourceId, answer: object) -> str:
+        if isinstance(answer, PoolHandle):
+            return answer.path
+        raise TransferError("bad_answer", f"{source.agent} answered MapPool with {type(answer).__name__}")
+
+    def _unmap(self, source: SourceId) -> None:
+        peer = self._peers.pop(source, None)
+        if peer is not None:
+            self._transport.disconnect(peer)
+
+    def _set_timer(self) -> None:
+        deadline = self._core.next_deadline
+        if self._timer is not None:
+            if deadline is not None and self._timer.when() <= deadline and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            self._timer = self.ctx.later(max(0.0, deadline - self.ctx.now()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._handle(Tick())
+
+    def _keep_pumping(self) -> None:
+        if self._pumping is None and self._puller.is_busy:
+            self._pumping = self.ctx.later(0.0, self._pump)
+
+    def _pump(self) -> None:
+        """Copy for a moment, then let the loop breathe."""
+        self._pumping = None
+        for ended in self._puller.pump(self.ctx.now()):
+            self._handle(CopyDone(ended.grant_id, ended.event, ended.num_bytes))
+        self._keep_pumping()

@@ -1,0 +1,51 @@
+"""Settings of one kv_agent. Made by `cli` from the topology; read by the files of this folder only."""
+
+import re
+from typing import Final
+
+import msgspec
+
+from kvstore.layout import KVLayout
+from kvstore.transfer.session import SessionLimits
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class ConfigError(ValueError):
+    """A setting cannot be used; the message says which and why."""
+
+
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool of one worker group: `num_pages` pages, the padding page included."""
+
+    group: str
+    num_pages: int
+    layout: KVLayout
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.group):
+            raise ConfigError(f"group {self.group!r} must be letters, digits, '.', '_' or '-' (it names a file)")
+        if self.num_pages < 2:
+            raise ConfigError(f"pool of {self.group} needs at least 2 pages (page 0 is padding), got {self.num_pages}")
+
+
+class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The pools of one host. A segment's name is `prefix` + group, in `directory`; `prefix` names user and mesh.
+
+    `unlink_on_stop` False leaves the segments to the next agent also after an orderly stop.
+    """
+
+    pools: list[PoolConfig]
+    directory: str = "/dev/shm"
+    prefix: str = "kvmesh-"
+    unlink_on_stop: bool = True
+    max_grants: int = 4096
+    max_remembered: int = 4096
+    limits: SessionLimits = SessionLimits()
+
+    def __post_init__(self) -> None:
+        groups = [pool.group for pool in self.pools]
+        if len(set(groups)) != len(groups):
+            raise ConfigError(f"groups of a kv_agent must differ, got {', '.join(groups)}")
+        if not _NAME.fullmatch(self.prefix):
+            raise ConfigError(f"prefix {self.prefix!r} must be letters, digits, '.', '_' or '-' (it names files)")

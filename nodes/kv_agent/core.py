@@ -1,0 +1,369 @@
+"""What a kv_agent decides: who may have pages written, by which copy, until when, and who hears how it ended.
+
+A grant is a lease of pages by their scheduler: it ends by `CloseGrant`, at its deadline, or when its holder is lost or
+comes back in a later epoch. Each grant has one `TransferSession`. The agent is the only writer of granted pages, so a
+grant revoked here is revoked; `GrantClosed` is said when no copy can still write.
+
+Pure: `handle(event, now)` returns commands, which `actor.py` carries out. Imports no I/O.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple, assert_never
+
+from kvstore.layout import PADDING_PAGE, KVLayout
+from kvstore.protocol import GrantClosed, GrantOpened, OpenGrant, PoolHandle, TransferFailed
+from kvstore.transfer import session as transfer
+from kvstore.transfer.session import SessionLimits, TransferSession
+from mesh.address import Address
+from nodes.kv_agent import events
+from nodes.kv_agent.events import (
+    CancelPull,
+    CloseAsked,
+    Command,
+    CopyDone,
+    Draining,
+    Event,
+    MapAsked,
+    MapForeign,
+    OpenAsked,
+    PagesAnnounced,
+    PeerGone,
+    Refuse,
+    Reply,
+    SourceId,
+    SourceMapped,
+    SourceRefused,
+    StartPull,
+    Tell,
+    UnmapForeign,
+)
+from nodes.kv_agent.sources import SourceFacts, Sources
+
+
+class Pool(NamedTuple):
+    """One of the agent's own pools."""
+
+    group: str
+    path: str
+    num_pages: int
+    layout: KVLayout
+    incarnation: int
+
+
+class Bounds(NamedTuple):
+    """Limits of the whole agent: grants that may write, and ended ones kept to answer late announcements."""
+
+    max_grants: int = 4096
+    max_remembered: int = 4096
+    session: SessionLimits = transfer.DEFAULT_LIMITS
+
+
+class AgentCore:
+    """Grants and transfers of one kv_agent."""
+
+    def __init__(self, actor_id: str, pools: Sequence[Pool], bounds: Bounds) -> None:
+        self._actor_id = actor_id
+        self._bounds = bounds
+        self._pools = {pool.group: pool for pool in pools}
+        self._digests = {pool.group: pool.layout.digest for pool in pools}
+        own = {
+            SourceId(actor_id, pool.group): SourceFacts(pool.incarnation, self._digests[pool.group]) for pool in pools
+        }
+        self._sources = Sources(own)
+        # Oldest first. A session stays after its end, so that late announcements hear how it ended.
+        self._sessions: dict[str, TransferSession] = {}
+        self._writable: dict[tuple[str, int], str] = {}
+        self._closing: dict[str, list[int]] = {}
+        self._timers: list[tuple[float, str]] = []
+        self._armed: dict[str, float] = {}
+        self._is_draining = False
+        self.num_live = 0
+        self.num_bytes = 0
+        self.num_pages_pulled = 0
+        self.num_transfers = 0
+        self.failures: Counter[str] = Counter()
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When a `Tick` is wanted at the latest; None: never."""
+        return self._timers[0][0] if self._timers else None
+
+    def gauges(self) -> dict[str, float]:
+        """Figures of this moment, named as in `/metrics`."""
+        phases: Counter[str] = Counter()
+        copying = waiting = 0
+        for session in self._sessions.values():
+            phases[session.phase.value] += 1
+            copying += session.num_copying
+            waiting += 0 if session.has_ended else len(session.grant.pages) - session.num_pages - session.num_copying
+        figures = {f'mesh_kv_sessions{{state="{phase.value}"}}': float(phases[phase.value]) for phase in transfer.Phase}
+        figures.update(
+            {
+                "mesh_kv_grants_open": float(self.num_live),
+                'mesh_kv_transfer_pages{state="granted"}': float(waiting),
+                'mesh_kv_transfer_pages{state="copying"}': float(copying),
+                "mesh_kv_transfer_pages_total": float(self.num_pages_pulled),
+                "mesh_kv_transfer_bytes_total": float(self.num_bytes),
+                "mesh_kv_transfers_total": float(self.num_transfers),
+                "mesh_kv_foreign_pools": float(self._sources.num_mapped),
+            }
+        )
+        for code, number in self.failures.items():
+            figures[f'mesh_kv_transfer_failures_total{{code="{code}"}}'] = float(number)
+        return figures
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event; returns what to do, in order."""
+        match event:
+            case MapAsked():
+                return [self._map(event)]
+            case OpenAsked():
+                return self._open(event, now)
+            case CloseAsked():
+                return self._close(event, now)
+            case PagesAnnounced():
+                return self._announced(event, now)
+            case SourceMapped():
+                facts = SourceFacts(event.incarnation, event.layout_digest)
+                mapped = transfer.SourceMapped(event.incarnation, event.layout_digest)
+                return self._feed_all(self._sources.mapped(event.source, facts), mapped, now)
+            case SourceRefused():
+                refused = transfer.SourceRefused(event.code, event.message)
+                return self._feed_all(self._sources.refused(event.source), refused, now)
+            case CopyDone():
+                return self._copied(event, now)
+            case PeerGone():
+                return self._peer_gone(event.peer, event.reason, now)
+            case Draining():
+                self._is_draining = True
+                return []
+            case events.Tick():
+                return self._tick(now)
+        assert_never(event)
+
+    # asks
+
+    def _map(self, event: MapAsked) -> Command:
+        pool = self._pools.get(event.message.group)
+        if pool is None:
+            known = ", ".join(sorted(self._pools)) or "none"
+            message = f"{self._actor_id} has no pool of group {event.message.group!r} (it has: {known})"
+            return Refuse(event.call, "unknown_group", message)
+        handle = PoolHandle(
+            group=pool.group,
+            agent=self._actor_id,
+            path=pool.path,
+            num_pages=pool.num_pages,
+            layout=pool.layout,
+            incarnation=pool.incarnation,
+        )
+        return Reply(event.call, handle)
+
+    def _open(self, event: OpenAsked, now: float) -> list[Command]:
+        grant, call = event.message, event.call
+        if event.sender != (grant.holder, grant.holder_epoch):
+            return [Refuse(call, "not_holder", f"{event.sender} cannot open a grant of {grant.holder}")]
+        commands = self._revoke_older(event.sender, now)
+        session = self._sessions.get(grant.grant_id)
+        if session is not None:
+            return [*commands, self._open_again(call, session, grant, now)]
+        refusal = self._refusal(call, grant)
+        if refusal is not None:
+            return [*commands, refusal]
+        session = TransferSession(grant, now, self._bounds.session)
+        self._sessions[grant.grant_id] = session
+        self._writable.update(dict.fromkeys(((grant.group, page) for page in grant.pages), grant.grant_id))
+        self.num_live += 1
+        self.num_transfers += 1
+        self._arm(session)
+        return [*commands, Reply(call, GrantOpened(grant_id=grant.grant_id))]
+
+    def _open_again(self, call: int, session: TransferSession, grant: OpenGrant, now: float) -> Command:
+        old = session.grant
+        if (old.group, old.pages, old.generations, old.holder_epoch) != (
+            grant.group,
+            grant.pages,
+            grant.generations,
+            grant.holder_epoch,
+        ):
+            return Refuse(call, "grant_id_taken", f"grant {grant.grant_id} is open with other pages")
+        if session.has_ended or session.is_closed:
+            return Refuse(call, "grant_used", f"grant {grant.grant_id} has ended; a retry takes new pages")
+        session.renew(grant.timeout_s, now)
+        self._arm(session)
+        return Reply(call, GrantOpened(grant_id=grant.grant_id))
+
+    def _refusal(self, call: int, grant: OpenGrant) -> Refuse | None:
+        pool = self._pools.get(grant.group)
+        if pool is None:
+            return Refuse(call, "unknown_group", f"{self._actor_id} has no pool of group {grant.group!r}")
+        if self._is_draining:
+            return Refuse(call, "draining", f"{self._actor_id} takes no new grants", retryable=True)
+        if self.num_live >= self._bounds.max_grants:
+            return Refuse(call, "too_many_grants", f"{self.num_live} grants are open already", retryable=True)
+        if grant.layout_digest != self._digests[grant.group]:
+            return Refuse(call, "layout_mismatch", f"the pool of {grant.group} has another layout than the grant")
+        pages = grant.pages
+        is_sound = len(set(pages)) == len(pages) == len(grant.generations) and bool(pages) and grant.timeout_s > 0
+        if not is_sound or not all(PADDING_PAGE < page < pool.num_pages for page in pages):
+            return Refuse(call, "bad_grant", f"grant {grant.grant_id} names no pages, some twice, or some not there")
+        taken = next((page for page in pages if (grant.group, page) in self._writable), None)
+        if taken is not None:
+            other = self._writable[grant.group, taken]
+            return Refuse(call, "page_granted", f"page {taken} is still granted to {other}", retryable=True)
+        return None
+
+    def _close(self, event: CloseAsked, now: float) -> list[Command]:
+        grant_id = event.message.grant_id
+        session = self._sessions.get(grant_id)
+        if session is None:
+            return [Reply(event.call, GrantClosed(grant_id=grant_id))]
+        if event.sender.actor_id != session.grant.holder:
+            return [Refuse(event.call, "not_holder", f"{event.sender} does not hold grant {grant_id}")]
+        self._closing.setdefault(grant_id, []).append(event.call)
+        return self._feed(session, transfer.Revoked("grant_closed", "the decode side closed the grant"), now)
+
+    # what comes from outside
+
+    def _announced(self, event: PagesAnnounced, now: float) -> list[Command]:
+        ready = event.message
+        session = self._sessions.get(ready.grant_id)
+        if session is None:
+            message = "no such grant here: it was closed, ran out, or its agent restarted; order with a new one"
+            failed = TransferFailed(grant_id=ready.grant_id, code="unknown_grant", message=message)
+            return [Tell(event.sender.actor_id, failed)]
+        return self._feed(session, transfer.Announced(event.sender.actor_id, event.sender.epoch, ready), now)
+
+    def _copied(self, event: CopyDone, now: float) -> list[Command]:
+        self.num_bytes += event.num_bytes
+        session = self._sessions.get(event.grant_id)
+        if session is None:
+            return []
+        before = session.num_pages
+        commands = self._feed(session, event.ended, now)
+        self.num_pages_pulled += session.num_pages - before
+        return commands
+
+    def _peer_gone(self, peer: Address, reason: str, now: float) -> list[Command]:
+        commands: list[Command] = []
+        gone = self._sources.agent_gone(peer.actor_id)
+        commands.extend(UnmapForeign(source) for source in gone)
+        for session in list(self._sessions.values()):
+            grant = session.grant
+            if grant.holder == peer.actor_id and grant.holder_epoch <= peer.epoch:
+                commands += self._feed(session, transfer.Revoked("holder_lost", f"{peer} is gone: {reason}"), now)
+            elif session.sender == peer.actor_id and session.sender_epoch <= peer.epoch:
+                commands += self._feed(session, transfer.SenderLost(f"{peer} is gone: {reason}"), now)
+            elif session.source is not None and SourceId(session.source.agent, session.source.group) in gone:
+                commands += self._feed(session, transfer.SourceRefused("source_lost", f"{peer} is gone: {reason}"), now)
+        return commands
+
+    def _revoke_older(self, holder: Address, now: float) -> list[Command]:
+        """A holder in a later epoch does not know of its earlier grants."""
+        commands: list[Command] = []
+        for session in list(self._sessions.values()):
+            grant = session.grant
+            if grant.holder == holder.actor_id and grant.holder_epoch < holder.epoch and not session.is_closed:
+                commands += self._feed(session, transfer.Revoked("holder_lost", f"{holder} took over"), now)
+        return commands
+
+    def _tick(self, now: float) -> list[Command]:
+        commands: list[Command] = []
+        while self._timers and self._timers[0][0] <= now:
+            _, grant_id = heapq.heappop(self._timers)
+            session = self._sessions.get(grant_id)
+            if session is not None:
+                commands += self._feed(session, transfer.Tick(), now)
+        return commands
+
+    # sessions
+
+    def _feed_all(self, grant_ids: Sequence[str], event: transfer.Event, now: float) -> list[Command]:
+        commands: list[Command] = []
+        for grant_id in grant_ids:
+            session = self._sessions.get(grant_id)
+            if session is not None:
+                commands += self._feed(session, event, now)
+        return commands
+
+    def _feed(self, session: TransferSession, event: transfer.Event, now: float) -> list[Command]:
+        """Give a session an event, translate what it wants, and keep the books of what became of it."""
+        was_quiesced, had_ended = session.is_quiesced, session.has_ended
+        commands: list[Command] = []
+        pending: list[transfer.Event] = [event]
+        while pending:
+            for command in session.handle(pending.pop(0), now):
+                if isinstance(command, transfer.MapSource):
+                    self._map_source(session, command, pending, commands)
+                else:
+                    commands.append(self._translate(session, command))
+        if session.has_ended and not had_ended and session.phase is transfer.Phase.FAILED:
+            self.failures[session.failure.code] += 1
+        if session.is_quiesced:
+            if not was_quiesced:
+                self._quiesced(session)
+            grant_id = session.grant.grant_id
+            calls = self._closing.pop(grant_id, [])
+            commands += [Reply(call, GrantClosed(grant_id=grant_id)) for call in calls]
+        if session.is_over(now):
+            self._forget(session.grant.grant_id)
+        else:
+            self._arm(session)
+        return commands
+
+    def _map_source(
+        self,
+        session: TransferSession,
+        wanted: transfer.MapSource,
+        pending: list[transfer.Event],
+        commands: list[Command],
+    ) -> None:
+        source = SourceId(wanted.agent, wanted.group)
+        facts = self._sources.want(source, wanted.incarnation, session.grant.grant_id)
+        if facts is not None:
+            pending.append(transfer.SourceMapped(*facts))
+        elif self._sources.must_ask(source):
+            commands.append(MapForeign(source))
+
+    @staticmethod
+    def _translate(
+        session: TransferSession, command: transfer.Send | transfer.StartCopy | transfer.CancelCopy
+    ) -> Command:
+        grant = session.grant
+        match command:
+            case transfer.Send(receiver, message):
+                return Tell(receiver, message)
+            case transfer.CancelCopy(copy_id):
+                return CancelPull(grant.grant_id, copy_id)
+            case transfer.StartCopy():
+                assert session.source is not None, "a session copies only from a source it has mapped"
+                agent, group, incarnation = session.source
+                return StartPull(grant.grant_id, grant.group, SourceId(agent, group), incarnation, command)
+        assert_never(command)
+
+    def _quiesced(self, session: TransferSession) -> None:
+        """Nothing writes these pages any more: they may be granted again."""
+        grant = session.grant
+        self.num_live -= 1
+        for page in grant.pages:
+            self._writable.pop((grant.group, page), None)
+        if len(self._sessions) - self.num_live > self._bounds.max_remembered:
+            oldest = next(one for one in self._sessions.values() if one.is_quiesced)
+            self._forget(oldest.grant.grant_id)
+
+    def _arm(self, session: TransferSession) -> None:
+        grant_id, deadline = session.grant.grant_id, session.deadline
+        if self._armed.get(grant_id) == deadline:
+            return
+        self._armed[grant_id] = deadline
+        heapq.heappush(self._timers, (deadline, grant_id))
+        if len(self._timers) > 64 + 4 * len(self._sessions):
+            # Deadlines move with every copy; what they moved from is dropped now and then.
+            self._timers = [(one.deadline, grant_id) for grant_id, one in self._sessions.items()]
+            heapq.heapify(self._timers)
+
+    def _forget(self, grant_id: str) -> None:
+        self._sessions.pop(grant_id, None)
+        self._armed.pop(grant_id, None)

@@ -1,0 +1,168 @@
+"""What happens to a kv_agent's core, and what it wants done: the two alphabets between `core.py` and `actor.py`."""
+
+from typing import NamedTuple
+
+from kvstore.protocol import (
+    CloseGrant,
+    GrantClosed,
+    GrantOpened,
+    MapPool,
+    OpenGrant,
+    PagesPulled,
+    PagesReady,
+    PoolHandle,
+    TransferFailed,
+)
+from kvstore.transfer.session import CopyEnded, StartCopy
+from mesh.address import Address
+
+
+class SourceId(NamedTuple):
+    """A pool by the agent that owns it and its group."""
+
+    agent: str
+    group: str
+
+
+# events
+
+
+class MapAsked(NamedTuple):
+    """An ask for a pool; `call` is the actor's number for what it has to answer."""
+
+    call: int
+    message: MapPool
+
+
+class OpenAsked(NamedTuple):
+    """An ask for a grant."""
+
+    call: int
+    sender: Address
+    message: OpenGrant
+
+
+class CloseAsked(NamedTuple):
+    """An ask to revoke a grant."""
+
+    call: int
+    sender: Address
+    message: CloseGrant
+
+
+class PagesAnnounced(NamedTuple):
+    """A prefill scheduler told that pages are finished."""
+
+    sender: Address
+    message: PagesReady
+
+
+class SourceMapped(NamedTuple):
+    """A foreign pool can be read now."""
+
+    source: SourceId
+    incarnation: int
+    layout_digest: bytes
+
+
+class SourceRefused(NamedTuple):
+    """A foreign pool cannot be read."""
+
+    source: SourceId
+    code: str
+    message: str
+
+
+class CopyDone(NamedTuple):
+    """A copy that `StartPull` began is over."""
+
+    grant_id: str
+    ended: CopyEnded
+    num_bytes: int
+
+
+class PeerGone(NamedTuple):
+    """An incarnation of an actor is lost."""
+
+    peer: Address
+    reason: str
+
+
+class Draining(NamedTuple):
+    """No new grants from now on."""
+
+
+class Tick(NamedTuple):
+    """Time passed."""
+
+
+Event = (
+    MapAsked
+    | OpenAsked
+    | CloseAsked
+    | PagesAnnounced
+    | SourceMapped
+    | SourceRefused
+    | CopyDone
+    | PeerGone
+    | Draining
+    | Tick
+)
+
+
+# commands
+
+
+class Reply(NamedTuple):
+    """Answer a call."""
+
+    call: int
+    message: PoolHandle | GrantOpened | GrantClosed
+
+
+class Refuse(NamedTuple):
+    """Answer a call with an error."""
+
+    call: int
+    code: str
+    message: str
+    retryable: bool = False
+
+
+class Tell(NamedTuple):
+    """Tell an actor."""
+
+    receiver: str
+    message: PagesPulled | TransferFailed
+
+
+class MapForeign(NamedTuple):
+    """Make a foreign pool readable; answer `SourceMapped` or `SourceRefused`."""
+
+    source: SourceId
+
+
+class UnmapForeign(NamedTuple):
+    """Give a foreign pool up; copies from it end."""
+
+    source: SourceId
+
+
+class StartPull(NamedTuple):
+    """Copy pages into the pool of `group` from this incarnation of `source`; answer `CopyDone`, always."""
+
+    grant_id: str
+    group: str
+    source: SourceId
+    incarnation: int
+    copy: StartCopy
+
+
+class CancelPull(NamedTuple):
+    """End a copy early; its `CopyDone` still comes."""
+
+    grant_id: str
+    copy_id: int
+
+
+Command = Reply | Refuse | Tell | MapForeign | UnmapForeign | StartPull | CancelPull

@@ -1,0 +1,64 @@
+"""Foreign pools that this agent reads from: which are mapped, which are asked for, and who waits.
+
+Pure; part of the kv_agent's core. A mapping is used as long as announcements name its incarnation; one that names
+another has the pool asked for again.
+"""
+
+from typing import NamedTuple
+
+from nodes.kv_agent.events import SourceId
+
+
+class SourceFacts(NamedTuple):
+    """What the header of a mapped pool says."""
+
+    incarnation: int
+    layout_digest: bytes
+
+
+class Sources:
+    """Mapped and awaited source pools. `own` are the agent's own pools, which never go."""
+
+    def __init__(self, own: dict[SourceId, SourceFacts]) -> None:
+        self._own = own
+        self._mapped: dict[SourceId, SourceFacts] = {}
+        self._waiting: dict[SourceId, list[str]] = {}
+
+    @property
+    def num_mapped(self) -> int:
+        """Foreign pools mapped now."""
+        return len(self._mapped)
+
+    def want(self, source: SourceId, incarnation: int, grant_id: str) -> SourceFacts | None:
+        """The facts of a source, if it is at hand in this incarnation; otherwise the grant waits for it.
+
+        An own pool is as it is: another incarnation of it will not come.
+        """
+        facts = self._own.get(source)
+        if facts is not None:
+            return facts
+        facts = self._mapped.get(source)
+        if facts is not None and facts.incarnation == incarnation:
+            return facts
+        self._waiting.setdefault(source, []).append(grant_id)
+        return None
+
+    def must_ask(self, source: SourceId) -> bool:
+        """Whether the waiting grant is the first, so that the pool must be asked for."""
+        return len(self._waiting.get(source, ())) == 1
+
+    def mapped(self, source: SourceId, facts: SourceFacts) -> list[str]:
+        """A pool was mapped; returns the grants that waited."""
+        self._mapped[source] = facts
+        return self._waiting.pop(source, [])
+
+    def refused(self, source: SourceId) -> list[str]:
+        """A pool could not be mapped; returns the grants that waited."""
+        return self._waiting.pop(source, [])
+
+    def agent_gone(self, agent: str) -> list[SourceId]:
+        """Forget what an agent had; returns the mappings to give up. Grants that wait hear from their ask."""
+        gone = [source for source in self._mapped if source.agent == agent]
+        for source in gone:
+            del self._mapped[source]
+        return gone
