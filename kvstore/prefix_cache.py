@@ -81,6 +81,16 @@ class PrefixCache:
         return cache
 
     @property
+    def book(self) -> PageBook:
+        """The books themselves, for `rebuild`."""
+        return self._book
+
+    @property
+    def weight_version(self) -> str:
+        """What the roots of all prefixes are made with."""
+        return self._weight_version
+
+    @property
     def events(self) -> EventLog:
         """What entered and left the cache; `events.drain_message()` is the next publication."""
         return self._book.log
@@ -153,6 +163,12 @@ class PrefixCache:
         if violations:
             self._contain(violations, cached)
         return violations
+
+    def resume(self, node: Node, pages: list[int], tail_page: int, tail_tokens: bytes) -> SequencePages:
+        """A handle on what an earlier scheduler's sequence left; `node` is locked. Called by `rebuild` only."""
+        sequence = self._hold(node, pages, "", share=True)
+        sequence.adopt_tail(tail_page, tail_tokens)
+        return sequence
 
     # inside
 

@@ -205,6 +205,10 @@ class SequencePages:
         yield from ((page, PageState.RUNNING) for page in self._own)
         yield from ((page, self._lent_state) for page in self._lent_pages())
 
+    def name_extra_key(self, extra_key: str) -> None:
+        """Whoever claims a rebuilt sequence knows the extra key that its pages were made under."""
+        self._extra_key = extra_key
+
     def adopt_tail(self, page: int, tokens: bytes) -> None:
         """Continue a sequence that an earlier scheduler left: its partly filled page, found in the page table."""
         self.pages.append(page)

@@ -217,7 +217,8 @@ class TransferSession:
                 return self._fail("source_lost", event.message, now)
             case Tick():
                 return self._on_tick(now)
-        assert_never(event)
+            case _:
+                assert_never(event)
 
     # events
 

@@ -141,7 +141,8 @@ class AgentCore:
                 return []
             case events.Tick():
                 return self._tick(now)
-        assert_never(event)
+            case _:
+                assert_never(event)
 
     # asks
 
@@ -341,7 +342,8 @@ class AgentCore:
                 assert session.source is not None, "a session copies only from a source it has mapped"
                 agent, group, incarnation = session.source
                 return StartPull(grant.grant_id, grant.group, SourceId(agent, group), incarnation, command)
-        assert_never(command)
+            case _:
+                assert_never(command)
 
     def _quiesced(self, session: TransferSession) -> None:
         """Nothing writes these pages any more: they may be granted again."""
