@@ -16,7 +16,12 @@ class DetokenizerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DetokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`model` as for `--model`."""
+    """`model` as for `--model`. Draining ends when no tokens have come for `drain_quiet_s`.
+
+    `use_threads` false: everything on the event loop, for the simulation.
+    """
 
     model: str
     limits: DetokenizerLimits = DetokenizerLimits()
+    drain_quiet_s: float = 0.5
+    use_threads: bool = True

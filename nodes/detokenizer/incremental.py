@@ -133,7 +133,9 @@ class DecoderFactory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        special = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        # Asked of the decoder itself: a token can be special by a later declaration, which its own flag does not say.
+        added = tokenizer.get_added_tokens_decoder()
+        special = frozenset(i for i in added if not tokenizer.decode([i], skip_special_tokens=True))
         self._hidden_ids = {True: special, False: frozenset[int]()}
         self._pieces: dict[bool, BytePieces] = {}
         if is_byte_level(tokenizer):

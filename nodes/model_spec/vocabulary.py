@@ -1,6 +1,6 @@
 """Loads a model's tokenizer. Called by the tokenizer and detokenizer roles and by `meshctl up`'s check."""
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.model_spec.errors import ModelDamaged
@@ -21,6 +21,9 @@ def load_tokenizer(spec: ModelSpec) -> Tokenizer:
     # Truncation and padding that were left in the file would change prompts behind the user's back.
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    # Special by name, though tokenizer.json may not say so: encoded whole, and not shown when decoded.
+    named = [token for token in spec.special_tokens.values() if tokenizer.token_to_id(token) is not None]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in named])
     vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
     if vocab_size > spec.vocab_size:
         raise ModelDamaged(

@@ -1,0 +1,103 @@
+"""The detokenizer process: token frames in, text frames out. Decides nothing; see `core.py`."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from tokenizers import Tokenizer
+
+from mesh.actor import Actor
+from mesh.address import Address
+from mesh.codec import Codec
+from mesh.transport.base import Buffer, Lane
+from nodes.detokenizer.config import DetokenizerConfig
+from nodes.detokenizer.core import (
+    Command,
+    DetokenizerCore,
+    Event,
+    MalformedBatch,
+    SchedulerLost,
+    SendText,
+    TokensArrived,
+)
+from nodes.detokenizer.incremental import DecoderFactory
+from nodes.model_spec import resolve_model
+from nodes.model_spec.vocabulary import load_tokenizer
+from nodes.protocol import TokenBatch
+from nodes.roles import DETOKENIZER, NODE_CODEC
+
+
+class Detokenizer(Actor):
+    """Soft state only: schedulers open their streams again wherever this one leaves off."""
+
+    role: ClassVar[str] = DETOKENIZER
+    codec: ClassVar[Codec] = NODE_CODEC
+
+    def __init__(self, config: DetokenizerConfig) -> None:
+        self._config = config
+        self._core: DetokenizerCore | None = None
+        self._quiet = asyncio.Event()
+        self._drain_timer: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Load the tokenizer. Raises `nodes.model_spec.ModelError`."""
+        # A large vocabulary takes a second, during which heartbeats must go on; the simulation knows no threads.
+        tokenizer = await asyncio.to_thread(self._load) if self._config.use_threads else self._load()
+        self._core = DetokenizerCore(DecoderFactory(tokenizer), self._config.limits)
+
+    def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
+        """A scheduler's step."""
+        if not isinstance(message, TokenBatch):
+            super().on_tell(sender, message, buffers)
+            return
+        self._restart_drain_timer()
+        try:
+            self._handle(TokensArrived(sender, message))
+        except MalformedBatch as error:
+            self.ctx.metrics.count("mesh_malformed_batches_total", peer=sender.actor_id)
+            self.ctx.log.warning("malformed_token_batch", peer=str(sender), error=str(error))
+        else:
+            self.ctx.metrics.count("mesh_detokenized_tokens_total", len(message.token_ids))
+
+    def on_peer_lost(self, peer: Address, reason: str) -> None:
+        """Forget its streams, if it is a scheduler."""
+        self._handle(SchedulerLost(peer))
+
+    async def drain(self) -> None:
+        """Schedulers see `draining` and move their streams; wait until they have."""
+        self._quiet.clear()
+        self._drain_timer = self.ctx.later(self._config.drain_quiet_s, self._quiet.set)
+        await self._quiet.wait()
+
+    def stats(self) -> dict[str, float]:
+        """Streams held, and how often something was missing or too much."""
+        if self._core is None:
+            return {}
+        return {
+            "mesh_detokenizer_streams": float(self._core.num_streams),
+            "mesh_detokenizer_resends_total": float(self._core.num_resends),
+            "mesh_detokenizer_dropped_streams_total": float(self._core.num_dropped),
+        }
+
+    def _load(self) -> Tokenizer:
+        return load_tokenizer(resolve_model(self._config.model))
+
+    def _handle(self, event: Event) -> None:
+        if self._core is None:
+            return
+        for command in self._core.handle(event, self.ctx.now()):
+            self._perform(command)
+
+    def _perform(self, command: Command) -> None:
+        if isinstance(command, SendText):
+            self.ctx.tell(command.gateway, command.message)
+            return
+        member = self.ctx.members.get(command.scheduler.actor_id)
+        # Stream numbers mean nothing to the next incarnation.
+        if member is None or member.epoch == command.scheduler.epoch:
+            self.ctx.tell(command.scheduler.actor_id, command.message, lane=Lane.CONTROL)
+
+    def _restart_drain_timer(self) -> None:
+        if self._drain_timer is not None and not self._quiet.is_set():
+            self._drain_timer.cancel()
+            self._drain_timer = self.ctx.later(self._config.drain_quiet_s, self._quiet.set)

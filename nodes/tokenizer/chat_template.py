@@ -1,0 +1,174 @@
+"""Renders a model's chat template as transformers does: same environment, same globals, same result.
+
+The template is data from disk, so it runs in jinja's immutable sandbox and sees nothing but JSON values. The sandbox
+keeps it from the interpreter; it does not bound its time and memory, which `render_child.py` does. Pure; text is
+counted as it comes, so the output is bounded here. Used by `nodes/tokenizer/rendering.py` and `render_child.py`.
+"""
+
+import datetime
+import json
+from typing import Any, Final, cast
+
+import jinja2
+import jinja2.ext
+import jinja2.parser
+import jinja2.utils
+from jinja2 import nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from mesh.message import Part
+from nodes.tokenizer.chat_messages import parse_messages, parse_template_kwargs, parse_tools
+from nodes.tokenizer.errors import ContextLengthExceeded, TemplateError
+
+_SHOWN_CHARS: Final = 500
+_FINAL_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class ChatRequest(Part, frozen=True):
+    """A chat as in `nodes.protocol.Prepare`. With `continue_final_message` the last message is left open."""
+
+    chat: bytes
+    tools: bytes | None = None
+    chat_template_kwargs: bytes | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+class ChatTemplate:
+    """One compiled template.
+
+    Args:
+        source: the template's text. Raises TemplateError if it is not one.
+        special_tokens: what it may name, such as `bos_token`.
+        max_chars: rendering stops here.
+    """
+
+    def __init__(self, source: str, special_tokens: dict[str, str], max_chars: int) -> None:
+        self._special_tokens = special_tokens
+        self._max_chars = max_chars
+        self._reads_content = "content" in source
+        try:
+            self._template = _environment().from_string(source)
+        except Exception as error:  # a template may be wrong in any way: jinja's compiler raises what it meets
+            raise TemplateError(f"the model's chat template cannot be compiled: {_shown(error)}", "messages") from error
+
+    def render(self, request: ChatRequest) -> str:
+        """The prompt's text. Raises TemplateError, UnsupportedContent or ContextLengthExceeded."""
+        messages = parse_messages(request.chat)
+        if request.continue_final_message:
+            self._mark_end(messages)
+        variables = {
+            **self._special_tokens,
+            "documents": None,
+            **parse_template_kwargs(request.chat_template_kwargs),
+            "messages": messages,
+            "tools": parse_tools(request.tools),
+            "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
+        }
+        pieces: list[str] = []
+        num_chars = 0
+        try:
+            for piece in self._template.generate(variables):
+                num_chars += len(piece)
+                if num_chars > self._max_chars:
+                    break
+                pieces.append(piece)
+        except Exception as error:  # whatever a template does wrong is its request's error, nobody else's
+            raise TemplateError(f"the chat does not fit the model's template: {_shown(error)}", "messages") from error
+        if num_chars > self._max_chars:
+            raise ContextLengthExceeded(
+                f"the messages are over {self._max_chars} characters, more than the model's context holds", "messages"
+            )
+        text = "".join(pieces)
+        return _cut_at_mark(text) if request.continue_final_message else text
+
+    def _mark_end(self, messages: list[dict[str, Any]]) -> None:
+        content = messages[-1].get("content")
+        if not isinstance(content, str) or not self._reads_content:
+            raise TemplateError("continue_final_message: the last message has no content to continue", "messages")
+        messages[-1] = {**messages[-1], "content": content + _FINAL_TAG}
+
+
+class _Dict:
+    """`dict(...)` for templates, without the type's attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace(...)` for templates, without underscored names."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # Like jinja's: no named parameters, so that `namespace(self=...)` works.
+        self, values = args[0], dict(*args[1:], **kwargs)
+        for name in values:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}` marks what training learns from; for serving it is a scope like any other."""
+
+    tags = {"generation"}  # jinja's own declaration
+
+    def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
+        """Jinja's hook."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    names: dict[str, Any] = {
+        "raise_exception": _raise_exception,
+        "strftime_now": _format_now,
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    cast("dict[str, Any]", environment.globals).update(names)
+    return environment
+
+
+def _cut_at_mark(text: str) -> str:
+    end = text.rfind(_FINAL_TAG.strip())
+    if end < 0:
+        raise TemplateError("continue_final_message: the template does not show the last message as it is", "messages")
+    # A template that trims contents has eaten the mark's own space, and would have eaten the message's.
+    return text[:end] if text.startswith(_FINAL_TAG, end) else text[:end].rstrip()
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a chat template cannot set {name!r}")
+
+
+def _raise_exception(message: Any) -> None:
+    raise jinja2.exceptions.TemplateError(str(message))
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML, which a model was not trained on.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _format_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)  # local time, as transformers has it
+
+
+def _shown(error: Exception) -> str:
+    return (str(error) or type(error).__name__)[:_SHOWN_CHARS]

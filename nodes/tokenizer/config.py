@@ -1,0 +1,44 @@
+"""What a tokenizer is told at its start."""
+
+import msgspec
+
+
+class RenderingLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one rendering of a chat template: time, and the address space of the process that does it."""
+
+    deadline_s: float = 2.0
+    start_timeout_s: float = 20.0
+    memory_bytes: int = 1 << 30
+    max_waiting: int = 1024
+
+
+class RoutingWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """What routing minimises, in prompt tokens that have to be computed before the request's first token.
+
+    A running or waiting request counts as `request_tokens` for the share of each step that it takes; a page that is not
+    free counts as `shortage_weight` times its tokens, since someone will be preempted for it. A choice is counted
+    against its scheduler for `recent_s`, because its load is published later. `max_pages` bounds the index of one
+    scheduler's cache: the oldest pages are forgotten first.
+    """
+
+    request_tokens: int = 32
+    shortage_weight: float = 2.0
+    recent_s: float = 0.5
+    max_pages: int = 262_144
+
+
+class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`model` as for `--model`; `context_length` 0 is the model's own.
+
+    Texts of more than `inline_chars` are encoded in a thread, at most `max_long_texts` at a time with those waiting.
+    `use_threads` and `use_processes` false: everything on the event loop, for the simulation.
+    """
+
+    model: str
+    context_length: int = 0
+    inline_chars: int = 16_384
+    max_long_texts: int = 64
+    use_threads: bool = True
+    use_processes: bool = True
+    rendering: RenderingLimits = RenderingLimits()
+    routing: RoutingWeights = RoutingWeights()

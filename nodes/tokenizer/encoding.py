@@ -1,0 +1,88 @@
+"""Text to token ids and back, as transformers does it with the same files. Pure; used by `nodes/tokenizer/actor.py`."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+from tokenizers import Tokenizer, processors
+
+from nodes.model_spec import ModelSpec
+from nodes.model_spec.vocabulary import load_tokenizer
+from nodes.tokenizer.errors import ContextLengthExceeded, EmptyPrompt, InvalidTokenId
+
+MIN_CHARS_PER_TOKEN: Final = 8
+"""The bound on characters never assumes shorter tokens than these, so that one-byte vocabularies bound it too."""
+
+
+class TextEncoder:
+    """One model's tokenizer and the bounds of its prompts.
+
+    `max_chars` is what `context_length` tokens cannot exceed, since none is longer than the longest of the vocabulary:
+    a text beyond it is refused without being encoded.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, context_length: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self.context_length = context_length
+        longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=0)
+        self.max_chars = context_length * max(longest, MIN_CHARS_PER_TOKEN)
+
+    def check_chars(self, text: str, param: str) -> None:
+        """Raise ContextLengthExceeded for a text that no tokenization could make fit."""
+        if len(text) > self.max_chars:
+            raise ContextLengthExceeded(
+                f"{param} has {len(text)} characters, more than this model's context of {self.context_length} tokens"
+                " can hold. Shorten it.",
+                param,
+            )
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids; with `add_special_tokens` those that the tokenizer's post-processor adds (a BOS, mostly)."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def check_prompt(self, token_ids: Sequence[int], param: str) -> None:
+        """Raise EmptyPrompt, InvalidTokenId or ContextLengthExceeded for a prompt that cannot be served."""
+        if not token_ids:
+            raise EmptyPrompt(f"{param} has no tokens. Give at least one.", param)
+        if len(token_ids) >= self.context_length:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {self.context_length} tokens, and {param} has"
+                f" {len(token_ids)}, which leaves no room for an answer. Shorten it.",
+                param,
+            )
+        self.check_ids(token_ids, param)
+
+    def check_ids(self, token_ids: Sequence[int], param: str) -> None:
+        """Raise InvalidTokenId for an id without an embedding."""
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._vocab_size):
+            bad = next(i for i in token_ids if not 0 <= i < self._vocab_size)
+            raise InvalidTokenId(f"{param} holds token id {bad}; ids go from 0 to {self._vocab_size - 1}.", param)
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
+        """Text of token ids; ids that the tokenizer does not have show nothing."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+
+def load_encoder(spec: ModelSpec, context_length: int = 0) -> TextEncoder:
+    """The encoder of a model; `context_length` 0 is the model's own. Raises `nodes.model_spec.ModelError`."""
+    tokenizer = load_tokenizer(spec)
+    if spec.tokenizer_path:
+        _apply_config(tokenizer, Path(spec.tokenizer_path).with_name("tokenizer_config.json"), spec)
+    return TextEncoder(tokenizer, spec.vocab_size, context_length or spec.context_length)
+
+
+def _apply_config(tokenizer: Tokenizer, path: Path, spec: ModelSpec) -> None:
+    """What `tokenizer_config.json` says beyond `tokenizer.json`, as transformers' `TokenizersBackend` takes it."""
+    config = cast("dict[str, Any]", json.loads(path.read_bytes())) if path.is_file() else {}
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    ends: dict[str, str | None] = {}
+    for end in ("bos", "eos"):
+        token = spec.special_tokens.get(f"{end}_token")
+        known = token is not None and tokenizer.token_to_id(token) is not None
+        ends[end] = token if known and config.get(f"add_{end}_token") else None
+    template = " ".join(piece for piece in (ends["bos"], "$A", ends["eos"]) if piece)
+    special_tokens = [(token, tokenizer.token_to_id(token)) for token in ends.values() if token]
+    tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=special_tokens)

@@ -1,0 +1,144 @@
+"""Runs chat templates bounded in time, memory and output. Used by `nodes/tokenizer/actor.py`.
+
+`ChildRenderer` keeps one warm child process (`render_child.py`) and kills it when a rendering takes too long; the next
+request starts another. `InlineRenderer` is for the simulation, where there are no processes and templates are our own.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+from typing import Final, Protocol
+
+import msgspec
+
+from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
+from nodes.tokenizer.config import RenderingLimits
+from nodes.tokenizer.errors import ERRORS_BY_CODE, Overloaded, PrepareError, TemplateError
+from nodes.tokenizer.render_child import HEAD_BYTES, Rendered, Setup, frame
+
+_BYTES_PER_CHAR: Final = 4
+_REPLY_MARGIN_BYTES: Final = 1 << 16
+
+
+class Renderer(Protocol):
+    """Renders chats of one model."""
+
+    async def start(self) -> None:
+        """Be ready for requests."""
+        ...
+
+    async def render(self, request: ChatRequest) -> str:
+        """The prompt's text. Raises PrepareError."""
+        ...
+
+    async def stop(self) -> None:
+        """Leave nothing behind."""
+        ...
+
+
+class InlineRenderer:
+    """Renders where it is called; nothing bounds its time."""
+
+    def __init__(self, template: str, special_tokens: dict[str, str], max_chars: int) -> None:
+        self._template = ChatTemplate(template, special_tokens, max_chars)
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    async def render(self, request: ChatRequest) -> str:
+        """See `Renderer.render`."""
+        return self._template.render(request)
+
+    async def stop(self) -> None:
+        """Nothing to do."""
+
+
+class ChildRenderer:
+    """One child process, one rendering at a time, others wait in line."""
+
+    def __init__(self, template: str, special_tokens: dict[str, str], max_chars: int, limits: RenderingLimits) -> None:
+        self._limits = limits
+        self._setup = Setup(
+            template=template,
+            special_tokens=special_tokens,
+            max_chars=max_chars,
+            memory_bytes=limits.memory_bytes,
+            parent_pid=os.getpid(),
+        )
+        self._max_reply_bytes = _BYTES_PER_CHAR * max_chars + _REPLY_MARGIN_BYTES
+        self._child: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+        self.num_killed = 0
+
+    async def start(self) -> None:
+        """Warm the child. A template that does not compile is reported by each `render`, not here."""
+        async with self._turn:
+            await self._ensure_child()
+
+    async def render(self, request: ChatRequest) -> str:
+        """See `Renderer.render`. Raises Overloaded if too many wait or no process can be started."""
+        if self._num_waiting >= self._limits.max_waiting:
+            raise Overloaded(f"{self._num_waiting} chats are waiting to be rendered; try again later")
+        self._num_waiting += 1
+        try:
+            async with self._turn:
+                await self._ensure_child()
+                rendered = await self._exchange(frame(request), self._limits.deadline_s)
+        finally:
+            self._num_waiting -= 1
+        if rendered.code:
+            error = ERRORS_BY_CODE.get(rendered.code, PrepareError)
+            raise error(rendered.message, rendered.param)
+        return rendered.text
+
+    async def stop(self) -> None:
+        """Kill and reap the child."""
+        child, self._child = self._child, None
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+
+    async def _ensure_child(self) -> None:
+        if self._child is not None and self._child.returncode is None:
+            return
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        try:
+            self._child = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "nodes.tokenizer.render_child",
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
+            )  # fmt: skip
+        except OSError as error:
+            raise Overloaded(f"no process can be started to render chat templates: {error}") from error
+        await self._exchange(frame(self._setup), self._limits.start_timeout_s)
+
+    async def _exchange(self, request: bytes, timeout_s: float) -> Rendered:
+        """One request, one answer; the child does not outlive a failure, so answers cannot get out of step."""
+        answered = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                rendered = await self._send_and_receive(request)
+            answered = True
+        except TimeoutError:
+            raise TemplateError(f"the chat template took longer than {timeout_s:g} s", "messages") from None
+        except (OSError, EOFError, msgspec.MsgspecError):
+            raise TemplateError("the chat template ran out of memory or broke its process", "messages") from None
+        finally:
+            if not answered:
+                self.num_killed += 1
+                await self.stop()
+        return rendered
+
+    async def _send_and_receive(self, request: bytes) -> Rendered:
+        child = self._child
+        assert child is not None, "started before"
+        assert child.stdin is not None, "made with a pipe"
+        assert child.stdout is not None, "made with a pipe"
+        child.stdin.write(request)
+        await child.stdin.drain()
+        num_bytes = int.from_bytes(await child.stdout.readexactly(HEAD_BYTES), "little")
+        if num_bytes > self._max_reply_bytes:
+            raise EOFError("a reply longer than any rendering can be")
+        return msgspec.msgpack.decode(await child.stdout.readexactly(num_bytes), type=Rendered)
