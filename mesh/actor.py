@@ -11,8 +11,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import structlog
 
-from mesh.address import Address
+from mesh.address import Address, Endpoint
 from mesh.codec import Codec
+from mesh.frames import Heartbeat
 from mesh.membership import Member, Membership
 from mesh.message import HotMessage, Message
 from mesh.telemetry import Metrics
@@ -107,6 +108,15 @@ class Context(Protocol):
         ...
 
     @property
+    def endpoint(self) -> Endpoint:
+        """Where this incarnation listens."""
+        ...
+
+    def describe(self) -> Member:
+        """This actor as it is known to others."""
+        ...
+
+    @property
     def members(self) -> Membership:
         """The cached view of who is in the mesh."""
         ...
@@ -178,6 +188,10 @@ class Context(Protocol):
         """Tell registry and supervisor about a new state or new attributes (merged into the old)."""
         ...
 
+    def capabilities(self, actor_id: str) -> dict[str, Any]:
+        """What a linked peer said of itself in `hello` or `welcome`; empty if there is no link yet."""
+        ...
+
     def later(self, delay_s: float, callback: Callable[..., None], *args: Any) -> asyncio.TimerHandle:
         """Call back after a time; exceptions go to the supervision boundary."""
         ...
@@ -209,7 +223,7 @@ class Actor:
     system_asks: ClassVar[tuple[type, ...]] = ()
     """Bodies of the mesh's own frames that this actor answers in `on_ask` (the registry: `Join`, `Leave`)."""
     joins: ClassVar[bool] = True
-    """False: not a member itself (the registry)."""
+    """False: the system does not join it to the registry (the registry itself, supervisors, tools)."""
 
     ctx: Context
 
@@ -237,7 +251,11 @@ class Actor:
         """The view of the mesh changed; `ctx.members` already says so."""
 
     def on_heartbeat(self, peer: Address, state: str) -> None:
-        """A peer that watches itself through this actor is alive (registry and supervisors)."""
+        """A peer that this actor is a hub of is alive and in this state (registry and supervisors)."""
+
+    def heartbeat_to(self, peer: Address) -> Heartbeat:
+        """What is answered to a heartbeat of `peer`; called after `on_heartbeat`."""
+        return Heartbeat()
 
     async def drain(self) -> None:
         """Take no new work; return when what was taken is done."""

@@ -8,6 +8,7 @@
         ├── PeerLost          peer_lost          r   the peer died, restarted or was cut off while asked
         ├── Unreachable       unreachable        r   not a member, or the way to it is full
         ├── MailboxFull       mailbox_full       r   too many calls in flight here
+        ├── TooLarge          too_large              the message is over the mesh's limits
         ├── Cancelled         cancelled              the other side no longer wants it
         └── RemoteError       (the peer's code)      the peer answered with an error
 
@@ -81,6 +82,12 @@ class MailboxFull(CallError):
 
     code = "mailbox_full"
     retryable = True
+
+
+class TooLarge(CallError):
+    """Nothing was sent: the message is over the mesh's limits."""
+
+    code = "too_large"
 
 
 class Cancelled(CallError):

@@ -81,11 +81,14 @@ class Join(Message, frozen=True):
     """Ask the registry to take a member in, or to update what it says. Idempotent. Answer: `Joined`.
 
     `known_epoch` and `known_version` are of the asker's view, so that the registry sends a snapshot only if needed.
+    `hearsay` is the asker's whole view, given to a new registry epoch: whoever is named there keeps a lease, so that a
+    restarted registry does not seem to say that everybody has left.
     """
 
     member: Member
     known_epoch: int = 0
     known_version: int = 0
+    hearsay: list[Member] = []
 
 
 class Joined(Message, frozen=True):
@@ -140,14 +143,14 @@ class PeerDown(Message, frozen=True):
 
 
 class Subscribe(Message, frozen=True):
-    """Follow a topic from publication `next_sequence` of `publisher_epoch` on; 0 is from now. Answer: `Subscribed`.
+    """Follow a topic from publication `next_sequence` (1: the first) of `publisher_epoch` on. Answer: `Subscribed`.
 
-    Renewed by subscribers; a publisher forgets a subscriber whose link is down.
+    Renewed by subscribers when nothing came for a while; a publisher forgets a subscriber whose link is down.
     """
 
     topic: str
-    publisher_epoch: int = 0
-    next_sequence: int = 0
+    publisher_epoch: int
+    next_sequence: int = 1
 
 
 class Subscribed(Message, frozen=True):
@@ -165,14 +168,11 @@ class Unsubscribe(Message, frozen=True):
 
 
 class Publication(Message, frozen=True):
-    """Publication number `sequence` (from 1, per topic and publisher epoch); `payload` is the actor's own message.
-
-    An empty payload (MessagePack nil) says only that `sequence` was the last: it lets a subscriber see a lost tail.
-    """
+    """Publication number `sequence` (from 1, per topic and publisher epoch); `payload` is the actor's own message."""
 
     topic: str
     sequence: int
-    payload: msgspec.Raw = msgspec.Raw(b"\xc0")
+    payload: msgspec.Raw
 
 
 class Ping(Message, frozen=True):
@@ -221,6 +221,22 @@ class Describe(Message, frozen=True):
     attributes: dict[str, Any] = {}
 
 
+class Draining(Message, frozen=True):
+    """Body of the verb `drain`, told to all peers: the sender takes no new work."""
+
+
+class ListMembers(Message, frozen=True):
+    """Ask the registry who is in the mesh, without joining it. Answer: `Members`."""
+
+
+class Members(Message, frozen=True):
+    """Answer to `ListMembers`."""
+
+    registry_epoch: int
+    version: int
+    members: list[Member]
+
+
 class Drain(Message, frozen=True):
     """Ask an actor to take no new work and finish what it has. Answer: `Drained` when that is done."""
 
@@ -265,6 +281,9 @@ SystemMessage = (
     | StatsReply
     | DescribeRequest
     | Describe
+    | Draining
+    | ListMembers
+    | Members
     | Drain
     | Drained
     | Shutdown

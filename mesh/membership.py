@@ -8,6 +8,8 @@ actor id the higher epoch stands. Owned by `mesh/registration.py`, read by every
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from mesh.address import Address, Endpoint
 from mesh.message import Part
 
@@ -109,6 +111,13 @@ class Membership:
     def forget(self, address: Address) -> MemberChange:
         """Take the supervisor's word that an incarnation is dead, before the registry says so."""
         return self._update((), (address,))
+
+    def mark_draining(self, address: Address) -> MemberChange:
+        """Take a member's own word that it takes no new work, before the registry says so."""
+        member = self._members.get(address.actor_id)
+        if member is None or member.epoch != address.epoch or member.state == DRAINING:
+            return MemberChange([], [], [])
+        return self._update((msgspec.structs.replace(member, state=DRAINING),), ())
 
     def _update(self, upserted: Iterable[Member], gone: Iterable[Address]) -> MemberChange:
         change = MemberChange([], [], [])

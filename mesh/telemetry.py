@@ -5,8 +5,10 @@ Used on the event loop's thread only, so plain dictionaries do.
 """
 
 import bisect
+import contextvars
 import logging
 import sys
+from random import Random
 from typing import Final, TextIO
 
 import msgspec
@@ -35,8 +37,15 @@ SECONDS: Final = (
     60.0,
 )
 """Upper bounds of all histograms, seconds: from a round trip on one host to a long prefill."""
+current_trace: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("traceparent", default="")
+"""W3C trace context of the message being handled; tasks and timers started meanwhile inherit it."""
 _MAX_SERIES: Final = 4096
 _DROPPED: Final = "mesh_series_dropped_total"
+
+
+def new_traceparent(random: Random) -> str:
+    """The W3C trace context of a new trace, sampled."""
+    return f"00-{random.getrandbits(128):032x}-{random.getrandbits(64):016x}-01"
 
 
 def series(name: str, labels: dict[str, str]) -> str:

@@ -1,0 +1,376 @@
+"""Links to peers: dialing, the hello, one sticky path per peer, sequence numbers, and refusal of what is no frame.
+
+    dial ──hello on both lanes──> peer ──welcome on both lanes──> up        no welcome in time, or down: peer lost
+    A sender keeps one path per peer, its own dialed link or else the one the peer came on, while that lives; so
+    messages of one lane stay in order. Losing the path loses the incarnation: both links are forgotten, everybody
+    who waits for it is told, and the next message dials again.
+
+Owned by `ActorSystem`; frames go on to it through `handlers`, one per verb.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from mesh.address import Address, Endpoint
+from mesh.envelope import (
+    MIN_PROTOCOL_VERSION,
+    PROTOCOL_VERSION,
+    SYSTEM_FLAG,
+    Header,
+    Limits,
+    Verb,
+    encode_header,
+    open_envelope,
+    oversize,
+)
+from mesh.errors import FrameRefused, Unreachable
+from mesh.frames import SYSTEM_CODEC, Bye, ErrorBody, Hello, Welcome
+from mesh.membership import Member
+from mesh.options import SystemOptions
+from mesh.peer import PLAIN, SYSTEM, Meta, Peer, Wire
+from mesh.sequence import DUPLICATE, UNNUMBERED
+from mesh.telemetry import Metrics, current_trace
+from mesh.transport.base import Buffer, Lane, Link, Transport
+
+_MAX_WAITING: Final = 1000
+_MAX_REMEMBERED: Final = 1024
+_UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.ITEM, Verb.END, Verb.CREDIT, Verb.CANCEL, Verb.BYE))
+
+
+Handler = Callable[[Peer, Lane, Header, Sequence[Buffer]], None]
+
+
+class Owner(Protocol):
+    """What links need to know of the system above them."""
+
+    def describe(self) -> Member:
+        """This actor, for `hello` and `welcome`."""
+        ...
+
+    def locate(self, actor_id: str) -> tuple[Address, Endpoint] | None:
+        """The living incarnation of an actor and where it listens."""
+        ...
+
+    def peer_lost(self, peer: Peer, reason: str) -> None:
+        """An incarnation is gone or cut off; its links are forgotten already."""
+        ...
+
+
+class Links:
+    """All links of one actor. Implements `mesh.transport.base.Listener`."""
+
+    def __init__(
+        self, address: Address, transport: Transport, owner: Owner, options: SystemOptions, metrics: Metrics
+    ) -> None:
+        self.address = address
+        self.metrics = metrics
+        self._log: structlog.stdlib.BoundLogger = structlog.get_logger(actor=address.actor_id, epoch=address.epoch)
+        self.handlers: dict[int, Handler] = {}
+        self.heard: Callable[[Address], None] = lambda _: None
+        self._transport = transport
+        self._owner = owner
+        self._options = options
+        self._limits: Limits = options.limits
+        self._loop = asyncio.get_running_loop()
+        self._peers: dict[str, Peer] = {}
+        self._wires: dict[Link, Wire] = {}
+        self._failures: dict[Address, tuple[float, float]] = {}
+        self._complained: set[tuple[str, str]] = set()
+        self._connections = 0
+        self._message_ids = 0
+
+    def next_id(self) -> int:
+        """A message id that this incarnation has not used."""
+        self._message_ids += 1
+        return self._message_ids
+
+    def get(self, actor_id: str) -> Peer | None:
+        """The peer with this actor id, if there is a link with it."""
+        return self._peers.get(actor_id)
+
+    def peers(self) -> list[Peer]:
+        """All peers that there is a link with, itself not among them."""
+        return [peer for peer in self._peers.values() if peer.address != self.address]
+
+    def reach(self, actor_id: str) -> Peer:
+        """The peer with this actor id, dialed if need be; raises `Unreachable`."""
+        peer = self._peers.get(actor_id)
+        if peer is not None:
+            return peer
+        if actor_id == self.address.actor_id:
+            return self._reach_self()
+        target = self._owner.locate(actor_id)
+        if target is None:
+            raise Unreachable(f"{actor_id} is not a member of the mesh")
+        return self._dial(*target)
+
+    def send(
+        self, peer: Peer, lane: Lane, verb: Verb, body: bytes, buffers: Sequence[Buffer] = (), meta: Meta = PLAIN
+    ) -> bool:
+        """Send on the peer's path; False, counted, if that is gone or full."""
+        wire = peer.path
+        if wire is None:
+            return False
+        return self._send_on(wire, lane, verb, body, buffers, meta)
+
+    def lose(self, address: Address, reason: str) -> None:
+        """Forget an incarnation and tell whoever waits for it; nothing happens if it is not linked."""
+        peer = self._peers.get(address.actor_id)
+        if peer is None or peer.address != address:
+            return
+        del self._peers[address.actor_id]
+        for wire in (peer.dialed, peer.accepted):
+            if wire is not None:
+                del self._wires[wire.link]
+                if wire.hello_timer is not None:
+                    wire.hello_timer.cancel()
+                if address != self.address:
+                    self._transport.close_link(wire.link)
+        peer.path = peer.dialed = peer.accepted = None
+        self.metrics.count("mesh_peers_lost_total")
+        self._owner.peer_lost(peer, reason)
+
+    def close(self) -> None:
+        """Say goodbye to everybody and forget them, silently."""
+        bye = SYSTEM_CODEC.encode(Bye())
+        for peer in self.peers():
+            for lane in Lane:
+                self.send(peer, lane, Verb.BYE, bye, (), SYSTEM)
+        for wire in self._wires.values():
+            if wire.hello_timer is not None:
+                wire.hello_timer.cancel()
+        self._peers.clear()
+        self._wires.clear()
+
+    # Listener
+
+    def on_frames(self, link: Link, lane: Lane, parts: Sequence[Buffer]) -> None:
+        """A message came: check it, count it, hand it to the handler of its verb."""
+        header: Header | None = None
+        try:
+            header = open_envelope(parts, self._limits)
+            self._receive(link, lane, header, parts)
+        except FrameRefused as refusal:
+            self._refuse(link, lane, header, refusal)
+
+    def on_link_down(self, link: Link, reason: str) -> None:
+        """A connection is gone, and with it the incarnation as far as this actor can tell."""
+        wire = self._wires.get(link)
+        if wire is None:
+            return
+        if link.dialed and not any(wire.greeted):
+            self._remember_failure(link.peer)
+        self.lose(link.peer, reason)
+
+    # Incoming
+
+    def _receive(self, link: Link, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+        if header.receiver_epoch != self.address.epoch:
+            raise FrameRefused("wrong_epoch", f"meant for epoch {header.receiver_epoch} of {self.address.actor_id}")
+        peer_address = link.peer
+        if header.sender != peer_address.actor_id or header.sender_epoch != peer_address.epoch:
+            raise FrameRefused("wrong_sender", f"says it is {header.sender}#{header.sender_epoch}")
+        too_large = oversize(parts, self._limits)
+        if too_large is not None:
+            raise FrameRefused("too_large", too_large)
+        verb = header.verb
+        if verb == Verb.HELLO:
+            self._on_hello(link, lane, header, parts)
+            return
+        wire = self._wires.get(link)
+        if wire is None:
+            raise FrameRefused("no_hello", "a message without hello before it")
+        if header.sequence == UNNUMBERED and verb == Verb.ERROR:
+            self._on_link_refused(wire, parts)
+            return
+        missing = wire.incoming[lane].accept(header.sequence)
+        if missing:
+            if missing == DUPLICATE:
+                self.metrics.count("mesh_frames_repeated_total")
+                return
+            self.metrics.count("mesh_frames_missing_total", missing)
+        self.heard(peer_address)
+        if verb == Verb.WELCOME:
+            self._on_welcome(wire, lane, parts)
+            return
+        if verb == Verb.BYE:
+            self._on_bye(wire, lane)
+            return
+        handler = self.handlers.get(verb)
+        if handler is None:
+            raise FrameRefused("unknown_verb", f"verb {verb}")
+        current_trace.set(header.trace)
+        handler(wire.peer, lane, header, parts)
+
+    def _on_hello(self, link: Link, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+        hello = SYSTEM_CODEC.decode(parts[1])
+        if not isinstance(hello, Hello) or link.dialed:
+            raise FrameRefused("bad_body", "the body of a hello from the dialing side is expected")
+        if not hello.min_version <= PROTOCOL_VERSION <= hello.max_version:
+            offered = f"{hello.min_version} to {hello.max_version}"
+            raise FrameRefused("wrong_version", f"versions {offered} offered, {PROTOCOL_VERSION} is spoken here")
+        peer = self._greet(link.peer)
+        wire = peer.accepted
+        if wire is None:
+            wire = peer.accepted = self._add_wire(link, peer)
+        if wire.incoming[lane].accept(header.sequence) == DUPLICATE:
+            self.metrics.count("mesh_frames_repeated_total")
+            return
+        peer.member, peer.capabilities = hello.member, hello.capabilities
+        wire.greeted[lane] = True
+        welcome = Welcome(
+            version=PROTOCOL_VERSION, member=self._owner.describe(), capabilities=self._options.capabilities
+        )
+        meta = Meta(correlation_id=header.message_id, flags=SYSTEM_FLAG)
+        self._send_on(wire, lane, Verb.WELCOME, SYSTEM_CODEC.encode(welcome), (), meta)
+        while wire.waiting[lane]:
+            self._transport.send(link, lane, wire.waiting[lane].popleft())
+        self.heard(link.peer)
+
+    def _greet(self, address: Address) -> Peer:
+        """The record of a peer that says hello; a new incarnation ends the old one, an old one is refused."""
+        known = self._peers.get(address.actor_id)
+        located = self._owner.locate(address.actor_id) if known is None else None
+        newest = known.address.epoch if known is not None else located[0].epoch if located is not None else 0
+        if newest > address.epoch or address.actor_id == self.address.actor_id:
+            raise FrameRefused("wrong_epoch", f"{address} says hello, epoch {newest} is known")
+        if known is not None and known.address.epoch < address.epoch:
+            self.lose(known.address, f"replaced by epoch {address.epoch}")
+            known = None
+        if known is None:
+            if len(self._peers) >= self._options.max_peers:
+                raise FrameRefused("too_many_peers", f"{self._options.max_peers} peers are linked already")
+            known = self._peers[address.actor_id] = Peer(address)
+        return known
+
+    def _on_welcome(self, wire: Wire, lane: Lane, parts: Sequence[Buffer]) -> None:
+        welcome = SYSTEM_CODEC.decode(parts[1])
+        if not isinstance(welcome, Welcome) or not wire.link.dialed:
+            raise FrameRefused("bad_body", "the body of a welcome from the dialed side is expected")
+        if not MIN_PROTOCOL_VERSION <= welcome.version <= PROTOCOL_VERSION:
+            raise FrameRefused("wrong_version", f"welcomed to version {welcome.version}")
+        wire.peer.member, wire.peer.capabilities = welcome.member, welcome.capabilities
+        wire.greeted[lane] = True
+        if all(wire.greeted) and wire.hello_timer is not None:
+            wire.hello_timer.cancel()
+            wire.hello_timer = None
+            self._failures.pop(wire.link.peer, None)
+
+    def _on_bye(self, wire: Wire, lane: Lane) -> None:
+        """Bulk may still be on its way when the control lane says bye; the peer is gone when both have said it."""
+        wire.said_bye[lane] = True
+        if all(wire.said_bye):
+            self.lose(wire.link.peer, "it said bye")
+
+    def _on_link_refused(self, wire: Wire, parts: Sequence[Buffer]) -> None:
+        body = SYSTEM_CODEC.decode(parts[1])
+        reason = f"{body.code}: {body.message}" if isinstance(body, ErrorBody) else "refused"
+        if not all(wire.greeted):
+            self._remember_failure(wire.link.peer)
+        self.lose(wire.link.peer, f"the peer refuses the link ({reason})")
+
+    def _refuse(self, link: Link, lane: Lane, header: Header | None, refusal: FrameRefused) -> None:
+        self.metrics.count("mesh_frames_refused_total", code=refusal.code)
+        complaint = (link.peer.actor_id, refusal.code)
+        if complaint not in self._complained and len(self._complained) < _MAX_REMEMBERED:
+            self._complained.add(complaint)
+            self._log.warning("frame refused", peer=str(link.peer), code=refusal.code, why=refusal.message)
+        if refusal.code == "wrong_sender" and link.dialed and link in self._wires:
+            self._loop.call_soon(self.on_link_down, link, "another actor listens there")
+            return
+        if header is None or header.verb in _UNANSWERED or refusal.code == "wrong_sender":
+            return
+        body = SYSTEM_CODEC.encode(ErrorBody(code=refusal.code, message=refusal.message))
+        wire = self._wires.get(link)
+        if wire is not None:
+            meta = Meta(correlation_id=header.message_id, flags=SYSTEM_FLAG)
+            self._send_on(wire, lane, Verb.ERROR, body, (), meta)
+            return
+        located = self._owner.locate(link.peer.actor_id)
+        if located is not None and located[0] == link.peer:
+            error = self._header(link.peer, Verb.ERROR, UNNUMBERED, Meta(flags=SYSTEM_FLAG))
+            self._transport.send(link, lane, (encode_header(error), body))
+
+    # Outgoing
+
+    def _dial(self, address: Address, endpoint: Endpoint) -> Peer:
+        failed = self._failures.get(address)
+        now = self._loop.time()
+        if failed is not None and now < failed[0]:
+            raise Unreachable(f"{address} could not be reached; it is tried again in {failed[0] - now:.2f} s")
+        if len(self._peers) >= self._options.max_peers:
+            raise Unreachable(f"{self._options.max_peers} peers are linked already")
+        peer = self._peers[address.actor_id] = Peer(address)
+        link = self._transport.dial(address, endpoint)
+        wire = peer.dialed = self._add_wire(link, peer)
+        wire.hello_timer = self._loop.call_later(
+            self._options.hello_timeout_s, self.on_link_down, link, "no welcome to hello"
+        )
+        hello = Hello(
+            min_version=MIN_PROTOCOL_VERSION,
+            max_version=PROTOCOL_VERSION,
+            member=self._owner.describe(),
+            capabilities=self._options.capabilities,
+        )
+        body = SYSTEM_CODEC.encode(hello)
+        for lane in Lane:
+            self._send_on(wire, lane, Verb.HELLO, body, (), SYSTEM)
+        return peer
+
+    def _reach_self(self) -> Peer:
+        """Messages to itself take the way of all others, but through the loop instead of a transport."""
+        peer = self._peers[self.address.actor_id] = Peer(self.address)
+        wire = peer.dialed = self._add_wire(Link(self.address, dialed=True), peer)
+        wire.greeted = [True, True]
+        return peer
+
+    def _add_wire(self, link: Link, peer: Peer) -> Wire:
+        self._connections += 1
+        wire = self._wires[link] = Wire(link, peer, self._connections)
+        if peer.path is None:
+            peer.path = wire
+        return wire
+
+    def _send_on(self, wire: Wire, lane: Lane, verb: Verb, body: bytes, buffers: Sequence[Buffer], meta: Meta) -> bool:
+        link, numbers = wire.link, wire.outgoing[lane]
+        header = encode_header(self._header(link.peer, verb, numbers.take(), meta))
+        parts: Sequence[Buffer] = (header, body, *buffers) if buffers else (header, body)
+        if link.peer == self.address:
+            self._loop.call_soon(self.on_frames, link, lane, parts)
+            return True
+        if not link.dialed and not wire.greeted[lane]:
+            if len(wire.waiting[lane]) < _MAX_WAITING:
+                wire.waiting[lane].append(parts)
+                return True
+        elif self._transport.send(link, lane, parts):
+            return True
+        numbers.give_back()
+        self.metrics.count("mesh_outbox_full_total")
+        return False
+
+    def _header(self, receiver: Address, verb: Verb, sequence: int, meta: Meta) -> Header:
+        return Header(
+            PROTOCOL_VERSION,
+            verb,
+            meta.message_id or self.next_id(),
+            sequence,
+            meta.correlation_id,
+            self.address.actor_id,
+            self.address.epoch,
+            receiver.epoch,
+            meta.timeout_us,
+            meta.flags,
+            meta.position,
+            current_trace.get(),
+        )
+
+    def _remember_failure(self, address: Address) -> None:
+        """Dials that fail are repeated with growing pauses, so that telling a dead member costs next to nothing."""
+        _, pause_s = self._failures.pop(address, (0.0, self._options.retry_min_s / 2))
+        pause_s = min(pause_s * 2, self._options.retry_max_s)
+        if len(self._failures) >= _MAX_REMEMBERED:
+            del self._failures[next(iter(self._failures))]
+        self._failures[address] = (self._loop.time() + pause_s, pause_s)

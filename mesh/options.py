@@ -1,0 +1,37 @@
+"""Settings of one actor's system; every bound of `mesh/` that a deployment may want to move."""
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from mesh.address import Address, Endpoint
+from mesh.envelope import Limits
+
+
+@dataclass(frozen=True)
+class SystemOptions:
+    """What an `ActorSystem` is made with, beside actor, address, transport and bootstrap.
+
+    `supervisor` is where heartbeats go beside the registry. `random` draws trace ids and jitter; give a seeded one
+    where runs have to repeat. `capabilities` is what `hello` and `welcome` tell of this actor (numerics and so on).
+    """
+
+    host: str = ""
+    pid: int = 0
+    supervisor: tuple[Address, Endpoint] | None = None
+    capabilities: dict[str, Any] = field(default_factory=dict[str, Any])
+    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
+    limits: Limits = field(default_factory=Limits)
+    heartbeat_s: float = 0.5
+    allowed_misses: int = 3
+    hello_timeout_s: float = 2.0
+    join_timeout_s: float = 2.0
+    retry_min_s: float = 0.05
+    retry_max_s: float = 2.0
+    renew_subscription_s: float = 2.0
+    max_pending_calls: int = 8192
+    mailbox_capacity: int = 4096
+    max_peers: int = 4096
+    replay_capacity: int = 4096
+    max_topics: int = 256
+    random: Random = field(default_factory=Random)

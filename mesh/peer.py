@@ -1,0 +1,59 @@
+"""What an actor remembers of a peer and of the one or two links with it. Owned by `mesh/links.py`."""
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mesh.address import Address
+from mesh.envelope import SYSTEM_FLAG
+from mesh.sequence import IncomingSequence, OutgoingSequence
+from mesh.transport.base import Buffer, Link
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from mesh.membership import Member
+
+
+class Wire:
+    """One link's numbering and state. `waiting` holds what goes to an accepted lane that has not said hello yet."""
+
+    __slots__ = ("greeted", "hello_timer", "incoming", "link", "outgoing", "peer", "said_bye", "waiting")
+
+    def __init__(self, link: Link, peer: "Peer", connection: int) -> None:
+        self.link = link
+        self.peer = peer
+        self.outgoing = (OutgoingSequence(connection), OutgoingSequence(connection))
+        self.incoming = (IncomingSequence(), IncomingSequence())
+        self.greeted = [False, False]
+        self.said_bye = [False, False]
+        self.waiting: tuple[deque[Sequence[Buffer]], deque[Sequence[Buffer]]] = (deque(), deque())
+        self.hello_timer: asyncio.TimerHandle | None = None
+
+
+class Peer:
+    """One incarnation that this actor has a link with; `path` is where messages to it go."""
+
+    __slots__ = ("accepted", "address", "capabilities", "dialed", "member", "path")
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.member: Member | None = None
+        self.capabilities: dict[str, Any] = {}
+        self.dialed: Wire | None = None
+        self.accepted: Wire | None = None
+        self.path: Wire | None = None
+
+
+class Meta(NamedTuple):
+    """The fields of a header that callers choose."""
+
+    message_id: int = 0
+    correlation_id: int = 0
+    timeout_us: int = 0
+    flags: int = 0
+    position: int = 0
+
+
+PLAIN: Final = Meta()
+SYSTEM: Final = Meta(flags=SYSTEM_FLAG)

@@ -1,0 +1,96 @@
+"""The run directory of one mesh on one host: where its sockets are, and which registry is the living one.
+
+    <base>/kvmesh-<uid>/<mesh name>/        0700
+        s/<actor id>.<epoch>.c|.d           ipc sockets, control and data lane
+        registry.json                       address and endpoint of the registry, replaced atomically when it starts
+
+Used by `mesh/run.py`, the registry actor and `cli`.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from mesh.address import Address, Endpoint
+from mesh.errors import BindError
+from mesh.transport.base import Lane
+
+MAX_SOCKET_PATH_BYTES: Final = 100
+"""A little under what the kernel takes (108), so that every system does."""
+
+
+class _RegistryFile(msgspec.Struct, frozen=True):
+    actor_id: str
+    epoch: int
+    control: str
+    data: str
+
+
+class RunDirectory:
+    """Paths of one mesh. Nothing is touched before `create`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sockets = path / "s"
+        self.registry_file = path / "registry.json"
+
+    @classmethod
+    def of_mesh(cls, name: str) -> "RunDirectory":
+        """The run directory of a mesh by its name, for the current user."""
+        base = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
+        return cls(base / f"kvmesh-{os.getuid()}" / name)
+
+    def create(self) -> None:
+        """Make the directories; raises `BindError` if somebody else owns or may write them."""
+        self.sockets.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in (self.path, self.sockets):
+            status = path.stat()
+            if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise BindError(
+                    f"{path} may be entered by other users: remove it, or set XDG_RUNTIME_DIR to a directory of yours"
+                )
+
+    def socket(self, address: Address, lane: Lane) -> Path:
+        """The socket of one lane of one incarnation; raises `BindError` if its path is too long for a socket."""
+        path = self.sockets / f"{address.actor_id}.{address.epoch}.{'c' if lane == Lane.CONTROL else 'd'}"
+        if len(os.fsencode(path)) >= MAX_SOCKET_PATH_BYTES:
+            raise BindError(
+                f"{path} is too long for a socket (at most {MAX_SOCKET_PATH_BYTES - 1} bytes): "
+                "set XDG_RUNTIME_DIR to a shorter directory, or use shorter names"
+            )
+        return path
+
+    def write_registry(self, address: Address, endpoint: Endpoint) -> None:
+        """Say which registry is the living one. Atomic: readers see the old or the new."""
+        content = _RegistryFile(address.actor_id, address.epoch, endpoint.control, endpoint.data)
+        draft = self.registry_file.with_suffix(f".{os.getpid()}.{address.epoch}")
+        draft.write_bytes(msgspec.json.encode(content) + b"\n")
+        os.replace(draft, self.registry_file)
+
+    def bootstrap(self) -> "FileBootstrap":
+        """Where the registry is, as the file says at each moment."""
+        return FileBootstrap(self.registry_file)
+
+
+class FileBootstrap:
+    """Implements `mesh.membership.Bootstrap` over `registry.json`; reads it only when it was replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._target: tuple[Address, Endpoint] | None = None
+
+    def lookup(self) -> tuple[Address, Endpoint] | None:
+        """The registry's incarnation and endpoint; None while there is no readable file."""
+        try:
+            status = self._path.stat()
+            if self._seen != (status.st_ino, status.st_mtime_ns):
+                found = msgspec.json.decode(self._path.read_bytes(), type=_RegistryFile)
+                self._target = Address(found.actor_id, found.epoch), Endpoint(found.control, found.data)
+                self._seen = status.st_ino, status.st_mtime_ns
+        except (OSError, msgspec.MsgspecError):
+            self._seen = self._target = None
+        return self._target

@@ -1,0 +1,52 @@
+"""Link sequence numbers: what makes repeats and gaps visible on a path that promises neither.
+
+The upper half of a number counts the sender's connections, the lower half the messages on one lane of one of them:
+numbers of one sender only grow, so a late message of an older connection is a repeat, and a connection that begins
+again shows. 0 is for errors about a connection that the sender of the error has no record of. Owned by `mesh/links.py`.
+"""
+
+from typing import Final
+
+UNNUMBERED: Final = 0
+DUPLICATE: Final = -1
+_SHIFT: Final = 32
+
+
+class OutgoingSequence:
+    """The sender's side of one lane of its connection number `connection` (from 1)."""
+
+    __slots__ = ("last",)
+
+    def __init__(self, connection: int) -> None:
+        self.last = connection << _SHIFT
+
+    def take(self) -> int:
+        """The next number."""
+        self.last += 1
+        return self.last
+
+    def give_back(self) -> None:
+        """The message with the last number could not be queued."""
+        self.last -= 1
+
+
+class IncomingSequence:
+    """The receiver's side. Order within a lane is the transport's promise: a number not above the last is a repeat."""
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def accept(self, sequence: int) -> int:
+        """`DUPLICATE`, or how many messages are missing before this one.
+
+        On another connection than the last it is 0: what the old one lost cannot be known.
+        """
+        last = self.last
+        if sequence <= last:
+            return DUPLICATE
+        self.last = sequence
+        if sequence == last + 1 or sequence >> _SHIFT != last >> _SHIFT:
+            return 0
+        return sequence - last - 1

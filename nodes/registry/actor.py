@@ -1,0 +1,124 @@
+"""The registry as an actor: membership for everybody, at a place that the run directory names.
+
+Everybody joins here, renews by heartbeat, and is told every change; the decisions are `nodes/registry/core.py`.
+"""
+
+from typing import Final
+
+import msgspec
+
+from mesh.actor import Actor, Call
+from mesh.address import Address
+from mesh.codec import Codec
+from mesh.frames import (
+    Heartbeat,
+    Join,
+    Leave,
+    Left,
+    ListMembers,
+    Members,
+    MembersChanged,
+    Ping,
+)
+from mesh.membership import READY
+from mesh.run_directory import RunDirectory
+from mesh.transport.base import Lane
+from nodes.registry.core import RegistryCore, Stale
+
+ROLE: Final = "registry"
+_CHECK_S: Final = 0.5
+
+
+class RegistryActor(Actor):
+    """Owns the leases of all members. Soft state: whatever is lost with it, members bring along again.
+
+    Args:
+        run_directory: where to write which registry is the living one; None where it is found otherwise.
+        lease_s: how long a membership lasts without renewal.
+    """
+
+    role = ROLE
+    codec = Codec(Ping)
+    system_asks = (Join, Leave, ListMembers)
+    joins = False
+
+    def __init__(self, run_directory: RunDirectory | None = None, *, lease_s: float = 5.0) -> None:
+        self._run_directory = run_directory
+        self._lease_s = lease_s
+        self._core: RegistryCore | None = None
+        self._checked_at = 0.0
+
+    @property
+    def core(self) -> RegistryCore:
+        """The leases; there once the actor is started."""
+        assert self._core is not None, "the registry is asked before it has started"
+        return self._core
+
+    async def start(self) -> None:
+        """Begin with nobody but itself, and say where it is."""
+        ctx = self.ctx
+        self._core = RegistryCore(ctx.address.epoch, self._lease_s, ctx.now())
+        self._core.admit(msgspec.structs.replace(ctx.describe(), state=READY))
+        self._checked_at = ctx.now()
+        ctx.later(_CHECK_S, self._check)
+        if self._run_directory is not None:
+            self._run_directory.write_registry(ctx.address, ctx.endpoint)
+
+    def on_ask(self, call: Call) -> None:
+        """Join, leave, list."""
+        core = self.core
+        match call.message:
+            case Join():
+                self._join(call, call.message)
+            case Leave(actor_id=actor_id, epoch=epoch, reason=reason):
+                self._tell_all(core.leave(Address(actor_id, epoch), reason))
+                call.reply(Left())
+            case ListMembers():
+                call.reply(Members(registry_epoch=core.epoch, version=core.version, members=core.members()))
+            case _:
+                super().on_ask(call)
+
+    def on_heartbeat(self, peer: Address, state: str) -> None:
+        """A heartbeat renews the lease; who has none is told by `heartbeat_to`."""
+        self.core.renew(peer, self.ctx.now())
+
+    def heartbeat_to(self, peer: Address) -> Heartbeat:
+        """What a member has to know to see that it has missed something."""
+        core = self.core
+        return Heartbeat(state=READY, registry_epoch=core.epoch, version=core.version, known=core.knows(peer))
+
+    def stats(self) -> dict[str, float]:
+        """Members by role."""
+        counts: dict[str, float] = {}
+        for member in self.core.members():
+            key = f'mesh_registry_members{{role="{member.role}"}}'
+            counts[key] = counts.get(key, 0.0) + 1
+        return counts
+
+    def _join(self, call: Call, request: Join) -> None:
+        if request.member.address != call.sender:
+            call.fail("bad_request", "an actor joins for itself", param="member")
+            return
+        try:
+            outcome = self.core.join(request, self.ctx.now())
+        except Stale as error:
+            call.fail("stale_epoch", str(error))
+            return
+        self._tell_all(outcome.change, but=call.sender if outcome.joined.members is not None else None)
+        call.reply(outcome.joined)
+
+    def _check(self) -> None:
+        now = self.ctx.now()
+        if now - self._checked_at > 2 * _CHECK_S:
+            self.core.forgive(now)
+        self._checked_at = now
+        self._tell_all(self.core.expire(now))
+        self.ctx.later(_CHECK_S, self._check)
+
+    def _tell_all(self, change: MembersChanged | None, but: Address | None = None) -> None:
+        """Who cannot be reached, or misses it, sees by the next heartbeat that the version is another."""
+        if change is None:
+            return
+        for member in self.core.members():
+            if member.address not in (but, self.ctx.address):
+                self.ctx.tell(member.actor_id, change, lane=Lane.CONTROL)

@@ -1,0 +1,126 @@
+"""The registry's decisions: who is a member, until when, and what the others are told. Pure.
+
+Every membership is a lease: `join` opens or updates it, `renew` extends it, `leave` and `expire` end it. Each change
+has a number, one more than the last, so that members can tell whether they have missed one.
+
+A registry that has just started knows nobody, while everybody goes on working. For one lease time it believes what
+members bring along of their views when they join again (`hearsay`): who is named there gets a lease as if it had
+joined, and loses it unless it comes itself. So a restart of the registry looks to nobody as if the others had left.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mesh.address import Address
+from mesh.frames import Departed, Join, Joined, MembersChanged
+from mesh.membership import Member
+
+FOREVER = float("inf")
+
+
+class Stale(Exception):
+    """A join of an incarnation that a newer one has replaced."""
+
+
+class JoinOutcome(NamedTuple):
+    """The answer to a join, and what is told to the others (and to the joining member unless it got a snapshot)."""
+
+    joined: Joined
+    change: MembersChanged | None
+
+
+class RegistryCore:
+    """All leases of one registry incarnation. Times are seconds on one clock."""
+
+    def __init__(self, epoch: int, lease_s: float, now: float) -> None:
+        self.epoch = epoch
+        self.lease_s = lease_s
+        self.version = 1
+        self._hearsay_until = now + lease_s
+        self._members: dict[str, Member] = {}
+        self._expiry: dict[str, float] = {}
+
+    def members(self) -> list[Member]:
+        """Everybody, sorted by actor id."""
+        return [self._members[actor_id] for actor_id in sorted(self._members)]
+
+    def knows(self, address: Address) -> bool:
+        """Whether this incarnation is a member."""
+        member = self._members.get(address.actor_id)
+        return member is not None and member.epoch == address.epoch
+
+    def admit(self, member: Member) -> None:
+        """Take the registry itself in; it needs no lease from itself."""
+        self._members[member.actor_id] = member
+        self._expiry[member.actor_id] = FOREVER
+
+    def join(self, request: Join, now: float) -> JoinOutcome:
+        """Open or update a membership; raises `Stale` for an incarnation that a newer one has replaced."""
+        member = request.member
+        known = self._members.get(member.actor_id)
+        if known is not None and known.epoch > member.epoch:
+            raise Stale(f"{member.address} was replaced by epoch {known.epoch}")
+        was_current = (request.known_epoch, request.known_version) == (self.epoch, self.version)
+        upserted = self._believe(request.hearsay, now)
+        left: list[Departed] = []
+        if known is not None and known.epoch < member.epoch:
+            left.append(Departed(actor_id=known.actor_id, epoch=known.epoch, reason="replaced"))
+        if known != member:
+            upserted = [other for other in upserted if other.actor_id != member.actor_id] + [member]
+        self._members[member.actor_id] = member
+        self._expiry[member.actor_id] = now + self.lease_s
+        change = self._change(upserted, left) if upserted or left else None
+        snapshot = None if was_current else self.members()
+        return JoinOutcome(
+            Joined(registry_epoch=self.epoch, version=self.version, lease_s=self.lease_s, members=snapshot), change
+        )
+
+    def renew(self, address: Address, now: float) -> bool:
+        """Extend a lease; False if there is none, so the member has to join again."""
+        if not self.knows(address):
+            return False
+        self._expiry[address.actor_id] = max(self._expiry[address.actor_id], now + self.lease_s)
+        return True
+
+    def leave(self, address: Address, reason: str) -> MembersChanged | None:
+        """End a membership; None if there is none of this incarnation."""
+        if not self.knows(address):
+            return None
+        return self._end([address.actor_id], reason)
+
+    def expire(self, now: float) -> MembersChanged | None:
+        """End all memberships whose lease has run out; None if there is none."""
+        gone = sorted(actor_id for actor_id, expiry in self._expiry.items() if expiry <= now)
+        return self._end(gone, "its lease ran out") if gone else None
+
+    def forgive(self, now: float) -> None:
+        """The registry itself was not running for a while: nobody could renew, so every lease starts again."""
+        for actor_id, expiry in self._expiry.items():
+            self._expiry[actor_id] = max(expiry, now + self.lease_s)
+
+    def next_expiry(self) -> float:
+        """When `expire` has something to do next; infinite if no lease can end."""
+        return min(self._expiry.values(), default=FOREVER)
+
+    def _believe(self, hearsay: Iterable[Member], now: float) -> list[Member]:
+        believed: list[Member] = []
+        if now < self._hearsay_until:
+            for member in hearsay:
+                known = self._members.get(member.actor_id)
+                if known is None or known.epoch < member.epoch:
+                    self._members[member.actor_id] = member
+                    self._expiry[member.actor_id] = now + self.lease_s
+                    believed.append(member)
+        return believed
+
+    def _end(self, actor_ids: list[str], reason: str) -> MembersChanged:
+        left: list[Departed] = []
+        for actor_id in actor_ids:
+            member = self._members.pop(actor_id)
+            del self._expiry[actor_id]
+            left.append(Departed(actor_id=actor_id, epoch=member.epoch, reason=reason))
+        return self._change([], left)
+
+    def _change(self, upserted: list[Member], left: list[Departed]) -> MembersChanged:
+        self.version += 1
+        return MembersChanged(registry_epoch=self.epoch, version=self.version, upserted=upserted, left=left)
