@@ -1,6 +1,6 @@
 """The asking side of calls: each ends once, by its deadline at the latest.
 
-Owned by `ActorSystem`; the bookkeeping is `mesh/calls.py`, streams are in `mesh/streams.py`.
+Owned by `ActorSystem`; the bookkeeping is `mesh/calls.py`, streams are in `mesh/streaming.py`.
 """
 
 import asyncio

@@ -13,7 +13,7 @@ from mesh.errors import CallError
 from mesh.frames import Unsubscribe
 from mesh.membership import Member, Membership
 from mesh.peer import PLAIN, SYSTEM
-from mesh.streams import Stream
+from mesh.streaming import Stream
 from mesh.telemetry import Metrics, current_trace, new_traceparent
 from mesh.transport.base import Buffer, Lane
 
