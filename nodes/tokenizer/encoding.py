@@ -1,11 +1,9 @@
 """Text to token ids and back, as transformers does it with the same files. Pure; used by `nodes/tokenizer/actor.py`."""
 
-import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer
 
 from nodes.model_spec import ModelSpec
 from nodes.model_spec.vocabulary import load_tokenizer
@@ -66,23 +64,9 @@ class TextEncoder:
 
 
 def load_encoder(spec: ModelSpec, context_length: int = 0) -> TextEncoder:
-    """The encoder of a model; `context_length` 0 is the model's own. Raises `nodes.model_spec.ModelError`."""
-    tokenizer = load_tokenizer(spec)
-    if spec.tokenizer_path:
-        _apply_config(tokenizer, Path(spec.tokenizer_path).with_name("tokenizer_config.json"), spec)
-    return TextEncoder(tokenizer, spec.vocab_size, context_length or spec.context_length)
+    """The encoder of a model; `context_length` 0 is the model's own. Raises `nodes.model_spec.ModelError`.
 
-
-def _apply_config(tokenizer: Tokenizer, path: Path, spec: ModelSpec) -> None:
-    """What `tokenizer_config.json` says beyond `tokenizer.json`, as transformers' `TokenizersBackend` takes it."""
-    config = cast("dict[str, Any]", json.loads(path.read_bytes())) if path.is_file() else {}
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    ends: dict[str, str | None] = {}
-    for end in ("bos", "eos"):
-        token = spec.special_tokens.get(f"{end}_token")
-        known = token is not None and tokenizer.token_to_id(token) is not None
-        ends[end] = token if known and config.get(f"add_{end}_token") else None
-    template = " ".join(piece for piece in (ends["bos"], "$A", ends["eos"]) if piece)
-    special_tokens = [(token, tokenizer.token_to_id(token)) for token in ends.values() if token]
-    tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=special_tokens)
+    Where there is a tokenizer.json its post-processor decides about BOS and EOS, and `add_bos_token` in
+    tokenizer_config.json does not count: as in transformers 5.
+    """
+    return TextEncoder(load_tokenizer(spec), spec.vocab_size, context_length or spec.context_length)

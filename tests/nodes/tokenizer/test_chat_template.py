@@ -1,0 +1,221 @@
+"""Chat templates against transformers, and everything a template or a chat may do wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
+from nodes.tokenizer.errors import ContextLengthExceeded, TemplateError, UnsupportedContent
+
+TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "templates").iterdir()}
+CHATML, QWEN_LIKE, LLAMA3_LIKE = (TEMPLATES[name] for name in ("chatml", "qwen_like", "llama3_like"))
+SPECIAL_TOKENS = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Météo d'une ville <b>",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+PLAIN = [
+    {"role": "system", "content": " Be brief. "},
+    {"role": "user", "content": "Hello \u00e9\u4f60\U0001f642 <|im_end|>"},
+    {"role": "assistant", "content": "Hi."},
+    {"role": "user", "content": "Bye\n"},
+]
+WITH_TOOLS = [
+    {"role": "user", "content": "Weather in Köln?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Köln"}}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "12 °C"},
+    {"role": "user", "content": "Thanks"},
+]
+REASONED = [
+    {"role": "user", "content": "1+1?"},
+    {"role": "assistant", "content": "<think>\neasy\n</think>\n\n2", "name": None},
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "4", "reasoning": "also easy"},
+]
+
+
+@pytest.fixture(scope="module")
+def reference(make_directory):
+    return AutoTokenizer.from_pretrained(make_directory("templates"))
+
+
+def rendered(source, messages, tools=None, *, max_chars=100_000, special_tokens=SPECIAL_TOKENS, **options):
+    kwargs = options.pop("kwargs", None)
+    request = ChatRequest(
+        chat=json.dumps(messages).encode(),
+        tools=None if tools is None else json.dumps(tools).encode(),
+        chat_template_kwargs=None if kwargs is None else json.dumps(kwargs).encode(),
+        **options,
+    )
+    return ChatTemplate(source, special_tokens, max_chars).render(request)
+
+
+CASES = [
+    (PLAIN, None, {}),
+    (PLAIN, None, {"add_generation_prompt": False}),
+    (WITH_TOOLS, [WEATHER], {}),
+    (REASONED, None, {"add_generation_prompt": False}),
+    (REASONED, None, {"kwargs": {"enable_thinking": False, "date_string": "1 Jan 2030"}}),
+    (PLAIN[:3], None, {"add_generation_prompt": False, "continue_final_message": True}),
+    ([PLAIN[1], {"role": "assistant", "content": "Once upon a "}], None,
+     {"add_generation_prompt": False, "continue_final_message": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [(n, c) for n in TEMPLATES for c in range(len(CASES)) if n != "chatml" or CASES[c][0] is not WITH_TOOLS],
+)
+def test_same_as_transformers(reference, name, case):
+    messages, tools, options = CASES[case]
+    kwargs = options.get("kwargs", {})
+    expected = reference.apply_chat_template(
+        messages, tools=tools, chat_template=TEMPLATES[name], tokenize=False,
+        **{"add_generation_prompt": True, **{k: v for k, v in options.items() if k != "kwargs"}}, **kwargs,
+    )  # fmt: skip
+    assert rendered(TEMPLATES[name], messages, tools, **options) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages | tojson }}",
+        "{{ messages | tojson(indent=2, sort_keys=True) }}",
+        "{% for k, v in dict(a=1, b='é').items() %}{{ k }}={{ v }};{% endfor %}",
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% continue %}x{% endfor %}"
+        "{{ ns.n }}",
+        "  {% if true %}\n  a\n  {% endif %}\n b",
+        "{{ tools }}{{ documents }}{{ missing }}{{ bos_token }}",
+        "{{ strftime_now('%Y') }}",
+        "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}",
+    ],
+)
+def test_environment_is_that_of_transformers(reference, source):
+    expected = reference.apply_chat_template(PLAIN, chat_template=source, tokenize=False, add_generation_prompt=True)
+    assert rendered(source, PLAIN) == expected
+
+
+def test_arguments_of_tool_calls_may_be_json_in_a_string():
+    as_string = json.loads(json.dumps(WITH_TOOLS))
+    as_string[1]["tool_calls"][0]["function"]["arguments"] = '{"city": "Köln"}'
+    assert rendered(QWEN_LIKE, as_string, [WEATHER]) == rendered(QWEN_LIKE, WITH_TOOLS, [WEATHER])
+
+
+@pytest.mark.parametrize("arguments", ["not json", "[1]", 7])
+def test_arguments_that_are_no_object_are_left_as_they_are(arguments):
+    calls = [{"function": {"name": "f", "arguments": arguments}}, {"function": None}, "odd"]
+    text = rendered("{{ messages[0].tool_calls | tojson }}", [{"role": "assistant", "tool_calls": calls}])
+    assert json.loads(text) == calls
+
+
+def test_parts_of_text_are_joined():
+    parts = [{"type": "text", "text": "a"}, "b", {"type": "refusal", "refusal": "c"}]
+    assert rendered("{{ messages[0].content }}", [{"role": "user", "content": parts}]) == "a\nb\nc"
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video"])
+def test_parts_that_are_not_text_are_refused(kind):
+    with pytest.raises(UnsupportedContent, match=r"messages\[0\].content\[0\]") as caught:
+        rendered(CHATML, [{"role": "user", "content": [{"type": kind, kind: {}}]}])
+    assert (caught.value.code, caught.value.param) == ("unsupported_content", "messages")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [], {}, "text", ["text"], [{}], [{"role": 1}], [{"role": "user", "content": 1}],
+        [{"role": "user", "content": [1]}], [{"role": "user", "content": [{"type": "text"}]}],
+        [{"role": "user", "content": [{"text": "a"}]}], [{"role": "user"}],
+    ],
+)  # fmt: skip
+def test_bad_messages_are_the_requests_error(messages):
+    with pytest.raises(TemplateError) as caught:
+        rendered(CHATML, messages)
+    assert (caught.value.code, caught.value.param) == ("template_error", "messages")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("chat", b"{", "messages"),
+        ("chat", b"[" * 5000 + b"]" * 5000, "messages"),
+        ("chat", b'[{"role": "user", "content": "\xff"}]', "messages"),
+        ("tools", b"{}", "tools"),
+        ("tools", b"nope", "tools"),
+        ("chat_template_kwargs", b"[1]", "chat_template_kwargs"),
+        ("chat_template_kwargs", b'{"messages": []}', "chat_template_kwargs"),
+    ],
+)
+def test_bad_documents_name_their_field(field, value, param):
+    fields = {"chat": b'[{"role": "user", "content": "a"}]', field: value}
+    with pytest.raises(TemplateError) as caught:
+        ChatTemplate(CHATML, {}, 1000).render(ChatRequest(**fields))
+    assert caught.value.param == param
+
+
+def test_empty_documents_are_none():
+    request = ChatRequest(chat=b'[{"role": "user", "content": "a"}]', tools=b"[]", chat_template_kwargs=b"null")
+    assert ChatTemplate("{{ tools is none }}", {}, 1000).render(request) == "True"
+    assert rendered("{{ messages[0].content }}", [{"role": "user", "content": "a"}], tools=None) == "a"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ missing.attribute }}",
+        "{{ 1 / 0 }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ self._TemplateReference__context }}{{ cycler.__init__.__globals__ }}",
+        "{{ range(10000000) | list }}",
+        "{% set ns = namespace(_x=1) %}",
+        "{% set ns = namespace() %}{% set ns['_x'] = 1 %}{% set ns._y = 1 %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ messages[0].content | nosuchfilter }}",
+        "{% if %}",
+        "{{ dict.__class__.__base__.__subclasses__() }}",
+    ],
+)
+def test_a_template_that_fails_is_a_template_error(source):
+    with pytest.raises(TemplateError) as caught:
+        rendered(source, PLAIN)
+    assert caught.value.param == "messages"
+    assert len(caught.value.message) < 700
+
+
+def test_what_the_template_says_reaches_the_client():
+    calls = WITH_TOOLS[1]["tool_calls"] * 2
+    with pytest.raises(TemplateError, match="single tool-calls"):
+        rendered(LLAMA3_LIKE, [WITH_TOOLS[0], {"role": "assistant", "tool_calls": calls}])
+
+
+def test_output_is_bounded():
+    with pytest.raises(ContextLengthExceeded):
+        rendered("{% for i in range(99999) %}{{ 'x' * 100 }}{% endfor %}", PLAIN, max_chars=5000)
+
+
+def test_continuing_wins_over_a_generation_prompt():
+    assert rendered(CHATML, PLAIN[:3], continue_final_message=True).endswith("Hi.")
+
+
+@pytest.mark.parametrize(
+    ("source", "content"),
+    [(CHATML, None), ("constant", "Hi"), ("{% for m in messages[:-1] %}content{% endfor %}", "a")],
+)
+def test_nothing_to_continue(source, content):
+    with pytest.raises(TemplateError, match="continue_final_message"):
+        rendered(source, [PLAIN[0], {"role": "assistant", "content": content}], continue_final_message=True)

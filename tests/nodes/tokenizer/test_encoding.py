@@ -1,0 +1,98 @@
+"""Encoding against transformers with the same files, and what is refused."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from nodes.model_spec import resolve_model
+from nodes.tokenizer.encoding import TextEncoder, load_encoder
+from nodes.tokenizer.errors import ContextLengthExceeded, EmptyPrompt, InvalidTokenId
+
+TEXTS = [
+    "",
+    "Hello",
+    " The  quick\n\nfox",
+    "naïve 你好 🙂",
+    "<|im_start|>user\nhi<|im_end|>",
+    "a<|eot_id|>b",
+    "x" * 300,
+]
+
+
+def spec_of(directory, **fields):
+    special_tokens = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
+    fields = {"special_tokens": special_tokens, "vocab_size": 500, "context_length": 1000} | fields
+    return msgspec.structs.replace(resolve_model("echo"), tokenizer_path=str(directory / "tokenizer.json"), **fields)
+
+
+CONFIGS = [
+    {"add_bos": True},
+    {"add_bos": False},
+    {"add_bos": False, "add_bos_token": True, "add_eos_token": True},
+    {"add_bos": True, "add_bos_token": False},
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_same_ids_as_transformers(make_directory, config):
+    directory = make_directory("encoding", **config)
+    reference, encoder = AutoTokenizer.from_pretrained(directory), load_encoder(spec_of(directory))
+    for text in TEXTS:
+        for special in (True, False):
+            expected = reference(text, add_special_tokens=special)["input_ids"]
+            assert encoder.encode(text, add_special_tokens=special) == expected
+            for skip in (True, False):
+                assert encoder.decode(expected, skip_special_tokens=skip) == reference.decode(
+                    expected, skip_special_tokens=skip
+                )
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return load_encoder(resolve_model("echo"), 64)
+
+
+@given(text=st.text(max_size=50))
+def test_text_of_ids_of_text(encoder, text):
+    ids = encoder.encode(text, add_special_tokens=True)
+    assert encoder.decode(ids, skip_special_tokens=False) == text
+    encoder.check_ids(ids, "prompt")
+
+
+def test_a_text_that_cannot_fit_is_refused_by_its_length(encoder):
+    encoder.check_chars("x" * encoder.max_chars, "prompt")
+    with pytest.raises(ContextLengthExceeded) as caught:
+        encoder.check_chars("x" * (encoder.max_chars + 1), "messages")
+    assert caught.value.param == "messages"
+    assert encoder.max_chars == 64 * len("<|endoftext|>")
+
+
+def test_no_token_is_longer_than_the_bound_says(make_directory):
+    encoder = load_encoder(spec_of(make_directory("bound"), context_length=10))
+    longest = max((encoder.decode([i], skip_special_tokens=False) for i in range(400)), key=len)
+    assert len(longest) * 10 <= encoder.max_chars
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "error"),
+    [
+        ([], EmptyPrompt),
+        ([1] * 64, ContextLengthExceeded),
+        ([1, -1], InvalidTokenId),
+        ([1, 259], InvalidTokenId),
+        ([1 << 70], InvalidTokenId),
+    ],
+)
+def test_prompts_that_cannot_be_served(encoder, token_ids, error):
+    with pytest.raises(error) as caught:
+        encoder.check_prompt(token_ids, "prompt")
+    assert caught.value.param == "prompt"
+
+
+def test_prompts_that_can(encoder):
+    assert isinstance(encoder, TextEncoder)
+    encoder.check_prompt([0], "prompt")
+    encoder.check_prompt([258] * 63, "prompt")
+    encoder.check_ids([], "tokens")

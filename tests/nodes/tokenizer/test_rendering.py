@@ -1,0 +1,239 @@
+"""Rendering in a child process: the same text, and templates that never end, take all memory, or die."""
+
+import asyncio
+import ctypes
+import io
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from nodes.tokenizer import render_child
+from nodes.tokenizer.chat_template import ChatRequest
+from nodes.tokenizer.config import RenderingLimits
+from nodes.tokenizer.errors import ContextLengthExceeded, Overloaded, TemplateError
+from nodes.tokenizer.render_child import Rendered, Setup
+from nodes.tokenizer.rendering import ChildRenderer, InlineRenderer
+
+pytestmark = pytest.mark.process
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}{% if bomb %}{% for i in range(99999) %}"
+    "{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}{% if fat %}"
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s | length }}{% endif %}{% if long %}"
+    "{% for i in range(9999) %}{{ 'x' * 100 }}{% endfor %}{% endif %}"
+)
+
+
+def chat(text, **kwargs):
+    return ChatRequest(
+        chat=json.dumps([{"role": "user", "content": text}]).encode(), chat_template_kwargs=json.dumps(kwargs).encode()
+    )
+
+
+def with_child(test, template=TEMPLATE, **limits):
+    async def run():
+        renderer = ChildRenderer(template, {"bos_token": "<s>"}, 20_000, RenderingLimits(**limits))
+        try:
+            await renderer.start()
+            return await test(renderer)
+        finally:
+            pid = renderer._child.pid if renderer._child else None
+            await renderer.stop()
+            if pid is not None:
+                with pytest.raises(ProcessLookupError):
+                    os.kill(pid, 0)
+
+    return asyncio.run(run())
+
+
+def test_same_text_as_inline():
+    async def test(renderer):
+        inline = InlineRenderer(TEMPLATE, {}, 20_000)
+        await inline.start()
+        for text in ("", "é🙂", "x" * 20_000):
+            assert await renderer.render(chat(text)) == await inline.render(chat(text)) == text
+        await inline.stop()
+        texts = await asyncio.gather(*(renderer.render(chat(str(i))) for i in range(50)))
+        assert texts == [str(i) for i in range(50)]
+
+    with_child(test)
+
+
+def test_endless_template_is_killed_at_its_deadline_and_the_next_chat_served():
+    async def test(renderer):
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        bomb = asyncio.ensure_future(renderer.render(chat("a", bomb=True)))
+        after = asyncio.ensure_future(renderer.render(chat("b")))
+        with pytest.raises(TemplateError, match=r"longer than 0\.2 s"):
+            await bomb
+        assert loop.time() - started < 2
+        assert await after == "b"
+        assert renderer.num_killed == 1
+
+    with_child(test, deadline_s=0.2)
+
+
+def test_template_that_takes_all_memory():
+    async def test(renderer):
+        with pytest.raises(TemplateError):
+            await renderer.render(chat("a", fat=True))
+        assert await renderer.render(chat("b")) == "b"
+
+    with_child(test, memory_bytes=1 << 28, deadline_s=20)
+
+
+def test_output_is_bounded():
+    async def test(renderer):
+        with pytest.raises(ContextLengthExceeded):
+            await renderer.render(chat("a", long=True))
+        assert await renderer.render(chat("b")) == "b"
+        assert renderer.num_killed == 0
+
+    with_child(test)
+
+
+def test_child_that_died_is_replaced():
+    async def test(renderer):
+        os.kill(renderer._child.pid, signal.SIGKILL)
+        try:
+            text = await renderer.render(chat("a"))
+        except TemplateError:
+            text = await renderer.render(chat("a"))
+        assert text == "a"
+
+    with_child(test)
+
+
+def test_template_that_does_not_compile_is_each_requests_error():
+    async def test(renderer):
+        for _ in range(2):
+            with pytest.raises(TemplateError, match="cannot be compiled"):
+                await renderer.render(chat("a"))
+
+    with_child(test, template="{% for %}")
+
+
+def test_a_cancelled_request_does_not_answer_the_next():
+    async def test(renderer):
+        task = asyncio.ensure_future(renderer.render(chat("slow", bomb=True)))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await renderer.render(chat("next")) == "next"
+
+    with_child(test)
+
+
+def test_a_reply_that_is_too_long_is_not_read():
+    async def test(renderer):
+        renderer._max_reply_bytes = 10
+        with pytest.raises(TemplateError):
+            await renderer.render(chat("x" * 100))
+
+    with_child(test)
+
+
+def test_too_many_waiting_are_told_so():
+    async def test(renderer):
+        tasks = [asyncio.ensure_future(renderer.render(chat("a"))) for _ in range(3)]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(r) for r in results] == [str, str, Overloaded]
+
+    with_child(test, max_waiting=2)
+
+
+def test_no_process_to_be_had(monkeypatch):
+    async def refuse(*args, **kwargs):
+        raise BlockingIOError("no more processes")
+
+    async def test():
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+        renderer = ChildRenderer(TEMPLATE, {}, 1000, RenderingLimits())
+        with pytest.raises(Overloaded):
+            await renderer.start()
+        await renderer.stop()
+
+    asyncio.run(test())
+
+
+def served(source, *requests, parent_pid):
+    """What the child's loop answers, run here without its limits."""
+    setup = Setup(template=source, special_tokens={}, max_chars=100, memory_bytes=1 << 30, parent_pid=parent_pid)
+    sink = io.BytesIO()
+    render_child.serve(io.BytesIO(b"".join(map(render_child.frame, (setup, *requests)))), sink)
+    replies, rest = [], sink.getvalue()
+    while rest:
+        size = int.from_bytes(rest[:4], "little")
+        replies.append(msgspec.msgpack.decode(rest[4 : 4 + size], type=Rendered))
+        rest = rest[4 + size :]
+    return replies
+
+
+@pytest.fixture
+def unlimited(monkeypatch):
+    monkeypatch.setattr(resource, "setrlimit", lambda *args: None)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(prctl=lambda *args: None))
+
+
+@pytest.mark.usefixtures("unlimited")
+def test_protocol_of_the_child():
+    ours = os.getppid()
+    replies = served(TEMPLATE, chat("a"), chat("x" * 101), chat("b"), parent_pid=ours)
+    assert [(r.text, r.code) for r in replies] == [("", ""), ("a", ""), ("", "context_length_exceeded"), ("b", "")]
+    assert [r.code for r in served("{% for %}", chat("a"), parent_pid=ours)] == ["template_error"] * 2
+    render_child.serve(io.BytesIO(), io.BytesIO())
+
+
+@pytest.mark.usefixtures("unlimited")
+def test_child_of_a_dead_parent_ends():
+    with pytest.raises(SystemExit):
+        served(TEMPLATE, parent_pid=-1)
+
+
+def test_child_ends_quietly_when_nobody_reads():
+    setup = Setup(template="x", special_tokens={}, max_chars=100, memory_bytes=1 << 30, parent_pid=os.getpid())
+    command = [sys.executable, "-m", "nodes.tokenizer.render_child"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.close()
+    _, errors = child.communicate(render_child.frame(setup) + render_child.frame(chat("a")), timeout=30)
+    assert errors == b""
+
+
+ORPHAN = """
+import asyncio, sys
+from nodes.tokenizer.chat_template import ChatRequest
+from nodes.tokenizer.config import RenderingLimits
+from nodes.tokenizer.rendering import ChildRenderer
+
+async def main():
+    renderer = ChildRenderer(sys.argv[1], {}, 1000, RenderingLimits(deadline_s=60))
+    await renderer.start()
+    bomb = b'[{"role": "user", "content": "a"}]', b'{"bomb": true}'
+    task = asyncio.ensure_future(renderer.render(ChatRequest(chat=bomb[0], chat_template_kwargs=bomb[1])))
+    await asyncio.sleep(0.1)
+    print(renderer._child.pid, flush=True)
+    await task
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the death signal is Linux's")
+def test_child_in_an_endless_template_dies_with_its_parent():
+    parent = subprocess.Popen([sys.executable, "-c", ORPHAN, TEMPLATE], stdout=subprocess.PIPE)
+    child = int(parent.stdout.readline())
+    with os.fdopen(os.pidfd_open(child)) as pidfd:
+        parent.kill()
+        parent.wait()
+        assert select.select([pidfd], [], [], 10)[0]
+    parent.stdout.close()
