@@ -1,0 +1,209 @@
+"""What others ask of a scheduler: take an attempt, drop attempts, send tokens again, prefill for someone else.
+
+Every ask is answered at once: holding an attempt and having computed it are two things. Repeats are answered like the
+first; what is over stays over. Pure; owned by the core.
+"""
+
+from collections.abc import Sequence as Items
+
+from kvstore.prefix_cache import PrefixCache
+from mesh.address import Address
+from nodes.protocol import (
+    AttemptFailed,
+    AttemptsCancelled,
+    CancelAttempts,
+    CancelPrefill,
+    PrefillAccepted,
+    PrefillCancelled,
+    PrefillOrder,
+    Resend,
+    StopAt,
+    Submit,
+    Submitted,
+)
+from nodes.scheduler.attempts import Attempts, Standing
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.endings import Endings
+from nodes.scheduler.events import Asked, Outbox, Refuse, Reply
+from nodes.scheduler.orders import OrderRefused, Orders
+from nodes.scheduler.policy import WaitingQueue
+from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.streams import Streams
+
+
+class Calls:
+    """Answers asks, and the tells by which streams are asked for again or stopped."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: PrefixCache,
+        queue: WaitingQueue,
+        attempts: Attempts,
+        orders: Orders,
+        streams: Streams,
+        endings: Endings,
+        outbox: Outbox,
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._queue = queue
+        self._attempts = attempts
+        self._orders = orders
+        self._streams = streams
+        self._endings = endings
+        self._outbox = outbox
+        self._num_rows = 0
+        self.is_draining = False
+        # Of the worker's model; 0 while it is not known.
+        self.vocab_size = 0
+        self.num_prompt_tokens = 0
+
+    def on_ask(self, event: Asked, now: float) -> None:
+        """Answer one ask."""
+        match event.message:
+            case Submit():
+                self._on_submit(event, event.message, now)
+            case CancelAttempts():
+                self._on_cancel(event, event.message, now)
+            case PrefillOrder():
+                self._on_order(event, event.message, now)
+            case CancelPrefill():
+                sequence = self._orders.cancel(event.message.grant_id)
+                if sequence is not None:
+                    self._endings.leave(sequence, now)
+                self._outbox.add(Reply(event.call, PrefillCancelled(grant_id=event.message.grant_id)))
+            case _:
+                kind = type(event.message).__name__
+                self._outbox.add(Refuse(event.call, "not_served", f"a scheduler does not answer {kind}"))
+
+    def on_resend(self, sender: Address, message: Resend, now: float) -> None:
+        """Send tokens again: to a detokenizer what it lacks, for a gateway through a new open."""
+        for gap in message.streams:
+            sequence = self._attempts.find(gap.request_id, gap.attempt)
+            if sequence is None:
+                self._outbox.tell(sender.actor_id, _unknown(gap.request_id, gap.attempt))
+                continue
+            self._attempts.renew(sequence, now)
+            is_detokenizer = sender.actor_id == sequence.detokenizer and sequence.is_open
+            if is_detokenizer and gap.position > 0 and not message.detokenizer:
+                self._streams.resend(sequence, gap.position)
+            elif sequence.num_output_tokens > gap.position or sequence.finish_reason:
+                self._streams.reopen(sequence, gap.position, message.detokenizer)
+            elif message.detokenizer:
+                self._streams.redirect(sequence, message.detokenizer)
+        for stream in message.streams_unknown:
+            sequence = self._attempts.by_stream(stream)
+            if sequence is not None and sequence.detokenizer == sender.actor_id:
+                self._attempts.renew(sequence, now)
+                self._streams.reopen(sequence, sequence.num_prior_outputs)
+
+    def on_stop(self, message: StopAt, now: float) -> None:
+        """Stop strings were found."""
+        for ref in message.attempts:
+            sequence = self._attempts.find(ref.request_id, ref.attempt)
+            if sequence is not None:
+                self._endings.stop(sequence, now)
+
+    # inside
+
+    def _on_submit(self, event: Asked, submit: Submit, now: float) -> None:
+        standing = self._attempts.standing(submit)
+        accepted = Reply(event.call, Submitted(request_id=submit.request_id, attempt=submit.attempt))
+        refusal = None
+        if standing is Standing.KNOWN:
+            self._outbox.add(accepted)
+            return
+        if standing is Standing.OVER:
+            refusal = Refuse(
+                event.call, "attempt_over", f"attempt {submit.attempt} or a later one was here and is over"
+            )
+        elif self.is_draining:
+            refusal = Refuse(event.call, "draining", "this scheduler takes nothing new; submit to another", True)
+        elif (problem := self._problem(submit.prompt_ids, submit.output_ids, submit.stop.max_tokens)) is not None:
+            refusal = Refuse(event.call, *problem)
+        elif len(self._queue) >= self._config.max_waiting:
+            message = f"{self._config.max_waiting} requests wait already; try again later or elsewhere"
+            refusal = Refuse(event.call, "overloaded", message, True)
+        if refusal is not None:
+            self._outbox.add(refusal)
+            return
+        older = self._attempts.up_to(submit.request_id, submit.attempt)
+        if older is not None:
+            self._endings.cancel(older, now)
+        self._outbox.add(accepted)
+        self._take(event.sender, submit, now)
+
+    def _take(self, sender: Address, submit: Submit, now: float) -> None:
+        # The epoch of a gateway that submits through someone else is not known: any loss of it counts.
+        gateway = sender if sender.actor_id == submit.gateway else Address(submit.gateway, 0)
+        sequence = Sequence.from_submit(
+            self._next_row(), submit, gateway, self._config.eos_token_ids, self._config.context_length, now
+        )
+        self._attempts.add(sequence)
+        self.num_prompt_tokens += sequence.num_prompt_tokens
+        if sequence.num_tokens >= sequence.max_length:
+            self._endings.finish(sequence, "length", now)
+        else:
+            self._queue.add(sequence)
+
+    def _on_cancel(self, event: Asked, message: CancelAttempts, now: float) -> None:
+        for ref in message.attempts:
+            sequence = self._attempts.up_to(ref.request_id, ref.attempt)
+            if sequence is not None:
+                self._endings.cancel(sequence, now)
+            self._attempts.remember(ref.request_id, ref.attempt)
+        self._outbox.add(Reply(event.call, AttemptsCancelled(attempts=message.attempts)))
+
+    def _on_order(self, event: Asked, message: PrefillOrder, now: float) -> None:
+        accepted = Reply(event.call, PrefillAccepted(grant_id=message.grant_id))
+        if message.grant_id in self._orders:
+            self._orders.renew(event.sender, message, now)
+            self._outbox.add(accepted)
+            return
+        refusal = self._orders.refusal(message)
+        problem = self._problem(message.token_ids, [], 1)
+        if refusal is None and self.is_draining:
+            refusal = OrderRefused("draining", "this scheduler takes nothing new; order from another", True)
+        if refusal is None and problem is not None:
+            refusal = OrderRefused(*problem[:3])
+        if refusal is not None:
+            self._outbox.add(Refuse(event.call, *refusal))
+            return
+        sequence = Sequence.from_order(self._next_row(), message, now)
+        self._orders.accept(event.sender, message, sequence, now)
+        self._queue.add(sequence)
+        self._outbox.add(accepted)
+
+    def _problem(
+        self, prompt_ids: Items[int], output_ids: Items[int], max_tokens: int
+    ) -> tuple[str, str, bool, str] | None:
+        """Why tokens can never be served here: code, message, retryable, parameter."""
+        context_length, page_size = self._config.context_length, self._config.page_size
+        if not prompt_ids:
+            return "empty_prompt", "a prompt has at least one token", False, "prompt"
+        if len(prompt_ids) >= context_length:
+            message = f"{len(prompt_ids)} prompt tokens leave no room for an answer in a context of {context_length}"
+            return "never_fits", message, False, "prompt"
+        for ids in (prompt_ids, output_ids):
+            if ids and (min(ids) < 0 or (self.vocab_size and max(ids) >= self.vocab_size)):
+                return "bad_token_id", f"a token id is not in 0..{self.vocab_size - 1}", False, "prompt"
+        num_tokens = min(len(prompt_ids) + max_tokens, context_length) - 1
+        num_pages = -(-num_tokens // page_size)
+        if num_pages > self._cache.num_pages:
+            message = (
+                f"prompt and max_tokens together take {num_pages} pages of {page_size} tokens, "
+                f"the pool has {self._cache.num_pages}: ask for fewer tokens"
+            )
+            return "never_fits", message, False, "max_tokens"
+        return None
+
+    def _next_row(self) -> int:
+        self._num_rows += 1
+        return self._num_rows
+
+
+def _unknown(request_id: str, attempt: int) -> AttemptFailed:
+    return AttemptFailed(
+        request_id=request_id, attempt=attempt, code="unknown_attempt", message="this scheduler does not hold it"
+    )

@@ -1,0 +1,70 @@
+"""Settings of one scheduler. Made by `cli` from the topology; read by the files of this folder only."""
+
+from typing import Final, Literal
+
+import msgspec
+
+Phase = Literal["prefill", "decode", "mixed"]
+PolicyName = Literal["fcfs", "longest_prefix", "depth_first", "shortest_first", "priority", "random"]
+
+MAX_PIPELINE_DEPTH: Final = 2
+
+
+class ConfigError(ValueError):
+    """A setting contradicts another one; the message says which and what to set."""
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One scheduler and the worker group it drives. All `_s` are seconds.
+
+    `phase` is what routing is told; any scheduler serves any phase that it is asked for. `worker` and `agent` are actor
+    ids. A step holds at most `step_tokens` tokens, of one prompt at most `chunk_tokens` (a multiple of the page).
+    `local_prefill_max`: a prompt with at most so many uncached tokens is prefilled here even if a prefill scheduler is
+    named.
+    """
+
+    group: str
+    worker: str
+    agent: str
+    context_length: int
+    phase: Phase = "mixed"
+    eos_token_ids: tuple[int, ...] = ()
+    page_size: int = 16
+
+    step_tokens: int = 512
+    chunk_tokens: int = 256
+    max_running: int = 256
+    max_waiting: int = 2048
+    max_orders: int = 1024
+    max_finished: int = 4096
+    pipeline_depth: int = MAX_PIPELINE_DEPTH
+    local_prefill_max: int = 64
+    policy: PolicyName = "fcfs"
+    policy_seed: int = 0
+    starvation_s: float = 5.0
+    prompt_tail_tokens: int = 8
+
+    handoff_timeout_s: float = 60.0
+    lease_s: float = 10.0
+    order_renew_s: float = 2.0
+    announce_repeat_s: float = 0.5
+    ask_timeout_s: float = 2.0
+    ask_retry_s: float = 0.5
+    step_timeout_s: float = 60.0
+    step_repeat_s: float = 2.0
+    worker_lost_timeout_s: float = 60.0
+    load_interval_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.chunk_tokens < self.page_size or self.chunk_tokens % self.page_size:
+            raise ConfigError(f"chunk_tokens {self.chunk_tokens} is not a multiple of the page of {self.page_size}")
+        if self.step_tokens < self.max_running + self.page_size:
+            # Decode rows go first; without room beside them a full batch would shut prefill out for good.
+            raise ConfigError(
+                f"step_tokens {self.step_tokens} leaves no page beside max_running {self.max_running} decode rows: "
+                f"set step_tokens to at least {self.max_running + self.page_size} or max_running lower"
+            )
+        if not 1 <= self.pipeline_depth <= MAX_PIPELINE_DEPTH:
+            raise ConfigError(f"pipeline_depth is 1 or {MAX_PIPELINE_DEPTH}, not {self.pipeline_depth}")
+        if self.context_length < 2:
+            raise ConfigError("context_length is at least 2: one prompt token and one output token")

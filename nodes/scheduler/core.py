@@ -1,0 +1,358 @@
+"""One scheduler: what it decides when something arrives, and nothing of how it arrives.
+
+    Submit -> queue -> admission -> steps -> results -> streams -> finished, kept until the gateway has everything
+                           \\-> grants (prefilled elsewhere) -/
+    PrefillOrder -> queue -> admission -> steps -> orders (kept until pulled)
+
+One class for prefill, decode and mixed: any group serves any phase. `handle` takes one event and returns what to do;
+after the events of a loop turn comes `Wake`, which works through what is due, plans steps and sends what has gathered.
+`next_deadline` is when a `Wake` is wanted without any event. Time is a parameter. Called by `actor.py`.
+"""
+
+from typing import assert_never
+
+from kvstore.prefix_cache import PrefixCache
+from kvstore.protocol import GrantClosed, GrantOpened, PagesPulled, PoolHandle, TransferFailed
+from mesh.address import Address
+from nodes.protocol import (
+    Adopted,
+    PrefillAccepted,
+    PrefillDone,
+    PrefillFailed,
+    Resend,
+    StepResult,
+    StopAt,
+)
+from nodes.roles import KV_EVENTS_TOPIC
+from nodes.scheduler import asks, attempts, grants, loads, orders, pipeline
+from nodes.scheduler.admission import Admission
+from nodes.scheduler.asks import PersistentAsks
+from nodes.scheduler.attempts import Attempts
+from nodes.scheduler.batching import compose_step
+from nodes.scheduler.calls import Calls
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.deadlines import Deadlines
+from nodes.scheduler.endings import Endings
+from nodes.scheduler.events import (
+    Announce,
+    Answered,
+    Asked,
+    AskFailed,
+    Command,
+    DrainAsked,
+    Event,
+    MembersChanged,
+    Outbox,
+    PeerLost,
+    Publish,
+    ReadyPeer,
+    Told,
+    Wake,
+)
+from nodes.scheduler.figures import gauges, leaks
+from nodes.scheduler.grants import Grants, HandoffDone, Outcome
+from nodes.scheduler.growth import GrowthEstimate
+from nodes.scheduler.loads import LoadReports
+from nodes.scheduler.orders import Orders
+from nodes.scheduler.pipeline import Pipeline
+from nodes.scheduler.policy import WaitingQueue
+from nodes.scheduler.results import Results
+from nodes.scheduler.running import Running
+from nodes.scheduler.sequence import Sequence, Stage
+from nodes.scheduler.streams import Streams
+
+ADMIT_EVERY_STEPS = 8
+
+
+class SchedulerCore:
+    """The decisions of one scheduler incarnation. Parts are public for `figures.py` and tests; only this class acts."""
+
+    def __init__(self, config: SchedulerConfig, address: Address, pool: PoolHandle, cache: PrefixCache) -> None:
+        self.config = config
+        self.address = address
+        self.cache = cache
+        self.outbox = Outbox()
+        self.deadlines = Deadlines()
+        self.asks = PersistentAsks(self.outbox, self.deadlines)
+        self.growth = GrowthEstimate(config.page_size)
+        self.queue = WaitingQueue(
+            config.policy,
+            self._match_pages,
+            starvation_s=config.starvation_s,
+            page_size=config.page_size,
+            seed=config.policy_seed,
+        )
+        self.running = Running(config.page_size, self.growth)
+        self.attempts = Attempts(config, self.deadlines)
+        self.streams = Streams(self.outbox, config.prompt_tail_tokens)
+        self.pipeline = Pipeline(config, address.epoch, self.outbox, self.deadlines, self.asks)
+        self.grants = Grants(config, pool, address, self.outbox, self.deadlines, self.asks)
+        self.orders = Orders(config, pool, self.outbox, self.deadlines)
+        self.endings = Endings(self.queue, self.running, self.grants, self.attempts, self.streams, self.outbox)
+        self.results = Results(config.page_size, self.running, self.orders, self.streams, self.endings)
+        self.admission = Admission(config, cache, self.queue, self.running, self.growth, self.grants, self.orders)
+        self.calls = Calls(
+            config, cache, self.queue, self.attempts, self.orders, self.streams, self.endings, self.outbox
+        )
+        self.loads = LoadReports(config, cache, self.queue, self.outbox, self.deadlines)
+        self._ready: dict[str, ReadyPeer] = {}
+        self._is_announced = False
+        self._steps_since_admission = 0
+
+    # what the actor calls
+
+    def start(self, now: float) -> list[Command]:
+        """Take the worker over. Everything else waits for that."""
+        self.pipeline.adopt(now)
+        return self.outbox.take()
+
+    def next_deadline(self) -> float | None:
+        """When a `Wake` is wanted at the latest; None: never."""
+        return self.deadlines.next()
+
+    @property
+    def is_drained(self) -> bool:
+        """Nothing is left that anyone waits for. Finished attempts may still be asked for, but need nothing."""
+        return not (
+            len(self.attempts) - self.attempts.num_finished
+            or len(self.orders)
+            or len(self.queue)
+            or len(self.grants)
+            or self.pipeline.num_inflight
+        )
+
+    def stats(self) -> dict[str, float]:
+        """Figures for `/metrics`."""
+        return gauges(self)
+
+    def assert_idle(self) -> None:
+        """For tests: nothing is held by anyone. Raises AssertionError naming everything that is."""
+        found = leaks(self)
+        assert not found, f"{self.address} holds " + ", ".join(found)
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take in one event; the commands are to be performed in order."""
+        match event:
+            case Told():
+                self._on_told(event.sender, event.message, now)
+            case Asked():
+                self.calls.on_ask(event, now)
+                self.admission.is_due = True
+            case Answered():
+                self._on_answer(event, now)
+            case AskFailed():
+                self._on_ask_failed(event, now)
+            case PeerLost():
+                self._on_peer_lost(event.peer, now)
+            case MembersChanged():
+                self._on_members(event)
+            case DrainAsked():
+                self.calls.is_draining = True
+                self.outbox.add(Announce("draining"))
+            case Wake():
+                self._wake(now)
+            case _:
+                assert_never(event)
+        return self.outbox.take()
+
+    # messages
+
+    def _on_told(self, sender: Address, message: object, now: float) -> None:
+        match message:
+            case StepResult():
+                for step in self.pipeline.on_result(sender, message, now):
+                    self.admission.is_due |= self.results.acknowledge(step, now)
+            case PagesPulled():
+                # The agent tells both sides, and one actor may be either.
+                self.orders.on_pulled(message, now)
+                self._on_outcome(self.grants.on_pulled(message, now), now)
+            case TransferFailed():
+                self._leave(self.orders.on_transfer_failed(message, now), now)
+                self._on_outcome(self.grants.on_transfer_failed(message, now), now)
+            case PrefillDone():
+                self._on_outcome(self.grants.on_done(sender, message, now), now)
+            case PrefillFailed():
+                self._on_outcome(self.grants.on_failed(sender, message, now), now)
+            case Resend():
+                self.calls.on_resend(sender, message, now)
+            case StopAt():
+                self.calls.on_stop(message, now)
+                self.admission.is_due = True
+            case _:
+                # Another role's business, or a newer protocol's: nothing here depends on it.
+                return
+
+    def _on_answer(self, event: Answered, now: float) -> None:
+        kind, subject = event.tag
+        message = event.message
+        if isinstance(message, Adopted):
+            if self.asks.answered(event.tag):
+                self._on_adopted(message, now)
+        elif isinstance(message, GrantOpened):
+            self.grants.on_opened(subject, message, now)
+        elif isinstance(message, PrefillAccepted):
+            self.grants.on_accepted(subject, message, now)
+        elif isinstance(message, GrantClosed):
+            pages = self.grants.on_closed(subject, message)
+            if pages:
+                self.cache.clear_quarantined(pages)
+                self.admission.is_due = True
+        elif kind == grants.CANCEL:
+            self.asks.answered(event.tag)
+
+    def _on_ask_failed(self, event: AskFailed, now: float) -> None:
+        if event.tag == pipeline.ADOPT:
+            self.asks.failed(event.tag, now)
+        else:
+            self._on_outcome(self.grants.on_ask_failed(event.tag, event.code, now), now)
+
+    def _on_adopted(self, adopted: Adopted, now: float) -> None:
+        self.calls.vocab_size = adopted.vocab_size
+        self.pipeline.on_adopted(adopted, now)
+        if not self._is_announced:
+            self._is_announced = True
+            self.outbox.add(Announce("ready"))
+        self.admission.is_due = True
+
+    def _on_peer_lost(self, peer: Address, now: float) -> None:
+        if peer.actor_id == self.config.worker:
+            self.pipeline.on_worker_lost(peer, now)
+        for sequence in self.attempts.of_gateway(peer):
+            self.endings.cancel(sequence, now)
+        self.streams.on_lost(peer, self.attempts)
+        for sequence in self.orders.on_holder_lost(peer):
+            self.endings.leave(sequence, now)
+        for outcome in self.grants.on_peer_lost(peer.actor_id, now):
+            self._on_outcome(outcome, now)
+        self.admission.is_due = True
+
+    def _on_members(self, event: MembersChanged) -> None:
+        for actor_id, peer in event.ready.items():
+            known = self._ready.get(actor_id)
+            if known is None or known.epoch != peer.epoch:
+                self.asks.hurry(actor_id)
+        self._ready = dict(event.ready)
+        self.streams.on_members(self._ready, self.attempts)
+        self.admission.is_due = True
+
+    def _on_outcome(self, outcome: Outcome | None, now: float) -> None:
+        """A handoff is over: the sequence decodes, or is prefilled here."""
+        if outcome is None:
+            return
+        sequence = outcome.sequence
+        if isinstance(outcome, HandoffDone):
+            if sequence.num_cached_tokens < 0:
+                assert sequence.kv is not None, "received pages are held"
+                sequence.num_cached_tokens = max(sequence.kv.num_cached_tokens, outcome.num_cached_tokens)
+            sequence.length += 1
+            self.running.enter(sequence)
+            self.results.draw(sequence, outcome.token_id, now)
+        else:
+            sequence.prefill = ""
+            if outcome.complete:
+                # Only the first token is missing: the last position is computed again for its logits.
+                sequence.num_scheduled -= 1
+                self.running.enter(sequence)
+            else:
+                self.endings.put_back(sequence)
+        self.admission.is_due = True
+
+    def _leave(self, sequence: Sequence | None, now: float) -> None:
+        if sequence is not None:
+            self.endings.leave(sequence, now)
+            self.admission.is_due = True
+
+    # time and steps
+
+    def _wake(self, now: float) -> None:
+        for kind, subject in self.deadlines.pop_due(now):
+            self._on_due(kind, subject, now)
+        self._plan(now)
+        self.streams.flush()
+        while (events := self.cache.events.drain_message()) is not None:
+            self.outbox.add(Publish(KV_EVENTS_TOPIC, events))
+        self.loads.report(len(self.running) + len(self.grants), now)
+
+    def _on_due(self, kind: str, subject: str, now: float) -> None:
+        if kind == pipeline.REPEAT:
+            self.pipeline.on_repeat_due(now)
+        elif kind == orders.ANNOUNCE:
+            self.orders.on_repeat_due(subject, now)
+        elif kind == grants.RENEW:
+            self.grants.on_renew_due(subject, now)
+        elif kind == asks.RETRY:
+            self.asks.retry(subject)
+        elif kind == attempts.FINISHED:
+            self.endings.cancel(self.attempts.on_finished_due(subject), now)
+        elif kind == orders.LEASE:
+            self._leave(self.orders.on_lease_over(subject), now)
+        elif kind == orders.TIMEOUT:
+            self._leave(self.orders.on_timeout(subject, now), now)
+        elif kind == grants.EXPIRE:
+            self._on_outcome(self.grants.on_expired(subject, now), now)
+        elif kind == pipeline.WORKER_LOST:
+            self._on_worker_lost_for_good(now)
+        else:
+            assert kind == loads.LOAD, f"nobody is responsible for deadlines of kind {kind}"
+
+    def _plan(self, now: float) -> None:
+        """Send steps until the worker has enough, with everyone in them who may be."""
+        self._admit(now)
+        while self.pipeline.can_send:
+            self._secure_pages(now)
+            step = compose_step(
+                self.config, self._step_tokens(), self.running.decoding.values(), self.running.prefilling.values()
+            )
+            if step is None:
+                break
+            self.pipeline.send(step, now)
+            self.growth.stepped()
+            if self.running.prefilling:
+                self.running.on_step_sent(step.sequences)
+                self.admission.is_due = True
+            self._steps_since_admission += 1
+            if self._steps_since_admission >= ADMIT_EVERY_STEPS:
+                # The growth estimate sinks with every step.
+                self.admission.is_due = True
+            self._admit(now)
+        if not len(self.running):
+            self.growth.idle()
+
+    def _admit(self, now: float) -> None:
+        if self.admission.is_due:
+            self._steps_since_admission = 0
+            step_tokens = self._step_tokens()
+            max_running = min(self.config.max_running, max(1, step_tokens - self.config.page_size))
+            self.admission.admit(step_tokens, max_running, self._can_prefill, now)
+
+    def _secure_pages(self, now: float) -> None:
+        preempted, is_stuck = self.running.secure_pages()
+        for sequence in preempted:
+            if not sequence.num_inflight:
+                self.endings.put_back(sequence)
+        if preempted:
+            self.admission.is_due = True
+        if is_stuck and len(self.grants):
+            # The last one running goes first: whoever has nothing yet but lent pages gives them back.
+            self._on_outcome(self.grants.revoke(self.grants.sequences()[-1], now), now)
+
+    def _step_tokens(self) -> int:
+        adopted = self.pipeline.adopted
+        limit = adopted.max_batch_tokens if adopted is not None else 0
+        return min(self.config.step_tokens, max(limit, self.config.page_size + 1)) if limit else self.config.step_tokens
+
+    def _can_prefill(self, actor_id: str) -> bool:
+        return actor_id in self._ready and actor_id != self.address.actor_id and self.config.agent in self._ready
+
+    def _on_worker_lost_for_good(self, now: float) -> None:
+        """No worker for too long: the gateways are told, so that they can go elsewhere."""
+        message = f"worker {self.config.worker} has been away for {self.config.worker_lost_timeout_s:g} s"
+        for sequence in self.attempts:
+            if sequence.stage is not Stage.ENDED and sequence.stage is not Stage.HANDOFF:
+                self.endings.fail(sequence, "worker_lost", message, retryable=True, now=now)
+        for grant_id in self.orders.running():
+            self._leave(self.orders.fail(grant_id, "worker_lost", message, now), now)
+        self.deadlines.set((pipeline.WORKER_LOST, ""), now + self.config.worker_lost_timeout_s)
+
+    def _match_pages(self, sequence: Sequence) -> list[int]:
+        return self.cache.match(sequence.token_ids, sequence.extra_key).pages

@@ -1,0 +1,54 @@
+"""Everything that is to happen at a time, in one place, so that the actor needs a single timer.
+
+Keys are `(kind, id)`; setting a key again moves it. Pure; owned by the core, which dispatches what is due by kind.
+"""
+
+import heapq
+
+Key = tuple[str, str]
+
+
+class Deadlines:
+    """A priority queue of keys. Moved and cleared entries are dropped when they surface."""
+
+    def __init__(self) -> None:
+        self._at: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def set(self, key: Key, at: float) -> None:
+        """Have `key` due at `at`, and not when it was due before."""
+        self._at[key] = at
+        self._count += 1
+        heapq.heappush(self._heap, (at, self._count, key))
+        if len(self._heap) > 64 + 4 * len(self._at):
+            self._heap = [entry for entry in self._heap if self._at.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
+
+    def set_default(self, key: Key, at: float) -> None:
+        """Have `key` due at `at` unless it is due at some time already."""
+        if key not in self._at:
+            self.set(key, at)
+
+    def clear(self, key: Key) -> bool:
+        """Forget `key`; False if it was not set."""
+        return self._at.pop(key, None) is not None
+
+    def next(self) -> float | None:
+        """When the next key is due."""
+        while self._heap and self._at.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def pop_due(self, now: float) -> list[Key]:
+        """Take the keys that are due, earliest first."""
+        due: list[Key] = []
+        while (at := self.next()) is not None and at <= now:
+            key = heapq.heappop(self._heap)[2]
+            # Set twice to one instant: the second entry is no longer backed.
+            del self._at[key]
+            due.append(key)
+        return due

@@ -1,0 +1,159 @@
+"""What the scheduler's core is told, and what it wants done.
+
+`actor.py` turns what arrives into events, performs commands in order, and turns the outcome of every `Ask` into
+`Answered` or `AskFailed` with the command's tag.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mesh.address import Address
+from mesh.transport.base import Buffer, Lane
+from nodes.protocol import StepPlan
+
+Tag = tuple[str, str]
+"""Names an ask: its kind, and what it is about."""
+
+
+class Told(NamedTuple):
+    """A message that wants no answer."""
+
+    sender: Address
+    message: Any
+
+
+class Asked(NamedTuple):
+    """A call; `call` is the actor's own token for it, given back in `Reply` or `Refuse`."""
+
+    sender: Address
+    message: Any
+    call: Any
+
+
+class Answered(NamedTuple):
+    """An ask was answered."""
+
+    tag: Tag
+    message: Any
+
+
+class AskFailed(NamedTuple):
+    """An ask was refused, or brought no answer: the peer may have done what was asked all the same."""
+
+    tag: Tag
+    code: str
+    message: str = ""
+    retryable: bool = True
+
+
+class PeerLost(NamedTuple):
+    """An incarnation of an actor is gone or cannot be reached."""
+
+    peer: Address
+
+
+class ReadyPeer(NamedTuple):
+    """A member that takes work."""
+
+    role: str
+    epoch: int
+
+
+class MembersChanged(NamedTuple):
+    """Who is ready now, by actor id."""
+
+    ready: Mapping[str, ReadyPeer]
+
+
+class DrainAsked(NamedTuple):
+    """Take nothing new, finish what is here."""
+
+
+class Wake(NamedTuple):
+    """Work through what has become due, and plan what can be planned.
+
+    Comes after the other events of one loop turn, so that a burst of submissions makes one step.
+    """
+
+
+Event = Told | Asked | Answered | AskFailed | PeerLost | MembersChanged | DrainAsked | Wake
+
+
+class Tell(NamedTuple):
+    """Send; may be lost."""
+
+    actor_id: str
+    message: Any
+    lane: Lane = Lane.CONTROL
+
+
+class Ask(NamedTuple):
+    """Send and bring back the outcome within `timeout_s`."""
+
+    actor_id: str
+    message: Any
+    timeout_s: float
+    tag: Tag
+
+
+class SendStep(NamedTuple):
+    """Tell the worker one step. Buffers: token ids and page ids, int32, lent until sent."""
+
+    worker: str
+    plan: StepPlan
+    buffers: Sequence[Buffer]
+
+
+class Reply(NamedTuple):
+    """Answer a call."""
+
+    call: Any
+    message: Any
+
+
+class Refuse(NamedTuple):
+    """Answer a call with an error."""
+
+    call: Any
+    code: str
+    message: str
+    retryable: bool = False
+    param: str | None = None
+
+
+class Publish(NamedTuple):
+    """Publish on a topic."""
+
+    topic: str
+    message: Any
+
+
+class Announce(NamedTuple):
+    """Say a new state to the mesh."""
+
+    state: str
+
+
+Command = Tell | Ask | SendStep | Reply | Refuse | Publish | Announce
+
+
+class Outbox:
+    """The commands of the event being handled; shared by the core's parts, emptied by the core."""
+
+    __slots__ = ("commands",)
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+
+    def add(self, command: Command) -> None:
+        """Have `command` performed after those before it."""
+        self.commands.append(command)
+
+    def tell(self, actor_id: str, message: Any, lane: Lane = Lane.CONTROL) -> None:
+        """Send; may be lost."""
+        self.commands.append(Tell(actor_id, message, lane))
+
+    def take(self) -> list[Command]:
+        """All commands so far."""
+        commands, self.commands = self.commands, []
+        return commands

@@ -1,0 +1,113 @@
+"""What a scheduler shows of itself: gauges for `/metrics`, and the check that nothing is held when nothing runs.
+
+vLLM's names are made from these by the gateway: requests running and waiting, cache usage (pages not free or only
+cached, of all), prefix cache queries and hits, preemptions, prompt and generation tokens.
+"""
+
+from typing import Protocol
+
+from kvstore.allocator import PageState
+from kvstore.prefix_cache import PrefixCache
+from nodes.scheduler.admission import Admission
+from nodes.scheduler.asks import PersistentAsks
+from nodes.scheduler.attempts import Attempts
+from nodes.scheduler.calls import Calls
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.endings import Endings
+from nodes.scheduler.grants import Grants
+from nodes.scheduler.orders import Orders
+from nodes.scheduler.pipeline import Pipeline
+from nodes.scheduler.policy import WaitingQueue
+from nodes.scheduler.results import Results
+from nodes.scheduler.running import Running
+
+OWNERSHIP = (
+    PageState.FREE,
+    PageState.CACHED,
+    PageState.RUNNING,
+    PageState.GRANTED,
+    PageState.IN_FLIGHT,
+    PageState.QUARANTINED,
+)
+
+
+class Parts(Protocol):
+    """The core, as far as it is looked at."""
+
+    config: SchedulerConfig
+    cache: PrefixCache
+    queue: WaitingQueue
+    running: Running
+    attempts: Attempts
+    grants: Grants
+    orders: Orders
+    pipeline: Pipeline
+    asks: PersistentAsks
+    endings: Endings
+    results: Results
+    admission: Admission
+    calls: Calls
+
+
+def gauges(core: Parts) -> dict[str, float]:
+    """Figures of this moment; names that end in `_total` only rise."""
+    cache, pipeline, grants, orders = core.cache, core.pipeline, core.grants, core.orders
+    figures: dict[str, float] = {
+        f'mesh_scheduler_pages{{state="{state.name.lower()}"}}': cache.num_pages_in(state) for state in OWNERSHIP
+    }
+    used = cache.num_pages - cache.num_available()
+    figures |= {
+        "mesh_scheduler_num_running": len(core.running),
+        "mesh_scheduler_num_waiting": len(core.queue),
+        "mesh_scheduler_num_handoffs": len(grants),
+        "mesh_scheduler_num_leaving": core.running.num_leaving,
+        "mesh_scheduler_num_orders": len(orders),
+        "mesh_scheduler_num_grants_closing": grants.num_closing,
+        "mesh_scheduler_num_finished_kept": core.attempts.num_finished,
+        "mesh_scheduler_steps_in_flight": pipeline.num_inflight,
+        "mesh_scheduler_worker_adopted": pipeline.adopted is not None,
+        "mesh_scheduler_num_pages": cache.num_pages,
+        "mesh_scheduler_kv_usage_ratio": used / cache.num_pages,
+        "mesh_scheduler_steps_total": pipeline.last_step,
+        "mesh_scheduler_repeated_steps_total": pipeline.num_repeated_steps,
+        "mesh_scheduler_prompt_tokens_total": core.calls.num_prompt_tokens,
+        "mesh_scheduler_output_tokens_total": core.results.num_output_tokens,
+        "mesh_scheduler_computed_tokens_total": core.results.num_computed_tokens,
+        "mesh_scheduler_prefix_query_tokens_total": cache.num_query_tokens,
+        "mesh_scheduler_prefix_hit_tokens_total": cache.num_hit_tokens,
+        "mesh_scheduler_evicted_pages_total": cache.num_evicted_pages,
+        "mesh_scheduler_page_violations_total": cache.num_violations,
+        'mesh_scheduler_requests_total{outcome="finished"}': core.endings.num_finished,
+        'mesh_scheduler_requests_total{outcome="cancelled"}': core.endings.num_cancelled,
+        'mesh_scheduler_requests_total{outcome="failed"}': core.endings.num_failed,
+        'mesh_scheduler_handoffs_total{outcome="done"}': grants.num_done,
+        'mesh_scheduler_handoffs_total{outcome="failed"}': grants.num_failed,
+        'mesh_scheduler_orders_total{outcome="done"}': orders.num_done,
+        'mesh_scheduler_orders_total{outcome="failed"}': orders.num_failed,
+        "mesh_preemptions_total": core.running.num_preemptions,
+        "mesh_recomputed_tokens_total": core.admission.num_recomputed_tokens,
+    }
+    return {name: float(value) for name, value in figures.items()}
+
+
+def leaks(core: Parts) -> list[str]:
+    """What is held although nothing runs; empty where all is well. Linear in the pool, so not for every step."""
+    cache = core.cache
+    counts = {
+        "running sequences": len(core.running),
+        "leaving sequences": core.running.num_leaving,
+        "waiting sequences": len(core.queue),
+        "handoffs": len(core.grants),
+        "grants being closed": core.grants.num_closing,
+        "orders": len(core.orders),
+        "steps in flight": core.pipeline.num_inflight,
+        "attempts neither running nor finished": len(core.attempts) - core.attempts.num_finished,
+        "asks without an answer": len(core.asks),
+        "page handles": cache.num_sequences,
+    }
+    counts |= {f"{state.name.lower()} pages": cache.num_pages_in(state) for state in OWNERSHIP[2:]}
+    found = [f"{number} {what}" for what, number in counts.items() if number]
+    found += [f"page {one.page} is {one.found}, should be {one.needed}" for one in cache.check()]
+    if cache.num_available() != cache.num_pages:
+        found.append(f"{cache.num_pages - cache.num_available()} pages neither free nor evictable")
+    return found

@@ -1,0 +1,48 @@
+"""How many more pages running sequences will need: a share of what their limits allow.
+
+Where a sequence stops nobody knows. The share sinks with every step (most requests end before their limit) and is set
+back when a preemption shows that it was too low (SGLang's new_token_ratio). Pure; used by admission and preemption.
+"""
+
+from collections.abc import Iterable
+
+from nodes.scheduler.sequence import Sequence
+
+GROWTH_HORIZON_TOKENS = 4096
+FIRST_RATIO = 0.7
+LEAST_RATIO = 0.1
+DECAY_STEPS = 600
+PREEMPTION_MARGIN_TOKENS = 20
+
+
+class GrowthEstimate:
+    """Share of their remaining limit that running sequences are expected to use."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self.ratio = FIRST_RATIO
+
+    def stepped(self) -> None:
+        """A step with decode rows was sent."""
+        self.ratio = max(LEAST_RATIO, self.ratio - (FIRST_RATIO - LEAST_RATIO) / DECAY_STEPS)
+
+    def idle(self) -> None:
+        """Nothing runs: what was learned from these requests says nothing of the next ones."""
+        self.ratio = FIRST_RATIO
+
+    def preempted(self, remaining: Iterable[Sequence]) -> None:
+        """Pages ran out with `remaining` still running: expect of all at least what these have used of their limit."""
+        used = allowed = 0
+        for sequence in remaining:
+            num_outputs = sequence.num_tokens - sequence.num_prompt_tokens
+            used += num_outputs + PREEMPTION_MARGIN_TOKENS
+            allowed += max(1, sequence.max_length - sequence.num_prompt_tokens)
+        if allowed:
+            self.ratio = min(1.0, max(self.ratio, used / allowed))
+
+    def num_pages(self, sequence: Sequence) -> int:
+        """Pages that `sequence` is expected to need beyond those for the tokens it has."""
+        if sequence.order_id:
+            return 0
+        left = min(sequence.num_kv_tokens - sequence.num_tokens, GROWTH_HORIZON_TOKENS)
+        return -(-int(max(0, left) * self.ratio) // self._page_size)

@@ -1,0 +1,45 @@
+"""What routing is told of this scheduler: when it changed, at most some times a second, and nothing when idle."""
+
+from kvstore.prefix_cache import PrefixCache
+from nodes.protocol import Load
+from nodes.roles import LOAD_TOPIC
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.deadlines import Deadlines
+from nodes.scheduler.events import Outbox, Publish
+from nodes.scheduler.policy import WaitingQueue
+
+LOAD = "load"
+
+
+class LoadReports:
+    """Publishes `Load`. Pages that only the cache holds count as free: whoever needs them gets them."""
+
+    def __init__(
+        self, config: SchedulerConfig, cache: PrefixCache, queue: WaitingQueue, outbox: Outbox, deadlines: Deadlines
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._queue = queue
+        self._outbox = outbox
+        self._deadlines = deadlines
+        self._last: Load | None = None
+        self._not_before = 0.0
+
+    def report(self, num_running: int, now: float) -> None:
+        """Publish if something changed and the last report is old enough; else see to it that it is done later."""
+        if now < self._not_before:
+            self._deadlines.set_default((LOAD, ""), self._not_before)
+            return
+        load = Load(
+            group=self._config.group,
+            phase=self._config.phase,
+            num_running=num_running,
+            num_waiting=len(self._queue),
+            num_free_pages=self._cache.num_available(),
+            num_pages=self._cache.num_pages,
+            num_waiting_tokens=self._queue.num_tokens(),
+        )
+        if load != self._last:
+            self._last = load
+            self._not_before = now + self._config.load_interval_s
+            self._outbox.add(Publish(LOAD_TOPIC, load))

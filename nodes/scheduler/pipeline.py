@@ -1,0 +1,217 @@
+"""Numbered steps between the scheduler and its worker: at most two unacknowledged, replayed as they were.
+
+    adopt -> adopted -> step 1, step 2 -> result 1 -> step 3 -> result 2 -> ...
+
+Step N+1 is sent before the result of step N is here, so that the worker never waits for the scheduler; a row whose
+input is what step N draws says so (`from_row`). Results are taken in order of step, the first one of each step.
+
+Whatever is lost between the two is mended by sending the unacknowledged steps again: when a result overtakes an
+earlier one, when none comes for a while, and when the worker (this or its next incarnation) has been adopted again.
+Sent again, a step has the rows it had, ended sequences' included; only placeholders whose token is known by now are
+filled in, for a new worker has not seen the step that drew it. Pure; owned by the core.
+"""
+
+from array import array
+from typing import NamedTuple
+
+import msgspec
+
+from mesh.address import Address
+from nodes.protocol import Adopt, Adopted, RowError, StepPlan, StepResult, StepRow
+from nodes.scheduler.asks import PersistentAsks
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.deadlines import Deadlines
+from nodes.scheduler.events import Outbox, SendStep, Tag
+from nodes.scheduler.sequence import Sequence
+
+ADOPT: Tag = ("adopt", "")
+REPEAT = "repeat_step"
+WORKER_LOST = "worker_lost"
+NEVER = float("inf")
+
+
+class Step(NamedTuple):
+    """What batching composed: rows, their sequences, their input tokens (-1: placeholder), their pages."""
+
+    rows: list[StepRow]
+    sequences: list[Sequence]
+    token_ids: "array[int]"
+    page_ids: "array[int]"
+
+
+class Acknowledged(NamedTuple):
+    """A step that ran: `token_ids[i]` was drawn by `rows[i]`; `errors` by row."""
+
+    rows: list[StepRow]
+    sequences: list[Sequence]
+    token_ids: list[int]
+    errors: dict[int, RowError]
+
+
+class _Sent:
+    __slots__ = ("plan", "previous_token_ids", "result", "step")
+
+    def __init__(self, plan: StepPlan, step: Step) -> None:
+        self.plan = plan
+        self.step = step
+        self.result: StepResult | None = None
+        self.previous_token_ids: list[int] | None = None
+
+
+class Pipeline:
+    """Steps in flight to one worker."""
+
+    def __init__(
+        self, config: SchedulerConfig, epoch: int, outbox: Outbox, deadlines: Deadlines, asks: PersistentAsks
+    ) -> None:
+        self._config = config
+        self._epoch = epoch
+        self._outbox = outbox
+        self._deadlines = deadlines
+        self._asks = asks
+        self._sent: list[_Sent] = []
+        self._repeat_s = config.step_repeat_s
+        self.adopted: Adopted | None = None
+        self.last_step = 0
+        self.num_repeated_steps = 0
+
+    @property
+    def num_inflight(self) -> int:
+        """Steps sent and not acknowledged."""
+        return len(self._sent)
+
+    @property
+    def can_send(self) -> bool:
+        """A worker is there and has room for a step."""
+        return self.adopted is not None and len(self._sent) < self._config.pipeline_depth
+
+    def adopt(self, now: float) -> None:
+        """Ask the worker to be ours, until it answers. The running step is finished first, hence the long timeout."""
+        self.adopted = None
+        for sent in self._sent:
+            # Its next incarnation runs steps in order, so it needs this one too.
+            sent.result = None
+        self._deadlines.clear((REPEAT, ""))
+        self._deadlines.set_default((WORKER_LOST, ""), now + self._config.worker_lost_timeout_s)
+        self._asks.start(
+            ADOPT,
+            self._config.worker,
+            Adopt(scheduler_epoch=self._epoch, next_step=self.last_step + 1 - len(self._sent)),
+            timeout_s=self._config.step_timeout_s,
+            retry_s=self._config.ask_retry_s,
+            give_up_at=NEVER,
+        )
+
+    def on_adopted(self, adopted: Adopted, now: float) -> None:
+        """The worker is ours: it gets what was sent and not acknowledged, before anything new."""
+        self.adopted = adopted
+        self._deadlines.clear((WORKER_LOST, ""))
+        self.send_again(now)
+
+    def on_worker_lost(self, worker: Address, now: float) -> None:
+        """The worker is gone or cut off. News of an incarnation before the adopted one is no news."""
+        if self.adopted is None or worker.epoch >= self.adopted.worker_epoch:
+            self.adopt(now)
+
+    def send(self, step: Step, now: float) -> None:
+        """Send the next step; `can_send` must hold."""
+        assert self.can_send, "the worker has as many steps as it may"
+        self.last_step += 1
+        plan = StepPlan(
+            scheduler_epoch=self._epoch,
+            step=self.last_step,
+            rows=step.rows,
+            timeout_s=self._config.step_timeout_s,
+        )
+        self._sent.append(_Sent(plan, step))
+        self._emit(self._sent[-1])
+        self._repeat_s = self._config.step_repeat_s
+        self._deadlines.set_default((REPEAT, ""), now + self._repeat_s)
+
+    def on_result(self, worker: Address, result: StepResult, now: float) -> list[Acknowledged]:
+        """Steps that are acknowledged now, in order; none for a result that is late, repeated, or not ours."""
+        if self.adopted is None or worker != Address(self._config.worker, self.adopted.worker_epoch):
+            return []
+        if result.scheduler_epoch != self._epoch or not self._sent:
+            return []
+        index = result.step - self._sent[0].plan.step
+        if not 0 <= index < len(self._sent) or self._sent[index].result is not None:
+            return []
+        self._sent[index].result = result
+        if index > 0:
+            # Results come in order, so the one before is lost; so may be its step.
+            self.send_again(now)
+            return []
+        done: list[Acknowledged] = []
+        while self._sent and (first := self._sent[0].result) is not None:
+            sent = self._sent.pop(0)
+            acknowledged = _acknowledge(sent, first)
+            if self._sent:
+                self._sent[0].previous_token_ids = acknowledged.token_ids
+            done.append(acknowledged)
+        self._repeat_s = self._config.step_repeat_s
+        if self._sent:
+            self._deadlines.set((REPEAT, ""), now + self._repeat_s)
+        else:
+            self._deadlines.clear((REPEAT, ""))
+        return done
+
+    def on_repeat_due(self, now: float) -> None:
+        """No result for a while: step or result may be lost. Harmless if the worker is only slow."""
+        if self._sent and self.adopted is not None:
+            self._repeat_s = min(2 * self._repeat_s, self._config.step_timeout_s)
+            self.send_again(now)
+
+    def send_again(self, now: float) -> None:
+        """Send every unacknowledged step that has no result, with what is known by now filled in."""
+        if self.adopted is None:
+            return
+        for sent in self._sent:
+            if sent.result is None:
+                _fill_in(sent)
+                self._emit(sent)
+                self.num_repeated_steps += 1
+        if self._sent:
+            self._deadlines.set((REPEAT, ""), now + self._repeat_s)
+
+    def _emit(self, sent: _Sent) -> None:
+        buffers = (memoryview(sent.step.token_ids).cast("B"), memoryview(sent.step.page_ids).cast("B"))
+        self._outbox.add(SendStep(self._config.worker, sent.plan, buffers))
+
+
+def _acknowledge(sent: _Sent, result: StepResult) -> Acknowledged:
+    """A result whose rows do not match the plan's, or that lacks a token it should have, is an error of its rows."""
+    rows = sent.plan.rows
+    errors = {error.row: error for error in result.errors}
+    token_ids = result.token_ids
+    if len(token_ids) != len(rows):
+        token_ids = [-1] * len(rows)
+    for index, row in enumerate(rows):
+        if row.sampling is not None and token_ids[index] < 0 and index not in errors:
+            errors[index] = RowError(
+                index, "internal", f"the worker drew nothing for row {index} of step {result.step}"
+            )
+    return Acknowledged(rows, sent.step.sequences, token_ids, errors)
+
+
+def _fill_in(sent: _Sent) -> None:
+    """Replace placeholders by the tokens that the step before drew, in copies: memory lent to a send must not change.
+
+    A row that hangs on a failed one belongs to an ended sequence; it is computed on token 0 and dropped.
+    """
+    known = sent.previous_token_ids
+    if known is None:
+        return
+    token_ids = array("i", sent.step.token_ids)
+    rows: list[StepRow] = []
+    offset = 0
+    for row in sent.plan.rows:
+        if row.from_row >= 0:
+            token_ids[offset] = max(0, known[row.from_row])
+            rows.append(msgspec.structs.replace(row, from_row=-1))
+        else:
+            rows.append(row)
+        offset += row.num_tokens
+    sent.previous_token_ids = None
+    sent.plan = msgspec.structs.replace(sent.plan, rows=rows)
+    sent.step = sent.step._replace(rows=rows, token_ids=token_ids)

@@ -1,0 +1,232 @@
+"""One request as the scheduler sees it: its tokens, how far they are computed, the pages it holds, when it ends.
+
+    token_ids     [ prompt | outputs of earlier attempts | outputs of this one ]
+    num_computed  ----------------------------->|             KV written, acknowledged by the worker
+    num_scheduled ---------------------------------->|        KV written once all steps sent are done
+    length        ---------------------------------------->|  tokens known, and one more if a step sent draws it
+
+    WAITING -> PREFILL -> DECODE -> ENDED       prefilled here
+    WAITING -> HANDOFF -> DECODE                prefilled elsewhere; back to WAITING if that fails
+    PREFILL, DECODE -> PREEMPTED -> WAITING     its pages were needed; tokens stay, KV is computed again
+    PREFILL -> RETAINED -> ENDED                prefilled for another scheduler: pages are kept until they are pulled
+
+`num_inflight` counts the steps sent and unacknowledged that have a row of the sequence: until it is 0 its pages may
+still be written and are not given back, whatever became of the sequence. Written by the files of this folder only.
+"""
+
+import enum
+from array import array
+from collections.abc import Iterable
+
+from kvstore.sequence_pages import SequencePages
+from mesh.address import Address
+from nodes.protocol import PrefillOrder, Submit
+from nodes.request import Sampling, StopRules
+
+
+class Stage(enum.IntEnum):
+    """Where a sequence stands."""
+
+    WAITING = 0
+    HANDOFF = 1
+    PREFILL = 2
+    DECODE = 3
+    PREEMPTED = 4
+    RETAINED = 5
+    ENDED = 6
+
+
+NO_STOP = StopRules(max_tokens=1)
+
+
+class Sequence:
+    """State of one attempt, or of one prefill that another scheduler ordered (`order_id` is then its grant id)."""
+
+    __slots__ = (
+        "arrived_at",
+        "attempt",
+        "capacity",
+        "detokenizer",
+        "extra_key",
+        "finish_reason",
+        "gateway",
+        "is_open",
+        "journal_at",
+        "kv",
+        "last_row",
+        "length",
+        "max_length",
+        "num_cached_tokens",
+        "num_computed",
+        "num_inflight",
+        "num_preemptions",
+        "num_prior_outputs",
+        "num_prompt_tokens",
+        "num_scheduled",
+        "num_sent",
+        "order_id",
+        "page_ids",
+        "prefill",
+        "priority",
+        "request_id",
+        "row_id",
+        "sampling",
+        "skip_special_tokens",
+        "stage",
+        "stop",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self, row_id: int, token_ids: Iterable[int], num_prompt_tokens: int, sampling: Sampling, arrived_at: float
+    ) -> None:
+        self.row_id = row_id
+        self.token_ids = array("i", token_ids)
+        self.length = len(self.token_ids)
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_prior_outputs = self.length - num_prompt_tokens
+        self.sampling = sampling
+        self.arrived_at = arrived_at
+        self.request_id = ""
+        self.attempt = 0
+        self.gateway = Address("", 0)
+        self.extra_key = ""
+        self.priority = 0
+        self.prefill = ""
+        self.order_id = ""
+        self.stop = NO_STOP
+        self.stop_ids: frozenset[int] = frozenset()
+        self.max_length = self.length + 1
+
+        self.stage = Stage.WAITING
+        self.finish_reason = ""
+        self.num_computed = 0
+        self.num_scheduled = 0
+        self.num_inflight = 0
+        self.num_preemptions = 0
+        # -1 until known: what the first start of the attempt found in a cache, here or at the prefill scheduler.
+        self.num_cached_tokens = -1
+        # Row of the sequence in the last step sent.
+        self.last_row = -1
+
+        self.kv: SequencePages | None = None
+        self.page_ids = array("i")
+        self.capacity = 0
+        # Computed tokens at which another page is full.
+        self.journal_at = 0
+
+        self.detokenizer = ""
+        self.is_open = False
+        self.skip_special_tokens = True
+        # Output tokens sent to the detokenizer, earlier attempts' included.
+        self.num_sent = self.num_prior_outputs
+
+    @classmethod
+    def from_submit(
+        cls,
+        row_id: int,
+        submit: Submit,
+        gateway: Address,
+        eos_token_ids: Iterable[int],
+        context_length: int,
+        now: float,
+    ) -> "Sequence":
+        """The attempt that a gateway submits."""
+        num_prompt = len(submit.prompt_ids)
+        self = cls(row_id, [*submit.prompt_ids, *submit.output_ids], num_prompt, submit.sampling, now)
+        self.request_id, self.attempt, self.gateway = submit.request_id, submit.attempt, gateway
+        self.extra_key, self.priority, self.prefill = submit.extra_key, submit.priority, submit.prefill
+        self.stop = submit.stop
+        eos = () if submit.stop.ignore_eos else eos_token_ids
+        self.stop_ids = frozenset([*eos, *submit.stop.stop_token_ids])
+        self.max_length = min(num_prompt + submit.stop.max_tokens, context_length)
+        self.detokenizer = submit.detokenizer
+        self.skip_special_tokens = submit.skip_special_tokens
+        return self
+
+    @classmethod
+    def from_order(cls, row_id: int, order: PrefillOrder, now: float) -> "Sequence":
+        """A prefill that another scheduler orders: one token is drawn, and it is that scheduler's."""
+        self = cls(row_id, order.token_ids, order.num_prompt_tokens, order.sampling, now)
+        self.request_id, self.attempt = order.request_id, order.attempt
+        self.extra_key, self.order_id = order.extra_key, order.grant_id
+        return self
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens known, those of earlier attempts included."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_unscheduled(self) -> int:
+        """Tokens whose KV no step sent computes."""
+        return self.length - self.num_scheduled
+
+    @property
+    def is_running(self) -> bool:
+        """It takes part in steps."""
+        return self.stage is Stage.PREFILL or self.stage is Stage.DECODE
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Most tokens whose KV the sequence can ever need: the last token's is never computed."""
+        return self.max_length - 1
+
+    def hold(self, kv: SequencePages) -> None:
+        """Take pages; what they hold already counts as computed."""
+        self.kv = kv
+        self.num_computed = self.num_scheduled = kv.num_tokens
+        self.page_ids = array("i", kv.pages)
+
+    def receive(self, first_page: int, page_size: int) -> None:
+        """The pages from index `first_page` on were lent, and hold the KV of all tokens now."""
+        assert self.kv is not None, "lent pages are still the sequence's"
+        self.kv.receive(self.token_ids[first_page * page_size :])
+        self.num_computed = self.num_scheduled = len(self.token_ids)
+        self.page_ids = array("i", self.kv.pages)
+        self.capacity = len(self.page_ids) * page_size
+        self.journal_at = (self.kv.num_tokens // page_size + 1) * page_size
+
+    def reserve(self, num_tokens: int, page_size: int) -> bool:
+        """Have pages for `num_tokens` tokens; False if the pool cannot give them now."""
+        assert self.kv is not None, "a sequence in steps holds pages"
+        if not self.kv.reserve(num_tokens):
+            return False
+        self.page_ids.extend(self.kv.pages[len(self.page_ids) :])
+        self.capacity = len(self.page_ids) * page_size
+        self.journal_at = (self.kv.num_tokens // page_size + 1) * page_size
+        return True
+
+    def drop_pages(self) -> None:
+        """Give the pages back; full ones stay in the cache. Nothing of it counts as computed from now on."""
+        assert self.num_inflight == 0, "a step that may still write the pages is unacknowledged"
+        if self.kv is not None:
+            self.kv.release()
+        self.kv = None
+        self.page_ids = array("i")
+        self.capacity = self.num_computed = self.num_scheduled = 0
+
+    def journal(self, page_size: int) -> None:
+        """Tell page table and cache of full pages that are acknowledged and known to neither; due at `journal_at`.
+
+        Whole pages only: after a crash at most a page is computed again, and a step costs no write for most rows.
+        """
+        kv = self.kv
+        assert kv is not None, "acknowledged KV is in pages that are held"
+        end = min(self.num_computed, len(self.token_ids)) // page_size * page_size
+        if end > kv.num_tokens:
+            kv.advance(self.token_ids[kv.num_tokens : end])
+        self.journal_at = (kv.num_tokens // page_size + 1) * page_size
+
+    def append(self, token_id: int) -> str:
+        """Take the token drawn next. Returns why the sequence ends with it, or an empty string."""
+        self.token_ids.append(token_id)
+        if token_id in self.stop_ids and self.num_output_tokens >= self.stop.min_tokens:
+            return "stop"
+        return "length" if len(self.token_ids) >= self.max_length else ""

@@ -1,0 +1,198 @@
+"""Open streams at detokenizers: one columnar frame per step and detokenizer, with absolute output positions.
+
+A stream is opened with the first token it has to send. What a detokenizer may have missed is sent again when someone
+asks: by the detokenizer from the position it lacks, by a gateway through a new open that starts where the gateway is.
+If the detokenizer is lost the streams are opened at another one; with none alive, tokens wait in their sequences.
+
+An end or stop token is sent and counted like any other (usage counts it, as OpenAI's servers do); reason `stop` tells
+the detokenizer not to show it. Pure; owned by the core, which calls `flush` once per event.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from mesh.address import Address
+from mesh.transport.base import Lane
+from nodes.protocol import StreamFinish, StreamOpen, TokenBatch
+from nodes.roles import DETOKENIZER
+from nodes.scheduler.events import Outbox, ReadyPeer
+from nodes.scheduler.sequence import Sequence, Stage
+
+MAX_CLOSES = 1024
+
+
+class _Batch:
+    __slots__ = ("closes", "counts", "finishes", "opens", "positions", "streams", "token_ids")
+
+    def __init__(self) -> None:
+        self.streams: list[int] = []
+        self.positions: list[int] = []
+        self.counts: list[int] = []
+        self.token_ids: list[int] = []
+        self.opens: list[StreamOpen] = []
+        self.finishes: list[StreamFinish] = []
+        self.closes: list[int] = []
+
+    def message(self) -> TokenBatch:
+        return TokenBatch(
+            streams=self.streams,
+            positions=self.positions,
+            counts=self.counts,
+            token_ids=self.token_ids,
+            opens=self.opens,
+            finishes=self.finishes,
+            closes=self.closes,
+        )
+
+
+class Streams:
+    """Tokens on their way to detokenizers."""
+
+    def __init__(self, outbox: Outbox, prompt_tail_tokens: int) -> None:
+        self._outbox = outbox
+        self._prompt_tail_tokens = prompt_tail_tokens
+        self._batches: dict[str, _Batch] = {}
+        # Ended streams to forget, said with the next tokens that go there: news of no hurry.
+        self._closes: dict[str, list[int]] = {}
+        self._ready: dict[str, int] = {}
+
+    def token(self, sequence: Sequence, token_id: int) -> None:
+        """One more token of a stream; the hot path of `send`."""
+        position = sequence.num_sent
+        if not sequence.is_open or position != sequence.num_output_tokens - 1:
+            self.send(sequence)
+            return
+        batch = self._batches.get(sequence.detokenizer)
+        if batch is None:
+            batch = self._batches[sequence.detokenizer] = _Batch()
+        batch.streams.append(sequence.row_id)
+        batch.positions.append(position)
+        batch.counts.append(1)
+        batch.token_ids.append(token_id)
+        sequence.num_sent = position + 1
+
+    def send(self, sequence: Sequence) -> None:
+        """Send all tokens that were not sent, opening the stream first if need be; the finish, if there is one."""
+        if not sequence.is_open and not self._open(sequence, sequence.num_prior_outputs):
+            return
+        batch = self._batch(sequence.detokenizer)
+        self._add_tokens(batch, sequence, sequence.num_sent)
+        if sequence.finish_reason:
+            finish = StreamFinish(sequence.row_id, sequence.num_output_tokens, sequence.finish_reason)
+            batch.finishes.append(finish)
+
+    def close(self, sequence: Sequence) -> None:
+        """Nobody wants the stream any more, whether it has ended or not."""
+        if not sequence.is_open:
+            return
+        sequence.is_open = False
+        if sequence.stage is Stage.ENDED:
+            closes = self._closes.setdefault(sequence.detokenizer, [])
+            closes.append(sequence.row_id)
+            del closes[:-MAX_CLOSES]
+        else:
+            self._batch(sequence.detokenizer).closes.append(sequence.row_id)
+
+    def resend(self, sequence: Sequence, position: int) -> None:
+        """The detokenizer has the stream but lacks tokens from `position` on."""
+        self._flush(sequence.detokenizer)
+        sequence.num_sent = max(0, min(position, sequence.num_output_tokens))
+        self.send(sequence)
+
+    def reopen(self, sequence: Sequence, position: int, detokenizer: str = "") -> None:
+        """Open again, with the outputs before `position` as delivered; at another detokenizer if one is named."""
+        if detokenizer and detokenizer != sequence.detokenizer:
+            self.close(sequence)
+            sequence.detokenizer = detokenizer
+        # Opens come first in a frame, so what was gathered for the stream before must not share one with its open.
+        self._flush(sequence.detokenizer)
+        if self._open(sequence, max(0, min(position, sequence.num_output_tokens))):
+            self.send(sequence)
+
+    def redirect(self, sequence: Sequence, detokenizer: str) -> None:
+        """Nothing new to send, but what comes next goes to another detokenizer."""
+        if detokenizer != sequence.detokenizer:
+            self.close(sequence)
+            sequence.detokenizer = detokenizer
+            sequence.num_sent = sequence.num_prior_outputs
+
+    def on_members(self, ready: Mapping[str, ReadyPeer], sequences: Iterable[Sequence]) -> None:
+        """Detokenizers came, went, or restarted: streams that were at lost ones, or nowhere, are opened elsewhere."""
+        before = self._ready
+        self._ready = {actor_id: peer.epoch for actor_id, peer in sorted(ready.items()) if peer.role == DETOKENIZER}
+        if self._ready == before or not self._ready:
+            return
+        for sequence in sequences:
+            epoch = self._ready.get(sequence.detokenizer)
+            if epoch is None or epoch != before.get(sequence.detokenizer, epoch) or not sequence.is_open:
+                self._move(sequence)
+
+    def on_lost(self, detokenizer: Address, sequences: Iterable[Sequence]) -> None:
+        """A detokenizer died or was cut off. If it is the only one it stays in use: the link may be back at once."""
+        if self._ready.get(detokenizer.actor_id, 0) > detokenizer.epoch:
+            return
+        self._batches.pop(detokenizer.actor_id, None)
+        self._closes.pop(detokenizer.actor_id, None)
+        if len(self._ready) > 1:
+            self._ready.pop(detokenizer.actor_id, None)
+        for sequence in sequences:
+            if sequence.detokenizer == detokenizer.actor_id:
+                self._move(sequence)
+
+    def flush(self) -> None:
+        """Send what has gathered."""
+        for detokenizer in list(self._batches):
+            self._flush(detokenizer)
+
+    # inside
+
+    def _open(self, sequence: Sequence, position: int) -> bool:
+        """False if there is no detokenizer; the tokens then wait for one."""
+        sequence.is_open = False
+        sequence.num_sent = position
+        if sequence.detokenizer not in self._ready:
+            if not self._ready:
+                return False
+            # Spread over those that are left; any stream may go to any of them.
+            sequence.detokenizer = list(self._ready)[sequence.row_id % len(self._ready)]
+        sequence.is_open = True
+        num_prompt = sequence.num_prompt_tokens
+        tail = sequence.token_ids[max(0, num_prompt - self._prompt_tail_tokens) : num_prompt]
+        self._batch(sequence.detokenizer).opens.append(
+            StreamOpen(
+                stream=sequence.row_id,
+                request_id=sequence.request_id,
+                attempt=sequence.attempt,
+                gateway=sequence.gateway.actor_id,
+                stop=sequence.stop,
+                prompt_tail=tail.tolist(),
+                output_ids=sequence.token_ids[num_prompt : num_prompt + position].tolist(),
+                num_cached_tokens=max(0, sequence.num_cached_tokens),
+                skip_special_tokens=sequence.skip_special_tokens,
+            )
+        )
+        return True
+
+    def _move(self, sequence: Sequence) -> None:
+        """Open at another detokenizer what was open at a lost one; what has nothing to say is opened when it has."""
+        sequence.is_open = False
+        sequence.num_sent = sequence.num_prior_outputs
+        if sequence.num_output_tokens > sequence.num_prior_outputs or sequence.finish_reason:
+            self.send(sequence)
+
+    def _add_tokens(self, batch: _Batch, sequence: Sequence, position: int) -> None:
+        tokens = sequence.token_ids[sequence.num_prompt_tokens + position :]
+        if tokens:
+            batch.streams.append(sequence.row_id)
+            batch.positions.append(position)
+            batch.counts.append(len(tokens))
+            batch.token_ids.extend(tokens)
+        sequence.num_sent = position + len(tokens)
+
+    def _batch(self, detokenizer: str) -> _Batch:
+        return self._batches.setdefault(detokenizer, _Batch())
+
+    def _flush(self, detokenizer: str) -> None:
+        batch = self._batches.pop(detokenizer, None)
+        if batch is not None:
+            batch.closes += self._closes.pop(detokenizer, [])
+            self._outbox.tell(detokenizer, batch.message(), Lane.DATA)

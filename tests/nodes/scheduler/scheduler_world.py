@@ -1,0 +1,610 @@
+"""A small mesh around scheduler cores: workers, agents, one edge, and a wire that a test controls.
+
+The next token is a hash of all tokens, read from the pages that the step names, so a wrong page, a page overwritten too
+early or a lost chunk shows up as a wrong token. Messages lie on links, one per (sender, receiver), FIFO; `deliver`,
+`drop` and `repeat` take the head of one, `settle` delivers everything and lets time run.
+"""
+
+import hashlib
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from kvstore.layout import KVLayout
+from kvstore.prefix_cache import PrefixCache
+from kvstore.protocol import (
+    CloseGrant,
+    GrantClosed,
+    GrantOpened,
+    OpenGrant,
+    PagesPulled,
+    PagesReady,
+    PoolHandle,
+    TransferFailed,
+)
+from mesh.address import Address
+from nodes.protocol import (
+    Adopt,
+    Adopted,
+    AttemptFailed,
+    CancelAttempts,
+    Resend,
+    ResendFrom,
+    RowError,
+    StepPlan,
+    StepResult,
+    Submit,
+    Submitted,
+    TokenBatch,
+)
+from nodes.request import AttemptRef, Sampling, StopRules
+from nodes.roles import DETOKENIZER, KV_AGENT, NODE_CODEC, SCHEDULER
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.core import SchedulerCore
+from nodes.scheduler.events import (
+    Announce,
+    Answered,
+    Ask,
+    Asked,
+    AskFailed,
+    Command,
+    MembersChanged,
+    PeerLost,
+    Publish,
+    ReadyPeer,
+    Refuse,
+    Reply,
+    SendStep,
+    Tell,
+    Told,
+    Wake,
+)
+
+VOCAB = 997
+EOS = 1
+PAGE = 4
+EDGE = "edge"
+
+
+def next_token(token_ids: list[int]) -> int:
+    """What the model says after these tokens; every 23rd time or so it is the end."""
+    digest = hashlib.blake2b(array("i", token_ids).tobytes(), digest_size=8).digest()
+    value = int.from_bytes(digest, "little")
+    return EOS if value % 23 == 0 else 2 + value // 23 % (VOCAB - 2)
+
+
+def expected(prompt: list[int], stop: StopRules, context_length: int) -> tuple[list[int], str]:
+    """The whole output of a request, and why it ends."""
+    tokens = list(prompt)
+    stops = set(stop.stop_token_ids) | (set() if stop.ignore_eos else {EOS})
+    limit = min(len(prompt) + stop.max_tokens, context_length)
+    while len(tokens) < limit:
+        token = next_token(tokens)
+        tokens.append(token)
+        if token in stops and len(tokens) - len(prompt) >= stop.min_tokens:
+            return tokens[len(prompt) :], "stop"
+    return tokens[len(prompt) :], "length"
+
+
+class Worker:
+    """Runs steps at once when they arrive, in order; `epoch` rises with every restart, which forgets everything."""
+
+    def __init__(self, memory: dict[int, list[int]]) -> None:
+        self.memory = memory
+        self.epoch = 1
+        self.scheduler_epoch = 0
+        self.next_step = 0
+        self.last_step = 0
+        self.queue: dict[int, tuple[StepPlan, array, array]] = {}
+        self.results: dict[int, StepResult] = {}
+        self.poison: set[int] = set()
+        self.num_rows = 0
+        self.row_counts: list[tuple[int, int]] = []
+
+    def restart(self) -> None:
+        self.epoch += 1
+        self.scheduler_epoch = self.next_step = self.last_step = 0
+        self.queue.clear()
+        self.results.clear()
+
+    def adopt(self, message: Adopt) -> Adopted:
+        if message.scheduler_epoch > self.scheduler_epoch:
+            self.scheduler_epoch = message.scheduler_epoch
+            self.next_step = message.next_step
+            self.queue.clear()
+            self.results.clear()
+        return Adopted(last_step=self.last_step, worker_epoch=self.epoch, numerics="", vocab_size=VOCAB)
+
+    def take(self, plan: StepPlan, buffers: list[bytes]) -> list[StepResult]:
+        if plan.scheduler_epoch != self.scheduler_epoch:
+            return []
+        if plan.step in self.results:
+            return [self.results[plan.step]]
+        token_ids, page_ids = array("i", buffers[0]), array("i", buffers[1])
+        self.queue[plan.step] = (plan, token_ids, page_ids)
+        done = []
+        while self.next_step in self.queue:
+            result = self.run(*self.queue.pop(self.next_step))
+            self.results[self.next_step] = result
+            self.last_step = self.next_step
+            self.next_step += 1
+            done.append(result)
+        return done
+
+    def run(self, plan: StepPlan, token_ids: array, page_ids: array) -> StepResult:
+        before = self.results.get(plan.step - 1)
+        drawn, errors = [], []
+        token_at = page_at = 0
+        self.row_counts.append((len(plan.rows), sum(row.num_tokens for row in plan.rows)))
+        for index, row in enumerate(plan.rows):
+            self.num_rows += 1
+            tokens = list(token_ids[token_at : token_at + row.num_tokens])
+            pages = list(page_ids[page_at : page_at + row.num_pages])
+            token_at += row.num_tokens
+            page_at += row.num_pages
+            assert row.start + row.num_tokens <= row.num_pages * PAGE, "pages do not cover the row"
+            assert all(page > 0 for page in pages)
+            if row.from_row >= 0:
+                assert row.num_tokens == 1
+                assert tokens[0] == -1
+                assert before is not None, "a placeholder hangs on a step that this worker has not run"
+                tokens = [before.token_ids[row.from_row]]
+            if any(token < 0 for token in tokens) or self.poison & set(tokens):
+                errors.append(RowError(index, "poisoned_request", "the row raised"))
+                drawn.append(-1)
+                continue
+            for position, token in enumerate(tokens, row.start):
+                self.memory[pages[position // PAGE]][position % PAGE] = token
+            end = row.start + row.num_tokens
+            context = [self.memory[pages[position // PAGE]][position % PAGE] for position in range(end)]
+            drawn.append(next_token(context) if row.sampling is not None else -1)
+        return StepResult(scheduler_epoch=plan.scheduler_epoch, step=plan.step, token_ids=drawn, errors=errors)
+
+
+class Agent:
+    """Pulls pages between the pools of all groups, as the destination's agent does. Copies at once."""
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.world = world
+        self.name = name
+        self.grants: dict[str, OpenGrant] = {}
+        self.copied: dict[str, set[int]] = {}
+        self.fail_next = False
+
+    def ask(self, sender: Address, message: Any) -> Any:
+        if isinstance(message, OpenGrant):
+            held = {page for grant in self.grants.values() if grant.group == message.group for page in grant.pages}
+            if message.grant_id not in self.grants:
+                assert not held & set(message.pages), "a page is granted twice"
+                self.grants[message.grant_id] = message
+                self.copied[message.grant_id] = set()
+            return GrantOpened(grant_id=message.grant_id)
+        assert isinstance(message, CloseGrant)
+        self.grants.pop(message.grant_id, None)
+        return GrantClosed(grant_id=message.grant_id)
+
+    def ready(self, sender: Address, message: PagesReady) -> None:
+        grant = self.grants.get(message.grant_id)
+        failed = TransferFailed(grant_id=message.grant_id, code="unknown_grant", message="")
+        if grant is None:
+            self.world.put(self.name, sender.actor_id, failed)
+            return
+        source, target = self.world.cores[message.source_group], self.world.cores[grant.group]
+        book, own = source.cache.book, target.cache.book
+        assert message.total == len(grant.pages)
+        for offset, (page, generation) in enumerate(zip(message.pages, message.generations, strict=True)):
+            index = message.first + offset
+            if index in self.copied[message.grant_id]:
+                continue
+            if book.generation(page) != generation or self.fail_next:
+                self.fail_next = False
+                del self.grants[message.grant_id]
+                self.world.put(self.name, sender.actor_id, msgspec.structs.replace(failed, code="stale_page"))
+                self.world.put(self.name, grant.holder, msgspec.structs.replace(failed, code="stale_page"))
+                return
+            destination = grant.pages[index]
+            assert own.generation(destination) == grant.generations[index], "a granted page was allocated again"
+            self.world.memories[grant.group][destination][:] = self.world.memories[message.source_group][page]
+            self.copied[message.grant_id].add(index)
+        done = self.copied[message.grant_id]
+        pulled = PagesPulled(grant_id=message.grant_id, num_pages=len(done), complete=len(done) == len(grant.pages))
+        self.world.put(self.name, sender.actor_id, pulled)
+        self.world.put(self.name, grant.holder, pulled)
+
+
+@dataclass
+class Request:
+    """One request as the gateway sees it."""
+
+    request_id: str
+    prompt: list[int]
+    stop: StopRules
+    scheduler: str
+    prefill: str
+    attempt: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    finish: str = ""
+    failure: str = ""
+    num_cached_tokens: int = -1
+    is_accepted: bool = False
+    is_cancelled: bool = False
+    num_finishes: int = 0
+    extra_key: str = ""
+    priority: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.finish or self.failure or self.is_cancelled)
+
+
+@dataclass
+class Packet:
+    sender: Address
+    receiver: str
+    message: Any
+    buffers: list[bytes] = field(default_factory=list)
+    ask_id: int = 0
+    is_reply: bool = False
+
+
+class World:
+    """Scheduler cores named after their groups, and everything around them."""
+
+    def __init__(self, *, num_pages: dict[str, int], **settings: Any) -> None:
+        self.now = 100.0
+        self.cores: dict[str, SchedulerCore] = {}
+        self.workers: dict[str, Worker] = {}
+        self.agents: dict[str, Agent] = {}
+        self.memories: dict[str, dict[int, list[int]]] = {}
+        self.links: dict[tuple[str, str], deque[Packet]] = {}
+        self.asks: dict[int, tuple[str, Any, float]] = {}
+        self.requests: dict[str, Request] = {}
+        self.streams: dict[tuple[str, int], tuple[str, int, int]] = {}
+        self.published: list[tuple[str, str, Any]] = []
+        self.announced: list[tuple[str, str]] = []
+        self.refused: list[tuple[str, str]] = []
+        self.calls: dict[int, Packet] = {}
+        self.down: set[str] = set()
+        self.detokenizer_epoch = 1
+        self._count = 0
+        self._settings = {"context_length": 256, "eos_token_ids": (EOS,), "page_size": PAGE, "step_tokens": 32}
+        self._settings |= {"chunk_tokens": 8, "max_running": 16, "local_prefill_max": 4, **settings}
+        for name, pages in num_pages.items():
+            self.add(name, pages)
+        for core in list(self.cores.values()):
+            self.perform(core, core.start(self.now))
+        self.members()
+
+    def add(self, name: str, num_pages: int, epoch: int = 1) -> SchedulerCore:
+        config = SchedulerConfig(group=name, worker=f"w-{name}", agent=f"a-{name}", **self._settings)
+        layout = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=PAGE)
+        pool = PoolHandle(group=name, agent=f"a-{name}", path="", num_pages=num_pages, layout=layout, incarnation=1)
+        cache = PrefixCache.fresh(num_pages, PAGE, group=name, epoch=epoch)
+        self.memories[name] = {page: [-9] * PAGE for page in range(num_pages)}
+        self.cores[name] = SchedulerCore(config, Address(name, epoch), pool, cache)
+        self.workers[f"w-{name}"] = Worker(self.memories[name])
+        self.agents[f"a-{name}"] = Agent(self, f"a-{name}")
+        return self.cores[name]
+
+    # the wire
+
+    def put(self, sender: str, receiver: str, message: Any, **more: Any) -> None:
+        if receiver in self.down or sender in self.down:
+            return
+        address = Address(sender, self.epoch(sender))
+        message = NODE_CODEC.decode(NODE_CODEC.encode(message))
+        self.links.setdefault((sender, receiver), deque()).append(Packet(address, receiver, message, **more))
+
+    def epoch(self, actor_id: str) -> int:
+        if actor_id in self.cores:
+            return self.cores[actor_id].address.epoch
+        return self.workers[actor_id].epoch if actor_id in self.workers else 1
+
+    def busy_links(self) -> list[tuple[str, str]]:
+        return sorted(link for link, packets in self.links.items() if packets)
+
+    def deliver(self, link: tuple[str, str]) -> None:
+        self.receive(self.links[link].popleft())
+
+    def drop(self, link: tuple[str, str]) -> None:
+        self.links[link].popleft()
+
+    def repeat(self, link: tuple[str, str]) -> None:
+        packet = self.links[link][0]
+        self.links[link].appendleft(packet)
+
+    def receive(self, packet: Packet) -> None:
+        receiver, message = packet.receiver, packet.message
+        if receiver in self.down:
+            return
+        if packet.is_reply:
+            pending = self.asks.pop(packet.ask_id, None)
+            if pending is None:
+                return
+            if isinstance(message, Submitted):
+                self.requests[message.request_id].is_accepted = True
+            if receiver in self.cores:
+                self.event(receiver, Answered(pending[1], message))
+        elif receiver in self.cores:
+            if packet.ask_id:
+                self.calls[packet.ask_id] = packet
+                self.event(receiver, Asked(packet.sender, message, packet.ask_id))
+            else:
+                self.event(receiver, Told(packet.sender, message))
+        elif receiver in self.workers:
+            self.at_worker(receiver, packet)
+        elif receiver in self.agents:
+            agent = self.agents[receiver]
+            if packet.ask_id:
+                self.reply(packet, agent.ask(packet.sender, message))
+            else:
+                agent.ready(packet.sender, message)
+        else:
+            self.at_edge(packet.sender, message)
+
+    def at_worker(self, name: str, packet: Packet) -> None:
+        worker = self.workers[name]
+        if isinstance(packet.message, Adopt):
+            self.reply(packet, worker.adopt(packet.message))
+            return
+        for result in worker.take(packet.message, packet.buffers):
+            self.put(name, packet.sender.actor_id, result)
+
+    def reply(self, packet: Packet, message: Any) -> None:
+        self.put(packet.receiver, packet.sender.actor_id, message, ask_id=packet.ask_id, is_reply=True)
+
+    # schedulers
+
+    def event(self, name: str, event: Any, *, wake: bool = True) -> list[Command]:
+        core = self.cores[name]
+        commands = core.handle(event, self.now)
+        if wake:
+            commands += core.handle(Wake(), self.now)
+        self.perform(core, commands)
+        return commands
+
+    def perform(self, core: SchedulerCore, commands: list[Command]) -> None:
+        name = core.address.actor_id
+        for command in commands:
+            match command:
+                case Tell(actor_id, message, _):
+                    self.put(name, actor_id, message)
+                case Ask(actor_id, message, timeout_s, tag):
+                    self._count += 1
+                    self.asks[self._count] = (name, tag, self.now + timeout_s)
+                    self.put(name, actor_id, message, ask_id=self._count)
+                case SendStep(worker, plan, buffers):
+                    self.put(name, worker, plan, buffers=[bytes(buffer) for buffer in buffers])
+                case Reply(call, message):
+                    self.reply(self.calls[call], message)
+                case Refuse(call, code, _, _, _):
+                    self.refuse(self.calls[call], code)
+                case Publish(topic, message):
+                    self.published.append((name, topic, message))
+                case Announce(state):
+                    self.announced.append((name, state))
+
+    def refuse(self, packet: Packet, code: str) -> None:
+        self.refused.append((packet.receiver, code))
+        pending = self.asks.pop(packet.ask_id, None)
+        if pending is not None and pending[0] in self.cores:
+            self.event(pending[0], AskFailed(pending[1], code))
+        elif isinstance(packet.message, Submit):
+            request = self.requests[packet.message.request_id]
+            if request.attempt == packet.message.attempt and not request.is_accepted and code != "attempt_over":
+                request.failure = code
+
+    def members(self) -> None:
+        ready = {name: ReadyPeer(SCHEDULER, core.address.epoch) for name, core in self.cores.items()}
+        ready |= {name: ReadyPeer(KV_AGENT, 1) for name in self.agents}
+        ready[EDGE] = ReadyPeer(DETOKENIZER, self.detokenizer_epoch)
+        for name in self.cores:
+            self.event(name, MembersChanged({key: peer for key, peer in ready.items() if key not in self.down}))
+
+    def lose(self, actor_id: str, epoch: int | None = None) -> None:
+        """Everyone hears that an incarnation is gone; what was on its links is lost."""
+        address = Address(actor_id, self.epoch(actor_id) if epoch is None else epoch)
+        for (sender, receiver), packets in self.links.items():
+            if actor_id in (sender, receiver):
+                packets.clear()
+        for ask_id, (asker, tag, _) in list(self.asks.items()):
+            target = next((p for p in [self.calls.get(ask_id)] if p), None)
+            if target is not None and target.receiver == actor_id:
+                del self.asks[ask_id]
+                if asker in self.cores:
+                    self.event(asker, AskFailed(tag, "peer_lost"))
+        for name in self.cores:
+            if name != actor_id:
+                self.event(name, PeerLost(address))
+
+    def restart_worker(self, name: str) -> None:
+        old = self.workers[f"w-{name}"].epoch
+        self.workers[f"w-{name}"].restart()
+        self.lose(f"w-{name}", old)
+
+    # the edge: gateway and detokenizer in one
+
+    def submit(
+        self,
+        prompt: list[int],
+        scheduler: str,
+        *,
+        prefill: str = "",
+        request_id: str = "",
+        extra_key: str = "",
+        priority: int = 0,
+        **stop: Any,
+    ) -> Request:
+        request_id = request_id or f"r{len(self.requests)}"
+        request = Request(request_id, prompt, StopRules(**{"max_tokens": 8, **stop}), scheduler, prefill)
+        request.extra_key, request.priority = extra_key, priority
+        self.requests[request_id] = request
+        self.send_submit(request)
+        return request
+
+    def send_submit(self, request: Request) -> None:
+        message = Submit(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            gateway=EDGE,
+            detokenizer=EDGE,
+            prompt_ids=request.prompt,
+            sampling=Sampling(seed=7),
+            stop=request.stop,
+            output_ids=request.output_ids[: request.stop.max_tokens - 1] if request.stop.max_tokens else [],
+            prefill=request.prefill,
+            extra_key=request.extra_key,
+            priority=request.priority,
+        )
+        self.ask_from_edge(request.scheduler, message)
+
+    def ask_from_edge(self, scheduler: str, message: Any) -> None:
+        self._count += 1
+        self.asks[self._count] = (EDGE, message, self.now + 5.0)
+        self.put(EDGE, scheduler, message, ask_id=self._count)
+
+    def cancel(self, request: Request) -> None:
+        request.is_cancelled = not (request.finish or request.failure)
+        message = CancelAttempts(attempts=[AttemptRef(request.request_id, request.attempt)])
+        self.ask_from_edge(request.scheduler, message)
+
+    def resend(self, request: Request, position: int | None = None, detokenizer: str = "") -> None:
+        at = len(request.output_ids) if position is None else position
+        gap = ResendFrom(request.request_id, request.attempt, at)
+        self.put(EDGE, request.scheduler, Resend(streams=[gap], detokenizer=detokenizer))
+
+    def at_edge(self, sender: Address, message: Any) -> None:
+        if isinstance(message, AttemptFailed):
+            request = self.requests.get(message.request_id)
+            if request is None or request.attempt != message.attempt or request.is_over:
+                return
+            if message.retryable and request.attempt < 5:
+                request.attempt += 1
+                request.is_accepted = False
+                self.send_submit(request)
+            else:
+                request.failure = message.code
+        elif isinstance(message, TokenBatch):
+            self.take_tokens(sender.actor_id, message)
+
+    def take_tokens(self, scheduler: str, batch: TokenBatch) -> None:
+        for opening in batch.opens:
+            key = (scheduler, opening.stream)
+            self.streams[key] = (opening.request_id, opening.attempt, len(opening.output_ids))
+            request = self.requests[opening.request_id]
+            known = min(len(request.output_ids), len(opening.output_ids))
+            assert request.output_ids[:known] == opening.output_ids[:known]
+            if opening.attempt == 0 and request.num_cached_tokens < 0:
+                request.num_cached_tokens = opening.num_cached_tokens
+        offset = 0
+        unknown = []
+        for stream, position, count in zip(batch.streams, batch.positions, batch.counts, strict=True):
+            tokens = batch.token_ids[offset : offset + count]
+            offset += count
+            if (scheduler, stream) not in self.streams:
+                unknown.append(stream)
+                continue
+            self.take_run(scheduler, stream, position, tokens)
+        for finish in batch.finishes:
+            known = self.streams.get((scheduler, finish.stream))
+            if known is None:
+                unknown.append(finish.stream)
+                continue
+            request = self.requests[known[0]]
+            if known[1] == request.attempt and len(request.output_ids) == finish.position and not request.is_over:
+                request.finish = finish.reason
+                request.num_finishes += 1
+                self.cancel(request)
+        for stream in batch.closes:
+            self.streams.pop((scheduler, stream), None)
+        if unknown:
+            self.put(EDGE, scheduler, Resend(streams=[], streams_unknown=unknown))
+
+    def take_run(self, scheduler: str, stream: int, position: int, tokens: list[int]) -> None:
+        request_id, attempt, at = self.streams[scheduler, stream]
+        request = self.requests[request_id]
+        if attempt != request.attempt:
+            return
+        if position > at:
+            gap = ResendFrom(request_id, attempt, at)
+            self.put(EDGE, scheduler, Resend(streams=[gap]))
+            return
+        new = tokens[at - position :]
+        self.streams[scheduler, stream] = (request_id, attempt, at + len(new))
+        num_known = len(request.output_ids) - at
+        assert num_known >= 0, "a stream is ahead of its gateway"
+        assert new[:num_known] == request.output_ids[at : at + len(new[:num_known])], "sent again, but different"
+        if not request.is_over:
+            request.output_ids.extend(new[num_known:])
+
+    # time
+
+    def flush(self) -> None:
+        """Deliver everything, link by link in turn."""
+        for _ in range(100_000):
+            links = self.busy_links()
+            if not links:
+                return
+            for link in links:
+                if self.links[link]:
+                    self.deliver(link)
+        raise AssertionError("messages go round without end")
+
+    def next_time(self) -> float | None:
+        times = [at for _, _, at in self.asks.values()]
+        times += [at for core in self.cores.values() if (at := core.next_deadline()) is not None]
+        return min(times, default=None)
+
+    def advance(self, to: float) -> None:
+        """Let time pass; asks whose time is over fail, deadlines are worked through."""
+        while (at := self.next_time()) is not None and at <= to:
+            self.now = max(self.now, at)
+            for ask_id, (asker, tag, deadline) in list(self.asks.items()):
+                if deadline <= self.now:
+                    del self.asks[ask_id]
+                    if asker in self.cores:
+                        self.event(asker, AskFailed(tag, "deadline_exceeded"))
+                    elif isinstance(tag, Submit) and not self.requests[tag.request_id].is_accepted:
+                        self.send_submit(self.requests[tag.request_id])
+                    elif isinstance(tag, CancelAttempts):
+                        self.ask_from_edge(self.requests[tag.attempts[0].request_id].scheduler, tag)
+            for name, core in self.cores.items():
+                deadline = core.next_deadline()
+                if deadline is not None and deadline <= self.now:
+                    self.perform(core, core.handle(Wake(), self.now))
+                    after = core.next_deadline()
+                    assert after is None or after > self.now, f"{name} wants to be woken again and again"
+        self.now = max(self.now, to)
+
+    def settle(self, limit_s: float = 300.0) -> None:
+        """Deliver everything and let time run until every request is over and nothing is to be done."""
+        until = self.now + limit_s
+        asked_at = self.now
+        while self.now < until:
+            self.flush()
+            at = self.next_time()
+            open_requests = [one for one in self.requests.values() if not one.is_over]
+            if at is None and not open_requests:
+                return
+            if open_requests and self.now - asked_at >= 1.0:
+                asked_at = self.now
+                for request in open_requests:
+                    self.resend(request)
+                continue
+            self.advance(min(self.now + 0.5, until) if open_requests else min(at or until, until))
+        raise AssertionError(f"not settled: {[one for one in self.requests.values() if not one.is_over]}")
+
+    def check(self) -> None:
+        """Every request ended once and right; nothing is held anywhere."""
+        for request in self.requests.values():
+            if request.finish:
+                context_length = self._settings["context_length"]
+                assert (request.output_ids, request.finish) == expected(request.prompt, request.stop, context_length)
+                assert request.num_finishes == 1
+        for core in self.cores.values():
+            core.assert_idle()
+        for agent in self.agents.values():
+            assert not agent.grants

@@ -1,0 +1,36 @@
+"""Whole requests through the cores, undisturbed: the driver itself, and each way that a request can take."""
+
+from scheduler_world import World, expected
+
+
+def prompt(length: int, first: int = 5) -> list[int]:
+    return [2 + (first * 31 + index * 7) % 900 for index in range(length)]
+
+
+def test_a_short_request_in_mixed_mode() -> None:
+    world = World(num_pages={"m": 64})
+    request = world.submit(prompt(11), "m")
+    world.settle()
+    assert request.output_ids == expected(prompt(11), request.stop, 256)[0]
+    world.check()
+
+
+def test_prefill_elsewhere() -> None:
+    world = World(num_pages={"d": 64, "p": 64})
+    request = world.submit(prompt(39), "d", prefill="p")
+    world.settle()
+    assert request.finish
+    assert world.cores["d"].grants.num_done == 1
+    assert world.cores["p"].orders.num_done == 1
+    assert world.workers["w-p"].num_rows == 5, "chunks of 8 tokens"
+    world.check()
+
+
+def test_many_at_once_share_their_prefix() -> None:
+    world = World(num_pages={"m": 256})
+    shared = prompt(33)
+    requests = [world.submit([*shared, 100 + index], "m", max_tokens=12) for index in range(12)]
+    world.settle()
+    assert requests[0].num_cached_tokens == 0
+    assert all(request.num_cached_tokens == 32 for request in requests[1:])
+    world.check()
