@@ -25,10 +25,11 @@ from nodes.tokenizer.rendering import ChildRenderer, InlineRenderer
 pytestmark = pytest.mark.process
 
 TEMPLATE = (
-    "{% for m in messages %}{{ m.content }}{% endfor %}{% if bomb %}{% for i in range(99999) %}"
-    "{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}{% if fat %}"
-    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s | length }}{% endif %}{% if long %}"
-    "{% for i in range(9999) %}{{ 'x' * 100 }}{% endfor %}{% endif %}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% if bomb %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
+    "{% if fat %}{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"
+    "{{ ns.s | length }}{% endif %}"
+    "{% if long %}{% for i in range(9999) %}{{ 'x' * 100 }}{% endfor %}{% endif %}"
 )
 
 

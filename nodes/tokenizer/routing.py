@@ -1,0 +1,246 @@
+"""Where a request goes: the pure core of routing.
+
+Follows who is there (registry), what their prefix caches hold (cache events) and how busy they are (load). Every choice
+minimises the prompt tokens that have to be computed before the request's first token: its own that no cache holds,
+those that wait before it, and the share that running requests take of each step. Soft state only: an empty index routes
+by load, and stale load is corrected by counting one's own recent choices. Ties are broken by a hash of the request id:
+tokenizers that know the same choose the same, and equal requests spread. Called by `nodes/tokenizer/actor.py`.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from kvstore.hashing import TOKEN_BYTES, pack_tokens, page_hash, root_hash
+from kvstore.protocol import CacheEvents
+from mesh.membership import READY, Member
+from nodes.protocol import Load, Route
+from nodes.roles import DETOKENIZER, SCHEDULER, SchedulerAttributes
+from nodes.tokenizer.cache_index import CacheIndex
+from nodes.tokenizer.config import RoutingWeights
+from nodes.tokenizer.errors import NoCapacity
+
+PREFILL = "prefill"
+MIXED = "mixed"
+
+
+class MembersChanged(NamedTuple):
+    """Everyone in the mesh, in whatever state."""
+
+    members: Iterable[Member]
+
+
+class CacheChanged(NamedTuple):
+    """A publication of a scheduler's cache events."""
+
+    scheduler: str
+    events: CacheEvents
+
+
+class CacheUnknown(NamedTuple):
+    """Cache events of a scheduler were missed, or come from a new incarnation: what was known no longer holds."""
+
+    scheduler: str
+
+
+class LoadChanged(NamedTuple):
+    """A publication of a scheduler's load."""
+
+    scheduler: str
+    load: Load
+
+
+class Follow(NamedTuple):
+    """Subscribe to a scheduler's topics."""
+
+    scheduler: str
+
+
+class Unfollow(NamedTuple):
+    """It is gone."""
+
+    scheduler: str
+
+
+Event = MembersChanged | CacheChanged | CacheUnknown | LoadChanged
+Command = Follow | Unfollow
+
+
+class _Scheduler:
+    """What is known of one scheduler."""
+
+    __slots__ = ("actor_id", "attributes", "index", "load", "num_recent_tokens", "ready", "recent")
+
+    def __init__(self, actor_id: str, max_pages: int) -> None:
+        self.actor_id = actor_id
+        self.attributes = SchedulerAttributes()
+        self.ready = False
+        self.index = CacheIndex(max_pages)
+        self.load: Load | None = None
+        self.recent: deque[tuple[float, int]] = deque()
+        """Own choices that its load cannot show yet: (time, tokens to prefill)."""
+        self.num_recent_tokens = 0
+
+    def remember(self, now: float, num_tokens: int) -> None:
+        """Count a choice against it."""
+        self.recent.append((now, num_tokens))
+        self.num_recent_tokens += num_tokens
+
+    def forget_until(self, time: float) -> None:
+        """Its load shows what was chosen until then."""
+        while self.recent and self.recent[0][0] <= time:
+            self.num_recent_tokens -= self.recent.popleft()[1]
+
+
+class RoutingCore:
+    """All schedulers and detokenizers as one tokenizer knows them."""
+
+    def __init__(self, weights: RoutingWeights) -> None:
+        self._weights = weights
+        self._schedulers: dict[str, _Scheduler] = {}
+        self._detokenizers: list[str] = []
+
+    @property
+    def num_indexed_pages(self) -> int:
+        """Pages in all indices together."""
+        return sum(len(scheduler.index) for scheduler in self._schedulers.values())
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take an event; whom to follow for it."""
+        if isinstance(event, MembersChanged):
+            return self._take_members(event.members)
+        scheduler = self._schedulers.get(event.scheduler)
+        if scheduler is None:
+            return []
+        if isinstance(event, CacheChanged):
+            for change in event.events.events:
+                scheduler.index.apply(change)
+        elif isinstance(event, CacheUnknown):
+            scheduler.index.clear()
+        else:
+            scheduler.load = event.load
+        return []
+
+    def choose(
+        self, request_id: str, token_ids: Sequence[int], extra_key: str, excluded: Collection[str], now: float
+    ) -> Route:
+        """The route of one request. Excluded actors are chosen only if nobody else is left.
+
+        Raises NoCapacity. `now` is any monotonic clock, seconds.
+        """
+        detokenizer = self._choose_detokenizer(request_id, excluded)
+        ready = [scheduler for scheduler in self._schedulers.values() if scheduler.ready]
+        if not ready:
+            raise NoCapacity("no scheduler is ready; try again in a moment")
+        overlaps = _overlaps(ready, token_ids, extra_key)
+
+        def rank(scheduler: _Scheduler) -> tuple[object, ...]:
+            return (
+                scheduler.actor_id in excluded,
+                not scheduler.attributes.worker_ready,
+                # A lone prefill group decodes too, when nobody else does.
+                scheduler.attributes.phase == PREFILL,
+                self._cost(scheduler, len(token_ids), overlaps[scheduler.actor_id], now),
+                _draw(request_id, scheduler.actor_id),
+            )
+
+        decode = min(ready, key=rank)
+        prefill = None
+        if decode.attributes.phase not in (PREFILL, MIXED):
+            # An excluded or waiting one is worse than the decode scheduler itself, which can prefill.
+            free = [s for s in ready if s.attributes.phase == PREFILL and rank(s)[:2] == (False, False)]
+            prefill = min(free, key=rank, default=None)
+        for scheduler in filter(None, (decode, prefill)):
+            scheduler.remember(now, len(token_ids) - overlaps[scheduler.actor_id])
+        return Route(
+            decode=decode.actor_id,
+            prefill="" if prefill is None else prefill.actor_id,
+            detokenizer=detokenizer,
+            overlap_tokens=overlaps[decode.actor_id],
+        )
+
+    def _cost(self, scheduler: _Scheduler, num_tokens: int, overlap: int, now: float) -> float:
+        """Prompt tokens to compute before the first token of a prompt of `num_tokens`, `overlap` of them cached."""
+        weights, load = self._weights, scheduler.load
+        scheduler.forget_until(now - weights.recent_s)
+        num_requests = len(scheduler.recent)
+        cost = float(num_tokens - overlap + scheduler.num_recent_tokens)
+        if load is not None:
+            num_requests += load.num_running + load.num_waiting
+            page_size = scheduler.attributes.page_size
+            shortage = (num_tokens - overlap) // page_size + 1 - load.num_free_pages
+            cost += load.num_waiting_tokens + weights.shortage_weight * page_size * max(shortage, 0)
+        return cost + weights.request_tokens * num_requests
+
+    def _choose_detokenizer(self, request_id: str, excluded: Collection[str]) -> str:
+        """Highest random weight: a request stays where it is while others come and go."""
+        if not self._detokenizers:
+            raise NoCapacity("no detokenizer is ready; try again in a moment")
+        usable = [actor_id for actor_id in self._detokenizers if actor_id not in excluded] or self._detokenizers
+        return max(usable, key=lambda actor_id: _draw(request_id, actor_id))
+
+    def _take_members(self, members: Iterable[Member]) -> list[Command]:
+        schedulers: dict[str, Member] = {}
+        detokenizers: list[str] = []
+        for member in members:
+            if member.role == SCHEDULER:
+                schedulers[member.actor_id] = member
+            elif member.role == DETOKENIZER and member.state == READY:
+                detokenizers.append(member.actor_id)
+        self._detokenizers = sorted(detokenizers)
+        commands: list[Command] = []
+        for actor_id in sorted(self._schedulers.keys() - schedulers.keys()):
+            del self._schedulers[actor_id]
+            commands.append(Unfollow(actor_id))
+        for actor_id, member in sorted(schedulers.items()):
+            if actor_id not in self._schedulers:
+                self._schedulers[actor_id] = _Scheduler(actor_id, self._weights.max_pages)
+                commands.append(Follow(actor_id))
+            _update(self._schedulers[actor_id], member)
+        return commands
+
+
+def _update(scheduler: _Scheduler, member: Member) -> None:
+    try:
+        scheduler.attributes = msgspec.convert(member.attributes, SchedulerAttributes)
+    except msgspec.ValidationError:
+        # Someone else's scheduler with another idea of attributes: nothing is known of how to use it.
+        scheduler.ready = False
+        return
+    scheduler.ready = member.state == READY and scheduler.attributes.page_size > 0
+
+
+def _overlaps(schedulers: Iterable[_Scheduler], token_ids: Sequence[int], extra_key: str) -> dict[str, int]:
+    """Leading tokens of the prompt that each scheduler's cache holds; never all of them, one has to be computed."""
+    overlaps: dict[str, int] = {}
+    matching: dict[int, list[_Scheduler]] = {}
+    for scheduler in schedulers:
+        overlaps[scheduler.actor_id] = 0
+        if len(scheduler.index):
+            matching.setdefault(scheduler.attributes.page_size, []).append(scheduler)
+    if matching:
+        packed = pack_tokens(token_ids[:-1])
+        for page_size, candidates in matching.items():
+            _match(candidates, packed, page_size, root_hash(extra_key), overlaps.__setitem__)
+    return overlaps
+
+
+def _match(
+    candidates: list[_Scheduler], packed: bytes, page_size: int, root: bytes, found: Callable[[str, int], None]
+) -> None:
+    stride, parent = page_size * TOKEN_BYTES, root
+    for end in range(stride, len(packed) + 1, stride):
+        parent = page_hash(parent, packed[end - stride : end])
+        candidates = [scheduler for scheduler in candidates if parent in scheduler.index]
+        if not candidates:
+            return
+        for scheduler in candidates:
+            found(scheduler.actor_id, end // TOKEN_BYTES)
+
+
+def _draw(request_id: str, actor_id: str) -> bytes:
+    """8 bytes, uniform over requests and actors (rendezvous hashing, Thaler and Ravishankar 1998)."""
+    return hashlib.blake2b(f"{request_id}\0{actor_id}".encode(), digest_size=8).digest()

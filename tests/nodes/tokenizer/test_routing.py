@@ -1,0 +1,272 @@
+"""Routing: by events and by hypothesis."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.hashing import chain_hashes, root_hash
+from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
+from mesh.address import Endpoint
+from mesh.membership import Member
+from nodes.protocol import Load
+from nodes.tokenizer.config import RoutingWeights
+from nodes.tokenizer.errors import NoCapacity
+from nodes.tokenizer.routing import (
+    CacheChanged,
+    CacheUnknown,
+    Follow,
+    LoadChanged,
+    MembersChanged,
+    RoutingCore,
+    Unfollow,
+)
+
+PAGE = 4
+PROMPT = list(range(100, 121))
+
+
+def member(actor_id, role="scheduler", state="ready", **attributes):
+    attributes = {"group": f"g-{actor_id}", "phase": "mixed", "page_size": PAGE} | attributes
+    return Member(
+        actor_id=actor_id, role=role, epoch=1, endpoint=Endpoint("c", "d"), state=state, attributes=attributes
+    )
+
+
+DETOKENIZERS = [member("detok-0", "detokenizer"), member("detok-1", "detokenizer")]
+
+
+def router(*schedulers, **weights):
+    core = RoutingCore(RoutingWeights(**weights))
+    core.handle(MembersChanged([*schedulers, *DETOKENIZERS, member("gw", "gateway")]))
+    return core
+
+
+def stored(token_ids, extra_key=""):
+    parent, events = root_hash(extra_key), []
+    for i, page_hash in enumerate(chain_hashes(parent, token_ids, PAGE)):
+        ids = token_ids[i * PAGE : (i + 1) * PAGE]
+        events.append(PageStored(group="g", page_hash=page_hash, parent_hash=parent, token_ids=ids))
+        parent = page_hash
+    return CacheEvents(events=events)
+
+
+def load(**fields):
+    defaults = {"num_running": 0, "num_waiting": 0, "num_free_pages": 100, "num_pages": 100}
+    return Load(group="g", phase="mixed", **(defaults | fields))
+
+
+def choose(core, request_id="r", token_ids=PROMPT, extra_key="", excluded=(), now=0.0):
+    return core.choose(request_id, token_ids, extra_key, excluded, now)
+
+
+def test_prefix_overlap_decides():
+    core = router(member("a"), member("b"))
+    core.handle(CacheChanged("b", stored(PROMPT[:12])))
+    for i in range(5):
+        route = choose(core, f"r{i}", now=float(i))
+        assert (route.decode, route.prefill, route.overlap_tokens) == ("b", "", 12)
+
+
+def test_load_decides_where_overlap_does_not():
+    core = router(member("a"), member("b"))
+    core.handle(LoadChanged("a", load(num_running=5)))
+    assert choose(core).decode == "b"
+    core.handle(LoadChanged("b", load(num_waiting=6)))
+    assert choose(core, now=9).decode == "a"
+    core.handle(LoadChanged("a", load(num_waiting_tokens=1000)))
+    assert choose(core, now=18).decode == "b"
+    core.handle(LoadChanged("b", load(num_free_pages=0)))
+    core.handle(LoadChanged("a", load()))
+    assert choose(core, now=27).decode == "a"
+
+
+def test_a_long_queue_outweighs_a_short_overlap():
+    core = router(member("a"), member("b"))
+    core.handle(CacheChanged("b", stored(PROMPT[:4])))
+    core.handle(LoadChanged("b", load(num_waiting=50, num_waiting_tokens=5000)))
+    assert choose(core).decode == "a"
+
+
+def test_own_choices_count_until_load_shows_them():
+    core = router(member("a"), member("b"), recent_s=1.0)
+    first, second = choose(core, "same", now=0.0), choose(core, "same", now=0.1)
+    assert first.decode != second.decode
+    assert choose(core, "same", now=5.0).decode == first.decode
+
+
+def test_whole_prompt_is_never_counted_as_cached():
+    core = router(member("a"))
+    core.handle(CacheChanged("a", stored(PROMPT[:20])))
+    assert choose(core, token_ids=PROMPT[:20]).overlap_tokens == 16
+    assert choose(core, token_ids=PROMPT[:21]).overlap_tokens == 20
+
+
+def test_extra_key_separates_prefixes():
+    core = router(member("a"))
+    core.handle(CacheChanged("a", stored(PROMPT, "tenant")))
+    assert choose(core).overlap_tokens == 0
+    assert choose(core, extra_key="tenant").overlap_tokens == 20
+
+
+def test_removed_and_cleared_pages_and_gaps():
+    core = router(member("a"))
+    hashes = chain_hashes(root_hash(), PROMPT, PAGE)
+    core.handle(CacheChanged("a", stored(PROMPT)))
+    core.handle(CacheChanged("a", CacheEvents(events=[PageRemoved(group="g", page_hashes=[*hashes[3:], b"?"])])))
+    assert choose(core).overlap_tokens == 12
+    core.handle(CacheChanged("a", CacheEvents(events=[CacheCleared(group="g"), *stored(PROMPT[:4]).events])))
+    assert choose(core).overlap_tokens == 4
+    core.handle(CacheUnknown("a"))
+    assert (choose(core).overlap_tokens, core.num_indexed_pages) == (0, 0)
+
+
+def test_index_is_bounded_and_forgets_the_oldest():
+    core = router(member("a"), max_pages=3)
+    core.handle(CacheChanged("a", stored(PROMPT[:12])))
+    core.handle(CacheChanged("a", stored(PROMPT[:4])))
+    core.handle(CacheChanged("a", stored([7] * 4)))
+    assert core.num_indexed_pages == 3
+    assert choose(core).overlap_tokens == 4
+
+
+def test_prefill_is_chosen_for_a_decode_scheduler():
+    core = router(member("d", phase="decode"), member("p0", phase="prefill"), member("p1", phase="prefill"))
+    core.handle(CacheChanged("p1", stored(PROMPT)))
+    route = choose(core)
+    assert (route.decode, route.prefill, route.overlap_tokens) == ("d", "p1", 0)
+    core.handle(LoadChanged("p1", load(num_waiting_tokens=10_000)))
+    assert choose(core).prefill == "p0"
+
+
+def test_no_prefill_scheduler_worth_naming():
+    core = router(member("d", phase="decode"), member("p", phase="prefill"))
+    assert choose(core, excluded=["p"]).prefill == ""
+    core = router(member("d", phase="decode"), member("p", phase="prefill", worker_ready=False))
+    assert choose(core).prefill == ""
+    core = router(member("d", phase="decode"), member("p", phase="prefill", state="draining"))
+    assert choose(core).prefill == ""
+    core = router(member("m"), member("p", phase="prefill"))
+    assert choose(core) == choose(core)
+    assert (choose(core).decode, choose(core).prefill) == ("m", "")
+
+
+def test_a_lone_prefill_group_decodes():
+    core = router(member("p", phase="prefill"))
+    assert (choose(core).decode, choose(core).prefill) == ("p", "")
+    core = router(member("d", phase="decode"), member("p", phase="prefill"))
+    assert choose(core, excluded=["d"]).decode == "p"
+
+
+def test_excluded_ones_are_the_last_resort():
+    core = router(member("a"), member("b"))
+    assert {choose(core, f"r{i}", excluded=["a"]).decode for i in range(9)} == {"b"}
+    route = choose(core, excluded=["a", "b", "detok-0", "detok-1"])
+    assert route.decode in ("a", "b")
+    assert route.detokenizer in ("detok-0", "detok-1")
+    assert {choose(core, f"r{i}", excluded=["detok-0"]).detokenizer for i in range(9)} == {"detok-1"}
+
+
+def test_a_scheduler_without_its_worker_is_avoided():
+    core = router(member("a", worker_ready=False), member("b"))
+    core.handle(LoadChanged("b", load(num_waiting=100)))
+    assert choose(core).decode == "b"
+
+
+def test_nobody_there_is_told_as_such():
+    core = router()
+    with pytest.raises(NoCapacity, match="scheduler"):
+        choose(core)
+    core.handle(MembersChanged([member("a")]))
+    with pytest.raises(NoCapacity, match="detokenizer"):
+        choose(core)
+    core.handle(MembersChanged([member("a", state="draining"), *DETOKENIZERS]))
+    with pytest.raises(NoCapacity) as caught:
+        choose(core)
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize("attributes", [{"page_size": 0}, {"page_size": "16"}, {"phase": 3}])
+def test_a_scheduler_with_strange_attributes_is_not_used(attributes):
+    core = router(member("a", **attributes), member("b"))
+    assert {choose(core, f"r{i}").decode for i in range(9)} == {"b"}
+
+
+def test_schedulers_are_followed_and_forgotten():
+    core = RoutingCore(RoutingWeights())
+    assert core.handle(MembersChanged([member("b"), member("a", state="starting"), *DETOKENIZERS])) == [
+        Follow("a"),
+        Follow("b"),
+    ]
+    core.handle(CacheChanged("a", stored(PROMPT)))
+    assert core.handle(MembersChanged([member("a"), *DETOKENIZERS])) == [Unfollow("b")]
+    assert choose(core).overlap_tokens == 20
+    for event in (CacheChanged("b", stored(PROMPT)), CacheUnknown("b"), LoadChanged("b", load())):
+        assert core.handle(event) == []
+    assert core.handle(MembersChanged([member("a", "gateway")])) == [Unfollow("a")]
+    assert core.num_indexed_pages == 0
+
+
+def test_detokenizer_stays_while_others_come_and_go():
+    core = router(member("a"))
+    before = {f"r{i}": choose(core, f"r{i}").detokenizer for i in range(40)}
+    assert set(before.values()) == {"detok-0", "detok-1"}
+    core.handle(MembersChanged([member("a"), *DETOKENIZERS, member("detok-2", "detokenizer")]))
+    after = {request_id: choose(core, request_id).detokenizer for request_id in before}
+    assert all(after[r] in (before[r], "detok-2") for r in before)
+
+
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+MEMBERS = st.lists(
+    st.builds(
+        member, NAMES, state=st.sampled_from(["ready", "ready", "draining", "starting"]),
+        phase=st.sampled_from(["prefill", "decode", "mixed"]), worker_ready=st.booleans(),
+    ),
+    unique_by=lambda m: m.actor_id,
+)  # fmt: skip
+IDS = st.lists(st.integers(0, 2), min_size=1, max_size=18)
+EVENTS = st.lists(
+    st.one_of(
+        st.builds(MembersChanged, MEMBERS),
+        st.builds(CacheChanged, NAMES, st.builds(stored, IDS)),
+        st.builds(CacheUnknown, NAMES),
+        st.builds(
+            LoadChanged, NAMES,
+            st.builds(load, num_running=st.integers(0, 9), num_free_pages=st.integers(0, 5)),
+        ),
+    ),
+    max_size=25,
+)  # fmt: skip
+
+
+@given(MEMBERS, EVENTS, IDS, st.sets(NAMES, max_size=4), st.text(max_size=4))
+def test_every_choice_is_sound_and_repeatable(members, events, token_ids, excluded, request_id):
+    first, second = router(*members, max_pages=8), router(*members, max_pages=8)
+    current, followed = {m.actor_id: m for m in members}, {m.actor_id for m in members}
+    for event in events:
+        if isinstance(event, MembersChanged):
+            event = MembersChanged([*event.members, *DETOKENIZERS])
+            current = {m.actor_id: m for m in event.members if m.role == "scheduler"}
+        for command in first.handle(event):
+            assert (command.scheduler in followed) == isinstance(command, Unfollow)
+            followed ^= {command.scheduler}
+        second.handle(event)
+    assert followed == set(current)
+    assert first.num_indexed_pages <= 8 * len(current)
+
+    ready = {name for name, m in current.items() if m.state == "ready"}
+    if not ready:
+        with pytest.raises(NoCapacity):
+            choose(first, request_id, token_ids, excluded=excluded)
+        return
+    route = choose(first, request_id, token_ids, excluded=excluded)
+    assert route == choose(second, request_id, token_ids, excluded=excluded)
+    assert route.decode in ready
+    assert route.decode not in excluded or ready <= excluded
+    phase = current[route.decode].attributes["phase"]
+    usable = {n for n in ready - excluded if current[n].attributes["worker_ready"]}
+    if phase == "prefill":
+        assert not any(current[n].attributes["phase"] != "prefill" for n in usable)
+    prefills = {n for n in usable if current[n].attributes["phase"] == "prefill"}
+    assert (route.prefill in prefills) if phase == "decode" and prefills else route.prefill == ""
+    assert 0 <= route.overlap_tokens < len(token_ids)
+    assert route.overlap_tokens % PAGE == 0
