@@ -1,0 +1,138 @@
+"""Trains `tiny` from scratch on a CPU and writes a Hugging Face directory.
+
+    python -m tools.tiny_model.train --out DIR --steps 4000
+
+With ``--steps`` the run is reproducible: text, initial weights and rows follow from the seed (bits
+may differ between machines and torch builds). ``--minutes`` fits the schedule to a time instead.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]  (its path type is bare)
+
+from tools.tiny_model.grammar import training_examples
+from tools.tiny_model.network import Network, Shape
+from tools.tiny_model.optimizer import Optimizer
+from tools.tiny_model.packing import Encoder, Packer
+from tools.tiny_model.tokenizer import END_OF_TEXT, MAX_LENGTH, TURN_END, save_tokenizer, token_id, train_tokenizer
+
+WARM_UP = 0.01
+FLAT_UNTIL = 0.35
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run is made of."""
+
+    out: Path
+    steps: int | None
+    minutes: float
+    seed: int
+    rows: int
+    threads: int
+    matrix_rate: float
+    other_rate: float
+
+
+def rate_scale(progress: float) -> float:
+    """Warm up, hold, then fall linearly to zero; ``progress`` runs from 0 to 1."""
+    if progress < WARM_UP:
+        return progress / WARM_UP
+    if progress < FLAT_UNTIL:
+        return 1.0
+    return max(0.0, (1.0 - progress) / (1.0 - FLAT_UNTIL))
+
+
+def train(network: Network, packer: Packer, settings: Settings) -> int:
+    """Run all steps; returns how many there were."""
+    optimizer = Optimizer(network, settings.matrix_rate, settings.other_rate)
+    progress_of = _progress(settings)
+    started, step, num_tokens, recent = time.monotonic(), 0, 0, 0.0
+    while (progress := progress_of(step)) < 1.0:
+        batches = packer.step()
+        total_weight = sum(float(batch.weights[:, 1:].sum()) for batch in batches)
+        for batch in batches:
+            loss = network(batch.tokens, batch.documents, batch.weights) / total_weight
+            loss.backward()
+            recent += 0.02 * loss.item()
+            num_tokens += batch.tokens.numel()
+        recent *= 0.98
+        optimizer.step(rate_scale(progress))
+        step += 1
+        if step % 100 == 0:
+            seconds = time.monotonic() - started
+            settled = recent / (1 - 0.98**step)
+            print(
+                f"step {step} progress {progress:.3f} loss {settled:.4f} "
+                f"tokens {num_tokens / 1e6:.2f}M {num_tokens / seconds:.0f} tokens/s",
+                flush=True,
+            )
+    return step
+
+
+def _progress(settings: Settings) -> Callable[[int], float]:
+    if settings.steps is not None:
+        steps = settings.steps
+        return lambda step: step / steps
+    started = time.monotonic()
+    return lambda step: (time.monotonic() - started) / (60 * settings.minutes)
+
+
+def save(network: Network, directory: Path, *, eos_token_id: int, pad_token_id: int) -> None:
+    """Write config.json, generation_config.json and bfloat16 weights."""
+    shape = network.shape
+    config = shape.config(eos_token_id=eos_token_id, pad_token_id=pad_token_id, max_length=MAX_LENGTH)
+    generation = {
+        "bos_token_id": None,
+        "eos_token_id": [eos_token_id, pad_token_id],
+        "pad_token_id": pad_token_id,
+        "do_sample": False,
+    }
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    weights = {name: p.detach().bfloat16().contiguous() for name, p in network.named_parameters()}
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def parse_arguments() -> Settings:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="directory to write")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=int, help="train this many steps (reproducible)")
+    length.add_argument("--minutes", type=float, default=30.0, help="train this long instead (default 30)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", type=int, default=24, help="rows of 256 tokens a step")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--matrix-rate", type=float, default=0.02, help="peak rate of Muon")
+    parser.add_argument("--other-rate", type=float, default=0.004, help="peak rate of AdamW")
+    return Settings(**vars(parser.parse_args()))
+
+
+def main() -> None:
+    settings = parse_arguments()
+    settings.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    tokenizer = train_tokenizer()
+    save_tokenizer(tokenizer, settings.out)
+    network = Network(Shape(vocab_size=tokenizer.get_vocab_size()))
+    print(f"{sum(p.numel() for p in network.parameters())} parameters", flush=True)
+    packer = Packer(training_examples(settings.seed), Encoder(tokenizer), settings.rows)
+    steps = train(network, packer, settings)
+    save(
+        network,
+        settings.out,
+        eos_token_id=token_id(tokenizer, TURN_END),
+        pad_token_id=token_id(tokenizer, END_OF_TEXT),
+    )
+    print(f"done: {steps} steps, written to {settings.out}")
+
+
+if __name__ == "__main__":
+    main()
