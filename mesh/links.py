@@ -235,7 +235,7 @@ class Links:
         known = self._peers.get(address.actor_id)
         located = self._owner.locate(address.actor_id) if known is None else None
         newest = known.address.epoch if known is not None else located[0].epoch if located is not None else 0
-        if newest > address.epoch or address.actor_id == self.address.actor_id:
+        if newest > address.epoch or address.actor_id in ("", self.address.actor_id):
             raise FrameRefused("wrong_epoch", f"{address} says hello, epoch {newest} is known")
         if known is not None and known.address.epoch < address.epoch:
             self.lose(known.address, f"replaced by epoch {address.epoch}")
@@ -281,18 +281,18 @@ class Links:
         if refusal.code == "wrong_sender" and link.dialed and link in self._wires:
             self._loop.call_soon(self.on_link_down, link, "another actor listens there")
             return
-        if header is None or header.verb in _UNANSWERED or refusal.code == "wrong_sender":
-            return
-        body = SYSTEM_CODEC.encode(ErrorBody(code=refusal.code, message=refusal.message))
         wire = self._wires.get(link)
-        if wire is not None:
-            meta = Meta(correlation_id=header.message_id, flags=SYSTEM_FLAG)
-            self._send_on(wire, lane, Verb.ERROR, body, (), meta)
-            return
-        located = self._owner.locate(link.peer.actor_id)
-        if located is not None and located[0] == link.peer:
-            error = self._header(link.peer, Verb.ERROR, UNNUMBERED, Meta(flags=SYSTEM_FLAG))
-            self._transport.send(link, lane, (encode_header(error), body))
+        if header is not None and header.verb not in _UNANSWERED and refusal.code != "wrong_sender":
+            body = SYSTEM_CODEC.encode(ErrorBody(code=refusal.code, message=refusal.message))
+            located = self._owner.locate(link.peer.actor_id)
+            if wire is not None:
+                meta = Meta(correlation_id=header.message_id, flags=SYSTEM_FLAG)
+                self._send_on(wire, lane, Verb.ERROR, body, (), meta)
+            elif located is not None and located[0] == link.peer:
+                error = self._header(link.peer, Verb.ERROR, UNNUMBERED, Meta(flags=SYSTEM_FLAG))
+                self._transport.send(link, lane, (encode_header(error), body))
+        if wire is None:
+            self._transport.close_link(link)
 
     # Outgoing
 

@@ -8,8 +8,10 @@ from mesh.address import Address
 from mesh.codec import Codec
 from mesh.message import HotMessage, Message
 from mesh.options import SystemOptions
+from mesh.run_directory import RunDirectory
 from mesh.system import ActorSystem
 from mesh.transport.inproc import InprocNetwork
+from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
 from nodes.registry.actor import RegistryActor
 
 
@@ -159,6 +161,29 @@ async def inproc_mesh():
 
     mesh = Mesh(lambda address: network.transport(), kill)
     mesh.network = network
+    try:
+        yield mesh
+    finally:
+        await mesh.stop()
+
+
+@contextlib.asynccontextmanager
+async def zeromq_mesh(path):
+    """Over ipc sockets in `path`, which has to be short."""
+    directory = RunDirectory(path)
+    directory.create()
+    transports = {}
+
+    def make(address):
+        transports[address] = ZeroMQTransport(ZeroMQOptions(run_directory=directory))
+        return transports[address]
+
+    async def kill(system):
+        await transports[system.address].stop()
+
+    mesh = Mesh(make, kill)
+    mesh.directory = directory
+    mesh.transports = transports
     try:
         yield mesh
     finally:

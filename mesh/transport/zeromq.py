@@ -1,0 +1,363 @@
+"""Actors as ZeroMQ peers: two ROUTERs bound, two DEALERs per dialed peer, one of each per lane.
+
+    identity = ID#EPOCH; on a host ipc:// in the run directory, across hosts tcp:// on a port of the kernel's choice
+
+What ZeroMQ would hide is made visible: a message it does not take (`ROUTER_MANDATORY`, `IMMEDIATE`) waits in a bounded
+outbox, a connection is never re-made silently, and the monitor of each dialed socket says when it is gone. A redial
+takes the identity over from its predecessor (`ROUTER_HANDOVER`), which the peer may not have seen end yet.
+
+Used by `mesh/run.py`; `mesh/system.py` sees only the `Transport` protocol. One context per transport: sockets
+that share one do not see each other's disconnects reliably.
+"""
+
+import asyncio
+import ipaddress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from mesh.address import Address, Endpoint
+from mesh.envelope import Limits
+from mesh.errors import BindError
+from mesh.run_directory import RunDirectory
+from mesh.transport.base import Buffer, Lane, Link, Listener
+from mesh.transport.zeromq_socket import LoopSocket, Outbox
+
+_GONE: Final = {
+    zmq.Event.DISCONNECTED: "disconnected",
+    zmq.Event.CLOSED: "could not connect",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "the handshake failed",
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "the handshake failed",
+    zmq.Event.HANDSHAKE_FAILED_AUTH: "the handshake was refused",
+}
+_ENDS: Final = sum(int(event) for event in _GONE)
+_NO_HANDSHAKE: Final = int(
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+)
+_MAX_ACCEPTED: Final = 8192
+_MAX_IDENTITY_BYTES: Final = 255
+_STOP_LINGER_MS: Final = 50
+_BACKLOG_RETRY_S: Final = 0.02
+NOBODY: Final = Address("", 0)
+"""The sender of what came without a name: it is refused, and counted, by whoever opens the envelope."""
+
+
+@dataclass(frozen=True)
+class ZeroMQOptions:
+    """Where to listen, and how much may wait.
+
+    One of `run_directory` (ipc) and `tcp_host` is given. `advertised_host` is what others dial where that differs
+    (`0.0.0.0`, containers). `insecure` allows tcp beyond the loopback interface without keys.
+    """
+
+    run_directory: RunDirectory | None = None
+    tcp_host: str = ""
+    advertised_host: str = ""
+    insecure: bool = False
+    limits: Limits = field(default_factory=Limits)
+    high_water_mark: int = 1000
+    max_outbox_messages: int = 4096
+    max_outbox_bytes: int = 128 << 20
+    handshake_timeout_s: float = 2.0
+
+
+class _Dialed:
+    """A connection that this actor has made."""
+
+    __slots__ = ("link", "monitors", "outboxes", "sockets")
+
+    def __init__(self, link: Link, outboxes: tuple[Outbox, Outbox]) -> None:
+        self.link = link
+        self.outboxes = outboxes
+        self.sockets: list[LoopSocket] = []
+        self.monitors: list[LoopSocket] = []
+
+
+class _Accepted:
+    """A connection that a peer has made; the ROUTER of each lane knows it by its identity."""
+
+    __slots__ = ("identity", "link", "outboxes")
+
+    def __init__(self, link: Link, outboxes: tuple[Outbox, Outbox]) -> None:
+        self.link = link
+        self.identity = str(link.peer).encode()
+        self.outboxes = outboxes
+
+
+class ZeroMQTransport:
+    """Implements `mesh.transport.base.Transport`."""
+
+    def __init__(self, options: ZeroMQOptions) -> None:
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context.set(zmq.MAX_SOCKETS, 16384)
+        self._address = NOBODY
+        self._listener: Listener | None = None
+        self._routers: list[LoopSocket] = []
+        self._monitors: list[LoopSocket] = []
+        self._dialed: dict[Link, _Dialed] = {}
+        self._accepted: dict[Link, _Accepted] = {}
+        self._links_by_identity: dict[bytes, Link] = {}
+        self._backlog: tuple[dict[Link, None], dict[Link, None]] = ({}, {})
+        self._retry: asyncio.TimerHandle | None = None
+        self._num_monitors = 0
+
+    # Transport
+
+    async def start(self, address: Address, listener: Listener) -> Endpoint:
+        """Bind both lanes; raises `BindError`."""
+        if len(str(address).encode()) > _MAX_IDENTITY_BYTES:
+            raise BindError(f"{address} is too long for an identity (at most {_MAX_IDENTITY_BYTES} bytes)")
+        self._address, self._listener = address, listener
+        try:
+            control, data = (self._bind(address, lane) for lane in Lane)
+        except BindError:
+            await self.stop()
+            raise
+        return Endpoint(control, data)
+
+    def dial(self, peer: Address, endpoint: Endpoint) -> Link:
+        """Connect both lanes; if that fails the link goes down soon."""
+        link = Link(peer, dialed=True)
+        dialed = self._dialed[link] = _Dialed(link, self._outboxes())
+        for lane, where in zip(Lane, (endpoint.control, endpoint.data), strict=True):
+            socket = self._socket(zmq.DEALER)
+            socket.setsockopt(zmq.IMMEDIATE, 1)
+            socket.setsockopt(zmq.RECONNECT_IVL, -1)
+            socket.setsockopt(zmq.ROUTING_ID, str(self._address).encode())
+            dialed.monitors.append(self._monitor(socket, _ENDS, partial(self._on_end, dialed)))
+            dialed.sockets.append(
+                LoopSocket(self._loop, socket, partial(self._received, link, lane), partial(_flush, dialed, lane))
+            )
+            try:
+                socket.connect(where)
+            except zmq.ZMQError as error:
+                self._loop.call_soon(self._gone, dialed, f"{where} cannot be dialed: {error}")
+        return link
+
+    def send(self, link: Link, lane: Lane, parts: Sequence[Buffer]) -> bool:
+        """Hand to ZeroMQ, or keep in the outbox."""
+        if link.dialed:
+            dialed = self._dialed.get(link)
+            if dialed is None:
+                return False
+            outbox = dialed.outboxes[lane]
+            return (not outbox and dialed.sockets[lane].send(parts)) or outbox.add(parts)
+        accepted = self._accepted.get(link)
+        if accepted is None:
+            return False
+        outbox = accepted.outboxes[lane]
+        if not outbox and self._route(accepted, lane, parts):
+            return True
+        if not outbox.add(parts):
+            return False
+        self._backlog[lane][link] = None
+        self._retry_soon()
+        return True
+
+    def close_link(self, link: Link) -> None:
+        """Forget a connection. A ROUTER cannot end one; what still comes on it is for the listener to refuse."""
+        if link.dialed:
+            dialed = self._dialed.pop(link, None)
+            if dialed is not None:
+                _close(dialed, 0)
+        else:
+            accepted = self._accepted.pop(link, None)
+            if accepted is not None:
+                self._links_by_identity.pop(accepted.identity, None)
+                for backlog in self._backlog:
+                    backlog.pop(link, None)
+
+    async def stop(self) -> None:
+        """Close all sockets; blocks for what was sent to leave, at most `_STOP_LINGER_MS`."""
+        self._listener = None
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        for monitor in self._monitors:
+            monitor.close()
+        for dialed in self._dialed.values():
+            _close(dialed, _STOP_LINGER_MS)
+        for router in self._routers:
+            router.close(_STOP_LINGER_MS)
+        self._dialed.clear()
+        self._accepted.clear()
+        self._context.term()
+
+    # Incoming
+
+    def _received(self, link: Link, lane: Lane, parts: Sequence[Buffer]) -> None:
+        if self._listener is not None:
+            self._listener.on_frames(link, lane, parts)
+
+    def _routed(self, lane: Lane, parts: list[Buffer]) -> None:
+        """A message came to a ROUTER; its first part is the sender's identity."""
+        identity = bytes(parts[0])
+        link = self._links_by_identity.get(identity)
+        if link is None:
+            link = self._identify(identity)
+        self._received(link, lane, parts[1:])
+
+    def _on_stranger(self, lane: Lane, event: list[Buffer]) -> None:
+        """Somebody connected who does not speak ZeroMQ; an empty message lets it be refused and counted."""
+        self._received(Link(NOBODY, dialed=False), lane, ())
+
+    def _on_end(self, dialed: _Dialed, event: list[Buffer]) -> None:
+        what = zmq.Event(parse_monitor_message([bytes(part) for part in event])["event"])
+        self._gone(dialed, _GONE.get(what, "gone"))
+
+    def _gone(self, dialed: _Dialed, reason: str) -> None:
+        """A dialed connection has ended; what had arrived before is still handed on."""
+        for socket in dialed.sockets:
+            socket.receive_rest()
+        if self._dialed.get(dialed.link) is not dialed:
+            return
+        del self._dialed[dialed.link]
+        _close(dialed, 0)
+        if self._listener is not None:
+            self._listener.on_link_down(dialed.link, reason)
+
+    def _identify(self, identity: bytes) -> Link:
+        try:
+            peer = Address.parse(identity.decode())
+        except ValueError:
+            return Link(NOBODY, dialed=False)
+        if str(peer).encode() != identity or len(self._accepted) >= _MAX_ACCEPTED:
+            return Link(NOBODY, dialed=False)
+        link = Link(peer, dialed=False)
+        self._links_by_identity[identity] = link
+        self._accepted[link] = _Accepted(link, self._outboxes())
+        return link
+
+    # Outgoing
+
+    def _flush_accepted(self, lane: Lane) -> None:
+        """A ROUTER may take more: try all links that have something waiting."""
+        for link in list(self._backlog[lane]):
+            accepted = self._accepted[link]
+            outbox = accepted.outboxes[lane]
+            outbox.flush(partial(self._route, accepted, lane))
+            if not outbox:
+                self._backlog[lane].pop(link, None)
+
+    def _route(self, accepted: _Accepted, lane: Lane, parts: Sequence[Buffer]) -> bool:
+        try:
+            return self._routers[lane].send((accepted.identity, *parts))
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._loop.call_soon(self._accepted_gone, accepted)
+            return True  # taken, and lost with the link, which is reported
+
+    def _accepted_gone(self, accepted: _Accepted) -> None:
+        if self._accepted.get(accepted.link) is accepted:
+            self.close_link(accepted.link)
+            if self._listener is not None:
+                self._listener.on_link_down(accepted.link, "it closed its connection")
+
+    def _retry_soon(self) -> None:
+        """A ROUTER does not always say which peer takes more again; while anything waits it is also tried by time."""
+        if self._retry is None:
+            self._retry = self._loop.call_later(_BACKLOG_RETRY_S, self._retry_backlog)
+
+    def _retry_backlog(self) -> None:
+        self._retry = None
+        for lane in Lane:
+            self._flush_accepted(lane)
+        if any(self._backlog):
+            self._retry_soon()
+
+    # Sockets
+
+    def _bind(self, address: Address, lane: Lane) -> str:
+        socket = self._socket(zmq.ROUTER)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        where = self._where(address, lane)
+        try:
+            socket.bind(where)
+        except zmq.ZMQError as error:
+            socket.close(0)
+            raise BindError(f"{where} cannot be listened on ({error}): is another process there already?") from error
+        self._monitors.append(self._monitor(socket, _NO_HANDSHAKE, partial(self._on_stranger, lane)))
+        self._routers.append(
+            LoopSocket(self._loop, socket, partial(self._routed, lane), partial(self._flush_accepted, lane))
+        )
+        bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        if self._options.advertised_host:
+            return f"tcp://{self._options.advertised_host}:{bound.rpartition(':')[2]}"
+        return bound
+
+    def _where(self, address: Address, lane: Lane) -> str:
+        options = self._options
+        if options.run_directory is not None:
+            path = options.run_directory.socket(address, lane)
+            if path.exists():
+                raise BindError(
+                    f"{path} exists: epoch {address.epoch} of {address.actor_id} is running or was not cleaned up; "
+                    "start it with a new epoch"
+                )
+            return f"ipc://{path}"
+        if not _is_loopback(options.tcp_host) and not options.insecure:
+            raise BindError(
+                f"tcp on {options.tcp_host} would be open to the network: messages are neither encrypted nor "
+                "authenticated yet (CURVE keys are not part of this version). Listen on 127.0.0.1, or pass "
+                "`insecure` if the network is trusted"
+            )
+        host = f"[{options.tcp_host}]" if ":" in options.tcp_host else options.tcp_host
+        return f"tcp://{host}:*"
+
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
+        options = self._options
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, options.high_water_mark)
+        socket.setsockopt(zmq.RCVHWM, options.high_water_mark)
+        socket.setsockopt(zmq.MAXMSGSIZE, options.limits.max_message_bytes)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, int(options.handshake_timeout_s * 1000))
+        socket.setsockopt(zmq.IPV6, 1)
+        if options.tcp_host:
+            # On a host a dead process closes its sockets; across hosts only silence tells.
+            socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+        return socket
+
+    def _monitor(
+        self, socket: "zmq.Socket[bytes]", events: int, on_event: Callable[[list[Buffer]], None]
+    ) -> LoopSocket:
+        self._num_monitors += 1
+        monitor = socket.get_monitor_socket(events, f"inproc://monitor-{self._num_monitors}")
+        return LoopSocket(self._loop, monitor, on_event, _nothing)
+
+    def _outboxes(self) -> tuple[Outbox, Outbox]:
+        most, largest = self._options.max_outbox_messages, self._options.max_outbox_bytes
+        return Outbox(most, largest), Outbox(most, largest)
+
+
+def _flush(dialed: _Dialed, lane: Lane) -> None:
+    outbox = dialed.outboxes[lane]
+    if outbox:
+        outbox.flush(dialed.sockets[lane].send)
+
+
+def _close(dialed: _Dialed, linger_ms: int) -> None:
+    for socket in (*dialed.monitors, *dialed.sockets):
+        socket.close(linger_ms)
+
+
+def _nothing() -> None:
+    """Monitors send nothing."""
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

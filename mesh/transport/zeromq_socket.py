@@ -1,0 +1,192 @@
+"""One ZeroMQ socket on an asyncio or uvloop event loop: received in batches, sent without blocking.
+
+The socket's file descriptor says only that *something* may have happened since commands were last processed, and every
+send and receive processes commands (it is edge-triggered). So it is looked at again after each batch and, once per turn
+of the loop, after sends. `zmq.asyncio` makes a future per message instead, which halves the throughput.
+
+Used by `mesh/transport/zeromq.py` only.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import zmq
+
+from mesh.transport.base import Buffer
+
+ZERO_COPY_BYTES: Final = 16 << 10
+"""From this size on memory is lent to ZeroMQ; below, copying costs less than keeping track."""
+BATCH: Final = 128
+"""Messages received before the loop gets to breathe."""
+
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS: Final = zmq.EVENTS
+_POLLIN: Final = int(zmq.POLLIN)
+
+
+class Outbox:
+    """Messages that ZeroMQ does not take at the moment, in order; bounded by number and bytes."""
+
+    __slots__ = ("_max_bytes", "_max_messages", "_messages", "_num_bytes")
+
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._messages: deque[Sequence[Buffer]] = deque()
+        self._num_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    def add(self, parts: Sequence[Buffer]) -> bool:
+        """Keep a message; False if there is no room."""
+        size = _size(parts)
+        if len(self._messages) >= self._max_messages or self._num_bytes + size > self._max_bytes:
+            return False
+        self._messages.append(parts)
+        self._num_bytes += size
+        return True
+
+    def flush(self, send: Callable[[Sequence[Buffer]], bool]) -> bool:
+        """Send what is taken; whether that was anything."""
+        sent = False
+        messages = self._messages
+        while messages and send(messages[0]):
+            sent = True
+            if messages:  # a send may find the connection gone, which clears the outbox
+                self._num_bytes -= _size(messages.popleft())
+        return sent
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._messages.clear()
+        self._num_bytes = 0
+
+
+class LoopSocket:
+    """A socket whose messages go to `on_message`; `on_turn` is called when it may take more again.
+
+    `on_message` gets all parts: small ones as bytes, large ones as views of ZeroMQ's memory.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        socket: "zmq.Socket[bytes]",
+        on_message: Callable[[list[Buffer]], None],
+        on_turn: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._socket = socket
+        self._on_message = on_message
+        self._on_turn = on_turn
+        self._fd = int(socket.getsockopt(zmq.FD))
+        self._is_scheduled = False
+        self._is_open = True
+        self._lent: deque[zmq.MessageTracker] = deque()
+        socket.copy_threshold = ZERO_COPY_BYTES
+        loop.add_reader(self._fd, self._on_readable)
+        self.look_again()
+
+    def send(self, parts: Sequence[Buffer]) -> bool:
+        """Send a whole message; False if it is not taken now. Raises `zmq.ZMQError` (EHOSTUNREACH: a ROUTER's peer)."""
+        if not self._is_scheduled:
+            self.look_again()
+        socket_send = self._socket.send
+        last = len(parts) - 1
+        try:
+            for index, part in enumerate(parts):
+                flags = _NOBLOCK if index == last else _MORE
+                if len(part) < ZERO_COPY_BYTES and not isinstance(part, memoryview):
+                    socket_send(part, flags)
+                else:
+                    self._send_large(part, flags)
+        except zmq.Again:
+            return False
+        return True
+
+    def look_again(self) -> None:
+        """Look at the socket's state in the next turn of the loop."""
+        if not self._is_scheduled and self._is_open:
+            self._is_scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def receive_rest(self) -> None:
+        """Receive what has arrived, a batch at most: the connection is gone and the socket about to be closed."""
+        if self._is_open:
+            self._receive(BATCH * 8)
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close; what was sent has `linger_ms` to leave. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._fd)
+            self._socket.close(linger_ms)
+            self._lent.clear()
+
+    @property
+    def num_lent(self) -> int:
+        """Messages whose memory ZeroMQ still reads from."""
+        lent = self._lent
+        while lent and lent[0].done:
+            lent.popleft()
+        return len(lent)
+
+    def _send_large(self, part: Buffer, flags: int) -> None:
+        size = part.nbytes if isinstance(part, memoryview) else len(part)
+        if size < ZERO_COPY_BYTES:
+            self._socket.send(part, flags)
+            return
+        tracker = self._socket.send(part, flags, copy=False, track=True)
+        self._lent.append(tracker)
+        if len(self._lent) > BATCH:
+            _ = self.num_lent
+
+    def _on_readable(self) -> None:
+        # The first message at once and the rest in the next turn: whoever it wakes goes on before the socket is asked
+        # for more, which for a lone message is the answer "nothing" and a twentieth of a round trip.
+        if self._receive(1) or not self._is_open:
+            self._on_turn()
+        else:
+            self.look_again()
+
+    def _turn(self) -> None:
+        self._is_scheduled = False
+        if not self._is_open:
+            return
+        if int(self._socket.getsockopt(_EVENTS)) & _POLLIN and not self._receive(BATCH):
+            self.look_again()
+        if self._is_open:
+            self._on_turn()
+
+    def _receive(self, count: int) -> bool:
+        """Hand on up to `count` messages; whether there are no more."""
+        receive = self._socket.recv
+        finished = False
+        try:
+            for _ in range(count):
+                try:
+                    frame = receive(_NOBLOCK, copy=False)
+                except zmq.Again:
+                    finished = True
+                    return True
+                parts: list[Buffer] = [frame.bytes]
+                while frame.more:
+                    frame = receive(_NOBLOCK, copy=False)
+                    parts.append(frame.bytes if len(frame) < ZERO_COPY_BYTES else frame.buffer)
+                self._on_message(parts)
+                if not self._is_open:
+                    finished = True
+                    return True
+            finished = True
+            return False
+        finally:
+            if not finished:  # a bug above must not leave messages lying that no event will announce again
+                self.look_again()
+
+
+def _size(parts: Sequence[Buffer]) -> int:
+    return sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in parts)
