@@ -27,7 +27,7 @@ from nodes.protocol import TokenBatch
 from nodes.roles import DETOKENIZER, NODE_CODEC
 
 
-class Detokenizer(Actor):
+class DetokenizerActor(Actor):
     """Soft state only: schedulers open their streams again wherever this one leaves off."""
 
     role: ClassVar[str] = DETOKENIZER

@@ -7,7 +7,11 @@ class Prepare(Message, frozen=True):
     """Ask a tokenizer for token ids and a route. Exactly one of `chat`, `texts`, `token_ids` is given.
 
     `chat` is one JSON document: the list of messages as the client sent it. `texts` and `token_ids` hold one prompt
-    each per element.
+    each per element. `add_special_tokens` is about texts: a chat template writes its own.
+
+    Errors, all but the last two the client's: `template_error`, `unsupported_content`, `empty_prompt`,
+    `invalid_token_id`, `context_length_exceeded`, `invalid_request`, `no_capacity`, `overloaded`. With `route` a prompt
+    has to leave room for an output token; without, it only has to be one that could.
     """
 
     request_id: str

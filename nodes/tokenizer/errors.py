@@ -1,6 +1,7 @@
 """Why a request cannot be prepared.
 
     PrepareError
+    ├── InvalidRequest          invalid_request          not one of chat, texts and token ids
     ├── TemplateError           template_error             the chat does not fit the model's template
     ├── UnsupportedContent      unsupported_content        content that is not text
     ├── EmptyPrompt             empty_prompt               no token to begin with
@@ -23,6 +24,12 @@ class PrepareError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+
+
+class InvalidRequest(PrepareError):
+    """The asking peer contradicts itself."""
+
+    code = "invalid_request"
 
 
 class TemplateError(PrepareError):
