@@ -50,6 +50,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     announce_repeat_s: float = 0.5
     ask_timeout_s: float = 2.0
     ask_retry_s: float = 0.5
+    adopt_timeout_s: float = 5.0
     step_timeout_s: float = 60.0
     step_repeat_s: float = 2.0
     worker_lost_timeout_s: float = 60.0

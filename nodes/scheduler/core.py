@@ -1,7 +1,7 @@
 """One scheduler: what it decides when something arrives, and nothing of how it arrives.
 
     Submit -> queue -> admission -> steps -> results -> streams -> finished, kept until the gateway has everything
-                           \\-> grants (prefilled elsewhere) -/
+                           `-> grants (prefilled elsewhere)
     PrefillOrder -> queue -> admission -> steps -> orders (kept until pulled)
 
 One class for prefill, decode and mixed: any group serves any phase. `handle` takes one event and returns what to do;
@@ -111,6 +111,11 @@ class SchedulerCore:
         return self.deadlines.next()
 
     @property
+    def is_draining(self) -> bool:
+        """Nothing new is taken."""
+        return self.calls.is_draining
+
+    @property
     def is_drained(self) -> bool:
         """Nothing is left that anyone waits for. Finished attempts may still be asked for, but need nothing."""
         return not (
@@ -148,7 +153,7 @@ class SchedulerCore:
                 self._on_members(event)
             case DrainAsked():
                 self.calls.is_draining = True
-                self.outbox.add(Announce("draining"))
+                self.outbox.add(Announce("draining", self.pipeline.adopted is not None))
             case Wake():
                 self._wake(now)
             case _:
@@ -209,14 +214,16 @@ class SchedulerCore:
     def _on_adopted(self, adopted: Adopted, now: float) -> None:
         self.calls.vocab_size = adopted.vocab_size
         self.pipeline.on_adopted(adopted, now)
-        if not self._is_announced:
-            self._is_announced = True
-            self.outbox.add(Announce("ready"))
+        # The first worker makes this scheduler ready; a draining one stays so.
+        self.outbox.add(Announce(None if self._is_announced else "ready", worker_ready=True))
+        self._is_announced = True
         self.admission.is_due = True
 
     def _on_peer_lost(self, peer: Address, now: float) -> None:
         if peer.actor_id == self.config.worker:
             self.pipeline.on_worker_lost(peer, now)
+            if self.pipeline.adopted is None:
+                self.outbox.add(Announce(None, worker_ready=False))
         for sequence in self.attempts.of_gateway(peer):
             self.endings.cancel(sequence, now)
         self.streams.on_lost(peer, self.attempts)
@@ -252,6 +259,9 @@ class SchedulerCore:
             if outcome.complete:
                 # Only the first token is missing: the last position is computed again for its logits.
                 sequence.num_scheduled -= 1
+                if sequence.num_cached_tokens < 0:
+                    assert sequence.kv is not None, "received pages are held"
+                    sequence.num_cached_tokens = sequence.kv.num_cached_tokens
                 self.running.enter(sequence)
             else:
                 self.endings.put_back(sequence)
@@ -265,8 +275,8 @@ class SchedulerCore:
     # time and steps
 
     def _wake(self, now: float) -> None:
-        for kind, subject in self.deadlines.pop_due(now):
-            self._on_due(kind, subject, now)
+        while (key := self.deadlines.pop_due(now)) is not None:
+            self._on_due(*key, now)
         self._plan(now)
         self.streams.flush()
         while (events := self.cache.events.drain_message()) is not None:

@@ -43,12 +43,11 @@ class Deadlines:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def pop_due(self, now: float) -> list[Key]:
-        """Take the keys that are due, earliest first."""
-        due: list[Key] = []
-        while (at := self.next()) is not None and at <= now:
-            key = heapq.heappop(self._heap)[2]
-            # Set twice to one instant: the second entry is no longer backed.
-            del self._at[key]
-            due.append(key)
-        return due
+    def pop_due(self, now: float) -> Key | None:
+        """Take the earliest key that is due. One at a time: what it leads to may move or clear the others."""
+        at = self.next()
+        if at is None or at > now:
+            return None
+        key = heapq.heappop(self._heap)[2]
+        del self._at[key]
+        return key

@@ -129,9 +129,10 @@ class Publish(NamedTuple):
 
 
 class Announce(NamedTuple):
-    """Say a new state to the mesh."""
+    """Say to the mesh how things are: `state` (None: as before), and whether there is a worker to compute."""
 
-    state: str
+    state: str | None
+    worker_ready: bool
 
 
 Command = Tell | Ask | SendStep | Reply | Refuse | Publish | Announce

@@ -86,7 +86,7 @@ class Pipeline:
         return self.adopted is not None and len(self._sent) < self._config.pipeline_depth
 
     def adopt(self, now: float) -> None:
-        """Ask the worker to be ours, until it answers. The running step is finished first, hence the long timeout."""
+        """Ask the worker to be ours, until it answers, which it does once the running step is done."""
         self.adopted = None
         for sent in self._sent:
             # Its next incarnation runs steps in order, so it needs this one too.
@@ -97,7 +97,7 @@ class Pipeline:
             ADOPT,
             self._config.worker,
             Adopt(scheduler_epoch=self._epoch, next_step=self.last_step + 1 - len(self._sent)),
-            timeout_s=self._config.step_timeout_s,
+            timeout_s=self._config.adopt_timeout_s,
             retry_s=self._config.ask_retry_s,
             give_up_at=NEVER,
         )

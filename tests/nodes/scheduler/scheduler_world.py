@@ -176,9 +176,11 @@ class Agent:
 
     def ask(self, sender: Address, message: Any) -> Any:
         if isinstance(message, OpenGrant):
-            held = {page for grant in self.grants.values() if grant.group == message.group for page in grant.pages}
             if message.grant_id not in self.grants:
-                assert not held & set(message.pages), "a page is granted twice"
+                for grant_id, grant in self.grants.items():
+                    if grant.group == message.group and set(grant.pages) & set(message.pages):
+                        assert len(self.copied[grant_id]) in (0, len(grant.pages)), "a page may be written twice"
+                        return None
                 self.grants[message.grant_id] = message
                 self.copied[message.grant_id] = set()
             return GrantOpened(grant_id=message.grant_id)
@@ -264,7 +266,7 @@ class World:
         self.requests: dict[str, Request] = {}
         self.streams: dict[tuple[str, int], tuple[str, int, int]] = {}
         self.published: list[tuple[str, str, Any]] = []
-        self.announced: list[tuple[str, str]] = []
+        self.announced: list[tuple[str, str | None, bool]] = []
         self.refused: list[tuple[str, str]] = []
         self.calls: dict[int, Packet] = {}
         self.down: set[str] = set()
@@ -339,7 +341,11 @@ class World:
         elif receiver in self.agents:
             agent = self.agents[receiver]
             if packet.ask_id:
-                self.reply(packet, agent.ask(packet.sender, message))
+                answer = agent.ask(packet.sender, message)
+                if answer is None:
+                    self.refuse(packet, "page_granted")
+                else:
+                    self.reply(packet, answer)
             else:
                 agent.ready(packet.sender, message)
         else:
@@ -384,8 +390,8 @@ class World:
                     self.refuse(self.calls[call], code)
                 case Publish(topic, message):
                     self.published.append((name, topic, message))
-                case Announce(state):
-                    self.announced.append((name, state))
+                case Announce(state, worker_ready):
+                    self.announced.append((name, state, worker_ready))
 
     def refuse(self, packet: Packet, code: str) -> None:
         self.refused.append((packet.receiver, code))
@@ -534,11 +540,12 @@ class World:
             return
         new = tokens[at - position :]
         self.streams[scheduler, stream] = (request_id, attempt, at + len(new))
+        if request.is_over:
+            return
         num_known = len(request.output_ids) - at
         assert num_known >= 0, "a stream is ahead of its gateway"
         assert new[:num_known] == request.output_ids[at : at + len(new[:num_known])], "sent again, but different"
-        if not request.is_over:
-            request.output_ids.extend(new[num_known:])
+        request.output_ids.extend(new[num_known:])
 
     # time
 

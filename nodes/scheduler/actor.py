@@ -1,0 +1,210 @@
+"""The scheduler process: maps its pool, then turns what arrives into events and performs what the core says.
+
+Decides nothing; see `core.py`. Events of one loop turn are followed by one `Wake`, so that a burst of submissions makes
+one step; a step's result is followed by its `Wake` at once, because the worker waits for the next step.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, ClassVar, assert_never
+
+import msgspec
+
+from kvstore.page_pool import MemoryHost, PagePool
+from kvstore.prefix_cache import PrefixCache
+from kvstore.protocol import MapPool, PoolHandle
+from mesh.actor import Actor, Call
+from mesh.address import Address
+from mesh.codec import Codec
+from mesh.errors import CallError
+from mesh.membership import READY, Member
+from mesh.transport.base import Buffer, Lane
+from nodes.protocol import StepResult
+from nodes.roles import NODE_CODEC, SCHEDULER, SchedulerAttributes
+from nodes.scheduler.config import ConfigError, SchedulerConfig
+from nodes.scheduler.core import SchedulerCore
+from nodes.scheduler.events import (
+    Announce,
+    Answered,
+    Ask,
+    Asked,
+    AskFailed,
+    Command,
+    DrainAsked,
+    Event,
+    MembersChanged,
+    PeerLost,
+    Publish,
+    ReadyPeer,
+    Refuse,
+    Reply,
+    SendStep,
+    Tell,
+    Told,
+    Wake,
+)
+
+
+class SchedulerActor(Actor):
+    """One scheduler. `host` is where pools are mapped from."""
+
+    role: ClassVar[str] = SCHEDULER
+    codec: ClassVar[Codec] = NODE_CODEC
+    # Ready once the worker is ours: before that every request would only wait.
+    ready_after_start: ClassVar[bool] = False
+
+    def __init__(self, config: SchedulerConfig, host: MemoryHost) -> None:
+        self._config = config
+        self._host = host
+        self._pool: PagePool | None = None
+        self._core: SchedulerCore | None = None
+        self._is_waking = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._drained = asyncio.Event()
+
+    async def start(self) -> None:
+        """Map the pool and ask for the worker. Raises PoolError, ConfigError, or what the agent refuses with."""
+        handle = await self._ask_for_pool()
+        if handle.layout.page_size != self._config.page_size:
+            raise ConfigError(
+                f"the pool of {self._config.group} has pages of {handle.layout.page_size} tokens, this scheduler is "
+                f"set to {self._config.page_size}: give both the same page size"
+            )
+        pool = self._pool = self._host.open(handle.path, writable=True)
+        address = self.ctx.address
+        cache = PrefixCache.fresh(
+            pool.num_pages, self._config.page_size, group=self._config.group, epoch=address.epoch, table=pool.table()
+        )
+        self._core = SchedulerCore(self._config, address, handle, cache)
+        self._perform_all(self._core.start(self.ctx.now()))
+        self.on_members([], [], [])
+
+    def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
+        """Results, transfers, handoffs, streams; see `Actor.on_tell`."""
+        self._handle(Told(sender, message))
+        if isinstance(message, StepResult):
+            self._wake()
+
+    def on_ask(self, call: Call) -> None:
+        """Attempts and prefills; see `Actor.on_ask`."""
+        if self._core is None:
+            call.fail("not_ready", "the pool is not mapped yet", retryable=True)
+        else:
+            self._handle(Asked(call.sender, call.message, call))
+
+    def on_peer_lost(self, peer: Address, reason: str) -> None:
+        """See `Actor.on_peer_lost`."""
+        self._handle(PeerLost(peer))
+
+    def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
+        """See `Actor.on_members`."""
+        ready = {one.actor_id: ReadyPeer(one.role, one.epoch) for one in self.ctx.members.all() if one.state == READY}
+        self._handle(MembersChanged(ready))
+
+    async def drain(self) -> None:
+        """Refuse what is new; return when all attempts, orders and handoffs are over."""
+        if self._core is not None:
+            self._handle(DrainAsked())
+            await self._drained.wait()
+
+    async def stop(self) -> None:
+        """Give the mapping back; the pool is the agent's."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._core = None
+        if self._pool is not None:
+            self._pool.close()
+
+    def stats(self) -> dict[str, float]:
+        """See `Actor.stats`; names in `figures.py`."""
+        return {} if self._core is None else self._core.stats()
+
+    # inside
+
+    async def _ask_for_pool(self) -> PoolHandle:
+        config = self._config
+        while True:
+            try:
+                answer = await self.ctx.ask(config.agent, MapPool(group=config.group), timeout_s=config.ask_timeout_s)
+            except CallError as error:
+                if not error.retryable:
+                    raise
+                self.ctx.log.info("waiting for the pool", agent=config.agent, why=str(error))
+                await asyncio.sleep(config.ask_retry_s)
+            else:
+                return answer.message
+
+    def _handle(self, event: Event) -> None:
+        """Feed the core. Its `Wake` follows at the end of the loop turn."""
+        if self._core is None:
+            return
+        self._perform_all(self._core.handle(event, self.ctx.now()))
+        if not self._is_waking:
+            self._is_waking = True
+            self.ctx.later(0.0, self._wake_if_due)
+
+    def _wake_if_due(self) -> None:
+        if self._is_waking:
+            self._wake()
+
+    def _on_timer(self) -> None:
+        self._timer = self._timer_at = None
+        self._wake()
+
+    def _wake(self) -> None:
+        self._is_waking = False
+        core = self._core
+        if core is None:
+            return
+        self._perform_all(core.handle(Wake(), self.ctx.now()))
+        self._set_timer(core.next_deadline())
+        if core.is_draining and core.is_drained:
+            self._drained.set()
+
+    def _set_timer(self, at: float | None) -> None:
+        """One timer for all deadlines; one that rings too early costs less than moving it with every step."""
+        if at is None or (self._timer_at is not None and self._timer_at <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self.ctx.later(max(0.0, at - self.ctx.now()), self._on_timer)
+
+    def _perform_all(self, commands: list[Command]) -> None:
+        for command in commands:
+            self._perform(command)
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case SendStep(worker, plan, buffers):
+                self.ctx.tell(worker, plan, buffers, lane=Lane.DATA)
+            case Tell(actor_id, message, lane):
+                self.ctx.tell(actor_id, message, lane=lane)
+            case Ask():
+                self.ctx.spawn(self._ask(command), name=f"{command.tag[0]} {command.actor_id}")
+            case Reply(call, message):
+                call.reply(message)
+            case Refuse(call, code, message, retryable, param):
+                call.fail(code, message, retryable=retryable, param=param)
+            case Publish(topic, message):
+                self.ctx.publish(topic, message)
+            case Announce(state, worker_ready):
+                attributes = SchedulerAttributes(
+                    group=self._config.group,
+                    phase=self._config.phase,
+                    page_size=self._config.page_size,
+                    worker_ready=worker_ready,
+                )
+                self.ctx.announce(state, **msgspec.structs.asdict(attributes))
+            case _:
+                assert_never(command)
+
+    async def _ask(self, command: Ask) -> None:
+        try:
+            answer = await self.ctx.ask(command.actor_id, command.message, timeout_s=command.timeout_s)
+        except CallError as error:
+            event: Event = AskFailed(command.tag, error.code, error.message, error.retryable)
+        else:
+            event = Answered(command.tag, answer.message)
+        self._handle(event)
