@@ -72,6 +72,7 @@ class TokenizerActor(Actor):
             if isinstance(message, Prepare):
                 self._on_prepare(call, message)
             elif isinstance(message, ChooseRoute):
+                self._encoder.check_ids(message.token_ids, "prompt")
                 call.reply(self._route(message.request_id, message.token_ids, message.extra_key, message.excluded))
             elif isinstance(message, Detokenize):
                 self._on_detokenize(call, message)

@@ -98,6 +98,6 @@ def test_text_arrives_whole_and_once(token_ids, rules, reason, steps):
     have = len(gateway.token_ids)
     deliver(core, scheduler.send(have, len(token_ids), have), gateway, 1000)
     assert (gateway.text, gateway.token_ids, gateway.finish) == (quiet.text, quiet.token_ids, quiet.finish)
-    whole = DECODERS._tokenizer.decode(quiet.token_ids[:-1] if reason == "stop" else quiet.token_ids)
+    whole = DECODERS._tokenizer.decode(token_ids[:-1] if reason == "stop" else token_ids)
     if not any(stop in whole for stop in rules.stop):
         assert quiet.text == whole

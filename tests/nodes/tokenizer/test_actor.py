@@ -1,0 +1,241 @@
+"""The tokenizer among others, in one process: asked by a gateway, following schedulers."""
+
+import asyncio
+import contextlib
+import json
+
+import msgspec
+import pytest
+
+from kvstore.hashing import chain_hashes, root_hash
+from kvstore.protocol import CacheEvents, PageStored
+from mesh.actor import Actor
+from mesh.address import Address
+from mesh.errors import RemoteError
+from mesh.options import SystemOptions
+from mesh.system import ActorSystem
+from mesh.transport.inproc import InprocNetwork
+from nodes.model_spec import resolve_model
+from nodes.protocol import ChooseRoute, Detokenize, Detokenized, Load, Prepare, Prepared, StopAt
+from nodes.registry.actor import RegistryActor
+from nodes.roles import DETOKENIZER, GATEWAY, KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, SCHEDULER
+from nodes.tokenizer.actor import TokenizerActor
+from nodes.tokenizer.config import TokenizerConfig
+
+PROMPT = list(b"a prompt of some pages, which one of the schedulers has in its cache")
+QUICK = SystemOptions(heartbeat_s=0.05, retry_min_s=0.01, retry_max_s=0.05)
+
+
+class Peer(Actor):
+    codec = NODE_CODEC
+
+    def __init__(self, role):
+        self.role = role
+
+
+class Mesh:
+    def __init__(self):
+        self.network = InprocNetwork()
+        self.systems = {}
+
+    def lookup(self):
+        registry = self.systems["registry"]
+        return registry.address, registry.describe().endpoint
+
+    async def start(self, actor_id, actor, epoch=1, **attributes):
+        system = ActorSystem(actor, Address(actor_id, epoch), self.network.transport(), self, QUICK)
+        self.systems[actor_id] = system
+        await system.start()
+        if actor.joins:
+            await asyncio.wait_for(system.joined(), 5)
+            if attributes:
+                system.announce("ready", attributes)
+        return system
+
+    async def kill(self, actor_id):
+        system = self.systems.pop(actor_id)
+        self.network.kill(system.address)
+        await system.stop()
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+@contextlib.asynccontextmanager
+async def mesh_with(model="echo", schedulers=("s0", "s1"), **config):
+    mesh = Mesh()
+    await mesh.start("registry", RegistryActor(lease_s=1.0))
+    for actor_id in schedulers:
+        await mesh.start(actor_id, Peer(SCHEDULER), group=actor_id, phase="mixed", page_size=16)
+    await mesh.start("detok", Peer(DETOKENIZER))
+    mesh.tokenizer = TokenizerActor(TokenizerConfig(model=model, **config))
+    await mesh.start("tok", mesh.tokenizer)
+    mesh.gateway = Peer(GATEWAY)
+    await mesh.start("gw", mesh.gateway)
+    expected = {"detok", "tok", *schedulers}
+    await until(lambda: expected <= {m.actor_id for m in mesh.gateway.ctx.members.all() if m.state == "ready"})
+    tok = mesh.tokenizer
+    await until(lambda: tok._routing._detokenizers and all(s.ready for s in tok._routing._schedulers.values()))
+    try:
+        yield mesh
+    finally:
+        for system in reversed(mesh.systems.values()):
+            await system.stop()
+
+
+def running(model="echo", **config):
+    """Run a test inside of a mesh; no task may be left."""
+
+    def wrap(test):
+        def run():
+            async def main():
+                async with mesh_with(model, **config) as mesh:
+                    await test(mesh)
+                left = asyncio.all_tasks() - {asyncio.current_task()}
+                assert not left
+
+            asyncio.run(main())
+
+        run.__name__ = test.__name__
+        return run
+
+    return wrap
+
+
+async def ask(mesh, message):
+    return (await mesh.gateway.ctx.ask("tok", message, timeout_s=20)).message
+
+
+async def failure(mesh, message):
+    with pytest.raises(RemoteError) as caught:
+        await ask(mesh, message)
+    return caught.value.code, caught.value.param, caught.value.retryable
+
+
+def chat(content, **fields):
+    return Prepare(request_id="r", chat=json.dumps([{"role": "user", "content": content}]).encode(), **fields)
+
+
+@running()
+async def test_texts_ids_and_chats_are_prepared(mesh):
+    prepared = await ask(mesh, Prepare(request_id="r", texts=["ab", "c"]))
+    assert prepared.token_ids == [list(b"ab"), list(b"c")]
+    assert [r.detokenizer for r in prepared.routes] == ["detok"] * 2
+    assert {r.decode for r in prepared.routes} <= {"s0", "s1"}
+    prepared = await ask(mesh, Prepare(request_id="r", token_ids=[[1, 2, 3]]))
+    assert prepared.token_ids == [[1, 2, 3]]
+    prepared = await ask(mesh, chat("hello"))
+    assert prepared.token_ids == [list(b"hello")]
+    assert await ask(mesh, Prepare(request_id="r", texts=["x"], route=False)) == Prepared(token_ids=[[120]])
+
+
+@running("random:tiny-qwen2")
+async def test_chat_is_rendered_by_the_models_template(mesh):
+    (token_ids,) = (await ask(mesh, chat("hi"))).token_ids
+    text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert await ask(mesh, Detokenize(token_ids=token_ids)) == Detokenized(text=text)
+    shown = await ask(mesh, Detokenize(token_ids=token_ids, skip_special_tokens=True))
+    assert shown == Detokenized(text="user\nhi\nassistant\n")
+
+
+@running(context_length=64)
+async def test_what_cannot_be_served_is_refused_by_name(mesh):
+    assert await failure(mesh, Prepare(request_id="r")) == ("invalid_request", None, False)
+    assert await failure(mesh, Prepare(request_id="r", texts=[], token_ids=[])) == ("invalid_request", None, False)
+    assert await failure(mesh, Prepare(request_id="r", texts=[""])) == ("empty_prompt", "prompt", False)
+    assert await failure(mesh, Prepare(request_id="r", token_ids=[[259]])) == ("invalid_token_id", "prompt", False)
+    assert await failure(mesh, Prepare(request_id="r", token_ids=[[-1]], route=False)) == (
+        "invalid_token_id", "prompt", False,
+    )  # fmt: skip
+    assert await failure(mesh, ChooseRoute(request_id="r", token_ids=[-1])) == ("invalid_token_id", "prompt", False)
+    assert await failure(mesh, Detokenize(token_ids=[300])) == ("invalid_token_id", "tokens", False)
+    for text in ("x" * 64, "x" * 10_000_000):
+        assert await failure(mesh, Prepare(request_id="r", texts=[text])) == (
+            "context_length_exceeded", "prompt", False,
+        )  # fmt: skip
+    assert await failure(mesh, chat("x" * 64)) == ("context_length_exceeded", "messages", False)
+    assert await failure(mesh, chat([{"type": "image_url"}])) == ("unsupported_content", "messages", False)
+    assert await failure(mesh, Prepare(request_id="r", chat=b"{")) == ("template_error", "messages", False)
+    assert await failure(mesh, StopAt(attempts=[])) == ("not_served", None, False)
+
+
+@running(schedulers=())
+async def test_without_a_scheduler_there_is_no_capacity(mesh):
+    assert await failure(mesh, Prepare(request_id="r", texts=["x"])) == ("no_capacity", None, True)
+    assert await failure(mesh, chat("x")) == ("no_capacity", None, True)
+    assert await failure(mesh, ChooseRoute(request_id="r", token_ids=[1])) == ("no_capacity", None, True)
+    assert (await ask(mesh, Prepare(request_id="r", texts=["x"], route=False))).routes == []
+
+
+@running(inline_chars=10, max_long_texts=2)
+async def test_long_texts_are_encoded_in_a_thread_and_bounded(mesh):
+    text = "some words " * 5000
+    prepared = await ask(mesh, Prepare(request_id="r", texts=[text]))
+    assert prepared.token_ids == [list(text.encode())]
+    asks = [ask(mesh, Prepare(request_id=f"r{i}", texts=[text])) for i in range(4)]
+    results = await asyncio.gather(*asks, return_exceptions=True)
+    refused = [r for r in results if isinstance(r, RemoteError)]
+    assert [(r.code, r.retryable) for r in refused] == [("overloaded", True)] * 2
+    assert mesh.tokenizer.stats()["mesh_tokenizer_long_texts"] == 0
+
+
+@running(inline_chars=10)
+async def test_nobody_waits_for_the_answer(mesh):
+    text = "some words " * 20_000
+    tasks = [asyncio.ensure_future(ask(mesh, Prepare(request_id=f"r{i}", texts=[text]))) for i in range(3)]
+    await until(lambda: mesh.tokenizer._num_long == 3)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await until(lambda: mesh.tokenizer._num_long == 0)
+
+
+@running()
+async def test_routes_follow_caches_loads_and_members(mesh):
+    parent, events = root_hash(), []
+    for i, page_hash in enumerate(chain_hashes(parent, PROMPT, 16)):
+        ids = PROMPT[16 * i : 16 * (i + 1)]
+        events.append(PageStored(group="s1", page_hash=page_hash, parent_hash=parent, token_ids=ids))
+        parent = page_hash
+    s0, s1 = (mesh.systems[name].actor.ctx for name in ("s0", "s1"))
+    s1.publish(KV_EVENTS_TOPIC, CacheEvents(events=events))
+    await until(lambda: mesh.tokenizer.stats()["mesh_tokenizer_indexed_pages"] == 4)
+    route = await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))
+    assert (route.decode, route.prefill, route.overlap_tokens) == ("s1", "", 64)
+    s1.publish(LOAD_TOPIC, StopAt(attempts=[]))
+    load = Load(group="s1", phase="mixed", num_running=50, num_waiting=9, num_free_pages=0, num_pages=9)
+    s1.publish(LOAD_TOPIC, load)
+    await until(lambda: mesh.tokenizer._routing._schedulers["s1"].load == load)
+    assert (await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))).decode == "s0"
+    s0.announce("draining")
+    await until(lambda: not mesh.tokenizer._routing._schedulers["s0"].ready)
+    assert (await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))).decode == "s1"
+
+    await mesh.kill("s1")
+    await mesh.start("s1", Peer(SCHEDULER), epoch=2, group="s1")
+    await until(lambda: mesh.tokenizer.stats()["mesh_tokenizer_indexed_pages"] == 0)
+    await until(lambda: mesh.tokenizer._routing._schedulers["s1"].ready)
+    assert (await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))).overlap_tokens == 0
+
+
+@running(use_threads=False, use_processes=False, inline_chars=10)
+async def test_on_the_loop_alone_as_in_the_simulation(mesh):
+    text = "some words " * 10
+    assert (await ask(mesh, Prepare(request_id="r", texts=[text]))).token_ids == [list(text.encode())]
+    assert (await ask(mesh, chat(text))).token_ids == [list(text.encode())]
+    assert mesh.tokenizer.stats()["mesh_tokenizer_templates_killed_total"] == 0
+
+
+def test_a_model_without_a_template(monkeypatch):
+    spec = msgspec.structs.replace(resolve_model("echo"), chat_template=None)
+    monkeypatch.setattr("nodes.tokenizer.actor.resolve_model", lambda model: spec)
+
+    @running()
+    async def test(mesh):
+        assert await failure(mesh, chat("x")) == ("template_error", "messages", False)
+        assert (await ask(mesh, Prepare(request_id="r", texts=["x"]))).token_ids == [[120]]
+
+    test()
