@@ -129,24 +129,19 @@ class TimedOut(ApiError):
 
 _CLIENTS_FAULT = frozenset(
     {
-        "bad_message",
-        "bad_prompt",
-        "bad_request",
-        "bad_token_id",
         "context_length_exceeded",
-        "invalid_request",
+        "empty_prompt",
+        "invalid_token_id",
         "never_fits",
-        "no_chat_template",
-        "prompt_too_long",
         "template_error",
-        "template_timeout",
         "too_large",
-        "unsupported",
+        "unsupported_content",
     }
 )
+"""Codes of tokenizers and schedulers that say the request itself cannot be served."""
 
 
-def error_from(failure: Failure, *, retry_after_s: int) -> ApiError:
+def error_from(failure: Failure, *, retry_after_s: int, default_param: str | None = None) -> ApiError:
     """The answer for what a role reported. A `param` means that the client can mend it."""
     code, message, param = failure.code, failure.message, failure.param
     if code == "request_timeout":
@@ -154,5 +149,5 @@ def error_from(failure: Failure, *, retry_after_s: int) -> ApiError:
     if failure.retryable:
         return Unavailable(message, code=code, param=param, retry_after_s=retry_after_s)
     if param is not None or code in _CLIENTS_FAULT:
-        return BadRequest(message, param=param, code=code)
+        return BadRequest(message, param=param or default_param, code=code)
     return Internal(message, code=code)

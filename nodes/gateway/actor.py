@@ -1,0 +1,100 @@
+"""The gateway process: clients over HTTP on one side, the mesh on the other. Decides nothing; see `core.py`."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from mesh.actor import Actor
+from mesh.address import Address
+from mesh.codec import Codec
+from mesh.membership import Member
+from mesh.transport.base import Buffer
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.http import GatewayApp
+from nodes.gateway.observer import HttpObserver
+from nodes.gateway.scrape import Scraper
+from nodes.gateway.server import HttpServer, bind
+from nodes.gateway.service import GatewayService
+from nodes.protocol import AttemptFailed, TextBatch
+from nodes.roles import GATEWAY, NODE_CODEC
+
+
+class Gateway(Actor):
+    """Owns client connections and the request log.
+
+    Args:
+        config: see `GatewayConfig`.
+        serve_http: False in simulations, which drive `service` themselves.
+    """
+
+    role: ClassVar[str] = GATEWAY
+    codec: ClassVar[Codec] = NODE_CODEC
+
+    def __init__(self, config: GatewayConfig, *, serve_http: bool = True) -> None:
+        self._config = config
+        self._serve_http = serve_http
+        self._service: GatewayService | None = None
+        self._server: HttpServer | None = None
+
+    @property
+    def service(self) -> GatewayService:
+        """There once the actor is started."""
+        assert self._service is not None, "the gateway is used before it has started"
+        return self._service
+
+    @property
+    def port(self) -> int:
+        """Where HTTP is served; 0 before the start and without HTTP."""
+        return 0 if self._server is None else self._server.port
+
+    async def start(self) -> None:
+        """Listen. Raises `mesh.errors.BindError`."""
+        service = self._service = GatewayService(self.ctx, self._config)
+        service.on_members(self.ctx.members.all())
+        if self._serve_http:
+            listener = bind(self._config)
+            scraper = Scraper(self.ctx, self._config, self.stats)
+            app = GatewayApp(service, scraper, HttpObserver(self.ctx))
+            self._server = HttpServer(app, listener, self._config)
+            await self._server.start()
+            self.ctx.announce(url=f"http://{self._config.host}:{self._server.port}")
+
+    def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
+        """Output, or the news that an attempt is over."""
+        if isinstance(message, TextBatch | AttemptFailed):
+            self.service.handle(message)
+        else:
+            super().on_tell(sender, message, buffers)
+
+    def on_peer_lost(self, peer: Address, reason: str) -> None:
+        """A scheduler's attempts go elsewhere, a detokenizer's streams to another one."""
+        if self._service is not None:
+            self._service.on_peer_lost(peer.actor_id, peer.epoch)
+
+    def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
+        """Somebody came, left or changed state."""
+        if self._service is not None:
+            self._service.on_members([*joined, *left, *changed])
+
+    async def drain(self) -> None:
+        """Answer new calls with 503 and finish those that are here."""
+        await self.service.drained()
+
+    async def stop(self) -> None:
+        """Close the port and all connections."""
+        if self._server is not None:
+            await self._server.stop()
+
+    def stats(self) -> dict[str, float]:
+        """What is held for clients, and how often the way failed."""
+        if self._service is None:
+            return {}
+        core = self._service.core
+        return {
+            "mesh_gateway_calls_inflight": float(self._service.num_calls),
+            "mesh_gateway_requests_running": float(core.num_requests - core.num_waiting),
+            "mesh_gateway_requests_waiting": float(core.num_waiting),
+            "mesh_gateway_cancels_inflight": float(core.num_cancels),
+            "mesh_gateway_retries_total": float(core.num_retries),
+            "mesh_gateway_resends_total": float(core.num_resends),
+            "mesh_gateway_stale_outputs_total": float(core.num_refused),
+        }

@@ -1,0 +1,167 @@
+"""POST /v1/chat/completions and /v1/completions, streamed and whole: the path of one call through the gateway.
+
+    read and validate the body -> a tokenizer's ids and routes -> one request for each sample -> output as it comes
+
+A client that leaves is noticed at every stage, and whatever runs for it is cancelled. Calls of one gateway share
+nothing but its service.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from uuid import uuid4
+
+import msgspec
+
+from nodes.gateway.answers import Head, total_usage, usage_so_far, whole_answer
+from nodes.gateway.http_call import BodyBudget, ClientLeft, HttpCall
+from nodes.gateway.observer import HttpObserver
+from nodes.gateway.outputs import Generation
+from nodes.gateway.service import GatewayService
+from nodes.gateway.sse import DONE, ChunkWriter, error_event
+from nodes.gateway.validation import Job
+from nodes.protocol import Prepared
+
+Validate = Callable[[bytes, str], Job]
+
+
+class Surface(msgspec.Struct, frozen=True):
+    """What differs between the two routes."""
+
+    kind: str
+    path: str
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+
+
+CHAT = Surface("chat", "/v1/chat/completions", "chatcmpl-", "chat.completion", "chat.completion.chunk")
+TEXT = Surface("text", "/v1/completions", "cmpl-", "text_completion", "text_completion")
+
+
+class CompletionEndpoint:
+    """The handler of one of the two routes."""
+
+    def __init__(
+        self,
+        service: GatewayService,
+        surface: Surface,
+        validate: Validate,
+        *,
+        fingerprint: str,
+        budget: BodyBudget,
+        observer: HttpObserver,
+    ) -> None:
+        self._service = service
+        self._surface = surface
+        self._validate = validate
+        self._fingerprint = fingerprint
+        self._budget = budget
+        self._observer = observer
+
+    async def __call__(self, call: HttpCall) -> None:
+        """Answer one call; raises `ApiError` before the answer has begun, `ClientLeft` at any time."""
+        arrived_at = self._service.now()
+        self._service.enter_call()
+        try:
+            if call.traceparent:
+                self._service.continue_trace(call.traceparent)
+            try:
+                body = await call.read_body(self._service.config, self._budget)
+                job = self._validate(body, self._surface.id_prefix + uuid4().hex)
+            finally:
+                call.forget_body(self._budget)
+            self._observer.unknown_fields(job.unknown_fields)
+            await self._generate(call, job, arrived_at)
+        finally:
+            self._service.leave_call()
+
+    async def _generate(self, call: HttpCall, job: Job, arrived_at: float) -> None:
+        watcher = asyncio.ensure_future(call.until_gone())
+        generation: Generation | None = None
+        try:
+            prepared = await self._prepare(job, watcher)
+            generation = self._service.open(job, prepared, arrived_at)
+            output = generation.output
+            watcher.add_done_callback(lambda _: output.gone())
+            if job.stream:
+                await self._stream(call, job, generation)
+            else:
+                await self._answer(call, job, generation)
+        finally:
+            watcher.cancel()
+            if generation is not None:
+                self._service.abandon(generation)
+
+    async def _prepare(self, job: Job, watcher: asyncio.Future[None]) -> Prepared:
+        asking = asyncio.ensure_future(self._service.prepare(job.prepare, prompt_param=job.prompt_param))
+        try:
+            await asyncio.wait((asking, watcher), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise ClientLeft
+            return asking.result()
+        finally:
+            asking.cancel()
+
+    async def _answer(self, call: HttpCall, job: Job, generation: Generation) -> None:
+        output = generation.output
+        while not output.is_finished:
+            await output.wait()
+        if output.is_gone:
+            raise ClientLeft
+        if output.failure is not None:
+            raise self._service.error_of(output.failure, job.prompt_param)
+        answer = whole_answer(self._head(job, self._surface.whole_object), generation)
+        await call.respond(200, msgspec.json.encode(answer))
+
+    async def _stream(self, call: HttpCall, job: Job, generation: Generation) -> None:
+        output = generation.output
+        # Until a scheduler has taken every sample an error still has a status of its own.
+        while not (output.is_started or output.has_news or output.is_finished):
+            await output.wait()
+        if output.is_gone:
+            raise ClientLeft
+        if output.failure is not None:
+            raise self._service.error_of(output.failure, job.prompt_param)
+        head = self._head(job, self._surface.chunk_object)
+        kind, num_samples = self._surface.kind, len(output.samples)
+        writer = ChunkWriter(head, kind=kind, num_samples=num_samples, usage=job.include_usage)
+        await call.start_stream()
+        start = writer.start()
+        if start:
+            await call.write(start)
+        while True:
+            await output.wait()
+            if output.is_gone:
+                raise ClientLeft
+            finished = output.is_finished
+            chunks = self._chunks(writer, job, generation)
+            if output.failure is not None:
+                chunks.append(error_event(self._service.error_of(output.failure, job.prompt_param)))
+            elif finished:
+                if job.include_usage:
+                    chunks.append(writer.usage(total_usage(generation)))
+                chunks.append(DONE)
+            if chunks:
+                await call.write(chunks[0] if len(chunks) == 1 else b"".join(chunks), more=not finished)
+            if finished:
+                return
+
+    def _chunks(self, writer: ChunkWriter, job: Job, generation: Generation) -> list[bytes]:
+        chunks: list[bytes] = []
+        for number, text, end in generation.output.take():
+            reason = None if end is None else end.finish_reason
+            if not text and reason is None:
+                continue
+            usage = usage_so_far(generation, number) if job.continuous_usage else None
+            chunks.append(writer.delta(number, text, reason, usage))
+        return chunks
+
+    def _head(self, job: Job, name: str) -> Head:
+        return Head(
+            id=job.prepare.request_id,
+            object=name,
+            created=int(time.time()),
+            model=self._service.config.model_name,
+            system_fingerprint=self._fingerprint,
+        )

@@ -1,0 +1,44 @@
+"""What all routes have in common: errors as answers, a count of answers, and a boundary that no fault crosses."""
+
+from collections.abc import Awaitable, Callable
+
+from starlette.types import Receive, Scope, Send
+
+from nodes.gateway.errors import ApiError, Internal
+from nodes.gateway.http_call import ClientLeft, HttpCall
+from nodes.gateway.observer import HttpObserver
+
+Handler = Callable[[HttpCall], Awaitable[None]]
+
+CLIENT_LEFT = 499
+"""How an exchange is counted whose client left before its answer; nothing is sent."""
+
+
+class Endpoint:
+    """A route's handler as an ASGI application."""
+
+    def __init__(self, route: str, handler: Handler, observer: HttpObserver) -> None:
+        self._route = route
+        self._handler = handler
+        self._observer = observer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; raises nothing but cancellation."""
+        call = HttpCall(scope, receive, send)
+        try:
+            await self._guard(call)
+        except ClientLeft:
+            pass
+        finally:
+            self._observer.answered(self._route, call.status or CLIENT_LEFT)
+
+    async def _guard(self, call: HttpCall) -> None:
+        try:
+            await self._handler(call)
+        except ApiError as error:
+            await call.fail(error)
+        except ClientLeft:
+            raise
+        except Exception as error:  # noqa: BLE001 - supervision boundary: one call must not take others with it
+            self._observer.failed(self._route, call.request_id, error)
+            await call.fail(Internal("The gateway failed to serve this request."))

@@ -1,0 +1,75 @@
+"""From a job and its prompts' token ids to requests: one for each sample of each prompt.
+
+Pure. Randomness is keyed by (seed, sample index, position), so sample 0 of `n` is the sample of `n` 1, and a prompt in
+a list gives what it gives alone.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.errors import BadRequest
+from nodes.gateway.events import Opened
+from nodes.gateway.validation import Job
+from nodes.protocol import Route
+
+DEFAULT_MAX_TOKENS = 16
+"""Of text completions, as in OpenAI's API; a chat completion may fill the context."""
+
+
+def max_tokens_of(job: Job, num_prompt_tokens: int, config: GatewayConfig) -> int:
+    """How many tokens a prompt's answer may have; raises `BadRequest` where the context has no room for them."""
+    room = config.context_length - num_prompt_tokens
+    if num_prompt_tokens == 0:
+        raise BadRequest(f"'{job.prompt_param}' has no tokens.", param=job.prompt_param, code="invalid_value")
+    if room < 1:
+        message = (
+            f"This model's maximum context length is {config.context_length} tokens, and "
+            f"'{job.prompt_param}' has {num_prompt_tokens}, which leaves no room for an answer. Shorten it."
+        )
+        raise BadRequest(message, param=job.prompt_param, code="context_length_exceeded")
+    wanted = job.stop.max_tokens
+    if wanted > room:
+        message = (
+            f"This model's maximum context length is {config.context_length} tokens; {num_prompt_tokens} of "
+            f"'{job.prompt_param}' and {wanted} of '{job.max_tokens_param}' are more. Ask for at most {room}."
+        )
+        raise BadRequest(message, param=job.max_tokens_param, code="context_length_exceeded")
+    if job.stop.min_tokens > room:
+        message = f"'min_tokens' is {job.stop.min_tokens}, and the context has room for {room}."
+        raise BadRequest(message, param="min_tokens", code="context_length_exceeded")
+    if wanted:
+        return wanted
+    default = room if job.kind == "chat" else min(DEFAULT_MAX_TOKENS, room)
+    return max(default, job.stop.min_tokens)
+
+
+def expand(
+    job: Job,
+    prompts: Sequence[list[int]],
+    routes: Sequence[Route],
+    *,
+    seed: int,
+    arrived_at: float,
+    config: GatewayConfig,
+) -> list[Opened]:
+    """Requests in the order of the answer's choices; `seed` is used where the client gave none."""
+    sampling = msgspec.structs.replace(job.sampling, seed=seed if job.seed is None else job.seed)
+    opened: list[Opened] = []
+    for prompt_ids, route in zip(prompts, routes, strict=True):
+        stop = msgspec.structs.replace(job.stop, max_tokens=max_tokens_of(job, len(prompt_ids), config))
+        for sample_index in range(job.n):
+            request = Opened(
+                request_id=f"{job.prepare.request_id}-{len(opened)}",
+                prompt_ids=prompt_ids,
+                sampling=msgspec.structs.replace(sampling, sample_index=sample_index),
+                stop=stop,
+                route=route,
+                arrived_at=arrived_at,
+                extra_key=job.prepare.extra_key,
+                priority=job.priority,
+                skip_special_tokens=job.skip_special_tokens,
+            )
+            opened.append(request)
+    return opened

@@ -1,0 +1,264 @@
+"""Bodies of the HTTP surface as types: what is decoded, what is answered, and what `/openapi.json` says.
+
+Only fields that have an effect are declared; `validation.py` lists the known ones that are refused. Limits that do not
+depend on the model are part of the types, so that decoding names the parameter.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Raw, Struct
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS = 1024
+
+TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
+"""Types of message parts that are text."""
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+TokenCount = Annotated[int, Meta(ge=1, lt=2**31)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+Stop = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Prompt = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+"""Text, texts, token ids, or lists of token ids; `validation.py` sees to it that a list is of one kind."""
+
+
+class StreamOptions(Struct, frozen=True, kw_only=True):
+    """What a stream carries beside its text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationBody(Struct, frozen=True, kw_only=True):
+    """What chat and text completions have in common."""
+
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    user: Annotated[str, Meta(max_length=1024)] | None = None
+
+
+class ContentPart(Struct, frozen=True, kw_only=True):
+    """A piece of a message; only text is served."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True):
+    """One message. Other fields (`name`, `tool_call_id`, …) reach the chat template as they are."""
+
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
+    content: str | list[ContentPart] | None = None
+    tool_calls: Raw | None = None
+
+
+class ChatCompletionBody(GenerationBody, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Raw] | None = None
+
+
+class CompletionBody(GenerationBody, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    add_special_tokens: bool | None = None
+
+
+class TokenizeBody(Struct, frozen=True, kw_only=True):
+    """POST /tokenize: one of `prompt` and `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Raw] | None = None
+
+
+class DetokenizeBody(Struct, frozen=True, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[TokenId]
+    model: str | None = None
+    skip_special_tokens: bool | None = None
+
+
+class PromptTokensDetails(Struct, frozen=True, kw_only=True):
+    """Of which nothing was computed, because it was in the cache."""
+
+    cached_tokens: int = 0
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """Tokens, counted from the gateway's log."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class AssistantMessage(Struct, frozen=True, kw_only=True):
+    """What the model said."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct, frozen=True, kw_only=True):
+    """One sample of a chat completion."""
+
+    index: int
+    message: AssistantMessage
+    finish_reason: str
+    logprobs: None = None
+
+
+class ChatCompletion(Struct, frozen=True, kw_only=True):
+    """Answer of POST /v1/chat/completions without `stream`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class CompletionChoice(Struct, frozen=True, kw_only=True):
+    """One sample of one prompt."""
+
+    index: int
+    text: str
+    finish_reason: str
+    logprobs: None = None
+
+
+class Completion(Struct, frozen=True, kw_only=True):
+    """Answer of POST /v1/completions without `stream`."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class ChatDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a chunk adds to a message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(Struct, frozen=True, kw_only=True):
+    """One sample's share of a chunk."""
+
+    index: int
+    delta: ChatDelta
+    finish_reason: str | None = None
+    logprobs: None = None
+
+
+class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
+    """One event of a streamed chat completion."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+class ModelCard(Struct, frozen=True, kw_only=True):
+    """One served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    max_model_len: int
+    root: str
+    owned_by: str = "kvmesh"
+
+
+class ModelList(Struct, frozen=True, kw_only=True):
+    """Answer of GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Tokenized(Struct, frozen=True, kw_only=True):
+    """Answer of POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizedText(Struct, frozen=True, kw_only=True):
+    """Answer of POST /detokenize."""
+
+    prompt: str
+
+
+class ErrorDetail(Struct, frozen=True, kw_only=True):
+    """What is wrong; `param` is the dotted path of the field."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(Struct, frozen=True, kw_only=True):
+    """Every answer of status 400 and above, and the last event of a stream that broke."""
+
+    error: ErrorDetail
+
+
+class Version(Struct, frozen=True, kw_only=True):
+    """Answer of GET /version."""
+
+    version: str
+
+
+class Readiness(Struct, frozen=True, kw_only=True):
+    """Answer of GET /health/live and /health/ready; `reasons` say what is missing."""
+
+    status: Literal["ok", "not_ready"] = "ok"
+    reasons: list[str] = []

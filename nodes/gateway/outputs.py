@@ -1,0 +1,136 @@
+"""What has come for one HTTP call and has not been written to its client yet.
+
+The mesh pushes into it and never waits: a slow reader holds at most what its requests may generate, and nobody else up.
+The one writer waits for news and takes all there is, so tokens that came while it was busy leave in one piece.
+"""
+
+import asyncio
+from typing import NamedTuple
+
+from nodes.gateway.events import End, Failure, Opened
+
+
+class Piece(NamedTuple):
+    """News of one sample: its text since the last piece, and its end if this is the last."""
+
+    number: int
+    text: str
+    end: End | None
+
+
+class SampleOutput:
+    """One sample: text not taken yet, all tokens so far, and its end."""
+
+    __slots__ = ("end", "is_accepted", "is_news", "num_tokens", "texts")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.num_tokens = 0
+        self.end: End | None = None
+        self.is_accepted = False
+        self.is_news = False
+
+
+class CallOutput:
+    """All samples of one call. With `whole` the writer is woken for the end only, not for text."""
+
+    def __init__(self, num_samples: int, *, whole: bool) -> None:
+        self.samples = [SampleOutput() for _ in range(num_samples)]
+        self.failure: Failure | None = None
+        self.is_gone = False
+        self._whole = whole
+        self._news: list[int] = []
+        self._num_accepted = 0
+        self._num_open = num_samples
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Every sample is held by a scheduler (or has ended): the answer can begin."""
+        return self._num_accepted >= len(self.samples) or self._num_open == 0
+
+    @property
+    def has_news(self) -> bool:
+        """`take` would return something."""
+        return bool(self._news)
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing more will come: all samples ended, one failed, or the client is gone."""
+        return self._num_open == 0 or self.failure is not None or self.is_gone
+
+    def accepted(self, index: int) -> None:
+        """A scheduler holds the sample; told again after each retry."""
+        sample = self.samples[index]
+        if not sample.is_accepted:
+            sample.is_accepted = True
+            self._num_accepted += 1
+            if self.is_started and not self._whole:
+                self._wake()
+
+    def deliver(self, index: int, text: str, num_tokens: int) -> None:
+        """New output of a sample."""
+        sample = self.samples[index]
+        sample.num_tokens += num_tokens
+        if text:
+            sample.texts.append(text)
+            if not sample.is_news:
+                sample.is_news = True
+                self._news.append(index)
+                if not self._whole:
+                    self._wake()
+
+    def end(self, index: int, end: End) -> None:
+        """The one end of a sample."""
+        sample = self.samples[index]
+        sample.end = end
+        self._num_open -= 1
+        if end.failure is not None and self.failure is None:
+            self.failure = end.failure
+        if not sample.is_news:
+            sample.is_news = True
+            self._news.append(index)
+        if not self._whole or self.is_finished:
+            self._wake()
+
+    def gone(self) -> None:
+        """The client left."""
+        self.is_gone = True
+        self._wake()
+
+    async def wait(self) -> None:
+        """Return when there is news, or with `whole` when all is there. One writer only; may return early."""
+        if self.is_finished or (self._news and not self._whole):
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def take(self) -> list[Piece]:
+        """All news, in the order in which samples had some."""
+        pieces: list[Piece] = []
+        for index in self._news:
+            sample = self.samples[index]
+            texts = sample.texts
+            pieces.append(Piece(index, texts[0] if len(texts) == 1 else "".join(texts), sample.end))
+            sample.texts = []
+            sample.is_news = False
+        self._news = []
+        return pieces
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class Generation:
+    """One call's requests under way, in the order of the answer's choices."""
+
+    def __init__(self, requests: list[Opened], output: CallOutput, num_prompts: int) -> None:
+        self.request_ids = [request.request_id for request in requests]
+        self.output = output
+        self.samples_per_prompt = len(requests) // num_prompts
+        self.num_prompt_tokens = [len(request.prompt_ids) for request in requests]

@@ -1,0 +1,114 @@
+"""uvicorn inside the actor's loop: on a socket bound beforehand, without its signal handlers and without polling."""
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Generator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from mesh.errors import BindError
+from nodes.gateway.config import GatewayConfig
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+CLOCK_S = 1.0
+STOP_S = 2
+
+
+def bind(config: GatewayConfig) -> socket.socket:
+    """A listening socket; port 0 lets the system choose. Raises `BindError` saying what to do about it."""
+    where = f"{config.host}:{config.port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise BindError(f"{where} is not an address: {error.strerror}. Set another --host.") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if config.reuse_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            message = f"{where} is taken by another process. Stop that one, or set another --port."
+        elif error.errno == errno.EACCES:
+            message = f"{where} needs rights that this process lacks. Set a --port above 1023."
+        else:
+            message = f"cannot listen on {where}: {error.strerror}. Set another --host or --port."
+        raise BindError(message) from error
+    return listener
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are the actor's business, and the clock (for the `Date` header) ticks once a second, not ten times."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopping = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Take none."""
+        yield
+
+    async def main_loop(self) -> None:
+        """Run until told to stop."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), CLOCK_S)
+
+
+class HttpServer:
+    """One uvicorn server on one bound socket."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket, config: GatewayConfig) -> None:
+        self._listener = listener
+        settings = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            loop="none",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=STOP_S,
+            limit_concurrency=config.max_connections,
+            backlog=BACKLOG,
+        )
+        self._server = _Uvicorn(settings)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    async def start(self) -> None:
+        """Return when connections are taken."""
+        self._server.config.load()
+        self._server.lifespan = self._server.config.lifespan_class(self._server.config)
+        await self._server.startup(sockets=[self._listener])
+        self._task = asyncio.create_task(self._server.main_loop())
+
+    async def stop(self) -> None:
+        """Take no more connections, and return when those that are left have been answered, or `STOP_S` have passed."""
+        if self._task is None:
+            self._listener.close()
+            return
+        self._server.should_exit = True
+        self._server.stopping.set()
+        await self._task
+        await self._server.shutdown(sockets=[self._listener])

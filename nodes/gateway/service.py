@@ -1,0 +1,293 @@
+"""Performs what the core decides: asks, tells, and puts output where its writer finds it.
+
+The gateway without HTTP: `http.py` drives it for clients, a simulation drives it directly. Owned by the actor; all
+calls on the event loop's thread.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from secrets import randbits
+from typing import assert_never
+
+from mesh.actor import Context
+from mesh.errors import CallError
+from mesh.membership import Member
+from mesh.transport.base import Lane
+from nodes.gateway.asks import AskFailed, TokenizerAsks
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.core import GatewayCore
+from nodes.gateway.errors import ApiError, Internal, TooManyRequests, Unavailable, error_from
+from nodes.gateway.events import (
+    Accepted,
+    AskRoute,
+    CancelAcknowledged,
+    CancelFailed,
+    ClientGone,
+    Command,
+    Deliver,
+    DetokenizersChanged,
+    End,
+    Event,
+    Failure,
+    PeerLost,
+    RouteChosen,
+    RouteFailed,
+    SendCancel,
+    SendResend,
+    SendSubmit,
+    SubmitAccepted,
+    SubmitFailed,
+    Tick,
+)
+from nodes.gateway.expansion import expand
+from nodes.gateway.outputs import CallOutput, Generation
+from nodes.gateway.validation import Job
+from nodes.protocol import (
+    AttemptsCancelled,
+    CancelAttempts,
+    Detokenize,
+    Detokenized,
+    Prepare,
+    Prepared,
+    Resend,
+    Route,
+    Submitted,
+)
+from nodes.roles import DETOKENIZER, SCHEDULER, TOKENIZER, WORKER
+
+ROUTE_TIMEOUT_S = 2.0
+
+
+class GatewayService:
+    """The gateway's core with its asks and its outputs."""
+
+    def __init__(self, ctx: Context, config: GatewayConfig) -> None:
+        self.config = config
+        self.is_draining = False
+        self.num_calls = 0
+        self._ctx = ctx
+        self._core = GatewayCore(ctx.address.actor_id, config)
+        self._asks = TokenizerAsks(ctx)
+        self._outputs: dict[str, tuple[CallOutput, int]] = {}
+        self._is_ticking = False
+        self._emptied = asyncio.Event()
+
+    @property
+    def core(self) -> GatewayCore:
+        """For gauges."""
+        return self._core
+
+    def now(self) -> float:
+        """The mesh's clock."""
+        return self._ctx.now()
+
+    def continue_trace(self, traceparent: str) -> None:
+        """The client's trace goes on with every message that its call causes."""
+        self._ctx.continue_trace(traceparent)
+
+    def enter_call(self) -> None:
+        """Count a call in, before its body is read; raises `ApiError` where it cannot be taken."""
+        if self.is_draining:
+            raise Unavailable("This gateway is draining.", code="draining", retry_after_s=self.config.retry_after_s)
+        if self.num_calls >= self.config.max_inflight:
+            message = f"{self.num_calls} calls are in flight, as many as this gateway takes."
+            raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
+        self.num_calls += 1
+
+    def leave_call(self) -> None:
+        """Count a call out."""
+        self.num_calls -= 1
+        if self.num_calls == 0:
+            self._emptied.set()
+
+    async def prepare(self, question: Prepare, *, prompt_param: str) -> Prepared:
+        """Token ids and routes from a tokenizer; raises `ApiError`."""
+        answer = await self._ask_tokenizer(question, prompt_param)
+        num_prompts = len(question.texts or question.token_ids or [None])
+        num_routes = num_prompts if question.route else 0
+        if not isinstance(answer, Prepared) or (len(answer.token_ids), len(answer.routes)) != (num_prompts, num_routes):
+            raise Internal("A tokenizer gave an answer that does not fit the question.")
+        return answer
+
+    async def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Text of token ids; raises `ApiError`."""
+        question = Detokenize(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        answer = await self._ask_tokenizer(question, "tokens")
+        if not isinstance(answer, Detokenized):
+            raise Internal("A tokenizer gave an answer that does not fit the question.")
+        return answer.text
+
+    async def _ask_tokenizer(self, question: Prepare | Detokenize, param: str) -> object:
+        timeout_s, patience_s = self.config.prepare_timeout_s, self.config.role_wait_s
+        try:
+            return await self._asks.ask(question, timeout_s=timeout_s, patience_s=patience_s)
+        except AskFailed as error:
+            retry_after_s = self.config.retry_after_s
+            raise error_from(error.failure, retry_after_s=retry_after_s, default_param=param) from error
+
+    def open(self, job: Job, prepared: Prepared, arrived_at: float) -> Generation:
+        """Start all requests of a call; raises `ApiError` where the context or this gateway has no room for them."""
+        requests = expand(
+            job, prepared.token_ids, prepared.routes, seed=randbits(63), arrived_at=arrived_at, config=self.config
+        )
+        if self._core.num_requests + len(requests) > self.config.max_inflight:
+            message = f"{self._core.num_requests} requests are in flight and {len(requests)} more are too many."
+            raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
+        output = CallOutput(len(requests), whole=not job.stream)
+        for index, request in enumerate(requests):
+            self._outputs[request.request_id] = (output, index)
+            self.handle(request)
+        return Generation(requests, output, len(prepared.token_ids))
+
+    def abandon(self, generation: Generation) -> None:
+        """Nobody waits for the call's output any more; what has ended is unaffected."""
+        for request_id in generation.request_ids:
+            self.handle(ClientGone(request_id))
+
+    def error_of(self, failure: Failure, param: str) -> ApiError:
+        """The answer for a request that failed; `param` is what a client would have to change."""
+        return error_from(failure, retry_after_s=self.config.retry_after_s, default_param=param)
+
+    async def drained(self) -> None:
+        """Take no new calls, and return when the last has left."""
+        self.is_draining = True
+        while self.num_calls:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    def members(self) -> list[Member]:
+        """Everybody in the mesh."""
+        return self._ctx.members.all()
+
+    def missing_roles(self) -> list[str]:
+        """Why no request can be served now; empty if one can."""
+        missing = ["this gateway is draining"] if self.is_draining else []
+        members = self._ctx.members
+        roles = (TOKENIZER, DETOKENIZER, SCHEDULER, WORKER)
+        missing += [f"no {role} is ready" for role in roles if not members.by_role(role)]
+        groups = {str(member.attributes.get("group", "")) for member in members.by_role(WORKER)}
+        paired = [
+            scheduler
+            for scheduler in members.by_role(SCHEDULER)
+            if scheduler.attributes.get("worker_ready", True) and scheduler.attributes.get("group", "") in groups
+        ]
+        if members.by_role(SCHEDULER) and groups and not paired:
+            missing.append("no scheduler has a worker that is ready")
+        return missing
+
+    def on_members(self, changes: Iterable[Member]) -> None:
+        """The view of the mesh changed."""
+        roles = {member.role for member in changes}
+        if roles & {TOKENIZER, SCHEDULER, DETOKENIZER}:
+            self._asks.members_changed()
+        if DETOKENIZER in roles:
+            self.handle(DetokenizersChanged([m.actor_id for m in self._ctx.members.by_role(DETOKENIZER)]))
+
+    def on_peer_lost(self, actor_id: str, epoch: int) -> None:
+        """An incarnation is gone or cut off."""
+        self.handle(PeerLost(actor_id, epoch))
+
+    def handle(self, event: Event) -> None:
+        """Let the core decide, and do what it says."""
+        for command in self._core.handle(event, self._ctx.now()):
+            self._perform(command)
+        if not self._is_ticking and self._core.needs_ticks:
+            self._is_ticking = True
+            self._ctx.later(self.config.tick_s, self._tick)
+
+    def _tick(self) -> None:
+        self._is_ticking = False
+        self.handle(Tick())
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Deliver():
+                output, index = self._outputs[command.request_id]
+                output.deliver(index, command.text, command.num_tokens)
+                if command.first:
+                    self._ctx.metrics.observe("mesh_time_to_first_token_seconds", command.since_s)
+                elif command.num_tokens:
+                    for _ in range(command.num_tokens):
+                        self._ctx.metrics.observe(
+                            "mesh_inter_token_latency_seconds", command.since_s / command.num_tokens
+                        )
+            case Accepted():
+                output, index = self._outputs[command.request_id]
+                output.accepted(index)
+            case End():
+                self._end(command)
+            case SendSubmit():
+                self._ctx.spawn(self._submit(command), name="submit")
+            case SendCancel():
+                self._ctx.spawn(self._cancel(command), name="cancel")
+            case SendResend():
+                message = Resend(streams=command.streams, detokenizer=command.detokenizer)
+                self._ctx.tell(command.scheduler, message, lane=Lane.CONTROL)
+            case AskRoute():
+                self._ctx.spawn(self._ask_route(command), name="route")
+            case _:
+                assert_never(command)
+
+    def _end(self, end: End) -> None:
+        output, index = self._outputs.pop(end.request_id)
+        output.end(index, end)
+        metrics = self._ctx.metrics
+        reason = end.finish_reason or ("abort" if end.failure is None else "error")
+        metrics.count(
+            "mesh_request_success_total" if end.finish_reason else "mesh_request_failures_total", reason=reason
+        )
+        metrics.count("mesh_prompt_tokens_total", end.num_prompt_tokens)
+        metrics.count("mesh_cached_tokens_total", end.num_cached_tokens)
+        metrics.count("mesh_generation_tokens_total", end.num_output_tokens)
+        metrics.observe("mesh_e2e_request_latency_seconds", end.elapsed_s)
+        if end.failure is not None:
+            self._ctx.log.warning(
+                "request_failed", request_id=end.request_id, code=end.failure.code, error=end.failure.message
+            )
+
+    async def _submit(self, command: SendSubmit) -> None:
+        message = command.message
+        request_id, attempt = message.request_id, message.attempt
+        try:
+            answer = await self._ctx.ask(command.scheduler, message, timeout_s=self.config.submit_timeout_s)
+        except CallError as error:
+            self.handle(SubmitFailed(request_id, attempt, _failure_of(error)))
+            return
+        if isinstance(answer.message, Submitted):
+            self.handle(SubmitAccepted(request_id, attempt, answer.sender.actor_id, answer.sender.epoch))
+        else:
+            self.handle(SubmitFailed(request_id, attempt, _unfitting(command.scheduler)))
+
+    async def _cancel(self, command: SendCancel) -> None:
+        scheduler = command.scheduler
+        message = CancelAttempts(attempts=command.attempts)
+        try:
+            answer = await self._ctx.ask(scheduler, message, timeout_s=self.config.cancel_timeout_s)
+        except CallError as error:
+            lost = error.code == "peer_lost" or self._ctx.members.get(scheduler) is None
+            self.handle(CancelFailed(scheduler, lost))
+            return
+        if isinstance(answer.message, AttemptsCancelled):
+            self.handle(CancelAcknowledged(scheduler, answer.message.attempts))
+        else:
+            self.handle(CancelFailed(scheduler, lost=False))
+
+    async def _ask_route(self, command: AskRoute) -> None:
+        request_id = command.message.request_id
+        try:
+            answer = await self._asks.ask(command.message, timeout_s=ROUTE_TIMEOUT_S, patience_s=0.0)
+        except AskFailed as error:
+            self.handle(RouteFailed(request_id, command.attempt, error.failure))
+            return
+        if isinstance(answer, Route):
+            self.handle(RouteChosen(request_id, command.attempt, answer))
+        else:
+            self.handle(RouteFailed(request_id, command.attempt, _unfitting("a tokenizer")))
+
+
+def _failure_of(error: CallError) -> Failure:
+    return Failure(error.code, error.message, error.retryable, error.param)
+
+
+def _unfitting(who: str) -> Failure:
+    return Failure("bad_answer", f"{who} gave an answer that does not fit the question")

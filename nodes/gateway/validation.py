@@ -1,0 +1,328 @@
+"""From the bytes of a body to a job that can be served, or to an error that names the parameter.
+
+Pure: bytes in, `Job` or `BadRequest` out. What only a tokenizer can know (the length of a prompt) is checked by
+`expansion.py` when it is known.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.errors import BadRequest, UnknownModel
+from nodes.gateway.openai_types import (
+    TEXT_PARTS,
+    ChatCompletionBody,
+    ChatMessage,
+    CompletionBody,
+    ContentPart,
+    DetokenizeBody,
+    GenerationBody,
+    TokenizeBody,
+)
+from nodes.gateway.unsupported import IGNORED, NEUTRAL_VALUES, is_neutral
+from nodes.protocol import Prepare
+from nodes.request import Sampling, StopRules
+
+Body = TypeVar("Body", bound=Struct)
+
+_FIELDS = msgspec.json.Decoder(dict[str, Raw])
+_MISSING = re.compile(r"missing required field `([^`]+)`")
+_AT = re.compile(r" - at `(?:key in )?\$([^`]*)`$")
+_INDEX = re.compile(r"\[(\d+)\]")
+_MASK = 2**63 - 1
+
+
+class Job(NamedTuple):
+    """A validated call: what to ask a tokenizer, and how to sample. Errors about lengths name the two `_param` fields.
+
+    `stop.max_tokens` is 0 where the client set none. `seed` is None where it is to be drawn.
+    """
+
+    kind: Literal["chat", "text"]
+    prompt_param: str
+    prepare: Prepare
+    sampling: Sampling
+    seed: int | None
+    stop: StopRules
+    n: int
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    max_tokens_param: str
+    priority: int
+    skip_special_tokens: bool
+    unknown_fields: list[str]
+
+
+class Decoded(NamedTuple):
+    """A typed body, the raw JSON of each of its fields, and the names of fields that nobody knows."""
+
+    body: Any
+    fields: dict[str, Raw]
+    unknown_fields: list[str]
+
+
+class BodyReader:
+    """Decodes one kind of body; made once per route."""
+
+    def __init__(self, body_type: type[Struct]) -> None:
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(body_type)
+        self._known = frozenset(body_type.__struct_fields__)
+
+    def decode(self, data: bytes) -> Decoded:
+        """Raises `BadRequest`: malformed, too deep, wrong type or value, or known and not supported."""
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            raise BadRequest(f"The body is not UTF-8: byte {error.start}.", code="invalid_utf8") from None
+        try:
+            fields = _FIELDS.decode(data)
+            unknown = _check_fields(fields, self._known)
+            return Decoded(self._decoder.decode(data), fields, unknown)
+        except RecursionError:
+            raise BadRequest("The body is nested too deeply.", code="invalid_json") from None
+        except msgspec.ValidationError as error:
+            raise _explain(str(error)) from None
+        except msgspec.DecodeError as error:
+            raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+
+
+def _check_fields(fields: dict[str, Raw], known: frozenset[str]) -> list[str]:
+    unknown: list[str] = []
+    for name, raw in fields.items():
+        if name in known or name in IGNORED:
+            continue
+        if name not in NEUTRAL_VALUES:
+            unknown.append(name)
+        elif not is_neutral(name, msgspec.json.decode(raw)):
+            raise BadRequest(f"'{name}' is not supported by this server.", param=name, code="unsupported_parameter")
+    return unknown
+
+
+def _explain(message: str) -> BadRequest:
+    """Turn msgspec's "Expected `int` >= 1 - at `$.stop[0]`" into an error with `param` "stop.0"."""
+    path = ""
+    at = _AT.search(message)
+    if at is not None:
+        message = message[: at.start()]
+        path = at[1]
+    missing = _MISSING.search(message)
+    if missing is not None:
+        path += f".{missing[1]}"
+    param = _INDEX.sub(r".\1", path).replace("[...]", "").strip(".") or None
+    if missing is not None:
+        return BadRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    where = f"Invalid value for '{param}'" if param else "Invalid body"
+    return BadRequest(f"{where}: {message[:1].lower()}{message[1:]}.", param=param, code="invalid_value")
+
+
+def _check_model(name: str | None, config: GatewayConfig) -> None:
+    if name is not None and name != config.model_name:
+        message = f"The model '{name[:200]}' does not exist; this server has '{config.model_name}'."
+        raise UnknownModel(message, param="model")
+
+
+def _check_messages(messages: Sequence[ChatMessage]) -> None:
+    """What the types cannot say; the messages themselves go to the tokenizer as the client sent them."""
+    for index, message in enumerate(messages):
+        where = f"messages.{index}.content"
+        if isinstance(message.content, list):
+            for number, part in enumerate(message.content):
+                _check_part(part, f"{where}.{number}")
+        elif message.content is None and message.tool_calls is None:
+            raise BadRequest(f"'{where}' must be a string.", param=where, code="invalid_value")
+
+
+def _check_part(part: ContentPart, where: str) -> None:
+    if part.type not in TEXT_PARTS:
+        message = f"Content of type '{part.type[:64]}' is not supported by this model."
+        raise BadRequest(message, param=f"{where}.type", code="unsupported_parameter")
+    if part.text is None and part.refusal is None:
+        message = f"Missing required parameter: '{where}.text'."
+        raise BadRequest(message, param=f"{where}.text", code="missing_required_parameter")
+
+
+def _check_token_ids(token_ids: Sequence[int], config: GatewayConfig, param: str) -> None:
+    if config.vocab_size and token_ids and max(token_ids) >= config.vocab_size:
+        message = f"Token id {max(token_ids)} is not in the vocabulary of {config.vocab_size} tokens."
+        raise BadRequest(message, param=param, code="invalid_value")
+
+
+def prompts_of(
+    prompt: str | list[str | int | list[int]], config: GatewayConfig
+) -> tuple[list[str] | None, list[list[int]] | None]:
+    """`(texts, token_ids)`, one of which is None. Raises `BadRequest` for a list of mixed kinds."""
+    if isinstance(prompt, str):
+        return [prompt], None
+    texts = [item for item in prompt if isinstance(item, str)]
+    flat = [item for item in prompt if isinstance(item, int)]
+    lists = [item for item in prompt if isinstance(item, list)]
+    if max(len(texts), len(flat), len(lists)) != len(prompt):
+        message = "'prompt' must be a string, strings, token ids, or lists of token ids."
+        raise BadRequest(message, param="prompt", code="invalid_value")
+    if flat:
+        lists = [flat]
+    if len(texts) > config.max_prompts_per_call or len(lists) > config.max_prompts_per_call:
+        message = f"At most {config.max_prompts_per_call} prompts can be given in one call."
+        raise BadRequest(message, param="prompt", code="invalid_value")
+    for token_ids in lists:
+        if not token_ids:
+            raise BadRequest("A list of token ids is empty.", param="prompt", code="invalid_value")
+        _check_token_ids(token_ids, config, "prompt")
+    return (texts, None) if texts else (None, lists)
+
+
+def _sampling(body: GenerationBody, config: GatewayConfig) -> Sampling:
+    logit_bias: dict[int, float] | None = None
+    if body.logit_bias:
+        logit_bias = {}
+        for key, bias in body.logit_bias.items():
+            # `int()` also takes underscores, signs, spaces and other scripts' digits.
+            if not (key.isascii() and key.isdigit() and len(key) <= 10):
+                message = f"Keys of 'logit_bias' are token ids, not {key[:40]!r}."
+                raise BadRequest(message, param="logit_bias", code="invalid_value")
+            logit_bias[int(key)] = bias
+        if max(logit_bias) >= 2**31:
+            raise BadRequest("A token id in 'logit_bias' is too large.", param="logit_bias", code="invalid_value")
+        _check_token_ids(list(logit_bias), config, "logit_bias")
+    return Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),
+        min_p=body.min_p or 0.0,
+        logit_bias=logit_bias,
+    )
+
+
+def _stop_rules(body: GenerationBody, config: GatewayConfig) -> StopRules:
+    max_tokens = body.max_completion_tokens or body.max_tokens or 0
+    min_tokens = body.min_tokens or 0
+    if max_tokens and min_tokens > max_tokens:
+        message = f"'min_tokens' is {min_tokens}, more than the {max_tokens} tokens asked for at most."
+        raise BadRequest(message, param="min_tokens", code="invalid_value")
+    _check_token_ids(body.stop_token_ids or [], config, "stop_token_ids")
+    stop = [body.stop] if isinstance(body.stop, str) else list(body.stop or [])
+    return StopRules(
+        max_tokens=max_tokens,
+        stop_token_ids=list(body.stop_token_ids or []),
+        stop=stop,
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=min_tokens,
+        include_stop=bool(body.include_stop_str_in_output),
+    )
+
+
+def _kwargs(fields: dict[str, Raw], body: ChatCompletionBody | TokenizeBody) -> bytes | None:
+    return bytes(fields["chat_template_kwargs"]) if body.chat_template_kwargs else None
+
+
+def _check_prompt_ending(body: ChatCompletionBody | TokenizeBody) -> tuple[bool, bool]:
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        message = "'continue_final_message' and 'add_generation_prompt' exclude each other."
+        raise BadRequest(message, param="continue_final_message", code="invalid_value")
+    return not continues if body.add_generation_prompt is None else body.add_generation_prompt, continues
+
+
+class Validator:
+    """Bodies to jobs, for one gateway's model and limits."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._chat = BodyReader(ChatCompletionBody)
+        self._text = BodyReader(CompletionBody)
+        self._tokenize = BodyReader(TokenizeBody)
+        self._detokenize = BodyReader(DetokenizeBody)
+
+    def chat(self, data: bytes, request_id: str) -> Job:
+        """POST /v1/chat/completions."""
+        decoded = self._chat.decode(data)
+        body: ChatCompletionBody = decoded.body
+        _check_model(body.model, self._config)
+        _check_messages(body.messages)
+        generation_prompt, continues = _check_prompt_ending(body)
+        prepare = Prepare(
+            request_id=request_id,
+            chat=bytes(decoded.fields["messages"]),
+            chat_template_kwargs=_kwargs(decoded.fields, body),
+            add_generation_prompt=generation_prompt,
+            continue_final_message=continues,
+            extra_key=body.cache_salt or "",
+        )
+        return self._job("chat", "messages", decoded, prepare)
+
+    def text(self, data: bytes, request_id: str) -> Job:
+        """POST /v1/completions."""
+        decoded = self._text.decode(data)
+        body: CompletionBody = decoded.body
+        _check_model(body.model, self._config)
+        texts, token_ids = prompts_of(body.prompt, self._config)
+        prepare = Prepare(
+            request_id=request_id,
+            texts=texts,
+            token_ids=token_ids,
+            add_special_tokens=body.add_special_tokens is not False,
+            extra_key=body.cache_salt or "",
+        )
+        return self._job("text", "prompt", decoded, prepare)
+
+    def tokenize(self, data: bytes, request_id: str) -> tuple[Prepare, list[str]]:
+        """POST /tokenize: what to ask a tokenizer, and the unknown fields."""
+        decoded = self._tokenize.decode(data)
+        body: TokenizeBody = decoded.body
+        _check_model(body.model, self._config)
+        if (body.prompt is None) == (body.messages is None):
+            raise BadRequest("Give one of 'prompt' and 'messages'.", param="prompt", code="invalid_value")
+        generation_prompt, continues = _check_prompt_ending(body)
+        _check_messages(body.messages or ())
+        prepare = Prepare(
+            request_id=request_id,
+            chat=None if body.messages is None else bytes(decoded.fields["messages"]),
+            texts=None if body.prompt is None else [body.prompt],
+            chat_template_kwargs=_kwargs(decoded.fields, body),
+            add_generation_prompt=generation_prompt,
+            continue_final_message=continues,
+            add_special_tokens=body.add_special_tokens is not False,
+            route=False,
+        )
+        return prepare, decoded.unknown_fields
+
+    def detokenize(self, data: bytes) -> tuple[DetokenizeBody, list[str]]:
+        """POST /detokenize."""
+        decoded = self._detokenize.decode(data)
+        body: DetokenizeBody = decoded.body
+        _check_model(body.model, self._config)
+        _check_token_ids(body.tokens, self._config, "tokens")
+        return body, decoded.unknown_fields
+
+    def _job(self, kind: Literal["chat", "text"], prompt_param: str, decoded: Decoded, prepare: Prepare) -> Job:
+        body: GenerationBody = decoded.body
+        options = body.stream_options
+        if options is not None and not body.stream:
+            message = "'stream_options' is only allowed when 'stream' is true."
+            raise BadRequest(message, param="stream_options", code="invalid_value")
+        n = body.n or 1
+        num_samples = n * len(prepare.texts or prepare.token_ids or [None])
+        if num_samples > self._config.max_samples_per_call:
+            message = f"{num_samples} samples in one call are more than {self._config.max_samples_per_call}."
+            raise BadRequest(message, param="n", code="invalid_value")
+        return Job(
+            kind=kind,
+            prompt_param=prompt_param,
+            prepare=prepare,
+            sampling=_sampling(body, self._config),
+            seed=None if body.seed is None else body.seed & _MASK,
+            stop=_stop_rules(body, self._config),
+            n=n,
+            stream=bool(body.stream),
+            include_usage=options is not None and bool(options.include_usage),
+            continuous_usage=options is not None and bool(options.continuous_usage_stats),
+            max_tokens_param="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
+            priority=body.priority or 0,
+            skip_special_tokens=body.skip_special_tokens is not False,
+            unknown_fields=decoded.unknown_fields,
+        )

@@ -1,0 +1,391 @@
+"""A whole ring around a real gateway, in one process: real actor systems and frames, a mind of bytes.
+
+The tokenizer's ids are UTF-8 bytes, the scheduler repeats the prompt byte by byte (end of text is id 256) and plays
+the detokenizer too. `Faults` says what goes wrong. `ServedRing` runs it in a thread with a real HTTP port, for clients
+that block.
+"""
+
+import asyncio
+import codecs
+import contextlib
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from mesh.actor import Actor, Call
+from mesh.address import Address
+from mesh.options import SystemOptions
+from mesh.system import ActorSystem
+from mesh.transport.inproc import InprocNetwork
+from nodes.gateway.actor import Gateway
+from nodes.gateway.config import GatewayConfig
+from nodes.protocol import (
+    AttemptFailed,
+    AttemptsCancelled,
+    CancelAttempts,
+    ChooseRoute,
+    Detokenize,
+    Detokenized,
+    Prepare,
+    Prepared,
+    Resend,
+    Route,
+    Submit,
+    Submitted,
+    TextBatch,
+    TextDelta,
+)
+from nodes.registry.actor import RegistryActor
+from nodes.roles import DETOKENIZER, NODE_CODEC, SCHEDULER, TOKENIZER, WORKER
+
+END_OF_TEXT = 256
+QUICK = SystemOptions(heartbeat_s=0.1, hello_timeout_s=1.0, join_timeout_s=1.0, retry_min_s=0.01, retry_max_s=0.1)
+CONFIG = GatewayConfig(
+    model_name="bytes",
+    model="test",
+    context_length=200,
+    vocab_size=257,
+    port=0,
+    max_body_bytes=100_000,
+    body_timeout_s=0.5,
+    prepare_timeout_s=1.0,
+    role_wait_s=0.3,
+    recovery_timeout_s=3.0,
+    quiet_s=0.15,
+    tick_s=0.05,
+)
+
+
+@dataclass
+class Faults:
+    """What goes wrong, counted down where it is a number."""
+
+    step_s: float = 0.0
+    tokens_per_step: int = 1
+    failing_attempts: int = 0
+    fail_after: int = 0
+    fail_code: str = "worker_lost"
+    fail_retryable: bool = True
+    refuse_submits: str = ""
+    silent: bool = False
+    drop_batches: int = 0
+    prepare_silent: bool = False
+    tokenizer_error: tuple[str, bool] | None = None
+
+
+@dataclass
+class Seen:
+    """What the ring was told, for assertions."""
+
+    submits: list[Submit] = field(default_factory=list)
+    cancels: list[Any] = field(default_factory=list)
+    resends: list[Resend] = field(default_factory=list)
+    prepares: list[Prepare] = field(default_factory=list)
+    traceparents: list[str] = field(default_factory=list)
+
+
+class FakeTokenizer(Actor):
+    role = TOKENIZER
+    codec = NODE_CODEC
+
+    def __init__(self, faults: Faults, seen: Seen) -> None:
+        self.faults = faults
+        self.seen = seen
+
+    def on_ask(self, call: Call) -> None:
+        if self.faults.prepare_silent:
+            return
+        if self.faults.tokenizer_error is not None:
+            code, retryable = self.faults.tokenizer_error
+            call.fail(code, "as told", retryable=retryable)
+            return
+        match call.message:
+            case Prepare():
+                self.seen.prepares.append(call.message)
+                self.seen.traceparents.append(call.traceparent)
+                self.prepare(call, call.message)
+            case ChooseRoute():
+                call.reply(self.route(call.message.excluded))
+            case Detokenize():
+                call.reply(Detokenized(text=bytes(i for i in call.message.token_ids if i < 256).decode()))
+            case _:
+                super().on_ask(call)
+
+    def prepare(self, call: Call, message: Prepare) -> None:
+        if message.chat is not None:
+            messages = msgspec.json.decode(message.chat)
+            if messages[0]["role"] == "bad":
+                call.fail("template_error", "the template does not like this role", param="messages")
+                return
+            texts = ["".join(str(m["content"]) for m in messages)]
+        else:
+            texts = message.texts or []
+        prompts = message.token_ids or [list(text.encode()) for text in texts]
+        call.reply(Prepared(token_ids=prompts, routes=[self.route([]) for _ in prompts] if message.route else []))
+
+    def route(self, excluded: list[str]) -> Route:
+        schedulers = [m.actor_id for m in self.ctx.members.by_role(SCHEDULER)]
+        left = [actor_id for actor_id in schedulers if actor_id not in excluded] or schedulers
+        return Route(decode=left[0] if left else "nobody", detokenizer="t0")
+
+
+@dataclass
+class Held:
+    submit: Submit
+    output_ids: list[int]
+    finish: str | None = None
+
+
+class FakeScheduler(Actor):
+    role = SCHEDULER
+    codec = NODE_CODEC
+
+    def __init__(self, faults: Faults, seen: Seen) -> None:
+        self.faults = faults
+        self.seen = seen
+        self.held: dict[str, Held] = {}
+        self.stepping = False
+
+    def on_ask(self, call: Call) -> None:
+        match call.message:
+            case Submit():
+                self.seen.submits.append(call.message)
+                if self.faults.refuse_submits:
+                    retryable = self.faults.refuse_submits != "never_fits"
+                    call.fail(self.faults.refuse_submits, "as told", retryable=retryable)
+                    return
+                submit = call.message
+                self.held[submit.request_id] = Held(submit, list(submit.output_ids))
+                call.reply(Submitted(request_id=submit.request_id, attempt=submit.attempt))
+                self.wake()
+            case CancelAttempts():
+                for ref in call.message.attempts:
+                    self.seen.cancels.append(ref)
+                    held = self.held.get(ref.request_id)
+                    if held is not None and held.submit.attempt <= ref.attempt:
+                        del self.held[ref.request_id]
+                call.reply(AttemptsCancelled(attempts=call.message.attempts))
+            case _:
+                super().on_ask(call)
+
+    def on_tell(self, sender: Address, message: Any, buffers: Any) -> None:
+        assert isinstance(message, Resend)
+        self.seen.resends.append(message)
+        for stream in message.streams:
+            held = self.held.get(stream.request_id)
+            if held is None or held.submit.attempt != stream.attempt:
+                self.ctx.tell(sender.actor_id, AttemptFailed(
+                    request_id=stream.request_id, attempt=stream.attempt, code="unknown_attempt"
+                ))  # fmt: skip
+            elif held.output_ids:
+                self.ctx.tell(sender.actor_id, TextBatch(deltas=[self.delta(held, stream.position)]))
+
+    def wake(self) -> None:
+        if not self.stepping and not self.faults.silent:
+            self.stepping = True
+            self.ctx.later(self.faults.step_s, self.step)
+
+    def step(self) -> None:
+        self.stepping = False
+        batches: dict[str, list[TextDelta]] = {}
+        for held in list(self.held.values()):
+            if held.finish is not None:
+                continue
+            if self.faults.failing_attempts and len(held.output_ids) >= self.faults.fail_after:
+                self.fail(held)
+                continue
+            start = len(held.output_ids)
+            for _ in range(self.faults.tokens_per_step):
+                self.draw(held)
+            batches.setdefault(held.submit.gateway, []).append(self.delta(held, start))
+        for gateway, deltas in batches.items():
+            if self.faults.drop_batches:
+                self.faults.drop_batches -= 1
+            else:
+                self.ctx.tell(gateway, TextBatch(deltas=deltas))
+        if any(held.finish is None for held in self.held.values()):
+            self.wake()
+
+    def fail(self, held: Held) -> None:
+        self.faults.failing_attempts -= 1
+        del self.held[held.submit.request_id]
+        self.ctx.tell(held.submit.gateway, AttemptFailed(
+            request_id=held.submit.request_id, attempt=held.submit.attempt, code=self.faults.fail_code,
+            message="as told", retryable=self.faults.fail_retryable,
+        ))  # fmt: skip
+
+    def draw(self, held: Held) -> None:
+        if held.finish is not None:
+            return
+        submit, position = held.submit, len(held.output_ids)
+        prompt = submit.prompt_ids
+        at_end = position >= len(prompt) and not submit.stop.ignore_eos and position >= submit.stop.min_tokens
+        held.output_ids.append(
+            END_OF_TEXT if at_end else prompt[(position + submit.sampling.sample_index) % len(prompt)]
+        )
+        text = decode(held.output_ids, final=False)
+        if (
+            at_end
+            or any(stop in text for stop in submit.stop.stop)
+            or held.output_ids[-1] in submit.stop.stop_token_ids
+        ):
+            held.finish = "stop"
+        elif len(held.output_ids) >= submit.stop.max_tokens:
+            held.finish = "length"
+
+    def delta(self, held: Held, start: int) -> TextDelta:
+        submit = held.submit
+        before = decode(held.output_ids[:start], final=False)
+        text = decode(held.output_ids, final=held.finish is not None)
+        cuts = [text.index(stop) for stop in submit.stop.stop if stop in text]
+        if cuts:
+            text = text[: min(cuts)]
+        return TextDelta(
+            request_id=submit.request_id, attempt=submit.attempt, position=start, token_ids=held.output_ids[start:],
+            text_offset=min(len(before), len(text)), text=text[len(before):], finish_reason=held.finish,
+            num_cached_tokens=len(submit.prompt_ids) // 2, scheduler=self.ctx.address.actor_id,
+        )  # fmt: skip
+
+    def stats(self) -> dict[str, float]:
+        running = sum(held.finish is None for held in self.held.values())
+        return {
+            "mesh_scheduler_num_running": float(running),
+            "mesh_scheduler_num_pages": 10.0,
+            "mesh_scheduler_kv_usage_ratio": 0.25,
+            'mesh_scheduler_pages{state="free"}': 7.0,
+            "mesh_preemptions_total": 3.0,
+        }
+
+
+def decode(token_ids: list[int], *, final: bool) -> str:
+    data = bytes(i for i in token_ids if i < END_OF_TEXT)
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final)
+
+
+class Silent(Actor):
+    codec = NODE_CODEC
+
+    def __init__(self, role: str) -> None:
+        self.role = role  # type: ignore[misc]
+
+
+class Ring:
+    """Registry, gateway and fakes on one loop. `start` may be called again for what was killed."""
+
+    def __init__(self, config: GatewayConfig = CONFIG, *, serve_http: bool = True) -> None:
+        self.config = config
+        self.faults = Faults()
+        self.seen = Seen()
+        self.network = InprocNetwork()
+        self.systems: dict[str, ActorSystem] = {}
+        self.registry: ActorSystem | None = None
+        self.serve_http = serve_http
+        self.epochs: Counter[str] = Counter()
+
+    def lookup(self) -> Any:
+        return None if self.registry is None else (self.registry.address, self.registry.describe().endpoint)
+
+    async def __aenter__(self) -> "Ring":
+        self.registry = await self.start("registry", RegistryActor(lease_s=1.0))
+        await self.start("tok0", FakeTokenizer(self.faults, self.seen))
+        await self.start("d0", FakeScheduler(self.faults, self.seen), group="a")
+        await self.start("w0", Silent(WORKER), group="a")
+        await self.start("t0", Silent(DETOKENIZER))
+        await self.start("g0", Gateway(self.config, serve_http=self.serve_http))
+        await until(lambda: not self.gateway.service.missing_roles())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for system in reversed(list(self.systems.values())):
+            await system.stop()
+
+    async def start(self, actor_id: str, actor: Actor, **attributes: Any) -> ActorSystem:
+        self.epochs[actor_id] += 1
+        address = Address(actor_id, self.epochs[actor_id])
+        system = ActorSystem(actor, address, self.network.transport(), self, QUICK)
+        self.systems[actor_id] = system
+        await system.start()
+        if attributes:
+            system.announce(None, attributes)
+        if actor.joins:
+            async with asyncio.timeout(5):
+                await system.joined()
+        return system
+
+    async def kill(self, actor_id: str) -> None:
+        system = self.systems.pop(actor_id)
+        self.network.kill(system.address)
+        await system.stop()
+
+    @property
+    def gateway(self) -> Gateway:
+        actor = self.systems["g0"].actor
+        assert isinstance(actor, Gateway)
+        return actor
+
+    @property
+    def scheduler(self) -> FakeScheduler:
+        actor = self.systems["d0"].actor
+        assert isinstance(actor, FakeScheduler)
+        return actor
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway.port}"
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing of any request is left anywhere."""
+        core = self.gateway.service.core
+        held = [s.actor.held for s in self.systems.values() if isinstance(s.actor, FakeScheduler)]
+        return not any(held) and not core.needs_ticks and self.gateway.service.num_calls == 0
+
+
+async def until(condition: Any, timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+class ServedRing:
+    """A `Ring` on a loop of its own in a thread, for clients that block."""
+
+    def __init__(self, config: GatewayConfig = CONFIG) -> None:
+        self.ring = Ring(config)
+        self._started = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Ring:
+        self._thread.start()
+        assert self._started.wait(10)
+        if self._error is not None:
+            raise self._error
+        return self.ring
+
+    def __exit__(self, *_: object) -> None:
+        assert self._loop is not None
+        assert self._stop is not None
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+        assert not self._thread.is_alive(), "the ring did not stop"
+
+    def _run(self) -> None:
+        with contextlib.suppress(BaseException):
+            asyncio.run(self._main())
+
+    async def _main(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            async with self.ring:
+                self._started.set()
+                await self._stop.wait()
+        except BaseException as error:
+            self._error = error
+            self._started.set()
+            raise
