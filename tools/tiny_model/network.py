@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 MASKED: Final = -30000.0
 DENSE_ATTENTION_LIMIT: Final = 256
+EVERY_POSITION: Final = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +157,11 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_epsilon)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_epsilon)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
-        """``x[rows, length, hidden]``, float32, to the same shape."""
-        x = x + self.self_attn(self.input_layernorm(x), rope, mask)
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, chosen: Tensor | slice = EVERY_POSITION
+    ) -> Tensor:
+        """``x[rows, length, hidden]``, float32, to the same shape, or to ``[count, hidden]`` of those chosen."""
+        x = (x + self.self_attn(self.input_layernorm(x), rope, mask))[chosen]
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -198,13 +201,16 @@ class Network(nn.Module):
         mask = _document_mask(documents)
         rope = _rope(length, self.shape)
         x = F.embedding(tokens, self.model.embed_tokens.weight)
-        for layer in self.model.each_layer():
+        next_weights = F.pad(weights[:, 1:], (0, 1))
+        chosen = next_weights > 0
+        *layers, last = self.model.each_layer()
+        for layer in layers:
             x = layer(x, rope, mask)
-        chosen = weights[:, 1:] > 0
-        hidden = self.model.norm(x[:, :-1][chosen])
+        # Behind the last attention only the positions that are scored matter: about one in seven.
+        hidden = self.model.norm(last(x, rope, mask, chosen))
         logits = _linear(hidden, self.model.embed_tokens.weight).float()
-        losses = F.cross_entropy(logits, tokens[:, 1:][chosen], reduction="none")
-        return (losses * weights[:, 1:][chosen]).sum()
+        losses = F.cross_entropy(logits, F.pad(tokens[:, 1:], (0, 1))[chosen], reduction="none")
+        return (losses * next_weights[chosen]).sum()
 
 
 def _document_mask(documents: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ def parse_arguments() -> Settings:
     length.add_argument("--steps", type=int, help="train this many steps (reproducible)")
     length.add_argument("--minutes", type=float, default=30.0, help="train this long instead (default 30)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rows", type=int, default=24, help="rows of 256 tokens a step")
+    parser.add_argument("--rows", type=int, default=16, help="rows of 256 tokens a step")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--matrix-rate", type=float, default=0.02, help="peak rate of Muon")
     parser.add_argument("--other-rate", type=float, default=0.004, help="peak rate of AdamW")
