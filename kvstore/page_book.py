@@ -24,7 +24,7 @@ _MAX_VIOLATIONS: Final = 256
 class PageBook:
     """Allocator, tree, table and event log of one pool, changed together.
 
-    `generation_floor` is above every generation that the table has; each allocation takes the next.
+    Generations go on from what the table has, whoever wrote it.
     """
 
     def __init__(
@@ -35,7 +35,6 @@ class PageBook:
         *,
         group: str,
         epoch: int,
-        generation_floor: int = 0,
     ) -> None:
         self.allocator = allocator
         self.tree = tree
@@ -48,17 +47,19 @@ class PageBook:
         self.num_violations = 0
         self.num_evicted_pages = 0
         self._group = group
-        self._last_generation = generation_floor
-        self._generations = [0] * allocator.num_pages
+        num_pages = allocator.num_pages
+        self._generations = [table.generation(page) or 0 for page in range(num_pages)] if table else [0] * num_pages
+        # A torn entry hides its generation; it was at most one allocation ahead of those that can be read, so the size
+        # of the pool is margin enough.
+        self._last_generation = max(self._generations) + num_pages
 
     def generation(self, page: int) -> int:
         """Generation of the allocation that `page` belongs to."""
         return self._generations[page]
 
-    def adopt(self, page: int, state: PageState, generation: int) -> None:
+    def adopt(self, page: int, state: PageState) -> None:
         """Take over a free page as the table describes it."""
         self.allocator.adopt([page], state)
-        self._generations[page] = generation
 
     def num_available(self) -> int:
         """Pages that `take` could give: free ones and cached ones that nobody holds."""

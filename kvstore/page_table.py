@@ -1,14 +1,16 @@
 """What every page of a pool holds, in the pool's own shared memory, so that it outlives the process that wrote it.
 
 One scheduler writes; agents, and the scheduler that comes after a crash, read. Each page has two slots, written in
-turn; slot `sequence & 1` is written whole and its CRC makes it count, so a writer that stops at any byte leaves the old
-entry, the new one, or (memory damaged from outside) one known to be torn. No locks: a reader copies both slots and
-believes the newest whose CRC is right.
+turn, slot `sequence & 1` next: its sequence is zeroed, then the rest is written, then the sequence. A slot counts if it
+has a sequence and its CRC is right, so a writer that stops at any byte, whatever the order of stores inside one of the
+three steps, leaves the old entry or the new one. Without the first step a successor's write that stops could complete
+what its predecessor had begun. No locks: a reader copies both slots and believes the newest that counts; if memory was
+damaged from outside and neither does, the page is known to be torn.
 
 One slot, little-endian, `64 + 4 * page_size` bytes:
 
     offset  bytes  field
-    0       8      sequence; 0 in a slot never written (then all its bytes are 0)
+    0       8      sequence; 0 while it is written, and in a slot never written (all its bytes are 0)
     8       4      CRC-32 of the slot's other bytes, started from the page number
     12      1      state (`PageState`)
     13      1      flags: 1 first page of its chain, 2 private (never shared, whatever it holds)
@@ -39,6 +41,7 @@ _HEADER: Final = struct.Struct("<QIBBHQQ16s16s")
 _CRC: Final = struct.Struct("<I")
 _SEQUENCE: Final = struct.Struct("<Q")
 _CRC_OFFSET: Final = 8
+_NO_SEQUENCE: Final = bytes(_SEQUENCE.size)
 _READ_ATTEMPTS: Final = 8
 _NUM_STATES: Final = len(PageState)
 
@@ -84,6 +87,8 @@ class PageTable:
         self._view = view
         self._slot_bytes = HEADER_BYTES + TOKEN_BYTES * page_size
         self._scratch = bytearray(self._slot_bytes)
+        self._scratch_sequence = memoryview(self._scratch)[: _SEQUENCE.size]
+        self._scratch_body = memoryview(self._scratch)[_SEQUENCE.size :]
         self._blank = bytes(self._slot_bytes)
         # Sequence of each page's current slot; 0 means "not looked at yet", which costs one read.
         self._sequences = array("Q", bytes(8 * num_pages))
@@ -144,7 +149,10 @@ class PageTable:
         scratch[end:] = self._blank[end:]
         _CRC.pack_into(scratch, _CRC_OFFSET, zlib.crc32(scratch, page))
         start = (2 * page + (sequence & 1)) * self._slot_bytes
-        self._view[start : start + self._slot_bytes] = scratch
+        view, body = self._view, start + _SEQUENCE.size
+        view[start:body] = _NO_SEQUENCE
+        view[body : start + self._slot_bytes] = self._scratch_body
+        view[start:body] = self._scratch_sequence
         self._sequences[page] = sequence
 
     def scan(self) -> Iterator[tuple[int, PageEntry | Torn]]:
@@ -175,8 +183,8 @@ class PageTable:
         return None
 
     def _is_whole(self, slot: bytes, page: int) -> bool:
-        if slot == self._blank:
-            return True
+        if slot[: _SEQUENCE.size] == _NO_SEQUENCE:
+            return slot == self._blank
         expected = _CRC.unpack_from(slot, _CRC_OFFSET)[0]
         body = zlib.crc32(slot[_CRC_OFFSET + 4 :], zlib.crc32(b"\0\0\0\0", zlib.crc32(slot[:_CRC_OFFSET], page)))
         return body == expected and slot[12] < _NUM_STATES

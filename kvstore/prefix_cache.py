@@ -44,10 +44,7 @@ class PrefixCache:
         weight_version: str = "",
         policy: EvictionPolicy | None = None,
     ) -> None:
-        floor = highest_generation(table) if table is not None else 0
-        self._book = PageBook(
-            allocator, RadixTree(page_size, policy), table, group=group, epoch=epoch, generation_floor=floor
-        )
+        self._book = PageBook(allocator, RadixTree(page_size, policy), table, group=group, epoch=epoch)
         self._weight_version = weight_version
         self._live: dict[int, SequencePages] = {}
         self.num_query_tokens = 0
@@ -150,15 +147,16 @@ class PrefixCache:
 
     def check(self) -> list[Violation]:
         """Compare all books; linear in the pool, for idle moments and tests. What disagrees is quarantined."""
-        claims: dict[int, PageState] = {}
-        doubles: list[Violation] = []
         cached = {page for node, _ in self._book.tree.runs() for page in node.pages}
-        claims.update(dict.fromkeys(cached, PageState.CACHED))
+        claims = dict.fromkeys(cached, PageState.CACHED)
+        doubles: list[Violation] = []
         for sequence in self._live.values():
             for page, state in sequence.claims():
-                held = claims.setdefault(page, state)
-                if held is not state or (state is not PageState.CACHED and page in cached):
-                    doubles.append(Violation(page, held.name, state.name))
+                held = claims.get(page)
+                if held is None or held is state is PageState.CACHED:
+                    claims[page] = state
+                else:
+                    doubles.append(Violation(page, f"another holder's, {held.name}", state.name))
         violations = doubles + self._book.allocator.check(claims)
         if violations:
             self._contain(violations, cached)
@@ -203,13 +201,3 @@ class PrefixCache:
 
     def _is_loose(self, page: int) -> bool:
         return self._book.allocator.state(page) is not PageState.QUARANTINED
-
-
-def highest_generation(table: PageTable) -> int:
-    """A generation that no page of the table has or had.
-
-    A torn entry hides its generation; it was at most one allocation ahead of those that can be read, so the size of
-    the pool is margin enough.
-    """
-    highest = max((table.generation(page) or 0 for page in range(table.num_pages)), default=0)
-    return highest + table.num_pages

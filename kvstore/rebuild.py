@@ -106,7 +106,7 @@ def rebuild(
     cached_pages = set(cached.values())
     lent = [page for page, entry in entries.items() if entry.state in _UNSAFE]
     for page in lent + torn:
-        cache.book.adopt(page, PageState.QUARANTINED, entries[page].generation if page in entries else 0)
+        cache.book.adopt(page, PageState.QUARANTINED)
         cache.book.write_states([page], PageState.QUARANTINED)
     orphans: list[SequencePages] = []
     for page, entry in entries.items():
@@ -151,7 +151,7 @@ def _rebuild_tree(cache: PrefixCache, by_parent: dict[bytes, list[_Full]]) -> di
         pages = [full.page for full in run]
         end = book.tree.insert(root, key, pages, hashes, above).end.node
         for full in run:
-            book.adopt(full.page, PageState.CACHED, full.entry.generation)
+            book.adopt(full.page, PageState.CACHED)
             if full.entry.state is not PageState.CACHED:
                 entry = full.entry
                 book.write(
@@ -183,5 +183,5 @@ def _resume(
         tokens.append(entries[above].tokens)
         parent, is_first = entries[above].parent_hash, entries[above].is_first
     match = cache.book.tree.match_prefix(parent, b"".join(reversed(tokens)))
-    cache.book.adopt(page, PageState.RUNNING, entry.generation)
+    cache.book.adopt(page, PageState.RUNNING)
     return cache.resume(cache.book.tree.lock(match), match.pages, page, entry.tokens)

@@ -161,6 +161,7 @@ class SequencePages:
         self._num_lent = 0
         self._own.update(self._book.move(self._book.allocator.accept, lent))
         self.advance(token_ids)
+        self._book.write_states(self.pages[len(self._hashes) + 1 :], PageState.RUNNING)
 
     def take_back(self, *, quiesced: bool) -> list[int]:
         """The transfer is over without its pages, which leave the sequence; a retry reserves new ones.

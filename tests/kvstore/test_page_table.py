@@ -1,0 +1,212 @@
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvstore.allocator import PageState
+from kvstore.hashing import pack_tokens
+from kvstore.page_table import HEADER_BYTES, PageEntry, PageTable, Torn
+
+PAGE_SIZE = 4
+SLOT_BYTES = HEADER_BYTES + 4 * PAGE_SIZE
+U64 = st.integers(0, 2**64 - 1)
+
+ENTRIES = st.builds(
+    PageEntry,
+    state=st.sampled_from(PageState),
+    generation=U64,
+    owner_epoch=U64,
+    page_hash=st.binary(min_size=16, max_size=16),
+    parent_hash=st.binary(min_size=16, max_size=16),
+    tokens=st.lists(st.integers(0, 2**32 - 1), max_size=PAGE_SIZE).map(pack_tokens),
+    is_first=st.booleans(),
+    is_private=st.booleans(),
+)
+
+
+def make_table(num_pages: int = 4, page_size: int = PAGE_SIZE) -> tuple[PageTable, bytearray]:
+    memory = bytearray(PageTable.num_bytes(num_pages, page_size))
+    return PageTable(memoryview(memory), num_pages, page_size), memory
+
+
+def test_a_fresh_table_says_that_all_pages_are_free() -> None:
+    table, _ = make_table()
+    assert [entry for _, entry in table.scan()] == [PageEntry()] * 4
+    assert table.generation(0) == 0
+
+
+@given(st.lists(ENTRIES, min_size=1, max_size=5))
+def test_what_was_written_last_is_read(entries: list[PageEntry]) -> None:
+    table, memory = make_table()
+    reader = PageTable(memoryview(memory).toreadonly(), 4, PAGE_SIZE)
+    for entry in entries:
+        table.write(2, entry)
+        assert table.read(2) == entry
+        assert reader.read(2) == entry
+        assert reader.generation(2) == entry.generation
+        assert reader.read(1) == PageEntry()
+
+
+def test_entry_tells_its_tokens() -> None:
+    entry = PageEntry(tokens=pack_tokens([7, 8, 9]))
+    assert entry.fill == 3
+    assert entry.token_ids == (7, 8, 9)
+
+
+def test_more_tokens_than_the_page_has_are_refused() -> None:
+    table, _ = make_table()
+    with pytest.raises(ValueError, match="5 tokens do not fit a page of 4"):
+        table.write(1, PageEntry(tokens=pack_tokens(range(5))))
+    assert table.read(1) == PageEntry()
+
+
+def test_a_view_too_small_is_refused() -> None:
+    with pytest.raises(ValueError, match="plain bytes"):
+        PageTable(memoryview(bytearray(10)), 4, PAGE_SIZE)
+    with pytest.raises(ValueError, match="plain bytes"):
+        PageTable(memoryview(bytearray(8 * 1000)).cast("Q"), 4, PAGE_SIZE)
+
+
+class Crash(Exception):
+    """The writer died."""
+
+
+class MortalMemory:
+    """A table's memory whose writer dies inside its store number `store`, after the bytes of it that `landed` names."""
+
+    format = "B"
+
+    def __init__(self, memory: bytearray, store: int, landed: Callable[[int], bool]) -> None:
+        self.memory = memory
+        self.store = store
+        self.landed = landed
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    def __getitem__(self, where: slice) -> bytearray:
+        return self.memory[where]
+
+    def __setitem__(self, where: slice, value: bytes) -> None:
+        assert len(value) == where.stop - where.start
+        if self.store:
+            self.store -= 1
+            self.memory[where] = value
+            return
+        for index, byte in enumerate(bytes(value)):
+            if self.landed(index):
+                self.memory[where.start + index] = byte
+        raise Crash
+
+
+NUM_STORES = 3
+
+
+def write_and_die(memory: bytearray, page: int, entry: PageEntry, store: int, landed: Callable[[int], bool]) -> None:
+    writer = PageTable(MortalMemory(memory, store, landed), 4, PAGE_SIZE)  # type: ignore[arg-type]
+    with pytest.raises(Crash):
+        writer.write(page, entry)
+
+
+def store_bytes(store: int) -> int:
+    return 8 if store != 1 else SLOT_BYTES - 8
+
+
+@given(st.lists(ENTRIES, max_size=4), ENTRIES)
+@settings(max_examples=30)
+def test_a_writer_that_stops_at_any_byte_leaves_old_or_new(history: list[PageEntry], entry: PageEntry) -> None:
+    table, memory = make_table()
+    for old in history:
+        table.write(1, old)
+    before = bytes(memory)
+    for store in range(NUM_STORES):
+        for cut in range(store_bytes(store) + 1):
+            for forward in (True, False):
+                memory[:] = before
+                write_and_die(memory, 1, entry, store, lambda index, c=cut, f=forward: (index < c) is f)
+                assert table.read(1) in ((history or [PageEntry()])[-1], entry)
+                assert table.read(0) == table.read(2) == PageEntry()
+
+
+def test_a_write_is_the_stores_that_these_tests_tear() -> None:
+    _, memory = make_table()
+    PageTable(MortalMemory(memory, NUM_STORES, lambda _: False), 4, PAGE_SIZE).write(1, PageEntry())  # type: ignore[arg-type]
+    write_and_die(memory, 1, PageEntry(), NUM_STORES - 1, lambda _: False)
+
+
+@pytest.mark.parametrize("written", [1, 2, 3])
+def test_damage_to_both_slots_is_known(written: int) -> None:
+    table, memory = make_table()
+    for generation in range(written):
+        table.write(3, PageEntry(state=PageState.CACHED, generation=generation + 1, tokens=pack_tokens([1])))
+    start = 3 * 2 * SLOT_BYTES
+    for slot in range(2):
+        memory[start + slot * SLOT_BYTES + 20] ^= 0xFF
+    assert table.read(3) == Torn(3)
+    assert table.generation(3) is None
+    successor = PageTable(memoryview(memory), 4, PAGE_SIZE)
+    for generation in (5, 6, 7):
+        successor.write(3, PageEntry(generation=generation))
+        assert successor.read(3) == PageEntry(generation=generation)
+
+
+def test_an_entry_copied_to_another_page_is_not_believed() -> None:
+    table, memory = make_table()
+    table.write(1, PageEntry(state=PageState.CACHED, generation=9))
+    table.write(1, PageEntry(state=PageState.CACHED, generation=10))
+    memory[4 * SLOT_BYTES : 6 * SLOT_BYTES] = memory[2 * SLOT_BYTES : 4 * SLOT_BYTES]
+    assert table.read(2) == Torn(2)
+
+
+def test_a_state_of_a_later_format_is_not_believed() -> None:
+    table, memory = make_table()
+    table.write(1, PageEntry(state=99))  # type: ignore[arg-type]
+    assert table.read(1) == PageEntry()
+    table.write(1, PageEntry(state=99))  # type: ignore[arg-type]
+    assert table.read(1) == Torn(1)
+    assert memory
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Writers come and go, each may die inside a write; readers always see the last entry that was whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.memory = make_table()
+        self.reader = PageTable(memoryview(self.memory).toreadonly(), 4, PAGE_SIZE)
+        self.model = [PageEntry()] * 4
+
+    @rule(page=st.integers(0, 3), entry=ENTRIES)
+    def write(self, page: int, entry: PageEntry) -> None:
+        self.table.write(page, entry)
+        self.model[page] = entry
+
+    @rule(
+        page=st.integers(0, 3),
+        entry=ENTRIES,
+        store=st.integers(0, NUM_STORES - 1),
+        mask=st.integers(0, 2**SLOT_BYTES - 1),
+    )
+    def die_while_writing(self, page: int, entry: PageEntry, store: int, mask: int) -> None:
+        """Any subset of one store's bytes lands; the next writer may die over the same slot, again and again."""
+        write_and_die(self.memory, page, entry, store, lambda index: bool(mask >> index & 1))
+        found = self.reader.read(page)
+        assert found in (self.model[page], entry)
+        assert isinstance(found, PageEntry)
+        self.model[page] = found
+        self.table = PageTable(memoryview(self.memory), 4, PAGE_SIZE)
+
+    @rule()
+    def replace_the_writer(self) -> None:
+        self.table = PageTable(memoryview(self.memory), 4, PAGE_SIZE)
+
+    @invariant()
+    def readers_agree(self) -> None:
+        assert [entry for _, entry in self.reader.scan()] == self.model
+        assert [self.table.generation(page) for page in range(4)] == [entry.generation for entry in self.model]
+
+
+TestTableMachine = TableMachine.TestCase
+TestTableMachine.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)

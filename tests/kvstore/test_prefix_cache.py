@@ -1,0 +1,410 @@
+import pytest
+
+from kvstore.allocator import PageAllocator, PageState, Violation
+from kvstore.errors import SequenceError
+from kvstore.events import EventLog
+from kvstore.hashing import chain_hashes, root_hash
+from kvstore.page_table import PageEntry, PageTable
+from kvstore.prefix_cache import PrefixCache
+from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
+
+PAGE_SIZE = 4
+
+
+def make_table(num_pages: int) -> PageTable:
+    return PageTable(memoryview(bytearray(PageTable.num_bytes(num_pages, PAGE_SIZE))), num_pages, PAGE_SIZE)
+
+
+def make_cache(num_pages: int = 12, table: PageTable | None = None, epoch: int = 1) -> PrefixCache:
+    return PrefixCache.fresh(num_pages, PAGE_SIZE, group="g", epoch=epoch, table=table)
+
+
+def fill(cache: PrefixCache, token_ids: list[int], **options: str | bool) -> None:
+    sequence = cache.start(token_ids, **options)  # type: ignore[arg-type]
+    assert sequence.reserve(len(token_ids))
+    sequence.advance(token_ids[sequence.num_tokens :])
+    sequence.release()
+
+
+def test_a_prompt_is_found_again_but_never_all_of_it() -> None:
+    cache = make_cache()
+    prompt = list(range(100, 112))
+    fill(cache, prompt)
+    assert cache.match(prompt).num_tokens == 8
+    assert cache.match([*prompt, 1]).num_tokens == 12
+    assert cache.match(prompt[:5]).num_tokens == 4
+    assert cache.match(prompt[:4]).num_tokens == 0
+    assert cache.match([]).num_tokens == 0
+    assert cache.match(prompt, "other key").num_tokens == 0
+    assert cache.match(prompt, lora="adapter").num_tokens == 0
+    assert len(cache.match(prompt).pages) == 2
+    assert cache.num_sequences == 0
+
+
+def test_full_pages_are_shared_while_their_sequence_runs() -> None:
+    cache = make_cache()
+    first = cache.start([1, 2, 3, 4, 5])
+    assert first.reserve(6)
+    first.advance([1, 2, 3])
+    assert cache.match([1, 2, 3, 4, 5]).num_tokens == 0
+    first.advance([4])
+    second = cache.start([1, 2, 3, 4, 9])
+    assert second.num_cached_tokens == second.num_tokens == 4
+    assert second.pages == first.pages[:1]
+    first.release()
+    assert cache.num_available() == 10, "the second one holds the shared page"
+    second.release()
+    assert cache.num_available() == 11
+    assert cache.check() == []
+
+
+def test_the_same_prompt_twice_at_once_is_never_owned_twice() -> None:
+    cache = make_cache()
+    prompt = list(range(9))
+    one, two = cache.start(prompt), cache.start(prompt)
+    for sequence in (one, two):
+        assert sequence.reserve(9)
+    for start in (0, 4):
+        one.advance(prompt[start : start + 4])
+        two.advance(prompt[start : start + 4])
+    assert not set(one.pages) & set(two.pages)
+    assert cache.check() == []
+    two.advance([8, 20, 21, 22])
+    assert cache.match([*prompt, 20, 21, 22, 0]).pages == [*one.pages[:2], two.pages[2]]
+    two.release()
+    assert cache.num_pages_in(PageState.CACHED) == 3
+    one.release()
+    assert cache.check() == []
+    assert cache.num_available() == 11
+
+
+def test_reserve_is_all_or_nothing_and_evicts_what_nobody_holds() -> None:
+    cache = make_cache(num_pages=6)
+    fill(cache, list(range(12)))
+    cache.events.drain()
+    sequence = cache.start([50] * 12)
+    assert sequence.num_missing(12) == 3
+    assert not sequence.reserve(21)
+    assert sequence.pages == []
+    assert sequence.reserve(20)
+    assert sequence.reserve(3), "already covered"
+    assert len(set(sequence.pages)) == 5
+    assert cache.num_available() == 0
+    assert cache.num_evicted_pages == 3
+    assert not cache.start([1] * 4).reserve(1)
+    removed = cache.events.drain()
+    chain = chain_hashes(root_hash(), list(range(12)), PAGE_SIZE)
+    assert removed == [PageRemoved(group="g", page_hashes=chain[::-1])]
+
+
+def test_locked_pages_are_not_evicted() -> None:
+    cache = make_cache(num_pages=6)
+    fill(cache, list(range(8)))
+    holder = cache.start([*list(range(8)), 99])
+    other = cache.start([7])
+    assert not other.reserve(16)
+    assert other.reserve(12)
+    assert cache.check() == []
+    holder.release()
+    assert other.reserve(16)
+    other.release()
+
+
+def test_private_sequences_enter_the_cache_at_the_end_or_never() -> None:
+    cache = make_cache()
+    hidden = cache.start([1] * 9, share=False)
+    hidden.reserve(9)
+    hidden.advance([1] * 9)
+    assert cache.match([1] * 9).num_tokens == 0
+    hidden.release(insert=False)
+    assert cache.match([1] * 9).num_tokens == 0
+    again = cache.start([1] * 9, share=False)
+    again.reserve(9)
+    again.advance([1] * 9)
+    again.release()
+    assert cache.match([1] * 9).num_tokens == 8
+    assert cache.check() == []
+
+
+def test_a_handle_checks_its_own_use() -> None:
+    cache = make_cache()
+    sequence = cache.start([1, 2, 3])
+    with pytest.raises(SequenceError, match="advance past the 0"):
+        sequence.advance([1])
+    sequence.reserve(3)
+    with pytest.raises(ValueError, match="token ids"):
+        sequence.advance([-1])
+    assert sequence.num_tokens == 0
+    sequence.advance([1, 2, 3])
+    sequence.release()
+    assert sequence.release() == []
+    for use in (lambda: sequence.reserve(9), lambda: sequence.advance([1]), sequence.lend):
+        with pytest.raises(SequenceError, match="released already"):
+            use()
+
+
+def test_lent_pages_come_back_with_their_tokens() -> None:
+    table = make_table(12)
+    cache = make_cache(table=table)
+    prompt = list(range(10))
+    fill(cache, [*prompt[:4], 77])
+    sequence = cache.start(prompt)
+    assert sequence.num_cached_tokens == 4
+    assert sequence.reserve(10)
+    lent = sequence.lend()
+    assert (lent.first, lent.pages) == (1, sequence.pages[1:])
+    assert lent.generations == sequence.generations(1) == [table.generation(page) for page in lent.pages]
+    assert cache.num_pages_in(PageState.GRANTED) == sequence.num_lent_pages == 2
+    assert cache.check() == []
+    with pytest.raises(SequenceError, match="lent"):
+        sequence.lend()
+    with pytest.raises(SequenceError, match="lent"):
+        sequence.reserve(100)
+    with pytest.raises(SequenceError, match="past the 0"):
+        sequence.advance([1])
+    for _ in range(2):
+        sequence.mark_in_flight()
+        assert cache.num_pages_in(PageState.IN_FLIGHT) == 2
+    assert cache.check() == []
+    with pytest.raises(SequenceError, match="9 tokens do not fit"):
+        sequence.receive([0] * 9)
+    sequence.receive(prompt[4:])
+    assert (sequence.num_tokens, sequence.num_full_pages, sequence.num_lent_pages) == (10, 2, 0)
+    assert cache.match([*prompt, 1]).num_tokens == 8
+    assert cache.check() == []
+    sequence.release()
+    assert cache.num_available() == 11
+
+
+def test_a_failed_transfer_frees_or_quarantines_its_pages() -> None:
+    table = make_table(12)
+    cache = make_cache(table=table)
+    sequence = cache.start(list(range(9)))
+    sequence.reserve(9)
+    first = sequence.lend().pages
+    sequence.mark_in_flight()
+    assert sequence.take_back(quiesced=True) == []
+    assert sequence.pages == []
+    assert cache.num_available() == 11
+    sequence.reserve(9)
+    second = sequence.lend()
+    assert second.pages == first
+    assert min(second.generations) > max(0, 0)
+    assert sequence.take_back(quiesced=False) == second.pages
+    assert cache.num_pages_in(PageState.QUARANTINED) == 3
+    assert table.read(second.pages[0]) == PageEntry(PageState.QUARANTINED, second.generations[0], 1)
+    assert cache.check() == []
+    cache.clear_quarantined(second.pages)
+    assert cache.num_available() == 11
+    sequence.reserve(5)
+    lent = sequence.lend().pages
+    assert sequence.release() == lent
+    assert cache.num_pages_in(PageState.QUARANTINED) == 2
+    cache.clear_quarantined(lent)
+    assert cache.num_available() == 11
+    assert cache.check() == []
+
+
+def test_lending_gives_up_a_partly_filled_page() -> None:
+    cache = make_cache()
+    sequence = cache.start([1] * 9)
+    sequence.reserve(9)
+    sequence.advance([1] * 6)
+    assert sequence.lend().first == 1
+    assert sequence.num_tokens == 4
+    sequence.receive([1] * 5)
+    assert sequence.num_tokens == 9
+    sequence.release()
+
+
+def test_every_allocation_is_a_new_generation() -> None:
+    table = make_table(4)
+    cache = make_cache(4, table)
+    seen: set[int] = set()
+    for _ in range(5):
+        sequence = cache.start([1])
+        sequence.reserve(12)
+        generations = sequence.generations()
+        assert not seen & set(generations)
+        assert generations == [table.generation(page) for page in sequence.pages]
+        seen.update(generations)
+        sequence.release()
+    later = make_cache(4, table, epoch=2)
+    sequence = later.start([1])
+    sequence.reserve(1)
+    assert sequence.generations(0, 1)[0] > max(seen)
+    sequence.release()
+
+
+def test_the_table_says_what_the_books_say() -> None:
+    table = make_table(8)
+    cache = make_cache(8, table, epoch=3)
+    sequence = cache.start([5] * 6, "salt")
+    sequence.reserve(12)
+    root = root_hash("salt")
+    first, second, third = sequence.pages
+    generations = sequence.generations()
+    assert table.read(first) == PageEntry(PageState.RUNNING, generations[0], 3, parent_hash=root, is_first=True)
+    assert table.read(third) == PageEntry(PageState.RUNNING, generations[2], 3)
+    sequence.advance([5] * 6)
+    hashes = chain_hashes(root, [5] * 6, PAGE_SIZE)
+    assert list(sequence.page_hashes) == hashes
+    stored = table.read(first)
+    assert isinstance(stored, PageEntry)
+    assert (stored.state, stored.page_hash, stored.parent_hash, stored.token_ids) == (
+        PageState.CACHED,
+        hashes[0],
+        root,
+        (5, 5, 5, 5),
+    )
+    tail = table.read(second)
+    assert isinstance(tail, PageEntry)
+    assert (tail.state, tail.parent_hash, tail.token_ids) == (PageState.RUNNING, hashes[0], (5, 5))
+    sequence.release()
+    assert [entry.state for page, entry in table.scan() if isinstance(entry, PageEntry) and page] == [
+        PageState.CACHED,
+        *[PageState.FREE] * 6,
+    ]
+    make_cache(8, table)
+    assert all(isinstance(entry, PageEntry) and entry.state is PageState.FREE for _, entry in table.scan())
+
+
+def test_a_cleared_table_forgets_torn_entries() -> None:
+    memory = bytearray(PageTable.num_bytes(4, PAGE_SIZE))
+    memory[PageTable.num_bytes(2, PAGE_SIZE) + 30 :: 80] = b"\x01" * len(
+        memory[PageTable.num_bytes(2, PAGE_SIZE) + 30 :: 80]
+    )
+    table = PageTable(memoryview(memory), 4, PAGE_SIZE)
+    make_cache(4, table)
+    assert [table.read(page) for page in (1, 2, 3)] == [
+        PageEntry(),
+        PageEntry(owner_epoch=1),
+        PageEntry(owner_epoch=1),
+    ]
+
+
+def test_reset_forgets_prefixes_and_lets_running_sequences_finish_alone() -> None:
+    cache = make_cache()
+    fill(cache, [9] * 9)
+    running = cache.start([1] * 9)
+    running.reserve(9)
+    running.advance([1] * 4)
+    twin = cache.start([1] * 9)
+    cache.events.drain()
+    cache.reset("weights of tuesday")
+    assert cache.events.drain() == [CacheCleared(group="g")]
+    assert cache.match([1] * 9).num_tokens == cache.match([9] * 9).num_tokens == 0
+    assert cache.num_available() == 8
+    running.advance([1] * 5)
+    assert cache.match([1] * 9).num_tokens == 0
+    assert cache.events.drain() == []
+    assert cache.check() == []
+    running.release()
+    assert cache.num_available() == 10
+    fill(cache, [1] * 9)
+    assert cache.match([1] * 9).num_tokens == 8
+    twin.release()
+    assert cache.num_available() == 11
+    assert cache.check() == []
+
+
+def test_a_page_in_two_books_is_quarantined_and_serving_goes_on() -> None:
+    cache = make_cache()
+    fill(cache, [3] * 8)
+    one, two = cache.start([1] * 5), cache.start([2] * 5)
+    one.reserve(5)
+    two.reserve(5)
+    stolen = one.pages[0]
+    two._own.add(stolen)
+    assert {violation.page for violation in cache.check()} == {stolen}
+    assert cache.num_violations == 1
+    one.advance([1] * 5)
+    one.release()
+    two._own.discard(stolen)
+    two.release()
+    assert cache.num_pages_in(PageState.QUARANTINED) == 1
+    assert cache.match([1] * 5).num_tokens == 0
+    assert cache.check() == []
+
+
+def test_a_doubtful_cached_page_clears_the_cache() -> None:
+    cache = make_cache()
+    fill(cache, [3] * 9)
+    page = cache.match([3] * 9).pages[0]
+    sequence = cache.start([1])
+    sequence._own.add(page)
+    violations = cache.check()
+    assert {violation.page for violation in violations} == {page}
+    assert cache.match([3] * 9).num_tokens == 0
+    sequence._own.discard(page)
+    sequence.release()
+    assert cache.check() == []
+    assert cache.num_available() == 10
+    violations = list(cache.book.violations)
+    assert all(isinstance(violation, Violation) for violation in violations)
+
+
+def test_a_page_freed_behind_its_sequence_is_not_published() -> None:
+    cache = make_cache()
+    sequence = cache.start([1] * 9)
+    sequence.reserve(9)
+    cache.book.allocator.release([sequence.pages[0]])
+    sequence.advance([1] * 9)
+    assert cache.num_violations == 1
+    assert cache.match([1] * 9).num_tokens == 0
+    sequence.release()
+    assert cache.num_pages_in(PageState.QUARANTINED) == 1
+    assert cache.num_available() == 10
+    assert cache.check() == []
+
+
+def test_a_move_of_pages_outside_the_pool_is_only_reported() -> None:
+    cache = make_cache()
+    cache.clear_quarantined([99, 0, 3])
+    assert cache.num_violations == 3
+    assert cache.num_pages_in(PageState.QUARANTINED) == 1
+
+
+def test_events_tell_what_the_cache_holds() -> None:
+    cache = make_cache()
+    fill(cache, list(range(9)), extra_key="k")
+    hashes = chain_hashes(root_hash("k"), list(range(9)), PAGE_SIZE)
+    message = cache.events.drain_message()
+    assert isinstance(message, CacheEvents)
+    stored = [
+        PageStored(group="g", page_hash=hashes[0], parent_hash=root_hash("k"), token_ids=[0, 1, 2, 3], extra_key="k"),
+        PageStored(group="g", page_hash=hashes[1], parent_hash=hashes[0], token_ids=[4, 5, 6, 7], extra_key="k"),
+    ]
+    assert message.events == [CacheCleared(group="g"), *stored]
+    assert cache.events.drain_message() is None
+    cache.events.restate()
+    anonymous = [
+        PageStored(group="g", page_hash=one.page_hash, parent_hash=one.parent_hash, token_ids=one.token_ids)
+        for one in stored
+    ]
+    assert cache.events.drain(1) == [CacheCleared(group="g")]
+    assert cache.events.drain() == anonymous
+    assert (cache.num_query_tokens, cache.num_hit_tokens, cache.num_pages) == (9, 0, 11)
+
+
+def test_an_event_log_that_nobody_drains_restates_itself() -> None:
+    kept = [PageStored(group="g", page_hash=b"1", parent_hash=b"0", token_ids=[1])]
+    log = EventLog(lambda: kept, "g", limit=2)
+    for number in range(4):
+        log.removed([bytes([number])])
+    log.removed([])
+    assert len(log) == 0
+    assert log.drain() == [CacheCleared(group="g"), *kept]
+    assert log.sequence == 6
+    log.stored(b"2", b"1", (4, 5), "")
+    log.cleared()
+    assert log.drain() == [CacheCleared(group="g")]
+
+
+def test_a_cache_can_take_an_allocator_that_is_in_use() -> None:
+    allocator = PageAllocator(4)
+    cache = PrefixCache(allocator, PAGE_SIZE, group="g", epoch=1)
+    sequence = cache.start([1, 2])
+    assert sequence.reserve(2)
+    assert allocator.state(sequence.pages[0]) is PageState.RUNNING
+    sequence.release()
