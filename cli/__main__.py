@@ -1,0 +1,5 @@
+"""`python -m cli` is `meshctl`."""
+
+from cli.main import main
+
+main()

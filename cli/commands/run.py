@@ -1,0 +1,67 @@
+"""`meshctl run ROLE`: one actor in this process. The way every actor starts, by hand or by a supervisor."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cli.errors import BadConfig
+from cli.launch.mesh_directory import MeshDirectory
+from cli.launch.role import NO_FD, RoleRun, run_role
+from cli.topology import CONFIG_TYPES
+
+
+def run(arguments: list[str]) -> int:
+    """Parse what follows `run` and be that actor. Raises BadConfig."""
+    parsed = _parser().parse_args(arguments)
+    directory = MeshDirectory(parsed.name)
+    directory.create()
+    actor_id = parsed.actor_id or parsed.role.replace("_", "-")
+    epoch = parsed.epoch
+    if epoch is None:
+        epoch = directory.epochs().get(actor_id, 0) + 1
+        directory.issue(actor_id, epoch)
+    config = _read_config(parsed.config)
+    return run_role(
+        RoleRun(
+            mesh=parsed.name,
+            role=parsed.role,
+            actor_id=actor_id,
+            epoch=epoch,
+            config=config,
+            supervisor_fd=parsed.supervisor_fd,
+        )
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="meshctl run",
+        description="Run one actor alone. `meshctl up --dry-run` prints the lines of a whole mesh.",
+    )
+    parser.add_argument("role", choices=sorted(CONFIG_TYPES))
+    parser.add_argument("--name", default="default", metavar="MESH", help="the mesh to join")
+    parser.add_argument("--actor-id", metavar="ID", help="by default the role's name")
+    parser.add_argument("--epoch", type=int, help="by default the next one of this actor id")
+    parser.add_argument("--config", default="{}", metavar="JSON", help="configuration: JSON, or a file with it")
+    parser.add_argument("--supervisor-fd", type=int, default=NO_FD, help="pipe that ends with the supervisor")
+    return parser
+
+
+def _read_config(text: str) -> dict[str, Any]:
+    source = "--config"
+    content = text.encode()
+    if not text.lstrip().startswith("{"):
+        source = text
+        try:
+            content = Path(text).read_bytes()
+        except OSError as error:
+            raise BadConfig(
+                f"the configuration {text} cannot be read", why=os.strerror(error.errno or 0), do="give a file or JSON"
+            ) from error
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise BadConfig(f"{source} is not a JSON object", why=str(error), do="correct it") from error

@@ -1,0 +1,129 @@
+"""Processes of the supervisor: started, signalled, reaped.
+
+The supervisor is a subreaper, so an actor whose parent (the zygote's short-lived helper, a tokenizer's renderer's
+tokenizer) is gone becomes its child. All deaths come by SIGCHLD and are told to whoever watches that pid; a child that
+died before anybody knew its pid is remembered for a while. Until it is reaped here, a pid cannot be used again, so
+signals go by pid.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+_PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_MAX_UNCLAIMED: Final = 256
+
+OnExit = Callable[[int], None]
+
+
+class Children:
+    """All children of this process. Belongs to one event loop, in the main thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._watched: dict[int, OnExit] = {}
+        self._unclaimed: deque[tuple[int, int]] = deque(maxlen=_MAX_UNCLAIMED)
+        self._died = asyncio.Event()
+        become_subreaper()
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+
+    def watch(self, pid: int, on_exit: OnExit) -> None:
+        """Call `on_exit(status)` once, later, when the child has been reaped; `status` as of `waitstatus_to_exitcode`.
+
+        `pid` may be a child, or a process that becomes one because its parent is dead.
+        """
+        for dead, status in self._unclaimed:
+            if dead == pid:
+                self._unclaimed.remove((dead, status))
+                self._loop.call_soon(on_exit, status)
+                return
+        self._watched[pid] = on_exit
+        # It may have died between its birth and this call, with the signal long handled.
+        self._loop.call_soon(self._reap)
+
+    def signal(self, pid: int, number: signal.Signals) -> None:
+        """Send a signal to a watched child; nothing if it is gone already."""
+        if pid in self._watched:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                return
+
+    async def next_death(self, timeout_s: float) -> None:
+        """Wait until some child has been reaped, or the time is over."""
+        self._died.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._died.wait()
+        except TimeoutError:
+            self._reap()
+
+    def close(self) -> None:
+        """Reap no more."""
+        self._loop.remove_signal_handler(signal.SIGCHLD)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            self._died.set()
+            on_exit = self._watched.pop(pid, None)
+            if on_exit is None:
+                self._unclaimed.append((pid, code))
+            else:
+                on_exit(code)
+
+
+def spawn_process(arguments: Sequence[str], log: Path, fds: dict[int, int], environment: dict[str, str]) -> int:
+    """Start a Python process in a session of its own, so that a terminal's Ctrl-C does not reach it; its pid.
+
+    stdin is empty, stdout and stderr append to `log`; `fds` maps numbers in the child to descriptors here.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+        *((os.POSIX_SPAWN_DUP2, here, there) for there, here in fds.items()),
+    ]
+    return os.posix_spawn(sys.executable, [sys.executable, *arguments], environment, file_actions=actions, setsid=True)
+
+
+def describe_exit(status: int) -> str:
+    """`exit 3` or `signal 9 (SIGKILL)`."""
+    if status >= 0:
+        return f"exit {status}"
+    try:
+        return f"signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"signal {-status}"
+
+
+def become_subreaper() -> None:
+    """Orphans among the descendants of this process become its children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """The name that `ps` and `top` show; 15 characters."""
+    buffer = ctypes.create_string_buffer(name.encode()[:15])
+    _prctl(_PR_SET_NAME, ctypes.addressof(buffer))
+
+
+def _prctl(option: int, argument: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), f"prctl({option})")

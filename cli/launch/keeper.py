@@ -1,0 +1,268 @@
+"""Owns the processes of a mesh: performs what the supervision core decides, and tells it what happens.
+
+One event goes in at a time (`_feed`), its commands are performed in order; whatever they bring about comes as a later
+event. Runs on the event loop of the `meshctl up` process, in its main thread.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import assert_never
+
+import msgspec
+
+from cli.exit_codes import FATAL_EXITS, ExitCode
+from cli.launch.children import Children, describe_exit, spawn_process
+from cli.launch.mesh_directory import Manifest, MeshDirectory, ProcessRecord
+from cli.launch.progress import Progress
+from cli.launch.role import RoleRun
+from cli.launch.sweep import start_time
+from cli.launch.zygote_client import SUPERVISOR_FD, ZygoteClient
+from cli.protocol import ActorList, ActorStatus
+from cli.topology import ActorLaunch, Topology
+from mesh.address import Address, Endpoint
+from mesh.membership import DRAINING, READY, Member
+from mesh.supervision import (
+    Beat,
+    Begin,
+    Command,
+    Died,
+    Drain,
+    Event,
+    Exited,
+    Kill,
+    MeshReady,
+    MeshStopped,
+    Policy,
+    Report,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    Stop,
+    Supervised,
+    Supervisor,
+    Tick,
+    Watch,
+)
+
+_NOWHERE = Endpoint("", "")
+
+
+class Listeners(msgspec.Struct, kw_only=True):
+    """Whom the keeper tells: `dead` the mesh, `ready` and `stopped` the command; `member` looks one up in the view."""
+
+    dead: Callable[[Address, str], None]
+    ready: Callable[[], None]
+    stopped: Callable[[ExitCode, str], None]
+    member: Callable[[str], Member | None]
+
+
+class ProcessKeeper:
+    """All actors of one mesh. `supervisor_fd` is the reading end of the pipe that ends with this process."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        directory: MeshDirectory,
+        children: Children,
+        progress: Progress,
+        listeners: Listeners,
+        supervisor_fd: int,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._topology = topology
+        self._directory = directory
+        self._children = children
+        self._progress = progress
+        self._listeners = listeners
+        self._supervisor_fd = supervisor_fd
+        self._launches = {launch.actor_id: launch for launch in topology.actors}
+        self._processes: dict[str, ProcessRecord] = {}
+        self._since: dict[str, float] = {}
+        self._manifest: Manifest | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._failure_code = ExitCode.NOT_READY
+        self._environment = actor_environment(topology.num_threads)
+        self._zygote = ZygoteClient(children, directory.log("zygote"), supervisor_fd, self._environment)
+        supervision = topology.settings.supervision
+        policy = Policy(
+            budget=supervision.restart_budget,
+            budget_window_s=supervision.restart_window_s,
+            kill_after_s=supervision.kill_after_s,
+            drain_timeout_s=supervision.drain_timeout_s,
+        )
+        actors = [Supervised(a.actor_id, a.drain_tier, supervision.start_timeout_s) for a in topology.actors]
+        self.core = Supervisor(actors, policy, directory.epochs())
+
+    def begin(self, manifest: Manifest) -> None:
+        """Start everything. `manifest` is what the processes are added to."""
+        self._manifest = manifest
+        self._write_manifest()
+        for launch in self._topology.actors:
+            self._directory.write_config(launch.actor_id, launch.config)
+        if self._topology.forks:
+            # It takes longest, so it goes first.
+            self._zygote.start()
+        self._feed(Begin())
+
+    def beat(self, address: Address, state: str) -> None:
+        """See `cli.launch.supervisor.Keeper`."""
+        self._progress.stage(address.actor_id, "hello")
+        self._feed(Beat(address.actor_id, address.epoch, ready=state in (READY, DRAINING)))
+
+    def stop(self, reason: str, *, force: bool) -> None:
+        """See `cli.launch.supervisor.Keeper`."""
+        self._progress.note(f"stopping: {reason}" + (", by force" if force else ""))
+        self._feed(Stop(reason, force))
+
+    def list_actors(self) -> ActorList:
+        """See `cli.launch.supervisor.Keeper`."""
+        topology = self._topology
+        return ActorList(
+            mesh=topology.settings.name,
+            url=topology.url,
+            model=topology.model_name,
+            ready=all(watch.state == READY for watch in self.core.watches.values()),
+            actors=[self._status(watch) for watch in self.core.watches.values()],
+        )
+
+    def close(self) -> None:
+        """Let the zygote end; all actors have."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._zygote.close()
+
+    def _feed(self, event: Event) -> None:
+        for command in self.core.handle(event, self._loop.time()):
+            self._perform(command)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self.core.deadline()
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._feed, Tick())
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Spawn(actor_id, epoch):
+                self._directory.issue(actor_id, epoch)
+                self._progress.stage(actor_id, "spawn")
+                self._spawn(self._launches[actor_id], Address(actor_id, epoch))
+            case Kill(actor_id, _):
+                self._children.signal(self._processes[actor_id].pid, signal.SIGKILL)
+            case Drain(actor_id, _):
+                self._children.signal(self._processes[actor_id].pid, signal.SIGTERM)
+            case Died(actor_id, epoch, reason):
+                self._listeners.dead(Address(actor_id, epoch), reason)
+            case Report():
+                self._report(command)
+            case MeshReady():
+                self._listeners.ready()
+            case MeshStopped(failure):
+                self._listeners.stopped(self._failure_code if failure else ExitCode.OK, failure)
+            case _:
+                assert_never(command)
+
+    def _spawn(self, launch: ActorLaunch, address: Address) -> None:
+        log = self._directory.log(launch.actor_id)
+        if launch.start == "fork":
+            run = RoleRun(
+                mesh=self._directory.mesh,
+                role=launch.role,
+                actor_id=address.actor_id,
+                epoch=address.epoch,
+                config=launch.config,
+                supervisor_fd=SUPERVISOR_FD,
+            )
+            self._zygote.fork(
+                run, log, lambda pid: self._spawned(address, pid), lambda reason: self._spawn_failed(address, reason)
+            )
+            return
+        arguments = ["-m", "cli", *run_arguments(self._directory.mesh, launch, address.epoch)]
+        arguments += ["--config", str(self._directory.path / "configs" / f"{launch.actor_id}.json")]
+        arguments += ["--supervisor-fd", str(SUPERVISOR_FD)]
+        try:
+            pid = spawn_process(arguments, log, {SUPERVISOR_FD: self._supervisor_fd}, self._environment)
+        except OSError as error:
+            self._loop.call_soon(self._spawn_failed, address, str(error))
+        else:
+            self._loop.call_soon(self._spawned, address, pid)
+
+    def _spawned(self, address: Address, pid: int) -> None:
+        launch = self._launches[address.actor_id]
+        self._processes[address.actor_id] = ProcessRecord(
+            actor_id=address.actor_id, role=launch.role, epoch=address.epoch, pid=pid, start_time=start_time(pid) or 0
+        )
+        self._since[address.actor_id] = self._loop.time()
+        self._write_manifest()
+        self._children.watch(pid, lambda status: self._exited(address, status))
+        self._feed(Spawned(*address))
+
+    def _spawn_failed(self, address: Address, reason: str) -> None:
+        self._feed(SpawnFailed(*address, reason))
+
+    def _exited(self, address: Address, status: int) -> None:
+        del self._processes[address.actor_id]
+        self._write_manifest()
+        error = self._directory.take_error(address)
+        reason = describe_exit(status) if error is None else error.message
+        fatal = status in FATAL_EXITS
+        if fatal and not self.core.was_ready:
+            self._failure_code = ExitCode(status)
+        self._feed(Exited(*address, reason, fatal))
+
+    def _report(self, report: Report) -> None:
+        who = f"{report.actor_id:<22}"
+        match report.state:
+            case "ready":
+                self._progress.stage(report.actor_id, "ready")
+            case "suspected" | "dying":
+                self._progress.note(f"{who} {report.state}: {report.reason}")
+            case "backoff":
+                self._progress.note(f"{who} ended: {report.reason}; it is started again")
+            case "given_up":
+                self._progress.note(f"{who} GIVEN UP: {report.reason}; see meshctl logs {report.actor_id}")
+            case "draining":
+                self._progress.note(f"{who} draining")
+            case _:
+                return
+
+    def _status(self, watch: Watch) -> ActorStatus:
+        actor_id = watch.spec.actor_id
+        process = self._processes.get(actor_id)
+        member = self._listeners.member(actor_id)
+        lives = process is not None and member is not None and member.epoch == watch.epoch
+        return ActorStatus(
+            actor_id=actor_id,
+            role=self._launches[actor_id].role,
+            pid=process.pid if process is not None else 0,
+            epoch=watch.epoch,
+            endpoint=member.endpoint if lives and member is not None else _NOWHERE,
+            state=watch.state,
+            num_restarts=watch.num_restarts,
+            uptime_s=self._loop.time() - self._since[actor_id] if process is not None else 0.0,
+            reason=watch.reason,
+        )
+
+    def _write_manifest(self) -> None:
+        if self._manifest is not None:
+            manifest = msgspec.structs.replace(self._manifest, processes=list(self._processes.values()))
+            self._directory.write_manifest(manifest)
+
+
+def run_arguments(mesh: str, launch: ActorLaunch, epoch: int) -> list[str]:
+    """The arguments of `meshctl` that run one actor; `--config` is still to come."""
+    return ["run", launch.role, "--name", mesh, "--actor-id", launch.actor_id, "--epoch", str(epoch)]
+
+
+def actor_environment(num_threads: int) -> dict[str, str]:
+    """Environment of all actors: threads that do not spin on each other's cores, and none in what must be forked."""
+    return {
+        "GOMP_SPINCOUNT": "1000",
+        "TOKENIZERS_PARALLELISM": "false",
+        **os.environ,
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(num_threads),
+        "PYTHONUNBUFFERED": "1",
+    }

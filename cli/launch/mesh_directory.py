@@ -1,0 +1,198 @@
+"""What a supervisor keeps on disk about its mesh: who runs, under which lock, which epochs are used.
+
+    <run directory>/
+        lock              flock held by the living supervisor
+        manifest.json     its pid and endpoint, and every process, segment prefix and log it owns; replaced atomically
+        epochs.json       the last epoch issued to each actor id, over all supervisors
+        configs/          one JSON file per actor
+        logs/             one file per actor, and one rotated away
+        errors/           why an actor gave up, in its own words
+
+The supervisor is the only writer (but for errors/). `meshctl ps|down|logs` and the next `up` read.
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from cli.errors import AlreadyRunning, CliError
+from mesh.address import Address, Endpoint
+from mesh.run_directory import RunDirectory
+
+_FILE_MODE: Final = 0o600
+
+
+class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One process; `start_time` (clock ticks since boot) tells it from a later one with its pid."""
+
+    actor_id: str
+    role: str
+    epoch: int
+    pid: int
+    start_time: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that has to be gone when the mesh is. `started_at` is Unix time."""
+
+    mesh: str
+    pid: int
+    start_time: int
+    epoch: int
+    control: str
+    data: str
+    url: str
+    model: str
+    pool_directory: str
+    pool_prefix: str
+    started_at: float
+    processes: list[ProcessRecord] = []
+
+    @property
+    def supervisor(self) -> tuple[Address, Endpoint]:
+        """Where the supervisor listens."""
+        return Address("supervisor", self.epoch), Endpoint(self.control, self.data)
+
+
+class StartError(msgspec.Struct, frozen=True):
+    """Why an actor could not start, as it leaves it in errors/."""
+
+    code: str
+    message: str
+
+
+class MeshDirectory:
+    """The run directory of one mesh, with what its supervisor keeps there."""
+
+    def __init__(self, mesh: str) -> None:
+        self.mesh = mesh
+        self.run = RunDirectory.of_mesh(mesh)
+        self.path = self.run.path
+        self.logs = self.path / "logs"
+        self._manifest = self.path / "manifest.json"
+        self._epochs = self.path / "epochs.json"
+        self._lock = self.path / "lock"
+
+    @classmethod
+    def all_names(cls) -> list[str]:
+        """Meshes that have a run directory, running or not."""
+        base = RunDirectory.of_mesh("x").path.parent
+        return sorted(path.name for path in base.iterdir()) if base.is_dir() else []
+
+    def create(self) -> None:
+        """Make the directories, for this user only. Raises CliError where others may enter them."""
+        try:
+            for path in (self.path.parent, self.path, self.run.sockets, self.logs, *self._subdirectories()):
+                path.mkdir(mode=0o700, parents=False, exist_ok=True)
+                status = path.lstat()
+                if status.st_uid != os.getuid() or status.st_mode & 0o077:
+                    raise CliError(
+                        f"{path} cannot be used",
+                        why="another user owns it, or may enter it",
+                        do="remove it, or set XDG_RUNTIME_DIR to a directory of yours",
+                    )
+        except OSError as error:
+            raise CliError(
+                f"the run directory {self.path} cannot be made",
+                why=str(error),
+                do="make it writable, or set XDG_RUNTIME_DIR to a directory of yours",
+            ) from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Generator[None]:
+        """Be this mesh's supervisor. Raises AlreadyRunning."""
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise self._already_running() from None
+            yield
+        finally:
+            os.close(descriptor)
+
+    def read_manifest(self) -> Manifest | None:
+        """The last manifest written; None if there is none, or none that can be read."""
+        try:
+            return msgspec.json.decode(self._manifest.read_bytes(), type=Manifest)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Replace the manifest."""
+        _replace(self._manifest, msgspec.json.format(msgspec.json.encode(manifest)))
+
+    def remove_manifest(self) -> None:
+        """The mesh is down and nothing is left of it."""
+        self._manifest.unlink(missing_ok=True)
+
+    def epochs(self) -> dict[str, int]:
+        """The last epoch issued to each actor id. A damaged file counts as lost, see `issue`."""
+        try:
+            return msgspec.json.decode(self._epochs.read_bytes(), type=dict[str, int])
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.MsgspecError):
+            # Above whatever was issued before: an epoch a second is more than any budget allows.
+            return dict.fromkeys(self._known_actors(), int(time.time()))
+
+    def issue(self, actor_id: str, epoch: int) -> None:
+        """Record that an epoch is used, before it is."""
+        epochs = self.epochs()
+        epochs[actor_id] = max(epoch, epochs.get(actor_id, 0))
+        _replace(self._epochs, msgspec.json.encode(epochs))
+
+    def write_config(self, actor_id: str, config: dict[str, Any]) -> Path:
+        """The configuration of one actor as a file for `meshctl run`."""
+        path = self.path / "configs" / f"{actor_id}.json"
+        _replace(path, msgspec.json.format(msgspec.json.encode(config)))
+        return path
+
+    def log(self, actor_id: str) -> Path:
+        """The log file of one actor."""
+        return self.logs / f"{actor_id}.log"
+
+    def write_error(self, address: Address, error: StartError) -> None:
+        """Called in the actor's process, before it exits."""
+        with contextlib.suppress(OSError):
+            _replace(self._error(address), msgspec.json.encode(error))
+
+    def take_error(self, address: Address) -> StartError | None:
+        """What an incarnation said before it gave up, if anything; it is then forgotten."""
+        path = self._error(address)
+        try:
+            error = msgspec.json.decode(path.read_bytes(), type=StartError)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        path.unlink(missing_ok=True)
+        return error
+
+    def _error(self, address: Address) -> Path:
+        return self.path / "errors" / f"{address.actor_id}.{address.epoch}.json"
+
+    def _subdirectories(self) -> list[Path]:
+        return [self.path / "configs", self.path / "errors"]
+
+    def _known_actors(self) -> list[str]:
+        return ["supervisor", *sorted(path.stem for path in (self.path / "configs").glob("*.json"))]
+
+    def _already_running(self) -> AlreadyRunning:
+        manifest = self.read_manifest()
+        who = f"its supervisor is process {manifest.pid}, at {manifest.url}" if manifest else "it is starting"
+        return AlreadyRunning(
+            f"a mesh named {self.mesh!r} is running",
+            why=who,
+            do=f"stop it with `meshctl down --name {self.mesh}`, or give this one another --name",
+        )
+
+
+def _replace(path: Path, content: bytes) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(content)
+    draft.replace(path)

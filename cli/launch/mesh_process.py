@@ -1,0 +1,201 @@
+"""The process of `meshctl up`: takes the lock, sweeps, supervises until told to stop, leaves nothing behind."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from cli.errors import CliError
+from cli.exit_codes import ExitCode
+from cli.launch.children import Children
+from cli.launch.keeper import Listeners, ProcessKeeper
+from cli.launch.log_files import LogFiles
+from cli.launch.mesh_directory import Manifest, MeshDirectory
+from cli.launch.progress import Progress, ready_text
+from cli.launch.supervisor import SupervisorActor
+from cli.launch.sweep import start_time, sweep
+from cli.protocol import SUPERVISOR
+from cli.topology import Topology
+from mesh.address import Address, Endpoint
+from mesh.options import SystemOptions
+from mesh.system import ActorSystem
+from mesh.telemetry import setup_log
+from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+
+_PROBE_INTERVAL_S: Final = 0.05
+_ORPHAN_GRACE_S: Final = 2.0
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run_mesh(make_topology: Callable[[], Topology], directory: MeshDirectory, progress: Progress) -> ExitCode:
+    """Serve until a signal or `meshctl down`. Raises CliErrors; then nothing is left running.
+
+    `make_topology` is called once this process holds the lock and leftovers are gone: it looks at memory and ports.
+    """
+    with directory.locked():
+        for left in sweep(directory):
+            progress.note(f"swept what an earlier supervisor left: {left}")
+        topology = make_topology()
+        with directory.log(SUPERVISOR).open("a", buffering=1) as log:
+            setup_log(level=os.environ.get("KVMESH_LOG_LEVEL", "info"), stream=log)
+            try:
+                return asyncio.run(_MeshProcess(topology, directory, progress).run())
+            finally:
+                structlog.reset_defaults()
+                sweep(directory)
+
+
+class _MeshProcess:
+    def __init__(self, topology: Topology, directory: MeshDirectory, progress: Progress) -> None:
+        self._topology = topology
+        self._directory = directory
+        self._progress = progress
+        self._num_signals = 0
+        self._was_ready = False
+        self._interrupted = False
+
+    async def run(self) -> ExitCode:
+        loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[tuple[ExitCode, str]] = loop.create_future()
+        address = Address(SUPERVISOR, self._directory.epochs().get(SUPERVISOR, 0) + 1)
+        self._directory.issue(*address)
+        children = Children(loop)
+        reader, writer = os.pipe()
+        try:
+            keeper = self._keeper = ProcessKeeper(
+                self._topology, self._directory, children, self._progress, self._listeners(), reader
+            )
+            actor = self._actor = SupervisorActor(keeper, os.getpid())
+            transport = ZeroMQTransport(ZeroMQOptions(run_directory=self._directory.run))
+            options = SystemOptions(host=socket.gethostname())
+            system = self._system = ActorSystem(actor, address, transport, self._directory.run.bootstrap(), options)
+            for number in _STOP_SIGNALS:
+                loop.add_signal_handler(number, self._signalled, number)
+            logs = LogFiles(self._directory.logs, self._topology.settings.supervision.max_log_bytes)
+            rotating = loop.create_task(logs.keep_small(), name="logs")
+            try:
+                await system.start()
+                keeper.begin(self._manifest(address, system.describe().endpoint))
+                code, failure = await self._ended
+            finally:
+                rotating.cancel()
+                keeper.close()
+                await system.stop()
+                await _end_orphans(children)
+        finally:
+            os.close(writer)
+            os.close(reader)
+            children.close()
+        return self._outcome(code, failure)
+
+    def _listeners(self) -> Listeners:
+        return Listeners(
+            dead=lambda address, reason: self._actor.tell_dead(address, reason),
+            ready=self._all_ready,
+            stopped=self._stopped,
+            member=lambda actor_id: self._actor.ctx.members.get(actor_id),
+        )
+
+    def _manifest(self, address: Address, endpoint: Endpoint) -> Manifest:
+        topology = self._topology
+        return Manifest(
+            mesh=self._directory.mesh,
+            pid=os.getpid(),
+            start_time=start_time(os.getpid()) or 0,
+            epoch=address.epoch,
+            control=endpoint.control,
+            data=endpoint.data,
+            url=topology.url,
+            model=topology.model_name,
+            pool_directory=topology.pool_directory,
+            pool_prefix=topology.pool_prefix,
+            started_at=time.time(),
+        )
+
+    def _signalled(self, number: signal.Signals) -> None:
+        # A terminal that closes may say so more than once, and means no hurry.
+        self._num_signals += number != signal.SIGHUP
+        self._interrupted = self._interrupted or not self._was_ready
+        self._keeper.stop(signal.Signals(number).name, force=self._num_signals > 1)
+
+    def _all_ready(self) -> None:
+        self._actor.ctx.spawn(self._wait_until_served(), name="probe")
+
+    async def _wait_until_served(self) -> None:
+        """Every actor is ready; the mesh is when the gateway says that requests can be served."""
+        settings = self._topology.settings
+        deadline = asyncio.get_running_loop().time() + settings.supervision.start_timeout_s
+        while not await _answers_ready(settings.host, settings.port):
+            if asyncio.get_running_loop().time() > deadline:
+                self._progress.note(f"{self._topology.url}/health/ready does not say ready; see meshctl logs gateway-0")
+                return
+            await asyncio.sleep(_PROBE_INTERVAL_S)
+        if self._keeper.core.stopping:
+            return
+        self._was_ready = True
+        topology = self._topology
+        text = ready_text(topology.url, topology.model_name, self._directory.mesh, self._progress.elapsed_s)
+        self._progress.ready(text)
+
+    def _stopped(self, code: ExitCode, failure: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result((code, failure))
+
+    def _outcome(self, code: ExitCode, failure: str) -> ExitCode:
+        if failure:
+            error = CliError(
+                f"the mesh {self._directory.mesh!r} could not be started",
+                why=failure,
+                do=f"see the logs in {self._directory.logs}; nothing is left running",
+            )
+            error.exit_code = code
+            raise error
+        self._progress.note("stopped")
+        return ExitCode.INTERRUPTED if self._interrupted else code
+
+
+async def _answers_ready(host: str, port: int) -> bool:
+    """One HTTP request to the gateway's readiness route."""
+    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        async with asyncio.timeout(1.0):
+            reader, writer = await asyncio.open_connection(target, port)
+            try:
+                writer.write(f"GET /health/ready HTTP/1.1\r\nHost: {target}\r\nConnection: close\r\n\r\n".encode())
+                status = await reader.readline()
+            finally:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+    except (OSError, TimeoutError):
+        return False
+    return status.split()[1:2] == [b"200"]
+
+
+async def _end_orphans(children: Children) -> None:
+    """Whatever actors started and left behind ends with them: waited for, then killed."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _ORPHAN_GRACE_S
+    while orphans := _child_pids():
+        if loop.time() > deadline:
+            for pid in orphans:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            deadline = loop.time() + _ORPHAN_GRACE_S
+        await children.next_death(0.1)
+
+
+def _child_pids() -> list[int]:
+    """Children of this process, zombies among them, by whatever thread they were started."""
+    found: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found += [int(pid) for pid in (task / "children").read_text().split()]
+    return sorted(found)

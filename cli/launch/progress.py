@@ -1,0 +1,91 @@
+"""What `meshctl up` says while it works: a line per actor when it is ready, and whatever goes wrong. All on stderr.
+
+With `-d` the lines go through a pipe to the process that the user waits for.
+"""
+
+import itertools
+import os
+import time
+from typing import Final
+
+READY_MARK: Final = "\x00ready\n"
+"""Follows the ready text on a pipe, for the process that waits for it."""
+
+
+class Progress:
+    """Writes lines to a descriptor. Nobody listening any more (a closed terminal) is not an error."""
+
+    def __init__(self, descriptor: int, began: float | None = None, *, is_pipe: bool = False) -> None:
+        self._descriptor: int | None = descriptor
+        self._is_pipe = is_pipe
+        self._began = time.monotonic() if began is None else began
+        self._stages: dict[str, list[tuple[str, float]]] = {}
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the command began."""
+        return time.monotonic() - self._began
+
+    def line(self, text: str) -> None:
+        """One line, as it is."""
+        self.write(f"{text}\n")
+
+    def note(self, text: str) -> None:
+        """One line with the time since the beginning."""
+        self.line(f"{self.elapsed_s:7.2f} s  {text}")
+
+    def stage(self, actor_id: str, stage: str) -> None:
+        """An actor has reached `spawn`, `hello` or `ready`; the last one prints its line."""
+        stages = self._stages.setdefault(actor_id, [])
+        if stage == "spawn":
+            stages.clear()
+        if any(name == stage for name, _ in stages):
+            return
+        stages.append((stage, self.elapsed_s))
+        if stage == "ready":
+            self.note(f"{actor_id:<22} ready   {self._times(stages)}")
+            del self._stages[actor_id]
+
+    def ready(self, text: str) -> None:
+        """The mesh serves; with a pipe this is the last that goes through it."""
+        self.line("\n" + text)
+        if self._is_pipe:
+            self.write(READY_MARK)
+            self._close()
+
+    def write(self, text: str) -> None:
+        """Raw text."""
+        if self._descriptor is None:
+            return
+        data = text.encode()
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError:
+            self._close()
+
+    def _close(self) -> None:
+        if self._is_pipe and self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+
+    @staticmethod
+    def _times(stages: list[tuple[str, float]]) -> str:
+        names = {"hello": "spawn to hello", "ready": "load"}
+        parts: list[str] = []
+        for (_, before), (stage, at) in itertools.pairwise(stages):
+            parts.append(f"{names[stage]} {at - before:.2f} s")
+        return ", ".join(parts)
+
+
+def ready_text(url: str, model: str, mesh: str, seconds: float) -> str:
+    """What a user sees at the end of a good start."""
+    name = "" if mesh == "default" else f" --name {mesh}"
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is 37 + 45?"}}]}}'
+    return (
+        f"ready at {url} in {seconds:.1f} s\n\n"
+        f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
+        f"    -d '{body}'\n"
+        f"  meshctl chat{name}\n"
+        f"  meshctl ps{name}\n"
+    )

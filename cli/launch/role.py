@@ -1,0 +1,130 @@
+"""Runs one actor in this process: what `meshctl run ROLE` and every forked actor end up in."""
+
+import os
+import sys
+from typing import Any, Final
+
+import msgspec
+
+from cli.errors import CliError
+from cli.exit_codes import ExitCode
+from cli.launch.children import name_process
+from cli.launch.mesh_directory import MeshDirectory, StartError
+from cli.topology import check_config
+from kvstore.errors import PoolExhaustedMemory
+from kvstore.page_pool import ShmHost
+from mesh.actor import Actor
+from mesh.address import Address
+from mesh.errors import BindError
+from mesh.run import run_actor
+from mesh.run_directory import RunDirectory
+from nodes import roles
+from nodes.model_spec import ModelError
+
+NO_FD: Final = -1
+
+
+class RoleRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One incarnation to run. `supervisor_fd` is a pipe that ends when the supervisor does; -1 without a supervisor."""
+
+    mesh: str
+    role: str
+    actor_id: str
+    epoch: int
+    config: dict[str, Any]
+    supervisor_fd: int = NO_FD
+
+
+def run_role(run: RoleRun) -> int:
+    """Run the actor until it is told to stop; its exit code, as in `cli/exit_codes.py`."""
+    directory = MeshDirectory(run.mesh)
+    address = Address(run.actor_id, run.epoch)
+    name_process(run.actor_id)
+    try:
+        actor = make_actor(run.role, check_config(run.role, run.config), directory.run)
+        supervised = run.supervisor_fd != NO_FD
+        manifest = directory.read_manifest() if supervised else None
+        return run_actor(
+            actor,
+            address,
+            run_directory=directory.run,
+            supervisor=manifest.supervisor if manifest is not None else None,
+            supervisor_fd=run.supervisor_fd if supervised else None,
+        )
+    except (CliError, ModelError, BindError, PoolExhaustedMemory) as error:
+        directory.write_error(address, StartError(error.code, str(error)))
+        sys.stderr.write(f"{error}\n")
+        return exit_code_of(error)
+
+
+def exit_code_of(error: CliError | ModelError | BindError | PoolExhaustedMemory) -> ExitCode:
+    """The code that tells the supervisor whether another try can help."""
+    match error:
+        case CliError():
+            return error.exit_code
+        case ModelError():
+            return ExitCode.BAD_MODEL
+        case BindError():
+            return ExitCode.CANNOT_BIND
+        case PoolExhaustedMemory():
+            return ExitCode.NO_MEMORY
+
+
+def make_actor(role: str, config: msgspec.Struct, run: RunDirectory) -> Actor:
+    """The actor of a role. Each is imported here, alone: a process pays for its own role only."""
+    match role:
+        case roles.REGISTRY:
+            from nodes.registry.actor import RegistryActor
+            from nodes.registry.config import RegistryConfig
+
+            assert isinstance(config, RegistryConfig)
+            return RegistryActor(run, lease_s=config.lease_s)
+        case roles.GATEWAY:
+            from nodes.gateway.actor import Gateway
+            from nodes.gateway.config import GatewayConfig
+
+            assert isinstance(config, GatewayConfig)
+            return Gateway(config)
+        case roles.TOKENIZER:
+            from nodes.tokenizer.actor import TokenizerActor
+            from nodes.tokenizer.config import TokenizerConfig
+
+            assert isinstance(config, TokenizerConfig)
+            return TokenizerActor(config)
+        case roles.DETOKENIZER:
+            from nodes.detokenizer.actor import DetokenizerActor
+            from nodes.detokenizer.config import DetokenizerConfig
+
+            assert isinstance(config, DetokenizerConfig)
+            return DetokenizerActor(config)
+        case roles.SCHEDULER:
+            from nodes.scheduler.actor import SchedulerActor
+            from nodes.scheduler.config import SchedulerConfig
+
+            assert isinstance(config, SchedulerConfig)
+            return SchedulerActor(config, ShmHost())
+        case roles.KV_AGENT:
+            from nodes.kv_agent.actor import KVAgent
+            from nodes.kv_agent.config import KVAgentConfig
+
+            assert isinstance(config, KVAgentConfig)
+            return KVAgent(config)
+        case _:
+            from nodes.worker.actor import WorkerActor
+            from nodes.worker.config import WorkerConfig
+
+            assert isinstance(config, WorkerConfig)
+            return WorkerActor(config, ShmHost())
+
+
+def main_of_fork(run: RoleRun, log: str) -> int:
+    """What a forked child does: a session, a log and an empty stdin of its own, then the actor."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(null, 0)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(null)
+    os.close(out)
+    return run_role(run)

@@ -1,0 +1,76 @@
+"""The supervisor as an actor: hears every actor's heartbeats, tells the mesh who died, answers `meshctl`.
+
+Decides nothing: deaths and restarts are `mesh/supervision.py`, processes are `cli/launch/keeper.py`.
+"""
+
+from typing import Any, ClassVar, Protocol
+
+from cli.protocol import SUPERVISOR, SUPERVISOR_CODEC, ActorList, ListActors, StopMesh, Stopping
+from mesh.actor import Actor, Call
+from mesh.address import Address
+from mesh.codec import Codec
+from mesh.errors import CallError
+from mesh.frames import Leave, PeerDown
+from mesh.transport.base import Lane
+
+_LEAVE_TIMEOUT_S = 1.0
+
+
+class Keeper(Protocol):
+    """What the actor needs of whoever owns the processes."""
+
+    def beat(self, address: Address, state: str) -> None:
+        """An actor is alive and says it is in `state`."""
+        ...
+
+    def list_actors(self) -> ActorList:
+        """Everything `meshctl ps` shows."""
+        ...
+
+    def stop(self, reason: str, *, force: bool) -> None:
+        """Begin to end the mesh."""
+        ...
+
+
+class SupervisorActor(Actor):
+    """See the module."""
+
+    role: ClassVar[str] = SUPERVISOR
+    codec: ClassVar[Codec] = SUPERVISOR_CODEC
+
+    def __init__(self, keeper: Keeper, pid: int) -> None:
+        self._keeper = keeper
+        self._pid = pid
+
+    def on_heartbeat(self, peer: Address, state: str) -> None:
+        """An actor is alive."""
+        self._keeper.beat(peer, state)
+
+    def on_ask(self, call: Call) -> None:
+        """Answer `meshctl`."""
+        message: Any = call.message
+        match message:
+            case ListActors():
+                call.reply(self._keeper.list_actors())
+            case StopMesh():
+                call.reply(Stopping(pid=self._pid))
+                self._keeper.stop(message.reason, force=message.force)
+            case _:
+                super().on_ask(call)
+
+    def tell_dead(self, dead: Address, reason: str) -> None:
+        """Tell everybody that an incarnation was reaped, so that nobody waits for it."""
+        down = PeerDown(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
+        for member in self.ctx.members.all():
+            if member.actor_id not in (dead.actor_id, self.ctx.address.actor_id):
+                self.ctx.tell(member.actor_id, down, lane=Lane.CONTROL)
+        self.ctx.spawn(self._leave(dead, reason), name=f"leave-{dead}")
+
+    async def _leave(self, dead: Address, reason: str) -> None:
+        leave = Leave(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
+        for registry in self.ctx.members.by_role("registry", ready=False):
+            try:
+                await self.ctx.ask(registry.actor_id, leave, timeout_s=_LEAVE_TIMEOUT_S)
+            except CallError:
+                # Its lease ends by itself.
+                return

@@ -1,0 +1,59 @@
+"""What `meshctl` asks a supervisor, over the mesh like everybody else.
+
+meshctl -> supervisor    ListActors -> ActorList; StopMesh -> Stopping
+"""
+
+from typing import Final
+
+from mesh.address import Endpoint
+from mesh.codec import Codec
+from mesh.message import Message, Part
+
+SUPERVISOR: Final = "supervisor"
+
+
+class ListActors(Message, frozen=True):
+    """Ask for every actor of the mesh, living or not."""
+
+
+class ActorStatus(Part, frozen=True):
+    """One actor. `pid` 0 and an empty endpoint where there is no process; `reason` says why not, or what went before.
+
+    `state` is that of `mesh/supervision.py`, or what the living actor says of itself.
+    """
+
+    actor_id: str
+    role: str
+    pid: int
+    epoch: int
+    endpoint: Endpoint
+    state: str
+    num_restarts: int = 0
+    uptime_s: float = 0.0
+    reason: str = ""
+
+
+class ActorList(Message, frozen=True):
+    """Answer to `ListActors`, supervisor first, then in the order of the topology."""
+
+    mesh: str
+    url: str
+    model: str
+    ready: bool
+    actors: list[ActorStatus]
+
+
+class StopMesh(Message, frozen=True):
+    """Ask the supervisor to drain everything and end; with `force` to kill everything and end."""
+
+    reason: str
+    force: bool = False
+
+
+class Stopping(Message, frozen=True):
+    """Answer to `StopMesh`: it has begun. The end is the end of the supervisor's process."""
+
+    pid: int
+
+
+SUPERVISOR_CODEC: Final = Codec(ListActors | ActorList | StopMesh | Stopping)

@@ -1,0 +1,313 @@
+"""Which actors make up a mesh, and how each is configured: settings and a model in, a list of launches out. Pure.
+
+Called by `meshctl up` (which starts the list, or prints it with `--dry-run`) and by `meshctl config`.
+"""
+
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from cli.errors import BadConfig, NoMemory
+from cli.settings import Settings, parse_bytes
+from kvstore.layout import KVLayout
+from kvstore.page_pool import PoolInfo
+from nodes import roles
+from nodes.detokenizer.config import DetokenizerConfig
+from nodes.gateway.config import GatewayConfig
+from nodes.kv_agent.config import KVAgentConfig, PoolConfig
+from nodes.model_spec import ModelSpec
+from nodes.registry.config import RegistryConfig
+from nodes.scheduler.config import Phase, SchedulerConfig
+from nodes.tokenizer.config import TokenizerConfig
+from nodes.worker.config import WorkerConfig
+
+CONFIG_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
+    roles.GATEWAY: GatewayConfig,
+    roles.TOKENIZER: TokenizerConfig,
+    roles.SCHEDULER: SchedulerConfig,
+    roles.WORKER: WorkerConfig,
+    roles.DETOKENIZER: DetokenizerConfig,
+    roles.KV_AGENT: KVAgentConfig,
+    roles.REGISTRY: RegistryConfig,
+}
+
+# Whoever holds clients goes first, whoever others need to finish goes later.
+_DRAIN_TIERS: Final = {
+    roles.GATEWAY: 0,
+    roles.TOKENIZER: 1,
+    roles.SCHEDULER: 1,
+    roles.DETOKENIZER: 1,
+    roles.WORKER: 2,
+    roles.KV_AGENT: 2,
+    roles.REGISTRY: 3,
+}
+
+_KV_AGENT_ID: Final = "kv-agent-0"
+_MAX_DEFAULT_POOL_BYTES: Final = 512 << 20
+_DEFAULT_CONTEXTS: Final = 4
+_MIN_DEFAULT_TOKENS: Final = 16_384
+_USABLE_SHARE: Final = 0.8
+_MIN_POOL_TOKENS: Final = 256
+
+Start = Literal["plain", "fork"]
+
+
+class ActorLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """One actor to start. `start`: `plain` is a process of its own, `fork` is forked from the warm torch zygote."""
+
+    actor_id: str
+    role: str
+    config: dict[str, Any]
+    start: Start = "plain"
+    drain_tier: int = 1
+
+
+class Machine(NamedTuple):
+    """What the plan depends on besides settings and model."""
+
+    num_cores: int
+    pool_free_bytes: int
+    uid: int
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole mesh. `pool_bytes` is what all KV pools take in `pool_directory`, in files beginning with `prefix`."""
+
+    settings: Settings
+    model_name: str
+    actors: list[ActorLaunch]
+    num_threads: int
+    pool_directory: str
+    pool_prefix: str
+    pool_bytes: int
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        host = self.settings.host
+        if host in ("0.0.0.0", "::"):
+            host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+        return f"http://[{host}]:{self.settings.port}" if ":" in host else f"http://{host}:{self.settings.port}"
+
+    @property
+    def forks(self) -> bool:
+        """Whether any actor needs the zygote."""
+        return any(launch.start == "fork" for launch in self.actors)
+
+
+def segment_prefix(uid: int, mesh: str) -> str:
+    """Names of a mesh's segments begin so. The dots, which no mesh's name has, keep `a` apart from `a-b`."""
+    return f"kvmesh-{uid}.{mesh}."
+
+
+def plan_topology(settings: Settings, spec: ModelSpec, model: str, machine: Machine) -> Topology:
+    """The mesh that `settings` ask for; `model` is how actors find `spec`. Raises BadConfig or NoMemory."""
+    return _Planner(settings, spec, model, machine).plan()
+
+
+class _Planner:
+    def __init__(self, settings: Settings, spec: ModelSpec, model: str, machine: Machine) -> None:
+        self._settings = settings
+        self._spec = spec
+        self._model = model
+        self._machine = machine
+        self._context_length = settings.context_length or spec.context_length
+        if self._context_length > spec.context_length:
+            raise BadConfig(
+                f"a context of {self._context_length} tokens cannot be served",
+                why=f"{spec.name} was made for {spec.context_length}",
+                do="give --context-length at most that",
+            )
+        self._groups = self._name_groups()
+        self._num_threads = settings.threads or max(1, machine.num_cores // len(self._groups))
+        self._prefix = segment_prefix(machine.uid, settings.name)
+
+    def plan(self) -> Topology:
+        settings = self._settings
+        pools = self._pools()
+        pool_bytes = sum(_file_bytes(pool.group, pool.num_pages, pool.layout) for pool in pools)
+        if pool_bytes > self._machine.pool_free_bytes:
+            raise NoMemory(
+                f"the KV pools do not fit into {settings.kv.directory}",
+                why=f"they take {_mib(pool_bytes)} and {_mib(self._machine.pool_free_bytes)} are free",
+                do="give fewer with --kv-pages or --kv-memory, or make it larger (docker: --shm-size)",
+            )
+        agent = KVAgentConfig(pools=pools, directory=settings.kv.directory, prefix=self._prefix)
+        actors = [
+            self._launch("registry", RegistryConfig()),
+            self._launch("gateway-0", self._gateway()),
+            self._launch(_KV_AGENT_ID, agent),
+        ]
+        for number in range(settings.tokenizers):
+            config = TokenizerConfig(model=self._model, context_length=self._context_length)
+            actors.append(self._launch(f"tokenizer-{number}", config))
+        for number in range(settings.detokenizers):
+            config = DetokenizerConfig(model=self._model)
+            actors.append(self._launch(f"detokenizer-{number}", config))
+        for phase, group in self._groups:
+            actors.append(self._launch(f"worker-{group}", self._worker(group)))
+            actors.append(self._launch(f"scheduler-{group}", self._scheduler(phase, group)))
+        return Topology(
+            settings=settings,
+            model_name=settings.served_name or self._spec.name,
+            actors=actors,
+            num_threads=self._num_threads,
+            pool_directory=settings.kv.directory,
+            pool_prefix=self._prefix,
+            pool_bytes=pool_bytes,
+        )
+
+    def _name_groups(self) -> list[tuple[Phase, str]]:
+        counts = self._settings.groups
+        phases: tuple[Phase, ...] = ("prefill", "decode", "mixed")
+        groups: list[tuple[Phase, str]] = []
+        for phase, count in zip(phases, counts, strict=True):
+            groups.extend((phase, f"{phase}-{number}") for number in range(count))
+        if not groups:
+            raise BadConfig(
+                "there is no worker group", why="prefill, decode and mixed are all 0", do="give --mixed 1, say"
+            )
+        return groups
+
+    def _gateway(self) -> GatewayConfig:
+        settings = self._settings
+        return GatewayConfig(
+            model_name=settings.served_name or self._spec.name,
+            context_length=self._context_length,
+            model=self._model,
+            vocab_size=self._spec.vocab_size,
+            host=settings.host,
+            port=settings.port,
+        )
+
+    def _scheduler(self, phase: Phase, group: str) -> SchedulerConfig:
+        settings = self._settings
+        if settings.chunk % settings.kv.page_size:
+            raise BadConfig(
+                f"a prefill chunk of {settings.chunk} tokens cannot be used",
+                why=f"it is not a multiple of the page of {settings.kv.page_size} tokens",
+                do=f"give --chunk {max(1, settings.chunk // settings.kv.page_size) * settings.kv.page_size}, say",
+            )
+        config = SchedulerConfig(
+            group=group,
+            worker=f"worker-{group}",
+            agent=_KV_AGENT_ID,
+            context_length=self._context_length,
+            phase=phase,
+            eos_token_ids=self._spec.eos_token_ids,
+            page_size=settings.kv.page_size,
+            step_tokens=self._step_tokens,
+            chunk_tokens=settings.chunk,
+            max_running=settings.max_running,
+        )
+        if settings.local_prefill_max is None:
+            return config
+        return msgspec.structs.replace(config, local_prefill_max=settings.local_prefill_max)
+
+    @property
+    def _step_tokens(self) -> int:
+        return max(self._settings.chunk + self._settings.max_running, 512)
+
+    def _worker(self, group: str) -> WorkerConfig:
+        return WorkerConfig(
+            group=group,
+            model=self._model,
+            agent=_KV_AGENT_ID,
+            dtype=self._settings.dtype,
+            page_size=self._settings.kv.page_size,
+            num_threads=self._num_threads,
+            max_batch_tokens=max(2048, self._step_tokens),
+        )
+
+    def _pools(self) -> list[PoolConfig]:
+        layout = self._spec.kv_layout(self._settings.dtype, self._settings.kv.page_size)
+        num_pages = self._num_pages(layout)
+        return [PoolConfig(group=group, num_pages=num_pages, layout=layout) for _, group in self._groups]
+
+    def _num_pages(self, layout: KVLayout) -> int:
+        kv = self._settings.kv
+        if kv.pages is not None:
+            return kv.pages
+        if kv.memory is not None:
+            num_pages = _pages_in(parse_bytes(kv.memory), layout)
+            if num_pages < 2:
+                raise BadConfig(
+                    f"KV memory of {kv.memory} is too little",
+                    why=f"a page of this model takes {layout.page_bytes} bytes, and two are the least",
+                    do="give more with --kv-memory",
+                )
+            return num_pages
+        share_bytes = int(self._machine.pool_free_bytes * _USABLE_SHARE / len(self._groups))
+        fitting = _pages_in(min(share_bytes, _MAX_DEFAULT_POOL_BYTES), layout)
+        if fitting < layout.num_pages_for(_MIN_POOL_TOKENS):
+            raise NoMemory(
+                f"{kv.directory} is too small for KV pools",
+                why=f"{_mib(self._machine.pool_free_bytes)} are free for {len(self._groups)} pools, and "
+                f"{_MIN_POOL_TOKENS} tokens of {self._spec.name} take {_mib(_MIN_POOL_TOKENS * layout.token_bytes)}",
+                do="make it larger (docker: --shm-size), or choose pages yourself with --kv-pages",
+            )
+        tokens = max(self._context_length * _DEFAULT_CONTEXTS, _MIN_DEFAULT_TOKENS)
+        return min(layout.num_pages_for(tokens) + 1, fitting)
+
+    def _launch(self, actor_id: str, config: msgspec.Struct) -> ActorLaunch:
+        role = next(role for role, config_type in CONFIG_TYPES.items() if isinstance(config, config_type))
+        torch = role == roles.WORKER and self._spec.source != "echo"
+        return ActorLaunch(
+            actor_id=actor_id,
+            role=role,
+            config=_overlay(role, config, self._settings.roles.get(role, {})),
+            start="fork" if torch else "plain",
+            drain_tier=_DRAIN_TIERS[role],
+        )
+
+
+def _overlay(role: str, config: msgspec.Struct, overrides: dict[str, Any]) -> dict[str, Any]:
+    """What of a configuration differs from the defaults, as plain data, with the user's own fields on top."""
+    fields = {
+        field.name: msgspec.to_builtins(getattr(config, field.name))
+        for field in msgspec.structs.fields(config)
+        if field.required or getattr(config, field.name) != field.default
+    }
+    unknown = sorted(set(overrides) - set(config.__struct_fields__))
+    if unknown:
+        raise BadConfig(
+            f"roles.{role}.{unknown[0]} is not a setting",
+            why=f"a {role} has {', '.join(config.__struct_fields__)}",
+            do="correct the topology file",
+        )
+    fields.update(overrides)
+    check_config(role, fields)
+    return fields
+
+
+def check_config(role: str, fields: dict[str, Any]) -> msgspec.Struct:
+    """The typed configuration of a role. Raises BadConfig."""
+    config_type = CONFIG_TYPES.get(role)
+    if config_type is None:
+        raise BadConfig(f"there is no role {role!r}", do=f"choose one of {', '.join(CONFIG_TYPES)}")
+    try:
+        return msgspec.convert(fields, config_type)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise BadConfig(
+            f"the configuration of a {role} cannot be used", why=str(error), do="correct it; see meshctl config schema"
+        ) from error
+
+
+def _file_bytes(group: str, num_pages: int, layout: KVLayout) -> int:
+    return PoolInfo(group=group, num_pages=num_pages, layout=layout, incarnation=0).file_bytes
+
+
+def _pages_in(num_bytes: int, layout: KVLayout) -> int:
+    """Pages whose pool takes at most `num_bytes`, tables included."""
+    low, high = 0, num_bytes // layout.page_bytes
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _file_bytes("", middle, layout) <= num_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):.1f} MiB"
