@@ -1,0 +1,298 @@
+"""Paged attention with torch's own operators: the CPU path, and the reference for other devices.
+
+Same bits: keys and values are reduced in splits of `SPLIT` positions counted from 0. Each split of each KV head is one
+small matrix product of fixed inner size, in float32; a row's maximum is taken over all of its splits (exact in any
+order), and the splits are summed one after the other. So a query row's bits depend neither on how many other rows,
+sequences or chunks are computed with it, nor on what lies behind the last position: that is masked to weight 0, and the
+pages hold numbers there (`write` zeroes the rest of a page when it begins it).
+
+A (sequence, split) pair is an item. Items are ordered by split, then by sequence, and sequences by falling length, so
+the items of one split are the first so many sequences: ragged batches need neither padding nor a loop over sequences.
+The query heads of one KV head are rows of one product, padded to a multiple of four. The denominator of the softmax is
+a column of ones beside the values. Follows the fixed-split idea of FlashDecoding as batch-invariant kernels use it.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from nodes.worker.attention.base import Span
+from nodes.worker.errors import BackendMissing
+from nodes.worker.layers.linear import padded_rows
+from nodes.worker.pool_view import PoolView
+
+SPLIT: Final = 64
+_ONES: Final = 16
+"""Columns beside the values, of which the first is the denominator: a multiple that keeps rows aligned."""
+_MAX_SCORE_BYTES: Final = 32 << 20
+_MAX_ITEM_HEADS: Final = 4096
+
+
+class _Splits(NamedTuple):
+    """Items of some sequences. `page_rows` is `[layers, items * pages per split]`; `counts[j]` items are of split j."""
+
+    page_rows: Tensor
+    sequences: Tensor
+    counts: list[int]
+
+    @property
+    def num_items(self) -> int:
+        return self.sequences.shape[0]
+
+
+class _Decode(NamedTuple):
+    """Sequences with one row each, rows `first .. first + counts[0] - 1` of the batch."""
+
+    first: int
+    splits: _Splits
+    bias: Tensor
+
+
+class _Chunk(NamedTuple):
+    """One sequence with several rows from `first` on, `tiles` of which are computed at a time."""
+
+    first: int
+    splits: _Splits
+    tiles: "list[_Tile]"
+
+
+class _Tile(NamedTuple):
+    """Rows `begin .. end-1` of a chunk; they see `num_splits` splits, `bias` masks those from `first_masked` on."""
+
+    begin: int
+    end: int
+    num_splits: int
+    first_masked: int
+    bias: Tensor
+
+
+class PagedPlan(NamedTuple):
+    """One step. `cells` is `[layers, 2 * num_rows]`: where keys and values go; `fresh` names the cells to zero."""
+
+    num_rows: int
+    cells: Tensor
+    fresh: tuple[Tensor, Tensor] | None
+    decodes: list[_Decode]
+    chunks: list[_Chunk]
+
+
+class TorchPagedAttention:
+    """See `AttentionBackend`. Raises BackendMissing for page sizes that do not divide the split."""
+
+    def __init__(self, pool: PoolView, num_heads: int) -> None:
+        layout = pool.layout
+        if SPLIT % layout.page_size:
+            raise BackendMissing(f"page size {layout.page_size} does not divide {SPLIT}: use 1, 2, 4, 8, 16, 32 or 64")
+        self._pool = pool
+        self.layout = layout
+        self.num_heads = num_heads
+        self._group = num_heads // layout.num_kv_heads
+        self._group_rows = padded_rows(self._group)
+        self._pages_per_split = SPLIT // layout.page_size
+        self._scale = layout.head_dim**-0.5
+        self._layers = torch.arange(layout.num_layers).unsqueeze(1)
+        self._keys = torch.empty(0)
+        self._values = torch.empty(0)
+
+    def plan(self, spans: Sequence[Span]) -> PagedPlan:
+        """See `AttentionBackend.plan`; `spans` sorted by `sort_key`."""
+        num_decodes = sum(span.num_tokens == 1 for span in spans)
+        decodes = [self._plan_decode(first, part) for first, part in self._parts(spans[:num_decodes])]
+        chunks: list[_Chunk] = []
+        first = num_decodes
+        for span in spans[num_decodes:]:
+            chunks.append(self._plan_chunk(first, span))
+            first += span.num_tokens
+        num_items = max([d.splits.num_items for d in decodes] + [c.splits.num_items for c in chunks])
+        self._reserve(num_items)
+        num_rows = sum(span.num_tokens for span in spans)
+        return PagedPlan(num_rows, self._cells(spans), self._fresh(spans), decodes, chunks)
+
+    def attend(self, layer: int, plan: PagedPlan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `AttentionBackend.attend`."""
+        self._write(layer, plan, k, v)
+        heads, dim = self.layout.num_kv_heads, self.layout.head_dim
+        q = q.mul_(self._scale).view(-1, heads, self._group, dim)
+        out = torch.empty_like(q)
+        out[plan.num_rows :] = 0
+        for decode in plan.decodes:
+            self._gather(layer, decode.splits)
+            last = decode.first + decode.splits.counts[0]
+            self._decode(decode, q[decode.first : last], out[decode.first : last])
+        for chunk in plan.chunks:
+            self._gather(layer, chunk.splits)
+            for tile in chunk.tiles:
+                rows = slice(chunk.first + tile.begin, chunk.first + tile.end)
+                self._tile(tile, q[rows], out[rows])
+        return out.view(out.shape[0], self.num_heads * dim)
+
+    def _write(self, layer: int, plan: PagedPlan, k: Tensor, v: Tensor) -> None:
+        if plan.fresh is not None and layer == 0:
+            pages, offsets = plan.fresh
+            self._pool.pages[pages, :, :, offsets] = 0
+        num_rows, (_, heads, dim) = plan.num_rows, k.shape
+        both = torch.empty(num_rows, 2, heads, dim, dtype=self._pool.cells.dtype)
+        both[:, 0] = k[:num_rows]
+        both[:, 1] = v[:num_rows]
+        self._pool.cells.index_copy_(0, plan.cells[layer], both.view(2 * num_rows, heads * dim))
+
+    def _gather(self, layer: int, splits: _Splits) -> None:
+        """Keys and values of all items, float32, into `_keys[:items]` and `_values[:items]`."""
+        layout, items = self.layout, splits.num_items
+        gathered = self._pool.layer_pages.index_select(0, splits.page_rows[layer]).view(
+            items, self._pages_per_split, 2, layout.page_size, layout.num_kv_heads, layout.head_dim
+        )
+        self._keys[:items].copy_(gathered[:, :, 0].permute(0, 3, 1, 2, 4))
+        self._values[:items, ..., : layout.head_dim].copy_(gathered[:, :, 1].permute(0, 3, 1, 2, 4))
+
+    def _decode(self, decode: _Decode, q: Tensor, out: Tensor) -> None:
+        splits = decode.splits
+        rows = q.new_zeros(q.shape[0], q.shape[1], self._group_rows, q.shape[3])
+        rows[:, :, : self._group] = q
+        items = rows if len(splits.counts) == 1 else rows.index_select(0, splits.sequences)
+        scores = self._scores(items).add_(decode.bias)
+        highest = self._highest(scores.amax(-1), splits)
+        weighted = self._weigh(scores.sub_(highest.unsqueeze(-1)).exp_())
+        total = _sum_in_order(weighted, splits.counts)[:, :, : self._group]
+        dim = self.layout.head_dim
+        torch.div(total[..., :dim], total[..., dim : dim + 1], out=out)
+
+    def _tile(self, tile: _Tile, q: Tensor, out: Tensor) -> None:
+        num_tokens, heads, group, dim = q.shape
+        num_rows = num_tokens * group
+        rows = q.new_zeros(heads, padded_rows(num_rows), dim)
+        rows[:, :num_rows].view(heads, num_tokens, group, dim).copy_(q.transpose(0, 1))
+        scores = self._scores(rows.unsqueeze(0).expand(tile.num_splits, -1, -1, -1))
+        scores[tile.first_masked :].add_(tile.bias)
+        highest = scores.amax(-1).amax(0)
+        weighted = self._weigh(scores.sub_(highest.unsqueeze(-1)).exp_())
+        total = _sum_in_order(weighted, [1] * tile.num_splits)[0, :, :num_rows].view(heads, num_tokens, group, -1)
+        torch.div(total[..., :dim].transpose(0, 1), total[..., dim : dim + 1].transpose(0, 1), out=out)
+
+    def _scores(self, rows: Tensor) -> Tensor:
+        """`[items, heads, rows, dim]` against the gathered keys: `[items, heads, rows, SPLIT]`."""
+        items, heads, num_rows, dim = rows.shape
+        keys = self._keys[:items].view(items * heads, SPLIT, dim)
+        scores = torch.bmm(rows.reshape(items * heads, num_rows, dim), keys.transpose(1, 2))
+        return scores.view(items, heads, num_rows, SPLIT)
+
+    def _weigh(self, weights: Tensor) -> Tensor:
+        """`[items, heads, rows, SPLIT]` times the gathered values: `[items, heads, rows, dim + ones]`."""
+        items, heads, num_rows, _ = weights.shape
+        values = self._values[:items].view(items * heads, SPLIT, -1)
+        return torch.bmm(weights.view(items * heads, num_rows, SPLIT), values).view(items, heads, num_rows, -1)
+
+    @staticmethod
+    def _highest(of_items: Tensor, splits: _Splits) -> Tensor:
+        """Maximum over the items of a sequence, for each of its items."""
+        if len(splits.counts) == 1:
+            return of_items
+        highest, first = of_items[: splits.counts[0]], splits.counts[0]
+        for count in splits.counts[1:]:
+            torch.maximum(highest[:count], of_items[first : first + count], out=highest[:count])
+            first += count
+        return highest.index_select(0, splits.sequences)
+
+    def _parts(self, spans: Sequence[Span]) -> list[tuple[int, Sequence[Span]]]:
+        """Decoding sequences in runs that bound the memory of one gather."""
+        parts: list[tuple[int, Sequence[Span]]] = []
+        first = num_items = 0
+        for index, span in enumerate(spans):
+            num_splits = -(-span.end // SPLIT)
+            if num_items and (num_items + num_splits) * self.layout.num_kv_heads > _MAX_ITEM_HEADS:
+                parts.append((first, spans[first:index]))
+                first, num_items = index, 0
+            num_items += num_splits
+        if num_items:
+            parts.append((first, spans[first:]))
+        return parts
+
+    def _plan_decode(self, first: int, spans: Sequence[Span]) -> _Decode:
+        splits, ends = self._plan_splits(spans)
+        in_split = ends[splits.sequences.numpy()] - SPLIT * _split_numbers(splits.counts)
+        visible = np.arange(SPLIT) < in_split[:, None]
+        bias = np.where(visible, np.float32(0), np.float32(-np.inf))
+        return _Decode(first, splits, torch.from_numpy(bias)[:, None, None, :])
+
+    def _plan_chunk(self, first: int, span: Span) -> _Chunk:
+        splits, _ = self._plan_splits([span])
+        bytes_per_token = len(splits.counts) * SPLIT * 4 * self.num_heads
+        size = max(min(SPLIT, _MAX_SCORE_BYTES // bytes_per_token), 1)
+        return _Chunk(first, splits, [
+            self._plan_tile(span, begin, min(begin + size, span.num_tokens), len(splits.counts))
+            for begin in range(0, span.num_tokens, size)
+        ])  # fmt: skip
+
+    def _plan_tile(self, span: Span, begin: int, end: int, num_splits: int) -> _Tile:
+        # Not one split alone where there is one head: see `_plan_splits`.
+        seen = max(-(-(span.start + end) // SPLIT), min(num_splits, 2) if self.layout.num_kv_heads == 1 else 1)
+        first_masked = (span.start + begin) // SPLIT
+        num_rows = padded_rows((end - begin) * self._group)
+        positions = np.minimum(np.arange(num_rows) // self._group + span.start + begin, span.start + end - 1)
+        columns = np.arange(first_masked * SPLIT, seen * SPLIT).reshape(-1, 1, SPLIT)
+        bias = np.where(columns <= positions[None, :, None], np.float32(0), np.float32(-np.inf))
+        return _Tile(begin, end, seen, first_masked, torch.from_numpy(bias)[:, None])
+
+    def _plan_splits(self, spans: Sequence[Span]) -> tuple[_Splits, npt.NDArray[np.int64]]:
+        ends = np.array([span.end for span in spans], dtype=np.int64)
+        num_splits = -(-ends // SPLIT)
+        most = int(num_splits[0])
+        if len(spans) * most * self.layout.num_kv_heads == 1:
+            # A batch of one matrix goes another way through the library, with other bits: add a masked one.
+            most = 2
+            num_splits[0] = 2
+        pages = np.zeros((len(spans), most * self._pages_per_split), dtype=np.int64)
+        for row, span in enumerate(spans):
+            num_pages = self.layout.num_pages_for(span.end)
+            pages[row, :num_pages] = span.page_ids[:num_pages]
+        present = np.arange(most)[:, None] < num_splits[None, :]
+        items = pages.reshape(len(spans), most, -1).transpose(1, 0, 2)[present]
+        base = torch.from_numpy(np.ascontiguousarray(items).reshape(1, -1)) * self.layout.num_layers
+        sequences = torch.from_numpy(np.nonzero(present)[1])
+        return _Splits(base + self._layers, sequences, present.sum(1).tolist()), ends
+
+    def _cells(self, spans: Sequence[Span]) -> Tensor:
+        size, layers = self.layout.page_size, self.layout.num_layers
+        positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
+        pages = np.concatenate([span.page_ids[np.arange(span.start, span.end) // size] for span in spans])
+        keys = pages.astype(np.int64) * (layers * 2 * size) + positions % size
+        cells = torch.from_numpy(np.stack((keys, keys + size), axis=1).reshape(1, -1))
+        return cells + self._layers * (2 * size)
+
+    def _fresh(self, spans: Sequence[Span]) -> tuple[Tensor, Tensor] | None:
+        """The cells behind the end of a page that a row begins."""
+        size = self.layout.page_size
+        pages: list[int] = []
+        offsets: list[int] = []
+        for span in spans:
+            last = (span.end - 1) // size
+            if span.start <= last * size:
+                behind = range(span.end - last * size, size)
+                pages += [int(span.page_ids[last])] * len(behind)
+                offsets += behind
+        return (torch.tensor(pages), torch.tensor(offsets)) if pages else None
+
+    def _reserve(self, num_items: int) -> None:
+        if self._keys.shape[0] < num_items:
+            heads, dim, size = self.layout.num_kv_heads, self.layout.head_dim, self.layout.page_size
+            shape = (num_items, heads, self._pages_per_split, size)
+            self._keys = torch.zeros(*shape, dim)
+            self._values = torch.zeros(*shape, dim + _ONES)
+            self._values[..., dim] = 1
+
+
+def _sum_in_order(items: Tensor, counts: list[int]) -> Tensor:
+    """Sum over the items of each sequence, split after split (`items` is overwritten)."""
+    total, first = items[: counts[0]], counts[0]
+    for count in counts[1:]:
+        total[:count].add_(items[first : first + count])
+        first += count
+    return total
+
+
+def _split_numbers(counts: list[int]) -> npt.NDArray[np.int64]:
+    return np.repeat(np.arange(len(counts)), counts)

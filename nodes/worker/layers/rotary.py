@@ -1,0 +1,73 @@
+"""Rotary position embedding: a table of cosines and sines, and its application.
+
+The types of transformers' `rope_type`: `default`, `linear` (Chen et al. 2023) and `llama3` (frequencies below a
+wavelength stay, above another are divided, between them smoothly).
+"""
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from nodes.model_spec import RopeParameters
+
+_GROWTH: Final = 4096
+
+
+class RotaryTable:
+    """Cosines and signed sines of all positions seen so far, float32.
+
+    Grows in pieces of fixed size, so that an angle's bits do not depend on when its position was first seen.
+    """
+
+    def __init__(self, parameters: RopeParameters, head_dim: int) -> None:
+        self._frequencies = inverse_frequencies(parameters, head_dim)
+        self._cos = torch.empty(0, head_dim)
+        self._sin = torch.empty(0, head_dim)
+
+    def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of `positions` (int64, `[rows]`), each `[rows, 1, head_dim]`.
+
+        The first half of the sines is negated: rotating is then one swap of halves and no negation.
+        """
+        needed = int(positions.max()) + 1
+        while self._cos.shape[0] < needed:
+            self._grow()
+        return self._cos.index_select(0, positions).unsqueeze(1), self._sin.index_select(0, positions).unsqueeze(1)
+
+    def _grow(self) -> None:
+        first = self._cos.shape[0]
+        angles = torch.outer(torch.arange(first, first + _GROWTH, dtype=torch.float32), self._frequencies)
+        cos, sin = angles.cos(), angles.sin()
+        self._cos = torch.cat((self._cos, torch.cat((cos, cos), -1)))
+        self._sin = torch.cat((self._sin, torch.cat((-sin, sin), -1)))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate `x` (float32, `[rows, heads, head_dim]`, overwritten) by the table's rows."""
+    half = x.shape[-1] // 2
+    swapped = torch.cat((x[..., half:], x[..., :half]), -1)
+    return x.mul_(cos).add_(swapped.mul_(sin))
+
+
+def inverse_frequencies(parameters: RopeParameters, head_dim: int) -> Tensor:
+    """Angle per position of each pair, float32 `[head_dim / 2]`."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+    frequencies = 1.0 / (parameters.theta**exponents)
+    if parameters.rope_type == "linear":
+        return frequencies / parameters.factor
+    if parameters.rope_type == "llama3":
+        return _llama3(frequencies, parameters)
+    return frequencies
+
+
+def _llama3(frequencies: Tensor, parameters: RopeParameters) -> Tensor:
+    context = parameters.original_context_length
+    low, high = parameters.low_freq_factor, parameters.high_freq_factor
+    wavelengths = 2 * math.pi / frequencies
+    slowed = torch.where(wavelengths > context / low, frequencies / parameters.factor, frequencies)
+    smooth = (context / wavelengths - low) / (high - low)
+    smoothed = (1 - smooth) * slowed / parameters.factor + smooth * slowed
+    between = (wavelengths >= context / high) & (wavelengths <= context / low)
+    return torch.where(between, smoothed, slowed)

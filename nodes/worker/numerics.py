@@ -1,0 +1,125 @@
+"""Checks, when a model is loaded, which same-bits rule holds on this machine, and names its numerics.
+
+Same bits: a row's result must not depend on how many rows are computed with it. Whether that holds is a property of the
+libraries' kernels for this processor, shapes and dtype, so it is tried, on the loaded layers themselves:
+
+    rows4    calls of any multiple of four rows agree (packed or plain kernels)
+    tile16   only calls of one fixed number of rows agree: linears run in tiles of 16 rows
+    varies   neither: results are right, but may differ in the last bit with the batch
+
+The fingerprint ends in a hash of the results themselves: workers with equal fingerprints have equal bits.
+"""
+
+import hashlib
+import platform
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvstore.layout import KVLayout
+from nodes.model_spec import ModelSpec
+from nodes.worker.attention.base import Span
+from nodes.worker.attention.torch_paged import SPLIT, TorchPagedAttention
+from nodes.worker.layers.linear import can_pack
+from nodes.worker.models.llama import Llama
+from nodes.worker.pool_view import PoolView
+
+Rule = Literal["rows4", "tile16", "varies"]
+TILE_ROWS: Final = 16
+
+_NUM_ROWS: Final = 64
+_NUM_HEAD_ROWS: Final = 16
+_PARTS: Final = ((0, 4), (4, 12), (12, 32), (28, 64), (16, 64), (60, 64))
+_NUM_POSITIONS: Final = 3 * SPLIT + 9
+
+
+class Numerics(NamedTuple):
+    """`fingerprint` is equal at two workers exactly if their bits are (as far as the check's probes see)."""
+
+    rule: Rule
+    fingerprint: str
+
+
+def check_numerics(spec: ModelSpec, model: Llama, attention: TorchPagedAttention, tile_rows: int) -> Numerics:
+    """Try the loaded layers with one thread and with the configured number. Takes some tens of milliseconds."""
+    dtype = model.dtype
+    digest = hashlib.blake2b(digest_size=8)
+    num_threads = torch.get_num_threads()
+    holds = True
+    try:
+        for threads in sorted({1, num_threads}):
+            torch.set_num_threads(threads)
+            results = [*_linear_results(spec, model), *_attention_results(attention, dtype)]
+            holds = all(same for same, _ in results) and holds
+            for _, whole in results:
+                digest.update(whole.contiguous().view(torch.uint8).numpy().tobytes())
+    finally:
+        torch.set_num_threads(num_threads)
+    rule: Rule = ("tile16" if tile_rows else "rows4") if holds else "varies"
+    kernels = "plain" if tile_rows or not can_pack(dtype) else "packed"
+    isa = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}".lower()
+    name = str(dtype).removeprefix("torch.")
+    return Numerics(rule, f"torch-{torch.__version__}/{isa}/{name}/{kernels}/{rule}/{digest.hexdigest()}")
+
+
+def _linear_results(spec: ModelSpec, model: Llama) -> Iterator[tuple[bool, Tensor]]:
+    layer = model.layers[0]
+    hidden = model.norm(_drawn(1, _NUM_ROWS, spec.hidden_size).to(model.dtype))
+    yield _compare(layer.qkv, hidden)
+    yield _compare(lambda rows: layer.mlp(layer.mlp_norm(rows), rows), hidden)
+    attended = _drawn(2, _NUM_ROWS, spec.num_heads * spec.head_dim).to(model.dtype)
+    yield _compare(lambda rows: layer.output.plus(rows, rows.new_zeros(rows.shape[0], spec.hidden_size)), attended)
+    yield _compare(model.head, hidden[:_NUM_HEAD_ROWS])
+
+
+def _compare(compute: Callable[[Tensor], Tensor], rows: Tensor) -> tuple[bool, Tensor]:
+    whole = compute(rows)
+    parts = [(a, b) for a, b in _PARTS if b <= rows.shape[0]]
+    return all(torch.equal(compute(rows[a:b].contiguous()), whole[a:b]) for a, b in parts), whole
+
+
+def _attention_results(attention: TorchPagedAttention, dtype: torch.dtype) -> Iterator[tuple[bool, Tensor]]:
+    """One sequence: whole, in chunks, and its last positions as single rows beside other sequences."""
+    layout, num_heads = attention.layout, attention.num_heads
+    shape = (_NUM_POSITIONS, layout.num_kv_heads, layout.head_dim)
+    q = _drawn(3, _NUM_POSITIONS, num_heads, layout.head_dim)
+    k, v = _drawn(4, *shape).to(dtype).to(torch.float32), _drawn(5, *shape).to(dtype)
+    num_pages = layout.num_pages_for(_NUM_POSITIONS)
+
+    def attend(over: TorchPagedAttention, *rows_of: tuple[int, int, int]) -> Tensor:
+        """Rows `begin .. end-1` of copies of the sequence: (copy, begin, end)."""
+        spans = [
+            Span(begin, end, np.arange(1 + copy * num_pages, 1 + (copy + 1) * num_pages, dtype=np.int32))
+            for copy, begin, end in rows_of
+        ]
+        rows = torch.cat([torch.arange(begin, end) for _, begin, end in rows_of])
+        return over.attend(0, over.plan(spans), q[rows], k[rows], v[rows])
+
+    whole = attend(_scratch(layout, num_heads, num_pages), (0, 0, _NUM_POSITIONS))
+    over = _scratch(layout, num_heads, 3 * num_pages)
+    edges = [0, 37, 64, 150, _NUM_POSITIONS - 1]
+    same = all(torch.equal(attend(over, (0, a, b)), whole[a:b]) for a, b in pairwise(edges))
+    ends = [_NUM_POSITIONS, 130, 64]
+    for copy, end in enumerate(ends[1:], 1):
+        attend(over, (copy, 0, end - 1))
+    single = attend(over, *((copy, end - 1, end) for copy, end in enumerate(ends)))
+    yield same and all(torch.equal(single[i], whole[end - 1]) for i, end in enumerate(ends)), whole
+
+
+def _scratch(layout: KVLayout, num_heads: int, num_pages: int) -> TorchPagedAttention:
+    layout = KVLayout(
+        num_layers=1,
+        num_kv_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+        dtype=layout.dtype,
+        page_size=layout.page_size,
+    )
+    return TorchPagedAttention(PoolView(bytearray((num_pages + 1) * layout.page_bytes), layout), num_heads)
+
+
+def _drawn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

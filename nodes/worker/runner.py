@@ -1,0 +1,110 @@
+"""Runs steps on a torch model: rows of all sequences as one batch, one forward pass, then the sampler.
+
+Synchronous, used by one thread. Stateless between steps but for the pages.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kvstore.page_pool import PagePool
+from nodes.model_spec import ModelSpec
+from nodes.protocol import RowError
+from nodes.worker.attention.base import Span, sort_key
+from nodes.worker.attention.torch_paged import TorchPagedAttention
+from nodes.worker.config import WorkerConfig
+from nodes.worker.loader import SafetensorsWeights, WeightSource
+from nodes.worker.models.llama import Llama
+from nodes.worker.models.registry import model_class
+from nodes.worker.numerics import TILE_ROWS, check_numerics
+from nodes.worker.pool_view import TORCH_DTYPES, PoolView
+from nodes.worker.random_weights import RandomWeights
+from nodes.worker.sampler import NOT_DRAWN, Draw, sample
+from nodes.worker.step import POISONED, RunnableStep, StepOutcome
+
+
+def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> "TorchRunner":
+    """Load `spec`'s weights and check this machine's numerics. Raises WorkerError or ModelError.
+
+    Must be called in the thread that will run the steps: the number of threads is a thread's own setting.
+    """
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    with torch.inference_mode():
+        dtype = TORCH_DTYPES[spec.compute_dtype(config.dtype)]
+        weights: WeightSource = (
+            RandomWeights(spec, dtype) if spec.source == "random" else SafetensorsWeights(spec, dtype)
+        )
+        attention = TorchPagedAttention(PoolView(pool.pages_view, pool.layout), spec.num_heads)
+        build = model_class(spec.architecture)
+        model = build(spec, weights, attention)
+        numerics = check_numerics(spec, model, attention, 0)
+        if numerics.rule == "varies":
+            model = build(spec, weights, attention, TILE_ROWS)
+            numerics = check_numerics(spec, model, attention, TILE_ROWS)
+        return TorchRunner(model, numerics.fingerprint)
+
+
+class TorchRunner:
+    """See `Runner`."""
+
+    def __init__(self, model: Llama, numerics: str) -> None:
+        self._model = model
+        self.numerics = numerics
+
+    def run(self, step: RunnableStep) -> StepOutcome:
+        """See `Runner.run`."""
+        with torch.inference_mode():
+            batch = _Batch(step)
+            drawn = sample(self._forward(batch), batch.draws) if batch.draws else []
+        token_ids = [NOT_DRAWN] * len(step.rows)
+        errors: list[RowError] = []
+        for index, token_id in zip(batch.sampling, drawn, strict=True):
+            token_ids[index] = token_id
+            if token_id == NOT_DRAWN:
+                # Only what a row itself put in can make its numbers overflow: rows do not mix.
+                errors.append(RowError(step.rows[index].row, POISONED, "the model's logits are not finite"))
+        return StepOutcome(token_ids, errors)
+
+    def logits(self, step: RunnableStep) -> dict[int, Tensor]:
+        """Logits `[vocab]` of each row that samples, by the row's index in the plan; for tests and embeddings."""
+        with torch.inference_mode():
+            batch = _Batch(step)
+            logits = self._forward(batch)
+        return {step.rows[index].row: logits[i] for i, index in enumerate(batch.sampling)}
+
+    def _forward(self, batch: "_Batch") -> Tensor:
+        if batch.draws:
+            return self._model.forward(batch.token_ids, batch.spans, torch.tensor(batch.sampled_rows))
+        return self._model.forward(batch.token_ids, batch.spans, torch.empty(0, dtype=torch.int64))
+
+
+class _Batch:
+    """A step's rows in the order in which attention wants them.
+
+    `sampling` holds the indices (into the step's rows) of those that draw, in the order of `draws` and `sampled_rows`.
+    """
+
+    def __init__(self, step: RunnableStep) -> None:
+        token_ids = np.frombuffer(step.token_ids, dtype=np.int32)
+        page_ids = np.frombuffer(step.page_ids, dtype=np.int32)
+        spans = [
+            Span(row.start, row.end, page_ids[row.page_offset : row.page_offset + row.num_pages]) for row in step.rows
+        ]
+        order = sorted(range(len(spans)), key=lambda index: sort_key(spans[index]))
+        parts: list[npt.NDArray[np.int32]] = []
+        self.spans = [spans[index] for index in order]
+        self.sampling: list[int] = []
+        self.sampled_rows: list[int] = []
+        self.draws: list[Draw] = []
+        num_rows = 0
+        for index in order:
+            row = step.rows[index]
+            parts.append(token_ids[row.token_offset : row.token_offset + row.num_tokens])
+            num_rows += row.num_tokens
+            if row.sampling is not None:
+                self.sampling.append(index)
+                self.sampled_rows.append(num_rows - 1)
+                self.draws.append(Draw(row.sampling, row.output_position))
+        self.token_ids: Tensor = torch.from_numpy(np.concatenate(parts).astype(np.int64))

@@ -1,0 +1,145 @@
+"""Draws tokens from logits, so that a draw depends on nothing but its row's logits, its request and its position.
+
+Randomness is counter-based: one uniform number per draw, from a hash of (seed, sample index, output position), looked
+up in the cumulative distribution. Everything is computed per row, or by operators whose rows do not depend on each
+other (`exp` element by element, sums over pieces of fixed length, cumulative sums in double, one after the other):
+`sum` and `logsumexp` over a whole vocabulary round differently for one row than for many.
+
+Filters apply in vLLM's order: logit bias, temperature, min_p, top_k, top_p. They need the most likely tokens only, so
+candidates are taken from the top down, in windows of falling probability, until the filters are settled; the order is
+total (equal logits: lower id first), so how many windows it took cannot be seen.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from nodes.request import Sampling
+
+NOT_DRAWN: Final = -1
+
+_PIECE: Final = 1024
+_WINDOWS: Final = (4.0, 12.0, math.inf)
+_MASK: Final = (1 << 64) - 1
+
+
+class Draw(NamedTuple):
+    """How one row is sampled; `position` is the output position of the token."""
+
+    sampling: Sampling
+    position: int
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """One token per row of `logits` (`[rows, vocab]`); `NOT_DRAWN` where no finite logit allows one."""
+    rows = logits.to(torch.float32, copy=any(draw.sampling.logit_bias for draw in draws))
+    for row, draw in zip(rows, draws, strict=True):
+        if draw.sampling.logit_bias:
+            _add_bias(row, draw.sampling.logit_bias)
+    # argmax promises the first of equal ones, and takes NaN for the highest.
+    ids = rows.argmax(-1)
+    highest = rows.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    finite = [math.isfinite(value) for value in _numbers(highest)]
+    drawn = [int(token) if ok else NOT_DRAWN for token, ok in zip(_numbers(ids), finite, strict=True)]
+    random = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0 and finite[i]]
+    if random:
+        scaled = _scaled(rows[random], highest[random], [draws[i].sampling.temperature for i in random])
+        weights = torch.exp(scaled)
+        sums = weights.view(len(random), -1, _PIECE).sum(-1).to(torch.float64).cumsum(-1)
+        for n, i in enumerate(random):
+            sampling = draws[i].sampling
+            number = uniform(sampling.seed, sampling.sample_index, draws[i].position)
+            if sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0:
+                drawn[i] = _draw_filtered(scaled[n], sampling, float(sums[n, -1]), number)
+            else:
+                drawn[i] = _draw_any(weights[n], sums[n], number)
+    return drawn
+
+
+def _numbers(row: Tensor) -> list[float]:
+    return [float(value) for value in cast("list[float]", row.tolist())]
+
+
+def uniform(seed: int, sample_index: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits, by three rounds of splitmix64 (Steele et al. 2014)."""
+    state = 0
+    for value in (seed, sample_index, position):
+        state = _mixed(state ^ (value & _MASK))
+    return (state >> 11) * 2.0**-53
+
+
+def _mixed(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def _add_bias(row: Tensor, bias: dict[int, float]) -> None:
+    known = {token: value for token, value in bias.items() if 0 <= token < row.shape[0]}
+    if known:
+        row[list(known)] += torch.tensor(list(known.values()))
+
+
+def _scaled(rows: Tensor, highest: Tensor, temperatures: list[float]) -> Tensor:
+    """`(logits - highest) / temperature`, padded with -inf to whole pieces."""
+    num_rows, vocab_size = rows.shape
+    scaled = rows.new_full((num_rows, -(-vocab_size // _PIECE) * _PIECE), -math.inf)
+    temperature = torch.tensor(temperatures).unsqueeze(-1)
+    torch.div(rows - highest.unsqueeze(-1), temperature, out=scaled[:, :vocab_size])
+    return scaled
+
+
+def _draw_any(weights: Tensor, sums: Tensor, number: float) -> int:
+    """From the whole vocabulary: first the piece, then the token in it."""
+    target = number * float(sums[-1])
+    piece = _first_above(sums, target)
+    before = float(sums[piece - 1]) if piece else 0.0
+    inside = weights[piece * _PIECE : (piece + 1) * _PIECE].to(torch.float64).cumsum(0)
+    return piece * _PIECE + _first_above(inside, target - before)
+
+
+def _draw_filtered(scaled: Tensor, sampling: Sampling, total: float, number: float) -> int:
+    lowest = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
+    for window in _WINDOWS:
+        ids = torch.nonzero(scaled >= max(-window, lowest)).squeeze(-1)
+        order = scaled[ids].sort(descending=True, stable=True)
+        sums = torch.exp(order.values).to(torch.float64).cumsum(0)
+        num_kept = _num_kept(sums, sampling, total, whole=-window <= lowest or math.isinf(window))
+        if num_kept:
+            return int(ids[order.indices[_first_above(sums[:num_kept], number * float(sums[num_kept - 1]))]])
+    raise AssertionError("the last window is the whole vocabulary")
+
+
+def _num_kept(sums: Tensor, sampling: Sampling, total: float, *, whole: bool) -> int:
+    """How many of the candidates pass top_k and top_p; 0 if that takes more candidates to tell.
+
+    `sums` are cumulative weights, most likely first; `total` is the weight of all tokens; `whole` says that no token
+    that passes min_p is missing.
+    """
+    num_kept = sums.shape[0]
+    if sampling.top_k > 0:
+        if num_kept < sampling.top_k and not whole:
+            return 0
+        num_kept = min(sampling.top_k, num_kept)
+        base = float(sums[num_kept - 1])
+    elif sampling.min_p > 0:
+        if not whole:
+            return 0
+        base = float(sums[-1])
+    else:
+        base = total
+        if not whole and float(sums[-1]) < sampling.top_p * base:
+            return 0
+    if sampling.top_p < 1:
+        num_kept = min(num_kept, _first_above(sums, sampling.top_p * base, inclusive=True) + 1)
+    return num_kept
+
+
+def _first_above(sums: Tensor, target: float, *, inclusive: bool = False) -> int:
+    """Index of the first sum above `target` (or equal to it); rounding may leave none: then that of the highest."""
+    found = int(torch.searchsorted(sums, torch.tensor(target, dtype=sums.dtype), right=not inclusive))
+    return found if found < sums.shape[0] else int(torch.searchsorted(sums, sums[-1]))
