@@ -125,7 +125,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             raise TimeLimit(f"not done at the limit of {self._limit_s} s of virtual time; waiting: {self._waiting()}")
 
     def _waiting(self) -> str:
-        tasks = sorted((task.get_name(), task) for task in asyncio.all_tasks(self) if not task.done())
+        waiting = [(task.get_name(), task) for task in asyncio.all_tasks(self) if not task.done()]
+        tasks = sorted(waiting, key=lambda one: (one[0], hash(one[1])))
         parts: list[str] = []
         for name, task in tasks:
             frames = task.get_stack(limit=1)

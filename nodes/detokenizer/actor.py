@@ -15,6 +15,7 @@ from nodes.detokenizer.core import (
     Command,
     DetokenizerCore,
     Event,
+    LeaseTick,
     MalformedBatch,
     SchedulerLost,
     SendText,
@@ -25,6 +26,10 @@ from nodes.model_spec import resolve_model
 from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.protocol import TokenBatch
 from nodes.roles import DETOKENIZER, NODE_CODEC
+
+
+LEASE_TICKS = 4
+"""How often a lease is looked at while it lasts."""
 
 
 class DetokenizerActor(Actor):
@@ -38,6 +43,7 @@ class DetokenizerActor(Actor):
         self._core: DetokenizerCore | None = None
         self._quiet = asyncio.Event()
         self._drain_timer: asyncio.TimerHandle | None = None
+        self._is_ticking = False
 
     async def start(self) -> None:
         """Load the tokenizer. Raises `nodes.model_spec.ModelError`."""
@@ -87,6 +93,13 @@ class DetokenizerActor(Actor):
             return
         for command in self._core.handle(event, self.ctx.now()):
             self._perform(command)
+        if not self._is_ticking and self._core.num_streams:
+            self._is_ticking = True
+            self.ctx.later(self._config.limits.lease_s / LEASE_TICKS, self._tick)
+
+    def _tick(self) -> None:
+        self._is_ticking = False
+        self._handle(LeaseTick())
 
     def _perform(self, command: Command) -> None:
         if isinstance(command, SendText):

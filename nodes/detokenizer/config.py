@@ -7,12 +7,14 @@ class DetokenizerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What bounds the core. Streams beyond `max_streams` are dropped, idle ones first; they can be opened again.
 
     `max_ended_streams` ended ones are kept to answer repeats. A gap, an unknown stream or a stream that should stop is
-    mentioned to its scheduler at most every `resend_interval_s`.
+    mentioned to its scheduler at most every `resend_interval_s`. A stream that nothing comes for is kept `lease_s`: its
+    scheduler's word to forget it may be lost, and if it does go on it is opened again.
     """
 
     max_streams: int = 65_536
     max_ended_streams: int = 4096
     resend_interval_s: float = 0.1
+    lease_s: float = 8.0
 
 
 class DetokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 Streams are soft state: everything here can be rebuilt from a `StreamOpen` and the tokens after it. A stream goes
 
-    open --tokens--> open --stop string, or the scheduler's finish--> ended --closed, or many others ended--> forgotten
+    open --tokens--> open --stop string, or the scheduler's finish--> ended --closed, or quiet for a lease--> forgotten
 
 Tokens are accepted only where the stream stands (`position`): what it has had is dropped, a gap or an unknown stream is
 asked for again, not more often than `resend_interval_s`. An ended stream answers a repeated finish with its last delta,
@@ -35,6 +35,10 @@ class SchedulerLost(NamedTuple):
     scheduler: Address
 
 
+class LeaseTick(NamedTuple):
+    """Time has passed: forget streams whose lease is over."""
+
+
 class SendText(NamedTuple):
     """Tell a gateway."""
 
@@ -49,7 +53,7 @@ class SendToScheduler(NamedTuple):
     message: Resend | StopAt
 
 
-Event = TokensArrived | SchedulerLost
+Event = TokensArrived | SchedulerLost | LeaseTick
 Command = SendText | SendToScheduler
 
 
@@ -79,8 +83,19 @@ class DetokenizerCore:
         """Take an event; what is to be sent for it. Raises MalformedBatch. `now` is any monotonic clock, seconds."""
         if isinstance(event, TokensArrived):
             return self._take_batch(event.scheduler, event.batch, now)
-        self._senders.pop(event.scheduler, None)
+        if isinstance(event, SchedulerLost):
+            self._senders.pop(event.scheduler, None)
+        else:
+            self._end_leases(now)
         return []
+
+    def _end_leases(self, now: float) -> None:
+        for sender in self._senders.values():
+            over = [n for n, stream in sender.streams.items() if stream.touched_at + self._limits.lease_s <= now]
+            for number in over:
+                del sender.streams[number]
+        while self._ended and self._ended[0][0].streams.get(self._ended[0][1]) is not self._ended[0][2]:
+            self._ended.popleft()
 
     def _take_batch(self, scheduler: Address, batch: TokenBatch, now: float) -> list[Command]:
         _check_columns(batch)

@@ -29,8 +29,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_prompts_per_call: int = 128
     body_timeout_s: float = 30.0
 
-    prepare_timeout_s: float = 30.0
-    role_wait_s: float = 5.0
+    prepare_timeout_s: float = 5.0
+    role_wait_s: float = 15.0
     submit_timeout_s: float = 5.0
     cancel_timeout_s: float = 2.0
     scrape_timeout_s: float = 1.0

@@ -1,0 +1,33 @@
+"""`python -m tests.simulation --seed N` replays one seed; `--seeds N [--first M]` runs many and counts the faults."""
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+
+from tests.simulation.scenario import run_seed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0)
+    args = parser.parse_args()
+    seeds = [args.seed] if args.seed is not None else range(args.first, args.first + args.seeds)
+    faults: Counter[str] = Counter()
+    failed: list[int] = []
+    began = time.perf_counter()
+    for seed in seeds:
+        try:
+            faults += run_seed(seed)
+        except Exception:  # noqa: BLE001 - the next seed is run whatever this one does
+            failed.append(seed)
+            traceback.print_exc()
+    print(f"{len(seeds)} seeds in {time.perf_counter() - began:.1f} s; {dict(faults)}; failed: {failed}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

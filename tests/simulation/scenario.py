@@ -1,0 +1,148 @@
+"""One seeded run of a whole mesh: faults and clients drawn from the seed, and what has to hold whatever they are."""
+
+import asyncio
+import json
+import logging
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+import structlog
+
+from mesh.testing.virtual_time import run
+from mesh.transport.faults import Faults
+from tests.simulation.whole_mesh import Outcome, SimulatedMesh
+
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]
+SHARED_PREFIX = "all of us begin with these same words, which a cache may keep; "
+SILENT = structlog.make_filtering_bound_logger(logging.CRITICAL)
+LIMIT_S = 600.0
+REQUEST_LIMIT_S = 180.0
+
+
+@dataclass(frozen=True)
+class Client:
+    """One call: when it comes, what it asks, and whether it leaves early."""
+
+    arrives_s: float
+    prompt: str
+    max_tokens: int
+    n: int
+    stop: str
+    seed: int
+    leaves_after_s: float | None
+
+    def body(self) -> bytes:
+        fields = {
+            "model": "echo",
+            "prompt": self.prompt,
+            "max_tokens": self.max_tokens,
+            "n": self.n,
+            "seed": self.seed,
+            "stream": True,
+        }
+        return json.dumps(fields | ({"stop": self.stop} if self.stop else {})).encode()
+
+    def expected(self) -> tuple[str, str]:
+        """Text and finish reason: echo answers with its prompt, one byte a token, then ends."""
+        text, reason = self.prompt, "stop"
+        if self.max_tokens <= len(text):
+            text, reason = text[: self.max_tokens], "length"
+        if self.stop and self.stop in text:
+            return text[: text.index(self.stop)], "stop"
+        return text, reason
+
+
+def draw_faults(draw: random.Random) -> Faults:
+    """One to all fault classes, at rates from rare to severe."""
+    severity = draw.choice([0.002, 0.01, 0.05])
+
+    def rate() -> float:
+        return severity * draw.random() if draw.random() < 0.7 else 0.0
+
+    return Faults(
+        drop=rate(),
+        duplicate=rate(),
+        slow=rate(),
+        slow_s=draw.choice([0.02, 0.5]),
+        reset=rate() * 0.1,
+        silent_down=0.3,
+        partition=draw.choice([0.0, 0.02, 0.1]),
+        partition_s=(0.05, draw.choice([0.3, 2.5])),
+    )
+
+
+def draw_clients(draw: random.Random) -> list[Client]:
+    """Up to a dozen calls within some seconds; short and long prompts, some with a common prefix, some that leave."""
+    clients: list[Client] = []
+    for number in range(draw.randrange(4, 12)):
+        words = " ".join(draw.choices(WORDS, k=draw.choice([1, 4, 12, 24])))
+        prompt = (SHARED_PREFIX if draw.random() < 0.4 else "") + f"{number} {words}"
+        clients.append(
+            Client(
+                arrives_s=draw.random() * draw.choice([0.1, 3.0]),
+                prompt=prompt,
+                max_tokens=draw.choice([1, 8, 40, 200]),
+                n=draw.choice([1, 1, 1, 3]),
+                stop=draw.choice(["", "", draw.choice(WORDS)[1:]]),
+                seed=number,
+                leaves_after_s=draw.random() * 0.5 if draw.random() < 0.2 else None,
+            )
+        )
+    return clients
+
+
+async def _client(mesh: SimulatedMesh, client: Client, number: int) -> list[str]:
+    """What is wrong with this client's outcome."""
+    await asyncio.sleep(client.arrives_s)
+    request_id = f"cmpl-{number}"
+    async with asyncio.timeout(REQUEST_LIMIT_S):
+        outcomes = await mesh.request(client.body(), request_id, abandon_after_s=client.leaves_after_s)
+    return [
+        f"{request_id}-{index} ({client}): {problem}"
+        for index, outcome in enumerate(outcomes)
+        if (problem := _problem(client, outcome))
+    ]
+
+
+def _problem(client: Client, outcome: Outcome) -> str:
+    text, reason = client.expected()
+    if outcome.num_ends == 0:
+        if client.leaves_after_s is None:
+            return "it never ended"
+        return "" if text.startswith(outcome.text) else f"text {outcome.text!r} is not the beginning of {text!r}"
+    if outcome.num_ends > 1:
+        return f"it ended {outcome.num_ends} times"
+    if outcome.failure is not None:
+        return f"it failed: {outcome.failure}"
+    if (outcome.text, outcome.finish_reason) != (text, reason):
+        return f"{outcome.text!r} ({outcome.finish_reason}) is not {text!r} ({reason})"
+    return ""
+
+
+async def _scenario(mesh: SimulatedMesh, clients: list[Client]) -> list[str]:
+    faults, mesh.network.faults = mesh.network.faults, Faults()
+    await mesh.start()
+    mesh.network.faults = faults
+    problems = await asyncio.gather(*(_client(mesh, client, number) for number, client in enumerate(clients)))
+    await mesh.settle()
+    await mesh.stop()
+    return [problem for of_client in problems for problem in of_client]
+
+
+def run_seed(seed: int) -> Counter[str]:
+    """Run one seed; returns how often each fault came. Raises AssertionError with the messages and the replay."""
+    structlog.configure(wrapper_class=SILENT)
+    draw = random.Random(f"scenario/{seed}")
+    mixed = draw.random() < 0.2
+    clients = draw_clients(draw)
+    mesh = SimulatedMesh(seed, draw_faults(draw), mixed)
+    replay = f"replay: python -m tests.simulation --seed {seed}"
+    try:
+        problems = run(_scenario(mesh, clients), limit_s=LIMIT_S)
+    except BaseException as error:
+        error.add_note(f"{mesh.network.report(60)}\n{mesh.faults}\n{replay}")
+        raise
+    problems += [f"an ask outlived its deadline: {ask}" for ask in mesh.late_asks]
+    assert not problems, "\n".join([*problems, mesh.network.report(60), str(mesh.faults), replay])
+    return Counter(dict(mesh.network.counts))
