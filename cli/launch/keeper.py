@@ -108,6 +108,8 @@ class ProcessKeeper:
 
     def beat(self, address: Address, state: str) -> None:
         """See `cli.launch.supervisor.Keeper`."""
+        if address.actor_id not in self._launches:
+            return
         self._progress.stage(address.actor_id, "hello")
         self._feed(Beat(address.actor_id, address.epoch, ready=state in (READY, DRAINING)))
 

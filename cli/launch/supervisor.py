@@ -5,7 +5,9 @@ Decides nothing: deaths and restarts are `mesh/supervision.py`, processes are `c
 
 from typing import Any, ClassVar, Protocol
 
-from cli.protocol import SUPERVISOR, SUPERVISOR_CODEC, ActorList, ListActors, StopMesh, Stopping
+import msgspec
+
+from cli.protocol import SUPERVISOR, SUPERVISOR_CODEC, ActorList, ActorStatus, ListActors, StopMesh, Stopping
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
@@ -41,6 +43,11 @@ class SupervisorActor(Actor):
     def __init__(self, keeper: Keeper, pid: int) -> None:
         self._keeper = keeper
         self._pid = pid
+        self._started_at = 0.0
+
+    async def start(self) -> None:
+        """Remember when."""
+        self._started_at = self.ctx.now()
 
     def on_heartbeat(self, peer: Address, state: str) -> None:
         """An actor is alive."""
@@ -51,12 +58,25 @@ class SupervisorActor(Actor):
         message: Any = call.message
         match message:
             case ListActors():
-                call.reply(self._keeper.list_actors())
+                answer = self._keeper.list_actors()
+                call.reply(msgspec.structs.replace(answer, actors=[self._status(), *answer.actors]))
             case StopMesh():
                 call.reply(Stopping(pid=self._pid))
                 self._keeper.stop(message.reason, force=message.force)
             case _:
                 super().on_ask(call)
+
+    def _status(self) -> ActorStatus:
+        member = self.ctx.describe()
+        return ActorStatus(
+            actor_id=member.actor_id,
+            role=member.role,
+            pid=self._pid,
+            epoch=member.epoch,
+            endpoint=member.endpoint,
+            state=member.state,
+            uptime_s=self.ctx.now() - self._started_at,
+        )
 
     def tell_dead(self, dead: Address, reason: str) -> None:
         """Tell everybody that an incarnation was reaped, so that nobody waits for it."""

@@ -1,0 +1,89 @@
+"""`meshctl` as a peer in the mesh: asks a running supervisor one question. Used by `ps` and `down`."""
+
+import asyncio
+import os
+from typing import ClassVar, Final, TypeVar
+
+from cli.errors import NotRunning
+from cli.launch.mesh_directory import Manifest, MeshDirectory
+from cli.launch.sweep import open_process
+from cli.protocol import SUPERVISOR_CODEC
+from mesh.actor import Actor
+from mesh.address import Address
+from mesh.codec import Codec
+from mesh.errors import CallError
+from mesh.membership import StaticBootstrap
+from mesh.message import Message
+from mesh.system import ActorSystem
+from mesh.telemetry import setup_log
+from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+
+_ASK_TIMEOUT_S: Final = 3.0
+
+Reply = TypeVar("Reply", bound=Message)
+
+
+class ClientActor(Actor):
+    """Asks and is gone; no member of the mesh."""
+
+    role: ClassVar[str] = "meshctl"
+    codec: ClassVar[Codec] = SUPERVISOR_CODEC
+    joins: ClassVar[bool] = False
+
+
+def find_mesh(name: str) -> tuple[MeshDirectory, Manifest]:
+    """The directory and manifest of a mesh whose supervisor lives. Raises NotRunning."""
+    directory = MeshDirectory(name)
+    manifest = directory.read_manifest()
+    if manifest is not None:
+        descriptor = open_process(manifest.pid, manifest.start_time)
+        if descriptor is not None:
+            os.close(descriptor)
+            return directory, manifest
+    others = [other for other in MeshDirectory.all_names() if other != name and _lives(other)]
+    raise NotRunning(
+        f"no mesh named {name!r} is running",
+        why=f"running are: {', '.join(others)}" if others else "",
+        do="give one of these with --name" if others else "start one with `meshctl up`",
+    )
+
+
+def ask_supervisor(directory: MeshDirectory, manifest: Manifest, question: Message, answer_type: type[Reply]) -> Reply:
+    """Ask the supervisor of a mesh. Raises NotRunning if it does not answer."""
+    setup_log(level="error")
+    answer = asyncio.run(_ask(directory, manifest, question))
+    if not isinstance(answer, answer_type):
+        raise NotRunning(
+            f"the supervisor of {manifest.mesh!r} answered with {type(answer).__name__}",
+            do="use the meshctl that started the mesh",
+        )
+    return answer
+
+
+async def _ask(directory: MeshDirectory, manifest: Manifest, question: Message) -> object:
+    transport = ZeroMQTransport(ZeroMQOptions(run_directory=directory.run))
+    supervisor, endpoint = manifest.supervisor
+    # An id of its own for every call, so that two at the same time do not take each other's answers.
+    address = Address(f"meshctl-{os.getpid()}", 1)
+    actor = ClientActor()
+    system = ActorSystem(actor, address, transport, StaticBootstrap(supervisor, endpoint))
+    await system.start()
+    try:
+        answer = await actor.ctx.ask(supervisor.actor_id, question, timeout_s=_ASK_TIMEOUT_S)
+    except CallError as error:
+        raise NotRunning(
+            f"the supervisor of {manifest.mesh!r} (process {manifest.pid}) does not answer",
+            why=str(error),
+            do=f"look at {directory.logs}, or end it with `meshctl down --force --name {manifest.mesh}`",
+        ) from error
+    finally:
+        await system.stop()
+    return answer.message
+
+
+def _lives(name: str) -> bool:
+    manifest = MeshDirectory(name).read_manifest()
+    descriptor = open_process(manifest.pid, manifest.start_time) if manifest is not None else None
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is not None

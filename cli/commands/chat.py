@@ -1,0 +1,146 @@
+"""`meshctl chat`: one message or a conversation, streamed from the gateway's OpenAI-compatible route."""
+
+import contextlib
+import http.client
+import sys
+from collections.abc import Generator
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from cli.client import find_mesh
+from cli.errors import CliError, NotRunning
+from cli.exit_codes import ExitCode
+
+_TIMEOUT_S: Final = 600.0
+
+
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes with every message; None is the server's default."""
+
+    system: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+class _ModelEntry(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_ModelEntry]
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str = ""
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error = _Error()
+
+
+def chat(name: str, prompt: str | None, url: str | None, model: str | None, options: ChatOptions) -> ExitCode:
+    """Answer `prompt`, or what is typed, line by line. Raises NotRunning, or CliError with the server's words."""
+    server = _Server(url if url is not None else find_mesh(name)[1].url)
+    chosen = model or server.first_model()
+    messages: list[dict[str, str]] = []
+    if options.system is not None:
+        messages.append({"role": "system", "content": options.system})
+    if prompt is None and not sys.stdin.isatty():
+        prompt = sys.stdin.read()
+    if prompt is not None:
+        messages.append({"role": "user", "content": prompt})
+        _answer(server, chosen, messages, options)
+        return ExitCode.OK
+    sys.stderr.write(f"{chosen} at {server.url}; Ctrl-D ends, Ctrl-C stops an answer\n")
+    while True:
+        try:
+            line = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            sys.stderr.write("\n")
+            return ExitCode.OK
+        if not line.strip():
+            continue
+        messages.append({"role": "user", "content": line})
+        messages.append({"role": "assistant", "content": _answer(server, chosen, messages, options)})
+
+
+def _answer(server: "_Server", model: str, messages: list[dict[str, str]], options: ChatOptions) -> str:
+    """Print an answer as it comes; what came until it ended or was interrupted."""
+    body: dict[str, Any] = {"model": model, "messages": messages, "stream": True}
+    if options.max_tokens is not None:
+        body["max_tokens"] = options.max_tokens
+    if options.temperature is not None:
+        body["temperature"] = options.temperature
+    said: list[str] = []
+    stream = server.stream(body)
+    try:
+        for text in stream:
+            said.append(text)
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        stream.close()
+    sys.stdout.write("\n")
+    return "".join(said)
+
+
+class _Server:
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._parts = urlsplit(self.url)
+
+    def first_model(self) -> str:
+        with contextlib.closing(self._connect()) as connection:
+            self._send(connection, "GET", "/v1/models", None)
+            listed = msgspec.json.decode(connection.getresponse().read(), type=_ModelList)
+        return listed.data[0].id
+
+    def stream(self, body: dict[str, Any]) -> Generator[str]:
+        with contextlib.closing(self._connect()) as connection:
+            self._send(connection, "POST", "/v1/chat/completions", msgspec.json.encode(body))
+            response = connection.getresponse()
+            if response.status != http.client.OK:
+                raise self._refused(response.status, response.read())
+            for line in response:
+                data = line.removeprefix(b"data: ").strip()
+                if not line.startswith(b"data: ") or data == b"[DONE]":
+                    continue
+                if data.startswith(b'{"error"'):
+                    raise self._refused(response.status, data)
+                for choice in msgspec.json.decode(data, type=_Chunk).choices:
+                    if choice.delta.content:
+                        yield choice.delta.content
+
+    def _connect(self) -> http.client.HTTPConnection:
+        secure = self._parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        return kind(self._parts.hostname or "127.0.0.1", self._parts.port, timeout=_TIMEOUT_S)
+
+    def _send(self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None) -> None:
+        try:
+            connection.request(method, self._parts.path + path, body, {"content-type": "application/json"})
+        except OSError as error:
+            raise NotRunning(
+                f"{self.url} cannot be reached", why=error.strerror or str(error), do="see `meshctl ps`"
+            ) from error
+
+    def _refused(self, status: int, body: bytes) -> CliError:
+        try:
+            message = msgspec.json.decode(body, type=_ErrorBody).error.message
+        except msgspec.MsgspecError:
+            message = body.decode(errors="replace")
+        return CliError(f"the server answered with status {status}", why=message)

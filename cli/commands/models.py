@@ -1,0 +1,45 @@
+"""`meshctl models`: what `--model` takes besides directories."""
+
+from cli.exit_codes import ExitCode
+from cli.output import print_json, print_table
+from nodes.model_spec import ModelError, ModelSpec, known_models, resolve_model
+from nodes.model_spec.weight_index import expected_shapes
+
+
+def models(output: str) -> ExitCode:
+    """Print name, shape and size of each."""
+    entries = [_entry(name) for name in known_models()]
+    if output == "json":
+        print_json(entries)
+        return ExitCode.OK
+    header = ["MODEL", "ARCHITECTURE", "LAYERS", "HIDDEN", "CONTEXT", "DTYPE", "PARAMETERS", "NOTE"]
+    print_table(header, [[str(value) for value in entry.values()] for entry in entries])
+    return ExitCode.OK
+
+
+def _entry(name: str) -> dict[str, object]:
+    try:
+        spec = resolve_model(name)
+    except ModelError as error:
+        keys = ("architecture", "num_layers", "hidden_size", "context_length", "dtype", "num_parameters")
+        return {"model": name, **dict.fromkeys(keys, ""), "note": error.message}
+    return {
+        "model": name,
+        "architecture": spec.architecture,
+        "num_layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "context_length": spec.context_length,
+        "dtype": spec.dtype,
+        "num_parameters": 0 if spec.source == "echo" else _num_parameters(spec),
+        "note": {"echo": "answers with its prompt", "random": "random weights"}.get(spec.source, "bundled toy"),
+    }
+
+
+def _num_parameters(spec: ModelSpec) -> int:
+    total = 0
+    for shape in expected_shapes(spec).values():
+        size = 1
+        for dimension in shape:
+            size *= dimension
+        total += size
+    return total
