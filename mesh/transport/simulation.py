@@ -270,10 +270,11 @@ class SimulatedNetwork:
             # An older timer for a later time stays and finds nothing to do: cheaper than cancelling it.
             assert self._loop is not None
             self._armed_for = due
-            self._loop.call_at(due, self._pump)
+            self._loop.call_at(due, self._pump, due)
 
-    def _pump(self) -> None:
-        now = self.now()
+    def _pump(self, due: float) -> None:
+        # A loop runs timers up to its clock's resolution early: the timer's own time counts then.
+        now = max(self.now(), due)
         if self._armed_for is not None and self._armed_for <= now:
             self._armed_for = None
         try:
