@@ -212,7 +212,7 @@ class TransferSession:
             case Revoked():
                 return self._on_revoked(event, now)
             case SenderLost():
-                if len(self._announced) + len(self._copied) == len(self.grant.pages):
+                if len(self._announced) + len(self._copying) + len(self._copied) == len(self.grant.pages):
                     return []
                 return self._fail("source_lost", event.message, now)
             case Tick():

@@ -127,6 +127,8 @@ class ShmTransport:
                 ended.append(Completion(copy.handle, copy.num_bytes, copy.error))
             else:
                 self._posted.append(copy)
+        # Whoever had this quantum comes last for the next.
+        self._posted.rotate(-1)
         return ended
 
     def cancel(self, handle: int) -> None:

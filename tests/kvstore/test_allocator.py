@@ -84,7 +84,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 TestAllocatorMachine = AllocatorMachine.TestCase
-TestAllocatorMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAllocatorMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
 def test_low_pages_come_first_and_in_runs() -> None:

@@ -358,6 +358,19 @@ def test_a_page_freed_behind_its_sequence_is_not_published() -> None:
     assert cache.check() == []
 
 
+def test_an_eviction_that_the_books_refuse_is_only_too_few_pages() -> None:
+    cache = make_cache(num_pages=3)
+    fill(cache, [3] * 8)
+    cache.book.allocator.quarantine(cache.match([3] * 8).pages)
+    sequence = cache.start([1] * 8)
+    assert not sequence.reserve(8)
+    assert cache.num_violations == 1
+    assert not sequence.reserve(8)
+    assert sequence.reserve(4)
+    sequence.release()
+    assert cache.check() == []
+
+
 def test_a_move_of_pages_outside_the_pool_is_only_reported() -> None:
     cache = make_cache()
     cache.clear_quarantined([99, 0, 3])

@@ -1,0 +1,226 @@
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvstore import page_pool
+from kvstore.allocator import PageState
+from kvstore.errors import (
+    PoolBusy,
+    PoolClosed,
+    PoolExhaustedMemory,
+    PoolForeign,
+    PoolMismatch,
+    PoolMissing,
+    PoolTorn,
+)
+from kvstore.layout import KVLayout
+from kvstore.page_pool import HEADER_BYTES, HeapHost, MemoryHost, PoolInfo, ShmHost
+from kvstore.page_table import PageEntry
+
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, fingerprint="weights")
+INFO = PoolInfo(group="decode-0", num_pages=5, layout=LAYOUT, incarnation=7)
+
+
+@pytest.fixture(params=["shm", "heap"])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHost:
+    return ShmHost(tmp_path) if request.param == "shm" else HeapHost()
+
+
+@pytest.fixture
+def shm(tmp_path: Path) -> ShmHost:
+    return ShmHost(tmp_path)
+
+
+def test_a_pool_is_one_memory_for_all_who_map_it(host: MemoryHost) -> None:
+    owner = host.create("kv-a", INFO)
+    assert owner.path == host.path("kv-a")
+    worker = host.open(owner.path, writable=True)
+    agent = host.open(owner.path, writable=False)
+    assert worker.info == agent.info == INFO
+    assert (worker.writable, agent.writable) == (True, False)
+    assert len(worker.pages_view) == 5 * LAYOUT.page_bytes
+    assert not any(worker.pages_view)
+    worker.page(3)[:3] = b"abc"
+    assert bytes(agent.page(3)[:4]) == b"abc\0"
+    assert bytes(agent.pages_view[3 * LAYOUT.page_bytes :][:3]) == b"abc"
+    with pytest.raises(TypeError):
+        agent.page(3)[0] = 1
+    worker.table().write(3, PageEntry(PageState.RUNNING, 4, 2))
+    assert agent.table().read(3) == PageEntry(PageState.RUNNING, 4, 2)
+    for page in (-1, 5):
+        with pytest.raises(IndexError, match="of a pool of 5"):
+            owner.page(page)
+    for pool in (owner, worker, agent):
+        pool.close()
+        pool.close()
+        with pytest.raises(PoolClosed):
+            _ = pool.pages_view
+    again = host.open(owner.path, writable=False, own=True)
+    assert bytes(again.page(3)[:3]) == b"abc"
+    again.close()
+    host.unlink(owner.path)
+    host.unlink(owner.path)
+    with pytest.raises(PoolMissing, match="its kv_agent has not made it"):
+        host.open(owner.path, writable=False)
+
+
+def test_pages_are_aligned_and_the_header_says_where() -> None:
+    assert INFO.table_offset % 4096 == INFO.pages_offset % 4096 == 0
+    assert INFO.pages_offset >= INFO.table_offset + 5 * 2 * (64 + 4 * 16)
+    assert INFO.file_bytes == INFO.pages_offset + 5 * LAYOUT.page_bytes
+
+
+def test_a_header_that_does_not_fit_is_refused(host: MemoryHost) -> None:
+    with pytest.raises(PoolMismatch, match="shorten its names"):
+        host.create("kv-a", PoolInfo(group="g" * 5000, num_pages=2, layout=LAYOUT, incarnation=1))
+    with pytest.raises(PoolMissing):
+        host.open(host.path("kv-a"), writable=False)
+
+
+def damage(host: MemoryHost, offset: int, data: bytes) -> str:
+    """A pool whose header bytes are replaced from `offset` on."""
+    pool = host.create("kv-a", INFO)
+    pool.close()
+    if isinstance(host, HeapHost):
+        host._pools[pool.path][offset : offset + len(data)] = data
+    else:
+        with open(pool.path, "r+b") as file:
+            file.seek(offset)
+            file.write(data)
+    return pool.path
+
+
+@pytest.mark.parametrize(
+    ("offset", "data", "error", "words"),
+    [
+        (0, b"ELF", PoolForeign, "not a KV pool"),
+        (8, b"\x63", PoolForeign, "format 99"),
+        (12, b"\xff\xff", PoolTorn, "damaged"),
+        (30, b"\xff", PoolTorn, "damaged"),
+    ],
+)
+def test_damaged_headers_are_told_apart(
+    host: MemoryHost, offset: int, data: bytes, error: type[Exception], words: str
+) -> None:
+    path = damage(host, offset, data)
+    for own in (False, True):
+        with pytest.raises(error, match=words):
+            host.open(path, writable=True, own=own)
+    host.create("kv-a", INFO).close()
+    host.open(path, writable=False).close()
+
+
+def test_a_header_of_other_fields_is_torn(shm: ShmHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_pool.msgspec.msgpack, "encode", lambda _: b"\xc0")
+    header = page_pool.encode_header(INFO)
+    monkeypatch.undo()
+    with pytest.raises(PoolTorn, match="cannot be read"):
+        page_pool.decode_header(header, "x", 10**9)
+
+
+def test_short_files_are_torn(shm: ShmHost) -> None:
+    pool = shm.create("kv-a", INFO)
+    pool.close()
+    os.truncate(pool.path, INFO.file_bytes - 1)
+    with pytest.raises(PoolTorn, match="its header says"):
+        shm.open(pool.path, writable=False)
+    os.truncate(pool.path, 100)
+    with pytest.raises(PoolTorn, match="cut short"):
+        shm.open(pool.path, writable=False)
+    assert HEADER_BYTES == 4096
+
+
+def test_the_owner_keeps_others_out_until_it_closes(shm: ShmHost) -> None:
+    owner = shm.create("kv-a", INFO)
+    for use in (lambda: shm.create("kv-a", INFO), lambda: shm.open(owner.path, writable=True, own=True)):
+        with pytest.raises(PoolBusy, match="belongs to another process"):
+            use()
+    assert shm.sweep("kv-") == []
+    owner.close()
+    heir = shm.open(owner.path, writable=True, own=True)
+    assert shm.sweep("kv-") == []
+    heir.close()
+    assert shm.sweep("kv-other") == []
+    assert shm.sweep("kv-") == [owner.path]
+    assert list(shm.directory.iterdir()) == []
+
+
+def test_a_view_that_outlives_its_pool_keeps_memory_but_not_the_lock(shm: ShmHost) -> None:
+    pool = shm.create("kv-a", INFO)
+    page = pool.page(1)
+    whole = memoryview(pool.pages_view)
+    page[0] = 9
+    pool.close()
+    assert (page[0], whole[LAYOUT.page_bytes]) == (9, 9)
+    assert shm.sweep("kv-") == [pool.path]
+
+
+def test_too_little_memory_is_said_at_once_in_figures(shm: ShmHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(PoolExhaustedMemory, match="fewer pages") as caught:
+        shm.create("kv-a", INFO)
+    assert caught.value.needed_bytes == INFO.file_bytes
+    assert caught.value.available_bytes > 0
+    assert list(shm.directory.iterdir()) == []
+
+    def broken(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr(os, "posix_fallocate", broken)
+    with pytest.raises(OSError, match="I/O error"):
+        shm.create("kv-a", INFO)
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm here")
+def test_a_real_memory_file_system_refuses_what_it_does_not_have() -> None:
+    shm = ShmHost()
+    status = os.statvfs("/dev/shm")
+    num_pages = 2 * status.f_blocks * status.f_frsize // LAYOUT.page_bytes
+    name = f"kvmesh-test-{os.getpid()}"
+    with pytest.raises(PoolExhaustedMemory):
+        shm.create(name, PoolInfo(group="g", num_pages=num_pages, layout=LAYOUT, incarnation=1))
+    assert not [path for path in os.listdir("/dev/shm") if path.startswith(name)]
+
+
+@pytest.mark.process
+def test_the_pool_of_a_killed_owner_is_a_leftover(shm: ShmHost) -> None:
+    """kill -9 drops the lock and nothing else; one cut short in its making is swept too."""
+    program = (
+        "import sys; from kvstore.page_pool import *; from kvstore.layout import KVLayout\n"
+        "host = ShmHost(sys.argv[1])\n"
+        "layout = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8)\n"
+        "info = PoolInfo(group='g', num_pages=4, layout=layout, incarnation=3)\n"
+        "pool = host.create('kv-a', info); pool.page(2)[:5] = b'alive'\n"
+        "print('ready', flush=True); sys.stdin.read()\n"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program, str(shm.directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert owner.stdin
+    assert owner.stdout
+    assert owner.stdout.readline() == b"ready\n"
+    assert shm.sweep("kv-") == []
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    owner.stdin.close()
+    owner.stdout.close()
+    pool = shm.open(shm.path("kv-a"), writable=True, own=True)
+    assert bytes(pool.page(2)[:5]) == b"alive"
+    pool.close()
+    Path(shm.path("kv-b.making.1")).touch()
+    assert len(shm.sweep("kv-")) == 2
+
+
+def test_heap_host_lists_its_pools() -> None:
+    host = HeapHost()
+    host.create("b", INFO)
+    host.create("a", INFO)
+    assert host.paths() == ["heap:a", "heap:b"]

@@ -1,0 +1,186 @@
+from kvstore.allocator import PageState
+from kvstore.hashing import pack_tokens, root_hash
+from kvstore.page_table import PageEntry, PageTable, Torn
+from kvstore.prefix_cache import PrefixCache
+from kvstore.protocol import CacheCleared, PageStored
+from kvstore.rebuild import Rebuilt, rebuild
+from kvstore.sequence_pages import SequencePages
+
+PAGE_SIZE = 4
+NUM_PAGES = 16
+
+
+class Dead:
+    """A scheduler's cache over a table, to be killed by forgetting it."""
+
+    def __init__(self) -> None:
+        self.memory = bytearray(PageTable.num_bytes(NUM_PAGES, PAGE_SIZE))
+        self.table = PageTable(memoryview(self.memory), NUM_PAGES, PAGE_SIZE)
+        self.cache = PrefixCache.fresh(NUM_PAGES, PAGE_SIZE, group="g", epoch=1, table=self.table)
+
+    def run(self, token_ids: list[int], key: str = "", num_filled: int | None = None) -> SequencePages:
+        sequence = self.cache.start(token_ids, key)
+        assert sequence.reserve(len(token_ids))
+        stop = len(token_ids) if num_filled is None else num_filled
+        sequence.advance(token_ids[sequence.num_tokens : stop])
+        return sequence
+
+    def rebuild(self) -> Rebuilt:
+        rebuilt = rebuild(PageTable(memoryview(self.memory), NUM_PAGES, PAGE_SIZE), group="g", epoch=2)
+        assert rebuilt.cache.check() == []
+        return rebuilt
+
+
+def test_a_cache_is_the_same_after_its_scheduler_died() -> None:
+    dead = Dead()
+    prompts = [[1] * 9, [1, 1, 1, 1, 2, 2, 2, 2, 0], [1] * 13, [3] * 5]
+    for prompt in prompts:
+        dead.run(prompt).release()
+    dead.run([1] * 9, "salt").release()
+    before = {(key, tuple(prompt)): dead.cache.match(prompt, key) for prompt in prompts for key in ("", "salt")}
+    rebuilt = dead.rebuild()
+    for (key, prompt), match in before.items():
+        assert rebuilt.cache.match(prompt, key) == match
+    assert rebuilt.cache.num_available() == NUM_PAGES - 1
+    assert (len(rebuilt.orphans), rebuilt.quarantined, rebuilt.num_torn) == (0, [], 0)
+    events = rebuilt.cache.events.drain()
+    assert events[0] == CacheCleared(group="g")
+    known = {root_hash(), root_hash("salt")}
+    for event in events[1:]:
+        assert isinstance(event, PageStored)
+        assert event.parent_hash in known
+        known.add(event.page_hash)
+    assert len(events) == 1 + rebuilt.cache.num_pages_in(PageState.CACHED)
+
+
+def test_a_running_sequence_can_be_claimed_with_its_partly_filled_page() -> None:
+    dead = Dead()
+    tokens = list(range(11))
+    pages = list(dead.run(tokens, "salt", num_filled=10).pages)
+    rebuilt = dead.rebuild()
+    assert len(rebuilt.orphans) == 1
+    assert rebuilt.orphans.claim(tokens) is None, "another extra key"
+    assert rebuilt.orphans.claim(tokens[:10], "salt") is None, "its last token must be computed"
+    assert rebuilt.orphans.claim([*tokens[:9], 99, 1], "salt") is None
+    claimed = rebuilt.orphans.claim(tokens, "salt")
+    assert claimed is not None
+    assert (claimed.pages, claimed.num_tokens, claimed.num_cached_tokens) == (pages, 10, 8)
+    assert len(rebuilt.orphans) == 0
+    rebuilt.cache.events.drain()
+    claimed.reserve(13)
+    claimed.advance([10, 11])
+    [stored] = rebuilt.cache.events.drain()
+    assert isinstance(stored, PageStored)
+    assert (stored.token_ids, stored.extra_key) == ([8, 9, 10, 11], "salt")
+    assert rebuilt.cache.match([*tokens, 11, 0], "salt").num_tokens == 12
+    claimed.release()
+    assert rebuilt.cache.num_available() == NUM_PAGES - 1
+    assert rebuilt.cache.check() == []
+
+
+def test_the_longest_orphan_is_claimed_first() -> None:
+    dead = Dead()
+    for num_filled in (5, 7, 6):
+        dead.run([1] * 8, num_filled=num_filled)
+    dead.run([2, 2], num_filled=2)
+    dead.run([2], num_filled=0)
+    rebuilt = dead.rebuild()
+    assert len(rebuilt.orphans) == 5
+    lengths = [claimed.num_tokens for _ in range(3) if (claimed := rebuilt.orphans.claim([1] * 9))]
+    assert lengths == [7, 6, 5]
+    first = rebuilt.orphans.claim([2, 2, 2])
+    second = rebuilt.orphans.claim([2, 2, 2])
+    assert first is not None
+    assert second is not None
+    assert (first.num_tokens, second.num_tokens) == (2, 0)
+
+
+def test_pages_of_orphans_are_held_until_the_lease_is_over() -> None:
+    dead = Dead()
+    dead.run([1] * 9)
+    rebuilt = dead.rebuild()
+    assert rebuilt.cache.num_available() == NUM_PAGES - 1 - 3
+    other = rebuilt.cache.start([5])
+    assert not other.reserve(13 * PAGE_SIZE)
+    rebuilt.orphans.release()
+    assert rebuilt.cache.num_available() == NUM_PAGES - 1
+    assert rebuilt.cache.match([1] * 9).num_tokens == 8
+    assert other.reserve(13 * PAGE_SIZE)
+
+
+def test_lent_and_torn_pages_are_quarantined() -> None:
+    dead = Dead()
+    sequence = dead.cache.start([1] * 5)
+    sequence.reserve(5)
+    lent = sequence.lend().pages
+    posted = dead.cache.start([2])
+    posted.reserve(1)
+    lent += posted.lend().pages
+    posted.mark_in_flight()
+    slot = PageTable.num_bytes(1, PAGE_SIZE) // 2
+    for offset in (20, slot + 20):
+        dead.memory[9 * 2 * slot + offset] ^= 0xFF
+    assert dead.table.read(9) == Torn(9)
+    rebuilt = dead.rebuild()
+    assert rebuilt.quarantined == [*lent, 9]
+    assert rebuilt.num_torn == 1
+    assert rebuilt.cache.num_available() == NUM_PAGES - 1 - 4
+    again = dead.rebuild()
+    assert again.quarantined == rebuilt.quarantined
+    assert again.num_torn == 0
+    again.cache.clear_quarantined(again.quarantined)
+    assert again.cache.num_available() == NUM_PAGES - 1
+
+
+def test_equal_pages_are_cached_once() -> None:
+    dead = Dead()
+    one, two = dead.cache.start([1] * 9), dead.cache.start([1] * 9)
+    for sequence in (one, two):
+        sequence.reserve(9)
+        sequence.advance([1] * 8)
+    rebuilt = dead.rebuild()
+    assert rebuilt.cache.match([1] * 9).pages == one.pages[:2]
+    assert len(rebuilt.orphans) == 2
+    rebuilt.orphans.release()
+    assert rebuilt.cache.num_available() == NUM_PAGES - 1
+
+
+def test_private_pages_and_broken_chains_are_free() -> None:
+    dead = Dead()
+    hidden = dead.cache.start([7] * 9, share=False)
+    hidden.reserve(9)
+    hidden.advance([7] * 9)
+    running = dead.run([1] * 10)
+    first, second, third = running.pages
+    entry = dead.table.read(second)
+    assert isinstance(entry, PageEntry)
+    dead.table.write(
+        second,
+        PageEntry(PageState.CACHED, entry.generation, 1, entry.page_hash, entry.parent_hash, pack_tokens([9] * 4)),
+    )
+    rebuilt = dead.rebuild()
+    assert rebuilt.cache.match([7] * 9).num_tokens == 0
+    assert rebuilt.cache.match([1] * 9).pages == [first]
+    assert len(rebuilt.orphans) == 0
+    for page in (second, third, *hidden.pages):
+        found = dead.table.read(page)
+        assert isinstance(found, PageEntry)
+        assert found.state is PageState.FREE
+        assert found.generation > 0
+
+
+def test_a_running_full_page_that_nobody_cached_is_cached() -> None:
+    """Its scheduler died between two writes: the page is whole and its hash right."""
+    dead = Dead()
+    sequence = dead.run([1] * 5)
+    page = sequence.pages[0]
+    entry = dead.table.read(page)
+    assert isinstance(entry, PageEntry)
+    fields = (entry.generation, 1, entry.page_hash, entry.parent_hash, entry.tokens, True)
+    dead.table.write(page, PageEntry(PageState.RUNNING, *fields))
+    rebuilt = dead.rebuild()
+    assert rebuilt.cache.match([1] * 5).pages == [page]
+    assert len(rebuilt.orphans) == 1
+    found = dead.table.read(page)
+    assert isinstance(found, PageEntry)
+    assert found.state is PageState.CACHED

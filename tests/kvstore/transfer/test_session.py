@@ -1,0 +1,426 @@
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvstore.protocol import OpenGrant, PagesPulled, PagesReady, TransferFailed
+from kvstore.transfer.session import (
+    Announced,
+    CancelCopy,
+    Command,
+    CopyEnded,
+    MapSource,
+    Phase,
+    Revoked,
+    Send,
+    SenderLost,
+    SessionLimits,
+    SourceMapped,
+    SourceRefused,
+    StartCopy,
+    Tick,
+    TransferSession,
+)
+
+DIGEST = b"d" * 16
+LIMITS = SessionLimits(map_s=2, waiting_s=5, copy_s=3, resend_s=0.5, linger_s=10, max_pages_per_copy=2)
+SOURCE = MapSource("agent-p", "prefill-0", 1)
+
+
+def make_grant(num_pages: int = 4, timeout_s: float = 20) -> OpenGrant:
+    return OpenGrant(
+        grant_id="grant",
+        group="decode-0",
+        pages=[10 + index for index in range(num_pages)],
+        generations=[100 + index for index in range(num_pages)],
+        layout_digest=DIGEST,
+        holder="D",
+        holder_epoch=1,
+        timeout_s=timeout_s,
+    )
+
+
+def make_session(num_pages: int = 4, timeout_s: float = 20) -> TransferSession:
+    return TransferSession(make_grant(num_pages, timeout_s), 0.0, LIMITS)
+
+
+def ready(first: int, count: int, /, **changes: Any) -> PagesReady:
+    fields: dict[str, Any] = {
+        "grant_id": "grant",
+        "first": first,
+        "total": 4,
+        "source_group": "prefill-0",
+        "source_agent": "agent-p",
+        "source_incarnation": 1,
+        "layout_digest": DIGEST,
+        "pages": [20 + index for index in range(first, first + count)],
+        "generations": [200 + index for index in range(first, first + count)],
+    }
+    return PagesReady(**(fields | changes))
+
+
+def announced(first: int, count: int, /, **changes: Any) -> Announced:
+    return Announced("P", 1, ready(first, count, **changes))
+
+
+def pulled(num_pages: int, complete: bool = False) -> PagesPulled:
+    return PagesPulled(grant_id="grant", num_pages=num_pages, complete=complete)
+
+
+def copy(copy_id: int, first: int, count: int, deadline: float) -> StartCopy:
+    indexes = range(first, first + count)
+    return StartCopy(
+        copy_id,
+        [20 + index for index in indexes],
+        [200 + index for index in indexes],
+        [10 + index for index in indexes],
+        [100 + index for index in indexes],
+        deadline,
+    )
+
+
+MAPPED = SourceMapped(1, DIGEST)
+
+
+def failures(commands: list[Command]) -> list[tuple[str, str, bool]]:
+    return [
+        (command.receiver, command.message.code, command.message.quiesced)
+        for command in commands
+        if isinstance(command, Send) and isinstance(command.message, TransferFailed)
+    ]
+
+
+def test_chunks_are_pulled_as_they_are_announced() -> None:
+    session = make_session()
+    assert session.phase is Phase.BOOTSTRAPPING
+    assert session.handle(announced(0, 3), 1.0) == [SOURCE]
+    assert session.handle(MAPPED, 1.5) == [copy(1, 0, 2, 4.5)]
+    assert session.phase is Phase.TRANSFERRING
+    assert session.num_copying == 2
+    both = [Send("D", pulled(2)), Send("P", pulled(2))]
+    assert session.handle(CopyEnded(1), 2.0) == [*both, copy(2, 2, 1, 5.0)]
+    assert session.handle(CopyEnded(2), 3.0) == [Send("D", pulled(3)), Send("P", pulled(3))]
+    assert session.phase is Phase.WAITING
+    assert session.handle(announced(3, 1), 4.0) == [copy(3, 3, 1, 7.0)]
+    assert session.handle(CopyEnded(3), 5.0) == [Send("D", pulled(4, True)), Send("P", pulled(4, True))]
+    assert session.phase is Phase.SUCCESS
+    assert session.is_quiesced
+
+
+def succeeded() -> TransferSession:
+    session = make_session(2)
+    session.handle(announced(0, 2, total=2), 0.0)
+    session.handle(MAPPED, 0.0)
+    session.handle(CopyEnded(1), 0.0)
+    assert session.phase is Phase.SUCCESS
+    return session
+
+
+def test_the_end_is_repeated_until_the_holder_closes() -> None:
+    session = succeeded()
+    assert session.handle(Tick(), 0.4) == []
+    assert session.handle(Tick(), 0.5) == [Send("D", pulled(2, True))]
+    assert session.handle(Tick(), 0.6) == []
+    assert session.handle(Tick(), 1.0) == [Send("D", pulled(2, True))]
+    assert session.handle(announced(0, 2, total=2), 1.2) == [Send("P", pulled(2, True))]
+    assert session.handle(Revoked("grant_closed", "done"), 1.4) == []
+    assert session.handle(Tick(), 1.5) == []
+    assert session.handle(announced(0, 2, total=2), 1.6) == [Send("P", pulled(2, True))], "also after the close"
+    assert not session.is_over(9.0)
+    assert session.is_over(10.0)
+    assert session.handle(Tick(), 10.0) == []
+
+
+def test_repeats_are_harmless_and_answered() -> None:
+    session = make_session()
+    session.handle(announced(0, 2), 0.0)
+    assert session.handle(announced(0, 2), 0.0) == [], "already mapping, nothing copied yet"
+    session.handle(MAPPED, 0.0)
+    assert session.handle(MAPPED, 0.0) == []
+    assert session.handle(announced(0, 2), 0.0) == [], "being copied"
+    session.handle(CopyEnded(1), 0.0)
+    assert session.handle(CopyEnded(1), 0.0) == []
+    assert session.handle(announced(0, 2), 0.0) == [Send("P", pulled(2))]
+    assert session.handle(announced(1, 0), 0.0) == [Send("P", pulled(2))], "an empty one asks how far it is"
+    assert session.handle(announced(1, 2), 0.0) == [copy(2, 2, 1, 3.0)]
+
+
+def test_pages_announced_anew_before_their_copy_replace_the_old() -> None:
+    """The sender was preempted and computed them again elsewhere."""
+    session = make_session()
+    session.handle(announced(0, 1), 0.0)
+    session.handle(announced(0, 1, pages=[77], generations=[777]), 0.0)
+    [started] = session.handle(MAPPED, 0.0)
+    assert isinstance(started, StartCopy)
+    assert (started.source_pages, started.source_generations) == ([77], [777])
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"layout_digest": b"other"}, "layout_mismatch"),
+        ({"total": 5}, "bad_announcement"),
+        ({"first": -1}, "bad_announcement"),
+        ({"first": 3}, "bad_announcement"),
+        ({"generations": [1]}, "bad_announcement"),
+    ],
+)
+def test_an_announcement_that_cannot_be_right_ends_the_transfer(changes: dict[str, Any], code: str) -> None:
+    session = make_session()
+    commands = session.handle(Announced("P", 1, ready(0, 2, **changes)), 1.0)
+    assert failures(commands) == [("D", code, True), ("P", code, True)]
+    assert failures(session.handle(announced(0, 2), 1.1)) == [("P", code, True)]
+    assert failures(session.handle(Tick(), 1.5)) == [("D", code, True)]
+
+
+def test_the_source_stays_the_same() -> None:
+    session = make_session()
+    session.handle(announced(0, 1), 0.0)
+    assert failures(session.handle(announced(1, 1, source_incarnation=2), 0.0))[0][1] == "source_changed"
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        (SourceMapped(2, DIGEST), "source_changed"),
+        (SourceMapped(1, b"other"), "layout_mismatch"),
+        (SourceRefused("pool_missing", "gone"), "pool_missing"),
+    ],
+)
+def test_a_source_that_is_not_what_was_announced(event: SourceMapped | SourceRefused, code: str) -> None:
+    session = make_session()
+    session.handle(announced(0, 1), 0.0)
+    assert failures(session.handle(event, 0.0)) == [("D", code, True), ("P", code, True)]
+    assert session.handle(MAPPED, 0.1) == []
+    assert session.handle(event, 0.1) == []
+
+
+def test_a_grant_belongs_to_its_first_sender() -> None:
+    session = make_session()
+    session.handle(announced(0, 1), 0.0)
+    for stranger in (Announced("Q", 1, ready(0, 4)), Announced("P", 2, ready(0, 4))):
+        assert failures(session.handle(stranger, 0.0)) == [(stranger.sender, "grant_taken", True)]
+    assert session.phase is Phase.BOOTSTRAPPING
+
+
+def test_no_announcement_in_time() -> None:
+    session = make_session(timeout_s=20)
+    assert session.deadline == 20
+    assert session.handle(Tick(), 19.9) == []
+    [send] = session.handle(Tick(), 20.0)
+    assert isinstance(send, Send)
+    assert send.receiver == "D"
+    assert isinstance(send.message, TransferFailed)
+    assert send.message.code == "deadline_exceeded"
+    assert "waiting for a first announcement, 0 of 4 pages in" in send.message.message
+
+
+@pytest.mark.parametrize(("events", "deadline"), [([], 2.0), ([MAPPED], 3.0), ([MAPPED, CopyEnded(1)], 5.0)])
+def test_every_state_has_its_deadline(events: list[Any], deadline: float) -> None:
+    session = make_session()
+    session.handle(announced(0, 1), 0.0)
+    for event in events:
+        session.handle(event, 0.0)
+    assert session.deadline == deadline
+    commands = session.handle(Tick(), deadline)
+    copying = events == [MAPPED]
+    assert failures(commands) == [
+        ("D", "deadline_exceeded", not copying),
+        ("P", "deadline_exceeded", not copying),
+    ]
+    assert (commands[0] == CancelCopy(1)) == copying
+
+
+def test_the_lease_caps_every_deadline_and_can_be_renewed() -> None:
+    session = make_session(timeout_s=1)
+    session.handle(announced(0, 1), 0.5)
+    assert session.deadline == 1.0
+    session.renew(20, 0.9)
+    assert session.deadline == pytest.approx(2.9)
+    session.handle(MAPPED, 1.0)
+    session.handle(CopyEnded(1, "stale_pages", "moved on"), 1.0)
+    session.renew(20, 1.0)
+    assert session.phase is Phase.FAILED
+
+
+def test_a_failed_copy_ends_the_transfer() -> None:
+    session = make_session()
+    session.handle(announced(0, 1), 0.0)
+    session.handle(MAPPED, 0.0)
+    assert failures(session.handle(CopyEnded(1, "stale_pages", "generation 3"), 0.0)) == [
+        ("D", "stale_pages", True),
+        ("P", "stale_pages", True),
+    ]
+
+
+def test_closing_while_a_copy_runs_waits_for_its_end() -> None:
+    session = make_session()
+    session.handle(announced(0, 1), 0.0)
+    session.handle(MAPPED, 0.0)
+    commands = session.handle(Revoked("grant_closed", "no longer wanted"), 1.0)
+    assert commands[0] == CancelCopy(1)
+    assert failures(commands) == [("P", "grant_closed", False)]
+    assert session.has_ended
+    assert not session.is_quiesced
+    assert not session.is_over(1000)
+    assert session.handle(Tick(), 1000.0) == [], "the holder asked; it hears from the answer to that"
+    assert failures(session.handle(CopyEnded(1, "cancelled", ""), 1001.0)) == [("P", "grant_closed", True)]
+    assert session.is_quiesced
+    assert session.handle(Revoked("grant_closed", "again"), 1002.0) == []
+
+
+def test_an_unquiesced_failure_is_repeated_until_it_is_quiet() -> None:
+    session = make_session()
+    session.handle(announced(0, 1), 0.0)
+    session.handle(MAPPED, 0.0)
+    session.handle(Tick(), 3.0)
+    assert failures(session.handle(Tick(), 3.5)) == [("D", "deadline_exceeded", False)]
+    assert failures(session.handle(Tick(), 60.0)) == [("D", "deadline_exceeded", False)]
+    session.handle(CopyEnded(1), 61.0)
+    assert failures(session.handle(Tick(), 61.5)) == [("D", "deadline_exceeded", True)]
+
+
+def test_a_lost_sender_ends_what_it_has_not_announced() -> None:
+    session = make_session()
+    session.handle(announced(0, 3), 0.0)
+    assert failures(session.handle(SenderLost("P is gone"), 0.0)) == [
+        ("D", "source_lost", True),
+        ("P", "source_lost", True),
+    ]
+    whole = make_session()
+    whole.handle(announced(0, 4), 0.0)
+    assert whole.handle(SenderLost("P is gone"), 0.0) == []
+    whole.handle(MAPPED, 0.0)
+    assert whole.handle(SenderLost("P is gone"), 0.0) == []
+    whole.handle(CopyEnded(1), 0.0)
+    whole.handle(CopyEnded(2), 0.0)
+    assert whole.phase is Phase.SUCCESS
+
+
+def test_a_scheduler_that_prefills_for_itself_hears_once() -> None:
+    session = make_session(2)
+    session.handle(Announced("D", 1, ready(0, 2, total=2)), 0.0)
+    session.handle(MAPPED, 0.0)
+    assert session.handle(CopyEnded(1), 0.0) == [Send("D", pulled(2, True))]
+
+
+class SessionMachine(RuleBasedStateMachine):
+    """Any events in any order, with time: the end comes, once, is told to both sides, and nothing is written after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.session = make_session(4, timeout_s=30)
+        self.running: StartCopy | None = None
+        self.cancelled = False
+        self.heard: dict[str, list[PagesPulled | TransferFailed]] = {"D": [], "P": [], "Q": []}
+        self.outcome: Phase | None = None
+        self.written: dict[int, int] = {}
+        self.is_mapping = False
+        self.sender_told_of_end = False
+
+    def feed(self, event: Any) -> None:
+        ended_before = self.session.has_ended
+        for command in self.session.handle(event, self.now):
+            match command:
+                case StartCopy():
+                    assert self.running is None, "one copy at a time"
+                    assert not ended_before
+                    assert not self.session.has_ended
+                    assert self.now < command.deadline <= self.now + LIMITS.copy_s
+                    assert 0 < len(command.pages) <= LIMITS.max_pages_per_copy
+                    assert not set(command.pages) & set(self.written), "no page is written twice"
+                    self.running, self.cancelled = command, False
+                case CancelCopy(copy_id):
+                    assert self.running is not None
+                    assert self.running.copy_id == copy_id
+                    self.cancelled = True
+                case Send(receiver, message):
+                    self.heard[receiver].append(message)
+                case MapSource():
+                    assert not self.is_mapping
+                    self.is_mapping = True
+        if self.outcome is None and self.session.has_ended:
+            self.outcome = self.session.phase
+
+    @rule(seconds=st.sampled_from([0.0, 0.3, 1.0, 4.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.feed(Tick())
+
+    @rule(first=st.integers(0, 3), count=st.integers(0, 4), shift=st.sampled_from([0, 0, 0, 50]))
+    def announce(self, first: int, count: int, shift: int) -> None:
+        count = min(count, 4 - first)
+        pages = [20 + shift + index for index in range(first, first + count)]
+        self.feed(announced(first, count, pages=pages))
+
+    @rule(changes=st.sampled_from([{"total": 7}, {"layout_digest": b""}, {"source_group": "other"}]))
+    def announce_nonsense(self, changes: dict[str, Any]) -> None:
+        self.feed(announced(0, 1, **changes))
+
+    @rule()
+    def a_stranger_announces(self) -> None:
+        self.feed(Announced("Q", 1, ready(0, 2)))
+
+    @rule(event=st.sampled_from([MAPPED, MAPPED, SourceMapped(9, DIGEST), SourceRefused("pool_missing", "")]))
+    def mapping_ends(self, event: Any) -> None:
+        if self.is_mapping:
+            self.feed(event)
+
+    @rule(code=st.sampled_from(["", "", "", "stale_pages"]))
+    def copy_ends(self, code: str) -> None:
+        if self.running is not None:
+            running, self.running = self.running, None
+            if not code:
+                self.written.update(zip(running.pages, running.source_pages, strict=True))
+            self.feed(CopyEnded(running.copy_id, code))
+            self.feed(CopyEnded(running.copy_id, code))
+
+    @rule()
+    def revoke(self) -> None:
+        self.feed(Revoked("grant_closed", ""))
+
+    @rule()
+    def sender_lost(self) -> None:
+        if self.session.sender:
+            self.feed(SenderLost(""))
+
+    @rule()
+    def renew(self) -> None:
+        self.session.renew(30, self.now)
+
+    @invariant()
+    def ends_stay_and_are_told(self) -> None:
+        session = self.session
+        if self.outcome is not None:
+            assert session.phase is self.outcome
+            assert session.is_quiesced == (self.running is None)
+            if self.running is not None:
+                assert self.cancelled
+        if self.outcome is Phase.SUCCESS:
+            assert len(self.written) == 4
+        for receiver in ("D", "P"):
+            ends = [m for m in self.heard[receiver] if isinstance(m, TransferFailed) or m.complete]
+            assert len({isinstance(end, TransferFailed) for end in ends}) <= 1, "never both"
+            if self.outcome is Phase.SUCCESS or (self.outcome is Phase.FAILED and receiver == session.sender):
+                assert ends
+        assert session.deadline > self.now - 4.0
+
+    def teardown(self) -> None:
+        """Left alone, it ends within its lease, and is forgotten some time after."""
+        for _ in range(2000):
+            if self.session.is_over(self.now):
+                break
+            self.now = max(self.now, self.session.deadline)
+            if self.running is not None and self.cancelled:
+                running, self.running = self.running, None
+                self.feed(CopyEnded(running.copy_id, "cancelled"))
+            self.feed(Tick())
+        assert self.session.is_over(self.now)
+        assert not self.session.is_closed or self.session.has_ended
+
+
+TestSessionMachine = SessionMachine.TestCase
+TestSessionMachine.settings = settings(max_examples=120, stateful_step_count=25, deadline=None)

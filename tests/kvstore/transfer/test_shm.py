@@ -1,0 +1,253 @@
+import random
+from pathlib import Path
+
+import pytest
+
+from kvstore.allocator import PageState
+from kvstore.errors import PoolMissing, TransferError
+from kvstore.layout import KVLayout
+from kvstore.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo, ShmHost
+from kvstore.page_table import PageEntry
+from kvstore.transfer.base import Descriptor, Direction, Transport
+from kvstore.transfer.puller import PagePuller
+from kvstore.transfer.session import CopyEnded, StartCopy
+from kvstore.transfer.shm import MappedPeer, ShmTransport
+
+LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", page_size=4)
+SIZE = LAYOUT.page_bytes
+NEVER = 1e9
+
+
+@pytest.fixture(params=["shm", "heap"])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHost:
+    return ShmHost(tmp_path) if request.param == "shm" else HeapHost()
+
+
+def make_pool(host: MemoryHost, group: str, num_pages: int = 9, incarnation: int = 1) -> PagePool:
+    pool = host.create(
+        f"kv-{group}", PoolInfo(group=group, num_pages=num_pages, layout=LAYOUT, incarnation=incarnation)
+    )
+    table = pool.table()
+    for page in range(1, num_pages):
+        table.write(page, PageEntry(PageState.RUNNING, generation=100 + page))
+    return pool
+
+
+class Pair:
+    """A source pool with random content, and a destination with a transport."""
+
+    def __init__(self, host: MemoryHost, quantum_bytes: int = 4 << 20) -> None:
+        self.source = make_pool(host, "p")
+        self.destination = make_pool(host, "d")
+        self.source.pages_view[:] = random.Random(1).randbytes(len(self.source.pages_view))
+        self.transport = ShmTransport(host, quantum_bytes)
+        self.region = self.transport.register(self.destination)
+        self.peer = self.transport.connect(self.source.path)
+
+    def post(self, parts: list[Descriptor], deadline: float = NEVER) -> int:
+        return self.transport.post(Direction.READ, self.region, self.peer, parts, deadline)
+
+
+def test_it_is_a_transport(host: MemoryHost) -> None:
+    transport: Transport = ShmTransport(host)
+    pool = make_pool(host, "d")
+    region = transport.register(pool)
+    assert (transport.name, transport.export(region)) == ("shm", pool.path)
+    with pytest.raises(PoolMissing):
+        transport.connect(host.path("nothing"))
+    transport.close()
+
+
+def test_bytes_arrive_in_quanta_and_transfers_take_turns(host: MemoryHost) -> None:
+    pair = Pair(host, quantum_bytes=SIZE)
+    long = pair.post([Descriptor(SIZE, 2 * SIZE, 3 * SIZE), Descriptor(5 * SIZE, 6 * SIZE, 10)])
+    short = pair.post([Descriptor(7 * SIZE, SIZE, SIZE)])
+    assert pair.transport.num_posted == 2
+    ended: list[int] = []
+    polls = 0
+    while pair.transport.num_posted:
+        polls += 1
+        for completion in pair.transport.poll(0.0):
+            assert completion.error is None
+            ended.append(completion.handle)
+    assert ended == [short, long]
+    assert polls == 5
+    view, source = pair.destination.pages_view, pair.source.pages_view
+    assert view[SIZE : 4 * SIZE] == source[2 * SIZE : 5 * SIZE]
+    assert view[5 * SIZE : 5 * SIZE + 10] == source[6 * SIZE : 6 * SIZE + 10]
+    assert view[7 * SIZE : 8 * SIZE] == source[SIZE : 2 * SIZE]
+    assert not any(view[:SIZE])
+    assert not any(view[5 * SIZE + 10 : 7 * SIZE])
+    assert pair.transport.poll(0.0) == []
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Descriptor(0, 0, 0),
+        Descriptor(-1, 0, 4),
+        Descriptor(0, -1, 4),
+        Descriptor(9 * SIZE - 3, 0, 4),
+        Descriptor(0, 9 * SIZE - 3, 4),
+    ],
+)
+def test_bytes_outside_the_pools_are_refused(host: MemoryHost, part: Descriptor) -> None:
+    pair = Pair(host)
+    with pytest.raises(TransferError, match="outside the pools"):
+        pair.post([Descriptor(0, 0, 4), part])
+    assert pair.transport.num_posted == 0
+
+
+def test_only_reading_from_what_it_mapped(host: MemoryHost) -> None:
+    pair = Pair(host)
+    with pytest.raises(TransferError, match="only reads"):
+        pair.transport.post(Direction.WRITE, pair.region, pair.peer, [], NEVER)
+    assert pair.peer.generations([1, 8, 0, 9, -1]) == [101, 108, 0, None, None]
+    with pytest.raises(TypeError):
+        pair.peer.pool.pages_view[0] = 1
+
+
+def test_a_deadline_a_cancel_and_a_lost_source_each_end_a_transfer_once(host: MemoryHost) -> None:
+    pair = Pair(host, quantum_bytes=8)
+    late = pair.post([Descriptor(0, 0, SIZE)], deadline=1.0)
+    unwanted = pair.post([Descriptor(0, 0, SIZE)])
+    orphaned = pair.post([Descriptor(0, 0, SIZE)])
+    assert pair.transport.poll(0.0) == []
+    pair.transport.cancel(unwanted)
+    pair.transport.cancel(unwanted)
+    pair.transport.cancel(999)
+    codes = {ended.handle: ended.error.code for ended in pair.transport.poll(1.0) if ended.error}
+    assert codes == {late: "deadline_exceeded", unwanted: "cancelled"}
+    pair.transport.disconnect(pair.peer)
+    codes = {ended.handle: ended.error.code for ended in pair.transport.poll(1.0) if ended.error}
+    assert codes == {orphaned: "source_lost"}
+    assert pair.transport.num_posted == 0
+    pair.transport.disconnect(pair.peer)
+
+
+def test_disconnecting_one_peer_leaves_the_others(host: MemoryHost) -> None:
+    pair = Pair(host)
+    other = pair.transport.connect(pair.source.path)
+    pair.post([Descriptor(0, 0, SIZE)])
+    pair.transport.disconnect(other)
+    [completion] = pair.transport.poll(0.0)
+    assert completion.error is None
+    with pytest.raises(ValueError, match="released"):
+        other.generations([1])
+
+
+def test_a_pool_closed_under_a_transfer_is_an_error_not_a_crash(host: MemoryHost) -> None:
+    pair = Pair(host, quantum_bytes=8)
+    pair.post([Descriptor(0, 0, SIZE)])
+    pair.transport.poll(0.0)
+    pair.peer.pool.close()
+    [completion] = pair.transport.poll(0.0)
+    assert completion.error is not None
+    assert (completion.error.code, completion.num_bytes) == ("pool_closed", 8)
+
+
+def test_draining_ends_everything_at_once(host: MemoryHost) -> None:
+    pair = Pair(host, quantum_bytes=8)
+    handles = [pair.post([Descriptor(0, 0, SIZE)]) for _ in range(3)]
+    ended = pair.transport.drain()
+    assert [completion.handle for completion in ended] == handles
+    assert {completion.error.code for completion in ended if completion.error} == {"cancelled"}
+    assert pair.transport.poll(0.0) == []
+    pair.transport.close()
+
+
+# puller
+
+
+def start_copy(copy_id: int = 1, pages: tuple[int, ...] = (2, 3, 5), targets: tuple[int, ...] = (4, 5, 1)) -> StartCopy:
+    return StartCopy(
+        copy_id, list(pages), [100 + page for page in pages], list(targets), [100 + page for page in targets], NEVER
+    )
+
+
+def test_pages_are_pulled_and_compared(host: MemoryHost) -> None:
+    pair = Pair(host)
+    puller = PagePuller(pair.transport)
+    target = puller.target(pair.destination)
+    assert not puller.is_busy
+    assert puller.start("grant", start_copy(), target, pair.peer) is None
+    assert puller.is_busy
+    [ended] = puller.pump(0.0)
+    assert (ended.grant_id, ended.event, ended.num_bytes) == ("grant", CopyEnded(1), 3 * SIZE)
+    assert not puller.is_busy
+    for page, copied in ((2, 4), (3, 5), (5, 1)):
+        assert pair.destination.page(copied) == pair.source.page(page)
+
+
+@pytest.mark.parametrize("side", ["source", "destination"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_page_that_moved_on_fails_the_copy(host: MemoryHost, side: str, when: str) -> None:
+    pair = Pair(host)
+    puller = PagePuller(pair.transport)
+    target = puller.target(pair.destination)
+    table = (pair.source if side == "source" else pair.destination).table()
+    page = 3 if side == "source" else 1
+
+    def move_on() -> None:
+        table.write(page, PageEntry(PageState.RUNNING, generation=999))
+
+    if when == "before":
+        move_on()
+        ended = puller.start("grant", start_copy(), target, pair.peer)
+        assert ended is not None
+        assert not any(pair.destination.pages_view)
+    else:
+        assert puller.start("grant", start_copy(), target, pair.peer) is None
+        move_on()
+        [ended] = puller.pump(0.0)
+    assert ended.event.code == "stale_pages"
+    assert f"{side} page {page} is of generation 999 {when} the copy" in ended.event.message
+
+
+def test_pages_that_are_not_there_fail_the_copy(host: MemoryHost) -> None:
+    pair = Pair(host)
+    puller = PagePuller(pair.transport)
+    ended = puller.start("grant", start_copy(pages=(2, 3, 99)), puller.target(pair.destination), pair.peer)
+    assert ended is not None
+    assert ended.event.code == "stale_pages"
+
+
+def test_cancelling_a_copy_still_says_when_it_ended(host: MemoryHost) -> None:
+    pair = Pair(host, quantum_bytes=8)
+    puller = PagePuller(pair.transport)
+    target = puller.target(pair.destination)
+    puller.start("grant", start_copy(1), target, pair.peer)
+    puller.start("other", start_copy(1), target, pair.peer)
+    puller.pump(0.0)
+    puller.cancel("grant", 1)
+    puller.cancel("grant", 2)
+    puller.cancel("nobody", 1)
+    [ended] = puller.pump(0.0)
+    assert (ended.grant_id, ended.event.code, ended.num_bytes) == ("grant", "cancelled", 8)
+    assert puller.is_busy
+
+
+def test_a_copy_that_the_transport_refuses_ends_at_once(host: MemoryHost) -> None:
+    pair = Pair(host)
+    puller = PagePuller(pair.transport)
+
+    class Stranger:
+        info = pair.peer.info
+
+        def generations(self, pages: list[int]) -> list[int | None]:
+            return [100 + page for page in pages]
+
+    ended = puller.start("grant", start_copy(), puller.target(pair.destination), Stranger())  # type: ignore[arg-type]
+    assert ended is not None
+    assert ended.event.code == "unsupported"
+
+
+def test_a_source_unmapped_under_a_copy_fails_it(host: MemoryHost) -> None:
+    pair = Pair(host)
+    puller = PagePuller(pair.transport)
+    target = puller.target(pair.destination)
+    pair.transport.disconnect(pair.peer)
+    ended = puller.start("grant", start_copy(), target, pair.peer)
+    assert ended is not None
+    assert ended.event.code == "source_lost"
+    assert isinstance(pair.peer, MappedPeer)
