@@ -91,7 +91,7 @@ class Admission:
         if not self.is_due:
             return
         self.is_due = False
-        if not len(self._queue):
+        if not len(self._queue) or len(self._running) + len(self._grants) >= max_running:
             return
         credit = Credit(self._growth, self._cache.num_available(), [*self._running, *self._grants.sequences()])
         room = step_tokens - self._running.num_prefill_tokens()
@@ -99,18 +99,25 @@ class Admission:
         for sequence in self._queue.order(now):
             if len(self._running) + len(self._grants) >= max_running or num_skipped > MAX_SKIPPED:
                 return
-            match = self._cache.match(sequence.token_ids, sequence.extra_key)
-            num_left = sequence.num_tokens - match.num_tokens
-            num_pages = -(-num_left // self._config.page_size)
-            is_elsewhere = num_left > self._config.local_prefill_max and can_prefill(sequence.prefill)
-            if not is_elsewhere and (room <= 0 or self._is_being_computed(sequence, match.num_tokens)):
-                credit.set_aside(num_pages)
+            is_open = can_prefill(sequence.prefill)
+            if room <= 0 and not is_open:
+                credit.set_aside(self._num_pages(sequence.num_tokens))
                 num_skipped += 1
                 continue
-            if not credit.take(sequence, num_pages) or not self._enter(sequence, is_elsewhere, now):
+            match = self._cache.match(sequence.token_ids, sequence.extra_key)
+            num_left = sequence.num_tokens - match.num_tokens
+            is_elsewhere = is_open and num_left > self._config.local_prefill_max
+            if not is_elsewhere and (room <= 0 or self._is_being_computed(sequence, match.num_tokens)):
+                credit.set_aside(self._num_pages(num_left))
+                num_skipped += 1
+                continue
+            if not credit.take(sequence, self._num_pages(num_left)) or not self._enter(sequence, is_elsewhere, now):
                 return
             credit.refresh(self._cache.num_available())
             room -= 0 if is_elsewhere else num_left
+
+    def _num_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._config.page_size)
 
     def _is_being_computed(self, sequence: Sequence, num_cached_tokens: int) -> bool:
         """Someone computes more of the same prefix than is cached: it will be there in a moment."""

@@ -62,6 +62,7 @@ from nodes.scheduler.sequence import Sequence, Stage
 from nodes.scheduler.streams import Streams
 
 ADMIT_EVERY_STEPS = 8
+MAX_LONE_PREEMPTIONS = 16
 
 
 class SchedulerCore:
@@ -150,7 +151,7 @@ class SchedulerCore:
             case PeerLost():
                 self._on_peer_lost(event.peer, now)
             case MembersChanged():
-                self._on_members(event)
+                self._on_members(event, now)
             case DrainAsked():
                 self.calls.is_draining = True
                 self.outbox.add(Announce("draining", self.pipeline.adopted is not None))
@@ -233,12 +234,16 @@ class SchedulerCore:
             self._on_outcome(outcome, now)
         self.admission.is_due = True
 
-    def _on_members(self, event: MembersChanged) -> None:
+    def _on_members(self, event: MembersChanged, now: float) -> None:
         for actor_id, peer in event.ready.items():
             known = self._ready.get(actor_id)
             if known is None or known.epoch != peer.epoch:
                 self.asks.hurry(actor_id)
         self._ready = dict(event.ready)
+        worker = self._ready.get(self.config.worker)
+        if worker is not None and self.pipeline.is_older(worker.epoch):
+            # Its predecessor was lost without a word.
+            self.pipeline.adopt(now)
         self.streams.on_members(self._ready, self.attempts)
         self.admission.is_due = True
 
@@ -252,8 +257,9 @@ class SchedulerCore:
                 assert sequence.kv is not None, "received pages are held"
                 sequence.num_cached_tokens = max(sequence.kv.num_cached_tokens, outcome.num_cached_tokens)
             sequence.length += 1
+            sequence.token_ids.append(outcome.token_id)
             self.running.enter(sequence)
-            self.results.draw(sequence, outcome.token_id, now)
+            self.results.draw([sequence], now)
         else:
             sequence.prefill = ""
             if outcome.complete:
@@ -336,15 +342,29 @@ class SchedulerCore:
             self.admission.admit(step_tokens, max_running, self._can_prefill, now)
 
     def _secure_pages(self, now: float) -> None:
-        preempted, is_stuck = self.running.secure_pages()
+        preempted, stuck = self.running.secure_pages()
         for sequence in preempted:
             if not sequence.num_inflight:
                 self.endings.put_back(sequence)
         if preempted:
             self.admission.is_due = True
-        if is_stuck and len(self.grants):
-            # The last one running goes first: whoever has nothing yet but lent pages gives them back.
+        if stuck is not None:
+            self._unstick(stuck, now)
+
+    def _unstick(self, sequence: Sequence, now: float) -> None:
+        """The last one running has no page for its next token: whatever else holds pages must go, or will."""
+        if len(self.grants):
+            # Whoever has nothing yet but lent pages gives them back.
             self._on_outcome(self.grants.revoke(self.grants.sequences()[-1], now), now)
+        elif not (len(self.orders) or self.grants.num_closing or sequence.num_inflight):
+            # Only pages that it holds twice can be missing: computed itself while another computed the same prefix,
+            # whose copies its own lock keeps. Started again it holds each page once.
+            if sequence.num_preemptions >= MAX_LONE_PREEMPTIONS:
+                self.endings.fail(sequence, "preempted_for_good", "the pool is too small for it now", True, now)
+            else:
+                self.running.preempt(sequence)
+                self.endings.put_back(sequence)
+            self.admission.is_due = True
 
     def _step_tokens(self) -> int:
         adopted = self.pipeline.adopted

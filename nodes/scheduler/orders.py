@@ -26,6 +26,7 @@ from nodes.scheduler.sequence import Sequence
 ANNOUNCE: Final = "announce"
 LEASE: Final = "order_lease"
 TIMEOUT: Final = "order_timeout"
+UNKNOWN_GRANT: Final = "unknown_grant"
 MAX_REMEMBERED: Final = 4096
 MAX_REPEAT_FACTOR: Final = 8
 
@@ -155,7 +156,9 @@ class Orders:
             self._renew(order, now)
 
     def on_transfer_failed(self, message: TransferFailed, now: float) -> Sequence | None:
-        """The agent has given the transfer up."""
+        """The agent has given the transfer up, or knows no such grant: then the holder has closed it."""
+        if message.code == UNKNOWN_GRANT:
+            return self.cancel(message.grant_id) if message.grant_id in self._orders else None
         return self.fail(message.grant_id, message.code, message.message, now)
 
     def cancel(self, grant_id: str) -> Sequence | None:

@@ -28,6 +28,7 @@ ADOPT: Tag = ("adopt", "")
 REPEAT = "repeat_step"
 WORKER_LOST = "worker_lost"
 NEVER = float("inf")
+ADOPT_AGAIN_AFTER = 8
 
 
 class Step(NamedTuple):
@@ -105,6 +106,7 @@ class Pipeline:
     def on_adopted(self, adopted: Adopted, now: float) -> None:
         """The worker is ours: it gets what was sent and not acknowledged, before anything new."""
         self.adopted = adopted
+        self._repeat_s = self._config.step_repeat_s
         self._deadlines.clear((WORKER_LOST, ""))
         self.send_again(now)
 
@@ -112,6 +114,10 @@ class Pipeline:
         """The worker is gone or cut off. News of an incarnation before the adopted one is no news."""
         if self.adopted is None or worker.epoch >= self.adopted.worker_epoch:
             self.adopt(now)
+
+    def is_older(self, worker_epoch: int) -> bool:
+        """The adopted worker is an earlier incarnation than this one."""
+        return self.adopted is not None and self.adopted.worker_epoch < worker_epoch
 
     def send(self, step: Step, now: float) -> None:
         """Send the next step; `can_send` must hold."""
@@ -157,10 +163,17 @@ class Pipeline:
         return done
 
     def on_repeat_due(self, now: float) -> None:
-        """No result for a while: step or result may be lost. Harmless if the worker is only slow."""
-        if self._sent and self.adopted is not None:
-            self._repeat_s = min(2 * self._repeat_s, self._config.step_timeout_s)
-            self.send_again(now)
+        """No result for a while: step or result may be lost. Harmless if the worker is only slow.
+
+        If repeating does not help, the worker may not know us: it was replaced and nobody said so.
+        """
+        if not self._sent or self.adopted is None:
+            return
+        if self._repeat_s >= ADOPT_AGAIN_AFTER * self._config.step_repeat_s:
+            self.adopt(now)
+            return
+        self._repeat_s *= 2
+        self.send_again(now)
 
     def send_again(self, now: float) -> None:
         """Send every unacknowledged step that has no result, with what is known by now filled in."""

@@ -29,40 +29,54 @@ class Results:
     def acknowledge(self, step: Acknowledged, now: float) -> bool:
         """Take in one step. True if more may be admitted now than before."""
         has_room = False
-        errors = step.errors
+        errors, token_ids = step.errors, step.token_ids
+        drawn: list[Sequence] = []
         for index, (row, sequence) in enumerate(zip(step.rows, step.sequences, strict=True)):
             sequence.num_inflight -= 1
-            if index in errors:
+            if errors and index in errors:
                 self._on_error(sequence, errors[index], now)
                 has_room = True
             else:
-                end = row.start + row.num_tokens
+                end = sequence.num_computed = row.start + row.num_tokens
                 self.num_computed_tokens += row.num_tokens
-                sequence.num_computed = end
                 if end >= sequence.journal_at:
                     sequence.journal(self._page_size)
-                    has_room = True
-                if sequence.order_id and sequence.stage is not Stage.ENDED:
-                    self._orders.on_computed(sequence, now)
-                if row.sampling is not None and sequence.stage is not Stage.ENDED:
-                    self.draw(sequence, step.token_ids[index], now)
+                    # More of a prompt is cached: others may wait for it.
+                    has_room |= row.num_tokens > 1
+                if sequence.stage is Stage.ENDED:
+                    pass
+                elif sequence.order_id:
+                    self._progress(sequence, token_ids[index] if row.sampling is not None else -1, now)
+                elif row.sampling is not None:
+                    drawn.append(sequence)
+                    sequence.token_ids.append(token_ids[index])
             if not sequence.num_inflight and sequence.stage >= Stage.PREEMPTED:
                 has_room = True
                 self._settle(sequence)
+        self.draw(drawn, now)
         return has_room
 
-    def draw(self, sequence: Sequence, token_id: int, now: float) -> None:
-        """A token was drawn for `sequence`, here or by the scheduler that prefilled it."""
-        self.num_output_tokens += 1
-        if sequence.order_id:
+    def draw(self, sequences: list[Sequence], now: float) -> None:
+        """Each of these has a new token: on its way it goes, and the sequence ends if it was the last."""
+        self.num_output_tokens += len(sequences)
+        ended: list[tuple[Sequence, str]] = []
+        for sequence in sequences:
+            tokens = sequence.token_ids
+            if tokens[-1] in sequence.stop_ids or len(tokens) >= sequence.max_length:
+                reason = sequence.finish_reason_now()
+                if reason:
+                    ended.append((sequence, reason))
+        for sequence, reason in ended:
+            self._endings.finish(sequence, reason, now)
+        self._streams.tokens(sequences if not ended else [one for one in sequences if not one.finish_reason])
+
+    def _progress(self, sequence: Sequence, token_id: int, now: float) -> None:
+        """A chunk of a prompt that another scheduler ordered; `token_id` is -1 before the last one."""
+        self._orders.on_computed(sequence, now)
+        if token_id >= 0:
+            self.num_output_tokens += 1
             self._running.retain(sequence)
             self._orders.on_token(sequence, token_id, now)
-            return
-        reason = sequence.append(token_id)
-        if reason:
-            self._endings.finish(sequence, reason, now)
-        else:
-            self._streams.token(sequence, token_id)
 
     def _settle(self, sequence: Sequence) -> None:
         if sequence.stage is Stage.RETAINED:

@@ -3,7 +3,7 @@
 Whoever decodes needs a page more every `page_size` tokens. When the pool has none left, cached pages are evicted (by
 the prefix cache), then sequences are preempted: fewest outputs first, among equals the youngest. Their tokens stay;
 their full pages stay in the cache as long as nobody needs them, so that starting again is often cheap. The last
-sequence is never preempted: it waits for what transfers and orders still hold, or takes back what is granted.
+sequence is not preempted for others: it waits for what transfers and orders still hold, or takes back what is granted.
 
 Pages of a sequence that left are given back when no unacknowledged step can write them any more. Pure; owned by the
 core.
@@ -81,25 +81,33 @@ class Running:
         self._leaving.pop(sequence.row_id, None)
         sequence.drop_pages()
 
-    def secure_pages(self) -> tuple[list[Sequence], bool]:
+    def secure_pages(self) -> tuple[list[Sequence], Sequence | None]:
         """Have a page for the next token of everyone who decodes, oldest first, by preemption where it must be.
 
-        Returns those that were preempted, and whether the last one is short of pages that others hold.
+        Returns those that were preempted, and the last one if it is short of pages although nobody else is left.
         """
         preempted: list[Sequence] = []
-        is_stuck = False
-        for sequence in list(self.decoding.values()):
+        stuck: Sequence | None = None
+        short = [sequence for sequence in self.decoding.values() if sequence.num_scheduled >= sequence.capacity]
+        for sequence in short:
             while not self._has_page(sequence):
                 if self._leaving:
                     # Pages are about to be given back: whoever has none sits this step out.
                     break
                 victim = self._victim()
                 if victim is None:
-                    is_stuck = True
+                    stuck = sequence
                     break
-                self._preempt(victim)
+                self.preempt(victim)
                 preempted.append(victim)
-        return preempted, is_stuck
+        return preempted, stuck
+
+    def preempt(self, victim: Sequence) -> None:
+        """Take pages from a sequence: its tokens stay, their KV is computed again when it is admitted again."""
+        self._growth.preempted(sequence for sequence in self if sequence is not victim)
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self.leave(victim, Stage.PREEMPTED)
 
     def _has_page(self, sequence: Sequence) -> bool:
         if sequence.stage is not Stage.DECODE or sequence.num_scheduled < sequence.capacity:
@@ -114,9 +122,3 @@ class Running:
         if len(candidates) < 2:
             return None
         return min(candidates, key=lambda one: (one.num_output_tokens, -one.arrived_at, -one.row_id))
-
-    def _preempt(self, victim: Sequence) -> None:
-        self._growth.preempted(sequence for sequence in self if sequence is not victim)
-        victim.num_preemptions += 1
-        self.num_preemptions += 1
-        self.leave(victim, Stage.PREEMPTED)

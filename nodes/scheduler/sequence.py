@@ -224,9 +224,8 @@ class Sequence:
             kv.advance(self.token_ids[kv.num_tokens : end])
         self.journal_at = (kv.num_tokens // page_size + 1) * page_size
 
-    def append(self, token_id: int) -> str:
-        """Take the token drawn next. Returns why the sequence ends with it, or an empty string."""
-        self.token_ids.append(token_id)
-        if token_id in self.stop_ids and self.num_output_tokens >= self.stop.min_tokens:
+    def finish_reason_now(self) -> str:
+        """Why the sequence ends with the last token it has, or an empty string."""
+        if self.token_ids[-1] in self.stop_ids and self.num_output_tokens >= self.stop.min_tokens:
             return "stop"
         return "length" if len(self.token_ids) >= self.max_length else ""

@@ -55,20 +55,23 @@ class Streams:
         self._closes: dict[str, list[int]] = {}
         self._ready: dict[str, int] = {}
 
-    def token(self, sequence: Sequence, token_id: int) -> None:
-        """One more token of a stream; the hot path of `send`."""
-        position = sequence.num_sent
-        if not sequence.is_open or position != sequence.num_output_tokens - 1:
-            self.send(sequence)
-            return
-        batch = self._batches.get(sequence.detokenizer)
-        if batch is None:
-            batch = self._batches[sequence.detokenizer] = _Batch()
-        batch.streams.append(sequence.row_id)
-        batch.positions.append(position)
-        batch.counts.append(1)
-        batch.token_ids.append(token_id)
-        sequence.num_sent = position + 1
+    def tokens(self, sequences: Iterable[Sequence]) -> None:
+        """Each of these has one more token than was sent; more where its stream is not open. The hot path of `send`."""
+        name, batch = "", None
+        for sequence in sequences:
+            position = sequence.num_sent
+            token_ids = sequence.token_ids
+            if not sequence.is_open or position != len(token_ids) - sequence.num_prompt_tokens - 1:
+                self.send(sequence)
+                continue
+            if batch is None or sequence.detokenizer != name:
+                name = sequence.detokenizer
+                batch = self._batch(name)
+            batch.streams.append(sequence.row_id)
+            batch.positions.append(position)
+            batch.counts.append(1)
+            batch.token_ids.append(token_ids[-1])
+            sequence.num_sent = position + 1
 
     def send(self, sequence: Sequence) -> None:
         """Send all tokens that were not sent, opening the stream first if need be; the finish, if there is one."""
