@@ -1,0 +1,1 @@
+"""What `docs/protocol.md` and `tests/golden` are made from: the code itself. `python -m tools.protocol_reference`."""
