@@ -1,0 +1,157 @@
+"""Real actor systems on the simulated network: asks under faults, crashes, hangs, and the speed of it all."""
+
+import asyncio
+import time
+from random import Random
+
+import pytest
+
+from mesh.actor import Actor
+from mesh.address import Address
+from mesh.codec import Codec
+from mesh.errors import CallError, PeerLost
+from mesh.message import Message
+from mesh.options import SystemOptions
+from mesh.system import ActorSystem
+from mesh.testing.virtual_time import run
+from mesh.transport.faults import Faults
+from mesh.transport.simulation import SimulatedNetwork
+from nodes.registry.actor import RegistryActor
+
+
+class Ping(Message, frozen=True):
+    number: int
+
+
+class Pong(Message, frozen=True):
+    number: int
+
+
+class Echo(Actor):
+    role = "echo"
+    codec = Codec(Ping | Pong)
+
+    def on_ask(self, call):
+        call.reply(Pong(number=call.message.number))
+
+
+class Place:
+    """Where the simulation's registry is."""
+
+    def __init__(self):
+        self.target = None
+
+    def lookup(self):
+        return self.target
+
+
+class Simulation:
+    def __init__(self, seed, faults=None):
+        self.network = SimulatedNetwork(seed, faults)
+        self.place = Place()
+        self.systems = {}
+
+    async def start(self, actor, actor_id, epoch=1):
+        address = Address(actor_id, epoch)
+        options = SystemOptions(host="sim", pid=1, random=Random(f"{self.network.seed}/{address}"))
+        system = ActorSystem(actor, address, self.network.transport(address), self.place, options)
+        self.systems[actor_id] = system
+        await system.start()
+        if actor_id == "registry":
+            self.place.target = (address, system.describe().endpoint)
+        return actor
+
+    async def joined(self):
+        for actor_id, system in self.systems.items():
+            if actor_id != "registry":
+                await system.joined()
+
+    async def knows(self, actor, *actor_ids):
+        async with asyncio.timeout(60):
+            while any(actor.ctx.members.get(actor_id) is None for actor_id in actor_ids):
+                await asyncio.sleep(0.05)
+
+    async def stop(self):
+        for system in reversed(list(self.systems.values())):
+            await system.stop()
+
+
+async def mesh(seed, faults=None):
+    simulation = Simulation(seed, faults)
+    await simulation.start(RegistryActor(), "registry")
+    left = await simulation.start(Echo(), "left")
+    right = await simulation.start(Echo(), "right")
+    await simulation.joined()
+    await simulation.knows(left, "right")
+    await simulation.knows(right, "left")
+    return simulation, left, right
+
+
+STORM = Faults(drop=0.02, duplicate=0.05, slow=0.1, partition=0.2, silent_down=0.2, reset=0.002)
+
+
+async def asks_under_faults(seed):
+    simulation, left, _ = await mesh(seed, STORM)
+    loop = asyncio.get_running_loop()
+    outcomes = []
+
+    async def one(number):
+        began = loop.time()
+        try:
+            answer = await left.ctx.ask("right", Ping(number=number), timeout_s=2.0)
+        except CallError as error:
+            outcomes.append((number, error.code))
+        else:
+            assert answer.message == Pong(number=number)
+            outcomes.append((number, "ok"))
+        assert loop.time() - began <= 2.0 + 1e-6, "an ask outlived its deadline"
+
+    for number in range(100):
+        await asyncio.gather(one(2 * number), one(2 * number + 1))
+        await asyncio.sleep(0.1)
+    simulation.network.calm()
+    await simulation.stop()
+    assert len(outcomes) == 200
+    return outcomes, simulation.network.trace.fingerprint
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_asks_end_once_by_their_deadline_and_runs_repeat(seed):
+    first = run(asks_under_faults(seed))
+    assert first == run(asks_under_faults(seed))
+    assert sum(outcome == "ok" for _, outcome in first[0]) > 50
+
+
+def test_a_crash_answers_who_waits_and_the_next_epoch_serves():
+    async def main():
+        simulation, left, _ = await mesh(1)
+        simulation.network.hang(Address("right", 1))
+        asking = asyncio.create_task(left.ctx.ask("right", Ping(number=1), timeout_s=60.0))
+        await asyncio.sleep(0.1)
+        simulation.network.crash(Address("right", 1))
+        with pytest.raises(PeerLost):
+            await asking
+        await simulation.systems["right"].stop()
+        await simulation.start(Echo(), "right", epoch=2)
+        async with asyncio.timeout(30):
+            while (member := left.ctx.members.get("right")) is None or member.epoch < 2:
+                await asyncio.sleep(0.05)
+        answer = await left.ctx.ask("right", Ping(number=2), timeout_s=5.0)
+        assert answer.sender == Address("right", 2)
+        await simulation.stop()
+
+    run(main())
+
+
+def test_an_hour_of_heartbeats_takes_seconds():
+    async def main():
+        simulation, _, right = await mesh(2)
+        await asyncio.sleep(3600)
+        assert right.ctx.members.get("left") is not None
+        await simulation.stop()
+        return simulation.network.counts["sent"]
+
+    began = time.process_time()
+    sent = run(main())
+    assert sent > 7200 * 2
+    assert time.process_time() - began < 30
