@@ -120,7 +120,7 @@ class CacheCleared(Message, frozen=True):
 
 
 class CacheEvents(Message, frozen=True):
-    """One publication of topic `kv_events/GROUP`: the events since the last, in order.
+    """One publication of topic `kv_events`: the events since the last, in order.
 
     The publication's own sequence number tells a subscriber of a gap; it then asks for a replay.
     """
