@@ -124,6 +124,8 @@ class _Planner:
 
     def plan(self) -> Topology:
         settings = self._settings
+        for role in settings.roles:
+            _config_type(role)
         pools = self._pools()
         pool_bytes = sum(_file_bytes(pool.group, pool.num_pages, pool.layout) for pool in pools)
         if pool_bytes > self._machine.pool_free_bytes:
@@ -282,15 +284,19 @@ def _overlay(role: str, config: msgspec.Struct, overrides: dict[str, Any]) -> di
 
 def check_config(role: str, fields: dict[str, Any]) -> msgspec.Struct:
     """The typed configuration of a role. Raises BadConfig."""
-    config_type = CONFIG_TYPES.get(role)
-    if config_type is None:
-        raise BadConfig(f"there is no role {role!r}", do=f"choose one of {', '.join(CONFIG_TYPES)}")
     try:
-        return msgspec.convert(fields, config_type)
+        return msgspec.convert(fields, _config_type(role))
     except (msgspec.ValidationError, ValueError) as error:
         raise BadConfig(
             f"the configuration of a {role} cannot be used", why=str(error), do="correct it; see meshctl config schema"
         ) from error
+
+
+def _config_type(role: str) -> type[msgspec.Struct]:
+    config_type = CONFIG_TYPES.get(role)
+    if config_type is None:
+        raise BadConfig(f"there is no role {role!r}", do=f"choose one of {', '.join(CONFIG_TYPES)}")
+    return config_type
 
 
 def _file_bytes(group: str, num_pages: int, layout: KVLayout) -> int:

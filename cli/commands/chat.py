@@ -93,8 +93,11 @@ def _answer(server: "_Server", model: str, messages: list[dict[str, str]], optio
             sys.stdout.write(text)
             sys.stdout.flush()
     except KeyboardInterrupt:
+        # Closing the connection is how the server learns that nobody listens.
         stream.close()
-    sys.stdout.write("\n")
+    finally:
+        if said:
+            sys.stdout.write("\n")
     return "".join(said)
 
 

@@ -1,0 +1,118 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from cli.launch.children import Children, describe_exit, spawn_process
+
+
+@pytest.fixture
+def run():
+    def runner(main):
+        async def wrapped():
+            children = Children(asyncio.get_running_loop())
+            try:
+                async with asyncio.timeout(30):
+                    await main(children)
+            finally:
+                children.close()
+
+        asyncio.run(wrapped())
+
+    return runner
+
+
+def ended(children, pid):
+    future = asyncio.get_running_loop().create_future()
+    children.watch(pid, future.set_result)
+    return future
+
+
+def test_a_spawned_process_has_its_log_its_session_and_its_descriptors(run, tmp_path):
+    async def main(children):
+        reader, writer = os.pipe()
+        program = "import os, sys; print(os.read(3, 9).decode(), os.getsid(0) == os.getpid()); sys.exit(3)"
+        log = tmp_path / "x.log"
+        log.write_text("before\n")
+        pid = spawn_process(["-c", program], log, {3: reader}, dict(os.environ))
+        os.write(writer, b"hello")
+        assert await ended(children, pid) == 3
+        os.close(reader)
+        os.close(writer)
+        assert log.read_text() == "before\nhello True\n"
+
+    run(main)
+
+
+def test_signals_reach_only_watched_children(run, tmp_path):
+    async def main(children):
+        pid = spawn_process(["-c", "import time; time.sleep(600)"], tmp_path / "log", {}, dict(os.environ))
+        dead = ended(children, pid)
+        children.signal(pid, signal.SIGKILL)
+        assert await dead == -9
+        children.signal(pid, signal.SIGKILL)
+        children.signal(1, signal.SIGKILL)
+
+    run(main)
+
+
+def test_a_death_before_the_watch_is_not_missed(run, tmp_path):
+    async def main(children):
+        pid = spawn_process(["-c", "import sys; sys.exit(7)"], tmp_path / "log", {}, dict(os.environ))
+        await children.next_death(20.0)
+        assert await ended(children, pid) == 7
+
+    run(main)
+
+
+def test_orphans_of_descendants_are_reaped(run, tmp_path):
+    async def main(children):
+        program = (
+            "import os, sys, time\n"
+            "if os.fork() == 0:\n"
+            "    os.close(1)\n"
+            "    os.read(0, 1)\n"
+            "    os._exit(5)\n"
+            "sys.exit(0)\n"
+        )
+        # A pipe as stdin, so that the grandchild outlives its parent for as long as this test wants.
+        reader, writer = os.pipe()
+        log = tmp_path / "log"
+        pid = spawn_process(["-c", f"import os; os.dup2(3, 0)\n{program}"], log, {3: reader}, dict(os.environ))
+        assert await ended(children, pid) == 0
+        (orphan,) = own_children()
+        status = ended(children, orphan)
+        os.close(reader)
+        os.close(writer)
+        assert await status == 5
+        assert own_children() == []
+
+    run(main)
+
+
+def own_children():
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+def test_waiting_for_a_death_that_does_not_come(run):
+    async def main(children):
+        await children.next_death(0.01)
+
+    run(main)
+
+
+def test_exits_in_words():
+    assert describe_exit(0) == "exit 0"
+    assert describe_exit(-9) == "signal 9 (SIGKILL)"
+    assert describe_exit(-250) == "signal 250"
+
+
+def test_the_name_that_ps_shows():
+    naming = "from cli.launch.children import name_process; name_process('worker-decode-0-long')"
+    program = f"{naming}; print(open('/proc/self/comm').read())"
+    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert output.strip() == "worker-decode-0"

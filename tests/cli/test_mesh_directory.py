@@ -1,0 +1,150 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cli.errors import AlreadyRunning, CliError
+from cli.launch.mesh_directory import Manifest, MeshDirectory, ProcessRecord, StartError
+from cli.launch.sweep import kill_all, open_process, start_time, sweep, wait_dead
+from mesh.address import Address
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    directory = MeshDirectory("m")
+    directory.create()
+    return directory
+
+
+def manifest(directory, processes=(), prefix="kvmesh-test-none."):
+    return Manifest(
+        mesh="m",
+        pid=os.getpid(),
+        start_time=start_time(os.getpid()),
+        epoch=1,
+        control="ipc:///c",
+        data="ipc:///d",
+        url="http://x",
+        model="echo",
+        pool_directory=str(directory.path),
+        pool_prefix=prefix,
+        started_at=0.0,
+        processes=list(processes),
+    )
+
+
+def test_nobody_else_may_enter(directory):
+    for path in directory.path.parent, directory.path, directory.run.sockets, directory.logs:
+        assert path.stat().st_mode & 0o777 == 0o700
+    directory.create()
+    directory.path.chmod(0o755)
+    with pytest.raises(CliError, match="cannot be used") as caught:
+        directory.create()
+    assert "remove it" in caught.value.do
+
+
+def test_a_directory_that_cannot_be_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
+    with pytest.raises(CliError, match="cannot be made"):
+        MeshDirectory("m").create()
+
+
+def test_one_supervisor_at_a_time(directory):
+    with directory.locked():
+        with pytest.raises(AlreadyRunning, match="it is starting"), directory.locked():
+            pass
+        directory.write_manifest(manifest(directory))
+        with pytest.raises(AlreadyRunning, match=f"process {os.getpid()}, at http://x"), directory.locked():
+            pass
+    with directory.locked():
+        pass
+
+
+def test_epochs_are_kept_and_never_go_back(directory):
+    assert directory.epochs() == {}
+    directory.issue("a", 1)
+    directory.issue("b", 4)
+    directory.issue("a", 3)
+    directory.issue("a", 2)
+    assert MeshDirectory("m").epochs() == {"a": 3, "b": 4}
+
+
+def test_damaged_epochs_are_replaced_by_later_ones(directory):
+    directory.write_config("worker-0", {})
+    directory.issue("worker-0", 12)
+    (directory.path / "epochs.json").write_text("{")
+    assert directory.epochs()["worker-0"] > 1_000_000
+    assert directory.epochs()["supervisor"] > 1_000_000
+
+
+def test_manifest_comes_back_and_damage_is_none(directory):
+    assert directory.read_manifest() is None
+    written = manifest(directory, [ProcessRecord(actor_id="a", role="r", epoch=1, pid=2, start_time=3)])
+    directory.write_manifest(written)
+    assert directory.read_manifest() == written
+    assert written.supervisor[0] == Address("supervisor", 1)
+    (directory.path / "manifest.json").write_text("[]")
+    assert directory.read_manifest() is None
+
+
+def test_errors_are_taken_once(directory):
+    address = Address("a", 2)
+    assert directory.take_error(address) is None
+    directory.write_error(address, StartError("cannot_bind", "taken"))
+    assert directory.take_error(Address("a", 1)) is None
+    assert directory.take_error(address) == StartError("cannot_bind", "taken")
+    assert directory.take_error(address) is None
+
+
+def test_all_names(directory):
+    MeshDirectory("n").create()
+    assert MeshDirectory.all_names() == ["m", "n"]
+
+
+def sleeper():
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+
+def test_sweep_kills_only_the_process_that_is_meant(directory):
+    mine, other = sleeper(), sleeper()
+    try:
+        records = [
+            ProcessRecord(actor_id="mine", role="r", epoch=1, pid=mine.pid, start_time=start_time(mine.pid)),
+            ProcessRecord(actor_id="reused", role="r", epoch=1, pid=other.pid, start_time=1),
+            ProcessRecord(actor_id="gone", role="r", epoch=1, pid=2**22 - 1, start_time=1),
+        ]
+        (directory.run.sockets / "a.1.c").touch()
+        (directory.path / "kvmesh-test.m.decode").touch()
+        (directory.path / "kvmesh-test.m-x.decode").touch()
+        (directory.path / "errors" / "a.1.json").touch()
+        directory.run.registry_file.touch()
+        directory.write_manifest(manifest(directory, records, "kvmesh-test.m."))
+        found = sweep(directory)
+        assert found[:2] == [f"process {mine.pid} (mine)", "socket a.1.c"]
+        assert "kvmesh-test.m.decode" in found[2]
+        assert mine.wait() == -9
+        assert other.poll() is None
+        assert directory.read_manifest() is None
+        assert (directory.path / "kvmesh-test.m-x.decode").exists()
+        assert not directory.run.registry_file.exists()
+        assert sweep(directory) == []
+    finally:
+        for process in (mine, other):
+            process.kill()
+            process.wait()
+
+
+def test_waiting_for_a_death():
+    process = sleeper()
+    descriptor = open_process(process.pid, start_time(process.pid))
+    try:
+        assert not wait_dead(descriptor, 0.0)
+        process.kill()
+        assert wait_dead(descriptor, 10.0)
+    finally:
+        os.close(descriptor)
+        process.wait()
+    assert open_process(process.pid, 1) is None
+    assert kill_all([]) == []

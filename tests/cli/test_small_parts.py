@@ -1,0 +1,113 @@
+"""Progress lines, log rotation, tables, errors, the forwarding of a background start."""
+
+import os
+import re
+
+from cli.commands.up import _forward, check_port, model_argument
+from cli.errors import BadModel, CliError
+from cli.exit_codes import FATAL_EXITS, ExitCode
+from cli.launch.log_files import LogFiles
+from cli.launch.progress import READY_MARK, Progress, ready_text
+from cli.output import duration, print_json, print_table
+
+
+def drained(reader):
+    os.set_blocking(reader, False)
+    return os.read(reader, 1 << 16).decode()
+
+
+def test_a_line_per_actor_when_it_is_ready():
+    reader, writer = os.pipe()
+    progress = Progress(writer)
+    for stage in ("spawn", "hello", "hello", "ready"):
+        progress.stage("worker-0", stage)
+    text = drained(reader)
+    assert re.fullmatch(r" +\d+\.\d\d s  worker-0 +ready   spawn to hello 0\.00 s, load 0\.00 s\n", text)
+    progress.stage("worker-0", "spawn")
+    progress.stage("worker-0", "spawn")
+    progress.stage("worker-0", "ready")
+    assert drained(reader).endswith("load 0.00 s\n")
+    os.close(reader)
+    progress.note("nobody listens")
+    progress.note("and nobody minds")
+    os.close(writer)
+
+
+def test_ready_ends_the_pipe():
+    reader, writer = os.pipe()
+    progress = Progress(writer, is_pipe=True)
+    progress.ready("up\n")
+    progress.note("unheard")
+    assert drained(reader) == f"\nup\n\n{READY_MARK}"
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+def test_the_ready_text_can_be_pasted():
+    text = ready_text("http://h:1", "tiny", "default", 1.25)
+    assert "ready at http://h:1 in 1.2 s" in text
+    assert "curl http://h:1/v1/chat/completions" in text
+    assert "meshctl chat\n" in text
+    assert "meshctl chat --name other\n" in ready_text("http://h:1", "tiny", "other", 1.0)
+
+
+def forwarded(*chunks):
+    reader, writer = os.pipe()
+    for chunk in chunks:
+        os.write(writer, chunk)
+    os.close(writer)
+    try:
+        return _forward(reader)
+    finally:
+        os.close(reader)
+
+
+def test_forwarding_sees_the_mark_or_the_end(capsys):
+    assert forwarded(b"one\n", b"two\n" + READY_MARK.encode())
+    assert not forwarded(b"error: no\n")
+    assert capsys.readouterr().err == "one\ntwo\nerror: no\n"
+
+
+def test_full_logs_are_cut_and_one_is_kept(tmp_path):
+    small, big = tmp_path / "small.log", tmp_path / "big.log"
+    small.write_text("s")
+    with big.open("ab") as writer:
+        writer.write(b"x" * 100)
+        writer.flush()
+        files = LogFiles(tmp_path, 10)
+        assert files.rotate() == [big]
+        writer.write(b"y")
+        writer.flush()
+    assert big.read_bytes() == b"y"
+    assert (tmp_path / "big.log.1").read_bytes() == b"x" * 100
+    assert files.rotate() == []
+
+
+def test_errors_say_what_why_and_what_to_do():
+    error = BadModel("it cannot be served", why="it is gone", do="find it")
+    assert str(error) == "error: it cannot be served\n  why: it is gone\n  do:  find it"
+    assert error.exit_code == ExitCode.BAD_MODEL
+    assert error.exit_code in FATAL_EXITS
+    assert CliError("x").exit_code not in FATAL_EXITS
+
+
+def test_tables_and_json(capsys):
+    print_table(["A", "LONGER"], [["value", "x"], ["v", ""]])
+    assert capsys.readouterr().out == "A      LONGER\nvalue  x\nv\n"
+    print_json({"a": [1]})
+    assert capsys.readouterr().out == '{\n  "a": [\n    1\n  ]\n}\n'
+
+
+def test_durations():
+    assert [duration(s) for s in (0.9, 59, 60, 3599, 3661)] == ["0 s", "59 s", "1 m 0 s", "59 m 59 s", "1 h 1 m"]
+
+
+def test_models_are_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for named in ("tiny", "echo", "echo?step_ms=3", "random:tiny-llama?seed=1"):
+        assert model_argument(named) == named
+    assert model_argument("./here") == str(tmp_path / "here")
+
+
+def test_a_free_port_may_be_taken():
+    check_port("127.0.0.1", 0)
