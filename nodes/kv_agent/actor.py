@@ -69,6 +69,7 @@ class KVAgent(Actor):
         self._events: deque[Event] = deque()
         self._is_handling = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._pumping: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
         self._core = AgentCore("", [], Bounds())
@@ -238,11 +239,13 @@ class KVAgent(Actor):
     def _set_timer(self) -> None:
         deadline = self._core.next_deadline
         if self._timer is not None:
-            if deadline is not None and self._timer.when() <= deadline and not self._timer.cancelled():
+            if deadline is not None and self._timer_at <= deadline:
                 return
             self._timer.cancel()
             self._timer = None
         if deadline is not None:
+            # Kept here: what uvloop returns for a delay of 0 does not know its time.
+            self._timer_at = deadline
             self._timer = self.ctx.later(max(0.0, deadline - self.ctx.now()), self._on_timer)
 
     def _on_timer(self) -> None:
