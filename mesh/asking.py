@@ -5,7 +5,7 @@ Owned by `ActorSystem`; the bookkeeping is `mesh/calls.py`, streams are in `mesh
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from mesh.actor import Answer, AnyMessage
 from mesh.address import Address
@@ -18,6 +18,9 @@ from mesh.peer import Meta, Peer
 from mesh.timers import DeadlineTimer
 from mesh.transport.base import Buffer, Lane
 from mesh.wording import Wording
+
+_ASK: Final = Verb.ASK
+_REPLY: Final = Verb.REPLY
 
 
 class Asked(Protocol):
@@ -47,7 +50,7 @@ class AskedOnce:
     def arrived(self, header: Header, answer: Answer) -> bool:
         """The reply."""
         if not self.future.done():
-            if header.verb == Verb.REPLY:
+            if header.verb == _REPLY:
                 self.future.set_result(answer)
             else:
                 self.future.set_exception(RemoteError("bad_answer", "a stream came where one reply was asked for"))
@@ -82,7 +85,7 @@ class Asking:
         self._pending: PendingCalls[Asked] = PendingCalls(capacity)
         self._timer = DeadlineTimer(self._loop, self._pending.next_deadline, self._expire)
         handlers = links.handlers
-        handlers[Verb.REPLY] = handlers[Verb.ITEM] = self._on_answer
+        handlers[_REPLY] = handlers[Verb.ITEM] = self._on_answer
         handlers[Verb.ERROR] = self._on_error
         handlers[Verb.END] = self._on_end
 
@@ -94,7 +97,7 @@ class Asking:
     ) -> Answer:
         """See `Context.ask`."""
         future: asyncio.Future[Answer] = self._loop.create_future()
-        message_id = self.open(actor_id, message, timeout_s, AskedOnce(future), Way(Verb.ASK, lane, 0, buffers))
+        message_id = self.open(actor_id, message, timeout_s, AskedOnce(future), Way(_ASK, lane, 0, buffers))
         try:
             return await future
         except asyncio.CancelledError:

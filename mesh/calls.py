@@ -45,12 +45,13 @@ class CallTable(Generic[Key, Value]):
 
     def add(self, key: Key, peer: Address, deadline: float, value: Value) -> None:
         """Take a call in; only while there is room, and only a new key."""
-        assert not self.is_full, "a call was taken beyond the table's capacity"
-        assert key not in self._entries, "a call was taken twice"
+        entries, heap = self._entries, self._heap
+        assert key not in entries, "a call was taken twice"
+        assert len(entries) < self.capacity, "a call was taken beyond the table's capacity"
         self._opened += 1
-        self._entries[key] = _Entry(peer, deadline, value)
-        heapq.heappush(self._heap, (deadline, self._opened, key))
-        if len(self._heap) > 2 * len(self._entries) + _SLACK:
+        entries[key] = _Entry(peer, deadline, value)
+        heapq.heappush(heap, (deadline, self._opened, key))
+        if len(heap) > 2 * len(entries) + _SLACK:
             self._compact()
 
     def peer_of(self, key: Key) -> Address | None:

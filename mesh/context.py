@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -18,7 +18,11 @@ from mesh.telemetry import Metrics, current_trace, new_traceparent
 from mesh.transport.base import Buffer, Lane
 
 if TYPE_CHECKING:
+    from types import CoroutineType
+
     from mesh.system import ActorSystem
+
+_TELL: Final = Verb.TELL
 
 
 class ActorContext:
@@ -53,9 +57,9 @@ class ActorContext:
         except CallError as error:
             self.metrics.count("mesh_tells_dropped_total", code=error.code)
             return False
-        return system.links.send(peer, lane, Verb.TELL, body, buffers, SYSTEM if flags else PLAIN)
+        return system.links.send(peer, lane, _TELL, body, buffers, SYSTEM if flags else PLAIN)
 
-    async def ask(
+    def ask(
         self,
         actor_id: str,
         message: AnyMessage,
@@ -63,9 +67,9 @@ class ActorContext:
         timeout_s: float,
         buffers: Sequence[Buffer] = (),
         lane: Lane = Lane.CONTROL,
-    ) -> Answer:
+    ) -> "CoroutineType[Any, Any, Answer]":
         """Send and wait for the reply."""
-        return await self._system.asking.ask(actor_id, message, timeout_s, buffers, lane)
+        return self._system.asking.ask(actor_id, message, timeout_s, buffers, lane)
 
     def stream(
         self,

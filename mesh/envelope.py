@@ -103,8 +103,6 @@ def oversize(parts: Sequence[Buffer], limits: Limits) -> str | None:
     if size > limits.max_body_bytes:
         return f"a body of {size} bytes, at most {limits.max_body_bytes} are taken"
     if len(parts) > 2:
-        if len(parts) > limits.max_parts:
-            return f"{len(parts)} parts, at most {limits.max_parts} are taken"
         for buffer in parts[2:]:
             size += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
         if size > limits.max_message_bytes:

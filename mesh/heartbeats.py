@@ -62,7 +62,7 @@ class Heartbeats:
             except CallError:
                 continue
             if self._links.send(peer, Lane.CONTROL, Verb.HEARTBEAT, body, (), SYSTEM):
-                self._monitor.watch(peer.address, self._loop.time())
+                self._watch(peer)
 
     def forget(self, peer: Address) -> None:
         """A peer is lost already."""
@@ -82,16 +82,19 @@ class Heartbeats:
         self.send_now()
         self._timer = self._loop.call_later(self._interval_s, self._tick)
 
+    def _watch(self, peer: Peer) -> None:
+        peer.is_watched = True
+        self._monitor.watch(peer.address, self._loop.time())
+
     def _heard(self, peer: Address) -> None:
-        if peer in self._monitor:
-            self._monitor.heard(peer, self._loop.time())
+        self._monitor.heard(peer, self._loop.time())
 
     def _on_heartbeat(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
         beat = SYSTEM_CODEC.decode(parts[1])
         if not isinstance(beat, Heartbeat | Renew):
             raise FrameRefused("bad_body", "the body of a heartbeat is expected")
         if isinstance(beat, Renew):
-            self._monitor.watch(peer.address, self._loop.time())
+            self._watch(peer)
             answer = SYSTEM_CODEC.encode(self._pulse.answer_to(peer.address))
             self._links.send(peer, Lane.CONTROL, Verb.HEARTBEAT, answer, (), SYSTEM)
         self._pulse.heartbeat(peer.address, beat)

@@ -37,6 +37,8 @@ from mesh.transport.base import Buffer, Lane, Link, Transport
 
 _MAX_WAITING: Final = 1000
 _MAX_REMEMBERED: Final = 1024
+# msgspec encodes a member of an enumeration slowly.
+_NUMBERS: Final = {verb: int(verb) for verb in Verb}
 _UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.ITEM, Verb.END, Verb.CREDIT, Verb.CANCEL, Verb.BYE))
 
 
@@ -152,7 +154,32 @@ class Links:
         header: Header | None = None
         try:
             header = open_envelope(parts, self._limits)
-            self._receive(link, lane, header, parts)
+            too_large = oversize(parts, self._limits)
+            if too_large is not None:
+                raise FrameRefused("too_large", too_large)
+            if header.receiver_epoch != self.address.epoch:
+                raise FrameRefused("wrong_epoch", f"meant for epoch {header.receiver_epoch} of {self.address.actor_id}")
+            address = link.peer
+            if header.sender_epoch != address.epoch or header.sender != address.actor_id:
+                raise FrameRefused("wrong_sender", f"says it is {header.sender}#{header.sender_epoch}")
+            wire = self._wires.get(link)
+            if wire is None:
+                wire = self._admit(link, header, parts)
+            missing = wire.incoming[lane].accept(header.sequence)
+            if missing:
+                if missing == DUPLICATE:
+                    self._on_repeat(wire, header, parts)
+                    return
+                self.metrics.count("mesh_frames_missing_total", missing)
+            peer = wire.peer
+            if peer.is_watched:
+                self.heard(address)
+            handler = self.handlers.get(header.verb)
+            if handler is None:
+                self._on_link_verb(wire, lane, header, parts)
+                return
+            current_trace.set(header.trace)
+            handler(peer, lane, header, parts)
         except FrameRefused as refusal:
             self._refuse(link, lane, header, refusal)
 
@@ -167,58 +194,45 @@ class Links:
 
     # Incoming
 
-    def _receive(self, link: Link, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
-        if header.receiver_epoch != self.address.epoch:
-            raise FrameRefused("wrong_epoch", f"meant for epoch {header.receiver_epoch} of {self.address.actor_id}")
-        peer_address = link.peer
-        if header.sender != peer_address.actor_id or header.sender_epoch != peer_address.epoch:
-            raise FrameRefused("wrong_sender", f"says it is {header.sender}#{header.sender_epoch}")
-        too_large = oversize(parts, self._limits)
-        if too_large is not None:
-            raise FrameRefused("too_large", too_large)
-        verb = header.verb
-        if verb == Verb.HELLO:
-            self._on_hello(link, lane, header, parts)
-            return
-        wire = self._wires.get(link)
-        if wire is None:
+    def _admit(self, link: Link, header: Header, parts: Sequence[Buffer]) -> Wire:
+        """The record of a connection that begins; only a hello begins one."""
+        if header.verb != Verb.HELLO or link.dialed:
             raise FrameRefused("no_hello", "a message without hello before it")
-        if header.sequence == UNNUMBERED and verb == Verb.ERROR:
-            self._on_link_refused(wire, parts)
-            return
-        missing = wire.incoming[lane].accept(header.sequence)
-        if missing:
-            if missing == DUPLICATE:
-                self.metrics.count("mesh_frames_repeated_total")
-                return
-            self.metrics.count("mesh_frames_missing_total", missing)
-        self.heard(peer_address)
-        if verb == Verb.WELCOME:
-            self._on_welcome(wire, lane, parts)
-            return
-        if verb == Verb.BYE:
-            self._on_bye(wire, lane)
-            return
-        handler = self.handlers.get(verb)
-        if handler is None:
-            raise FrameRefused("unknown_verb", f"verb {verb}")
-        current_trace.set(header.trace)
-        handler(wire.peer, lane, header, parts)
-
-    def _on_hello(self, link: Link, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
-        hello = SYSTEM_CODEC.decode(parts[1])
-        if not isinstance(hello, Hello) or link.dialed:
-            raise FrameRefused("bad_body", "the body of a hello from the dialing side is expected")
-        if not hello.min_version <= PROTOCOL_VERSION <= hello.max_version:
-            offered = f"{hello.min_version} to {hello.max_version}"
-            raise FrameRefused("wrong_version", f"versions {offered} offered, {PROTOCOL_VERSION} is spoken here")
+        _check_hello(parts)
         peer = self._greet(link.peer)
-        wire = peer.accepted
-        if wire is None:
-            wire = peer.accepted = self._add_wire(link, peer)
-        if wire.incoming[lane].accept(header.sequence) == DUPLICATE:
+        wire = peer.accepted = self._add_wire(link, peer)
+        return wire
+
+    def _on_repeat(self, wire: Wire, header: Header, parts: Sequence[Buffer]) -> None:
+        if header.sequence != UNNUMBERED or header.verb != Verb.ERROR:
             self.metrics.count("mesh_frames_repeated_total")
             return
+        body = SYSTEM_CODEC.decode(parts[1])
+        reason = f"{body.code}: {body.message}" if isinstance(body, ErrorBody) else "refused"
+        if not all(wire.greeted):
+            self._remember_failure(wire.link.peer)
+        self.lose(wire.link.peer, f"the peer refuses the link ({reason})")
+
+    def _on_link_verb(self, wire: Wire, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+        """The verbs that are about the link itself."""
+        match header.verb:
+            case Verb.HELLO:
+                self._on_hello(wire, lane, header, parts)
+            case Verb.WELCOME:
+                self._on_welcome(wire, lane, parts)
+            case Verb.BYE:
+                # Bulk may still be on its way when the control lane says bye; the peer is gone when both have said it.
+                wire.said_bye[lane] = True
+                if all(wire.said_bye):
+                    self.lose(wire.link.peer, "it said bye")
+            case _:
+                raise FrameRefused("unknown_verb", f"verb {header.verb}")
+
+    def _on_hello(self, wire: Wire, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+        hello = _check_hello(parts)
+        peer, link = wire.peer, wire.link
+        if link.dialed:
+            raise FrameRefused("unexpected", "a hello from the dialed side")
         peer.member, peer.capabilities = hello.member, hello.capabilities
         wire.greeted[lane] = True
         welcome = Welcome(
@@ -228,7 +242,6 @@ class Links:
         self._send_on(wire, lane, Verb.WELCOME, SYSTEM_CODEC.encode(welcome), (), meta)
         while wire.waiting[lane]:
             self._transport.send(link, lane, wire.waiting[lane].popleft())
-        self.heard(link.peer)
 
     def _greet(self, address: Address) -> Peer:
         """The record of a peer that says hello; a new incarnation ends the old one, an old one is refused."""
@@ -258,19 +271,6 @@ class Links:
             wire.hello_timer.cancel()
             wire.hello_timer = None
             self._failures.pop(wire.link.peer, None)
-
-    def _on_bye(self, wire: Wire, lane: Lane) -> None:
-        """Bulk may still be on its way when the control lane says bye; the peer is gone when both have said it."""
-        wire.said_bye[lane] = True
-        if all(wire.said_bye):
-            self.lose(wire.link.peer, "it said bye")
-
-    def _on_link_refused(self, wire: Wire, parts: Sequence[Buffer]) -> None:
-        body = SYSTEM_CODEC.decode(parts[1])
-        reason = f"{body.code}: {body.message}" if isinstance(body, ErrorBody) else "refused"
-        if not all(wire.greeted):
-            self._remember_failure(wire.link.peer)
-        self.lose(wire.link.peer, f"the peer refuses the link ({reason})")
 
     def _refuse(self, link: Link, lane: Lane, header: Header | None, refusal: FrameRefused) -> None:
         self.metrics.count("mesh_frames_refused_total", code=refusal.code)
@@ -325,6 +325,7 @@ class Links:
         peer = self._peers[self.address.actor_id] = Peer(self.address)
         wire = peer.dialed = self._add_wire(Link(self.address, dialed=True), peer)
         wire.greeted = [True, True]
+        wire.is_self = True
         return peer
 
     def _add_wire(self, link: Link, peer: Peer) -> Wire:
@@ -338,32 +339,37 @@ class Links:
         link, numbers = wire.link, wire.outgoing[lane]
         header = encode_header(self._header(link.peer, verb, numbers.take(), meta))
         parts: Sequence[Buffer] = (header, body, *buffers) if buffers else (header, body)
-        if link.peer == self.address:
-            self._loop.call_soon(self.on_frames, link, lane, parts)
-            return True
-        if not link.dialed and not wire.greeted[lane]:
-            if len(wire.waiting[lane]) < _MAX_WAITING:
-                wire.waiting[lane].append(parts)
+        if link.dialed:
+            if not wire.is_self:
+                if self._transport.send(link, lane, parts):
+                    return True
+            else:
+                self._loop.call_soon(self.on_frames, link, lane, parts)
                 return True
-        elif self._transport.send(link, lane, parts):
+        elif wire.greeted[lane]:
+            if self._transport.send(link, lane, parts):
+                return True
+        elif len(wire.waiting[lane]) < _MAX_WAITING:
+            wire.waiting[lane].append(parts)
             return True
         numbers.give_back()
         self.metrics.count("mesh_outbox_full_total")
         return False
 
     def _header(self, receiver: Address, verb: Verb, sequence: int, meta: Meta) -> Header:
+        message_id, correlation_id, timeout_us, flags, position = meta
         return Header(
             PROTOCOL_VERSION,
-            verb,
-            meta.message_id or self.next_id(),
+            _NUMBERS[verb],
+            message_id or self.next_id(),
             sequence,
-            meta.correlation_id,
-            self.address.actor_id,
-            self.address.epoch,
-            receiver.epoch,
-            meta.timeout_us,
-            meta.flags,
-            meta.position,
+            correlation_id,
+            self.address[0],
+            self.address[1],
+            receiver[1],
+            timeout_us,
+            flags,
+            position,
             current_trace.get(),
         )
 
@@ -374,3 +380,13 @@ class Links:
         if len(self._failures) >= _MAX_REMEMBERED:
             del self._failures[next(iter(self._failures))]
         self._failures[address] = (self._loop.time() + pause_s, pause_s)
+
+
+def _check_hello(parts: Sequence[Buffer]) -> Hello:
+    hello = SYSTEM_CODEC.decode(parts[1])
+    if not isinstance(hello, Hello):
+        raise FrameRefused("bad_body", "the body of a hello is expected")
+    if not hello.min_version <= PROTOCOL_VERSION <= hello.max_version:
+        offered = f"{hello.min_version} to {hello.max_version}"
+        raise FrameRefused("wrong_version", f"versions {offered} offered, {PROTOCOL_VERSION} is spoken here")
+    return hello

@@ -17,9 +17,6 @@ class LivenessMonitor:
         self._last_tick: float | None = None
         self.num_overslept = 0
 
-    def __contains__(self, peer: object) -> bool:
-        return peer in self._last_heard
-
     def watch(self, peer: Address, now: float) -> None:
         """Expect life signs of a peer from now on; nothing changes if they are expected already."""
         self._last_heard.setdefault(peer, now)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Wire:
     """One link's numbering and state. `waiting` holds what goes to an accepted lane that has not said hello yet."""
 
-    __slots__ = ("greeted", "hello_timer", "incoming", "link", "outgoing", "peer", "said_bye", "waiting")
+    __slots__ = ("greeted", "hello_timer", "incoming", "is_self", "link", "outgoing", "peer", "said_bye", "waiting")
 
     def __init__(self, link: Link, peer: "Peer", connection: int) -> None:
         self.link = link
@@ -26,15 +26,18 @@ class Wire:
         self.outgoing = (OutgoingSequence(connection), OutgoingSequence(connection))
         self.incoming = (IncomingSequence(), IncomingSequence())
         self.greeted = [False, False]
+        self.is_self = False
         self.said_bye = [False, False]
         self.waiting: tuple[deque[Sequence[Buffer]], deque[Sequence[Buffer]]] = (deque(), deque())
         self.hello_timer: asyncio.TimerHandle | None = None
 
 
 class Peer:
-    """One incarnation that this actor has a link with; `path` is where messages to it go."""
+    """One incarnation that this actor has a link with; `path` is where messages to it go, `is_watched` says that its
+    life signs are waited for.
+    """
 
-    __slots__ = ("accepted", "address", "capabilities", "dialed", "member", "path")
+    __slots__ = ("accepted", "address", "capabilities", "dialed", "is_watched", "member", "path")
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -43,6 +46,7 @@ class Peer:
         self.dialed: Wire | None = None
         self.accepted: Wire | None = None
         self.path: Wire | None = None
+        self.is_watched = False
 
 
 class Meta(NamedTuple):

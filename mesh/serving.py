@@ -20,21 +20,24 @@ from mesh.wording import Wording
 NO_DEADLINE_S: Final = 600.0
 """How long a call stays in the mailbox whose asker names no deadline (peers in other languages)."""
 
+_REPLY: Final = Verb.REPLY
+_STREAM: Final = Verb.STREAM
+
 
 class IncomingCall:
     """One ask or stream to be answered; implements `mesh.actor.Call`."""
 
     __slots__ = (
-        "_callbacks", "_failure", "_gate", "_lane", "_message_id", "_peer", "_serving", "_waiter",
-        "buffers", "deadline", "message", "traceparent",
+        "_callbacks", "_failure", "_gate", "_lane", "_peer", "_serving", "_waiter",
+        "buffers", "deadline", "key", "message", "traceparent",
     )  # fmt: skip
 
     def __init__(self, serving: "Serving", peer: Peer, lane: Lane, header: Header, deadline: float) -> None:
         self._serving = serving
         self._peer = peer
         self._lane = lane
-        self._message_id = header.message_id
-        self._gate = CreditGate(header.position) if header.verb == Verb.STREAM else None
+        self.key = peer.address, header.message_id
+        self._gate = CreditGate(header.position) if header.verb == _STREAM else None
         self._waiter: asyncio.Future[None] | None = None
         self._failure: MeshError | None = None
         self._callbacks: list[Callable[[], None]] = []
@@ -58,11 +61,6 @@ class IncomingCall:
         """Whether nothing can be answered any more."""
         return not self._serving.is_open(self)
 
-    @property
-    def key(self) -> tuple[Address, int]:
-        """Its place in the mailbox."""
-        return self._peer.address, self._message_id
-
     def remaining_s(self) -> float:
         """Seconds until the deadline, at least 0."""
         return max(0.0, self.deadline - self._serving.now())
@@ -72,7 +70,7 @@ class IncomingCall:
         if self._gate is not None:
             self.fail("bad_answer", "one reply where a stream was asked for")
         elif self._serving.settle(self):
-            self._send(Verb.REPLY, message, buffers, 0)
+            self._send(_REPLY, message, buffers, 0)
 
     def fail(self, code: str, message: str, *, retryable: bool = False, param: str | None = None) -> None:
         """Answer with an error."""
@@ -133,7 +131,7 @@ class IncomingCall:
             self._waiter.set_result(None)
 
     def _send(self, verb: Verb, message: AnyMessage, buffers: Sequence[Buffer], position: int) -> bool:
-        return self._serving.answer((self._peer, self._lane, self._message_id), verb, message, buffers, position)
+        return self._serving.answer((self._peer, self._lane, self.key[1]), verb, message, buffers, position)
 
 
 class Serving:
@@ -158,7 +156,7 @@ class Serving:
         self._mailbox: Mailbox[IncomingCall] = Mailbox(capacity)
         self._timer = DeadlineTimer(self._loop, self._mailbox.next_deadline, self._expire)
         self.now = self._loop.time
-        links.handlers[Verb.ASK] = links.handlers[Verb.STREAM] = self._on_call
+        links.handlers[Verb.ASK] = links.handlers[_STREAM] = self._on_call
         links.handlers[Verb.CANCEL] = self._on_cancel
         links.handlers[Verb.CREDIT] = self._on_credit
 

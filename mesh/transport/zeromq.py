@@ -123,6 +123,8 @@ class ZeroMQTransport:
 
     def dial(self, peer: Address, endpoint: Endpoint) -> Link:
         """Connect both lanes; if that fails the link goes down soon."""
+        assert self._listener is not None, "a transport dials between start and stop"
+        on_frames = self._listener.on_frames
         link = Link(peer, dialed=True)
         dialed = self._dialed[link] = _Dialed(link, self._outboxes())
         for lane, where in zip(Lane, (endpoint.control, endpoint.data), strict=True):
@@ -132,7 +134,7 @@ class ZeroMQTransport:
             socket.setsockopt(zmq.ROUTING_ID, str(self._address).encode())
             dialed.monitors.append(self._monitor(socket, _ENDS, partial(self._on_end, dialed)))
             dialed.sockets.append(
-                LoopSocket(self._loop, socket, partial(self._received, link, lane), partial(_flush, dialed, lane))
+                LoopSocket(self._loop, socket, partial(on_frames, link, lane), partial(_flush, dialed, lane))
             )
             try:
                 socket.connect(where)
@@ -191,21 +193,20 @@ class ZeroMQTransport:
 
     # Incoming
 
-    def _received(self, link: Link, lane: Lane, parts: Sequence[Buffer]) -> None:
-        if self._listener is not None:
-            self._listener.on_frames(link, lane, parts)
-
     def _routed(self, lane: Lane, parts: list[Buffer]) -> None:
         """A message came to a ROUTER; its first part is the sender's identity."""
         identity = bytes(parts[0])
         link = self._links_by_identity.get(identity)
         if link is None:
             link = self._identify(identity)
-        self._received(link, lane, parts[1:])
+        if self._listener is not None:
+            del parts[0]
+            self._listener.on_frames(link, lane, parts)
 
     def _on_stranger(self, lane: Lane, event: list[Buffer]) -> None:
         """Somebody connected who does not speak ZeroMQ; an empty message lets it be refused and counted."""
-        self._received(Link(NOBODY, dialed=False), lane, ())
+        if self._listener is not None:
+            self._listener.on_frames(Link(NOBODY, dialed=False), lane, ())
 
     def _on_end(self, dialed: _Dialed, event: list[Buffer]) -> None:
         what = zmq.Event(parse_monitor_message([bytes(part) for part in event])["event"])

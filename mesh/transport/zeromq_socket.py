@@ -10,6 +10,7 @@ Used by `mesh/transport/zeromq.py` only.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import zmq
@@ -87,6 +88,10 @@ class LoopSocket:
         self._is_scheduled = False
         self._is_open = True
         self._lent: deque[zmq.MessageTracker] = deque()
+        # Bound once: a socket looks attributes up slowly, and the outer send only adds arguments not used here.
+        self._send_part: Callable[[Buffer, int], object] = super(zmq.Socket, socket).send
+        self._receive_part = partial(socket.recv, _NOBLOCK, copy=False)
+        self._get = socket.getsockopt
         socket.copy_threshold = ZERO_COPY_BYTES
         loop.add_reader(self._fd, self._on_readable)
         self.look_again()
@@ -95,13 +100,14 @@ class LoopSocket:
         """Send a whole message; False if it is not taken now. Raises `zmq.ZMQError` (EHOSTUNREACH: a ROUTER's peer)."""
         if not self._is_scheduled:
             self.look_again()
-        socket_send = self._socket.send
-        last = len(parts) - 1
+        send_part = self._send_part
+        left = len(parts)
         try:
-            for index, part in enumerate(parts):
-                flags = _NOBLOCK if index == last else _MORE
+            for part in parts:
+                left -= 1
+                flags = _MORE if left else _NOBLOCK
                 if len(part) < ZERO_COPY_BYTES and not isinstance(part, memoryview):
-                    socket_send(part, flags)
+                    send_part(part, flags)
                 else:
                     self._send_large(part, flags)
         except zmq.Again:
@@ -138,7 +144,7 @@ class LoopSocket:
     def _send_large(self, part: Buffer, flags: int) -> None:
         size = part.nbytes if isinstance(part, memoryview) else len(part)
         if size < ZERO_COPY_BYTES:
-            self._socket.send(part, flags)
+            self._send_part(part, flags)
             return
         tracker = self._socket.send(part, flags, copy=False, track=True)
         self._lent.append(tracker)
@@ -157,25 +163,25 @@ class LoopSocket:
         self._is_scheduled = False
         if not self._is_open:
             return
-        if int(self._socket.getsockopt(_EVENTS)) & _POLLIN and not self._receive(BATCH):
+        if int(self._get(_EVENTS)) & _POLLIN and not self._receive(BATCH):
             self.look_again()
         if self._is_open:
             self._on_turn()
 
     def _receive(self, count: int) -> bool:
         """Hand on up to `count` messages; whether there are no more."""
-        receive = self._socket.recv
+        receive = self._receive_part
         finished = False
         try:
             for _ in range(count):
                 try:
-                    frame = receive(_NOBLOCK, copy=False)
+                    frame = receive()
                 except zmq.Again:
                     finished = True
                     return True
                 parts: list[Buffer] = [frame.bytes]
                 while frame.more:
-                    frame = receive(_NOBLOCK, copy=False)
+                    frame = receive()
                     parts.append(frame.bytes if len(frame) < ZERO_COPY_BYTES else frame.buffer)
                 self._on_message(parts)
                 if not self._is_open:

@@ -1,0 +1,170 @@
+"""Asks and tells between two processes over ipc, beside what ZeroMQ gives by hand. `python -m benchmarks.mesh_calls`.
+
+Round trip: one ask after the other, against a blocking pyzmq echo of as many bytes. Throughput: a step's tokens of 32
+requests (`TokenBatch`), encoded, sent, received and decoded, against a hand-written drained loop and against
+`zmq.asyncio` with pickle. All ways take turns; the median of the rounds is shown.
+"""
+
+import asyncio
+import pickle  # the baseline that this project does not use
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import uvloop
+import zmq
+import zmq.asyncio
+
+from benchmarks.mesh_peer import FAR, HIGH_WATER_MARK, NEAR, NUM_FRAMES, FarActor
+from mesh.membership import Member, StaticBootstrap
+from mesh.run_directory import RunDirectory
+from mesh.system import ActorSystem
+from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+from nodes.protocol import Detokenized, TokenBatch
+
+SLICE = 500
+NUM_SLICES = 40
+ROUNDS = 5
+ASK = Detokenized(text="x" * 64)
+FRAME = TokenBatch(
+    streams=list(range(32)),
+    positions=list(range(1000, 1032)),
+    counts=[1] * 32,
+    token_ids=list(range(5000, 5032)),
+)
+
+
+@contextmanager
+def peer(way: str, path: Path) -> Iterator["subprocess.Popen[str]"]:
+    arguments = [sys.executable, "-m", "benchmarks.mesh_peer", way, str(path)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def seconds(process: "subprocess.Popen[str]") -> float:
+    assert process.stdout is not None
+    return float(process.stdout.readline())
+
+
+def dealer(path: Path) -> "zmq.Socket[bytes]":
+    socket = zmq.Context.instance().socket(zmq.DEALER)
+    socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+    socket.connect(f"ipc://{path}")
+    return socket
+
+
+async def connected(path: Path) -> ActorSystem:
+    """This process as an actor that knows the other."""
+    bootstrap = RunDirectory(path).bootstrap()
+    while (found := bootstrap.lookup()) is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    transport = ZeroMQTransport(ZeroMQOptions(run_directory=RunDirectory(path)))
+    system = ActorSystem(FarActor(), NEAR, transport, StaticBootstrap(*found))
+    member = Member(actor_id=FAR.actor_id, role="bench", epoch=FAR.epoch, endpoint=found[1])
+    system.registration.view.reset(1, 1, [member])
+    await system.start()
+    for _ in range(200):
+        await system.actor.ctx.ask(FAR.actor_id, ASK, timeout_s=5)
+    return system
+
+
+async def round_trips(path: Path) -> dict[str, list[float]]:
+    """Seconds per round trip, a slice blocking on both sides and a slice of asks in turn, both far sides warm."""
+    figures: dict[str, list[float]] = {"blocking": [], "ask": []}
+    with peer("echo_blocking", path), peer("actor", path), dealer(path / "echo") as socket:
+        system = await connected(path)
+        ask = system.actor.ctx.ask
+        parts = [b"h" * 40, msgspec.msgpack.encode(ASK)]
+        for _ in range(NUM_SLICES + 1):
+            start = time.perf_counter()
+            for _ in range(SLICE):
+                socket.send_multipart(parts)
+                socket.recv_multipart()
+            middle = time.perf_counter()
+            for _ in range(SLICE):
+                await ask(FAR.actor_id, ASK, timeout_s=5)
+            figures["blocking"].append((middle - start) / SLICE)
+            figures["ask"].append((time.perf_counter() - middle) / SLICE)
+        await system.stop()
+    return {name: slices[1:] for name, slices in figures.items()}
+
+
+async def tells(path: Path) -> float:
+    with peer("actor", path) as process:
+        system = await connected(path)
+        tell, sent = system.actor.ctx.tell, 0
+        while sent < NUM_FRAMES:
+            while sent < NUM_FRAMES and tell(FAR.actor_id, FRAME):
+                sent += 1
+                if sent % 64 == 0:
+                    break
+            await asyncio.sleep(0)
+        elapsed = await asyncio.to_thread(seconds, process)
+        await system.stop()
+        return NUM_FRAMES / elapsed
+
+
+def drained(path: Path) -> float:
+    with peer("sink_drained", path) as process, dealer(path / "drained") as socket:
+        encoder = msgspec.msgpack.Encoder()
+        for _ in range(NUM_FRAMES):
+            socket.send(encoder.encode(FRAME))
+        return NUM_FRAMES / seconds(process)
+
+
+async def pickled(path: Path) -> float:
+    with peer("sink_pickled", path) as process, zmq.asyncio.Context() as context:
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        socket.connect(f"ipc://{path / 'pickled'}")
+        frame = msgspec.structs.asdict(FRAME)
+        for _ in range(NUM_FRAMES):
+            await socket.send(pickle.dumps(frame))
+        elapsed = await asyncio.to_thread(seconds, process)
+        socket.close(0)
+        return NUM_FRAMES / elapsed
+
+
+def throughputs() -> dict[str, list[float]]:
+    """Frames per second of each way, by rounds."""
+    figures: dict[str, list[float]] = {}
+    for _ in range(ROUNDS):
+        for name, way in (
+            ("drained", drained),
+            ("tell", lambda path: uvloop.run(tells(path))),
+            ("pickled", lambda path: uvloop.run(pickled(path))),
+        ):
+            with tempfile.TemporaryDirectory(prefix="kvb") as path:
+                figures.setdefault(name, []).append(way(Path(path)))
+    return figures
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="kvb") as path:
+        trips = {name: statistics.median(values) for name, values in uvloop.run(round_trips(Path(path))).items()}
+    rates = {name: statistics.median(values) for name, values in throughputs().items()}
+    blocking, ask = trips["blocking"], trips["ask"]
+    drained_rate, tell, pickled_rate = rates["drained"], rates["tell"], rates["pickled"]
+    print(f"Round trip over ipc, median of {NUM_SLICES} slices of {SLICE} in turn")
+    print(f"  blocking pyzmq echo       {blocking * 1e6:8.0f} us")
+    print(f"  ask and reply             {ask * 1e6:8.0f} us     {ask / blocking:.2f} of the echo (goal: at most 1.5)")
+    print(f"Step frames of 32 requests, {NUM_FRAMES} a round, median of {ROUNDS} rounds in turn")
+    print(f"  drained loop by hand      {drained_rate:8.0f} msg/s")
+    print(f"  zmq.asyncio and pickle    {pickled_rate:8.0f} msg/s")
+    print(
+        f"  tell                      {tell:8.0f} msg/s  {tell / drained_rate:.2f} of the loop (goal: at least 0.7), "
+        f"{tell / pickled_rate:.2f} of pickle (goal: at least 3)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Runs one actor as the process it is in: uvloop, ZeroMQ, signals, and the pipe that says whether the supervisor lives.
+
+    SIGTERM or SIGINT   drain, then stop; a second one stops at once
+    Shutdown (asked)    stop at once; ask `Drain` before it where there is work
+    supervisor's pipe   at its end stop at once: an actor without supervisor is nobody's
+
+Called by `meshctl run ROLE`, by whatever the supervisor spawns or forks, and by custom actors' own programs.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import structlog
+import uvloop
+
+from mesh.actor import Actor
+from mesh.address import Address, Endpoint
+from mesh.options import SystemOptions
+from mesh.run_directory import RunDirectory
+from mesh.system import ActorSystem
+from mesh.telemetry import setup_log
+from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+
+_STOP_TIMEOUT_S: Final = 5.0
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def run_actor(
+    actor: Actor,
+    address: Address,
+    *,
+    run_directory: RunDirectory,
+    supervisor: tuple[Address, Endpoint] | None = None,
+    supervisor_fd: int | None = None,
+    listen: ZeroMQOptions | None = None,
+    options: SystemOptions | None = None,
+    drain_timeout_s: float = 30.0,
+) -> int:
+    """Run until told to stop; the process's exit code, 0 unless it had to be forced.
+
+    Args:
+        actor: not started yet.
+        address: its id and the epoch its supervisor issued.
+        run_directory: of its mesh; says where the registry is and holds the ipc sockets.
+        supervisor: where heartbeats go beside the registry.
+        supervisor_fd: reading end of a pipe whose writing end only the supervisor holds.
+        listen: ipc in the run directory unless this says otherwise.
+        options: of its system; host and supervisor are filled in.
+        drain_timeout_s: how long a drain may take before the actor is stopped all the same.
+
+    Raises:
+        BindError: an address is taken or may not be listened on. Whatever the actor's `start` raises goes through too.
+    """
+    setup_log(
+        level=os.environ.get("KVMESH_LOG_LEVEL", "info"),
+        json=os.environ.get("KVMESH_LOG_FORMAT", "console" if sys.stderr.isatty() else "json") == "json",
+    )
+    run_directory.create()
+    filled = replace(options or SystemOptions(), supervisor=supervisor)
+    filled = replace(filled, host=filled.host or socket.gethostname())
+    process = _Process(actor, address, listen or ZeroMQOptions(run_directory=run_directory), drain_timeout_s)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(process.run(run_directory, filled, supervisor_fd))
+
+
+class _Process:
+    """The life of one actor process."""
+
+    def __init__(self, actor: Actor, address: Address, listen: ZeroMQOptions, drain_timeout_s: float) -> None:
+        self._actor = actor
+        self._address = address
+        self._listen = listen
+        self._drain_timeout_s = drain_timeout_s
+        self._asked_to_drain = asyncio.Event()
+        self._asked_to_stop = asyncio.Event()
+        self._was_forced = False
+        self._log: structlog.stdlib.BoundLogger = structlog.get_logger(actor=address.actor_id, epoch=address.epoch)
+
+    async def run(self, run_directory: RunDirectory, options: SystemOptions, supervisor_fd: int | None) -> int:
+        """Start, wait, drain, stop."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        if supervisor_fd is not None:
+            os.set_blocking(supervisor_fd, False)
+            loop.add_reader(supervisor_fd, partial(self._on_supervisor, loop, supervisor_fd))
+        transport = ZeroMQTransport(self._listen)
+        system = ActorSystem(self._actor, self._address, transport, run_directory.bootstrap(), options)
+        life = asyncio.ensure_future(self._live(system))
+        stop = asyncio.ensure_future(self._asked_to_stop.wait())
+        try:
+            await asyncio.wait((life, stop), return_when=asyncio.FIRST_COMPLETED)
+            if life.done():
+                life.result()
+        finally:
+            stop.cancel()
+            life.cancel()
+            # Whatever hangs while stopping must not keep the process: its memory and sockets are waited for.
+            watchdog = loop.call_later(_STOP_TIMEOUT_S, os._exit, 1)
+            await asyncio.gather(life, stop, return_exceptions=True)
+            await system.stop()
+            watchdog.cancel()
+            if supervisor_fd is not None:
+                loop.remove_reader(supervisor_fd)
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+        self._log.info("stopped", forced=self._was_forced)
+        return 1 if self._was_forced else 0
+
+    async def _live(self, system: ActorSystem) -> None:
+        """From the start to the end of the drain, or to the wish of a peer that this actor end."""
+        await system.start()
+        endpoint = system.describe().endpoint
+        if self._actor.joins:
+            await system.joined()
+        self._log.info("joined", role=self._actor.role, control=endpoint.control, data=endpoint.data, pid=os.getpid())
+        shutdown = asyncio.ensure_future(system.shutdown_asked())
+        drain = asyncio.ensure_future(self._asked_to_drain.wait())
+        try:
+            await asyncio.wait((shutdown, drain), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            shutdown.cancel()
+            drain.cancel()
+        if shutdown.done() and not shutdown.cancelled():
+            return
+        try:
+            async with asyncio.timeout(self._drain_timeout_s):
+                await system.drain()
+        except TimeoutError:
+            self._was_forced = True
+            self._log.warning("drain timed out", after_s=self._drain_timeout_s)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._asked_to_drain.is_set():
+            self._was_forced = True
+            self._asked_to_stop.set()
+        self._log.info("signal", signal=number.name, then="stop" if self._was_forced else "drain")
+        self._asked_to_drain.set()
+
+    def _on_supervisor(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+        try:
+            if os.read(fd, 4096):
+                return
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._log.warning("supervisor pipe failed", error=str(error))
+        loop.remove_reader(fd)
+        self._log.warning("the supervisor is gone")
+        self._asked_to_stop.set()
