@@ -122,7 +122,7 @@ class Streams:
         """Detokenizers came, went, or restarted: streams that were at lost ones, or nowhere, are opened elsewhere."""
         before = self._ready
         self._ready = {actor_id: peer.epoch for actor_id, peer in sorted(ready.items()) if peer.role == DETOKENIZER}
-        if self._ready == before or not self._ready:
+        if self._ready == before:
             return
         for sequence in sequences:
             epoch = self._ready.get(sequence.detokenizer)

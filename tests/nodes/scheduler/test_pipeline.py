@@ -1,0 +1,215 @@
+"""Numbered steps: two in flight, first result wins, replay with what is known filled in."""
+
+from array import array
+
+from mesh.address import Address
+from nodes.protocol import Adopt, Adopted, RowError, StepResult, StepRow
+from nodes.request import Sampling
+from nodes.scheduler.asks import RETRY, PersistentAsks
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.deadlines import Deadlines
+from nodes.scheduler.events import Ask, Outbox, SendStep
+from nodes.scheduler.pipeline import ADOPT, REPEAT, WORKER_LOST, Pipeline, Step
+
+CONFIG = SchedulerConfig(group="m", worker="w", agent="a", context_length=99)
+W1, W2 = Address("w", 1), Address("w", 2)
+DRAW = Sampling()
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.outbox, self.deadlines = Outbox(), Deadlines()
+        self.asks = PersistentAsks(self.outbox, self.deadlines)
+        self.pipeline = Pipeline(CONFIG, 5, self.outbox, self.deadlines, self.asks)
+
+    def adopted(self, epoch: int = 1, now: float = 0.0) -> None:
+        self.asks.answered(ADOPT)
+        self.pipeline.on_adopted(Adopted(last_step=0, worker_epoch=epoch, numerics="", vocab_size=9), now)
+
+    def send(self, *from_rows: int, now: float = 0.0) -> None:
+        rows = [StepRow(7 + index, 3, 1, 1, 3, DRAW, row) for index, row in enumerate(from_rows)]
+        tokens = array("i", [-1 if row >= 0 else 40 + index for index, row in enumerate(from_rows)])
+        self.pipeline.send(Step(rows, [], tokens, array("i", range(1, len(rows) + 1))), now)
+
+    def steps(self) -> list[tuple[int, list[int], list[int]]]:
+        """Number, placeholders and input tokens of the steps sent since the last look."""
+        return [
+            (one.plan.step, [row.from_row for row in one.plan.rows], list(memoryview(one.buffers[0]).cast("i")))
+            for one in self.outbox.take()
+            if isinstance(one, SendStep)
+        ]
+
+    def result(self, step: int, tokens: list[int], worker: Address = W1, now: float = 0.0, **more):
+        result = StepResult(**{"scheduler_epoch": 5, "step": step, "token_ids": tokens, **more})
+        return [one.token_ids for one in self.pipeline.on_result(worker, result, now)]
+
+
+def bench() -> Bench:
+    one = Bench()
+    one.pipeline.adopt(0.0)
+    one.adopted()
+    one.outbox.take()
+    return one
+
+
+def test_nothing_is_sent_before_the_worker_is_ours() -> None:
+    one = Bench()
+    assert not one.pipeline.can_send
+    one.pipeline.adopt(0.0)
+    assert one.outbox.take() == [Ask("w", Adopt(scheduler_epoch=5, next_step=1), CONFIG.adopt_timeout_s, ADOPT)]
+    assert (WORKER_LOST, "") in one.deadlines._at
+    assert one.result(1, [1]) == []
+    one.adopted()
+    assert one.pipeline.can_send
+    assert one.deadlines.next() is None
+
+
+def test_two_in_flight_and_results_in_order() -> None:
+    one = bench()
+    one.send(-1, -1)
+    one.send(1, 0)
+    assert not one.pipeline.can_send
+    assert one.steps() == [(1, [-1, -1], [40, 41]), (2, [1, 0], [-1, -1])]
+    assert one.result(1, [5, 6]) == [[5, 6]]
+    assert one.result(1, [7, 7]) == [], "the first result wins"
+    assert one.result(2, [8, 9]) == [[8, 9]]
+    assert one.result(2, [8, 9]) == []
+    assert one.pipeline.num_inflight == 0
+    assert one.deadlines.next() is None
+
+
+def test_results_of_others_are_not_ours() -> None:
+    one = bench()
+    one.send(-1)
+    assert one.result(1, [5], W2) == []
+    assert one.result(1, [5], scheduler_epoch=4) == []
+    assert one.result(2, [5]) == []
+    assert one.result(0, [5]) == []
+    assert one.result(1, [5]) == [[5]]
+
+
+def test_a_result_that_overtakes_shows_that_the_one_before_is_lost() -> None:
+    one = bench()
+    one.send(-1)
+    one.send(0)
+    one.steps()
+    assert one.result(2, [6]) == []
+    assert one.steps() == [(1, [-1], [40])], "step 2 has its result"
+    assert one.result(1, [5]) == [[5], [6]]
+    assert one.pipeline.num_repeated_steps == 1
+
+
+def test_silence_is_broken_by_repeats_then_by_adopting_again() -> None:
+    one = bench()
+    one.send(-1, now=10.0)
+    one.steps()
+    assert one.deadlines.next() == 10.0 + CONFIG.step_repeat_s
+    pauses = []
+    now = 10.0
+    for _ in range(3):
+        now = one.deadlines.next()
+        assert one.deadlines.pop_due(now) == (REPEAT, "")
+        one.pipeline.on_repeat_due(now)
+        assert one.steps() == [(1, [-1], [40])]
+        pauses.append(one.deadlines.next() - now)
+    assert pauses == [4.0, 8.0, 16.0]
+    one.deadlines.pop_due(now + 16.0)
+    one.pipeline.on_repeat_due(now + 16.0)
+    assert one.outbox.take() == [Ask("w", Adopt(scheduler_epoch=5, next_step=1), CONFIG.adopt_timeout_s, ADOPT)]
+    one.adopted(now=now + 17.0)
+    assert one.steps() == [(1, [-1], [40])]
+    assert one.deadlines.next() == now + 17.0 + CONFIG.step_repeat_s
+
+
+def test_a_repeat_that_comes_too_late_does_nothing() -> None:
+    one = bench()
+    one.pipeline.on_repeat_due(1.0)
+    one.pipeline.adopt(1.0)
+    one.outbox.take()
+    one.pipeline.send_again(1.0)
+    assert one.outbox.take() == []
+
+
+def test_a_new_worker_gets_the_unacknowledged_steps_with_known_tokens_filled_in() -> None:
+    one = bench()
+    one.send(-1, -1)
+    one.send(1, 0)
+    one.result(1, [5, 6])
+    one.send(0, 1)
+    one.steps()
+    one.pipeline.on_worker_lost(W1, 3.0)
+    ask = one.outbox.take()[0]
+    assert ask.message == Adopt(scheduler_epoch=5, next_step=2)
+    assert not one.pipeline.can_send
+    one.adopted(epoch=2, now=4.0)
+    assert one.steps() == [(2, [-1, -1], [6, 5]), (3, [0, 1], [-1, -1])]
+    assert one.result(2, [7, 8], W1) == [], "the dead one's"
+    assert one.result(2, [7, 8], W2) == [[7, 8]]
+    one.pipeline.on_repeat_due(9.0)
+    assert one.steps() == [(3, [-1, -1], [7, 8])]
+    one.pipeline.on_repeat_due(19.0)
+    assert one.steps() == [(3, [-1, -1], [7, 8])]
+
+
+def test_a_new_worker_runs_a_step_again_whose_result_waited_for_the_one_before() -> None:
+    one = bench()
+    one.send(-1)
+    one.send(0)
+    one.result(2, [6])
+    one.pipeline.on_worker_lost(W1, 3.0)
+    one.outbox.take()
+    one.adopted(epoch=2)
+    assert [step for step, _, _ in one.steps()] == [1, 2]
+
+
+def test_late_news_of_an_earlier_worker_is_no_news() -> None:
+    one = bench()
+    one.pipeline.on_worker_lost(W1, 1.0)
+    one.adopted(epoch=2)
+    one.outbox.take()
+    one.pipeline.on_worker_lost(W1, 2.0)
+    assert one.pipeline.can_send
+    assert one.outbox.take() == []
+    assert one.pipeline.is_older(3)
+    assert not one.pipeline.is_older(2)
+    one.pipeline.on_worker_lost(W2, 2.0)
+    assert not one.pipeline.is_older(3)
+
+
+def test_adoption_is_asked_until_answered() -> None:
+    one = Bench()
+    one.pipeline.adopt(0.0)
+    one.asks.failed(ADOPT, 5.0)
+    assert one.deadlines.pop_due(6.0) == (RETRY, "adopt ")
+    one.outbox.take()
+    one.asks.retry("adopt ")
+    assert len(one.outbox.take()) == 1
+
+
+def test_a_result_that_does_not_fit_its_plan_is_an_error_of_its_rows() -> None:
+    one = bench()
+    one.send(-1, -1)
+    result = StepResult(scheduler_epoch=5, step=1, token_ids=[5])
+    (step,) = one.pipeline.on_result(W1, result, 0.0)
+    assert step.token_ids == [-1, -1]
+    assert sorted(step.errors) == [0, 1]
+    assert step.errors[0].code == "internal"
+
+
+def test_errors_of_rows_are_the_workers() -> None:
+    one = bench()
+    one.send(-1, -1, -1)
+    error = RowError(1, "poisoned_request", "it raised")
+    result = StepResult(scheduler_epoch=5, step=1, token_ids=[5, -1, 6], errors=[error])
+    (step,) = one.pipeline.on_result(W1, result, 0.0)
+    assert step.errors == {1: error}
+
+
+def test_a_placeholder_of_a_failed_row_is_computed_on_something() -> None:
+    one = bench()
+    one.send(-1, -1)
+    one.send(0, 1)
+    one.result(1, [-1, 6], errors=[RowError(0, "poisoned_request", "")])
+    one.steps()
+    one.pipeline.send_again(1.0)
+    assert one.steps() == [(2, [-1, -1], [0, 6])]

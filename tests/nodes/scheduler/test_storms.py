@@ -1,0 +1,90 @@
+"""Seeded storms over three groups: many requests, small pools, lost, repeated and late messages, dying workers.
+
+A storm that fails says its seed; `run_storm(SEED)` plays it again.
+"""
+
+import random
+
+import pytest
+from scheduler_world import EDGE, World
+
+POLICIES = ["fcfs", "longest_prefix", "depth_first", "shortest_first", "priority", "random"]
+
+
+def run_storm(seed: int) -> World:
+    draw = random.Random(seed)
+    world = World(
+        num_pages={"d": draw.choice([21, 26, 40, 80]), "p": draw.choice([21, 26, 40, 80]), "e": 40},
+        context_length=80,
+        max_running=draw.choice([2, 4, 16]),
+        policy=draw.choice(POLICIES),
+        pipeline_depth=draw.choice([1, 2, 2]),
+    )
+    prefixes = [[2 + draw.randrange(900) for _ in range(40)] for _ in range(3)]
+    for _ in range(draw.randrange(50, 400)):
+        disturb(world, draw, prefixes)
+    world.settle()
+    world.advance(world.now + 40)
+    world.settle()
+    world.check()
+    return world
+
+
+def disturb(world: World, draw: random.Random, prefixes: list[list[int]]) -> None:
+    what, links, requests = draw.random(), world.busy_links(), list(world.requests.values())
+    if what < 0.2 and len(requests) < 40:
+        prompt = draw.choice(prefixes)[: draw.randrange(1, 40)] + [
+            2 + draw.randrange(900) for _ in range(draw.randrange(6))
+        ]
+        world.submit(
+            prompt,
+            draw.choice(["d", "e"]),
+            prefill=draw.choice(["p", "p", "", "d"]),
+            max_tokens=draw.randrange(30),
+            min_tokens=draw.choice([0, 0, 5]),
+            ignore_eos=draw.random() < 0.3,
+            priority=draw.randrange(3),
+        )
+    elif what < 0.8 and links:
+        world.deliver(draw.choice(links))
+    elif what < 0.83 and links:
+        world.drop(draw.choice(links))
+    elif what < 0.86 and links:
+        world.repeat(draw.choice(links))
+    elif what < 0.9:
+        world.advance(world.now + draw.choice([0.01, 0.1, 1.0, 3.0]))
+    elif what < 0.92 and requests:
+        world.cancel(draw.choice(requests))
+    elif what < 0.94 and requests:
+        request = draw.choice(requests)
+        position = draw.choice([None, 0, len(request.output_ids) // 2])
+        world.resend(request, position, draw.choice(["", EDGE]))
+    elif what < 0.95:
+        world.restart_worker(draw.choice(["d", "p", "e"]))
+    elif what < 0.96:
+        world.agents["a-d"].fail_next = True
+    elif what < 0.97:
+        world.lose(draw.choice(["p", "a-d"]))
+    elif what < 0.98:
+        world.members()
+
+
+@pytest.mark.parametrize("first", range(0, 100, 20))
+def test_storms(first: int) -> None:
+    for seed in range(first, first + 20):
+        try:
+            run_storm(seed)
+        except BaseException:
+            print(f"storm {seed}")
+            raise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 3000, 100))
+def test_many_storms(first: int) -> None:
+    for seed in range(first, first + 100):
+        try:
+            run_storm(seed)
+        except BaseException:
+            print(f"storm {seed}")
+            raise
