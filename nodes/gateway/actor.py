@@ -81,6 +81,8 @@ class Gateway(Actor):
 
     async def stop(self) -> None:
         """Close the port and all connections."""
+        if self._service is not None:
+            self._service.stop()
         if self._server is not None:
             await self._server.stop()
 

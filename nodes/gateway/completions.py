@@ -14,6 +14,7 @@ from uuid import uuid4
 import msgspec
 
 from nodes.gateway.answers import Head, total_usage, usage_so_far, whole_answer
+from nodes.gateway.events import Failure
 from nodes.gateway.http_call import BodyBudget, ClientLeft, HttpCall
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.outputs import Generation
@@ -95,13 +96,17 @@ class CompletionEndpoint:
 
     async def _prepare(self, job: Job, watcher: asyncio.Future[None]) -> Prepared:
         asking = asyncio.ensure_future(self._service.prepare(job.prepare, prompt_param=job.prompt_param))
+        stopping = asyncio.ensure_future(self._service.stopping.wait())
         try:
-            await asyncio.wait((asking, watcher), return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
+            await asyncio.wait((asking, watcher, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+            if watcher.done():
                 raise ClientLeft
-            return asking.result()
+            raise self._service.error_of(Failure("shutting_down", "this gateway is shutting down"), "")
         finally:
             asking.cancel()
+            stopping.cancel()
 
     async def _answer(self, call: HttpCall, job: Job, generation: Generation) -> None:
         output = generation.output

@@ -35,6 +35,7 @@ from nodes.gateway.events import (
     RouteFailed,
     SendResend,
     SendSubmit,
+    Stopping,
     SubmitAccepted,
     SubmitFailed,
     Tick,
@@ -130,6 +131,10 @@ class GatewayCore:
                 log = self._requests.get(event.request_id)
                 if log is not None:
                     self._end(log, None, None, now)
+            case Stopping():
+                failure = Failure("shutting_down", "this gateway is shutting down")
+                for log in list(self._requests.values()):
+                    self._end(log, None, failure, now)
             case Tick():
                 for log in list(self._requests.values()):
                     self._on_tick(log, now)

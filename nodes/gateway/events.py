@@ -101,6 +101,10 @@ class ClientGone(NamedTuple):
     request_id: str
 
 
+class Stopping(NamedTuple):
+    """The gateway ends now; what it has will not be finished."""
+
+
 class Tick(NamedTuple):
     """Time passed."""
 
@@ -118,6 +122,7 @@ Event = (
     | PeerLost
     | DetokenizersChanged
     | ClientGone
+    | Stopping
     | Tick
 )
 

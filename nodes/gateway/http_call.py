@@ -97,6 +97,8 @@ class HttpCall:
                     self._num_reserved += len(chunk)
                     chunks.append(chunk)
         except TimeoutError:
+            # It has been waited for long enough.
+            self._is_read = True
             raise BodyTimeout(f"The body did not arrive within {config.body_timeout_s:g} s.") from None
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

@@ -4,7 +4,7 @@ Only fields that have an effect are declared; `validation.py` lists the known on
 depend on the model are part of the types, so that decoding names the parameter.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
@@ -71,7 +71,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[ContentPart] | None = None
-    tool_calls: Raw | None = None
+    tool_calls: list[Any] | None = None
 
 
 class ChatCompletionBody(GenerationBody, frozen=True, kw_only=True):

@@ -111,4 +111,7 @@ class HttpServer:
         self._server.should_exit = True
         self._server.stopping.set()
         await self._task
+        tasks = set(self._server.server_state.tasks)
         await self._server.shutdown(sockets=[self._listener])
+        # uvicorn cancels what is left without waiting for it.
+        await asyncio.gather(*tasks, return_exceptions=True)

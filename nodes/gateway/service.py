@@ -35,6 +35,7 @@ from nodes.gateway.events import (
     SendCancel,
     SendResend,
     SendSubmit,
+    Stopping,
     SubmitAccepted,
     SubmitFailed,
     Tick,
@@ -65,6 +66,7 @@ class GatewayService:
         self.config = config
         self.is_draining = False
         self.num_calls = 0
+        self.stopping = asyncio.Event()
         self._ctx = ctx
         self._core = GatewayCore(ctx.address.actor_id, config)
         self._asks = TokenizerAsks(ctx)
@@ -148,6 +150,12 @@ class GatewayService:
         """The answer for a request that failed; `param` is what a client would have to change."""
         return error_from(failure, retry_after_s=self.config.retry_after_s, default_param=param)
 
+    def stop(self) -> None:
+        """End every request, so that every call gets its error while there is still a connection for it."""
+        self.is_draining = True
+        self.stopping.set()
+        self.handle(Stopping())
+
     async def drained(self) -> None:
         """Take no new calls, and return when the last has left."""
         self.is_draining = True
@@ -202,15 +210,7 @@ class GatewayService:
     def _perform(self, command: Command) -> None:
         match command:
             case Deliver():
-                output, index = self._outputs[command.request_id]
-                output.deliver(index, command.text, command.num_tokens)
-                if command.first:
-                    self._ctx.metrics.observe("mesh_time_to_first_token_seconds", command.since_s)
-                elif command.num_tokens:
-                    for _ in range(command.num_tokens):
-                        self._ctx.metrics.observe(
-                            "mesh_inter_token_latency_seconds", command.since_s / command.num_tokens
-                        )
+                self._deliver(command)
             case Accepted():
                 output, index = self._outputs[command.request_id]
                 output.accepted(index)
@@ -228,17 +228,28 @@ class GatewayService:
             case _:
                 assert_never(command)
 
+    def _deliver(self, command: Deliver) -> None:
+        output, index = self._outputs[command.request_id]
+        num_tokens = command.num_tokens
+        output.deliver(index, command.text, num_tokens)
+        if not num_tokens:
+            return
+        metrics = self._ctx.metrics
+        metrics.count("mesh_generation_tokens_total", num_tokens)
+        if command.first:
+            metrics.observe("mesh_time_to_first_token_seconds", command.since_s)
+            return
+        for _ in range(num_tokens):
+            metrics.observe("mesh_inter_token_latency_seconds", command.since_s / num_tokens)
+
     def _end(self, end: End) -> None:
         output, index = self._outputs.pop(end.request_id)
         output.end(index, end)
         metrics = self._ctx.metrics
         reason = end.finish_reason or ("abort" if end.failure is None else "error")
-        metrics.count(
-            "mesh_request_success_total" if end.finish_reason else "mesh_request_failures_total", reason=reason
-        )
+        metrics.count("mesh_requests_ended_total", reason=reason)
         metrics.count("mesh_prompt_tokens_total", end.num_prompt_tokens)
         metrics.count("mesh_cached_tokens_total", end.num_cached_tokens)
-        metrics.count("mesh_generation_tokens_total", end.num_output_tokens)
         metrics.observe("mesh_e2e_request_latency_seconds", end.elapsed_s)
         if end.failure is not None:
             self._ctx.log.warning(

@@ -38,6 +38,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "no_stop_trim": (False,),
     "audio": (),
     "modalities": (["text"],),
+    "moderation": (),
     "prediction": (),
     "web_search_options": (),
     "reasoning_effort": ("none",),
@@ -66,6 +67,7 @@ IGNORED = frozenset(
     {
         "metadata",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",

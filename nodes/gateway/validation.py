@@ -148,7 +148,7 @@ def _check_part(part: ContentPart, where: str) -> None:
 
 def _check_token_ids(token_ids: Sequence[int], config: GatewayConfig, param: str) -> None:
     if config.vocab_size and token_ids and max(token_ids) >= config.vocab_size:
-        message = f"Token id {max(token_ids)} is not in the vocabulary of {config.vocab_size} tokens."
+        message = f"Token id {max(token_ids)} in '{param}' is not in the vocabulary of {config.vocab_size} tokens."
         raise BadRequest(message, param=param, code="invalid_value")
 
 
@@ -171,7 +171,7 @@ def prompts_of(
         raise BadRequest(message, param="prompt", code="invalid_value")
     for token_ids in lists:
         if not token_ids:
-            raise BadRequest("A list of token ids is empty.", param="prompt", code="invalid_value")
+            raise BadRequest("A list of token ids in 'prompt' is empty.", param="prompt", code="invalid_value")
         _check_token_ids(token_ids, config, "prompt")
     return (texts, None) if texts else (None, lists)
 

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -238,14 +238,11 @@ class FakeScheduler(Actor):
 
     def delta(self, held: Held, start: int) -> TextDelta:
         submit = held.submit
-        before = decode(held.output_ids[:start], final=False)
-        text = decode(held.output_ids, final=held.finish is not None)
-        cuts = [text.index(stop) for stop in submit.stop.stop if stop in text]
-        if cuts:
-            text = text[: min(cuts)]
+        before = shown(held.output_ids[:start], submit.stop.stop, final=False)
+        text = shown(held.output_ids, submit.stop.stop, final=held.finish is not None)
         return TextDelta(
             request_id=submit.request_id, attempt=submit.attempt, position=start, token_ids=held.output_ids[start:],
-            text_offset=min(len(before), len(text)), text=text[len(before):], finish_reason=held.finish,
+            text_offset=len(before), text=text[len(before):], finish_reason=held.finish,
             num_cached_tokens=len(submit.prompt_ids) // 2, scheduler=self.ctx.address.actor_id,
         )  # fmt: skip
 
@@ -263,6 +260,16 @@ class FakeScheduler(Actor):
 def decode(token_ids: list[int], *, final: bool) -> str:
     data = bytes(i for i in token_ids if i < END_OF_TEXT)
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final)
+
+
+def shown(token_ids: list[int], stops: list[str], *, final: bool) -> str:
+    """Text up to a stop string, and without what may yet become one."""
+    text = decode(token_ids, final=final)
+    cuts = [text.index(stop) for stop in stops if stop in text]
+    if cuts:
+        return text[: min(cuts)]
+    held_back = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
+    return text if final or not held_back else text[: -max(held_back)]
 
 
 class Silent(Actor):
@@ -288,7 +295,7 @@ class Ring:
     def lookup(self) -> Any:
         return None if self.registry is None else (self.registry.address, self.registry.describe().endpoint)
 
-    async def __aenter__(self) -> "Ring":
+    async def __aenter__(self) -> Self:
         self.registry = await self.start("registry", RegistryActor(lease_s=1.0))
         await self.start("tok0", FakeTokenizer(self.faults, self.seen))
         await self.start("d0", FakeScheduler(self.faults, self.seen), group="a")
@@ -346,7 +353,7 @@ class Ring:
 
 async def until(condition: Any, timeout_s: float = 5.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.002)
 
 

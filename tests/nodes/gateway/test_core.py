@@ -24,6 +24,7 @@ from nodes.gateway.events import (
     SendCancel,
     SendResend,
     SendSubmit,
+    Stopping,
     SubmitAccepted,
     SubmitFailed,
     Tick,
@@ -383,6 +384,14 @@ def test_a_request_may_not_take_for_ever(running: GatewayCore) -> None:
     end = one(running.handle(Tick(), CONFIG.request_timeout_s + 1), End)
     assert end.failure is not None
     assert end.failure.code == "request_timeout"
+
+
+def test_stopping_ends_everything(running: GatewayCore) -> None:
+    running.handle(opened("s"), 0.0)
+    commands = running.handle(Stopping(), 1.0)
+    ends = [command for command in commands if isinstance(command, End)]
+    assert [end.failure.code for end in ends] == ["shutting_down", "shutting_down"]
+    assert one(commands, SendCancel).attempts == [AttemptRef("r", 0), AttemptRef("s", 0)]
 
 
 def test_ids_are_used_once(running: GatewayCore) -> None:

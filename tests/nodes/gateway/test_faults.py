@@ -1,0 +1,404 @@
+"""What goes wrong behind the gateway and in front of it, over real actor systems: pauses, not errors; and no leaks."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, Silent, until
+
+from nodes.request import AttemptRef
+from nodes.roles import DETOKENIZER
+
+PROMPT = "the quick brown fox"
+Scenario = Callable[[Ring, httpx.AsyncClient], Awaitable[None]]
+
+
+def play(scenario: Scenario, **settings: Any) -> None:
+    async def main() -> None:
+        config = msgspec.structs.replace(CONFIG, **settings)
+        async with Ring(config) as ring, httpx.AsyncClient(base_url=ring.url, verify=False, timeout=20) as client:
+            await scenario(ring, client)
+            await until(lambda: ring.is_idle)
+
+    asyncio.run(main())
+
+
+async def complete(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
+    return await client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 50} | fields)
+
+
+async def text_of(client: httpx.AsyncClient, **fields: Any) -> str:
+    response = await complete(client, **fields)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
+
+
+def error_of(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error["code"] == code
+    return error
+
+
+def test_a_failed_attempt_is_not_seen() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.failing_attempts, ring.faults.fail_after = 1, 4
+        answer = (await complete(client)).json()
+        assert answer["choices"][0]["text"] == PROMPT
+        assert answer["usage"]["completion_tokens"] == len(PROMPT) + 1
+        first, second = ring.seen.submits
+        assert (second.attempt, second.output_ids) == (1, list(PROMPT[:4].encode()))
+        assert second.prompt_ids == first.prompt_ids
+        assert second.sampling == first.sampling
+
+    play(scenario)
+
+
+def test_a_lost_batch_is_asked_for() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.drop_batches = 2
+        assert await text_of(client) == PROMPT
+        assert ring.seen.resends
+
+    play(scenario)
+
+
+def test_a_lost_last_batch_is_asked_for() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.tokens_per_step, ring.faults.drop_batches = 100, 1
+        assert await text_of(client) == PROMPT
+
+    play(scenario)
+
+
+def test_a_killed_scheduler_is_replaced_in_the_middle_of_a_stream() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.step_s = 0.01
+        task = asyncio.ensure_future(text_of(client))
+        await until(lambda: any(len(held.output_ids) > 5 for held in ring.scheduler.held.values()))
+        await ring.kill("d0")
+        await ring.start("d0", FakeScheduler(ring.faults, ring.seen), group="a")
+        assert await task == PROMPT
+        assert ring.seen.submits[-1].attempt >= 1
+
+    play(scenario)
+
+
+def test_another_scheduler_takes_over() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.step_s = 0.01
+        await ring.start("d1", FakeScheduler(ring.faults, ring.seen), group="a")
+        await until(lambda: len(ring.systems["tok0"].actor.ctx.members.by_role("scheduler")) == 2)
+        task = asyncio.ensure_future(text_of(client))
+        await until(lambda: any(len(held.output_ids) > 5 for held in ring.scheduler.held.values()))
+        await ring.kill("d0")
+        assert await task == PROMPT
+
+    play(scenario)
+
+
+def test_a_killed_tokenizer_is_asked_no_more() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        await ring.start("tok1", FakeTokenizer(ring.faults, ring.seen))
+        await until(lambda: len(ring.gateway.ctx.members.by_role("tokenizer")) == 2)
+        await ring.kill("tok0")
+        for _ in range(4):
+            assert await text_of(client) == PROMPT
+
+    play(scenario)
+
+
+def test_a_tokenizer_that_hangs_costs_its_deadline_only() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        from fake_ring import Faults
+
+        await ring.start("tok1", FakeTokenizer(Faults(prepare_silent=True), ring.seen))
+        await until(lambda: len(ring.gateway.ctx.members.by_role("tokenizer")) == 2)
+        assert [await text_of(client) for _ in range(2)] == [PROMPT, PROMPT]
+
+    play(scenario, prepare_timeout_s=0.2)
+
+
+def test_a_lost_detokenizer_makes_the_scheduler_use_another() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.step_s = 0.01
+        await ring.start("t1", Silent(DETOKENIZER))
+        await until(lambda: len(ring.gateway.ctx.members.by_role("detokenizer")) == 2)
+        task = asyncio.ensure_future(text_of(client))
+        await until(lambda: bool(ring.scheduler.held))
+        await ring.kill("t0")
+        ring.gateway.on_peer_lost(ring.gateway.ctx.address._replace(actor_id="t0"), "as told")
+        assert await task == PROMPT
+        assert ring.seen.resends[-1].detokenizer == "t1"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("role", ["tok0", "d0"])
+def test_a_missing_role_is_waited_for_and_then_503(role: str) -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        await ring.kill(role)
+        await until(lambda: bool(ring.gateway.service.missing_roles()))
+        response = await client.get("/health/ready")
+        assert response.status_code == 503
+        assert "is ready" in response.json()["reasons"][0]
+        response = await complete(client)
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        again = asyncio.ensure_future(text_of(client))
+        await asyncio.sleep(0.05)
+        actor = FakeTokenizer if role == "tok0" else FakeScheduler
+        await ring.start(role, actor(ring.faults, ring.seen), group="a")
+        assert await again == PROMPT, "it came back in time"
+
+    play(scenario, recovery_timeout_s=0.5, role_wait_s=1.0)
+
+
+def test_all_attempts_fail_before_the_first_token() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.failing_attempts = 100
+        assert "2 attempts" in error_of(await complete(client), 503, "worker_lost")["message"]
+
+    play(scenario, max_attempts=2)
+
+
+def test_all_attempts_fail_in_the_middle_of_a_stream() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.failing_attempts, ring.faults.fail_after = 100, 4
+        response = await complete(client, stream=True)
+        assert response.status_code == 200
+        *chunks, last = [json.loads(line[6:]) for line in response.text.split("\n\n") if line]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == PROMPT[:4]
+        assert last["error"]["code"] == "worker_lost"
+        assert "[DONE]" not in response.text
+
+    play(scenario, max_attempts=2)
+
+
+def test_a_poisoned_request_is_our_fault_and_not_tried_again() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.failing_attempts, ring.faults.fail_retryable = 1, False
+        ring.faults.fail_code = "poisoned_request"
+        error_of(await complete(client), 500, "poisoned_request")
+        assert len(ring.seen.submits) == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("code", "status"), [("never_fits", 400), ("overloaded", 503)])
+def test_a_scheduler_that_refuses(code: str, status: int) -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.refuse_submits = code
+        for stream in (False, True):
+            response = await complete(client, stream=stream, n=2)
+            error = error_of(response, status, code)
+            assert error["param"] == ("prompt" if status == 400 else None)
+            assert ("retry-after" in response.headers) == (status == 503)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("code", "retryable", "status"),
+    [("template_error", False, 400), ("internal", False, 500), ("overloaded", True, 503), ("no_capacity", True, 503)],
+)
+def test_a_tokenizer_that_refuses(code: str, retryable: bool, status: int) -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.tokenizer_error = (code, retryable)
+        error = error_of(await complete(client), status, code)
+        assert error["param"] == ("prompt" if status == 400 else None)
+        error_of(await client.post("/detokenize", json={"tokens": [1]}), status, code)
+
+    play(scenario)
+
+
+def test_a_gateway_full_of_requests_says_so() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.step_s = 0.02
+        first = asyncio.ensure_future(text_of(client, n=2))
+        await until(lambda: ring.gateway.service.core.num_requests == 2)
+        response = await complete(client, n=2)
+        error_of(response, 429, "too_many_requests")
+        assert response.headers["retry-after"] == "1"
+        assert await text_of(client) == PROMPT, "one more has room"
+        await first
+
+    play(scenario, max_inflight=3)
+
+
+def test_a_gateway_full_of_calls_says_so() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.prepare_silent = True
+        tasks = [asyncio.ensure_future(complete(client)) for _ in "ab"]
+        await until(lambda: ring.gateway.service.num_calls == 2)
+        error_of(await complete(client), 429, "too_many_requests")
+        error_of(await client.post("/tokenize", json={"prompt": "x"}), 429, "too_many_requests")
+        ring.faults.prepare_silent = False
+        for task in tasks:
+            error_of(await task, 503, "deadline_exceeded")
+
+    play(scenario, max_inflight=2, prepare_timeout_s=0.3, role_wait_s=0.1)
+
+
+def test_bodies_share_a_budget() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        error_of(await complete(client, user="x" * 1000), 503, "service_unavailable")
+        assert await text_of(client) == PROMPT
+
+    play(scenario, max_buffered_bytes=500)
+
+
+def test_a_request_that_takes_too_long() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.silent = True
+        error_of(await complete(client), 504, "request_timeout")
+
+    play(scenario, request_timeout_s=0.3)
+
+
+async def leave_after(ring: Ring, body: dict[str, Any], num_events: int, reached: Callable[[], bool]) -> None:
+    """Send a request on a bare connection, read some of the answer, and close."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
+    data = json.dumps(body).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    await until(reached)
+    for _ in range(num_events):
+        while not (await reader.readline()).startswith(b"data: "):
+            pass
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_client_that_leaves_is_cancelled(stream: bool, n: int) -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.step_s = 0.005
+        body = {"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True, "stream": stream, "n": n}
+        await leave_after(ring, body, 3 if stream else 0, lambda: len(ring.scheduler.held) == n)
+        await until(lambda: not ring.scheduler.held, 0.5)
+        request_ids = {submit.request_id for submit in ring.seen.submits}
+        assert {AttemptRef(request_id, 0) for request_id in request_ids} == set(ring.seen.cancels)
+        await until(lambda: ring.is_idle)
+        assert ring.gateway.ctx.metrics.value("mesh_requests_ended_total", reason="abort") == n
+
+    play(scenario)
+
+
+def test_a_client_that_leaves_while_its_prompt_is_prepared() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.prepare_silent = True
+        await leave_after(ring, {"prompt": PROMPT}, 0, lambda: ring.gateway.service.num_calls == 1)
+        await until(lambda: ring.gateway.service.num_calls == 0, 0.5)
+
+    play(scenario)
+
+
+def test_a_client_that_leaves_in_its_body() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        await until(lambda: ring.gateway.service.num_calls == 1)
+        writer.close()
+        await until(lambda: ring.gateway.service.num_calls == 0, 0.5)
+
+    play(scenario, body_timeout_s=30.0)
+
+
+def test_a_slow_reader_holds_nobody_up() -> None:
+    """Its text waits in the gateway, and its request ends at the scheduler long before it has read it."""
+
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.tokens_per_step = 50
+        prompt = "x" * 100_000
+        body = {"prompt": prompt, "max_tokens": 60_000, "ignore_eos": True, "stream": True}
+        data = json.dumps(body).encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port, limit=1 << 12)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        await until(lambda: bool(ring.seen.submits))
+        assert await text_of(client) == PROMPT
+        writer.close()
+
+    play(scenario, context_length=200_000, max_body_bytes=1 << 20)
+
+
+def test_draining_finishes_what_is_here_and_takes_no_more() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.step_s = 0.01
+        task = asyncio.ensure_future(text_of(client))
+        await until(lambda: bool(ring.scheduler.held))
+        draining = asyncio.ensure_future(ring.gateway.drain())
+        await asyncio.sleep(0)
+        error_of(await complete(client), 503, "draining")
+        response = await client.get("/health/ready")
+        assert response.status_code == 503
+        assert "draining" in response.json()["reasons"][0]
+        assert not draining.done()
+        assert await task == PROMPT
+        await asyncio.wait_for(draining, 1)
+
+    play(scenario)
+
+
+def test_a_fault_of_the_gateway_is_one_call_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        def broken(*_: Any) -> None:
+            raise ZeroDivisionError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ring.gateway.service, "open", broken)
+            error_of(await complete(client), 500, "internal_error")
+        with monkeypatch.context() as patch:
+            patch.setattr("nodes.gateway.sse.ChunkWriter.delta", broken)
+            response = await complete(client, stream=True)
+            assert response.status_code == 200
+            assert '"internal_error"' in response.text
+        assert await text_of(client) == PROMPT
+        assert ring.gateway.ctx.metrics.value("mesh_handler_errors_total", handler="http") == 2
+
+    play(scenario)
+
+
+def test_stopping_under_load_leaves_no_task() -> None:
+    async def main() -> None:
+        async with Ring() as ring, httpx.AsyncClient(base_url=ring.url, verify=False) as client:
+            ring.faults.step_s = 0.05
+            tasks = [
+                asyncio.ensure_future(complete(client, stream=True, max_tokens=150, ignore_eos=True)) for _ in "abc"
+            ]
+            await until(lambda: len(ring.scheduler.held) == 3)
+            whole = asyncio.ensure_future(complete(client, max_tokens=150, ignore_eos=True))
+            await until(lambda: len(ring.scheduler.held) == 4)
+            ring.faults.prepare_silent = True
+            waiting = asyncio.ensure_future(complete(client))
+            await until(lambda: ring.systems["g0"].actor.service.num_calls == 5)
+            await ring.systems.pop("g0").stop()
+            for response in await asyncio.gather(*tasks):
+                assert '"shutting_down"' in response.text
+            error_of(await whole, 503, "shutting_down")
+            error_of(await waiting, 503, "shutting_down")
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, left
+
+    asyncio.run(main())
+
+
+def test_without_http_a_simulation_drives_the_service() -> None:
+    async def main() -> None:
+        async with Ring(serve_http=False) as ring:
+            service = ring.gateway.service
+            assert ring.gateway.port == 0
+            from nodes.gateway.validation import Validator
+
+            job = Validator(CONFIG).text(json.dumps({"prompt": PROMPT, "max_tokens": 50}).encode(), "cmpl-sim")
+            generation = service.open(job, await service.prepare(job.prepare, prompt_param="prompt"), service.now())
+            while not generation.output.is_finished:
+                await generation.output.wait()
+            (piece,) = generation.output.take()
+            assert (piece.text, piece.end.finish_reason) == (PROMPT, "stop")
+
+    asyncio.run(main())

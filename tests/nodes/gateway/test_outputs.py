@@ -1,0 +1,198 @@
+"""What waits for its writer, and how it leaves."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from nodes.gateway.answers import Head, total_usage, usage_so_far, whole_answer
+from nodes.gateway.errors import Internal
+from nodes.gateway.events import End, Failure, Opened
+from nodes.gateway.outputs import CallOutput, Generation, Piece
+from nodes.gateway.sse import DONE, ChunkWriter, error_event
+from nodes.protocol import Route
+from nodes.request import Sampling, StopRules
+
+HEAD = Head(id="x-1", object="o", created=7, model='m"ü', system_fingerprint="fp")
+
+
+def end(reason: str | None = "stop", failure: Failure | None = None, cached: int = 2) -> End:
+    return End("r", reason, failure, 3, 4, cached, 1.0)
+
+
+def generation(num_prompts: int, n: int, *, whole: bool = False) -> Generation:
+    requests = [
+        Opened(
+            request_id=str(i),
+            prompt_ids=[1] * (10 + i // n),
+            sampling=Sampling(),
+            stop=StopRules(9),
+            route=Route(decode="d"),
+            arrived_at=0.0,
+        )
+        for i in range(num_prompts * n)
+    ]
+    return Generation(requests, CallOutput(len(requests), whole=whole), num_prompts)
+
+
+def test_text_that_came_meanwhile_leaves_in_one_piece() -> None:
+    output = CallOutput(2, whole=False)
+    output.deliver(1, "a", 1)
+    output.deliver(0, "x", 1)
+    output.deliver(1, "b", 1)
+    output.deliver(1, "", 1)
+    assert output.has_news
+    assert output.take() == [Piece(1, "ab", None), Piece(0, "x", None)]
+    assert output.take() == []
+    output.deliver(0, "", 1)
+    assert not output.has_news, "a token without text is no news to a client"
+    last = end()
+    output.deliver(1, "c", 1)
+    output.end(1, last)
+    assert output.take() == [Piece(1, "c", last)]
+    assert output.samples[1].num_tokens == 4
+
+
+def test_started_and_finished() -> None:
+    output = CallOutput(2, whole=False)
+    output.accepted(0)
+    output.accepted(0)
+    assert not output.is_started
+    output.accepted(1)
+    assert output.is_started
+    output.end(0, end())
+    assert not output.is_finished
+    output.end(1, end())
+    assert output.is_finished
+
+
+def test_one_failure_finishes_the_call() -> None:
+    output = CallOutput(2, whole=False)
+    first, second = Failure("a", "a"), Failure("b", "b")
+    output.end(0, end(None, first))
+    assert output.is_finished
+    output.end(1, end(None, second))
+    assert output.failure == first
+
+
+async def woken(output: CallOutput, act: Any) -> bool:
+    waiting = asyncio.ensure_future(output.wait())
+    await asyncio.sleep(0)
+    act()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    done = waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    return done
+
+
+@pytest.mark.parametrize(
+    ("whole", "act", "wakes"),
+    [
+        (False, lambda output: output.deliver(0, "x", 1), True),
+        (True, lambda output: output.deliver(0, "x", 1), False),
+        (False, lambda output: output.deliver(0, "", 1), False),
+        (False, lambda output: [output.accepted(0), output.accepted(1)], True),
+        (False, lambda output: output.accepted(0), False),
+        (True, lambda output: [output.accepted(0), output.accepted(1)], False),
+        (False, lambda output: output.end(0, end()), True),
+        (True, lambda output: output.end(0, end()), False),
+        (True, lambda output: [output.end(0, end()), output.end(1, end())], True),
+        (True, lambda output: output.end(0, end(None, Failure("a", "a"))), True),
+        (True, lambda output: output.gone(), True),
+        (False, lambda output: [output.gone(), output.gone()], True),
+    ],
+)
+def test_what_wakes_the_writer(whole: bool, act: Any, wakes: bool) -> None:
+    async def main() -> bool:
+        output = CallOutput(2, whole=whole)
+        return await woken(output, lambda: act(output))
+
+    assert asyncio.run(main()) is wakes
+
+
+def test_news_from_before_are_not_waited_for() -> None:
+    async def main() -> None:
+        output = CallOutput(1, whole=False)
+        output.deliver(0, "x", 1)
+        await asyncio.wait_for(output.wait(), 1)
+        output.take()
+        output.gone()
+        await asyncio.wait_for(output.wait(), 1)
+
+    asyncio.run(main())
+
+
+def test_usage_counts_each_prompt_once() -> None:
+    made = generation(2, 2)
+    for number in range(4):
+        made.output.deliver(number, "x", 1 + number)
+        assert usage_so_far(made, number).prompt_tokens_details.cached_tokens == 0
+        made.output.end(number, end(cached=number))
+    usage = total_usage(made)
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (21, 10, 31)
+    assert usage.prompt_tokens_details.cached_tokens == 0 + 2
+    so_far = usage_so_far(made, 3)
+    assert (so_far.prompt_tokens, so_far.completion_tokens) == (11, 4)
+    assert so_far.prompt_tokens_details.cached_tokens == 3
+
+
+@pytest.mark.parametrize("name", ["chat.completion", "text_completion"])
+def test_whole_answers_are_in_order(name: str) -> None:
+    made = generation(1, 2, whole=True)
+    made.output.deliver(1, "b", 1)
+    made.output.deliver(0, "a", 1)
+    for number in (1, 0):
+        made.output.end(number, end("length"))
+    head = Head(id="x", object=name, created=1, model="m", system_fingerprint="f")
+    answer: Any = whole_answer(head, made)
+    assert answer.object == name
+    texts = [choice.message.content if name == "chat.completion" else choice.text for choice in answer.choices]
+    assert texts == ["a", "b"]
+    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
+
+
+def event(data: bytes) -> Any:
+    assert data.startswith(b"data: ")
+    assert data.endswith(b"\n\n")
+    assert data.count(b"\n") == 2, "one line, or a client loses the rest"
+    return json.loads(data[6:])
+
+
+COMMON = {"id": "x-1", "object": "o", "created": 7, "model": 'm"ü', "system_fingerprint": "fp"}
+
+
+def test_chat_chunks() -> None:
+    writer = ChunkWriter(HEAD, kind="chat", num_samples=2, usage=False)
+    start = [event(line + b"\n\n") for line in writer.start().split(b"\n\n") if line]
+    assert [chunk["choices"][0]["index"] for chunk in start] == [0, 1]
+    assert start[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    chunk = event(writer.delta(1, 'a"\n\u2028', None))
+    choice = {"index": 1, "delta": {"content": 'a"\n\u2028'}, "logprobs": None, "finish_reason": None}
+    assert chunk == {**COMMON, "choices": [choice]}
+    assert event(writer.delta(0, "", "stop"))["choices"][0]["finish_reason"] == "stop"
+
+
+def test_text_chunks_with_usage() -> None:
+    made = generation(1, 1)
+    made.output.deliver(0, "x", 5)
+    usage = total_usage(made)
+    writer = ChunkWriter(HEAD, kind="text", num_samples=1, usage=True)
+    assert writer.start() == b""
+    chunk = event(writer.delta(0, "x", None))
+    assert chunk == {
+        **COMMON,
+        "choices": [{"index": 0, "text": "x", "logprobs": None, "finish_reason": None}],
+        "usage": None,
+    }
+    assert event(writer.delta(0, "x", None, usage))["usage"]["completion_tokens"] == 5
+    last = event(writer.usage(usage))
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] == 15
+
+
+def test_errors_are_events_too() -> None:
+    assert event(error_event(Internal("broke")))["error"]["message"] == "broke"
+    assert DONE == b"data: [DONE]\n\n"

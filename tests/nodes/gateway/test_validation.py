@@ -1,0 +1,372 @@
+"""Bodies to jobs, and every way in which a body can be wrong."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.errors import ApiError, BadRequest
+from nodes.gateway.unsupported import IGNORED, NEUTRAL_VALUES
+from nodes.gateway.validation import Job, Validator
+
+CONFIG = GatewayConfig(
+    model_name="m", context_length=100, vocab_size=1000, max_samples_per_call=8, max_prompts_per_call=4
+)
+VALIDATOR = Validator(CONFIG)
+USER = [{"role": "user", "content": "hi"}]
+
+
+def text(**fields: Any) -> Job:
+    return VALIDATOR.text(json.dumps({"prompt": "hi"} | fields).encode(), "cmpl-1")
+
+
+def chat(**fields: Any) -> Job:
+    return VALIDATOR.chat(json.dumps({"messages": USER} | fields).encode(), "chatcmpl-1")
+
+
+def test_defaults() -> None:
+    job = text()
+    assert job.prepare.texts == ["hi"]
+    assert job.prepare.token_ids is None
+    assert job.prepare.chat is None
+    assert job.prepare.route
+    assert (job.n, job.stream, job.seed) == (1, False, None)
+    assert (job.sampling.temperature, job.sampling.top_p, job.sampling.top_k, job.sampling.min_p) == (1, 1, 0, 0)
+    assert (job.stop.max_tokens, job.stop.stop, job.stop.ignore_eos) == (0, [], False)
+    assert job.skip_special_tokens
+    assert job.unknown_fields == []
+
+
+def test_everything_set() -> None:
+    job = text(
+        model="m",
+        n=2,
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+        max_tokens=9,
+        min_tokens=3,
+        temperature=0,
+        top_p=0.5,
+        top_k=-1,
+        min_p=0.1,
+        seed=-1,
+        stop="x",
+        stop_token_ids=[5],
+        include_stop_str_in_output=True,
+        ignore_eos=True,
+        skip_special_tokens=False,
+        add_special_tokens=False,
+        logit_bias={"7": -100, "8": 2.5},
+        priority=-3,
+        cache_salt="s",
+        user="u",
+    )
+    assert (job.n, job.stream, job.include_usage, job.continuous_usage) == (2, True, True, True)
+    assert (job.stop.max_tokens, job.stop.min_tokens, job.stop.stop, job.stop.stop_token_ids) == (9, 3, ["x"], [5])
+    assert job.stop.include_stop
+    assert job.stop.ignore_eos
+    assert job.sampling.logit_bias == {7: -100, 8: 2.5}
+    assert job.sampling.top_k == 0
+    assert job.seed == 2**63 - 1
+    assert job.prepare.extra_key == "s"
+    assert not job.prepare.add_special_tokens
+    assert not job.skip_special_tokens
+    assert job.priority == -3
+
+
+def test_null_is_as_if_it_were_not_there() -> None:
+    fields = ("n", "stream", "max_tokens", "temperature", "top_p", "seed", "stop", "logit_bias", "user", "logprobs")
+    assert text(**dict.fromkeys(fields)) == text()
+
+
+def test_max_completion_tokens_goes_before_max_tokens() -> None:
+    job = chat(max_tokens=5, max_completion_tokens=6)
+    assert job.stop.max_tokens == 6
+    assert job.max_tokens_param == "max_completion_tokens"
+    assert chat(max_tokens=5).max_tokens_param == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts", "token_ids"),
+    [
+        ("a", ["a"], None),
+        ("", [""], None),
+        (["a", "b"], ["a", "b"], None),
+        ([1, 2], None, [[1, 2]]),
+        ([[1], [2, 3]], None, [[1], [2, 3]]),
+    ],
+)
+def test_forms_of_a_prompt(prompt: Any, texts: Any, token_ids: Any) -> None:
+    prepare = text(prompt=prompt).prepare
+    assert (prepare.texts, prepare.token_ids) == (texts, token_ids)
+
+
+def test_messages_reach_the_tokenizer_as_they_are() -> None:
+    messages = '[{"role":"user","content":[{"type":"text","text":"a"}],"name":"x"}, {"role": "tool","content":"é"}]'
+    body = f'{{"messages": {messages}, "chat_template_kwargs": {{"think": [1]}}, "add_generation_prompt": false}}'
+    prepare = VALIDATOR.chat(body.encode(), "chatcmpl-1").prepare
+    assert prepare.chat == messages.encode()
+    assert prepare.chat_template_kwargs == b'{"think": [1]}'
+    assert prepare.add_generation_prompt is False
+    assert prepare.continue_final_message is False
+
+
+def test_continuing_the_last_message_adds_no_generation_prompt() -> None:
+    prepare = chat(continue_final_message=True).prepare
+    assert (prepare.continue_final_message, prepare.add_generation_prompt) == (True, False)
+
+
+def refused(function: Any, *args: Any, **fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        function(*args, **fields)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b'{"prompt": "a"} x',
+        b'{"prompt": NaN}',
+        b'{"prompt": "\\ud800"}',
+        b"\xef\xbb\xbf{}",
+        b'{"prompt": "\xff"}',
+        b'{"x": "\xff", "prompt": "a"}',
+        b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"x":' * 100_000,
+        b'{"tools": ' + b"[" * 5000 + b"]" * 5000 + b', "prompt": "a"}',
+    ],
+)
+def test_what_is_no_json(body: bytes) -> None:
+    error = refused(VALIDATOR.text, body, "cmpl-1")
+    assert isinstance(error, BadRequest)
+    assert error.status == 400
+    assert error.param is None
+    assert error.code in ("invalid_json", "invalid_utf8")
+
+
+@pytest.mark.parametrize("body", [b"[]", b"5", b'"x"', b"null", b"[" * 100_000])
+def test_what_is_no_object(body: bytes) -> None:
+    error = refused(VALIDATOR.text, body, "cmpl-1")
+    assert error.status == 400
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model", 5),
+        ("n", 0),
+        ("n", 129),
+        ("n", 1.5),
+        ("n", True),
+        ("n", 10**30),
+        ("n", 10**400),
+        ("stream", "yes"),
+        ("stream_options", []),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_tokens", "many"),
+        ("max_tokens", 2**31),
+        ("min_tokens", -1),
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", "hot"),
+        ("temperature", float("inf")),
+        ("top_p", 0),
+        ("top_p", 1.01),
+        ("top_k", -2),
+        ("min_p", -1),
+        ("min_p", 1.1),
+        ("seed", "x"),
+        ("seed", 2**63),
+        ("stop", 5),
+        ("stop", ""),
+        ("stop", ["x"] * 17),
+        ("stop", "x" * 257),
+        ("stop", [1]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [1000]),
+        ("stop_token_ids", [1] * 65),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"zebra": 1}),
+        ("logit_bias", {"-5": 1}),
+        ("logit_bias", {"1_0": 1}),
+        ("logit_bias", {"²": 1}),
+        ("logit_bias", {"": 1}),
+        ("logit_bias", {"5": "x"}),
+        ("logit_bias", {"9999999999": 1}),
+        ("logit_bias", {"1000": 1}),
+        ("logit_bias", {str(i): 1 for i in range(1025)}),
+        ("logit_bias", []),
+        ("priority", 2**40),
+        ("cache_salt", ""),
+        ("user", "x" * 2000),
+        ("prompt", None),
+        ("prompt", 5),
+        ("prompt", {"a": 1}),
+        ("prompt", []),
+        ("prompt", [-1]),
+        ("prompt", [2**40]),
+        ("prompt", [1000]),
+        ("prompt", [[1000]]),
+        ("prompt", [[]]),
+        ("prompt", [1, "a"]),
+        ("prompt", [[1], 1]),
+        ("prompt", [[["a"]]]),
+        ("prompt", ["a"] * 5),
+        ("prompt", [[1]] * 5),
+        ("prompt", [None]),
+        ("prompt", [True]),
+    ],
+)
+def test_wrong_values_name_the_parameter(field: str, value: Any) -> None:
+    body = json.dumps({"prompt": "hi"} | {field: value}).replace("Infinity", "1e999").encode()
+    error = refused(VALIDATOR.text, body, "cmpl-1")
+    assert error.status == 400
+    assert error.param is not None
+    assert error.param.partition(".")[0] == field
+    assert field in error.message
+    assert error.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        (None, "messages"),
+        ("hi", "messages"),
+        ([], "messages"),
+        (["hi"], "messages.0"),
+        ([{"content": "x"}], "messages.0.role"),
+        ([{"role": 5, "content": "x"}], "messages.0.role"),
+        ([{"role": "", "content": "x"}], "messages.0.role"),
+        ([{"role": "user"}], "messages.0.content"),
+        ([*USER, {"role": "user", "content": None}], "messages.1.content"),
+        ([{"role": "user", "content": 5}], "messages.0.content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages.0.content.0.type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
+        ([{"role": "user", "content": [{"text": "x"}]}], "messages.0.content.0.type"),
+        ([{"role": "user", "content": ["x"]}], "messages.0.content.0"),
+    ],
+)
+def test_wrong_messages_name_the_place(messages: Any, param: str) -> None:
+    error = refused(VALIDATOR.chat, json.dumps({"messages": messages}).encode(), "c")
+    assert (error.status, error.param) == (400, param)
+
+
+def test_messages_may_be_calls_of_tools() -> None:
+    assert chat(messages=[*USER, {"role": "assistant", "content": None, "tool_calls": []}])
+
+
+def test_missing_parameters_are_named() -> None:
+    assert refused(VALIDATOR.chat, b"{}", "c").param == "messages"
+    assert refused(VALIDATOR.text, b"{}", "c").param == "prompt"
+    assert refused(VALIDATOR.text, b"{}", "c").code == "missing_required_parameter"
+
+
+def test_values_that_contradict_each_other() -> None:
+    assert refused(text, min_tokens=5, max_tokens=4).param == "min_tokens"
+    assert refused(text, stream_options={"include_usage": True}).param == "stream_options"
+    assert refused(text, n=5, prompt=["a", "b"]).param == "n"
+    assert refused(chat, continue_final_message=True, add_generation_prompt=True).param == "continue_final_message"
+
+
+def test_an_unknown_model() -> None:
+    error = refused(text, model="gpt-99")
+    assert (error.status, error.param, error.code) == (404, "model", "model_not_found")
+
+
+@pytest.mark.parametrize("field", sorted(NEUTRAL_VALUES))
+def test_known_and_unsupported_fields(field: str) -> None:
+    error = refused(text, **{field: {"some": "thing"}})
+    assert (error.status, error.param, error.code) == (400, field, "unsupported_parameter")
+    for value in (None, *NEUTRAL_VALUES[field]):
+        assert text(**{field: value}).unknown_fields == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logprobs", 0),
+        ("logprobs", True),
+        ("logprobs", 5),
+        ("echo", True),
+        ("best_of", 2),
+        ("best_of", True),
+        ("presence_penalty", 0.5),
+        ("repetition_penalty", 0),
+        ("suffix", "x"),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {}}),
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("modalities", ["text", "audio"]),
+    ],
+)
+def test_values_that_would_change_the_answer(field: str, value: Any) -> None:
+    assert refused(text, **{field: value}).param == field
+
+
+def test_unknown_fields_are_reported_and_ignored_ones_are_not() -> None:
+    job = text(next_year={"x": [1]}, best_model=1, **dict.fromkeys(IGNORED, "x"))
+    assert sorted(job.unknown_fields) == ["best_model", "next_year"]
+
+
+def test_tokenize() -> None:
+    prepare, unknown = VALIDATOR.tokenize(b'{"prompt": "a", "add_special_tokens": false, "zz": 1}', "r")
+    assert (prepare.texts, prepare.add_special_tokens, prepare.route, unknown) == (["a"], False, False, ["zz"])
+    prepare, _ = VALIDATOR.tokenize(json.dumps({"messages": USER, "chat_template_kwargs": {"a": 1}}).encode(), "r")
+    assert prepare.chat == json.dumps(USER).encode()
+    assert prepare.chat_template_kwargs == b'{"a": 1}'
+    assert prepare.texts is None
+    assert refused(VALIDATOR.tokenize, b"{}", "r").param == "prompt"
+    assert refused(VALIDATOR.tokenize, json.dumps({"prompt": "a", "messages": USER}).encode(), "r").status == 400
+    assert refused(VALIDATOR.tokenize, b'{"prompt": "a", "return_token_strs": true}', "r").param == "return_token_strs"
+
+
+def test_detokenize() -> None:
+    body, unknown = VALIDATOR.detokenize(b'{"tokens": [1, 2], "skip_special_tokens": true}')
+    assert (body.tokens, body.skip_special_tokens, unknown) == ([1, 2], True, [])
+    assert refused(VALIDATOR.detokenize, b'{"tokens": [1000]}').param == "tokens"
+    assert refused(VALIDATOR.detokenize, b'{"tokens": [-1]}').param == "tokens.0"
+    assert refused(VALIDATOR.detokenize, b"{}").param == "tokens"
+
+
+def test_an_unknown_vocabulary_is_not_checked() -> None:
+    validator = Validator(GatewayConfig(model_name="m", context_length=100))
+    assert validator.text(b'{"prompt": [70000]}', "c").prepare.token_ids == [[70000]]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+NAMES = st.sampled_from(
+    ["prompt", "messages", "n", "stop", "logit_bias", "stream_options", "tools", "max_tokens", "seed", "user"]
+)
+
+
+@given(st.dictionaries(NAMES | st.text(max_size=5), JSON, max_size=5))
+def test_any_object_is_a_job_or_an_error_of_the_client(body: dict[str, Any]) -> None:
+    data = json.dumps(body, allow_nan=True).encode()
+    for function in (VALIDATOR.text, VALIDATOR.chat):
+        try:
+            function(data, "id")
+        except ApiError as error:
+            refusal: ApiError | None = error
+        else:
+            refusal = None
+        if refusal is not None:
+            assert refusal.status in (400, 404)
+            assert json.loads(refusal.body())["error"]["message"]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_job_or_an_error_of_the_client(data: bytes) -> None:
+    with pytest.raises(BadRequest):
+        VALIDATOR.chat(data, "id")
