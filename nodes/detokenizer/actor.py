@@ -27,7 +27,6 @@ from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.protocol import TokenBatch
 from nodes.roles import DETOKENIZER, NODE_CODEC
 
-
 LEASE_TICKS = 4
 """How often a lease is looked at while it lasts."""
 

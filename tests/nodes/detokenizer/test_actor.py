@@ -9,7 +9,7 @@ from mesh.options import SystemOptions
 from mesh.system import ActorSystem
 from mesh.transport.inproc import InprocNetwork
 from nodes.detokenizer.actor import DetokenizerActor
-from nodes.detokenizer.config import DetokenizerConfig
+from nodes.detokenizer.config import DetokenizerConfig, DetokenizerLimits
 from nodes.protocol import Resend, ResendFrom, StopAt, StreamFinish, StreamOpen, TextBatch, TokenBatch
 from nodes.registry.actor import RegistryActor
 from nodes.request import AttemptRef, StopRules
@@ -62,7 +62,7 @@ class Mesh:
 
 async def until(condition):
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.002)
 
 
@@ -189,3 +189,14 @@ def test_nothing_is_known_before_the_start():
         actor.on_peer_lost(Address("s0", 1), "never met")
 
     asyncio.run(main())
+
+
+def test_idle_streams_are_looked_at_only_while_there_are_some():
+    @running(limits=DetokenizerLimits(lease_s=0.2))
+    async def test(mesh):
+        tell(mesh, step("a", opens=[opening()]))
+        await until(lambda: mesh.detokenizer.stats()["mesh_detokenizer_streams"] == 1)
+        await until(lambda: mesh.detokenizer.stats()["mesh_detokenizer_streams"] == 0)
+        assert not mesh.detokenizer._is_ticking
+
+    test()

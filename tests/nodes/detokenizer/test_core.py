@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 from mesh.address import Address
 from nodes.bundled.byte_tokenizer import SPECIAL_TOKEN_IDS, byte_tokenizer_json
 from nodes.detokenizer.config import DetokenizerLimits
-from nodes.detokenizer.core import DetokenizerCore, MalformedBatch, SchedulerLost, SendText, SendToScheduler
+from nodes.detokenizer.core import DetokenizerCore, LeaseTick, MalformedBatch, SchedulerLost, SendText, SendToScheduler
 from nodes.detokenizer.core import TokensArrived as Arrived
 from nodes.detokenizer.incremental import DecoderFactory
 from nodes.protocol import Resend, ResendFrom, StopAt, StreamFinish, StreamOpen, TextBatch, TextDelta, TokenBatch
@@ -289,3 +289,20 @@ def test_malformed_batch_is_refused_whole(columns):
     with pytest.raises(MalformedBatch):
         detokenizer.handle(Arrived(D, step), 0)
     assert detokenizer.num_streams == 0
+
+
+def test_streams_that_nothing_comes_for_are_forgotten_after_their_lease():
+    detokenizer = core(lease_s=8.0)
+    detokenizer.handle(Arrived(D, batch("a", opens=[opening()])), 0)
+    detokenizer.handle(Arrived(D, batch("a", stream=2, opens=[opening(2)], finish="length")), 1)
+    detokenizer.handle(Arrived(D, batch("b", position=1)), 5)
+    assert detokenizer.handle(LeaseTick(), 8.5) == []
+    assert detokenizer.num_streams == 2
+    detokenizer.handle(LeaseTick(), 9)
+    assert set(detokenizer._senders[D].streams) == {1}
+    assert not detokenizer._ended
+    detokenizer.handle(LeaseTick(), 13)
+    assert detokenizer.num_streams == 0
+    assert asked(detokenizer.handle(Arrived(D, batch("c", position=2)), 14)) == [
+        Resend(streams=[], streams_unknown=[1])
+    ]

@@ -66,6 +66,14 @@ def test_any_ids_give_the_whole_decode(token_ids, skip):
     assert decoder.flush() == ""
 
 
+@pytest.mark.parametrize("skip", [True, False])
+def test_every_token_alone(skip):
+    for token_id in range(BYTE_LEVEL_SIZE):
+        decoder = BYTE_DECODERS.decoder(skip)
+        text = decoder.push(token_id) + decoder.flush()
+        assert text == BYTE_LEVEL.decode([token_id], skip_special_tokens=skip)
+
+
 @given(st.text(max_size=40).filter(lambda text: "é" not in text))  # that one is an added token here
 def test_real_text_never_shows_half_a_character(text):
     decoder = BYTE_DECODERS.decoder(False)
