@@ -54,7 +54,7 @@ def test_deadlock_names_who_waits():
 
 def test_time_limit_ends_a_program_that_only_beats():
     async def main():
-        while True:  # noqa: ASYNC110
+        while True:
             await asyncio.sleep(0.5)
 
     with pytest.raises(TimeLimit, match="limit of 60"):
@@ -63,7 +63,7 @@ def test_time_limit_ends_a_program_that_only_beats():
 
 def test_livelock_is_noticed():
     async def main():
-        while True:  # noqa: ASYNC110
+        while True:
             await asyncio.sleep(0)
 
     loop = VirtualTimeLoop(steps_per_instant=100)
