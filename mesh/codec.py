@@ -26,7 +26,8 @@ class Codec:
 
     def __init__(self, control: Any, hot: Any = None) -> None:
         self._control: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(control)
-        self._hot: msgspec.msgpack.Decoder[Any] | None = None if hot is None else msgspec.msgpack.Decoder(hot)
+        # Without hot messages an array is refused like any other body of a wrong shape.
+        self._hot: msgspec.msgpack.Decoder[Any] = self._control if hot is None else msgspec.msgpack.Decoder(hot)
 
     def encode(self, message: Message | HotMessage) -> bytes:
         """The body of `message`. Never fails for a message whose fields hold what their types say."""
@@ -35,12 +36,8 @@ class Codec:
     def decode(self, body: Buffer) -> Any:
         """The message in `body`; raises `FrameRefused("bad_body")` if there is none of this protocol."""
         try:
-            if self._hot is not None and _is_array(body[0]):
-                return self._hot.decode(body)
-            return self._control.decode(body)
+            first = body[0]
+            is_array = 0x90 <= first <= 0x9F or first == 0xDC or first == 0xDD
+            return (self._hot if is_array else self._control).decode(body)
         except (msgspec.MsgspecError, ValueError, IndexError, OverflowError, RecursionError) as error:
             raise FrameRefused("bad_body", str(error)[:_SHOWN_BYTES] or "an empty body") from error
-
-
-def _is_array(first: int) -> bool:
-    return 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)

@@ -97,14 +97,12 @@ def open_envelope(parts: Sequence[Buffer], limits: Limits) -> Header:
     return header
 
 
-def oversize(parts: Sequence[Buffer], limits: Limits) -> str | None:
-    """What is too large about the parts `[header, body, buffer*]`, for people; None if nothing is."""
+def check_sizes(parts: Sequence[Buffer], limits: Limits) -> None:
+    """Raise `FrameRefused` if body or buffers of `[header, body, buffer*]` are too large."""
     size = len(parts[1])
     if size > limits.max_body_bytes:
-        return f"a body of {size} bytes, at most {limits.max_body_bytes} are taken"
-    if len(parts) > 2:
-        for buffer in parts[2:]:
-            size += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
-        if size > limits.max_message_bytes:
-            return f"a message of {size} bytes, at most {limits.max_message_bytes} are taken"
-    return None
+        raise FrameRefused("too_large", f"a body of {size} bytes, at most {limits.max_body_bytes} are taken")
+    for buffer in parts[2:]:
+        size += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+    if size > limits.max_message_bytes:
+        raise FrameRefused("too_large", f"a message of {size} bytes, at most {limits.max_message_bytes} are taken")

@@ -22,9 +22,9 @@ from mesh.envelope import (
     Header,
     Limits,
     Verb,
+    check_sizes,
     encode_header,
     open_envelope,
-    oversize,
 )
 from mesh.errors import FrameRefused, Unreachable
 from mesh.frames import SYSTEM_CODEC, Bye, ErrorBody, Hello, Welcome
@@ -154,9 +154,8 @@ class Links:
         header: Header | None = None
         try:
             header = open_envelope(parts, self._limits)
-            too_large = oversize(parts, self._limits)
-            if too_large is not None:
-                raise FrameRefused("too_large", too_large)
+            if len(parts) > 2 or len(parts[1]) > self._limits.max_body_bytes:
+                check_sizes(parts, self._limits)
             if header.receiver_epoch != self.address.epoch:
                 raise FrameRefused("wrong_epoch", f"meant for epoch {header.receiver_epoch} of {self.address.actor_id}")
             address = link.peer

@@ -20,7 +20,7 @@ from mesh.address import Address, Endpoint
 from mesh.asking import Asking
 from mesh.boundary import Boundary
 from mesh.context import ActorContext
-from mesh.envelope import Header, Verb
+from mesh.envelope import SYSTEM_FLAG, Header, Verb
 from mesh.errors import FrameRefused
 from mesh.frames import (
     SYSTEM_CODEC,
@@ -90,6 +90,7 @@ class ActorSystem:
 
         self.boundary = Boundary(self._log, self.metrics)
         self.wording = Wording(actor.codec, self.options.limits)
+        self._decode = actor.codec.decode
         self.links = Links(address, transport, self, self.options, self.metrics)
         self.asking = Asking(self.links, self.wording, self.options.max_pending_calls)
         self.serving = Serving(self.links, self.wording, self.options.mailbox_capacity, self._on_call, self._guard)
@@ -235,10 +236,10 @@ class ActorSystem:
     # Dispatch
 
     def _on_tell(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
-        message = self.wording.decode(header, parts[1])
-        if header.flags:
-            self._on_system_tell(peer.address, message)
+        if header.flags & SYSTEM_FLAG:
+            self._on_system_tell(peer.address, SYSTEM_CODEC.decode(parts[1]))
             return
+        message = self._decode(parts[1])
         try:
             self.actor.on_tell(peer.address, message, parts[2:])
         except Exception as error:  # noqa: BLE001
@@ -265,7 +266,7 @@ class ActorSystem:
             self.members_changed(change)
 
     def _on_call(self, call: IncomingCall, header: Header) -> None:
-        if header.flags and not isinstance(call.message, self.actor.system_asks):
+        if header.flags & SYSTEM_FLAG and not isinstance(call.message, self.actor.system_asks):
             self._answer_system(call)
             return
         try:

@@ -195,12 +195,10 @@ class ZeroMQTransport:
 
     def _routed(self, lane: Lane, parts: list[Buffer]) -> None:
         """A message came to a ROUTER; its first part is the sender's identity."""
-        identity = bytes(parts[0])
-        link = self._links_by_identity.get(identity)
-        if link is None:
-            link = self._identify(identity)
+        identity = parts.pop(0)
+        assert isinstance(identity, bytes), "a router's socket hands on identities as bytes"
+        link = self._links_by_identity.get(identity) or self._identify(identity)
         if self._listener is not None:
-            del parts[0]
             self._listener.on_frames(link, lane, parts)
 
     def _on_stranger(self, lane: Lane, event: list[Buffer]) -> None:

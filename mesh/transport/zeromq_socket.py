@@ -10,8 +10,7 @@ Used by `mesh/transport/zeromq.py` only.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import zmq
 
@@ -36,7 +35,7 @@ class Outbox:
     def __init__(self, max_messages: int, max_bytes: int) -> None:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
-        self._messages: deque[Sequence[Buffer]] = deque()
+        self._messages: deque[tuple[Sequence[Buffer], int]] = deque()
         self._num_bytes = 0
 
     def __bool__(self) -> bool:
@@ -47,7 +46,7 @@ class Outbox:
         size = _size(parts)
         if len(self._messages) >= self._max_messages or self._num_bytes + size > self._max_bytes:
             return False
-        self._messages.append(parts)
+        self._messages.append((parts, size))
         self._num_bytes += size
         return True
 
@@ -55,16 +54,10 @@ class Outbox:
         """Send what is taken; whether that was anything."""
         sent = False
         messages = self._messages
-        while messages and send(messages[0]):
+        while messages and send(messages[0][0]):
             sent = True
-            if messages:  # a send may find the connection gone, which clears the outbox
-                self._num_bytes -= _size(messages.popleft())
+            self._num_bytes -= messages.popleft()[1]
         return sent
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._messages.clear()
-        self._num_bytes = 0
 
 
 class LoopSocket:
@@ -90,7 +83,8 @@ class LoopSocket:
         self._lent: deque[zmq.MessageTracker] = deque()
         # Bound once: a socket looks attributes up slowly, and the outer send only adds arguments not used here.
         self._send_part: Callable[[Buffer, int], object] = super(zmq.Socket, socket).send
-        self._receive_part = partial(socket.recv, _NOBLOCK, copy=False)
+        self._receive_part: Callable[[int, bool], Any] = socket.recv
+        self._has_identities = socket.getsockopt(zmq.TYPE) == zmq.ROUTER
         self._get = socket.getsockopt
         socket.copy_threshold = ZERO_COPY_BYTES
         loop.add_reader(self._fd, self._on_readable)
@@ -170,20 +164,25 @@ class LoopSocket:
 
     def _receive(self, count: int) -> bool:
         """Hand on up to `count` messages; whether there are no more."""
-        receive = self._receive_part
+        receive, on_message, has_identities = self._receive_part, self._on_message, self._has_identities
         finished = False
         try:
             for _ in range(count):
+                parts: list[Buffer] = []
                 try:
-                    frame = receive()
+                    if has_identities:
+                        # More always follows an identity, so it can be had as bytes at once; of other parts only a
+                        # frame says whether more follows.
+                        parts.append(receive(_NOBLOCK, True))
+                    frame = receive(_NOBLOCK, False)
                 except zmq.Again:
                     finished = True
                     return True
-                parts: list[Buffer] = [frame.bytes]
+                parts.append(frame.bytes)
                 while frame.more:
-                    frame = receive()
+                    frame = receive(_NOBLOCK, False)
                     parts.append(frame.bytes if len(frame) < ZERO_COPY_BYTES else frame.buffer)
-                self._on_message(parts)
+                on_message(parts)
                 if not self._is_open:
                     finished = True
                     return True
@@ -195,4 +194,7 @@ class LoopSocket:
 
 
 def _size(parts: Sequence[Buffer]) -> int:
-    return sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in parts)
+    size = 0
+    for part in parts:
+        size += part.nbytes if isinstance(part, memoryview) else len(part)
+    return size
