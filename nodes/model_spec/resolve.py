@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from nodes.model_spec.directory import read_directory
 from nodes.model_spec.presets import RANDOM_MODELS, echo_model, random_model
 from nodes.model_spec.spec import ModelSpec
@@ -21,7 +23,8 @@ def resolve_model(model: str) -> ModelSpec:
     if name.startswith("random:"):
         return random_model(name.removeprefix("random:"), options)
     if name == "tiny":
-        return read_directory(BUNDLED_DIRECTORY / "tiny", name="tiny")
+        # Stored in bfloat16 to be small, computed in float32, in which every machine gives the same bits.
+        return msgspec.structs.replace(read_directory(BUNDLED_DIRECTORY / "tiny", name="tiny"), dtype="float32")
     return read_directory(Path(model).expanduser())
 
 
