@@ -8,6 +8,7 @@ import pickle  # the baseline that this project does not use
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,19 @@ from nodes.roles import NODE_CODEC
 NUM_FRAMES = 40_000
 NEAR, FAR = Address("near", 1), Address("far", 1)
 HIGH_WATER_MARK = 1000
+
+
+@dataclass
+class PickledFrame:
+    """The same columns as a plain dataclass, which is what servers that pickle send."""
+
+    streams: list[int]
+    positions: list[int]
+    counts: list[int]
+    token_ids: list[int]
+    opens: list[object]
+    finishes: list[object]
+    closes: list[int]
 
 
 class Clock:

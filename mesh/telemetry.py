@@ -5,11 +5,12 @@ Used on the event loop's thread only, so plain dictionaries do.
 """
 
 import bisect
+import contextlib
 import contextvars
 import logging
 import sys
 from random import Random
-from typing import Final, TextIO
+from typing import Final, TextIO, cast
 
 import msgspec
 import structlog
@@ -125,17 +126,36 @@ class _Observations:
         return Histogram(bounds=list(SECONDS), counts=list(self.counts), total=self.total)
 
 
+class _LogStream:
+    """Writes to a log that may vanish: a full disk or a reader that is gone must not stop an actor."""
+
+    def __init__(self, target: TextIO) -> None:
+        self.target = target
+
+    def write(self, text: str) -> int:
+        try:
+            return self.target.write(text)
+        except (OSError, ValueError):
+            return 0
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self.target.flush()
+
+
 def setup_log(*, level: str = "info", json: bool = True, stream: TextIO | None = None) -> None:
     """Configure structlog for this process: one JSON object a line, or coloured lines for a console.
 
     Called once by `mesh/run.py` and `cli`; libraries' own `logging` records of level warning and up join the stream.
     """
-    out = stream if stream is not None else sys.stderr
+    out = _LogStream(stream if stream is not None else sys.stderr)
     renderer: structlog.typing.Processor
     if json:
         renderer = structlog.processors.JSONRenderer(serializer=_to_json)
     else:
-        renderer = structlog.dev.ConsoleRenderer(colors=out.isatty())
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=out.target.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -147,10 +167,10 @@ def setup_log(*, level: str = "info", json: bool = True, stream: TextIO | None =
     structlog.configure(
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(out),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(stream=out, level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    logging.basicConfig(stream=cast("TextIO", out), level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
 
 
 def _to_json(event: object, **_: object) -> str:
