@@ -117,8 +117,10 @@ def _in_background(settings: Settings, directory: MeshDirectory) -> ExitCode:
         sys.stdout.write(f"{directory.mesh}\n")
         return ExitCode.OK
     _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    return ExitCode(code) if code in ExitCode else ExitCode.FAILED
+    try:
+        return ExitCode(os.waitstatus_to_exitcode(status))
+    except ValueError:
+        return ExitCode.FAILED
 
 
 def _leave_terminal(directory: MeshDirectory) -> None:

@@ -1,0 +1,163 @@
+"""Meshes as processes, each test in a run directory of its own, and proof that nothing outlives them."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+TIMEOUT_S = 60.0
+
+
+def wait_until(condition, what, timeout_s=TIMEOUT_S):
+    """Look again until it is true; what another process does can only be polled."""
+    deadline = time.monotonic() + timeout_s
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.05)
+    return result
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Host:
+    """One run directory with the meshes in it."""
+
+    wait_until = staticmethod(wait_until)
+
+    def __init__(self, base):
+        self.base = Path(base)
+        self.name = f"t{os.getpid()}-{self.base.name[-8:].lower().replace('_', '0')}"
+        self.port = free_port()
+        self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(base)}
+        self.started = []
+
+    @property
+    def run_directory(self):
+        return self.base / f"kvmesh-{os.getuid()}" / self.name
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def command(self, *arguments, name=True):
+        return [sys.executable, "-m", "cli", *arguments, *(["--name", self.name] if name else [])]
+
+    def meshctl(self, *arguments, name=True, timeout_s=TIMEOUT_S, **environment):
+        """Run one command to its end."""
+        return subprocess.run(
+            self.command(*arguments, name=name),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env={**self.environment, **environment},
+            check=False,
+        )
+
+    def up(self, *arguments, wait=True, **environment):
+        """Start in the foreground of a session of its own."""
+        log = self.base / f"up-{len(self.started)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                self.command("up", "--port", str(self.port), *arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**self.environment, **environment},
+            )
+        process.log = log
+        self.started.append(process)
+        if wait:
+            self.wait_ready(process)
+        return process
+
+    def wait_ready(self, process=None):
+        def ready():
+            if process is not None and process.poll() is not None:
+                pytest.fail(f"up ended with {process.returncode}:\n{process.log.read_text()}")
+            try:
+                with urllib.request.urlopen(self.url + "/health/ready", timeout=1):
+                    return True
+            except OSError:
+                return False
+
+        wait_until(ready, "the mesh is ready")
+
+    def ps(self):
+        """Entries of `ps -o json` by actor id."""
+        listed = self.meshctl("ps", "-o", "json")
+        assert listed.returncode == 0, listed.stderr
+        return {entry["actor_id"]: entry for entry in json.loads(listed.stdout)}
+
+    def say(self, text, timeout_s=30, **parameters):
+        """What the mesh answers to one chat message."""
+        body = {"model": "echo", "messages": [{"role": "user", "content": text}], **parameters}
+        request = urllib.request.Request(
+            self.url + "/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            return json.loads(response.read())["choices"][0]["message"]["content"]
+
+    def processes(self):
+        """Every process whose environment names this run directory."""
+        mark = f"XDG_RUNTIME_DIR={self.base}\0".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    if mark in (entry / "environ").read_bytes() + b"\0":
+                        found.append(int(entry.name))
+                except OSError:
+                    continue
+        return found
+
+    def segments(self):
+        return [path.name for path in Path("/dev/shm").glob(f"*{self.name}.*")]
+
+    def sockets(self):
+        return [path.name for path in (self.run_directory / "s").glob("*")]
+
+    def assert_nothing_left(self, within_s=15.0):
+        def left():
+            return [f"process {pid}" for pid in self.processes()] + self.segments() + self.sockets()
+
+        try:
+            wait_until(lambda: not left(), "everything is gone", within_s)
+        except AssertionError as error:
+            raise AssertionError(f"left behind: {left()}") from error
+        assert not (self.run_directory / "manifest.json").exists()
+
+    def clean(self):
+        for process in self.started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            process.wait()
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        for name in self.segments():
+            (Path("/dev/shm") / name).unlink(missing_ok=True)
+
+
+@pytest.fixture
+def host():
+    # Under /tmp and short: paths of sockets are at most a hundred bytes.
+    base = tempfile.mkdtemp(prefix="km")
+    host = Host(base)
+    try:
+        yield host
+    finally:
+        host.clean()
+        shutil.rmtree(base)

@@ -1,0 +1,104 @@
+"""Actors and supervisors that die or hang, as processes."""
+
+import os
+import signal
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+ECHO = ("--model", "echo")
+
+
+def replaced(host, actor_id, before):
+    """The actor's entry once a later incarnation is ready."""
+
+    def look():
+        entry = host.ps()[actor_id]
+        return entry if entry["epoch"] > before["epoch"] and entry["state"] == "ready" else None
+
+    return host.wait_until(look, f"{actor_id} is replaced", 30.0)
+
+
+def test_every_actor_is_restarted_after_kill_and_hang(host):
+    mesh = host.up(*ECHO, "--mixed", "1")
+    before = host.ps()
+    for actor_id in sorted(before.keys() - {"supervisor"}):
+        os.kill(before[actor_id]["pid"], signal.SIGKILL)
+        after = replaced(host, actor_id, before[actor_id])
+        assert after["pid"] != before[actor_id]["pid"]
+        assert after["epoch"] == before[actor_id]["epoch"] + 1
+        assert after["num_restarts"] == 1
+        host.wait_ready()
+        assert host.say(f"without {actor_id}") == f"without {actor_id}"
+    hung = host.ps()["worker-mixed-0"]
+    os.kill(hung["pid"], signal.SIGSTOP)
+    replaced(host, "worker-mixed-0", hung)
+    assert not os.path.exists(f"/proc/{hung['pid']}")
+    assert host.say("after the hang") == "after the hang"
+    assert host.ps()["gateway-0"]["num_restarts"] == 1
+    mesh.terminate()
+    assert mesh.wait(30) == 0
+    host.assert_nothing_left()
+
+
+def test_a_spent_budget_is_loud_and_the_mesh_goes_on(host):
+    mesh = host.up(*ECHO, "--detokenizers", "2", KVMESH_SUPERVISION__RESTART_BUDGET="1")
+    for _ in range(2):
+        entry = host.ps()["detokenizer-1"]
+        os.kill(entry["pid"], signal.SIGKILL)
+        host.wait_until(
+            lambda entry=entry: (
+                (now := host.ps()["detokenizer-1"])["state"] in ("ready", "given_up") and now["pid"] != entry["pid"]
+            ),
+            "it is ready again, or given up",
+        )
+    entry = host.ps()["detokenizer-1"]
+    assert (entry["state"], entry["pid"]) == ("given_up", 0)
+    assert "signal 9" in entry["reason"]
+    assert "GIVEN UP" in mesh.log.read_text()
+    assert host.say("one is enough") == "one is enough"
+    mesh.terminate()
+    assert mesh.wait(30) == 0
+    host.assert_nothing_left()
+
+
+def test_a_dead_supervisor_takes_its_actors_along_and_the_next_one_sweeps(host):
+    mesh = host.up(*ECHO)
+    # Stopped, it cannot notice that its supervisor is gone.
+    stopped = host.ps()["worker-decode-0"]["pid"]
+    os.kill(stopped, signal.SIGSTOP)
+    mesh.kill()
+    mesh.wait()
+    host.wait_until(lambda: host.processes() == [stopped], "the others have ended")
+    assert host.meshctl("ps").returncode == 3
+    again = host.up(*ECHO)
+    assert f"swept what an earlier supervisor left: process {stopped} (worker-decode-0)" in again.log.read_text()
+    assert host.say("clean again") == "clean again"
+    again.terminate()
+    assert again.wait(30) == 0
+    host.assert_nothing_left()
+
+
+def test_down_sweeps_after_a_dead_supervisor(host):
+    mesh = host.up(*ECHO)
+    stopped = host.ps()["kv-agent-0"]["pid"]
+    os.kill(stopped, signal.SIGSTOP)
+    mesh.kill()
+    mesh.wait()
+    host.wait_until(lambda: host.processes() == [stopped], "the others have ended")
+    assert host.segments()
+    swept = host.meshctl("down")
+    assert swept.returncode == 0
+    assert "kv-agent-0" in swept.stderr
+    host.assert_nothing_left(within_s=1.0)
+
+
+def test_down_reaches_a_supervisor_that_does_not_answer(host):
+    mesh = host.up(*ECHO, "--mixed", "1")
+    mesh.send_signal(signal.SIGSTOP)
+    forced = host.meshctl("down", "--force", "--timeout", "1")
+    assert forced.returncode == 0, forced.stderr
+    assert "does not answer" in forced.stderr
+    mesh.wait(10)
+    host.assert_nothing_left()

@@ -1,0 +1,193 @@
+"""Whole meshes of processes with the echo model: start, stop by every way, and what they say when they cannot."""
+
+import os
+import pty
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+STOPPED = 30.0
+ECHO = ("--model", "echo")
+
+
+def test_foreground_life(host):
+    mesh = host.up(*ECHO)
+    text = mesh.log.read_text()
+    actors = host.ps()
+    for actor_id in actors.keys() - {"supervisor"}:
+        assert f"{actor_id} " in text
+    host.wait_until(lambda: "ready at" in mesh.log.read_text(), "the ready line")
+    assert f"curl {host.url}" in mesh.log.read_text()
+    assert host.say("hello mesh") == "hello mesh"
+    assert set(actors["gateway-0"]) >= {"role", "actor_id", "pid", "epoch", "endpoint", "state"}
+    assert {entry["state"] for entry in actors.values()} == {"ready"}
+    assert len({entry["pid"] for entry in actors.values()}) == len(actors) == 10
+    assert all(entry["endpoint"]["control"].startswith("ipc://") for entry in actors.values())
+    assert host.segments()
+
+    table = host.meshctl("ps").stdout.splitlines()
+    assert len(table) == 11
+    assert table[0].split()[:4] == ["ACTOR", "ROLE", "STATE", "PID"]
+    assert host.meshctl("chat", "good day").stdout == "good day\n"
+    assert '"event":"joined"' in host.meshctl("logs", "gateway-0").stdout
+
+    again = host.meshctl("up", *ECHO)
+    assert again.returncode == 4
+    assert "is running" in again.stderr
+    assert f"meshctl down --name {host.name}" in again.stderr
+    taken = host.meshctl("up", *ECHO, "--port", str(host.port), "--name", f"{host.name[:20]}-2", name=False)
+    assert taken.returncode == 7
+    assert "cannot be listened on" in taken.stderr
+    assert host.say("still here") == "still here"
+
+    mesh.send_signal(signal.SIGINT)
+    assert mesh.wait(STOPPED) == 0
+    host.assert_nothing_left()
+    order = [line.split()[2] for line in mesh.log.read_text().splitlines() if line.endswith("draining")]
+    assert order[0] == "gateway-0"
+    assert order[-1] == "registry"
+
+
+def test_background_and_down(host):
+    started = host.meshctl("up", "-d", *ECHO, "--port", str(host.port))
+    assert started.returncode == 0, started.stderr
+    assert started.stdout == f"{host.name}\n"
+    assert "ready at" in started.stderr
+    assert host.say("from afar") == "from afar"
+    stopped = host.meshctl("down")
+    assert stopped.returncode == 0, stopped.stderr
+    host.assert_nothing_left(within_s=2.0)
+    assert host.meshctl("down").returncode == 3
+    assert host.meshctl("ps").returncode == 3
+    assert "joined" in host.meshctl("logs", "worker-decode-0").stdout, "logs outlive the mesh"
+
+
+def test_epochs_go_on_over_restarts_of_the_mesh(host):
+    seen = []
+    for _ in range(2):
+        mesh = host.up(*ECHO, "--mixed", "1")
+        seen.append({actor_id: entry["epoch"] for actor_id, entry in host.ps().items()})
+        mesh.terminate()
+        assert mesh.wait(STOPPED) == 0
+    assert all(seen[1][actor_id] > epoch for actor_id, epoch in seen[0].items())
+
+
+def test_a_closed_terminal(host):
+    pid, master = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, host.command("up", *ECHO, "--port", str(host.port)), host.environment)
+    output = []
+
+    def read():
+        while True:
+            try:
+                data = os.read(master, 4096)
+            except OSError:
+                return
+            if not data:
+                return
+            output.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        host.wait_ready()
+        host.wait_until(lambda: b"ready at" in b"".join(output), "the ready line")
+        # What a terminal does when it goes: the session's processes get SIGHUP, and writing to it fails.
+        os.kill(pid, signal.SIGHUP)
+    finally:
+        host.wait_until(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid, "the supervisor is gone", STOPPED)
+        reader.join()
+        os.close(master)
+    host.assert_nothing_left()
+
+
+def test_interrupted_while_starting(host):
+    mesh = host.up(*ECHO, wait=False)
+    host.wait_until(lambda: (host.run_directory / "manifest.json").exists(), "it begins")
+    mesh.send_signal(signal.SIGINT)
+    assert mesh.wait(STOPPED) == 130
+    host.assert_nothing_left()
+
+
+def test_the_second_signal_forces(host):
+    mesh = host.up("--model", "echo?step_ms=500")
+    with socket.create_connection(("127.0.0.1", host.port)) as client:
+        body = b'{"model": "echo", "stream": true, "messages": [{"role": "user", "content": "' + b"x" * 200 + b'"}]}'
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        client.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + body)
+        assert b"200 OK" in client.recv(4096)
+        mesh.send_signal(signal.SIGINT)
+        host.wait_until(lambda: "gateway-0              draining" in mesh.log.read_text(), "the drain begins")
+        with pytest.raises(subprocess.TimeoutExpired):
+            mesh.wait(1.5)
+        mesh.send_signal(signal.SIGINT)
+        mesh.wait(10.0)
+    host.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--model", "/nowhere/model"), 6, "/nowhere/model"),
+        (("--model", "random:none"), 6, "random:none"),
+        ((*ECHO, "--kv-memory", "100TiB"), 8, "do not fit"),
+        ((*ECHO, "--kv-memory", "a lot"), 5, "no amount"),
+        ((*ECHO, "--context-length", "999999999"), 5, "context"),
+        ((*ECHO, "--host", "203.0.113.1"), 7, "cannot be listened on"),
+    ],
+)
+def test_what_cannot_be_started_says_so(host, options, code, words):
+    for extra in ((), ("-d",)):
+        failed = host.meshctl("up", *options, *extra)
+        assert failed.returncode == code, failed.stderr
+        assert words in failed.stderr
+        assert "why:" in failed.stderr or "do:" in failed.stderr
+        assert "Traceback" not in failed.stderr
+        host.assert_nothing_left(within_s=1.0)
+
+
+def test_a_damaged_model_that_only_its_actor_sees(host):
+    model = host.base / "model"
+    shutil.copytree(Path(__file__).parents[2] / "nodes" / "bundled" / "tiny", model)
+    (model / "tokenizer.json").write_text('{"version": "1.0", "model": {}}')
+    failed = host.meshctl("up", "--model", str(model), "--port", str(host.port))
+    assert failed.returncode == 6, failed.stderr
+    assert "tokenizer.json cannot be loaded" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    host.assert_nothing_left()
+
+
+def test_every_printed_line_runs_alone(host):
+    printed = host.meshctl("up", *ECHO, "--mixed", "1", "--port", str(host.port), "--dry-run")
+    assert printed.returncode == 0
+    lines = [shlex.split(line) for line in printed.stdout.splitlines()]
+    assert all(words[0] == "meshctl" for words in lines)
+    for number, words in enumerate(lines):
+        with (host.base / f"alone-{number}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "cli", *words[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=host.environment,
+            )
+        host.started.append(process)
+    host.wait_ready()
+    assert host.say("no supervisor") == "no supervisor"
+    for process in reversed(host.started):
+        process.terminate()
+    assert [process.wait(STOPPED) for process in host.started] == [0] * len(lines)
+    assert host.processes() == []
+    assert host.segments() == []
+    assert host.sockets() == []
