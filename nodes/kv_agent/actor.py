@@ -59,7 +59,7 @@ class KVAgent(Actor):
     def __init__(self, config: KVAgentConfig, host: MemoryHost | None = None) -> None:
         self._config = config
         self._host: MemoryHost = host or ShmHost(config.directory)
-        self._transport: Transport = ShmTransport(self._host)
+        self._transport: Transport = ShmTransport(self._host, config.quantum_bytes)
         self._puller = PagePuller(self._transport)
         self._pools: dict[str, PagePool] = {}
         self._targets: dict[str, Target] = {}

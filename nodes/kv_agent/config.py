@@ -7,6 +7,7 @@ import msgspec
 
 from kvstore.layout import KVLayout
 from kvstore.transfer.session import SessionLimits
+from kvstore.transfer.shm import DEFAULT_QUANTUM_BYTES
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -32,13 +33,15 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The pools of one host. A segment's name is `prefix` + group, in `directory`; `prefix` names user and mesh.
 
-    `unlink_on_stop` False leaves the segments to the next agent also after an orderly stop.
+    `unlink_on_stop` False leaves the segments to the next agent also after an orderly stop. `quantum_bytes` are copied
+    at a time, between two looks at the loop's other work.
     """
 
     pools: list[PoolConfig]
     directory: str = "/dev/shm"
     prefix: str = "kvmesh-"
     unlink_on_stop: bool = True
+    quantum_bytes: int = DEFAULT_QUANTUM_BYTES
     max_grants: int = 4096
     max_remembered: int = 4096
     limits: SessionLimits = SessionLimits()

@@ -310,7 +310,7 @@ class AgentCore:
             commands += [Reply(call, GrantClosed(grant_id=grant_id)) for call in calls]
         if session.is_over(now):
             self._forget(session.grant.grant_id)
-        else:
+        elif session.grant.grant_id in self._sessions:
             self._arm(session)
         return commands
 

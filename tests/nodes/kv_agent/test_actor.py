@@ -1,0 +1,495 @@
+"""The kv_agent among other actors, on the simulated network and on real files."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvstore.allocator import PageState
+from kvstore.errors import PoolBusy, PoolMissing
+from kvstore.layout import KVLayout
+from kvstore.page_pool import HeapHost, MemoryHost, PagePool, ShmHost
+from kvstore.page_table import PageEntry
+from kvstore.protocol import (
+    CloseGrant,
+    GrantClosed,
+    GrantOpened,
+    MapPool,
+    OpenGrant,
+    PagesPulled,
+    PagesReady,
+    PoolHandle,
+    TransferFailed,
+)
+from kvstore.transfer.session import SessionLimits
+from mesh.actor import Actor, Call
+from mesh.address import Address, Endpoint
+from mesh.errors import RemoteError
+from mesh.options import SystemOptions
+from mesh.system import ActorSystem
+from mesh.testing import virtual_time
+from mesh.transport.simulation import SimulatedNetwork
+from nodes.kv_agent.actor import KVAgent
+from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
+from nodes.protocol import Load
+from nodes.registry.actor import RegistryActor
+from nodes.roles import NODE_CODEC
+
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, page_size=4)
+SIZE = LAYOUT.page_bytes
+NUM_PAGES = 12
+
+
+class Bootstrap:
+    found: tuple[Address, Endpoint] | None = None
+
+    def lookup(self) -> tuple[Address, Endpoint] | None:
+        return self.found
+
+
+class Scheduler(Actor):
+    """Keeps what it is told; maps pools and writes their page tables as a scheduler does."""
+
+    role = "scheduler"
+    codec = NODE_CODEC
+
+    def __init__(self) -> None:
+        self.heard: list[PagesPulled | TransferFailed] = []
+        self.news = asyncio.Event()
+
+    def on_tell(self, sender: Address, message: Any, buffers: Any) -> None:
+        self.heard.append(message)
+        self.news.set()
+
+    async def until(self, is_there: Callable[[PagesPulled | TransferFailed], bool]) -> PagesPulled | TransferFailed:
+        async with asyncio.timeout(30):
+            while True:
+                for message in self.heard:
+                    if is_there(message):
+                        return message
+                self.news.clear()
+                await self.news.wait()
+
+    async def ends(self) -> PagesPulled | TransferFailed:
+        return await self.until(lambda message: isinstance(message, TransferFailed) or message.complete)
+
+
+class SlowAgent(KVAgent):
+    """Copies one quantum each millisecond: on virtual time a copy would otherwise be over within its instant."""
+
+    def _keep_pumping(self) -> None:
+        if self._pumping is None and self._puller.is_busy:
+            self._pumping = self.ctx.later(0.001, self._pump)
+
+
+class Nonsense(Actor):
+    """Answers every ask with what was not asked for."""
+
+    role = "kv_agent"
+    codec = NODE_CODEC
+
+    def on_ask(self, call: Call) -> None:
+        call.reply(GrantClosed(grant_id="?"))
+
+
+class World:
+    """A registry, two schedulers D and P, and as many agents as wanted."""
+
+    def __init__(self) -> None:
+        self.network = SimulatedNetwork(1)
+        self.bootstrap = Bootstrap()
+        self.host: MemoryHost = HeapHost()
+        self.systems: dict[str, ActorSystem] = {}
+        self.actors: dict[str, Actor] = {}
+        self.d, self.p = Scheduler(), Scheduler()
+
+    async def add(self, actor_id: str, actor: Actor, epoch: int = 1) -> ActorSystem:
+        address = Address(actor_id, epoch)
+        options = SystemOptions(random=random.Random(actor_id))
+        system = ActorSystem(actor, address, self.network.transport(address), self.bootstrap, options)
+        await system.start()
+        self.systems[actor_id] = system
+        self.actors[actor_id] = actor
+        if actor_id == "registry":
+            self.bootstrap.found = (address, system.describe().endpoint)
+        return system
+
+    async def start(self, *agents: KVAgent) -> None:
+        await self.add("registry", RegistryActor())
+        await self.add("D", self.d)
+        await self.add("P", self.p)
+        for number, agent in enumerate(agents):
+            await self.add(f"agent-{number}", agent)
+        while len(self.d.ctx.members.all()) < 3 + len(agents) - 1:
+            await asyncio.sleep(0.05)
+
+    async def sees(self, actor_id: str, member: str) -> None:
+        while self.actors[actor_id].ctx.members.get(member) is None:
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        for system in reversed(self.systems.values()):
+            await system.stop()
+
+    async def ask(self, scheduler: Scheduler, agent: str, message: Any) -> Any:
+        return (await scheduler.ctx.ask(agent, message, timeout_s=2.0)).message
+
+    async def pool(self, scheduler: Scheduler, agent: str, group: str) -> tuple[PoolHandle, PagePool]:
+        """Map a pool as its scheduler does, and say that all its pages are running ones of generation 7."""
+        handle = await self.ask(scheduler, agent, MapPool(group=group))
+        pool = self.host.open(handle.path, writable=True)
+        table = pool.table()
+        for page in range(1, pool.num_pages):
+            table.write(page, PageEntry(PageState.RUNNING, generation=7))
+        return handle, pool
+
+
+def config(*groups: str, **changes: Any) -> KVAgentConfig:
+    pools = [PoolConfig(group=group, num_pages=NUM_PAGES, layout=LAYOUT) for group in groups]
+    fields: dict[str, Any] = {"pools": pools, "limits": SessionLimits(resend_s=0.5, map_s=1.0), "quantum_bytes": SIZE}
+    return KVAgentConfig(**(fields | changes))
+
+
+def grant(pages: list[int], grant_id: str = "g", timeout_s: float = 20.0, group: str = "d") -> OpenGrant:
+    return OpenGrant(
+        grant_id=grant_id,
+        group=group,
+        pages=pages,
+        generations=[7] * len(pages),
+        layout_digest=LAYOUT.digest,
+        holder="D",
+        holder_epoch=1,
+        timeout_s=timeout_s,
+    )
+
+
+def ready(source: PoolHandle, pages: list[int], *, first: int = 0, total: int = 0, grant_id: str = "g") -> PagesReady:
+    return PagesReady(
+        grant_id=grant_id,
+        first=first,
+        total=total or len(pages),
+        source_group=source.group,
+        source_agent=source.agent,
+        source_incarnation=source.incarnation,
+        layout_digest=LAYOUT.digest,
+        pages=pages,
+        generations=[7] * len(pages),
+    )
+
+
+def run(main: Callable[[World], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        world = World()
+        await main(world)
+        await world.stop()
+
+    virtual_time.run(whole(), limit_s=600.0)
+
+
+async def pull(world: World, source_agent: str, agent: str = "agent-0") -> None:
+    """Move three pages in two announcements, and look at them."""
+    source, from_pool = await world.pool(world.p, source_agent, "p")
+    _, to_pool = await world.pool(world.d, agent, "d")
+    from_pool.pages_view[:] = random.Random(3).randbytes(len(from_pool.pages_view))
+    assert await world.ask(world.d, agent, grant([4, 5, 2])) == GrantOpened(grant_id="g")
+    world.p.ctx.tell(agent, ready(source, [8, 9], total=3))
+    world.p.ctx.tell(agent, ready(source, [3], first=2, total=3))
+    for scheduler in (world.d, world.p):
+        assert await scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
+    for page, copied in ((8, 4), (9, 5), (3, 2)):
+        assert to_pool.page(copied) == from_pool.page(page)
+    assert await world.ask(world.d, agent, CloseGrant(grant_id="g")) == GrantClosed(grant_id="g")
+
+
+def test_pages_move_between_pools_of_one_agent() -> None:
+    async def main(world: World) -> None:
+        agent = KVAgent(config("d", "p"), world.host)
+        await world.start(agent)
+        await pull(world, "agent-0")
+        figures = agent.stats()
+        assert figures["mesh_kv_transfer_bytes_total"] == 3 * SIZE
+        assert figures["mesh_kv_transfer_pages_total"] == 3
+        assert figures['mesh_kv_pool_pages{group="d"}'] == NUM_PAGES - 1
+        assert figures["mesh_kv_grants_open"] == 0
+        members = world.d.ctx.members.by_role("kv_agent")
+        assert members[0].attributes == {"groups": ["d", "p"], "transports": ["shm"]}
+
+    run(main)
+
+
+def test_pages_of_another_agent_are_mapped_and_pulled() -> None:
+    async def main(world: World) -> None:
+        near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
+        await world.start(near, far)
+        await pull(world, "agent-1")
+        assert near.stats()["mesh_kv_foreign_pools"] == 1
+        assert far.stats()["mesh_kv_transfers_total"] == 0
+        world.network.crash(Address("agent-1", 1))
+        while near.stats()["mesh_kv_foreign_pools"]:
+            await asyncio.sleep(0.1)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("agent_id", "code"), [("agent-9", "unreachable"), ("agent-1", "pool_missing"), ("nonsense", "bad_answer")]
+)
+def test_a_source_that_cannot_be_read_fails_the_transfer(agent_id: str, code: str) -> None:
+    async def main(world: World) -> None:
+        far = KVAgent(config("p"), world.host)
+        await world.start(KVAgent(config("d"), world.host), far)
+        await world.add("nonsense", Nonsense())
+        source, _ = await world.pool(world.p, "agent-1", "p")
+        await world.pool(world.d, "agent-0", "d")
+        await world.sees("agent-0", "nonsense")
+        world.host.unlink(source.path)
+        await world.ask(world.d, "agent-0", grant([1]))
+        world.p.ctx.tell("agent-0", ready(msgspec.structs.replace(source, agent=agent_id), [1]))
+        for scheduler in (world.d, world.p):
+            end = await scheduler.ends()
+            assert isinstance(end, TransferFailed)
+            assert (end.code, end.quiesced) == (code, True)
+
+    run(main)
+
+
+def test_closing_during_a_long_copy_is_answered_when_it_is_quiet() -> None:
+    async def main(world: World) -> None:
+        agent = SlowAgent(config("d", "p", quantum_bytes=1), world.host)
+        await world.start(agent)
+        source, from_pool = await world.pool(world.p, "agent-0", "p")
+        _, to_pool = await world.pool(world.d, "agent-0", "d")
+        from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
+        await world.ask(world.d, "agent-0", grant([1, 2]))
+        world.p.ctx.tell("agent-0", ready(source, [1, 2]))
+        while not any(to_pool.pages_view):
+            await asyncio.sleep(0.0005)
+        assert await world.ask(world.d, "agent-0", CloseGrant(grant_id="g")) == GrantClosed(grant_id="g")
+        after = bytes(to_pool.pages_view)
+        assert not all(to_pool.page(2))
+        await asyncio.sleep(1.0)
+        assert bytes(to_pool.pages_view) == after, "nothing is written after GrantClosed"
+        end = await world.p.until(lambda message: isinstance(message, TransferFailed) and message.quiesced)
+        assert isinstance(end, TransferFailed)
+        assert end.code == "grant_closed"
+
+    run(main)
+
+
+def test_a_page_that_moves_on_during_the_copy_fails_it() -> None:
+    async def main(world: World) -> None:
+        agent = SlowAgent(config("d", "p", quantum_bytes=1), world.host)
+        await world.start(agent)
+        source, from_pool = await world.pool(world.p, "agent-0", "p")
+        _, to_pool = await world.pool(world.d, "agent-0", "d")
+        from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
+        await world.ask(world.d, "agent-0", grant([1]))
+        world.p.ctx.tell("agent-0", ready(source, [3]))
+        while not any(to_pool.pages_view):
+            await asyncio.sleep(0.0005)
+        from_pool.table().write(3, PageEntry(PageState.RUNNING, generation=8))
+        end = await world.d.ends()
+        assert isinstance(end, TransferFailed)
+        assert end.code == "stale_pages"
+        assert agent.stats()['mesh_kv_transfer_failures_total{code="stale_pages"}'] == 1
+
+    run(main)
+
+
+def test_a_grant_without_announcement_runs_out_and_is_told_until_closed() -> None:
+    async def main(world: World) -> None:
+        agent = KVAgent(config("d"), world.host)
+        await world.start(agent)
+        await world.ask(world.d, "agent-0", grant([1], timeout_s=3.0))
+        started = world.d.ctx.now()
+        end = await world.d.ends()
+        assert isinstance(end, TransferFailed)
+        assert end.code == "deadline_exceeded"
+        assert world.d.ctx.now() - started == pytest.approx(3.0, abs=0.2)
+        await asyncio.sleep(1.2)
+        assert world.d.heard == [end] * 3
+        await world.ask(world.d, "agent-0", CloseGrant(grant_id="g"))
+        await asyncio.sleep(3)
+        assert len(world.d.heard) == 3
+
+    run(main)
+
+
+def test_a_lost_holder_loses_its_grants() -> None:
+    async def main(world: World) -> None:
+        agent = KVAgent(config("d"), world.host)
+        await world.start(agent)
+        await world.ask(world.d, "agent-0", grant([1], timeout_s=1000.0))
+        assert agent.stats()["mesh_kv_grants_open"] == 1
+        world.network.crash(Address("D", 1))
+        started = world.p.ctx.now()
+        while agent.stats()["mesh_kv_grants_open"]:
+            await asyncio.sleep(0.1)
+        assert world.p.ctx.now() - started < 10.0
+
+    run(main)
+
+
+def test_refusals_and_what_is_not_served() -> None:
+    async def main(world: World) -> None:
+        agent = KVAgent(config("d"), world.host)
+        await world.start(agent)
+        for message, code in (
+            (MapPool(group="x"), "unknown_group"),
+            (grant([0]), "bad_grant"),
+            (PoolHandle(group="d", agent="a", path="", num_pages=2, layout=LAYOUT, incarnation=1), "not_served"),
+        ):
+            with pytest.raises(RemoteError) as caught:
+                await world.ask(world.d, "agent-0", message)
+            assert caught.value.code == code
+        load = Load(group="d", phase="decode", num_running=0, num_waiting=0, num_free_pages=0, num_pages=0)
+        world.d.ctx.tell("agent-0", load)
+        world.p.ctx.tell("agent-0", ready(await world.ask(world.d, "agent-0", MapPool(group="d")), [1]))
+        end = await world.p.ends()
+        assert isinstance(end, TransferFailed)
+        assert end.code == "unknown_grant"
+
+    run(main)
+
+
+def test_draining_waits_for_open_grants_and_takes_no_more() -> None:
+    async def main(world: World) -> None:
+        agent = KVAgent(config("d"), world.host)
+        await world.start(agent)
+        await agent.drain()
+        idle = KVAgent(config("e"), world.host)
+        await world.add("agent-1", idle)
+        await world.sees("D", "agent-1")
+        await world.ask(world.d, "agent-1", grant([1], timeout_s=2.0, group="e"))
+        started = world.d.ctx.now()
+        await idle.drain()
+        assert world.d.ctx.now() - started > 1.0
+        with pytest.raises(RemoteError, match="draining"):
+            await world.ask(world.d, "agent-1", grant([1], "h", group="e"))
+
+    run(main)
+
+
+def test_an_ask_that_was_given_up_is_not_answered() -> None:
+    async def main(world: World) -> None:
+        agent = SlowAgent(config("d", "p", quantum_bytes=1), world.host)
+        await world.start(agent)
+        source, _ = await world.pool(world.p, "agent-0", "p")
+        await world.pool(world.d, "agent-0", "d")
+        await world.ask(world.d, "agent-0", grant([1, 2]))
+        world.p.ctx.tell("agent-0", ready(source, [1, 2]))
+        while not agent._puller.is_busy:
+            await asyncio.sleep(0.0005)
+        closing = asyncio.ensure_future(world.ask(world.d, "agent-0", CloseGrant(grant_id="g")))
+        while not agent._calls:
+            await asyncio.sleep(0.0001)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        while agent._calls:
+            await asyncio.sleep(0.01)
+        while agent.stats()["mesh_kv_grants_open"]:
+            await asyncio.sleep(0.01)
+
+    run(main)
+
+
+# taking possession
+
+
+async def started(host: MemoryHost, settings: KVAgentConfig, epoch: int) -> KVAgent:
+    """An agent with nobody around it."""
+    world = World()
+    world.host = host
+    agent = KVAgent(settings, host)
+    await world.add("registry", RegistryActor())
+    await world.add("agent-0", agent, epoch)
+    return agent
+
+
+@pytest.fixture(params=["shm", "heap"])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHost:
+    return ShmHost(tmp_path) if request.param == "shm" else HeapHost()
+
+
+def crash(agent: KVAgent) -> None:
+    """What kill -9 does to an agent's pools: the lock goes, the segment stays."""
+    for pool in agent._pools.values():
+        pool.close()
+
+
+def test_an_orderly_stop_takes_the_segments_away(host: MemoryHost) -> None:
+    async def main() -> None:
+        agent = await started(host, config("d", prefix="kv-"), 1)
+        assert host.open(host.path("kv-d"), writable=False).info.incarnation == 1
+        await agent.stop()
+        with pytest.raises(PoolMissing):
+            host.open(host.path("kv-d"), writable=False)
+        again = await started(host, config("d", prefix="kv-", unlink_on_stop=False), 2)
+        await again.stop()
+        host.open(host.path("kv-d"), writable=False).close()
+
+    virtual_time.run(main())
+
+
+def test_the_next_agent_reopens_what_a_killed_one_left(host: MemoryHost) -> None:
+    async def main() -> None:
+        first = await started(host, config("d", "p"), 3)
+        first._pools["d"].page(2)[:4] = b"kept"
+        crash(first)
+        second = await started(host, config("d", "p"), 4)
+        assert bytes(second._pools["d"].page(2)[:4]) == b"kept"
+        assert second._pools["d"].info.incarnation == 3
+        crash(second)
+        bigger = config("d", pools=[PoolConfig(group="d", num_pages=NUM_PAGES + 1, layout=LAYOUT)])
+        third = await started(host, bigger, 5)
+        assert not any(third._pools["d"].page(2))
+        assert third._pools["d"].info.incarnation == 5
+        crash(third)
+
+    virtual_time.run(main())
+
+
+def test_damaged_and_foreign_leftovers_are_replaced(tmp_path: Path) -> None:
+    async def main() -> None:
+        (tmp_path / "kvmesh-d").write_bytes(b"something else altogether" * 1000)
+        (tmp_path / "kvmesh-p").write_bytes(b"")
+        agent = await started(ShmHost(tmp_path), config("d", "p"), 1)
+        assert agent._pools["d"].num_pages == agent._pools["p"].num_pages == NUM_PAGES
+        await agent.stop()
+
+    virtual_time.run(main())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pool_whose_owner_lives_stops_the_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        first = await started(ShmHost(tmp_path), config("d"), 1)
+        with pytest.raises(PoolBusy):
+            await started(ShmHost(tmp_path), config("d"), 1)
+        await first.stop()
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: PoolConfig(group="a/b", num_pages=2, layout=LAYOUT), "names a file"),
+        (lambda: PoolConfig(group="a", num_pages=1, layout=LAYOUT), "at least 2 pages"),
+        (lambda: config("a", "a"), "must differ, got a, a"),
+        (lambda: config("a", prefix="/etc/"), "prefix"),
+    ],
+)
+def test_settings_that_cannot_be_used(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+def test_files_are_the_default(tmp_path: Path) -> None:
+    agent = KVAgent(config("d", directory=str(tmp_path)))
+    assert isinstance(agent._host, ShmHost)
+    assert agent._host.directory == tmp_path

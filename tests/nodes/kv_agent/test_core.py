@@ -1,0 +1,347 @@
+"""The agent's decisions, by events and commands alone."""
+
+from typing import Any
+
+import pytest
+
+from kvstore.layout import KVLayout
+from kvstore.protocol import (
+    CloseGrant,
+    GrantClosed,
+    GrantOpened,
+    MapPool,
+    OpenGrant,
+    PagesPulled,
+    PagesReady,
+    PoolHandle,
+    TransferFailed,
+)
+from kvstore.transfer.session import CopyEnded, SessionLimits, StartCopy
+from mesh.address import Address
+from nodes.kv_agent.core import AgentCore, Bounds, Pool
+from nodes.kv_agent.events import (
+    CancelPull,
+    CloseAsked,
+    Command,
+    CopyDone,
+    Draining,
+    MapAsked,
+    MapForeign,
+    OpenAsked,
+    PagesAnnounced,
+    PeerGone,
+    Refuse,
+    Reply,
+    SourceId,
+    SourceMapped,
+    SourceRefused,
+    StartPull,
+    Tell,
+    Tick,
+    UnmapForeign,
+)
+
+LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8)
+OTHER = KVLayout(num_layers=2, num_kv_heads=1, head_dim=8)
+D, P = Address("D", 1), Address("P", 1)
+OWN, FOREIGN = SourceId("agent", "p"), SourceId("far", "p")
+LIMITS = SessionLimits(map_s=2, waiting_s=5, copy_s=3, resend_s=0.5, linger_s=10)
+
+
+def make_core(max_grants: int = 8, max_remembered: int = 8) -> AgentCore:
+    pools = [Pool("d", "/shm/d", 20, LAYOUT, 7), Pool("p", "/shm/p", 30, LAYOUT, 8)]
+    return AgentCore("agent", pools, Bounds(max_grants, max_remembered, LIMITS))
+
+
+def grant(grant_id: str = "g1", pages: tuple[int, ...] = (1, 2), **changes: Any) -> OpenGrant:
+    fields: dict[str, Any] = {
+        "grant_id": grant_id,
+        "group": "d",
+        "pages": list(pages),
+        "generations": [100 + page for page in pages],
+        "layout_digest": LAYOUT.digest,
+        "holder": "D",
+        "holder_epoch": 1,
+        "timeout_s": 20.0,
+    }
+    return OpenGrant(**(fields | changes))
+
+
+def opening(message: OpenGrant, call: int = 1) -> OpenAsked:
+    return OpenAsked(call, Address(message.holder, message.holder_epoch), message)
+
+
+def ready(grant_id: str = "g1", pages: tuple[int, ...] = (11, 12), **changes: Any) -> PagesReady:
+    fields: dict[str, Any] = {
+        "grant_id": grant_id,
+        "first": 0,
+        "total": len(pages),
+        "source_group": "p",
+        "source_agent": "agent",
+        "source_incarnation": 8,
+        "layout_digest": LAYOUT.digest,
+        "pages": list(pages),
+        "generations": [200 + page for page in pages],
+    }
+    return PagesReady(**(fields | changes))
+
+
+def pull(copy_id: int = 1, grant_id: str = "g1", source: SourceId = OWN, incarnation: int = 8) -> StartPull:
+    return StartPull(
+        grant_id, "d", source, incarnation, StartCopy(copy_id, [11, 12], [211, 212], [1, 2], [101, 102], 3.0)
+    )
+
+
+def codes(commands: list[Command]) -> list[str]:
+    """Codes of refusals and told failures, in order."""
+    return [
+        command.code if isinstance(command, Refuse) else command.message.code
+        for command in commands
+        if isinstance(command, Refuse) or (isinstance(command, Tell) and isinstance(command.message, TransferFailed))
+    ]
+
+
+OPENED = Reply(1, GrantOpened(grant_id="g1"))
+CLOSED = GrantClosed(grant_id="g1")
+
+
+def test_pools_are_described() -> None:
+    core = make_core()
+    [reply] = core.handle(MapAsked(1, MapPool(group="p")), 0.0)
+    assert reply == Reply(
+        1, PoolHandle(group="p", agent="agent", path="/shm/p", num_pages=30, layout=LAYOUT, incarnation=8)
+    )
+    [refusal] = core.handle(MapAsked(2, MapPool(group="x")), 0.0)
+    assert isinstance(refusal, Refuse)
+    assert (refusal.code, refusal.message) == ("unknown_group", "agent has no pool of group 'x' (it has: d, p)")
+
+
+def test_a_transfer_between_own_pools() -> None:
+    core = make_core()
+    assert core.handle(opening(grant()), 0.0) == [OPENED]
+    assert core.handle(PagesAnnounced(P, ready()), 0.0) == [pull()]
+    assert core.gauges()['mesh_kv_transfer_pages{state="copying"}'] == 2
+    done = PagesPulled(grant_id="g1", num_pages=2, complete=True)
+    assert core.handle(CopyDone("g1", CopyEnded(1), 4096), 1.0) == [Tell("D", done), Tell("P", done)]
+    assert core.num_live == 0
+    assert core.handle(CloseAsked(2, D, CloseGrant(grant_id="g1")), 1.0) == [Reply(2, CLOSED)]
+    assert core.handle(PagesAnnounced(P, ready()), 1.1) == [Tell("P", done)]
+    gauges = core.gauges()
+    assert gauges["mesh_kv_transfer_bytes_total"] == 4096
+    assert gauges["mesh_kv_transfer_pages_total"] == 2
+    assert gauges['mesh_kv_sessions{state="success"}'] == 1
+    assert gauges["mesh_kv_grants_open"] == 0
+
+
+def test_a_foreign_pool_is_asked_for_once_and_kept() -> None:
+    core = make_core()
+    core.handle(opening(grant("g1", (1, 2))), 0.0)
+    core.handle(opening(grant("g2", (3, 4))), 0.0)
+    core.handle(opening(grant("g3", (5, 6))), 0.0)
+    foreign = {"source_agent": "far", "source_incarnation": 4}
+    assert core.handle(PagesAnnounced(P, ready("g1", **foreign)), 0.0) == [MapForeign(FOREIGN)]
+    assert core.handle(PagesAnnounced(P, ready("g2", **foreign)), 0.0) == []
+    commands = core.handle(SourceMapped(FOREIGN, 4, LAYOUT.digest), 0.1)
+    assert [command.grant_id for command in commands if isinstance(command, StartPull)] == ["g1", "g2"]
+    [third] = core.handle(PagesAnnounced(P, ready("g3", **foreign)), 0.2)
+    assert isinstance(third, StartPull)
+    assert (third.source, third.incarnation) == (FOREIGN, 4)
+    assert core.gauges()["mesh_kv_foreign_pools"] == 1
+    core.handle(opening(grant("g4", (7, 8))), 0.0)
+    assert core.handle(PagesAnnounced(P, ready("g4", source_agent="far", source_incarnation=5)), 0.3) == [
+        MapForeign(FOREIGN)
+    ]
+    assert codes(core.handle(SourceMapped(FOREIGN, 4, LAYOUT.digest), 0.4)) == ["source_changed"] * 2
+
+
+def test_a_foreign_pool_that_cannot_be_mapped() -> None:
+    core = make_core()
+    core.handle(opening(grant()), 0.0)
+    core.handle(PagesAnnounced(P, ready(source_agent="far")), 0.0)
+    assert codes(core.handle(SourceRefused(FOREIGN, "peer_lost", "gone"), 0.1)) == ["peer_lost"] * 2
+    assert core.handle(SourceRefused(FOREIGN, "peer_lost", "gone"), 0.1) == []
+    assert core.gauges()['mesh_kv_transfer_failures_total{code="peer_lost"}'] == 1
+
+
+def test_a_grant_forgotten_while_its_source_is_mapped() -> None:
+    core = make_core(max_remembered=0)
+    core.handle(opening(grant()), 0.0)
+    core.handle(PagesAnnounced(P, ready(source_agent="far")), 0.0)
+    core.handle(CloseAsked(1, D, CloseGrant(grant_id="g1")), 0.0)
+    assert core.handle(SourceMapped(FOREIGN, 8, LAYOUT.digest), 0.1) == []
+
+
+def test_an_own_pool_of_another_incarnation_fails_once() -> None:
+    core = make_core()
+    core.handle(opening(grant()), 0.0)
+    assert codes(core.handle(PagesAnnounced(P, ready(source_incarnation=3)), 0.0)) == ["source_changed"] * 2
+    assert (core.num_live, core.failures["source_changed"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"group": "x"}, "unknown_group"),
+        ({"layout_digest": OTHER.digest}, "layout_mismatch"),
+        ({"pages": []}, "bad_grant"),
+        ({"pages": [0, 1]}, "bad_grant"),
+        ({"pages": [1, 20]}, "bad_grant"),
+        ({"pages": [1, 1]}, "bad_grant"),
+        ({"generations": [1]}, "bad_grant"),
+        ({"timeout_s": 0.0}, "bad_grant"),
+    ],
+)
+def test_grants_that_cannot_be(changes: dict[str, Any], code: str) -> None:
+    core = make_core()
+    assert codes(core.handle(opening(grant(**changes)), 0.0)) == [code]
+    assert core.num_live == 0
+
+
+def test_only_the_holder_opens_and_closes() -> None:
+    core = make_core()
+    assert codes(core.handle(OpenAsked(1, P, grant()), 0.0)) == ["not_holder"]
+    assert codes(core.handle(OpenAsked(1, Address("D", 2), grant()), 0.0)) == ["not_holder"]
+    core.handle(opening(grant()), 0.0)
+    assert codes(core.handle(CloseAsked(1, P, CloseGrant(grant_id="g1")), 0.0)) == ["not_holder"]
+    assert core.handle(CloseAsked(2, P, CloseGrant(grant_id="unknown")), 0.0) == [
+        Reply(2, GrantClosed(grant_id="unknown"))
+    ]
+
+
+def test_opening_again_renews_and_a_used_grant_is_used() -> None:
+    core = make_core()
+    core.handle(opening(grant()), 0.0)
+    assert core.next_deadline == 20.0
+    assert core.handle(opening(grant()), 15.0) == [OPENED]
+    assert codes(core.handle(Tick(), 20.0)) == []
+    assert core.next_deadline == 35.0
+    assert codes(core.handle(opening(grant(pages=(3, 4))), 15.0)) == ["grant_id_taken"]
+    core.handle(PagesAnnounced(P, ready()), 16.0)
+    core.handle(CopyDone("g1", CopyEnded(1), 1), 16.0)
+    assert codes(core.handle(opening(grant()), 17.0)) == ["grant_used"]
+
+
+def test_pages_are_in_one_grant_at_a_time() -> None:
+    core = make_core()
+    core.handle(opening(grant("g1", (1, 2))), 0.0)
+    assert codes(core.handle(opening(grant("g2", (2, 3))), 0.0)) == ["page_granted"]
+    core.handle(PagesAnnounced(P, ready()), 0.0)
+    close = core.handle(CloseAsked(5, D, CloseGrant(grant_id="g1")), 0.5)
+    assert close[0] == CancelPull("g1", 1)
+    assert not [command for command in close if isinstance(command, Reply)], "a copy may still write"
+    assert codes(core.handle(opening(grant("g2", (2, 3))), 0.6)) == ["page_granted"]
+    again = core.handle(CloseAsked(6, D, CloseGrant(grant_id="g1")), 0.7)
+    assert again == []
+    done = core.handle(CopyDone("g1", CopyEnded(1, "cancelled", ""), 10), 0.8)
+    assert [command for command in done if isinstance(command, Reply)] == [Reply(5, CLOSED), Reply(6, CLOSED)]
+    assert core.handle(opening(grant("g2", (2, 3))), 0.9) == [Reply(1, GrantOpened(grant_id="g2"))]
+
+
+def test_grants_are_bounded_and_ended_ones_are_forgotten() -> None:
+    core = make_core(max_grants=2, max_remembered=3)
+    core.handle(opening(grant("a", (1,))), 0.0)
+    core.handle(opening(grant("b", (2,))), 0.0)
+    [refusal] = core.handle(opening(grant("c", (3,))), 0.0)
+    assert isinstance(refusal, Refuse)
+    assert (refusal.code, refusal.retryable) == ("too_many_grants", True)
+    for number in range(10):
+        core.handle(CloseAsked(1, D, CloseGrant(grant_id="b")), 0.0)
+        core.handle(opening(grant(f"x{number}", (2,))), 0.0)
+        core.handle(CloseAsked(1, D, CloseGrant(grant_id=f"x{number}")), 0.0)
+    assert len(core._sessions) == 4
+    assert codes(core.handle(PagesAnnounced(P, ready("x0", (11,))), 0.0)) == ["unknown_grant"]
+    assert codes(core.handle(PagesAnnounced(P, ready("x9", (11,))), 0.0)) == ["grant_closed"]
+    core.handle(Tick(), 10.0)
+    assert list(core._sessions) == ["a"]
+    core.handle(Tick(), 20.0)
+    core.handle(Tick(), 40.0)
+    assert core._sessions == core._writable == core._armed == {}
+    assert core.next_deadline is None
+
+
+def test_a_lost_holder_loses_its_grants() -> None:
+    core = make_core()
+    core.handle(opening(grant()), 0.0)
+    core.handle(PagesAnnounced(P, ready()), 0.0)
+    commands = core.handle(PeerGone(D, "heartbeat"), 0.5)
+    assert commands[0] == CancelPull("g1", 1)
+    assert codes(commands) == ["holder_lost"]
+    core.handle(CopyDone("g1", CopyEnded(1, "cancelled", ""), 0), 0.6)
+    assert core.num_live == 0
+
+
+def test_the_loss_of_an_older_incarnation_says_nothing_of_a_later_one() -> None:
+    core = make_core()
+    core.handle(opening(grant(holder_epoch=2)), 0.0)
+    assert core.handle(PeerGone(D, "killed"), 0.5) == []
+    core.handle(PagesAnnounced(Address("P", 3), ready()), 0.5)
+    assert core.handle(PeerGone(Address("P", 2), "killed"), 0.5) == []
+    assert core.num_live == 1
+
+
+def test_a_holder_in_a_later_epoch_revokes_its_own_past() -> None:
+    core = make_core()
+    core.handle(opening(grant()), 0.0)
+    commands = core.handle(opening(grant("g2", (1, 2), holder_epoch=2), call=9), 0.5)
+    assert commands == [Reply(9, GrantOpened(grant_id="g2"))], "the later incarnation knows nothing of g1"
+    assert core._sessions["g1"].failure.code == "holder_lost"
+    assert core.num_live == 1
+
+
+def test_a_lost_sender_fails_what_it_has_not_announced() -> None:
+    core = make_core()
+    core.handle(opening(grant("g1", (1, 2))), 0.0)
+    core.handle(opening(grant("g2", (3, 4))), 0.0)
+    core.handle(PagesAnnounced(P, ready("g1")), 0.0)
+    core.handle(PagesAnnounced(P, ready("g2", (11,), total=2)), 0.0)
+    commands = core.handle(PeerGone(P, "killed"), 0.1)
+    assert codes(commands) == ["source_lost"] * 2
+    assert [command.message.grant_id for command in commands if isinstance(command, Tell)] == ["g2", "g2"]
+    done = PagesPulled(grant_id="g1", num_pages=2, complete=True)
+    assert core.handle(CopyDone("g1", CopyEnded(1), 1), 0.2)[0] == Tell("D", done)
+
+
+def test_a_lost_source_agent_is_unmapped_and_its_transfers_end() -> None:
+    core = make_core()
+    core.handle(opening(grant()), 0.0)
+    core.handle(PagesAnnounced(P, ready(source_agent="far")), 0.0)
+    core.handle(SourceMapped(FOREIGN, 8, LAYOUT.digest), 0.0)
+    commands = core.handle(PeerGone(Address("far", 1), "killed"), 0.1)
+    assert commands[:2] == [UnmapForeign(FOREIGN), CancelPull("g1", 1)]
+    assert codes(commands) == ["source_lost"] * 2
+    core.handle(CopyDone("g1", CopyEnded(1, "source_lost", ""), 0), 0.2)
+    assert core.gauges()["mesh_kv_foreign_pools"] == 0
+
+
+def test_leases_end_by_themselves() -> None:
+    core = make_core()
+    core.handle(opening(grant(timeout_s=4)), 0.0)
+    assert core.handle(Tick(), 3.9) == []
+    assert codes(core.handle(Tick(), 4.0)) == ["deadline_exceeded"]
+    assert core.num_live == 0
+    assert codes(core.handle(Tick(), 4.5)) == ["deadline_exceeded"], "until the holder closes it"
+
+
+def test_late_ends_of_copies_are_harmless() -> None:
+    core = make_core()
+    assert core.handle(CopyDone("gone", CopyEnded(1), 5), 0.0) == []
+    core.handle(opening(grant()), 0.0)
+    assert core.handle(CopyDone("g1", CopyEnded(1), 5), 0.0) == []
+    assert core.gauges()["mesh_kv_transfer_bytes_total"] == 10
+
+
+def test_draining_takes_no_new_grants_but_ends_old_ones() -> None:
+    core = make_core()
+    core.handle(opening(grant()), 0.0)
+    assert core.handle(Draining(), 0.0) == []
+    assert codes(core.handle(opening(grant("g2", (3,))), 0.0)) == ["draining"]
+    assert core.handle(opening(grant()), 0.0) == [OPENED]
+    assert core.handle(PagesAnnounced(P, ready()), 0.0) == [pull()]
+
+
+def test_timers_do_not_pile_up() -> None:
+    core = make_core()
+    core.handle(opening(grant()), 0.0)
+    for number in range(1000):
+        core.handle(opening(grant(timeout_s=20.0)), number * 0.001)
+    assert len(core._timers) <= 70
