@@ -87,14 +87,13 @@ class Admission:
         self.num_recomputed_tokens = 0
 
     def admit(self, step_tokens: int, max_running: int, can_prefill: Callable[[str], bool], now: float) -> None:
-        """Let in who may; `can_prefill` says whether a prefill scheduler can be used."""
-        if not self.is_due:
-            return
+        """Let in who may; `can_prefill` says whether a prefill scheduler can be used. Called when `is_due`."""
         self.is_due = False
         if not len(self._queue) or len(self._running) + len(self._grants) >= max_running:
             return
         credit = Credit(self._growth, self._cache.num_available(), [*self._running, *self._grants.sequences()])
-        room = step_tokens - self._running.num_prefill_tokens()
+        chunk_tokens = self._config.chunk_tokens
+        room = step_tokens - self._running.num_prefill_tokens(chunk_tokens)
         num_skipped = 0
         for sequence in self._queue.order(now):
             if len(self._running) + len(self._grants) >= max_running or num_skipped > MAX_SKIPPED:
@@ -114,7 +113,7 @@ class Admission:
             if not credit.take(sequence, self._num_pages(num_left)) or not self._enter(sequence, is_elsewhere, now):
                 return
             credit.refresh(self._cache.num_available())
-            room -= 0 if is_elsewhere else num_left
+            room -= 0 if is_elsewhere else min(num_left, chunk_tokens)
 
     def _num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self._config.page_size)

@@ -38,9 +38,9 @@ class Running:
         """Sequences that left and whose pages a step may still write."""
         return len(self._leaving)
 
-    def num_prefill_tokens(self) -> int:
-        """Tokens of admitted prompts that no step computes yet."""
-        return sum(sequence.num_unscheduled for sequence in self.prefilling.values())
+    def num_prefill_tokens(self, chunk_tokens: int) -> int:
+        """Tokens of admitted prompts that the next step could take."""
+        return sum(min(sequence.num_unscheduled, chunk_tokens) for sequence in self.prefilling.values())
 
     def enter(self, sequence: Sequence) -> None:
         """Take in a sequence whose pages cover all its tokens."""

@@ -169,11 +169,6 @@ class Sequence:
         return self.length - self.num_scheduled
 
     @property
-    def is_running(self) -> bool:
-        """It takes part in steps."""
-        return self.stage is Stage.PREFILL or self.stage is Stage.DECODE
-
-    @property
     def num_kv_tokens(self) -> int:
         """Most tokens whose KV the sequence can ever need: the last token's is never computed."""
         return self.max_length - 1

@@ -1,0 +1,776 @@
+"""One scheduler by events: requests and how they end, streams, workers that go and come, draining, figures."""
+
+import pytest
+from scheduler_world import EDGE, EOS, World, expected, next_token
+
+from kvstore.protocol import CacheCleared, CacheEvents, PageStored
+from mesh.address import Address
+from nodes.protocol import (
+    Adopted,
+    AttemptFailed,
+    CancelPrefill,
+    Load,
+    PrefillOrder,
+    Resend,
+    ResendFrom,
+    StopAt,
+    TokenBatch,
+)
+from nodes.request import AttemptRef, Sampling
+from nodes.scheduler.events import (
+    Announce,
+    Answered,
+    Ask,
+    Asked,
+    AskFailed,
+    DrainAsked,
+    MembersChanged,
+    PeerLost,
+    ReadyPeer,
+    Refuse,
+    Reply,
+    Tell,
+    Told,
+    Wake,
+)
+from nodes.scheduler.sequence import Stage
+
+
+def prompt(length: int, base: int = 0) -> list[int]:
+    return [2 + (base * 101 + index * 7) % 900 for index in range(length)]
+
+
+def started(**more) -> World:
+    world = World(**{"num_pages": {"m": 60}, **more})
+    world.flush()
+    return world
+
+
+def stopping(number: int) -> list[int]:
+    """A prompt whose output ends by itself after `number` tokens."""
+    for base in range(5000):
+        tokens = prompt(5, base)
+        for _ in range(number):
+            tokens.append(next_token(tokens))
+        if tokens[-1] == EOS and EOS not in tokens[5:-1]:
+            return tokens[:5]
+    raise AssertionError
+
+
+# requests
+
+
+def test_the_end_token_is_sent_and_counted_and_says_stop() -> None:
+    world = started()
+    request = world.submit(stopping(4), "m", max_tokens=20)
+    world.settle()
+    assert (request.output_ids[-1], len(request.output_ids), request.finish) == (EOS, 4, "stop")
+    world.check()
+
+
+def test_rules_of_ending() -> None:
+    world = started()
+    tokens = stopping(3)
+    ignoring = world.submit(tokens, "m", max_tokens=6, ignore_eos=True)
+    patient = world.submit(tokens, "m", max_tokens=6, min_tokens=4)
+    second = expected(tokens, ignoring.stop, 256)[0][1]
+    stopped = world.submit(tokens, "m", max_tokens=6, stop_token_ids=[second])
+    nothing = world.submit(tokens, "m", max_tokens=0)
+    world.settle()
+    assert len(ignoring.output_ids) == 6
+    assert len(patient.output_ids) > 3
+    assert stopped.output_ids[-1] == second
+    assert (stopped.finish, len(stopped.output_ids)) == ("stop", 2)
+    assert (nothing.finish, nothing.output_ids) == ("length", [])
+    world.check()
+
+
+def test_the_context_ends_a_request() -> None:
+    world = started(context_length=20)
+    request = world.submit(prompt(15), "m", max_tokens=100, ignore_eos=True)
+    world.settle()
+    assert (len(request.output_ids), request.finish) == (5, "length")
+    world.check()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stop", "code"),
+    [
+        ([], {}, "empty_prompt"),
+        (prompt(256), {}, "never_fits"),
+        (prompt(100), {"max_tokens": 100}, "never_fits"),
+        ([5, 997], {}, "bad_token_id"),
+        ([5, -1], {}, "bad_token_id"),
+    ],
+)
+def test_what_can_never_be_served_is_refused_at_once(tokens, stop, code) -> None:
+    world = started(num_pages={"m": 41})
+    request = world.submit(tokens, "m", **stop)
+    world.flush()
+    assert request.failure == code
+    world.check()
+
+
+def test_the_largest_request_that_fits_is_served() -> None:
+    world = started(num_pages={"m": 41})
+    request = world.submit(prompt(60), "m", max_tokens=101, ignore_eos=True)
+    world.settle()
+    assert len(request.output_ids) == 101
+    assert world.submit(prompt(60), "m", max_tokens=102)
+    world.flush()
+    assert world.refused == [("m", "never_fits")]
+
+
+def test_a_full_queue_sends_requests_elsewhere() -> None:
+    world = started(max_waiting=2, max_running=1)
+    requests = [world.submit(prompt(5, base), "m") for base in range(4)]
+    world.flush("w-m")
+    assert [request.failure for request in requests] == ["", "", "", "overloaded"]
+    world.settle()
+    world.check()
+
+
+def test_repeats_are_answered_alike_and_what_is_over_stays_over() -> None:
+    world = started()
+    request = world.submit(prompt(9), "m", max_tokens=3)
+    world.send_submit(request)
+    world.settle()
+    assert world.cores["m"].results.num_output_tokens == 3
+    world.send_submit(request)
+    world.flush()
+    assert world.refused == [("m", "attempt_over")]
+    world.check()
+
+
+def test_a_newer_attempt_ends_the_older_one() -> None:
+    world = started()
+    request = world.submit(prompt(9), "m", max_tokens=9, ignore_eos=True)
+    while len(request.output_ids) < 3:
+        world.deliver(world.busy_links()[0])
+    request.attempt = 1
+    world.send_submit(request)
+    world.settle()
+    core = world.cores["m"]
+    assert (core.endings.num_cancelled, core.endings.num_finished) == (1, 1)
+    request.attempt = 0
+    world.send_submit(request)
+    world.flush()
+    assert world.refused == [("m", "attempt_over")]
+    world.check()
+
+
+def test_an_attempt_that_a_gateway_submits_for_another() -> None:
+    world = started()
+    core = world.cores["m"]
+    request = world.submit(prompt(9), "m")
+    packet = world.links[EDGE, "m"].pop()
+    core.handle(Asked(Address("other", 4), packet.message, 1), world.now)
+    assert core.attempts.of_gateway(Address(EDGE, 0))
+    core.handle(PeerLost(Address(EDGE, 1)), world.now)
+    assert len(core.attempts) == 0
+    request.is_cancelled = True
+
+
+@pytest.mark.parametrize("after", range(12))
+def test_cancelled_at_any_moment_everything_is_free_within_a_step(after) -> None:
+    world = started()
+    request = world.submit(prompt(30), "m", max_tokens=20, ignore_eos=True)
+    for _ in range(after):
+        world.deliver(world.busy_links()[0])
+    world.cancel(request)
+    world.flush("w-m")
+    assert world.cores["m"].pipeline.num_inflight <= 2
+    world.flush()
+    world.check()
+
+
+def test_cancelling_what_is_unknown_is_answered_and_remembered() -> None:
+    world = started()
+    request = world.submit(prompt(9), "m")
+    (submit,) = [world.links[EDGE, "m"].pop()]
+    world.cancel(request)
+    world.flush()
+    world.links[EDGE, "m"].append(submit)
+    world.flush()
+    assert world.refused == [("m", "attempt_over")]
+    world.check()
+
+
+def test_other_questions_are_refused() -> None:
+    world = started()
+    assert world.cores["m"].handle(Asked(Address("x", 1), Load(group="", phase="", num_running=0, num_waiting=0,
+        num_free_pages=0, num_pages=0), 5), world.now) == [
+        Refuse(5, "not_served", "a scheduler does not answer Load")
+    ]  # fmt: skip
+    assert world.cores["m"].handle(Told(Address("x", 1), Resend(streams=[])), world.now) == []
+    assert world.cores["m"].handle(Told(Address("x", 1), Load), world.now) == []
+
+
+# steps
+
+
+def test_the_worker_never_waits_for_the_scheduler() -> None:
+    world = started()
+    world.submit(prompt(6), "m", max_tokens=9, ignore_eos=True)
+    world.flush("w-m")
+    steps = [packet.message for packet in world.links["m", "w-m"]]
+    assert [(step.step, [(row.start, row.from_row) for row in step.rows]) for step in steps] == [
+        (1, [(0, -1)]),
+        (2, [(6, 0)]),
+    ]
+    world.settle()
+    assert world.workers["w-m"].num_rows == 9, "the last token is known to be the last: nothing is computed in vain"
+    world.check()
+
+
+def test_a_row_that_hangs_on_an_end_is_thrown_away_and_its_pages_wait_for_it() -> None:
+    world = started()
+    request = world.submit(stopping(3), "m", max_tokens=20)
+    core = world.cores["m"]
+    while not request.finish:
+        world.deliver(world.busy_links()[0])
+    world.flush("w-m")
+    assert (core.running.num_leaving, core.pipeline.num_inflight) == (1, 1)
+    assert core.cache.num_sequences == 1
+    world.settle()
+    assert world.workers["w-m"].num_rows == 4
+    world.check()
+
+
+def test_pages_are_shared_only_once_their_step_is_acknowledged() -> None:
+    world = started()
+    world.submit(prompt(30), "m", max_tokens=1)
+    world.flush("w-m")
+    core = world.cores["m"]
+    assert core.pipeline.num_inflight == 2
+    assert core.cache.match(prompt(30)).num_tokens == 0
+    world.deliver(("m", "w-m"))
+    world.deliver(("w-m", "m"))
+    assert core.cache.match(prompt(30)).num_tokens == 8
+    world.settle()
+    world.check()
+
+
+def test_depth_one_where_nothing_can_overlap() -> None:
+    world = started(pipeline_depth=1)
+    world.submit(prompt(6), "m", max_tokens=4)
+    world.flush("w-m")
+    assert len(world.links["m", "w-m"]) == 1
+    world.settle()
+    world.check()
+
+
+def test_a_small_worker_gets_small_steps() -> None:
+    world = World(num_pages={"m": 60})
+    core = world.cores["m"]
+    world.links.clear()
+    world.workers["w-m"].adopt(world.asks and core.pipeline._asks._pending[("adopt", "")].message)
+    adopted = Adopted(last_step=0, worker_epoch=1, numerics="", vocab_size=997, max_batch_tokens=6)
+    world.event("m", Answered(("adopt", ""), adopted))
+    for base in range(4):
+        world.submit(prompt(9, base), "m")
+    world.settle()
+    assert max(tokens for _, tokens in world.workers["w-m"].row_counts) <= 6
+    world.check()
+
+
+def test_a_row_that_cannot_be_computed_fails_alone() -> None:
+    world = started()
+    world.workers["w-m"].poison = {901}
+    bad = world.submit([*prompt(9), 901], "m")
+    good = world.submit(prompt(9, 3), "m")
+    retried = world.submit(prompt(9, 4), "m")
+    world.flush("w-m")
+    world.settle()
+    assert bad.failure == "poisoned_request"
+    assert good.finish
+    assert retried.finish
+    world.check()
+
+
+def test_a_poisoned_prompt_fails_wherever_it_is_prefilled() -> None:
+    world = started(num_pages={"d": 60, "p": 60})
+    for worker in world.workers.values():
+        worker.poison = {901}
+    bad = world.submit([*prompt(20), 901, 5], "d", prefill="p")
+    world.settle()
+    assert bad.failure == "poisoned_request"
+    assert world.cores["p"].orders.num_failed == 1
+    world.check()
+
+
+# pages run out
+
+
+def crowded(**more) -> World:
+    world = started(num_pages={"m": 31}, **more)
+    world.cores["m"].growth.ratio = 0.1
+    return world
+
+
+def test_preempted_requests_are_computed_again_and_lose_nothing() -> None:
+    world = crowded()
+    core = world.cores["m"]
+    for base in range(4):
+        world.submit(prompt(20, base), "m", max_tokens=40, ignore_eos=True)
+        core.growth.ratio = 0.1
+        world.flush("w-m")
+    world.settle()
+    assert core.running.num_preemptions > 0
+    assert core.admission.num_recomputed_tokens > 0
+    assert all(request.num_cached_tokens == 0 for request in world.requests.values()), "usage is the first start's"
+    assert core.growth.ratio != 0.1
+    world.check()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_preemption_at_depth_one_and_two_gives_the_same_tokens(seed) -> None:
+    outputs = []
+    for depth in (1, 2):
+        world = crowded(pipeline_depth=depth)
+        for base in range(6):
+            world.submit(prompt(10 + seed, base + seed), "m", max_tokens=30)
+            world.cores["m"].growth.ratio = 0.1
+        world.settle()
+        world.check()
+        outputs.append([request.output_ids for request in world.requests.values()])
+    assert outputs[0] == outputs[1]
+
+
+def test_the_last_one_takes_back_what_is_lent() -> None:
+    world = started(num_pages={"d": 31, "p": 60})
+    lone = world.submit(prompt(40), "d", max_tokens=70, ignore_eos=True)
+    core = world.cores["d"]
+    while core.results.num_output_tokens < 1:
+        world.deliver(world.busy_links()[0])
+    core.growth.ratio = 0.1
+    other = world.submit(prompt(60, 5), "d", prefill="p", max_tokens=3)
+    world.flush("w-p")
+    assert lone.finish == "length"
+    assert core.grants.num_failed == 1
+    world.settle()
+    assert other.finish
+    world.check()
+
+
+def test_the_last_one_waits_for_what_orders_hold() -> None:
+    world = started(num_pages={"d": 60, "m": 31})
+    lone = world.submit(prompt(40), "m", max_tokens=70, ignore_eos=True)
+    core = world.cores["m"]
+    while core.results.num_output_tokens < 1:
+        world.deliver(world.busy_links()[0])
+    core.growth.ratio = 0.1
+    world.submit(prompt(60, 5), "d", prefill="m", max_tokens=3)
+    world.flush(("m", "a-d"))
+    assert not lone.finish
+    assert core.cache.num_available() == 0
+    assert core.running.num_preemptions == 0
+    world.settle()
+    world.check()
+
+
+def stuck_alone(world: World) -> None:
+    """Whatever there is goes to the only sequence that runs, but it needs more: its own pages, held twice."""
+    core = world.cores["m"]
+    core.cache.num_available = lambda: 0
+    for one in core.running.decoding.values():
+        one.kv.reserve = lambda num_tokens: False
+
+
+def test_the_last_one_starts_again_where_it_holds_pages_twice() -> None:
+    world = started(pipeline_depth=1)
+    request = world.submit(prompt(6), "m", max_tokens=9, ignore_eos=True)
+    core = world.cores["m"]
+    while core.results.num_output_tokens < 1:
+        world.deliver(world.busy_links()[0])
+    stuck_alone(world)
+    world.flush()
+    assert core.running.num_preemptions >= 1
+    del core.cache.num_available
+    world.members()
+    world.settle()
+    assert request.finish
+    world.check()
+
+
+def test_a_lone_request_that_cannot_go_on_is_handed_back() -> None:
+    world = started(pipeline_depth=1)
+    request = world.submit(prompt(6), "m", max_tokens=9, ignore_eos=True)
+    core = world.cores["m"]
+    while core.results.num_output_tokens < 1:
+        world.deliver(world.busy_links()[0])
+    (sequence,) = core.running.decoding.values()
+    sequence.num_preemptions = 16
+    stuck_alone(world)
+    world.flush("edge")
+    assert any(
+        isinstance(packet.message, AttemptFailed) and packet.message.code == "preempted_for_good"
+        for packet in world.links["m", EDGE]
+    )
+    del core.cache.num_available
+    world.settle()
+    assert request.finish
+    world.check()
+
+
+# streams
+
+
+def test_resends_after_the_end_until_the_gateway_has_everything() -> None:
+    world = started()
+    request = world.submit(prompt(9), "m", max_tokens=5)
+    core = world.cores["m"]
+    while core.attempts.num_finished == 0:
+        link = world.busy_links()[0]
+        (world.drop if link == ("m", EDGE) else world.deliver)(link)
+    world.links.clear()
+    assert request.output_ids == []
+    world.advance(world.now + 6)
+    world.resend(request)
+    world.advance(world.now + 6)
+    world.settle()
+    assert request.finish
+    assert core.attempts.num_finished == 0
+    world.check()
+
+
+def test_what_nobody_asks_for_is_forgotten_after_a_lease() -> None:
+    world = started()
+    request = world.submit(prompt(9), "m", max_tokens=5)
+    core = world.cores["m"]
+    while core.attempts.num_finished == 0:
+        world.deliver(world.busy_links()[0])
+    world.links.clear()
+    world.advance(world.now + 11)
+    assert len(core.attempts) == 0
+    request.is_cancelled = True
+    core.assert_idle()
+
+
+def test_who_asks_for_what_is_unknown_is_told_so() -> None:
+    world = started()
+    gap = ResendFrom("r", 3, 0)
+    (command,) = world.cores["m"].handle(Told(Address("x", 1), Resend(streams=[gap])), world.now)
+    assert command.actor_id == "x"
+    assert (command.message.code, command.message.attempt) == ("unknown_attempt", 3)
+
+
+def told_to(world: World, actor_id: str, message: object) -> list[TokenBatch]:
+    commands = world.event("m", message)
+    return [one.message for one in commands if isinstance(one, Tell) and one.actor_id == actor_id]
+
+
+def test_detokenizers_and_gateways_ask_differently() -> None:
+    world = started()
+    core = world.cores["m"]
+    request = world.submit(prompt(9), "m", max_tokens=40, ignore_eos=True)
+    while len(request.output_ids) < 4:
+        world.deliver(world.busy_links()[0])
+    ready = {"det": ReadyPeer("detokenizer", 1), EDGE: ReadyPeer("detokenizer", 1)}
+    world.event("m", MembersChanged(ready))
+    gateway, detokenizer = Address("gate", 1), Address(EDGE, 1)
+
+    def ask(sender: Address, position: int, to: str = "") -> list[TokenBatch]:
+        streams = [ResendFrom(request.request_id, 0, position)]
+        return told_to(world, to or EDGE, Told(sender, Resend(streams=streams, detokenizer=to)))
+
+    (batch,) = ask(detokenizer, 2)
+    assert (batch.opens, batch.positions) == ([], [2])
+    (batch,) = ask(detokenizer, 0)
+    assert (batch.opens[0].output_ids, batch.positions) == ([], [0])
+    (batch,) = ask(gateway, 2)
+    assert (len(batch.opens[0].output_ids), batch.positions) == (2, [2])
+    assert ask(gateway, 99) == [], "nothing to send yet"
+    (batch,) = ask(gateway, 1, "det")
+    assert batch.positions == [1]
+    assert ask(gateway, 99, EDGE) == [], "what comes next goes there"
+    (sequence,) = core.attempts
+    assert sequence.detokenizer == EDGE
+    unknown = Resend(streams=[], streams_unknown=[sequence.row_id, 99])
+    assert told_to(world, EDGE, Told(Address("other", 1), unknown)) == []
+    (batch,) = told_to(world, EDGE, Told(detokenizer, unknown))
+    assert batch.opens[0].output_ids == []
+    assert batch.positions == [0]
+    world.cancel(request)
+    world.flush()
+    world.check()
+
+
+def test_a_stop_string_ends_an_attempt_and_keeps_its_tokens() -> None:
+    world = started()
+    request = world.submit(prompt(9), "m", max_tokens=40, ignore_eos=True)
+    while len(request.output_ids) < 4:
+        world.deliver(world.busy_links()[0])
+    refs = [AttemptRef(request.request_id, 0), AttemptRef("unknown", 0)]
+    for _ in range(2):
+        world.event("m", Told(Address(EDGE, 1), StopAt(attempts=refs)))
+    core = world.cores["m"]
+    assert (core.attempts.num_finished, core.endings.num_finished, len(core.running)) == (1, 1, 0)
+    world.flush()
+    assert 4 <= len(request.output_ids) <= 6
+    world.resend(request, 0)
+    world.flush()
+    assert not request.finish, "the finish is the detokenizer's to tell"
+    world.cancel(request)
+    world.flush()
+    world.check()
+
+
+def test_a_lost_gateway_frees_everything() -> None:
+    world = started()
+    for base in range(4):
+        world.submit(prompt(30, base), "m", max_tokens=40).is_cancelled = True
+    world.flush("w-m")
+    world.lose(EDGE)
+    world.flush()
+    world.cores["m"].assert_idle()
+
+
+# handoffs, where only the core decides
+
+
+def complete_without_token(world: World):
+    """A handoff whose pages are all in and whose prefill scheduler dies before it says the token."""
+    request = world.submit(prompt(39), "d", prefill="p", max_tokens=6)
+    core = world.cores["d"]
+    for _ in range(500):
+        handoffs = list(core.grants._handoffs.values())
+        if handoffs and handoffs[0].is_pulled:
+            break
+        link = next(link for link in world.busy_links() if link != ("p", "d"))
+        world.deliver(link)
+    return request, core
+
+
+def test_only_the_first_token_is_computed_where_all_pages_are_in() -> None:
+    world = started(num_pages={"d": 60, "p": 60})
+    request, core = complete_without_token(world)
+    world.lose("p")
+    (sequence,) = core.attempts
+    assert sequence.stage is Stage.DECODE
+    before = core.results.num_computed_tokens
+    world.settle()
+    assert request.finish
+    assert core.results.num_computed_tokens - before <= 6
+    world.check()
+
+
+def test_cancelled_while_all_pages_are_in() -> None:
+    world = started(num_pages={"d": 60, "p": 60})
+    request, _ = complete_without_token(world)
+    world.cancel(request)
+    world.settle()
+    world.advance(world.now + 20)
+    world.settle()
+    world.check()
+
+
+def test_cached_tokens_are_those_of_whoever_has_more() -> None:
+    world = started(num_pages={"d": 60, "p": 60})
+    world.submit(prompt(39), "p", max_tokens=1)
+    world.submit(prompt(10), "d", max_tokens=1)
+    world.settle()
+    request = world.submit(prompt(39), "d", prefill="p", max_tokens=2)
+    world.settle()
+    assert request.num_cached_tokens == 36
+    assert world.cores["d"].grants.num_done == 1
+    world.check()
+
+
+def test_an_order_is_refused_where_it_cannot_be_served() -> None:
+    world = started()
+    core = world.cores["m"]
+
+    def ask(grant_id: str, tokens: list[int], **more) -> object:
+        fields = {"num_prompt_tokens": len(tokens), "num_skip_tokens": 0, "sampling": Sampling(), "agent": "a", **more}
+        order = PrefillOrder(grant_id=grant_id, request_id="r", attempt=0, token_ids=tokens, **fields)
+        return core.handle(Asked(Address("d", 1), order, 1), world.now)[0]
+
+    assert ask("g", prompt(256)).code == "never_fits"
+    assert ask("g", prompt(10), num_skip_tokens=1).code == "bad_order"
+    assert isinstance(ask("g", prompt(10)), Reply)
+    core.handle(DrainAsked(), world.now)
+    assert isinstance(ask("g", prompt(10)), Reply), "it is held already"
+    assert ask("h", prompt(10)).code == "draining"
+    core.handle(Asked(Address("d", 1), CancelPrefill(grant_id="g"), 1), world.now)
+    core.handle(Asked(Address("d", 1), CancelPrefill(grant_id="x"), 1), world.now)
+    core.assert_idle()
+
+
+@pytest.mark.parametrize("how", ["lease", "timeout", "holder"])
+def test_orders_that_nobody_wants_end_by_themselves(how) -> None:
+    world = started(num_pages={"d": 60, "p": 60})
+    world.submit(prompt(39), "d", prefill="p", max_tokens=6).is_cancelled = True
+    core = world.cores["p"]
+    while not len(core.orders):
+        world.deliver(world.busy_links()[0])
+    world.links.clear()
+    if how == "holder":
+        world.event("p", PeerLost(Address("d", 1)))
+        assert len(core.orders) == 0
+    elif how == "timeout":
+        core.deadlines.set(("order_timeout", "d#1/1"), world.now)
+        world.event("p", Wake())
+        assert core.orders.num_failed == 1
+    else:
+        world.down.add("d")
+        world.flush()
+        world.advance(world.now + 11)
+        assert len(core.orders) == 0
+    world.links.clear()
+    assert core.cache.num_sequences == 0 or core.pipeline.num_inflight
+
+
+# workers
+
+
+def test_ready_when_the_worker_is_ours_and_said_when_it_is_gone() -> None:
+    world = World(num_pages={"m": 60})
+    assert world.announced == []
+    world.submit(prompt(5), "m")
+    world.flush()
+    assert world.announced == [("m", "ready", True)]
+    world.restart_worker("m")
+    assert world.announced[1:] == [("m", None, False)]
+    world.flush()
+    assert world.announced[2:] == [("m", None, True)]
+    world.settle()
+    world.check()
+
+
+def test_late_news_of_a_dead_worker_is_not_told_on() -> None:
+    world = started()
+    world.restart_worker("m")
+    world.flush()
+    announced = len(world.announced)
+    world.event("m", PeerLost(Address("w-m", 1)))
+    assert len(world.announced) == announced
+
+
+def test_a_worker_that_was_replaced_without_a_word_is_found_in_the_members() -> None:
+    world = started()
+    request = world.submit(prompt(5), "m")
+    world.flush("w-m")
+    world.workers["w-m"].restart()
+    world.links["m", "w-m"].clear()
+    commands = world.event("m", MembersChanged({"w-m": ReadyPeer("worker", 2), EDGE: ReadyPeer("detokenizer", 1)}))
+    assert [one.tag[0] for one in commands if isinstance(one, Ask)] == ["adopt"]
+    world.members()
+    world.settle()
+    assert request.finish
+    world.check()
+
+
+def test_a_worker_that_is_away_for_too_long_sends_requests_elsewhere() -> None:
+    world = started(num_pages={"d": 60, "p": 60})
+    waiting = world.submit(prompt(9), "p", max_tokens=3)
+    world.flush("w-p")
+    handed = world.submit(prompt(39), "d", prefill="p", max_tokens=3)
+    world.flush("w-p")
+    world.down.add("w-p")
+    world.lose("w-p")
+    world.advance(world.now + 61)
+    assert waiting.attempt == 0
+    world.flush()
+    assert waiting.attempt == 1, "the gateway was told and tried again"
+    world.advance(world.now + 61)
+    world.flush()
+    assert waiting.attempt >= 2
+    world.down.clear()
+    world.members()
+    world.settle()
+    assert (waiting.finish, handed.finish) != ("", "")
+    world.check()
+
+
+def test_asks_are_repeated_at_once_when_the_peer_is_back() -> None:
+    world = World(num_pages={"m": 60})
+    world.links.clear()
+    core = world.cores["m"]
+    world.event("m", AskFailed(("adopt", ""), "unreachable"))
+    commands = core.handle(MembersChanged({"w-m": ReadyPeer("worker", 1)}), world.now)
+    assert [one.tag[0] for one in commands if isinstance(one, Ask)] == ["adopt"]
+    assert core.handle(MembersChanged({"w-m": ReadyPeer("worker", 1)}), world.now) == []
+
+
+# the rest
+
+
+def test_draining_refuses_what_is_new_and_finishes_what_is_here() -> None:
+    world = started()
+    request = world.submit(prompt(30), "m", max_tokens=9)
+    world.flush("w-m")
+    core = world.cores["m"]
+    assert core.handle(DrainAsked(), world.now) == [Announce("draining", worker_ready=True)]
+    assert core.is_draining
+    late = world.submit(prompt(9), "m")
+    world.flush("w-m")
+    assert late.failure == "draining"
+    assert not core.is_drained
+    world.settle()
+    assert request.finish
+    assert core.is_drained
+    world.check()
+
+
+def test_an_idle_scheduler_wants_nothing() -> None:
+    world = started()
+    world.advance(world.now + 1)
+    core = world.cores["m"]
+    assert core.next_deadline() is None
+    assert core.handle(Wake(), world.now + 100) == []
+    request = world.submit(prompt(9), "m", max_tokens=3)
+    world.settle()
+    assert request.finish
+    world.advance(world.now + 20)
+    assert core.next_deadline() is None
+
+
+def test_load_is_published_when_it_changed_and_not_too_often() -> None:
+    world = started()
+    for base in range(8):
+        world.submit(prompt(20, base), "m", max_tokens=20)
+    world.settle()
+    loads = [message for _, topic, message in world.published if topic == "load"]
+    assert len(loads) == len(set(map(repr, loads)))
+    assert len(loads) <= 3, "all of it took no time"
+    world.advance(world.now + 1)
+    last = [message for _, topic, message in world.published if topic == "load"][-1]
+    assert (last.num_running, last.num_waiting, last.num_free_pages, last.num_pages) == (0, 0, 59, 59)
+
+
+def test_cache_events_are_published_from_the_start() -> None:
+    world = started()
+    world.submit(prompt(9), "m", max_tokens=1)
+    world.settle()
+    published = [message for _, topic, message in world.published if topic == "kv_events"]
+    assert all(isinstance(message, CacheEvents) for message in published)
+    events = [event for message in published for event in message.events]
+    assert events[0] == CacheCleared(group="m")
+    assert [event.token_ids for event in events if isinstance(event, PageStored)] == [prompt(9)[:4], prompt(9)[4:8]]
+
+
+def test_figures() -> None:
+    world = started()
+    request = world.submit(prompt(9), "m", max_tokens=4)
+    world.flush("w-m")
+    stats = world.cores["m"].stats()
+    assert (stats["mesh_scheduler_num_running"], stats["mesh_scheduler_num_waiting"]) == (1, 0)
+    assert stats['mesh_scheduler_pages{state="running"}'] > 0
+    assert 0 < stats["mesh_scheduler_kv_usage_ratio"] < 1
+    with pytest.raises(AssertionError, match="1 running sequences"):
+        world.cores["m"].assert_idle()
+    world.settle()
+    stats = world.cores["m"].stats()
+    assert stats["mesh_scheduler_output_tokens_total"] == len(request.output_ids)
+    assert stats["mesh_scheduler_prompt_tokens_total"] == 9
+    assert stats["mesh_scheduler_kv_usage_ratio"] == 0
+    assert all(isinstance(value, float) for value in stats.values())
+
+
+def test_a_page_in_two_books_is_named() -> None:
+    world = started()
+    core = world.cores["m"]
+    core.cache.book.allocator._states[5] = core.cache.book.allocator.state(0)
+    with pytest.raises(AssertionError, match="page 5 is"):
+        core.assert_idle()

@@ -1,0 +1,279 @@
+"""Decode's side of a handoff, message by message."""
+
+import pytest
+
+from kvstore.allocator import PageState
+from kvstore.layout import KVLayout
+from kvstore.prefix_cache import PrefixCache
+from kvstore.protocol import CloseGrant, GrantClosed, GrantOpened, OpenGrant, PagesPulled, PoolHandle, TransferFailed
+from mesh.address import Address
+from nodes.protocol import CancelPrefill, PrefillAccepted, PrefillDone, PrefillFailed, PrefillOrder
+from nodes.request import Sampling
+from nodes.scheduler.asks import RETRY, PersistentAsks
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.deadlines import Deadlines
+from nodes.scheduler.events import Ask, Outbox
+from nodes.scheduler.grants import (
+    CANCEL,
+    CLOSE,
+    EXPIRE,
+    OPEN,
+    ORDER,
+    RENEW,
+    Grants,
+    HandoffDone,
+    HandoffFailed,
+)
+from nodes.scheduler.sequence import Sequence
+
+PAGE = 4
+CONFIG = SchedulerConfig(
+    group="d", worker="w", agent="a", context_length=99, page_size=PAGE, chunk_tokens=8, step_tokens=300
+)
+LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=PAGE)
+POOL = PoolHandle(group="d", agent="a", path="", num_pages=20, layout=LAYOUT, incarnation=3)
+P, A = Address("p", 1), Address("a", 1)
+ID = "d#2/1"
+
+
+class Bench:
+    """One decode scheduler's grants, and a sequence of 10 tokens of which the first page may be cached."""
+
+    def __init__(self) -> None:
+        self.outbox, self.deadlines = Outbox(), Deadlines()
+        self.asks = PersistentAsks(self.outbox, self.deadlines)
+        self.grants = Grants(CONFIG, POOL, Address("d", 2), self.outbox, self.deadlines, self.asks)
+        self.cache = PrefixCache.fresh(20, PAGE, group="d", epoch=2)
+        self.rows = 0
+
+    def open(self, *, cached: bool = False, prefill: str = "p") -> Sequence:
+        if cached:
+            before = self.cache.start(range(PAGE + 1))
+            before.reserve(PAGE)
+            before.advance(range(PAGE))
+            before.release()
+        self.rows += 1
+        one = Sequence(self.rows, range(10), 8, Sampling(seed=5), 0.0)
+        one.request_id, one.attempt, one.prefill, one.extra_key = "r", 4, prefill, ""
+        one.hold(self.cache.start(one.token_ids))
+        assert one.reserve(10, PAGE)
+        self.grants.open(one, one.kv.lend(), 0.0)
+        return one
+
+    def ordered(self, **more) -> Sequence:
+        one = self.open(**more)
+        self.grants.on_opened(f"d#2/{self.rows}", GrantOpened(grant_id=f"d#2/{self.rows}"), 1.0)
+        self.outbox.take()
+        return one
+
+    def taken(self) -> list[tuple[str, str, object]]:
+        return [(one.tag[0], one.actor_id, one.message) for one in self.outbox.take() if isinstance(one, Ask)]
+
+    def pages(self, state: PageState) -> int:
+        return self.cache.num_pages_in(state)
+
+
+CLOSING = (CLOSE, "a", CloseGrant(grant_id=ID))
+CANCELLING = (CANCEL, "p", CancelPrefill(grant_id=ID))
+
+
+def test_pages_are_granted_before_the_prefill_is_ordered() -> None:
+    bench = Bench()
+    one = bench.open(cached=True)
+    ((kind, actor_id, message),) = bench.taken()
+    assert (kind, actor_id) == (OPEN, "a")
+    assert message == OpenGrant(
+        grant_id=ID, group="d", pages=one.kv.pages[1:], generations=one.kv.generations(1),
+        layout_digest=LAYOUT.digest, holder="d", holder_epoch=2, timeout_s=CONFIG.handoff_timeout_s,
+    )  # fmt: skip
+    assert bench.pages(PageState.GRANTED) == 2
+    bench.grants.on_opened(ID, GrantOpened(grant_id=ID), 1.0)
+    ((kind, actor_id, message),) = bench.taken()
+    assert (kind, actor_id) == (ORDER, "p")
+    assert message == PrefillOrder(
+        grant_id=ID, request_id="r", attempt=4, token_ids=list(range(10)), num_prompt_tokens=8, num_skip_tokens=PAGE,
+        sampling=Sampling(seed=5), agent="a", timeout_s=CONFIG.handoff_timeout_s - 1.0,
+    )  # fmt: skip
+    assert bench.pages(PageState.IN_FLIGHT) == 2
+    assert (len(bench.grants), bench.grants.sequences()) == (1, [one])
+
+
+@pytest.mark.parametrize("pulled_first", [True, False])
+def test_done_when_pages_and_token_are_here_in_any_order(pulled_first) -> None:
+    bench = Bench()
+    one = bench.ordered()
+    pulled = PagesPulled(grant_id=ID, num_pages=3, complete=True)
+    done = PrefillDone(grant_id=ID, token_id=77, num_cached_tokens=4)
+    assert bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=1), 1.0) is None
+    if pulled_first:
+        assert bench.grants.on_pulled(pulled, 2.0) is None
+        outcome = bench.grants.on_done(P, done, 2.0)
+    else:
+        assert bench.grants.on_done(P, done, 2.0) is None
+        outcome = bench.grants.on_pulled(pulled, 2.0)
+    assert outcome == HandoffDone(one, 77, 4)
+    assert bench.taken() == [CLOSING, CANCELLING]
+    assert (one.num_computed, one.num_scheduled, one.capacity) == (10, 10, 12)
+    assert (bench.pages(PageState.CACHED), bench.pages(PageState.RUNNING)) == (2, 1)
+    assert (len(bench.grants), bench.grants.num_closing, bench.grants.num_done) == (0, 1, 1)
+    assert bench.grants.on_closed(ID, GrantClosed(grant_id=ID)) == []
+    assert bench.grants.num_closing == 0
+    bench.asks.answered((CANCEL, ID))
+    assert bench.deadlines.next() is None
+
+
+def failing(bench: Bench, cause: str) -> HandoffFailed:
+    """Each way in which an ordered handoff fails."""
+    grants = bench.grants
+    match cause:
+        case "prefill failed":
+            return grants.on_failed(P, PrefillFailed(grant_id=ID, code="x", message=""), 2.0)
+        case "transfer failed":
+            return grants.on_transfer_failed(TransferFailed(grant_id=ID, code="x", message=""), 2.0)
+        case "order refused":
+            return grants.on_ask_failed((ORDER, ID), "x", 2.0)
+        case "too long":
+            assert bench.deadlines._at[(EXPIRE, ID)] == CONFIG.handoff_timeout_s
+            return grants.on_expired(ID, CONFIG.handoff_timeout_s)
+        case "prefill lost":
+            return grants.on_peer_lost("p", 2.0)[0]
+        case "agent lost":
+            return grants.on_peer_lost("a", 2.0)[0]
+        case _:
+            return grants.revoke(grants.sequences()[0], 2.0)
+
+
+CAUSES = ["prefill failed", "transfer failed", "order refused", "too long", "prefill lost", "agent lost", "revoked"]
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_pages_of_a_failed_handoff_wait_for_the_agents_word(cause) -> None:
+    bench = Bench()
+    one = bench.ordered()
+    outcome = failing(bench, cause)
+    assert (outcome.sequence, outcome.complete) == (one, False)
+    assert bench.taken() == [CLOSING, CANCELLING]
+    assert one.kv is None
+    assert bench.pages(PageState.QUARANTINED) == 3
+    pages = bench.grants.on_closed(ID, GrantClosed(grant_id=ID))
+    bench.cache.clear_quarantined(pages)
+    assert bench.pages(PageState.FREE) == 19
+    assert bench.grants.on_closed(ID, GrantClosed(grant_id=ID)) == [], "said twice"
+    assert bench.grants.num_failed == 1
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_pages_that_are_all_in_are_good_whatever_fails_after(cause) -> None:
+    bench = Bench()
+    one = bench.ordered()
+    bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=3, complete=True), 1.5)
+    outcome = failing(bench, cause)
+    assert outcome.complete
+    assert one.num_computed == 10
+    assert bench.pages(PageState.QUARANTINED) == 0
+    assert bench.grants.on_closed(ID, GrantClosed(grant_id=ID)) == []
+
+
+@pytest.mark.parametrize("code", ["unreachable", "peer_lost", "too_many_grants"])
+def test_a_grant_that_cannot_be_opened_leaves_its_pages_free(code) -> None:
+    bench = Bench()
+    one = bench.open()
+    bench.outbox.take()
+    outcome = bench.grants.on_ask_failed((OPEN, ID), code, 1.0)
+    assert outcome == HandoffFailed(one, code, False)
+    assert bench.pages(PageState.FREE) == 19, "without an order nobody can write them"
+    assert bench.taken() == [CLOSING]
+
+
+@pytest.mark.parametrize("code", ["deadline_exceeded", "mailbox_full", "page_granted"])
+def test_opening_is_tried_again_where_that_may_help_but_not_for_ever(code) -> None:
+    bench = Bench()
+    bench.open()
+    bench.outbox.take()
+    assert bench.grants.on_ask_failed((OPEN, ID), code, 2.0) is None
+    assert bench.deadlines.pop_due(2.5) == (RETRY, f"{OPEN} {ID}")
+    bench.asks.retry(f"{OPEN} {ID}")
+    assert [kind for kind, _, _ in bench.taken()] == [OPEN]
+    outcome = bench.grants.on_ask_failed((OPEN, ID), code, CONFIG.lease_s)
+    assert isinstance(outcome, HandoffFailed)
+
+
+def test_the_order_is_renewed_as_long_as_the_handoff_lives() -> None:
+    bench = Bench()
+    bench.ordered()
+    bench.grants.on_accepted(ID, PrefillAccepted(grant_id=ID), 2.0)
+    assert bench.deadlines.pop_due(2.0 + CONFIG.order_renew_s) == (RENEW, ID)
+    bench.grants.on_renew_due(ID, 4.0)
+    assert [kind for kind, _, _ in bench.taken()] == [ORDER]
+    bench.grants.on_accepted(ID, PrefillAccepted(grant_id="other"), 4.0)
+    assert (RENEW, ID) not in bench.deadlines._at
+    bench.grants.on_accepted("other", PrefillAccepted(grant_id="other"), 4.0)
+
+
+def test_a_prefill_scheduler_that_is_silent_for_a_lease_is_given_up() -> None:
+    bench = Bench()
+    one = bench.ordered()
+    assert bench.grants.on_ask_failed((ORDER, ID), "deadline_exceeded", 3.0) is None
+    assert bench.deadlines.next() == 3.0 + CONFIG.ask_retry_s
+    bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=1), 9.0)
+    assert bench.grants.on_ask_failed((ORDER, ID), "deadline_exceeded", 18.9) is None
+    outcome = bench.grants.on_ask_failed((ORDER, ID), "deadline_exceeded", 19.0)
+    assert outcome == HandoffFailed(one, "deadline_exceeded", False)
+
+
+def test_news_of_what_is_over_is_answered_with_a_cancel_where_someone_waits_for_it() -> None:
+    bench = Bench()
+    grants = bench.grants
+    assert grants.on_pulled(PagesPulled(grant_id="old", num_pages=1), 1.0) is None
+    assert grants.on_transfer_failed(TransferFailed(grant_id="old", code="x", message=""), 1.0) is None
+    assert grants.on_ask_failed((ORDER, "old"), "x", 1.0) is None
+    assert grants.on_ask_failed((OPEN, "old"), "x", 1.0) is None
+    assert bench.taken() == []
+    cancel = (CANCEL, "p", CancelPrefill(grant_id="old"))
+    assert grants.on_done(P, PrefillDone(grant_id="old", token_id=1, num_cached_tokens=0), 1.0) is None
+    assert bench.taken() == [cancel]
+    assert grants.on_failed(P, PrefillFailed(grant_id="old", code="x", message=""), 1.0) is None
+    assert bench.taken() == [cancel]
+    assert grants.on_ask_failed((CANCEL, "old"), "deadline_exceeded", 2.0) is None
+
+
+def test_a_cancel_that_is_under_way_is_not_sent_beside() -> None:
+    bench = Bench()
+    bench.ordered()
+    failing(bench, "revoked")
+    bench.outbox.take()
+    bench.grants.on_done(P, PrefillDone(grant_id=ID, token_id=1, num_cached_tokens=0), 2.5)
+    assert bench.taken() == []
+
+
+def test_closing_goes_on_for_ever_cancelling_until_the_others_lease_is_over() -> None:
+    bench = Bench()
+    bench.ordered()
+    failing(bench, "revoked")
+    bench.outbox.take()
+    assert bench.grants.on_ask_failed((CANCEL, ID), "deadline_exceeded", 2.0 + 2 * CONFIG.lease_s) is None
+    assert (CANCEL, ID) not in bench.asks
+    assert bench.grants.on_ask_failed((CLOSE, ID), "unreachable", 1e6) is None
+    assert (CLOSE, ID) in bench.asks
+    assert bench.grants.num_closing == 1
+
+
+def test_answers_that_do_not_fit_change_nothing() -> None:
+    bench = Bench()
+    bench.open()
+    bench.outbox.take()
+    bench.grants.on_opened(ID, GrantOpened(grant_id="other"), 1.0)
+    assert bench.taken() == []
+    bench.grants.on_opened(ID, GrantOpened(grant_id=ID), 1.0)
+    assert bench.taken() == [], "the ask was answered once already"
+    assert bench.grants.on_closed(ID, GrantClosed(grant_id="other")) == []
+    assert bench.grants.on_closed("other", GrantClosed(grant_id="other")) == []
+
+
+def test_only_what_hangs_on_a_lost_peer_fails() -> None:
+    bench = Bench()
+    one, two = bench.ordered(), bench.ordered(prefill="q")
+    assert [outcome.sequence for outcome in bench.grants.on_peer_lost("p", 2.0)] == [one]
+    assert bench.grants.on_peer_lost("zzz", 2.0) == []
+    assert bench.grants.sequences() == [two]
+    assert bench.grants.revoke(two, 2.0).sequence is two

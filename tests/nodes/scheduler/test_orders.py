@@ -1,0 +1,229 @@
+"""Prefill's side of a handoff, message by message."""
+
+import pytest
+
+from kvstore.layout import KVLayout
+from kvstore.prefix_cache import PrefixCache
+from kvstore.protocol import PagesPulled, PagesReady, PoolHandle, TransferFailed
+from mesh.address import Address
+from nodes.protocol import PrefillDone, PrefillFailed, PrefillOrder
+from nodes.request import Sampling
+from nodes.scheduler import orders as module
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.deadlines import Deadlines
+from nodes.scheduler.events import Outbox
+from nodes.scheduler.orders import ANNOUNCE, LEASE, TIMEOUT, Orders
+from nodes.scheduler.sequence import Sequence
+
+PAGE = 4
+CONFIG = SchedulerConfig(
+    group="p", worker="w", agent="a", context_length=99, page_size=PAGE, chunk_tokens=8, step_tokens=300, max_orders=2
+)
+LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=PAGE)
+POOL = PoolHandle(group="p", agent="a", path="", num_pages=20, layout=LAYOUT, incarnation=3)
+D = Address("d", 2)
+
+
+def order(grant_id: str = "g", **more) -> PrefillOrder:
+    fields = {
+        "grant_id": grant_id, "request_id": "r", "attempt": 0, "token_ids": list(range(10)), "num_prompt_tokens": 8,
+        "num_skip_tokens": PAGE, "sampling": Sampling(), "agent": "a-d", "timeout_s": 30.0,
+    }  # fmt: skip
+    return PrefillOrder(**{**fields, **more})
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.outbox, self.deadlines = Outbox(), Deadlines()
+        self.orders = Orders(CONFIG, POOL, self.outbox, self.deadlines)
+        self.cache = PrefixCache.fresh(20, PAGE, group="p", epoch=1)
+
+    def accept(self, grant_id: str = "g", now: float = 0.0, **more) -> Sequence:
+        message = order(grant_id, **more)
+        assert self.orders.refusal(message) is None
+        one = Sequence.from_order(1, message, now)
+        self.orders.accept(D, message, one, now)
+        one.hold(self.cache.start(one.token_ids))
+        assert one.reserve(10, PAGE)
+        return one
+
+    def computed(self, one: Sequence, num_tokens: int, now: float) -> None:
+        one.num_computed = num_tokens
+        one.journal(PAGE)
+        self.orders.on_computed(one, now)
+
+    def told(self) -> list[tuple[str, object]]:
+        return [(one.actor_id, one.message) for one in self.outbox.take()]
+
+
+def ready(one: Sequence, first: int, end: int) -> tuple[str, PagesReady]:
+    return "a-d", PagesReady(
+        grant_id="g", first=first, total=2, source_group="p", source_agent="a", source_incarnation=3,
+        layout_digest=LAYOUT.digest, pages=one.kv.pages[1 + first : 1 + end],
+        generations=one.kv.generations(1 + first, end - first),
+    )  # fmt: skip
+
+
+DONE = ("d", PrefillDone(grant_id="g", token_id=77, num_cached_tokens=0))
+
+
+def test_pages_are_announced_as_soon_as_they_are_full_and_the_last_with_the_token() -> None:
+    bench = Bench()
+    one = bench.accept()
+    bench.computed(one, 4, 1.0)
+    assert bench.told() == [], "decode has the first page"
+    bench.computed(one, 8, 1.1)
+    assert bench.told() == [ready(one, 0, 1)]
+    bench.computed(one, 10, 1.2)
+    bench.orders.on_token(one, 77, 1.2)
+    assert bench.told() == [ready(one, 1, 2), DONE]
+    assert bench.orders.num_done == 1
+
+
+def test_a_prompt_of_whole_pages_has_nothing_left_to_announce_with_the_token() -> None:
+    bench = Bench()
+    one = bench.accept(token_ids=list(range(12)))
+    one.reserve(12, PAGE)
+    bench.computed(one, 12, 1.0)
+    bench.told()
+    one.num_cached_tokens = 4
+    bench.orders.on_token(one, 77, 1.0)
+    assert bench.told() == [("d", PrefillDone(grant_id="g", token_id=77, num_cached_tokens=4))]
+
+
+def test_what_is_not_acknowledged_is_told_again_at_growing_intervals() -> None:
+    bench = Bench()
+    one = bench.accept()
+    bench.computed(one, 8, 0.0)
+    bench.told()
+    now, pauses = 0.0, []
+    for _ in range(5):
+        now = bench.deadlines._at[(ANNOUNCE, "g")]
+        bench.orders.on_repeat_due("g", now)
+        assert bench.told() == [ready(one, 0, 1)]
+        pauses.append(bench.deadlines._at[(ANNOUNCE, "g")] - now)
+    assert pauses == [1.0, 2.0, 4.0, 4.0, 4.0]
+    bench.orders.on_pulled(PagesPulled(grant_id="g", num_pages=1), now)
+    bench.orders.on_repeat_due("g", now)
+    assert bench.told() == [], "all that is announced is in"
+    bench.computed(one, 10, now)
+    bench.orders.on_token(one, 77, now)
+    bench.told()
+    bench.orders.on_repeat_due("g", now)
+    assert bench.told() == [ready(one, 0, 2), DONE]
+    bench.orders.on_pulled(PagesPulled(grant_id="g", num_pages=2, complete=True), now)
+    bench.orders.on_repeat_due("g", now)
+    assert bench.told() == [ready(one, 0, 2), DONE], "so that the agent says once more that all are in"
+
+
+def test_cancelled_is_gone_and_does_not_come_back(monkeypatch) -> None:
+    bench = Bench()
+    one = bench.accept()
+    assert "g" in bench.orders
+    assert bench.orders.cancel("g") is one
+    assert bench.orders.cancel("g") is None
+    assert len(bench.orders) == 0
+    assert bench.deadlines.next() is None
+    assert bench.orders.refusal(order()).code == "cancelled"
+    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
+    bench.orders.cancel("x")
+    bench.orders.cancel("y")
+    assert bench.orders.refusal(order()) is None, "what is remembered is bounded"
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({"num_skip_tokens": 3}, "bad_order"),
+        ({"num_skip_tokens": 12}, "bad_order"),
+        ({"num_skip_tokens": -4}, "bad_order"),
+        ({"num_prompt_tokens": 0}, "bad_order"),
+        ({"num_prompt_tokens": 11}, "bad_order"),
+    ],
+)
+def test_orders_that_make_no_sense(more, code) -> None:
+    assert Bench().orders.refusal(order(**more)).code == code
+
+
+def test_only_so_many_are_held() -> None:
+    bench = Bench()
+    bench.accept("g")
+    bench.accept("h")
+    refusal = bench.orders.refusal(order("i"))
+    assert (refusal.code, refusal.retryable) == ("overloaded", True)
+
+
+def test_a_failure_is_told_until_it_is_cancelled_and_holds_nothing() -> None:
+    bench = Bench()
+    one = bench.accept()
+    assert bench.orders.fail("g", "poisoned_request", "it raised", 1.0) is one
+    failed = ("d", PrefillFailed(grant_id="g", code="poisoned_request", message="it raised"))
+    assert bench.told() == [failed]
+    assert bench.orders.fail("g", "again", "", 1.0) is None
+    assert bench.orders.fail("unknown", "x", "", 1.0) is None
+    bench.orders.on_repeat_due("g", 1.5)
+    assert bench.told() == [failed]
+    assert (bench.orders.num_failed, bench.orders.running()) == (1, [])
+    assert bench.orders.cancel("g") is None
+
+
+def test_a_transfer_that_failed_fails_the_order_even_when_its_token_is_drawn() -> None:
+    bench = Bench()
+    one = bench.accept()
+    assert bench.orders.running() == ["g"]
+    bench.computed(one, 10, 1.0)
+    bench.orders.on_token(one, 77, 1.0)
+    bench.told()
+    assert bench.orders.on_transfer_failed(TransferFailed(grant_id="g", code="stale_page", message="m"), 1.0) is one
+    assert bench.told() == [("d", PrefillFailed(grant_id="g", code="stale_page", message="m"))]
+    assert bench.orders.on_transfer_failed(TransferFailed(grant_id="x", code="stale_page", message=""), 1.0) is None
+
+
+def test_an_agent_that_knows_no_such_grant_ends_the_order() -> None:
+    bench = Bench()
+    one = bench.accept()
+    unknown = TransferFailed(grant_id="g", code="unknown_grant", message="")
+    assert bench.orders.on_transfer_failed(unknown, 1.0) is one
+    assert bench.orders.on_transfer_failed(unknown, 1.0) is None
+    assert bench.told() == []
+    assert bench.orders.refusal(order()).code == "cancelled"
+
+
+def test_signs_of_life_renew_the_lease() -> None:
+    bench = Bench()
+    one = bench.accept(now=0.0)
+    assert bench.deadlines._at[(LEASE, "g")] == CONFIG.lease_s
+    bench.orders.renew(D, order(), 3.0)
+    assert bench.deadlines._at[(LEASE, "g")] == 3.0 + CONFIG.lease_s
+    bench.orders.on_pulled(PagesPulled(grant_id="g", num_pages=1), 4.0)
+    assert bench.deadlines._at[(LEASE, "g")] == 4.0 + CONFIG.lease_s
+    bench.orders.on_pulled(PagesPulled(grant_id="g", num_pages=1), 5.0)
+    bench.orders.on_pulled(PagesPulled(grant_id="x", num_pages=1), 5.0)
+    assert bench.deadlines._at[(LEASE, "g")] == 4.0 + CONFIG.lease_s, "no progress"
+    assert bench.orders.on_lease_over("g") is one
+    assert len(bench.orders) == 0
+    assert bench.orders.refusal(order()) is None, "the holder may be back"
+
+
+def test_the_holders_deadline_is_the_orders() -> None:
+    bench = Bench()
+    one = bench.accept()
+    assert bench.deadlines._at[(TIMEOUT, "g")] == 30.0
+    assert bench.orders.on_timeout("g", 30.0) is one
+    assert bench.told()[0][1].code == "deadline_exceeded"
+    drawn = bench.accept("h")
+    bench.computed(drawn, 10, 1.0)
+    bench.orders.on_token(drawn, 77, 1.0)
+    assert bench.orders.on_timeout("h", 30.0) is None
+
+
+def test_a_lost_holder_wants_nothing() -> None:
+    bench = Bench()
+    one = bench.accept()
+    assert bench.orders.on_holder_lost(Address("d", 1)) == [], "an earlier incarnation"
+    assert bench.orders.on_holder_lost(Address("e", 9)) == []
+    assert bench.orders.on_holder_lost(D) == [one]
+    assert bench.orders.on_holder_lost(D) == []
+    bench.accept("h")
+    bench.orders.fail("h", "x", "", 1.0)
+    assert bench.orders.on_holder_lost(D) == [], "it held nothing any more"
