@@ -190,6 +190,10 @@ class ZeroMQTransport:
         self._dialed.clear()
         self._accepted.clear()
         self._context.term()
+        if self._options.run_directory is not None:
+            # libzmq 4.3.5 leaves the files of ipc sockets behind. There are as many as were bound, control first.
+            for lane, _ in zip(Lane, self._routers, strict=False):
+                self._options.run_directory.socket(self._address, lane).unlink(missing_ok=True)
 
     # Incoming
 
