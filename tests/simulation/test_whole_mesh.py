@@ -15,7 +15,7 @@ def test_every_request_ends_once_with_its_text(first: int) -> None:
     faults: Counter[str] = Counter()
     for seed in range(first, first + BATCH):
         faults += run_seed(seed)
-    assert {"dropped", "duplicated", "slowed", "cut"} <= set(faults), "the network was too kind to show anything"
+    assert {"dropped", "duplicated", "slowed"} <= set(faults), "the network was too kind to show anything"
 
 
 def test_a_seed_repeats_itself() -> None:
