@@ -57,7 +57,8 @@ class TorchRunner:
         """See `Runner.run`."""
         with torch.inference_mode():
             batch = _Batch(step)
-            drawn = sample(self._forward(batch), batch.draws) if batch.draws else []
+            logits = self._forward(batch)
+            drawn = sample(logits, batch.draws) if batch.draws else []
         token_ids = [NOT_DRAWN] * len(step.rows)
         errors: list[RowError] = []
         for index, token_id in zip(batch.sampling, drawn, strict=True):

@@ -1,0 +1,122 @@
+"""Float32 logits agree with transformers to 1e-4 on random small models that transformers itself saved."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_running import Row, logits_by_chunks, make_runner, step
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from nodes.bundled.byte_tokenizer import byte_tokenizer_json
+from nodes.worker.step import RunnableStep
+
+CLASSES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+PLAIN = {"rope_type": "default", "rope_theta": 1e6}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-mha-untied-llama3": ("llama", {"heads": (4, 4), "hidden": 64, "rope": LLAMA3, "tied": False}),
+    "llama-gqa2-tied-linear-biases": (
+        "llama", {"heads": (4, 2), "hidden": 64, "rope": LINEAR, "attention_bias": True, "mlp_bias": True}
+    ),
+    "llama-gqa7-head-dim-apart": ("llama", {"heads": (7, 1), "hidden": 112, "head_dim": 24, "rope": PLAIN}),
+    "qwen2-gqa7-tied": ("qwen2", {"heads": (14, 2), "hidden": 112, "rope": PLAIN}),
+    "qwen2-mha-untied-llama3": ("qwen2", {"heads": (3, 3), "hidden": 48, "rope": LLAMA3, "tied": False}),
+    "qwen2-gqa2-linear": ("qwen2", {"heads": (4, 2), "hidden": 72, "rope": LINEAR, "inner": 100}),
+    "qwen3-gqa2-head-dim-apart": ("qwen3", {"heads": (4, 2), "hidden": 64, "head_dim": 32, "rope": PLAIN}),
+    "qwen3-mha-untied-linear": (
+        "qwen3", {"heads": (2, 2), "hidden": 64, "head_dim": 48, "rope": LINEAR, "tied": False}
+    ),
+    "qwen3-gqa7-bias-llama3": (
+        "qwen3", {"heads": (7, 1), "hidden": 56, "head_dim": 16, "rope": LLAMA3, "attention_bias": True}
+    ),
+}  # fmt: skip
+NUM_TOKENS = 150
+
+
+def save_model(
+    directory: Path, kind: str, *, heads: tuple[int, int], hidden: int, rope: dict[str, Any], tied: bool = True,
+    inner: int = 96, **others: Any,
+) -> torch.nn.Module:  # fmt: skip
+    config_class, model_class = CLASSES[kind]
+    torch.manual_seed(7)
+    config = config_class(
+        vocab_size=300, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=3, num_attention_heads=heads[0],
+        num_key_value_heads=heads[1], max_position_embeddings=512, rope_parameters=dict(rope), tie_word_embeddings=tied,
+        initializer_range=0.08, attn_implementation="eager", eos_token_id=257, **others,
+    )  # fmt: skip
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:  # transformers starts norms at one and biases at zero
+                parameter.add_(torch.randn_like(parameter) * (0.3 if "norm" in name else 0.1))
+    model.save_pretrained(directory)
+    (directory / "tokenizer.json").write_text(byte_tokenizer_json(300))
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_agree_with_transformers(tmp_path: Path, name: str) -> None:
+    kind, options = CASES[name]
+    reference = save_model(tmp_path / "model", kind, **options)
+    runner = make_runner(tmp_path / "model")
+    ids = torch.randint(0, 300, (NUM_TOKENS,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = reference(ids.unsqueeze(0)).logits[0]
+    assert expected.std() > 0.3, "logits all alike would agree with anything"
+    tokens, pages = ids.tolist(), list(range(1, 11))
+
+    whole = logits_by_chunks(runner, tokens, pages, [NUM_TOKENS])
+    assert torch.allclose(whole[0], expected[-1], atol=1e-4, rtol=0)
+    sizes = [16, 48, 33, 1, 22, 29, 1]
+    chunked = logits_by_chunks(runner, tokens, list(range(20, 30)), sizes)
+    ends = torch.tensor(sizes).cumsum(0) - 1
+    assert torch.allclose(chunked, expected[ends], atol=1e-4, rtol=0)
+    decoded = logits_by_chunks(runner, tokens, list(range(40, 50)), [124, *([1] * 26)])
+    assert torch.allclose(decoded, expected[123:], atol=1e-4, rtol=0)
+
+
+def test_sharded_and_bfloat16_checkpoints(tmp_path: Path) -> None:
+    kind, options = CASES["qwen2-gqa7-tied"]
+    reference = save_model(tmp_path / "model", kind, **options)
+    reference.to(torch.bfloat16).save_pretrained(tmp_path / "model", max_shard_size="100KB")
+    (tmp_path / "model" / "model.safetensors").unlink(missing_ok=True)
+    assert (tmp_path / "model" / "model.safetensors.index.json").exists()
+    ids = list(range(100))
+    with torch.no_grad():
+        fresh = Qwen2ForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+        expected = fresh(torch.tensor([ids])).logits[0, -1]
+    in_float32 = logits_by_chunks(make_runner(tmp_path / "model", "float32"), ids, list(range(1, 8)), [100])[0]
+    assert torch.allclose(in_float32, expected, atol=1e-4, rtol=0)
+    in_bfloat16 = logits_by_chunks(make_runner(tmp_path / "model"), ids, list(range(1, 8)), [100])[0]
+    assert in_bfloat16.dtype == torch.bfloat16
+    assert torch.allclose(in_bfloat16.float(), expected, atol=0.15, rtol=0.05)
+
+
+def greedy(runner: Any, prompt: list[int], pages: list[int], count: int) -> list[int]:
+    def draw(plan: RunnableStep) -> int:
+        return runner.run(plan).token_ids[0]
+
+    output = [draw(step(Row(0, prompt, pages, prompt=len(prompt))))]
+    while len(output) < count:
+        output.append(draw(step(Row(len(prompt) + len(output) - 1, output[-1:], pages, prompt=len(prompt)))))
+    return output
+
+
+def test_greedy_tokens_are_those_of_generate(tmp_path: Path) -> None:
+    kind, options = CASES["qwen3-gqa2-head-dim-apart"]
+    reference = save_model(tmp_path / "model", kind, **options)
+    runner = make_runner(tmp_path / "model")
+    prompt = [5, 9, 200, 31, 77]
+    with torch.no_grad():
+        expected = reference.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None)
+    assert greedy(runner, prompt, list(range(1, 5)), 40) == expected[0, len(prompt) :].tolist()

@@ -1,0 +1,153 @@
+"""Logits are bitwise the same however they are computed: whole, in chunks, decoded, cached, alone or in a crowd."""
+
+import functools
+from random import Random
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch_running import Row, logits_by_chunks, make_runner, step
+
+from nodes.worker.runner import TorchRunner
+
+MODELS = ["random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-llama"]
+DTYPES = ["float32", "bfloat16"]
+MAX_TOKENS = 150
+NUM_SEQUENCES = 16
+SCRATCH_PAGES = list(range(1, 11))
+NUM_PAGES = 400
+
+
+@functools.cache
+def runner_of(model: str, dtype: str) -> TorchRunner:
+    runner = make_runner(model, dtype, NUM_PAGES)
+    assert "/rows4/" in runner.numerics
+    return runner
+
+
+def pages_of(runner: TorchRunner) -> torch.Tensor:
+    return runner._model._attention._pool.pages
+
+
+@functools.cache
+def tokens_of(sequence: int) -> list[int]:
+    """Sequences 2n and 2n+1 share their first 64 tokens."""
+    own = torch.randint(0, 1000, (MAX_TOKENS,), generator=torch.Generator().manual_seed(sequence)).tolist()
+    shared = torch.randint(0, 1000, (64,), generator=torch.Generator().manual_seed(100 + sequence // 2)).tolist()
+    return [*shared, *own[64:]]
+
+
+@functools.cache
+def alone(model: str, dtype: str, sequence: int, length: int) -> torch.Tensor:
+    """The reference: one prefill of everything, nothing else in the batch."""
+    return logits_by_chunks(runner_of(model, dtype), tokens_of(sequence)[:length], SCRATCH_PAGES, [length])[0]
+
+
+class Job(NamedTuple):
+    """One sequence, computed up to each of `ends` in turn; `cached`: its first 64 tokens come from another one."""
+
+    sequence: int
+    ends: list[int]
+    cached: bool
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> list[Job]:
+    chosen = []
+    for sequence in draw(st.sets(st.integers(0, NUM_SEQUENCES - 1), min_size=1)):
+        length = draw(st.integers(1, MAX_TOKENS))
+        decoded = range(max(length - draw(st.integers(0, 4)), 1), length + 1)
+        ends = draw(st.sets(st.integers(1, length), max_size=4)).union(decoded)
+        chosen.append(Job(sequence, sorted(ends), draw(st.booleans())))
+    return chosen
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(pending=jobs(), random=st.randoms(use_true_random=False))
+def test_any_batch_gives_the_bits_of_each_sequence_alone(
+    model: str, dtype: str, pending: list[Job], random: Random
+) -> None:
+    runner = runner_of(model, dtype)
+    random = Random(random.getrandbits(32))
+    pages = iter(random.sample(range(20, NUM_PAGES), NUM_PAGES - 20))
+    tables = {job.sequence: [next(pages) for _ in range(10)] for job in pending}
+    done, ends = dict.fromkeys(tables, 0), {job.sequence: list(job.ends) for job in pending}
+    for job in pending:
+        if job.cached and job.ends[-1] > 64:
+            shared = [next(pages) for _ in range(4)]
+            runner.run(step(Row(0, tokens_of(job.sequence ^ 1)[:64], shared, None)))
+            tables[job.sequence][:4] = shared
+            done[job.sequence] = 64
+            ends[job.sequence] = [end for end in job.ends if end > 64]
+    while ready := [sequence for sequence, left in ends.items() if left]:
+        rows, expected = [], []
+        for sequence in random.sample(ready, random.randint(1, len(ready))):
+            begin, end = done[sequence], ends[sequence].pop(0)
+            rows.append(Row(begin, tokens_of(sequence)[begin:end], tables[sequence]))
+            expected.append(alone(model, dtype, sequence, end))
+            done[sequence] = end
+        logits = runner.logits(step(*rows))
+        for row, bits in enumerate(expected):
+            assert torch.equal(logits[row], bits), [(begin, begin + len(ids)) for begin, ids, *_ in rows]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model", MODELS)
+def test_chunks_of_every_kind(model: str, dtype: str) -> None:
+    runner, tokens = runner_of(model, dtype), tokens_of(3)
+    expected = alone(model, dtype, 3, MAX_TOKENS)
+    for sizes in ([16] * 9 + [6], [64, 64, 22], [37, 37, 37, 37, 2], [1] * MAX_TOKENS, [149, 1], [3, 147]):
+        assert torch.equal(logits_by_chunks(runner, tokens, list(range(20, 30)), sizes)[-1], expected), sizes
+
+
+@pytest.mark.parametrize("page_size", [8, 64])
+def test_page_size_does_not_matter(page_size: int) -> None:
+    other = make_runner(MODELS[0], "float32", 60, page_size)
+    pages = list(range(1, MAX_TOKENS // page_size + 2))
+    whole = logits_by_chunks(other, tokens_of(3), pages, [100, 49, 1])
+    assert torch.equal(whole[-1], alone(MODELS[0], "float32", 3, MAX_TOKENS))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_do_not_matter(dtype: str) -> None:
+    try:
+        two = make_runner(MODELS[0], dtype, num_threads=2)
+        whole = logits_by_chunks(two, tokens_of(3), SCRATCH_PAGES, [100, 49, 1])
+        assert two.numerics == runner_of(MODELS[0], dtype).numerics
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(whole[-1], alone(MODELS[0], dtype, 3, MAX_TOKENS))
+
+
+def test_what_other_owners_left_in_a_page_does_not_matter() -> None:
+    runner, tokens = runner_of(MODELS[0], "float32"), tokens_of(3)
+    pages = list(range(30, 40))
+    with torch.inference_mode():
+        pages_of(runner)[pages] = float("nan")
+    logits = logits_by_chunks(runner, tokens, pages, [20, 1, 43, 80, *([1] * 6)])
+    assert torch.equal(logits[-1], alone(MODELS[0], "float32", 3, MAX_TOKENS))
+
+
+def test_a_step_run_again_writes_the_same_bytes() -> None:
+    runner = runner_of(MODELS[1], "bfloat16")
+    pool = pages_of(runner)
+    plan = step(Row(0, tokens_of(1)[:40], [50, 51, 52]), Row(0, tokens_of(2)[:9], [53]))
+    first, before = runner.run(plan), pool[50:54].clone()
+    assert runner.run(plan) == first
+    assert torch.equal(pool[50:54], before)
+
+
+def test_not_a_number_fails_its_own_row_only() -> None:
+    runner = runner_of(MODELS[0], "float32")
+    runner.run(step(Row(0, tokens_of(1)[:20], [60, 61]), Row(0, tokens_of(2)[:20], [62, 63])))
+    with torch.inference_mode():
+        pages_of(runner)[60] = float("inf")
+    outcome = runner.run(step(Row(20, [5], [60, 61]), Row(20, [5], [62, 63]), Row(0, [6, 7], [64], None)))
+    assert [(error.row, error.code) for error in outcome.errors] == [(0, "poisoned_request")]
+    assert outcome.token_ids[0] == -1
+    assert outcome.token_ids[1] >= 0
+    assert outcome.token_ids[2] == -1
