@@ -7,7 +7,9 @@ from nodes.request import AttemptRef, Sampling, StopRules
 class Submit(Message, frozen=True):
     """Start one attempt of one request. Ask; idempotent by (request_id, attempt).
 
-    Errors: `never_fits` (400, more pages than the pool has), `overloaded` (503, queue full), `draining` (try another).
+    Errors: `never_fits` (400, more tokens than context or pool have), `empty_prompt` and `bad_token_id` (400),
+    `overloaded` (503, queue full), `draining` (try another), `attempt_over` (this attempt or a later one was here and
+    is cancelled, superseded or forgotten). A smaller `priority` goes first.
     `prompt_ids` and `output_ids` stay apart: usage, seeds and stop text depend on the boundary. Output positions count
     from 0 at the first output token of attempt 0, so this attempt begins at `len(output_ids)`.
     """

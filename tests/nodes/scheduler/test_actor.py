@@ -1,0 +1,277 @@
+"""The scheduler's actor beside a context that records: what it performs, when it wakes, how it starts and ends."""
+
+import asyncio
+import itertools
+
+import pytest
+import structlog
+
+from kvstore.layout import KVLayout
+from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.protocol import MapPool, PoolHandle
+from mesh.actor import Answer
+from mesh.address import Address, Endpoint
+from mesh.errors import DeadlineExceeded, RemoteError, Unreachable
+from mesh.membership import Member
+from mesh.telemetry import Metrics
+from mesh.testing.virtual_time import VirtualTimeLoop
+from mesh.transport.base import Lane
+from nodes.protocol import (
+    Adopt,
+    Adopted,
+    CancelAttempts,
+    StepPlan,
+    StepResult,
+    Submit,
+    Submitted,
+    TokenBatch,
+)
+from nodes.request import AttemptRef, Sampling, StopRules
+from nodes.scheduler.actor import SchedulerActor
+from nodes.scheduler.config import ConfigError, SchedulerConfig
+
+LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=4)
+CONFIG = SchedulerConfig(
+    group="m", worker="w", agent="a", context_length=99, page_size=4, chunk_tokens=8, step_tokens=300,
+    eos_token_ids=(1,), phase="decode",
+)  # fmt: skip
+W, G = Address("w", 3), Address("g", 1)
+
+
+class Members:
+    def __init__(self) -> None:
+        self.list = [
+            member("x", "detokenizer"),
+            member("w", "worker", 3),
+            member("late", "detokenizer", state="starting"),
+        ]
+
+    def all(self) -> list[Member]:
+        return self.list
+
+
+def member(actor_id: str, role: str, epoch: int = 1, state: str = "ready") -> Member:
+    return Member(actor_id=actor_id, role=role, epoch=epoch, endpoint=Endpoint("", ""), state=state)
+
+
+class RecordingContext:
+    """Answers asks from a script by type of message; records everything else."""
+
+    def __init__(self, script) -> None:
+        self.address = Address("s", 7)
+        self.members = Members()
+        self.metrics = Metrics()
+        self.log = structlog.get_logger()
+        self.script = script
+        self.asked, self.told, self.published, self.announced, self.tasks = [], [], [], [], []
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def tell(self, actor_id, message, buffers=(), *, lane=Lane.DATA) -> bool:
+        self.told.append((actor_id, message, [bytes(buffer) for buffer in buffers], lane))
+        return True
+
+    async def ask(self, actor_id, message, *, timeout_s):
+        self.asked.append((actor_id, message))
+        answer = self.script[type(message)]
+        if not isinstance(answer, list):
+            answer = [answer]
+            self.script[type(message)] = answer
+        one = answer.pop(0) if len(answer) > 1 else answer[0]
+        if isinstance(one, Exception):
+            raise one
+        return Answer(one, (), Address(actor_id, 1))
+
+    def publish(self, topic, message) -> int:
+        self.published.append((topic, message))
+        return len(self.published)
+
+    def announce(self, state=None, **attributes) -> None:
+        self.announced.append((state, attributes))
+
+    def later(self, delay_s, callback, *args):
+        return asyncio.get_running_loop().call_later(delay_s, callback, *args)
+
+    def spawn(self, coroutine, *, name=None):
+        self.tasks.append(asyncio.ensure_future(coroutine))
+        return self.tasks[-1]
+
+
+class RecordingCall:
+    def __init__(self, message) -> None:
+        self.sender, self.message, self.answers = G, message, []
+
+    def reply(self, message, buffers=()) -> None:
+        self.answers.append(message)
+
+    def fail(self, code, message, *, retryable=False, param=None) -> None:
+        self.answers.append((code, retryable, param))
+
+
+def run(scenario) -> None:
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(scenario())
+
+
+def actor(**script) -> tuple[SchedulerActor, RecordingContext, HeapHost]:
+    host = HeapHost()
+    info = PoolInfo(group="m", num_pages=30, layout=LAYOUT, incarnation=1)
+    pool = host.create("pool", info)
+    handle = PoolHandle(group="m", agent="a", path=pool.path, num_pages=30, layout=LAYOUT, incarnation=1)
+    adopted = Adopted(last_step=0, worker_epoch=3, numerics="", vocab_size=100)
+    one = SchedulerActor(CONFIG, host)
+    one.ctx = RecordingContext({MapPool: script.get("pool", handle), Adopt: script.get("adopted", adopted)})
+    if "pool" in script and isinstance(script["pool"], list):
+        script["pool"].append(handle)
+    return one, one.ctx, host
+
+
+def submit(request_id: str = "r", **more) -> RecordingCall:
+    fields = {"prompt_ids": [5, 6, 7], "stop": StopRules(max_tokens=2), **more}
+    return RecordingCall(
+        Submit(request_id=request_id, attempt=0, gateway="g", detokenizer="x", sampling=Sampling(), **fields)
+    )
+
+
+def steps(ctx: RecordingContext) -> list[StepPlan]:
+    return [message for _, message, _, _ in ctx.told if isinstance(message, StepPlan)]
+
+
+def test_ready_once_the_worker_is_ours() -> None:
+    async def scenario() -> None:
+        one, ctx, _ = actor()
+        call = submit()
+        one.on_ask(call)
+        one.on_tell(G, "early", ())
+        assert call.answers == [("not_ready", True, None)]
+        assert one.stats() == {}
+        await one.drain()
+        await one.start()
+        assert ctx.announced == []
+        await asyncio.sleep(0.01)
+        attributes = {"group": "m", "phase": "decode", "page_size": 4, "worker_ready": True}
+        assert ctx.announced == [("ready", attributes)]
+        assert [message for _, message in ctx.asked] == [
+            MapPool(group="m"),
+            Adopt(scheduler_epoch=7, next_step=1),
+        ]
+        assert [topic for topic, _ in ctx.published] == ["kv_events", "load"]
+        await one.stop()
+
+    run(scenario)
+
+
+def test_one_request() -> None:
+    async def scenario() -> None:
+        one, ctx, _ = actor()
+        await one.start()
+        await asyncio.sleep(0.01)
+        first, second = submit(), submit("q", prompt_ids=[8, 9])
+        one.on_ask(first)
+        one.on_ask(second)
+        assert steps(ctx) == [], "one step for the whole burst"
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert first.answers == [Submitted(request_id="r", attempt=0)]
+        assert [len(step.rows) for step in steps(ctx)] == [2, 2]
+        to, _, buffers, lane = next(told for told in ctx.told if isinstance(told[1], StepPlan))
+        assert (to, [len(buffer) for buffer in buffers], lane) == ("w", [20, 8], Lane.DATA)
+        one.on_tell(W, StepResult(scheduler_epoch=7, step=1, token_ids=[10, 11]), ())
+        batches = [message for _, message, _, _ in ctx.told if isinstance(message, TokenBatch)]
+        assert [batch.token_ids for batch in batches] == [[10, 11]], "a result is worked through at once"
+        one.on_tell(W, StepResult(scheduler_epoch=7, step=2, token_ids=[12, 1]), ())
+        await asyncio.sleep(0.2)
+        assert one.stats()["mesh_scheduler_num_running"] == 0
+        cancel = RecordingCall(CancelAttempts(attempts=[AttemptRef("r", 0), AttemptRef("q", 0)]))
+        one.on_ask(cancel)
+        await asyncio.sleep(0.2)
+        one._core.assert_idle()
+        assert {topic for topic, _ in ctx.published} == {"kv_events", "load"}
+        await one.stop()
+
+    run(scenario)
+
+
+def test_the_timer_rings_for_the_earliest_deadline() -> None:
+    async def scenario() -> None:
+        one, ctx, _ = actor()
+        await one.start()
+        await asyncio.sleep(0.3)
+        one.on_ask(submit())
+        await asyncio.sleep(0.01)
+        number = len(steps(ctx))
+        await asyncio.sleep(CONFIG.step_repeat_s + 0.2)
+        assert len(steps(ctx)) == 2 * number, "no result: the steps are sent again"
+        await one.stop()
+        await asyncio.sleep(60.0)
+        assert len(steps(ctx)) == 2 * number
+
+    run(scenario)
+
+
+def test_an_ask_that_fails_is_an_event() -> None:
+    async def scenario() -> None:
+        adopted = Adopted(last_step=0, worker_epoch=3, numerics="", vocab_size=100)
+        one, ctx, _ = actor(adopted=[Unreachable("not yet"), DeadlineExceeded("late"), adopted])
+        await one.start()
+        await asyncio.sleep(2 * CONFIG.ask_retry_s + 0.1)
+        assert [state for state, _ in ctx.announced] == ["ready"]
+        one.on_peer_lost(W, "died")
+        await asyncio.sleep(0.1)
+        assert [attributes["worker_ready"] for _, attributes in ctx.announced] == [True, False, True]
+        await one.stop()
+
+    run(scenario)
+
+
+def test_the_pool_is_waited_for_but_not_where_it_will_never_be() -> None:
+    async def scenario() -> None:
+        one, ctx, _ = actor(pool=[Unreachable("not yet"), DeadlineExceeded("late")])
+        await one.start()
+        assert len([message for _, message in ctx.asked if isinstance(message, MapPool)]) == 3
+        await one.stop()
+        one, _, _ = actor(pool=RemoteError("unknown_group", "no pool of that group"))
+        with pytest.raises(RemoteError):
+            await one.start()
+        await one.stop()
+
+    run(scenario)
+
+
+def test_a_pool_of_another_page_size_is_refused() -> None:
+    async def scenario() -> None:
+        other = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=8)
+        handle = PoolHandle(group="m", agent="a", path="", num_pages=30, layout=other, incarnation=1)
+        one, _, _ = actor(pool=handle)
+        with pytest.raises(ConfigError, match="pages of 8 tokens, this scheduler is set to 4"):
+            await one.start()
+        await one.stop()
+
+    run(scenario)
+
+
+def test_draining_ends_when_nothing_is_left() -> None:
+    async def scenario() -> None:
+        one, ctx, _ = actor()
+        await one.start()
+        await asyncio.sleep(0.01)
+        one.on_ask(submit())
+        draining = asyncio.ensure_future(one.drain())
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        assert ctx.announced[-1][0] == "draining"
+        late = submit("late")
+        one.on_ask(late)
+        assert late.answers == [("draining", True, None)]
+        for step in itertools.count(1):
+            if draining.done():
+                break
+            one.on_tell(W, StepResult(scheduler_epoch=7, step=step, token_ids=[10]), ())
+            await asyncio.sleep(0.01)
+        await one.stop()
+        one.on_members([], [], [])
+        one.on_ask(late)
+        assert late.answers[-1] == ("not_ready", True, None)
+
+    run(scenario)
