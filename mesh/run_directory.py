@@ -45,10 +45,12 @@ class RunDirectory:
 
     def create(self) -> None:
         """Make the directories; raises `BindError` if somebody else owns or may write them."""
-        self.sockets.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in (self.path, self.sockets):
+        # One by one: the mode of a directory made for `parents` is not ours to say.
+        for path in (self.path.parent, self.path, self.sockets):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = path.stat()
-            if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            mine = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
+            if not mine and (path != self.path.parent or status.st_uid not in (0, os.getuid())):
                 raise BindError(
                     f"{path} may be entered by other users: remove it, or set XDG_RUNTIME_DIR to a directory of yours"
                 )

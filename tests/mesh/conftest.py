@@ -5,7 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("mesh", deadline=None, max_examples=80, stateful_step_count=40)
+settings.load_profile("mesh")
 sys.path.insert(0, str(Path(__file__).parent))
 
 

@@ -1,0 +1,51 @@
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from mesh.address import Address, Endpoint
+from mesh.errors import BindError
+from mesh.run_directory import RunDirectory
+from mesh.transport.base import Lane
+
+
+def test_it_belongs_to_the_user_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    directory = RunDirectory.of_mesh("m")
+    assert directory.path == tmp_path / f"kvmesh-{os.getuid()}" / "m"
+    directory.create()
+    directory.create()
+    for path in (directory.path.parent, directory.path, directory.sockets):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    directory.sockets.chmod(0o755)
+    with pytest.raises(BindError, match="other users"):
+        directory.create()
+
+
+def test_without_a_runtime_directory_it_is_under_tmp(monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    assert RunDirectory.of_mesh("m").path == Path(f"/tmp/kvmesh-{os.getuid()}/m")
+
+
+def test_sockets_carry_the_epoch_and_are_short():
+    directory = RunDirectory(Path("/run/x"))
+    assert str(directory.socket(Address("worker-0", 7), Lane.CONTROL)) == "/run/x/s/worker-0.7.c"
+    assert str(directory.socket(Address("worker-0", 7), Lane.DATA)) == "/run/x/s/worker-0.7.d"
+    with pytest.raises(BindError, match="too long"):
+        directory.socket(Address("x" * 90, 1), Lane.DATA)
+
+
+def test_the_registry_file_is_replaced_whole(tmp_path):
+    directory = RunDirectory(tmp_path)
+    bootstrap = directory.bootstrap()
+    assert bootstrap.lookup() is None
+    for epoch in (1, 2):
+        directory.write_registry(Address("registry", epoch), Endpoint("c", str(epoch)))
+        assert bootstrap.lookup() == (Address("registry", epoch), Endpoint("c", str(epoch)))
+        assert bootstrap.lookup() is bootstrap.lookup()
+    assert [path.name for path in tmp_path.iterdir()] == ["registry.json"]
+    directory.registry_file.write_text("damaged")
+    assert bootstrap.lookup() is None
+    directory.registry_file.unlink()
+    assert bootstrap.lookup() is None

@@ -1,0 +1,174 @@
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mesh.address import Address, Endpoint
+from mesh.frames import Join
+from mesh.membership import DRAINING, READY, Member, Membership
+from nodes.registry.core import FOREVER, RegistryCore, Stale
+
+LEASE = 5.0
+
+
+def member(actor_id, epoch=1, state=READY):
+    return Member(actor_id=actor_id, role="worker", epoch=epoch, endpoint=Endpoint("c", "d"), state=state)
+
+
+def join(core, who, now=0.0, view=None, hearsay=()):
+    known = (view.registry_epoch, view.version) if view is not None else (0, 0)
+    return core.join(Join(member=who, known_epoch=known[0], known_version=known[1], hearsay=list(hearsay)), now)
+
+
+def names(members):
+    return [str(m.address) for m in members]
+
+
+def test_who_joins_first_gets_a_snapshot_and_the_others_a_change():
+    core = RegistryCore(3, LEASE, 0.0)
+    first = join(core, member("a"))
+    assert names(first.joined.members) == ["a#1"]
+    second = join(core, member("b"))
+    assert names(second.joined.members) == ["a#1", "b#1"]
+    assert names(second.change.upserted) == ["b#1"]
+    assert second.change.version == second.joined.version == core.version == 3
+    assert second.joined.registry_epoch == 3
+    assert second.joined.lease_s == LEASE
+
+
+def test_an_update_by_whoever_is_current_needs_no_snapshot():
+    core = RegistryCore(1, LEASE, 0.0)
+    view = Membership()
+    view.reset(1, join(core, member("a")).joined.version, [])
+    same = join(core, member("a"), view=view)
+    assert same.joined.members is None
+    assert same.change is None
+    update = join(core, member("a", state=DRAINING), view=view)
+    assert update.joined.members is None
+    assert update.change.upserted[0].state == DRAINING
+
+
+def test_leases_end_unless_renewed():
+    core = RegistryCore(1, LEASE, 0.0)
+    join(core, member("a"))
+    join(core, member("b"))
+    assert core.next_expiry() == LEASE
+    assert core.renew(Address("a", 1), 4.0)
+    assert not core.renew(Address("a", 2), 4.0)
+    assert not core.renew(Address("x", 1), 4.0)
+    assert core.expire(4.9) is None
+    assert [d.address for d in core.expire(5.0).left] == [Address("b", 1)]
+    assert core.knows(Address("a", 1))
+    assert not core.knows(Address("b", 1))
+    assert core.leave(Address("b", 1), "again") is None
+    assert core.leave(Address("a", 1), "bye").left[0].reason == "bye"
+    assert core.next_expiry() == FOREVER
+
+
+def test_a_new_incarnation_replaces_and_an_old_one_is_stale():
+    core = RegistryCore(1, LEASE, 0.0)
+    join(core, member("a"))
+    change = join(core, member("a", 2)).change
+    assert [d.address for d in change.left] == [Address("a", 1)]
+    assert names(change.upserted) == ["a#2"]
+    with pytest.raises(Stale, match="epoch 2"):
+        join(core, member("a", 1))
+    assert core.leave(Address("a", 1), "late") is None
+
+
+def test_a_restarted_registry_believes_what_members_bring_along_for_one_lease():
+    core = RegistryCore(2, LEASE, 100.0)
+    outcome = join(core, member("a"), 101.0, hearsay=[member("a"), member("b", 4), member("c")])
+    assert names(outcome.joined.members) == ["a#1", "b#4", "c#1"]
+    assert names(outcome.change.upserted) == ["b#4", "c#1", "a#1"]
+    late = join(core, member("c"), 105.5, hearsay=[member("d"), member("b", 5)])
+    assert names(late.joined.members) == ["a#1", "b#4", "c#1"]
+    assert [d.actor_id for d in core.expire(106.1).left] == ["a", "b"]
+
+
+def test_hearsay_of_an_older_incarnation_is_nothing_new():
+    core = RegistryCore(2, LEASE, 0.0)
+    join(core, member("b", 4))
+    outcome = join(core, member("a"), hearsay=[member("b", 3), member("b", 4)])
+    assert names(outcome.change.upserted) == ["a#1"]
+
+
+def test_after_an_absence_of_its_own_every_lease_starts_again():
+    core = RegistryCore(1, LEASE, 0.0)
+    core.admit(member("registry"))
+    join(core, member("a"))
+    core.forgive(60.0)
+    assert core.expire(64.0) is None
+    assert [d.actor_id for d in core.expire(65.0).left] == ["a"]
+    assert names(core.members()) == ["registry#1"]
+
+
+IDS = st.sampled_from("abcd")
+
+
+class Leases(RuleBasedStateMachine):
+    """A member is one exactly while its lease lasts; whoever applies all changes knows the same members."""
+
+    def __init__(self):
+        super().__init__()
+        self.core = RegistryCore(1, LEASE, 0.0)
+        self.view = Membership()
+        self.view.reset(1, self.core.version, [])
+        self.now = 0.0
+        self.leases = {}
+
+    def told(self, change):
+        if change is not None:
+            left = [departed.address for departed in change.left]
+            assert self.view.apply(1, change.version, change.upserted, left) is not None
+
+    @rule(actor_id=IDS, epoch=st.integers(1, 4), state=st.sampled_from([READY, DRAINING]), fresh=st.booleans(),
+          hearsay=st.lists(st.builds(member, IDS, st.integers(1, 4)), max_size=2))  # fmt: skip
+    def join(self, actor_id, epoch, state, fresh, hearsay):
+        if actor_id in self.leases and self.leases[actor_id][0] > epoch:
+            with pytest.raises(Stale):
+                join(self.core, member(actor_id, epoch, state), self.now)
+            return
+        view = None if fresh else self.view
+        hearsay = [m for m in hearsay if m.actor_id != actor_id]
+        outcome = join(self.core, member(actor_id, epoch, state), self.now, view, hearsay)
+        self.told(outcome.change)
+        if self.now < LEASE:
+            for m in hearsay:
+                if m.actor_id not in self.leases or self.leases[m.actor_id][0] < m.epoch:
+                    self.leases[m.actor_id] = (m.epoch, self.now + LEASE)
+        self.leases[actor_id] = (epoch, self.now + LEASE)
+        assert (outcome.joined.members is None) == (view is not None)
+
+    @rule(actor_id=IDS, epoch=st.integers(1, 4))
+    def renew(self, actor_id, epoch):
+        known = self.leases.get(actor_id, (0, 0))[0] == epoch
+        assert self.core.renew(Address(actor_id, epoch), self.now) == known
+        if known:
+            self.leases[actor_id] = (epoch, self.now + LEASE)
+
+    @rule(actor_id=IDS, epoch=st.integers(1, 4))
+    def leave(self, actor_id, epoch):
+        known = self.leases.get(actor_id, (0, 0))[0] == epoch
+        change = self.core.leave(Address(actor_id, epoch), "")
+        assert (change is not None) == known
+        self.told(change)
+        if known:
+            del self.leases[actor_id]
+
+    @rule(by=st.floats(0, 4))
+    def pass_time(self, by):
+        self.now += by
+        self.told(self.core.expire(self.now))
+        self.leases = {k: v for k, v in self.leases.items() if v[1] > self.now}
+
+    @invariant()
+    def agrees(self):
+        assert {m.actor_id: m.epoch for m in self.core.members()} == {k: e for k, (e, _) in self.leases.items()}
+        assert self.view.all() == self.core.members()
+        assert self.view.version == self.core.version
+        assert self.core.next_expiry() == min((t for _, t in self.leases.values()), default=FOREVER)
+
+
+TestLeases = Leases.TestCase
+TestLeases.settings = settings(deadline=None, max_examples=80, stateful_step_count=40)
