@@ -12,9 +12,9 @@ class PrefillOrder(Message, frozen=True):
 
     `num_skip_tokens` is a multiple of the page: what the decode side has cached already. `token_ids` is prompt and
     earlier attempts' output together; `num_prompt_tokens` tells where the prompt ends (randomness counts from there).
-    Answer `PrefillAccepted`; later `PrefillDone` or `PrefillFailed` by tell, repeated until `CancelPrefill`. Idempotent,
-    and asked again as long as the pages are wanted: who does not ask for a lease is taken for dead. Errors:
-    `overloaded`, `draining`, `never_fits`, `bad_token_id`, `bad_order`, `cancelled` (it was, before it arrived).
+    Answer `PrefillAccepted`; later `PrefillDone` or `PrefillFailed` by tell, repeated until `CancelPrefill`.
+    Idempotent, and asked again as long as the pages are wanted: who does not ask for a lease is taken for dead.
+    Errors: `overloaded`, `draining`, `never_fits`, `bad_token_id`, `bad_order`, `cancelled` (it was, before it arrived).
     """
 
     grant_id: str
