@@ -52,6 +52,10 @@ ATTEMPT_PAUSES_S = (0.0, 0.0, 0.2, 0.5, 1.0)
 FIRST_ROUTE_PAUSE_S = 0.05
 MAX_ROUTE_PAUSE_S = 1.0
 MAX_RESEND_PAUSE_S = 5.0
+MAX_QUIET_S = 10.0
+QUIET_PACES = 4.0
+"""Silence is news only where it is longer than `quiet_s` and than so many of the request's usual gaps."""
+
 RESENDS_BEFORE_OTHER_DETOKENIZER = 3
 
 
@@ -164,7 +168,7 @@ class GatewayCore:
             self._end(log, None, failure, now)
             return
         if news.num_tokens or news.text:
-            log.resend_at = now + self._config.quiet_s
+            log.resend_at = now + max(self._config.quiet_s, min(MAX_QUIET_S, QUIET_PACES * log.pace_s))
             log.num_resends = 0
             self._commands.append(news)
         if delta.finish_reason is not None:

@@ -54,6 +54,7 @@ class RequestLog:
         "num_route_tries",
         "opened",
         "output_ids",
+        "pace_s",
         "phase",
         "recover_by",
         "resend_at",
@@ -72,6 +73,7 @@ class RequestLog:
         self.attempt = 0
         self.epoch = 0
         self.output_ids: list[int] = []
+        self.pace_s = 0.0
         self.num_chars = 0
         self.num_cached_tokens = 0
         self.switched = False
@@ -112,6 +114,9 @@ class RequestLog:
         first = bool(token_ids) and len(self.output_ids) == len(token_ids)
         if token_ids:
             self.last_at = now
+            if not first:
+                # Up at once, down slowly: a slow step among fast ones is still this request's pace.
+                self.pace_s = since_s if since_s > self.pace_s else 0.9 * self.pace_s + 0.1 * since_s
         return Deliver(self.opened.request_id, text, len(token_ids), since_s, first)
 
     def submit(self, gateway: str) -> Submit:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from mesh.errors import BindError
 from nodes.gateway.config import GatewayConfig
+from nodes.gateway.http_protocol import BoundedHttpProtocol
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
@@ -73,7 +74,7 @@ class HttpServer:
         self._listener = listener
         settings = uvicorn.Config(
             app,
-            http="httptools",
+            http=BoundedHttpProtocol,
             ws="none",
             lifespan="off",
             loop="none",

@@ -151,6 +151,13 @@ def test_silence_is_asked_about_ever_less_often(running: GatewayCore) -> None:
     assert max(gaps) <= 5.25
 
 
+def test_slow_output_is_not_silence(running: GatewayCore) -> None:
+    for number in range(5):
+        running.handle(batch(delta(number, [7], number, "a")), 2.0 * number)
+    asked_at = [t / 4 for t in range(32, 80) if running.handle(Tick(), t / 4)]
+    assert asked_at[0] == 8.0 + 4 * 2.0
+
+
 def test_silence_in_the_end_tries_another_detokenizer(running: GatewayCore) -> None:
     running.handle(DetokenizersChanged(["t0", "t1"]), 0.0)
     sent = [command for t in range(1, 40) for command in running.handle(Tick(), float(t))]

@@ -1,0 +1,105 @@
+"""Sockets: ports that cannot be had, and connections that misuse theirs."""
+
+import asyncio
+import socket
+
+import msgspec
+import pytest
+from fake_ring import CONFIG, Ring
+
+from mesh.errors import BindError
+from nodes.gateway import http_protocol
+from nodes.gateway.actor import Gateway
+from nodes.gateway.server import HttpServer, bind
+
+
+def test_a_taken_port_says_what_to_do() -> None:
+    with bind(CONFIG) as listener:
+        taken = msgspec.structs.replace(CONFIG, port=listener.getsockname()[1])
+        with pytest.raises(BindError, match=r"is taken by another process. Stop that one, or set another --port"):
+            bind(taken)
+
+
+def test_a_shared_port() -> None:
+    config = msgspec.structs.replace(CONFIG, reuse_port=True)
+    with bind(config) as first:
+        shared = msgspec.structs.replace(config, port=first.getsockname()[1])
+        with bind(shared) as second:
+            assert second.getsockname() == first.getsockname()
+
+
+def test_an_address_that_is_not_ours() -> None:
+    with pytest.raises(BindError, match="Set another --host or --port"):
+        bind(msgspec.structs.replace(CONFIG, host="192.0.2.1"))
+
+
+def test_a_name_that_is_no_address() -> None:
+    with pytest.raises(BindError, match="is not an address"):
+        bind(msgspec.structs.replace(CONFIG, host="no such host"))
+
+
+def test_a_port_without_the_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", denied)
+    with pytest.raises(BindError, match="1023"):
+        bind(CONFIG)
+
+
+def test_a_server_that_never_started_closes_its_socket() -> None:
+    async def app(*_: object) -> None:
+        raise AssertionError
+
+    listener = bind(CONFIG)
+    asyncio.run(HttpServer(app, listener, CONFIG).stop())
+    assert listener.fileno() == -1
+
+
+def test_a_gateway_that_never_started_is_harmless() -> None:
+    gateway = Gateway(CONFIG)
+    assert gateway.stats() == {}
+    gateway.on_members([], [], [])
+    gateway.on_peer_lost(object(), "x")  # type: ignore[arg-type]
+    asyncio.run(gateway.stop())
+
+
+async def read_all(ring: Ring, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
+    try:
+        writer.write(data)
+        return await asyncio.wait_for(reader.read(), 5)
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+def test_heads_are_bounded_in_length_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with Ring() as ring:
+            endless = b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 200_000
+            assert (await read_all(ring, endless))[:12] in (b"HTTP/1.1 400", b"")
+            monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.1)
+            for slow in (b"", b"GET / HT", b"GET /health/live HTTP/1.1\r\nHost: x\r\n"):
+                assert await read_all(ring, slow) == b""
+            reader, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
+            writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b"}")
+            writer.write(b"GET /heal")
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_requests_on_one_connection_are_answered_in_turn() -> None:
+    async def main() -> None:
+        async with Ring() as ring:
+            one = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+            last = b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            answer = await read_all(ring, one * 3 + last)
+            assert answer.count(b"HTTP/1.1 200 OK") == 4
+            assert answer.endswith(b"}")
+
+    asyncio.run(main())

@@ -1,0 +1,209 @@
+"""Answers that do not fit, actors that do not answer, and what a scrape does about them."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, until
+
+from nodes.gateway.errors import ApiError
+from nodes.gateway.events import CancelFailed
+from nodes.gateway.scrape import Scraper
+from nodes.gateway.validation import Validator
+from nodes.protocol import AttemptsCancelled, CancelAttempts, Detokenized, Load, Prepared, Submit, Submitted, TextBatch
+
+VALIDATOR = Validator(CONFIG)
+
+
+def play(scenario: Callable[[Ring], Awaitable[None]], **settings: Any) -> None:
+    async def main() -> None:
+        async with Ring(msgspec.structs.replace(CONFIG, **settings), serve_http=False) as ring:
+            await scenario(ring)
+
+    asyncio.run(main())
+
+
+def job(**fields: Any) -> Any:
+    body = {"prompt": "hello", "max_tokens": 3} | fields
+    return VALIDATOR.text(json.dumps(body).encode(), f"cmpl-{id(fields)}")
+
+
+async def generate(ring: Ring, **fields: Any) -> Any:
+    wanted = job(**fields)
+    service = ring.gateway.service
+    generation = service.open(wanted, await service.prepare(wanted.prepare, prompt_param="prompt"), service.now())
+    while not generation.output.is_finished:
+        await generation.output.wait()
+    return generation.output
+
+
+class Confused(FakeTokenizer):
+    """Answers whatever it is told to."""
+
+    answer: Any = None
+
+    def on_ask(self, call: Any) -> None:
+        if self.answer is None:
+            super().on_ask(call)
+        else:
+            call.reply(self.answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Detokenized(text="x"),
+        Prepared(token_ids=[]),
+        Prepared(token_ids=[[1]]),
+        Prepared(token_ids=[[1], [2]], routes=[]),
+    ],
+)
+def test_a_tokenizer_s_answer_that_does_not_fit(answer: Any) -> None:
+    async def scenario(ring: Ring) -> None:
+        await ring.kill("tok0")
+        confused = Confused(ring.faults, ring.seen)
+        confused.answer = answer
+        await ring.start("tok0", confused)
+        await until(lambda: not ring.gateway.service.missing_roles())
+        with pytest.raises(ApiError, match="does not fit"):
+            await ring.gateway.service.prepare(job().prepare, prompt_param="prompt")
+        if not isinstance(answer, Detokenized):
+            with pytest.raises(ApiError, match="does not fit"):
+                await ring.gateway.service.detokenize([1], skip_special_tokens=False)
+
+    play(scenario)
+
+
+def test_a_route_that_is_none() -> None:
+    async def scenario(ring: Ring) -> None:
+        confused = Confused(ring.faults, ring.seen)
+        await ring.kill("tok0")
+        await ring.start("tok0", confused)
+        await until(lambda: not ring.gateway.service.missing_roles())
+        ring.faults.failing_attempts = 1
+        ring.faults.step_s = 0.02
+        wanted = job()
+        service = ring.gateway.service
+        prepared = await service.prepare(wanted.prepare, prompt_param="prompt")
+        confused.answer = Detokenized(text="x")
+        generation = service.open(wanted, prepared, service.now())
+        await until(lambda: service.core.num_waiting == 1 and service.core.num_retries == 1)
+        await asyncio.sleep(0.1)
+        confused.answer = None
+        while not generation.output.is_finished:
+            await generation.output.wait()
+        assert generation.output.failure is None
+
+    play(scenario)
+
+
+class ConfusedScheduler(FakeScheduler):
+    """Takes requests and cancels, and answers with the wrong thing."""
+
+    num_confused_submits = 0
+    num_confused_cancels = 0
+
+    def on_ask(self, call: Any) -> None:
+        if isinstance(call.message, Submit) and self.num_confused_submits:
+            self.num_confused_submits -= 1
+            call.reply(AttemptsCancelled(attempts=[]))
+        elif isinstance(call.message, CancelAttempts) and self.num_confused_cancels:
+            self.num_confused_cancels -= 1
+            call.reply(Submitted(request_id="x", attempt=0))
+        else:
+            super().on_ask(call)
+
+
+def test_a_scheduler_s_answers_that_do_not_fit() -> None:
+    async def scenario(ring: Ring) -> None:
+        await ring.kill("d0")
+        confused = ConfusedScheduler(ring.faults, ring.seen)
+        confused.num_confused_submits = confused.num_confused_cancels = 1
+        await ring.start("d0", confused, group="a")
+        await until(lambda: not ring.gateway.service.missing_roles())
+        output = await generate(ring)
+        assert output.failure is None
+        assert output.take()[0].text == "hel"
+        await until(lambda: not ring.gateway.service.core.needs_ticks)
+
+    play(scenario)
+
+
+def test_a_cancel_that_gets_no_answer_is_repeated() -> None:
+    async def scenario(ring: Ring) -> None:
+        scheduler = ring.scheduler
+        answered = scheduler.on_ask
+        ignored: list[Any] = []
+
+        def ignore_once(call: Any) -> None:
+            if isinstance(call.message, CancelAttempts) and not ignored:
+                ignored.append(call)
+            else:
+                answered(call)
+
+        scheduler.on_ask = ignore_once  # type: ignore[method-assign]
+        await generate(ring)
+        await until(lambda: not ring.gateway.service.core.needs_ticks)
+        assert ignored
+        assert ring.seen.cancels
+
+    play(scenario, cancel_timeout_s=0.1)
+
+
+def test_a_cancel_at_a_dead_scheduler_is_given_up() -> None:
+    async def scenario(ring: Ring) -> None:
+        ring.faults.silent = True
+        wanted = job()
+        service = ring.gateway.service
+        generation = service.open(wanted, await service.prepare(wanted.prepare, prompt_param="prompt"), service.now())
+        await until(lambda: bool(ring.scheduler.held))
+        await ring.kill("d0")
+        await until(lambda: ring.gateway.ctx.members.get("d0") is None)
+        service.abandon(generation)
+        service.abandon(generation)
+        service.handle(CancelFailed("d0", lost=True))
+        await until(lambda: not service.core.needs_ticks)
+        assert generation.output.is_finished
+
+    play(scenario)
+
+
+def test_messages_that_are_not_for_a_gateway_are_counted() -> None:
+    async def scenario(ring: Ring) -> None:
+        gateway = ring.gateway
+        gateway.on_tell(gateway.ctx.address, Load(group="", phase="", num_running=0, num_waiting=0, num_free_pages=0, num_pages=0), ())  # fmt: skip  # noqa: E501
+        assert gateway.ctx.metrics.value("mesh_unhandled_total", type="Load") == 1
+        gateway.on_tell(gateway.ctx.address, TextBatch(deltas=[]), ())
+
+    play(scenario)
+
+
+def test_an_actor_that_does_not_answer_is_shown_as_down() -> None:
+    async def scenario(ring: Ring) -> None:
+        ring.network.kill(ring.systems["w0"].address)
+        gateway = ring.gateway
+        scraper = Scraper(gateway.ctx, ring.config, gateway.stats)
+        first, second = await asyncio.gather(scraper.page(), scraper.page())
+        assert first is second, "one round of asks for both"
+        lines = first.decode().splitlines()
+        assert 'mesh_actor_up{actor="w0",role="worker"} 0.0' in lines or not any("w0" in line for line in lines)
+        assert 'mesh_actor_up{actor="d0",role="scheduler"} 1.0' in lines
+        assert await scraper.page() is not first
+
+    play(scenario, scrape_timeout_s=0.2)
+
+
+def test_readiness_wants_a_scheduler_with_its_worker() -> None:
+    async def scenario(ring: Ring) -> None:
+        service = ring.gateway.service
+        ring.systems["d0"].announce(None, {"worker_ready": False})
+        await until(lambda: service.missing_roles() == ["no scheduler has a worker that is ready"])
+        ring.systems["d0"].announce(None, {"worker_ready": True})
+        await until(lambda: not service.missing_roles())
+        ring.systems["w0"].announce(None, {"group": "another"})
+        await until(lambda: bool(service.missing_roles()))
+
+    play(scenario)
