@@ -11,7 +11,7 @@ One slot, little-endian, `64 + 4 * page_size` bytes:
 
     offset  bytes  field
     0       8      sequence; 0 while it is written, and in a slot never written (all its bytes are 0)
-    8       4      CRC-32 of the slot's other bytes, started from the page number
+    8       4      CRC-32 of what follows, started from page number and sequence (`_crc_start`)
     12      1      state (`PageState`)
     13      1      flags: 1 first page of its chain, 2 private (never shared, whatever it holds)
     14      2      fill: tokens whose KV is written
@@ -25,7 +25,7 @@ One slot, little-endian, `64 + 4 * page_size` bytes:
 import struct
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -40,7 +40,11 @@ FLAG_PRIVATE: Final = 2
 _HEADER: Final = struct.Struct("<QIBBHQQ16s16s")
 _CRC: Final = struct.Struct("<I")
 _SEQUENCE: Final = struct.Struct("<Q")
+_SEQUENCE_AND_CRC: Final = struct.Struct("<QI")
 _CRC_OFFSET: Final = 8
+_CHECKED_OFFSET: Final = 12
+_GENERATION_OFFSET: Final = 16
+_GENERATION_END: Final = 24
 _NO_SEQUENCE: Final = bytes(_SEQUENCE.size)
 _READ_ATTEMPTS: Final = 8
 _NUM_STATES: Final = len(PageState)
@@ -86,9 +90,12 @@ class PageTable:
         self.page_size = page_size
         self._view = view
         self._slot_bytes = HEADER_BYTES + TOKEN_BYTES * page_size
+        skipped = self._slot_bytes - _GENERATION_END
+        self._pair = struct.Struct(f"<Q{_GENERATION_OFFSET - 8}xQ{skipped}xQ{_GENERATION_OFFSET - 8}xQ{skipped}x")
         self._scratch = bytearray(self._slot_bytes)
         self._scratch_sequence = memoryview(self._scratch)[: _SEQUENCE.size]
         self._scratch_body = memoryview(self._scratch)[_SEQUENCE.size :]
+        self._scratch_checked = memoryview(self._scratch)[_CHECKED_OFFSET:]
         self._blank = bytes(self._slot_bytes)
         # Sequence of each page's current slot; 0 means "not looked at yet", which costs one read.
         self._sequences = array("Q", bytes(8 * num_pages))
@@ -120,6 +127,21 @@ class PageTable:
         slot = self._newest(page)
         return None if slot is None else _HEADER.unpack_from(slot)[5]
 
+    def peek_generations(self, pages: Sequence[int]) -> list[int]:
+        """Generations of many pages at a quarter of the cost: what the newer slot says, its CRC not looked at.
+
+        For comparing with an expected generation: a slot that has a sequence was written whole, and memory damaged from
+        outside does not come to equal a given generation. Raises ValueError for a page outside the table.
+        """
+        unpack, view, step = self._pair.unpack_from, self._view, self._pair.size
+        if pages and not 0 <= min(pages) <= max(pages) < self.num_pages:
+            raise ValueError(f"pages {min(pages)} to {max(pages)} of a table of {self.num_pages}")
+        found: list[int] = []
+        for page in pages:
+            even, even_generation, odd, odd_generation = unpack(view, page * step)
+            found.append(even_generation if even >= odd else odd_generation)
+        return found
+
     def write(self, page: int, entry: PageEntry) -> None:
         """Replace the entry of `page`. Only the pool's scheduler may call this.
 
@@ -147,7 +169,7 @@ class PageTable:
         )
         scratch[HEADER_BYTES:end] = tokens
         scratch[end:] = self._blank[end:]
-        _CRC.pack_into(scratch, _CRC_OFFSET, zlib.crc32(scratch, page))
+        _CRC.pack_into(scratch, _CRC_OFFSET, zlib.crc32(self._scratch_checked, _crc_start(page, sequence)))
         start = (2 * page + (sequence & 1)) * self._slot_bytes
         view, body = self._view, start + _SEQUENCE.size
         view[start:body] = _NO_SEQUENCE
@@ -183,11 +205,17 @@ class PageTable:
         return None
 
     def _is_whole(self, slot: bytes, page: int) -> bool:
-        if slot[: _SEQUENCE.size] == _NO_SEQUENCE:
+        sequence, expected = _SEQUENCE_AND_CRC.unpack_from(slot)
+        if not sequence:
             return slot == self._blank
-        expected = _CRC.unpack_from(slot, _CRC_OFFSET)[0]
-        body = zlib.crc32(slot[_CRC_OFFSET + 4 :], zlib.crc32(b"\0\0\0\0", zlib.crc32(slot[:_CRC_OFFSET], page)))
-        return body == expected and slot[12] < _NUM_STATES
+        return (
+            zlib.crc32(slot[_CHECKED_OFFSET:], _crc_start(page, sequence)) == expected
+            and slot[_CHECKED_OFFSET] < _NUM_STATES
+        )
+
+
+def _crc_start(page: int, sequence: int) -> int:
+    return (page * 0x9E3779B1 ^ sequence ^ sequence >> 32) & 0xFFFFFFFF
 
 
 def _sequence(slot: bytes) -> int:

@@ -41,8 +41,8 @@ class Peer(Protocol):
 
     info: PoolInfo
 
-    def generations(self, pages: Sequence[int]) -> list[int | None]:
-        """What the foreign page table says of these pages now; None where an entry is torn or there is no page."""
+    def generations(self, pages: Sequence[int]) -> list[int]:
+        """What the foreign page table says of these pages now. Raises ValueError for a page that it does not have."""
         ...
 
 

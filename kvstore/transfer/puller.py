@@ -4,7 +4,6 @@ A page's generation changes before anything else is written to it, so a copy who
 before and after it holds what was announced. Called by the kv_agent's core with the session's `StartCopy`.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvstore.errors import TransferError
@@ -86,23 +85,18 @@ class PagePuller:
 
 
 def _compare(copy: StartCopy, target: Target, peer: Peer, when: str) -> TransferError | None:
-    try:
-        here = [target.table.generation(page) for page in copy.pages]
-        there = peer.generations(copy.source_pages)
-    except ValueError as error:
-        return TransferError("source_lost", f"a page table was gone {when} the copy: {error}")
-    return (
-        _mismatch("source", copy.source_pages, copy.source_generations, there, when)
-        or _mismatch("destination", copy.pages, copy.generations, here, when)
-    )  # fmt: skip
-
-
-def _mismatch(
-    side: str, pages: Sequence[int], expected: Sequence[int], found: Sequence[int | None], when: str
-) -> TransferError | None:
-    for page, wanted, generation in zip(pages, expected, found, strict=True):
-        if generation != wanted:
-            return TransferError(
-                "stale_pages", f"{side} page {page} is of generation {generation} {when} the copy, announced {wanted}"
-            )
+    """Why the pages are not those that were announced and granted; None if they are."""
+    sides = (
+        ("source", copy.source_pages, copy.source_generations, peer.generations),
+        ("destination", copy.pages, copy.generations, target.table.peek_generations),
+    )
+    for side, pages, expected, look in sides:
+        try:
+            found = look(pages)
+        except ValueError as error:
+            return TransferError("source_lost", f"the {side}'s page table could not be read {when} the copy: {error}")
+        if found != expected:
+            page, wanted, there = next(one for one in zip(pages, expected, found, strict=True) if one[1] != one[2])
+            text = f"{side} page {page} is of generation {there} {when} the copy, announced was {wanted}"
+            return TransferError("stale_pages", text)
     return None

@@ -111,6 +111,8 @@ class KVAgent(Actor):
                 self._handle(OpenAsked(number, call.sender, message))
             case CloseGrant():
                 self._handle(CloseAsked(number, call.sender, message))
+            case _:
+                assert_never(message)
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         """Grants of a lost holder are revoked, transfers from a lost source end."""

@@ -206,6 +206,8 @@ class TableMachine(RuleBasedStateMachine):
     def readers_agree(self) -> None:
         assert [entry for _, entry in self.reader.scan()] == self.model
         assert [self.table.generation(page) for page in range(4)] == [entry.generation for entry in self.model]
+        assert self.reader.peek_generations([3, 1, 1]) == [self.model[page].generation for page in (3, 1, 1)]
+        assert self.reader.peek_generations([]) == []
 
 
 TestTableMachine = TableMachine.TestCase

@@ -12,7 +12,7 @@ import pytest
 from kvstore.allocator import PageState
 from kvstore.errors import PoolBusy, PoolMissing
 from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, MemoryHost, PagePool, ShmHost
+from kvstore.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo, ShmHost
 from kvstore.page_table import PageEntry
 from kvstore.protocol import (
     CloseGrant,
@@ -35,6 +35,7 @@ from mesh.testing import virtual_time
 from mesh.transport.simulation import SimulatedNetwork
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
+from nodes.kv_agent.events import OpenAsked, PeerGone
 from nodes.protocol import Load
 from nodes.registry.actor import RegistryActor
 from nodes.roles import NODE_CODEC
@@ -393,6 +394,49 @@ def test_an_ask_that_was_given_up_is_not_answered() -> None:
             await asyncio.sleep(0.01)
         while agent.stats()["mesh_kv_grants_open"]:
             await asyncio.sleep(0.01)
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_source_pool_that_changed_between_announcement_and_copy(is_gone: bool) -> None:
+    async def main(world: World) -> None:
+        agent = KVAgent(config("d", "p"), world.host)
+        await world.start(agent)
+        source, _ = await world.pool(world.p, "agent-0", "p")
+        await world.pool(world.d, "agent-0", "d")
+        world.host.unlink(source.path)
+        if not is_gone:
+            info = PoolInfo(group="p", num_pages=NUM_PAGES, layout=LAYOUT, incarnation=99)
+            world.host.create("kvmesh-p", info)
+        await world.ask(world.d, "agent-0", grant([1]))
+        world.p.ctx.tell("agent-0", ready(source, [1]))
+        end = await world.d.ends()
+        assert isinstance(end, TransferFailed)
+        assert end.code == ("pool_missing" if is_gone else "source_changed")
+        assert agent.stats()["mesh_kv_grants_open"] == 0
+
+    run(main)
+
+
+def test_answers_to_calls_that_are_gone_and_events_inside_events() -> None:
+    async def main(world: World) -> None:
+        agent = KVAgent(config("d"), world.host)
+        await world.start(agent)
+        stranger = Address("X", 1)
+        message = grant([1])
+        agent._handle(OpenAsked(77, stranger, message))
+        agent._handle(OpenAsked(78, Address("D", 1), message))
+        assert agent.stats()["mesh_kv_grants_open"] == 1
+        perform = agent._perform
+
+        def nested(command: object) -> None:
+            agent._handle(PeerGone(Address("D", 1), "lost while it is answered"))
+            perform(command)  # type: ignore[arg-type]
+
+        agent._perform = nested  # type: ignore[method-assign]
+        agent._handle(OpenAsked(79, Address("D", 1), grant([2], "h")))
+        assert agent.stats()["mesh_kv_grants_open"] == 0
 
     run(main)
 
