@@ -14,7 +14,7 @@ class PrefillOrder(Message, frozen=True):
     earlier attempts' output together; `num_prompt_tokens` tells where the prompt ends (randomness counts from there).
     Answer `PrefillAccepted`; later `PrefillDone` or `PrefillFailed` by tell, repeated until `CancelPrefill`.
     Idempotent, and asked again as long as the pages are wanted: who does not ask for a lease is taken for dead.
-    Errors: `overloaded`, `draining`, `never_fits`, `bad_token_id`, `bad_order`, `cancelled` (it was, before it arrived).
+    Errors: `overloaded`, `draining`, `never_fits`, `bad_token_id`, `bad_order`, `cancelled` (before it arrived).
     """
 
     grant_id: str
