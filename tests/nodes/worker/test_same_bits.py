@@ -66,11 +66,26 @@ def jobs(draw: st.DrawFn) -> list[Job]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model", MODELS)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(pending=jobs(), random=st.randoms(use_true_random=False))
 def test_any_batch_gives_the_bits_of_each_sequence_alone(
     model: str, dtype: str, pending: list[Job], random: Random
 ) -> None:
+    check_batches(model, dtype, pending, random)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(pending=jobs(), random=st.randoms(use_true_random=False))
+def test_many_batches_give_the_bits_of_each_sequence_alone(
+    model: str, dtype: str, pending: list[Job], random: Random
+) -> None:
+    check_batches(model, dtype, pending, random)
+
+
+def check_batches(model: str, dtype: str, pending: list[Job], random: Random) -> None:
     runner = runner_of(model, dtype)
     random = Random(random.getrandbits(32))
     pages = iter(random.sample(range(20, NUM_PAGES), NUM_PAGES - 20))

@@ -1,0 +1,133 @@
+"""Weights from files and from seeds, and what a worker says when it cannot start."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch_running import Row, make_runner, step
+
+from kvstore.layout import KVLayout
+from kvstore.page_pool import HeapHost, PoolInfo
+from nodes.model_spec import ModelSpec, resolve_model
+from nodes.model_spec.weight_index import expected_shapes
+from nodes.worker import numerics, runner
+from nodes.worker.attention.torch_paged import TorchPagedAttention
+from nodes.worker.config import WorkerConfig
+from nodes.worker.echo import EchoRunner
+from nodes.worker.errors import BackendMissing, WeightsUnfit, WorkerError
+from nodes.worker.layers.linear import PackedLinear, PlainLinear, make_linear
+from nodes.worker.loader import SafetensorsWeights
+from nodes.worker.models.registry import model_class
+from nodes.worker.pool_view import PoolView
+from nodes.worker.random_weights import RandomWeights
+from nodes.worker.runners import make_runner as make_any_runner
+
+SPEC = resolve_model("random:tiny-llama")
+
+
+def saved(directory: Path, **changed: torch.Tensor) -> ModelSpec:
+    weights = RandomWeights(SPEC, torch.float32)
+    tensors = {name: weights.tensor(name) for name in expected_shapes(SPEC)} | changed
+    save_file(tensors, directory / "model.safetensors")
+    return msgspec.structs.replace(SPEC, weight_files=(str(directory / "model.safetensors"),))
+
+
+def test_files_give_the_tensors_that_were_saved(tmp_path: Path) -> None:
+    source = SafetensorsWeights(saved(tmp_path), torch.bfloat16)
+    tensor = source.tensor("model.layers.1.mlp.up_proj.weight")
+    expected = RandomWeights(SPEC, torch.float32).tensor("model.layers.1.mlp.up_proj.weight")
+    assert tensor.dtype == torch.bfloat16
+    assert torch.equal(tensor, expected.bfloat16())
+
+
+def test_unfit_files_are_typed_errors(tmp_path: Path) -> None:
+    spec = saved(tmp_path, **{"model.norm.weight": torch.ones(3)})
+    source = SafetensorsWeights(spec, torch.float32)
+    with pytest.raises(WeightsUnfit, match=r"'model.norm.weight'.* shape \[3\].*\[112\]"):
+        source.tensor("model.norm.weight")
+    with pytest.raises(WeightsUnfit, match="no tensor 'other'"):
+        source.tensor("other")
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(WeightsUnfit, match="Download the model again") as caught:
+        SafetensorsWeights(spec, torch.float32)
+    assert isinstance(caught.value, WorkerError)
+    assert not caught.value.retryable
+    path.unlink()
+    with pytest.raises(WeightsUnfit, match=r"model\.safetensors"):
+        SafetensorsWeights(spec, torch.float32)
+
+
+def test_random_weights_are_seeded_and_rows_differ() -> None:
+    spec = msgspec.structs.replace(SPEC, vocab_size=20_000)
+    first, again = (RandomWeights(spec, torch.float32).tensor("lm_head.weight") for _ in range(2))
+    other = RandomWeights(msgspec.structs.replace(spec, seed=1), torch.float32).tensor("lm_head.weight")
+    assert first.shape == (20_000, 112)
+    assert first.numel() > 2 * 1_048_573
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.unique(first, dim=0).shape[0] == 20_000
+    assert first.std() == pytest.approx(0.02, rel=0.01)
+    assert abs(RandomWeights(spec, torch.float32).tensor("model.norm.weight").mean() - 1) < 0.01
+
+
+def test_tiles_give_every_row_the_same_bits() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(50, 40, generator=generator), torch.randn(50, generator=generator)
+    x, other = torch.randn(37, 40, generator=generator), torch.randn(37, 50, generator=generator)
+    tiled, plain, packed = PlainLinear(weight, bias, 16), PlainLinear(weight, bias), make_linear(weight, bias)
+    assert isinstance(packed, PackedLinear)
+    assert isinstance(make_linear(weight, bias, 16), PlainLinear)
+    expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double()).float()
+    for linear in (tiled, plain, packed):
+        assert torch.allclose(linear(x), expected, atol=1e-4)
+        assert torch.allclose(linear.silu(x), torch.nn.functional.silu(expected), atol=1e-4)
+        assert torch.allclose(linear.times(x, other), expected * other, atol=1e-4)
+        assert torch.allclose(linear.plus(x, other), expected + other, atol=1e-4)
+    for begin, end in ((0, 1), (3, 8), (20, 37)):
+        assert torch.equal(tiled(x[begin:end]), tiled(x)[begin:end])
+
+
+def test_where_row_counts_matter_linears_run_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library whose products depend on the number of rows, as float32 does for single rows."""
+    compute = PackedLinear.__call__
+    monkeypatch.setattr(PackedLinear, "__call__", lambda self, x: compute(self, x) * (1 + 1e-6 * (x.shape[0] < 16)))
+    tiled = make_runner("random:tiny-llama")
+    assert "/plain/tile16/" in tiled.numerics
+    ids = list(range(40))
+    whole = tiled.logits(step(Row(0, ids, [1, 2, 3])))[0]
+    tiled.run(step(Row(0, ids[:39], [4, 5, 6], None)))
+    assert torch.equal(tiled.logits(step(Row(39, ids[39:], [4, 5, 6])))[0], whole)
+
+
+def test_where_nothing_helps_the_numerics_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numerics, "_compare", lambda compute, rows: (False, compute(rows)))
+    assert "/varies/" in make_runner("random:tiny-llama").numerics
+
+
+def test_fingerprints_name_dtype_and_rule() -> None:
+    name = make_runner("random:tiny-llama").numerics
+    assert name.startswith(f"torch-{torch.__version__}/")
+    assert "/float32/packed/rows4/" in name
+    assert make_runner("random:tiny-llama").numerics == name
+    assert make_runner("random:tiny-llama", "bfloat16").numerics != name
+
+
+def test_what_nothing_computes_is_refused() -> None:
+    with pytest.raises(BackendMissing, match="'mamba'"):
+        model_class("mamba")
+    layout = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, page_size=24)
+    with pytest.raises(BackendMissing, match="page size 24"):
+        TorchPagedAttention(PoolView(bytearray(4 * layout.page_bytes), layout), 1)
+
+
+def test_the_runner_is_chosen_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(model: str) -> object:
+        spec = resolve_model(model)
+        pool = HeapHost().create("g", PoolInfo(group="g", num_pages=9, layout=spec.kv_layout(), incarnation=1))
+        return make_any_runner(spec, WorkerConfig(group="g", model=model, agent="a"), pool)
+
+    assert isinstance(make("echo"), EchoRunner)
+    assert isinstance(make("random:tiny-llama"), runner.TorchRunner)
