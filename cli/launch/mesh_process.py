@@ -24,6 +24,7 @@ from cli.launch.sweep import start_time, sweep
 from cli.protocol import SUPERVISOR
 from cli.topology import Topology
 from mesh.address import Address, Endpoint
+from mesh.membership import Member
 from mesh.options import SystemOptions
 from mesh.system import ActorSystem
 from mesh.telemetry import setup_log
@@ -100,8 +101,15 @@ class _MeshProcess:
             dead=lambda address, reason: self._actor.tell_dead(address, reason),
             ready=self._all_ready,
             stopped=self._stopped,
-            member=lambda actor_id: self._actor.ctx.members.get(actor_id),
+            member=self._member,
         )
+
+    def _member(self, actor_id: str) -> Member | None:
+        """What an actor said of itself when it said hello; the registry's word may come later than its heartbeat."""
+        peer = self._system.links.get(actor_id)
+        if peer is not None and peer.member is not None:
+            return peer.member
+        return self._actor.ctx.members.get(actor_id)
 
     def _manifest(self, address: Address, endpoint: Endpoint) -> Manifest:
         topology = self._topology
