@@ -163,6 +163,8 @@ class Links:
                 raise FrameRefused("wrong_sender", f"says it is {header.sender}#{header.sender_epoch}")
             wire = self._wires.get(link)
             if wire is None:
+                if header.verb == Verb.BYE:
+                    return  # it is lost already, by the registry's word for example
                 wire = self._admit(link, header, parts)
             missing = wire.incoming[lane].accept(header.sequence)
             if missing:

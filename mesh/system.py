@@ -139,14 +139,14 @@ class ActorSystem:
             self._drained.cancel()
         self.heartbeats.close()
         self.publishing.close()
-        if self.actor.joins:
-            await self.registration.leave(_LEAVE_S)
         try:
             await self.actor.stop()
         except Exception as error:  # noqa: BLE001
             self.boundary.failed("stop", error)
         await self.boundary.close()
         self.serving.close()
+        if self.actor.joins:
+            await self.registration.leave(_LEAVE_S)
         self.asking.close()
         self.links.close()
         await self._transport.stop()

@@ -1,10 +1,14 @@
 """Makes `mesh_under_test` importable beside the tests, and runs coroutines that may leave nothing behind."""
 
 import asyncio
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+import uvloop
+import zmq
 from hypothesis import settings
 
 settings.register_profile("mesh", deadline=None, max_examples=80, stateful_step_count=40)
@@ -25,4 +29,42 @@ def run():
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(wrapped())
 
+    return runner
+
+
+@pytest.fixture
+def short_path():
+    """A directory whose path leaves room for the name of a socket."""
+    path = Path(tempfile.mkdtemp(prefix="kvt"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def once_per_process():
+    """What uvloop and pyzmq open once and keep: signal pipe, collector of lent memory."""
+    uvloop.new_event_loop().close()
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as other:
+        one.bind("inproc://warm-up")
+        other.connect("inproc://warm-up")
+        one.send(bytes(1 << 20), copy=False, track=True)
+        other.recv()
+
+
+@pytest.fixture(params=["inproc", "zeromq", "zeromq on asyncio"])
+def on_mesh(request, run, short_path, once_per_process):
+    """Run `async def test(mesh)` on a mesh; nothing may be left of it. `on_mesh.kind` says over what."""
+    from mesh_under_test import inproc_mesh, zeromq_mesh
+
+    from mesh.testing.leaks import assert_no_leaks
+
+    def runner(test):
+        async def main():
+            async with inproc_mesh() if request.param == "inproc" else zeromq_mesh(short_path) as mesh:
+                await test(mesh)
+
+        with assert_no_leaks(within_s=1.0):
+            run(main, uvloop.new_event_loop if request.param == "zeromq" else asyncio.new_event_loop)
+
+    runner.kind = request.param
     return runner

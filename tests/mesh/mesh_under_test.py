@@ -35,7 +35,7 @@ class Step(HotMessage, frozen=True):
 
 CODEC = Codec(Say | Count | Number, Step)
 QUICK = SystemOptions(
-    heartbeat_s=0.05, hello_timeout_s=0.5, join_timeout_s=0.5, retry_min_s=0.01, retry_max_s=0.1,
+    heartbeat_s=0.15, hello_timeout_s=1.5, join_timeout_s=1.5, retry_min_s=0.01, retry_max_s=0.1,
     renew_subscription_s=0.15,
 )  # fmt: skip
 
