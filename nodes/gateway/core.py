@@ -43,7 +43,7 @@ from nodes.gateway.events import (
 from nodes.gateway.requests import Gap, Phase, RequestLog
 from nodes.protocol import AttemptFailed, ResendFrom, TextBatch, TextDelta
 
-NOT_HELD = frozenset({"unreachable", "mailbox_full", "overloaded", "draining"})
+NOT_HELD = frozenset({"unreachable", "mailbox_full", "overloaded", "draining", "not_ready"})
 """Codes after which the scheduler certainly does not hold the attempt, so its number can be used again."""
 
 ATTEMPT_PAUSES_S = (0.0, 0.0, 0.2, 0.5, 1.0)
@@ -52,7 +52,7 @@ ATTEMPT_PAUSES_S = (0.0, 0.0, 0.2, 0.5, 1.0)
 FIRST_ROUTE_PAUSE_S = 0.05
 MAX_ROUTE_PAUSE_S = 1.0
 MAX_RESEND_PAUSE_S = 5.0
-MAX_QUIET_S = 10.0
+MAX_QUIET_S = 4.0
 QUIET_PACES = 4.0
 """Silence is news only where it is longer than `quiet_s` and than so many of the request's usual gaps."""
 
@@ -210,6 +210,10 @@ class GatewayCore:
             log.failure = event.failure
             log.excluded.append(log.scheduler)
             self._ask_route(log)
+            return
+        if event.failure.code == "attempt_over":
+            # It was cancelled there, by us or because we seemed lost: only this number is spoilt.
+            self._next_attempt(log, event.failure._replace(retryable=True), [], now)
             return
         if event.failure.code != "peer_lost":
             self._cancel(log, now)

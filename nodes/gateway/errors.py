@@ -129,6 +129,7 @@ class TimedOut(ApiError):
 
 _CLIENTS_FAULT = frozenset(
     {
+        "bad_token_id",
         "context_length_exceeded",
         "empty_prompt",
         "invalid_token_id",
@@ -142,8 +143,13 @@ _CLIENTS_FAULT = frozenset(
 
 
 def error_from(failure: Failure, *, retry_after_s: int, default_param: str | None = None) -> ApiError:
-    """The answer for what a role reported. A `param` means that the client can mend it."""
+    """The answer for what a role reported. A `param` means that the client can mend it.
+
+    Behind the gateway a prompt is a prompt, whatever the client calls it: `default_param` is the client's word.
+    """
     code, message, param = failure.code, failure.message, failure.param
+    if param == "prompt":
+        param = default_param
     if code == "request_timeout":
         return TimedOut(message)
     if failure.retryable:

@@ -155,7 +155,7 @@ def test_slow_output_is_not_silence(running: GatewayCore) -> None:
     for number in range(5):
         running.handle(batch(delta(number, [7], number, "a")), 2.0 * number)
     asked_at = [t / 4 for t in range(32, 80) if running.handle(Tick(), t / 4)]
-    assert asked_at[0] == 8.0 + 4 * 2.0
+    assert asked_at[0] == 8.0 + 4.0
 
 
 def test_silence_in_the_end_tries_another_detokenizer(running: GatewayCore) -> None:
@@ -251,6 +251,12 @@ def test_a_failure_that_is_not_retryable_ends_the_request(running: GatewayCore) 
     assert end.failure == Failure("poisoned_request", "boom", retryable=False)
     assert end.finish_reason is None
     assert running.num_requests == 0
+
+
+def test_an_attempt_number_that_is_spoilt_is_followed_by_the_next(core: GatewayCore) -> None:
+    core.handle(opened(), 0.0)
+    (ask,) = core.handle(SubmitFailed("r", 0, Failure("attempt_over", "was here", retryable=False)), 0.1)
+    assert (ask.attempt, ask.message.excluded) == (1, [])
 
 
 def test_what_can_never_fit_ends_the_request(core: GatewayCore) -> None:

@@ -1,0 +1,39 @@
+"""What roles report, as HTTP answers."""
+
+import json
+
+import pytest
+
+from nodes.gateway.errors import ApiError, error_from
+from nodes.gateway.events import Failure
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "param"),
+    [
+        (Failure("never_fits", "m", False, "max_tokens"), 400, "max_tokens"),
+        (Failure("never_fits", "m", False, "prompt"), 400, "messages"),
+        (Failure("template_error", "m", False), 400, "messages"),
+        (Failure("context_length_exceeded", "m", False, "prompt"), 400, "messages"),
+        (Failure("poisoned_request", "m", False), 500, None),
+        (Failure("internal", "m", False), 500, None),
+        (Failure("overloaded", "m"), 503, None),
+        (Failure("peer_lost", "m"), 503, None),
+        (Failure("request_timeout", "m", False), 504, None),
+    ],
+)
+def test_failures_as_answers(failure: Failure, status: int, param: str | None) -> None:
+    error = error_from(failure, retry_after_s=7, default_param="messages")
+    assert (error.status, error.param, error.code) == (status, param, failure.code)
+    assert error.retry_after_s == (7 if status == 503 else None)
+    body = json.loads(error.body())["error"]
+    assert body == {"message": "m", "type": error.type, "param": param, "code": failure.code}
+
+
+def test_every_error_has_a_status_of_its_kind() -> None:
+    def family(kind: type[ApiError]) -> list[type[ApiError]]:
+        return [kind, *(grandchild for child in kind.__subclasses__() for grandchild in family(child))]
+
+    for kind in family(ApiError):
+        client_s_fault = kind.type in ("invalid_request_error", "rate_limit_error")
+        assert (400 <= kind.status < 500) == client_s_fault
