@@ -419,6 +419,24 @@ def test_a_source_pool_that_changed_between_announcement_and_copy(is_gone: bool)
     run(main)
 
 
+def test_pages_that_moved_on_before_the_copy() -> None:
+    async def main(world: World) -> None:
+        agent = KVAgent(config("d", "p"), world.host)
+        await world.start(agent)
+        source, from_pool = await world.pool(world.p, "agent-0", "p")
+        _, to_pool = await world.pool(world.d, "agent-0", "d")
+        from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
+        to_pool.table().write(1, PageEntry(PageState.RUNNING, generation=8))
+        await world.ask(world.d, "agent-0", grant([1]))
+        world.p.ctx.tell("agent-0", ready(source, [1]))
+        end = await world.d.ends()
+        assert isinstance(end, TransferFailed)
+        assert (end.code, end.quiesced) == ("stale_pages", True)
+        assert not any(to_pool.pages_view)
+
+    run(main)
+
+
 def test_answers_to_calls_that_are_gone_and_events_inside_events() -> None:
     async def main(world: World) -> None:
         agent = KVAgent(config("d"), world.host)
