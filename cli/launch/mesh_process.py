@@ -130,7 +130,7 @@ class _MeshProcess:
     def _signalled(self, number: signal.Signals) -> None:
         # A terminal that closes may say so more than once, and means no hurry.
         self._num_signals += number != signal.SIGHUP
-        self._interrupted = self._interrupted or not self._was_ready
+        self._interrupted = self._interrupted or (number == signal.SIGINT and not self._was_ready)
         self._keeper.stop(signal.Signals(number).name, force=self._num_signals > 1)
 
     def _all_ready(self) -> None:
