@@ -126,7 +126,11 @@ class Membership:
             if member is not None and member.epoch <= address.epoch:
                 del self._members[address.actor_id]
                 change.left.append(member)
+        newest: dict[str, Member] = {}
         for member in upserted:
+            if member.actor_id not in newest or newest[member.actor_id].epoch <= member.epoch:
+                newest[member.actor_id] = member
+        for member in newest.values():
             known = self._members.get(member.actor_id)
             if known is None:
                 change.joined.append(member)
