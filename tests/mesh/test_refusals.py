@@ -1,0 +1,345 @@
+"""Frames that are no frames, or not for here: refused, counted, logged once; nobody crashes, nothing is held."""
+
+import msgspec
+import pytest
+from mesh_under_test import CODEC, QUICK, Recorder, Say, until
+from structlog.testing import capture_logs
+
+from mesh.address import Address, Endpoint
+from mesh.envelope import SYSTEM_FLAG, Header, Verb, encode_header
+from mesh.frames import SYSTEM_CODEC, Bye, Credit, ErrorBody, Hello, Ping, Subscribe, Welcome
+from mesh.membership import Member, StaticBootstrap
+from mesh.system import ActorSystem
+from mesh.transport.base import Lane, Link
+
+ME, PEER = Address("me", 5), Address("peer", 2)
+FROM_PEER = Link(PEER, dialed=False)
+TO_PEER = Link(PEER, dialed=True)
+NOWHERE = StaticBootstrap(Address("registry", 1), Endpoint("", ""))
+
+
+class Wiretap:
+    """A transport that writes down what is sent, and lets everything in."""
+
+    def __init__(self):
+        self.sent = []
+        self.dialed = []
+        self.closed = []
+        self.full = False
+
+    async def start(self, address, listener):
+        self.listener = listener
+        return Endpoint("c", "d")
+
+    def dial(self, peer, endpoint):
+        self.dialed.append(peer)
+        return Link(peer, dialed=True)
+
+    def send(self, link, lane, parts):
+        if self.full:
+            return False
+        header = msgspec.msgpack.decode(parts[0], type=Header)
+        body = (SYSTEM_CODEC if header.flags & SYSTEM_FLAG else CODEC).decode(parts[1])
+        self.sent.append((link, lane, header, body))
+        return True
+
+    def close_link(self, link):
+        self.closed.append(link)
+
+    async def stop(self):
+        pass
+
+
+class Rig:
+    """One system and the peer that the test plays."""
+
+    def __init__(self):
+        self.wire = Wiretap()
+        self.actor = Recorder()
+        self.system = ActorSystem(self.actor, ME, self.wire, NOWHERE, QUICK)
+        self.sequences = [1 << 32, 1 << 32]
+
+    def say(self, verb, body=b"", *, link=FROM_PEER, lane=Lane.CONTROL, buffers=(), **fields):
+        self.sequences[lane] += 1
+        values = {
+            "version": 1, "verb": int(verb), "message_id": 7, "sequence": self.sequences[lane], "correlation_id": 0,
+            "sender": link.peer.actor_id, "sender_epoch": link.peer.epoch, "receiver_epoch": ME.epoch,
+        } | fields  # fmt: skip
+        if not isinstance(body, bytes):
+            values.setdefault("flags", SYSTEM_FLAG if type(body) not in (Say,) else 0)
+            body = SYSTEM_CODEC.encode(body)
+        self.wire.listener.on_frames(link, lane, (encode_header(Header(**values)), body, *buffers))
+
+    def hello(self, link=FROM_PEER, **fields):
+        member = Member(actor_id=link.peer.actor_id, role="r", epoch=link.peer.epoch, endpoint=Endpoint("", ""))
+        versions = {"min_version": 1, "max_version": 1} | {k: fields.pop(k) for k in list(fields) if "_version" in k}
+        for lane in Lane:
+            self.say(Verb.HELLO, Hello(member=member, **versions), link=link, lane=lane, **fields)
+
+    def refused(self, code):
+        return self.system.metrics.value("mesh_frames_refused_total", code=code)
+
+    def errors(self):
+        return [body.code for _, _, _, body in self.wire.sent if isinstance(body, ErrorBody)]
+
+
+@pytest.fixture
+def on_rig(run):
+    def runner(test):
+        async def main():
+            rig = Rig()
+            rig.actor.joins = False
+            await rig.system.start()
+            await test(rig)
+            await rig.system.stop()
+
+        run(main)
+
+    return runner
+
+
+def test_a_hello_is_welcomed_on_both_lanes(on_rig):
+    async def test(rig):
+        rig.hello()
+        assert [(lane, type(body)) for _, lane, _, body in rig.wire.sent] == [(lane, Welcome) for lane in Lane]
+        rig.say(Verb.TELL, Say(text="hi"))
+        assert rig.actor.told[0][:2] == (PEER, Say(text="hi"))
+
+    on_rig(test)
+
+
+def test_garbage_is_refused_counted_and_logged_once_per_peer(on_rig):
+    async def test(rig):
+        rig.hello()
+        rig.wire.sent.clear()
+        with capture_logs() as logs:
+            for garbage in ((), (b"",), (b"\xff", b""), (b"x" * 5000, b""), tuple(b"" for _ in range(100))):
+                for link in (FROM_PEER, Link(Address("", 0), dialed=False)):
+                    for _ in range(3):
+                        rig.wire.listener.on_frames(link, Lane.DATA, garbage)
+        assert rig.refused("bad_header") == 18
+        assert rig.refused("too_large") == 6
+        assert rig.refused("too_many_parts") == 6
+        assert len(logs) == 6
+        assert rig.wire.sent == []
+        rig.say(Verb.TELL, Say(text="hi"))
+        assert rig.actor.told
+
+    on_rig(test)
+
+
+def test_a_known_peer_is_told_why(on_rig):
+    async def test(rig):
+        rig.hello()
+        rig.say(Verb.ASK, b"\xff\xff")
+        rig.say(Verb.TELL, b"")
+        rig.say(99, b"")
+        rig.say(Verb.TELL, Say(text="hi"), buffers=[memoryview(bytes(65 << 20))])
+        rig.say(Verb.TELL, Say(text="hi"), receiver_epoch=4)
+        rig.say(Verb.TELL, Say(text="hi"), version=2)
+        codes = ["bad_body", "bad_body", "unknown_verb", "too_large", "wrong_epoch"]
+        assert rig.errors() == codes
+        assert [rig.refused(code) for code in set(codes)]
+        assert rig.refused("wrong_version") == 1
+        assert rig.actor.told == []
+        # Errors and answers are never answered, so two peers cannot keep each other busy.
+        rig.wire.sent.clear()
+        for verb in (Verb.ERROR, Verb.REPLY, Verb.CREDIT, Verb.CANCEL, Verb.ITEM, Verb.END):
+            rig.say(verb, b"\xff", correlation_id=5, flags=1)
+        assert rig.wire.sent == []
+
+    on_rig(test)
+
+
+def test_bodies_of_the_wrong_verb_are_refused(on_rig):
+    async def test(rig):
+        rig.hello()
+        for verb in (Verb.HELLO, Verb.WELCOME, Verb.ERROR, Verb.HEARTBEAT, Verb.SUBSCRIBE, Verb.PUBLISH, Verb.CREDIT):
+            before = rig.refused("bad_body")
+            rig.say(verb, Bye())
+            assert rig.refused("bad_body") == before + 1, verb
+        rig.say(Verb.SUBSCRIBE, Subscribe(topic="t", publisher_epoch=0), lane=Lane.CONTROL)
+        rig.say(Verb.TELL, Ping())
+        assert rig.refused("unexpected") == 1
+        rig.say(Verb.CREDIT, Credit(limit=3), correlation_id=99)
+        rig.say(Verb.CANCEL, Bye(), correlation_id=99)
+        assert rig.system.links.get("peer")
+
+    on_rig(test)
+
+
+def test_nobody_speaks_before_hello_or_for_others(on_rig):
+    async def test(rig):
+        rig.say(Verb.TELL, Say(text="hi"))
+        assert rig.refused("no_hello") == 1
+        assert rig.wire.closed == [FROM_PEER]
+        assert rig.wire.sent == []
+        rig.say(Verb.BYE, Bye())
+        assert rig.refused("no_hello") == 1
+        rig.hello(sender="somebody")
+        assert rig.refused("wrong_sender") == 2
+        rig.hello(Link(Address("", 0), dialed=False))
+        rig.hello(Link(Address("me", 6), dialed=False))
+        assert rig.refused("wrong_epoch") == 4
+        rig.hello(min_version=2, max_version=3)
+        assert rig.refused("wrong_version") == 2
+        rig.say(Verb.HELLO, Ping())
+        assert rig.refused("bad_body") == 1
+        assert rig.system.links.peers() == []
+
+    on_rig(test)
+
+
+def test_a_member_without_hello_is_told_to_begin_again(on_rig):
+    async def test(rig):
+        member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
+        rig.system.registration.view.reset(1, 1, [member])
+        rig.say(Verb.TELL, Say(text="hi"))
+        ((link, _, header, body),) = rig.wire.sent
+        assert (link, header.sequence, body.code) == (FROM_PEER, 0, "no_hello")
+        # And who is told so itself forgets the link, and dials anew.
+        assert rig.system.actor.ctx.tell("peer", Say(text="x"))
+        rig.say(Verb.WELCOME, Welcome(version=1, member=member), link=TO_PEER, lane=Lane.CONTROL)
+        rig.say(Verb.WELCOME, Welcome(version=1, member=member), link=TO_PEER, lane=Lane.DATA)
+        rig.say(Verb.ERROR, ErrorBody(code="no_hello", message="who?"), link=TO_PEER, sequence=0)
+        assert rig.actor.lost == [(PEER, "the peer refuses the link (no_hello: who?)")]
+        assert rig.system.actor.ctx.tell("peer", Say(text="x"))
+        assert rig.wire.dialed == [PEER, PEER]
+
+    on_rig(test)
+
+
+def test_a_dial_that_fails_is_not_repeated_at_once(on_rig):
+    async def test(rig):
+        member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
+        rig.system.registration.view.reset(1, 1, [member])
+        for _ in range(3):
+            rig.system.actor.ctx.tell("peer", Say(text="x"))
+            rig.wire.listener.on_link_down(TO_PEER, "could not connect")
+        assert len(rig.wire.dialed) == 1
+        assert rig.system.metrics.value("mesh_tells_dropped_total", code="unreachable") == 2
+        await until(lambda: rig.system.actor.ctx.tell("peer", Say(text="x")))
+        assert len(rig.wire.dialed) == 2
+
+    on_rig(test)
+
+
+def test_no_welcome_in_time_is_a_lost_peer(on_rig):
+    async def test(rig):
+        member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
+        rig.system.registration.view.reset(1, 1, [member])
+        rig.system.actor.ctx.tell("peer", Say(text="x"))
+        await until(lambda: rig.actor.lost)
+        assert rig.actor.lost == [(PEER, "no welcome to hello")]
+        assert rig.wire.closed == [TO_PEER]
+
+    on_rig(test)
+
+
+def test_somebody_else_at_the_address_is_a_lost_peer(on_rig):
+    async def test(rig):
+        member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
+        rig.system.registration.view.reset(1, 1, [member])
+        rig.system.actor.ctx.tell("peer", Say(text="x"))
+        rig.say(Verb.WELCOME, Welcome(version=1, member=member), link=TO_PEER, sender_epoch=3)
+        await until(lambda: rig.actor.lost)
+        assert rig.actor.lost == [(PEER, "another actor listens there")]
+
+    on_rig(test)
+
+
+def test_welcomes_have_to_fit(on_rig):
+    async def test(rig):
+        member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
+        rig.hello()
+        rig.say(Verb.WELCOME, Welcome(version=1, member=member))
+        rig.system.registration.view.reset(1, 1, [member])
+        rig.say(Verb.BYE, Bye())
+        rig.say(Verb.BYE, Bye(), lane=Lane.DATA)
+        assert rig.actor.lost == [(PEER, "it said bye")]
+        rig.system.actor.ctx.tell("peer", Say(text="x"))
+        rig.say(Verb.WELCOME, Welcome(version=9, member=member), link=TO_PEER)
+        rig.say(Verb.HELLO, Hello(min_version=1, max_version=1, member=member), link=TO_PEER)
+        assert rig.refused("bad_body") == 1
+        assert rig.refused("wrong_version") == 1
+        assert rig.refused("unexpected") == 1
+
+    on_rig(test)
+
+
+def test_repeats_are_dropped_and_gaps_counted(on_rig):
+    async def test(rig):
+        rig.hello()
+        first = rig.sequences[Lane.CONTROL] + 1
+        rig.say(Verb.TELL, Say(text="1"))
+        rig.say(Verb.TELL, Say(text="1"), sequence=first)
+        rig.say(Verb.TELL, Say(text="5"), sequence=first + 4)
+        rig.say(Verb.TELL, Say(text="late"), sequence=first + 2)
+        rig.say(Verb.TELL, Say(text="new connection"), sequence=2 << 32)
+        assert [message.text for _, message, _ in rig.actor.told] == ["1", "5", "new connection"]
+        assert rig.system.metrics.value("mesh_frames_repeated_total") == 2
+        assert rig.system.metrics.value("mesh_frames_missing_total") == 3
+
+    on_rig(test)
+
+
+def test_a_new_epoch_ends_the_old_and_is_not_followed_by_it(on_rig):
+    async def test(rig):
+        rig.hello()
+        newer = Link(Address("peer", 3), dialed=False)
+        rig.hello(newer)
+        assert rig.actor.lost == [(PEER, "replaced by epoch 3")]
+        rig.say(Verb.TELL, Say(text="late"))
+        rig.hello()
+        assert rig.refused("no_hello") == 1
+        assert rig.refused("wrong_epoch") == 2
+        assert rig.actor.told == []
+        assert rig.system.links.get("peer").address.epoch == 3
+
+    on_rig(test)
+
+
+def test_an_accepted_lane_waits_for_its_hello(on_rig):
+    async def test(rig):
+        member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
+        rig.say(Verb.HELLO, Hello(min_version=1, max_version=1, member=member), lane=Lane.CONTROL)
+        rig.wire.sent.clear()
+        for number in range(1100):
+            sent = rig.system.actor.ctx.tell("peer", Say(text=str(number)))
+            assert sent == (number < 1000)
+        assert rig.wire.sent == []
+        rig.say(Verb.HELLO, Hello(min_version=1, max_version=1, member=member), lane=Lane.DATA)
+        bodies = [body for _, _, _, body in rig.wire.sent]
+        assert isinstance(bodies[0], Welcome)
+        assert [body.text for body in bodies[1:]] == [str(number) for number in range(1000)]
+
+    on_rig(test)
+
+
+def test_a_full_way_is_said_and_leaves_no_gap(on_rig):
+    async def test(rig):
+        rig.hello()
+        rig.wire.full = True
+        assert not rig.system.actor.ctx.tell("peer", Say(text="x"))
+        rig.wire.full = False
+        rig.wire.sent.clear()
+        assert rig.system.actor.ctx.tell("peer", Say(text="y"))
+        assert rig.system.actor.ctx.tell("peer", Say(text="z"))
+        first, second = (header.sequence for _, _, header, _ in rig.wire.sent)
+        assert second == first + 1
+        assert rig.system.metrics.value("mesh_outbox_full_total") == 1
+
+    on_rig(test)
+
+
+def test_the_number_of_peers_is_bounded(on_rig):
+    async def test(rig):
+        for number in range(QUICK.max_peers):
+            rig.hello(Link(Address(f"p{number}", 1), dialed=False))
+        rig.hello()
+        assert rig.refused("too_many_peers") == 2
+        member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
+        rig.system.registration.view.reset(1, 1, [member])
+        assert not rig.system.actor.ctx.tell("peer", Say(text="x"))
+
+    on_rig(test)
