@@ -13,7 +13,7 @@ from nodes.gateway.http import GatewayApp
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.scrape import Scraper
 from nodes.gateway.server import HttpServer, bind
-from nodes.gateway.service import GatewayService
+from nodes.gateway.service import DrawSeed, GatewayService, draw_secret_seed
 from nodes.protocol import AttemptFailed, TextBatch
 from nodes.roles import GATEWAY, NODE_CODEC
 
@@ -24,13 +24,17 @@ class Gateway(Actor):
     Args:
         config: see `GatewayConfig`.
         serve_http: False in simulations, which drive `service` themselves.
+        draw_seed: seeds of calls that bring none; a simulation gives one that repeats.
     """
 
     role: ClassVar[str] = GATEWAY
     codec: ClassVar[Codec] = NODE_CODEC
 
-    def __init__(self, config: GatewayConfig, *, serve_http: bool = True) -> None:
+    def __init__(
+        self, config: GatewayConfig, *, serve_http: bool = True, draw_seed: DrawSeed = draw_secret_seed
+    ) -> None:
         self._config = config
+        self._draw_seed = draw_seed
         self._serve_http = serve_http
         self._service: GatewayService | None = None
         self._server: HttpServer | None = None
@@ -48,7 +52,7 @@ class Gateway(Actor):
 
     async def start(self) -> None:
         """Listen. Raises `mesh.errors.BindError`."""
-        service = self._service = GatewayService(self.ctx, self._config)
+        service = self._service = GatewayService(self.ctx, self._config, self._draw_seed)
         service.on_members(self.ctx.members.all())
         if self._serve_http:
             listener = bind(self._config)
@@ -56,7 +60,8 @@ class Gateway(Actor):
             app = GatewayApp(service, scraper, HttpObserver(self.ctx))
             self._server = HttpServer(app, listener, self._config)
             await self._server.start()
-            self.ctx.announce(url=f"http://{self._config.host}:{self._server.port}")
+            host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
+            self.ctx.announce(url=f"http://{host}:{self._server.port}")
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
         """Output, or the news that an attempt is over."""

@@ -109,7 +109,8 @@ class Pages:
 
     async def status(self, call: HttpCall) -> None:
         """GET /."""
-        base_url = f"http://{self._config.host}:{self._config.port}"
+        # Where this client found us; an address that we listen on may mean nothing to it.
+        base_url = "http://" + call.headers.get(b"host", b"127.0.0.1").decode("latin-1")
         page = status_page(self._config, self._service.members(), self._service.missing_roles(), base_url)
         await call.respond(200, page, content_type=b"text/html; charset=utf-8")
 

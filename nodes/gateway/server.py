@@ -80,6 +80,7 @@ class HttpServer:
             loop="none",
             interface="asgi3",
             log_config=None,
+            log_level="error",
             access_log=False,
             proxy_headers=False,
             server_header=False,

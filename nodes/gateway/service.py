@@ -5,7 +5,7 @@ calls on the event loop's thread.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from secrets import randbits
 from typing import assert_never
 
@@ -58,12 +58,20 @@ from nodes.roles import DETOKENIZER, SCHEDULER, TOKENIZER, WORKER
 
 ROUTE_TIMEOUT_S = 2.0
 
+DrawSeed = Callable[[], int]
+
+
+def draw_secret_seed() -> int:
+    """A seed for a call that brought none: 63 bits that nobody can foretell."""
+    return randbits(63)
+
 
 class GatewayService:
     """The gateway's core with its asks and its outputs."""
 
-    def __init__(self, ctx: Context, config: GatewayConfig) -> None:
+    def __init__(self, ctx: Context, config: GatewayConfig, draw_seed: DrawSeed = draw_secret_seed) -> None:
         self.config = config
+        self._draw_seed = draw_seed
         self.is_draining = False
         self.num_calls = 0
         self.stopping = asyncio.Event()
@@ -130,7 +138,12 @@ class GatewayService:
     def open(self, job: Job, prepared: Prepared, arrived_at: float) -> Generation:
         """Start all requests of a call; raises `ApiError` where the context or this gateway has no room for them."""
         requests = expand(
-            job, prepared.token_ids, prepared.routes, seed=randbits(63), arrived_at=arrived_at, config=self.config
+            job,
+            prepared.token_ids,
+            prepared.routes,
+            seed=self._draw_seed(),
+            arrived_at=arrived_at,
+            config=self.config,
         )
         if self._core.num_requests + len(requests) > self.config.max_inflight:
             message = f"{self._core.num_requests} requests are in flight and {len(requests)} more are too many."

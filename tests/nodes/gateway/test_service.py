@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, until
 
+from nodes.gateway.actor import Gateway
 from nodes.gateway.errors import ApiError
 from nodes.gateway.events import CancelFailed
 from nodes.gateway.scrape import Scraper
@@ -207,3 +208,15 @@ def test_readiness_wants_a_scheduler_with_its_worker() -> None:
         await until(lambda: bool(service.missing_roles()))
 
     play(scenario)
+
+
+def test_seeds_may_be_drawn_by_a_simulation() -> None:
+    async def main() -> None:
+        async with Ring(serve_http=False) as ring:
+            await ring.kill("g0")
+            await ring.start("g0", Gateway(CONFIG, serve_http=False, draw_seed=lambda: 42))
+            await until(lambda: not ring.gateway.service.missing_roles())
+            await generate(ring)
+            assert ring.seen.submits[-1].sampling.seed == 42
+
+    asyncio.run(main())
