@@ -276,7 +276,7 @@ class TransferSession:
     def _on_revoked(self, event: Revoked, now: float) -> list[Command]:
         self.is_closed = True
         if self.has_ended:
-            self._deadline = self._expires
+            self._deadline = max(self._expires, now)
             return []
         return self._fail(event.code, event.message, now)
 
