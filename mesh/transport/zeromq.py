@@ -2,9 +2,10 @@
 
     identity = ID#EPOCH; on a host ipc:// in the run directory, across hosts tcp:// on a port of the kernel's choice
 
-What ZeroMQ would hide is made visible: a message it does not take (`ROUTER_MANDATORY`, `IMMEDIATE`) waits in a bounded
-outbox, a connection is never re-made silently, and the monitor of each dialed socket says when it is gone. A redial
-takes the identity over from its predecessor (`ROUTER_HANDOVER`), which the peer may not have seen end yet.
+What ZeroMQ would hide is made visible: a message it does not take (`ROUTER_MANDATORY`) waits in a bounded outbox, a
+connection is never re-made silently, and the monitor of each dialed socket says when it is gone: then the socket is
+closed, so that what waits in it never reaches whoever binds the address next. A redial takes the identity over from
+its predecessor (`ROUTER_HANDOVER`), which the peer may not have seen end yet.
 
 Used by `mesh/run.py`; `mesh/system.py` sees only the `Transport` protocol. One context per transport: sockets
 that share one do not see each other's disconnects reliably.
@@ -12,7 +13,7 @@ that share one do not see each other's disconnects reliably.
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -38,6 +39,7 @@ _ENDS: Final = sum(int(event) for event in _GONE)
 _NO_HANDSHAKE: Final = int(
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 )
+_NEVER_MS: Final = 86_400_000
 _MAX_ACCEPTED: Final = 8192
 _MAX_IDENTITY_BYTES: Final = 255
 _STOP_LINGER_MS: Final = 50
@@ -68,13 +70,12 @@ class ZeroMQOptions:
 class _Dialed:
     """A connection that this actor has made."""
 
-    __slots__ = ("link", "monitors", "outboxes", "sockets")
+    __slots__ = ("link", "outboxes", "sockets")
 
     def __init__(self, link: Link, outboxes: tuple[Outbox, Outbox]) -> None:
         self.link = link
         self.outboxes = outboxes
         self.sockets: list[LoopSocket] = []
-        self.monitors: list[LoopSocket] = []
 
 
 class _Accepted:
@@ -99,7 +100,6 @@ class ZeroMQTransport:
         self._address = NOBODY
         self._listener: Listener | None = None
         self._routers: list[LoopSocket] = []
-        self._monitors: list[LoopSocket] = []
         self._dialed: dict[Link, _Dialed] = {}
         self._accepted: dict[Link, _Accepted] = {}
         self._links_by_identity: dict[bytes, Link] = {}
@@ -129,13 +129,13 @@ class ZeroMQTransport:
         dialed = self._dialed[link] = _Dialed(link, self._outboxes())
         for lane, where in zip(Lane, (endpoint.control, endpoint.data), strict=True):
             socket = self._socket(zmq.DEALER)
-            socket.setsockopt(zmq.IMMEDIATE, 1)
-            socket.setsockopt(zmq.RECONNECT_IVL, -1)
+            socket.setsockopt(zmq.IPV6, 1)
+            # Never, which cannot be said: -1, like IMMEDIATE, would throw away what arrived before a disconnect.
+            socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
             socket.setsockopt(zmq.ROUTING_ID, str(self._address).encode())
-            dialed.monitors.append(self._monitor(socket, _ENDS, partial(self._on_end, dialed)))
-            dialed.sockets.append(
-                LoopSocket(self._loop, socket, partial(on_frames, link, lane), partial(_flush, dialed, lane))
-            )
+            lane_socket = LoopSocket(self._loop, socket, partial(on_frames, link, lane), partial(_flush, dialed, lane))
+            lane_socket.watch(_ENDS, self._monitor_name(), partial(self._on_end, dialed))
+            dialed.sockets.append(lane_socket)
             try:
                 socket.connect(where)
             except zmq.ZMQError as error:
@@ -181,8 +181,6 @@ class ZeroMQTransport:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
-        for monitor in self._monitors:
-            monitor.close()
         for dialed in self._dialed.values():
             _close(dialed, _STOP_LINGER_MS)
         for router in self._routers:
@@ -278,19 +276,19 @@ class ZeroMQTransport:
     # Sockets
 
     def _bind(self, address: Address, lane: Lane) -> str:
+        where = self._where(address, lane)
         socket = self._socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        where = self._where(address, lane)
+        socket.setsockopt(zmq.IPV6, int(":" in self._options.tcp_host))
         try:
             socket.bind(where)
         except zmq.ZMQError as error:
             socket.close(0)
             raise BindError(f"{where} cannot be listened on ({error}): is another process there already?") from error
-        self._monitors.append(self._monitor(socket, _NO_HANDSHAKE, partial(self._on_stranger, lane)))
-        self._routers.append(
-            LoopSocket(self._loop, socket, partial(self._routed, lane), partial(self._flush_accepted, lane))
-        )
+        router = LoopSocket(self._loop, socket, partial(self._routed, lane), partial(self._flush_accepted, lane))
+        router.watch(_NO_HANDSHAKE, self._monitor_name(), partial(self._on_stranger, lane))
+        self._routers.append(router)
         bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         if self._options.advertised_host:
             return f"tcp://{self._options.advertised_host}:{bound.rpartition(':')[2]}"
@@ -323,19 +321,15 @@ class ZeroMQTransport:
         socket.setsockopt(zmq.RCVHWM, options.high_water_mark)
         socket.setsockopt(zmq.MAXMSGSIZE, options.limits.max_message_bytes)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(options.handshake_timeout_s * 1000))
-        socket.setsockopt(zmq.IPV6, 1)
         if options.tcp_host:
             # On a host a dead process closes its sockets; across hosts only silence tells.
             socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
         return socket
 
-    def _monitor(
-        self, socket: "zmq.Socket[bytes]", events: int, on_event: Callable[[list[Buffer]], None]
-    ) -> LoopSocket:
+    def _monitor_name(self) -> str:
         self._num_monitors += 1
-        monitor = socket.get_monitor_socket(events, f"inproc://monitor-{self._num_monitors}")
-        return LoopSocket(self._loop, monitor, on_event, _nothing)
+        return f"monitor-{self._num_monitors}"
 
     def _outboxes(self) -> tuple[Outbox, Outbox]:
         most, largest = self._options.max_outbox_messages, self._options.max_outbox_bytes
@@ -349,12 +343,8 @@ def _flush(dialed: _Dialed, lane: Lane) -> None:
 
 
 def _close(dialed: _Dialed, linger_ms: int) -> None:
-    for socket in (*dialed.monitors, *dialed.sockets):
+    for socket in dialed.sockets:
         socket.close(linger_ms)
-
-
-def _nothing() -> None:
-    """Monitors send nothing."""
 
 
 def _is_loopback(host: str) -> bool:

@@ -80,6 +80,7 @@ class LoopSocket:
         self._fd = int(socket.getsockopt(zmq.FD))
         self._is_scheduled = False
         self._is_open = True
+        self._monitor: LoopSocket | None = None
         self._lent: deque[zmq.MessageTracker] = deque()
         # Bound once: a socket looks attributes up slowly, and the outer send only adds arguments not used here.
         self._send_part: Callable[[Buffer, int], object] = super(zmq.Socket, socket).send
@@ -108,6 +109,15 @@ class LoopSocket:
             return False
         return True
 
+    def watch(self, events: int, name: str, on_event: Callable[[list[Buffer]], None]) -> None:
+        """Hand on the socket's own events (`zmq.Event`) under a name unique in its context; before it connects."""
+        self._socket.monitor(f"inproc://{name}", events)
+        pair = self._socket.context.socket(zmq.PAIR)
+        # Without a limit: ZeroMQ's thread blocks, and all connections with it, while a monitor takes no more events.
+        pair.setsockopt(zmq.RCVHWM, 0)
+        pair.connect(f"inproc://{name}")
+        self._monitor = LoopSocket(self._loop, pair, on_event, _nothing)
+
     def look_again(self) -> None:
         """Look at the socket's state in the next turn of the loop."""
         if not self._is_scheduled and self._is_open:
@@ -115,15 +125,19 @@ class LoopSocket:
             self._loop.call_soon(self._turn)
 
     def receive_rest(self) -> None:
-        """Receive what has arrived, a batch at most: the connection is gone and the socket about to be closed."""
-        if self._is_open:
-            self._receive(BATCH * 8)
+        """Receive all that has arrived: the connection is gone and the socket about to be closed."""
+        while self._is_open and not self._receive(BATCH):
+            continue
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close; what was sent has `linger_ms` to leave. Idempotent."""
+        """Close, with its monitor if it has one; what was sent has `linger_ms` to leave. Idempotent."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._fd)
+            if self._monitor is not None:
+                # In this order: ZeroMQ's thread blocks for ever in telling an event to a monitor that is closed.
+                self._socket.monitor(None, 0)
+                self._monitor.close()
             self._socket.close(linger_ms)
             self._lent.clear()
 
@@ -191,6 +205,10 @@ class LoopSocket:
         finally:
             if not finished:  # a bug above must not leave messages lying that no event will announce again
                 self.look_again()
+
+
+def _nothing() -> None:
+    """A monitor sends nothing."""
 
 
 def _size(parts: Sequence[Buffer]) -> int:

@@ -1,0 +1,203 @@
+"""Actors as processes: ready, asked, drained, forced, killed, orphaned."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+from mesh_under_test import CODEC, QUICK, Recorder, Say, until
+
+from mesh.address import Address
+from mesh.errors import PeerLost
+from mesh.frames import Drain, Shutdown
+from mesh.run_directory import RunDirectory
+from mesh.system import ActorSystem
+from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+
+pytestmark = pytest.mark.process
+
+PROGRAM = textwrap.dedent(
+    """
+    import asyncio, os, sys
+    from pathlib import Path
+    sys.path.insert(0, {tests!r})
+    from mesh_under_test import QUICK, Recorder
+    from mesh.address import Address
+    from mesh.run import run_actor
+    from mesh.run_directory import RunDirectory
+    from nodes.registry.actor import RegistryActor
+
+    class Slow(Recorder):
+        async def drain(self):
+            await asyncio.sleep(3600)
+
+    class Broken(Recorder):
+        async def start(self):
+            raise RuntimeError("it cannot start")
+
+    kind, actor_id, epoch, path, fd = sys.argv[1:]
+    directory = RunDirectory(Path(path))
+    actor = {{"registry": lambda: RegistryActor(directory, lease_s=1.0), "recorder": Recorder, "slow": Slow,
+             "broken": Broken}}[kind]()
+    supervisor_fd = int(fd) if fd != "-" else None
+    code = run_actor(actor, Address(actor_id, int(epoch)), run_directory=directory, supervisor_fd=supervisor_fd,
+                     options=QUICK, drain_timeout_s=0.3 if kind == "slow" and epoch == "1" else 30.0)
+    sys.exit(code)
+    """
+)
+
+
+class Processes:
+    def __init__(self, path):
+        self.directory = RunDirectory(path)
+        self.all = []
+
+    def start(self, kind, actor_id, epoch=1, fd=None):
+        program = PROGRAM.format(tests=os.path.dirname(__file__))
+        arguments = [sys.executable, "-c", program, kind, actor_id, str(epoch), str(self.directory.path)]
+        process = subprocess.Popen(
+            [*arguments, str(fd) if fd is not None else "-"],
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=() if fd is None else (fd,),
+            env={**os.environ, "KVMESH_LOG_FORMAT": "json"},
+        )
+        self.all.append(process)
+        return process
+
+    def wait_for(self, process, event):
+        """Read the process's log up to an event; its line."""
+        for line in process.stderr:
+            entry = json.loads(line)
+            if entry["event"] == event:
+                return entry
+        raise AssertionError(f"the log ended before {event}")
+
+    def stop(self):
+        for process in self.all:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            process.stderr.close()
+
+
+@pytest.fixture
+def processes(short_path):
+    started = Processes(short_path)
+    started.directory.create()
+    yield started
+    started.stop()
+
+
+def asker(directory):
+    actor = Recorder()
+    actor.joins = True
+    transport = ZeroMQTransport(ZeroMQOptions(run_directory=directory))
+    return ActorSystem(actor, Address("asker", 1), transport, directory.bootstrap(), QUICK)
+
+
+def test_processes_join_answer_die_and_return(processes, run):
+    registry = processes.start("registry", "registry")
+    processes.wait_for(registry, "joined")
+    recorder = processes.start("recorder", "r")
+    joined = processes.wait_for(recorder, "joined")
+    assert joined["pid"] == recorder.pid
+    assert joined["control"].endswith("/s/r.1.c")
+
+    async def main():
+        system = asker(processes.directory)
+        await system.start()
+        try:
+            await live_through(system)
+        finally:
+            await system.stop()
+
+    async def live_through(system):
+        ask = system.actor.ctx.ask
+        await until(lambda: system.registration.view.get("r"))
+        assert (await ask("r", Say(text="hi"), timeout_s=5)).message == Say(text="hi")
+        pending = asyncio.create_task(ask("r", Say(text="silence"), timeout_s=60))
+        await asyncio.sleep(0.05)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        recorder.send_signal(signal.SIGKILL)
+        with pytest.raises(PeerLost):
+            await pending
+        assert loop.time() - start < 1
+        # The registry dies too; the mesh works on, and both return with new epochs.
+        registry.send_signal(signal.SIGKILL)
+        processes.start("registry", "registry", 2)
+        processes.start("recorder", "r", 2)
+        await until(lambda: (m := system.registration.view.get("r")) and m.address == Address("r", 2), 20)
+        await until(lambda: system.registration.view.get("registry").epoch == 2, 20)
+        assert (await ask("r", Say(text="hi"), timeout_s=5)).sender == Address("r", 2)
+        await ask("r", Drain(), timeout_s=5)
+        await ask("r", Shutdown(), timeout_s=5)
+
+    run(main)
+    assert processes.all[3].wait(10) == 0
+    processes.all[2].send_signal(signal.SIGTERM)
+    assert processes.all[2].wait(10) == 0
+    left = sorted(path.name for path in processes.directory.sockets.iterdir())
+    assert left == ["r.1.c", "r.1.d", "registry.1.c", "registry.1.d"]  # of those killed; the next `up` sweeps
+
+
+def test_a_drain_that_does_not_end_is_cut_short(processes):
+    processes.wait_for(processes.start("registry", "registry"), "joined")
+    slow = processes.start("slow", "s")
+    processes.wait_for(slow, "joined")
+    slow.send_signal(signal.SIGTERM)
+    processes.wait_for(slow, "drain timed out")
+    assert slow.wait(10) == 1
+
+
+def test_a_second_signal_forces(processes):
+    processes.wait_for(processes.start("registry", "registry"), "joined")
+    slow = processes.start("slow", "s", 2)
+    processes.wait_for(slow, "joined")
+    slow.send_signal(signal.SIGINT)
+    processes.wait_for(slow, "signal")
+    slow.send_signal(signal.SIGTERM)
+    assert processes.wait_for(slow, "stopped")["forced"]
+    assert slow.wait(10) == 1
+
+
+def test_an_actor_ends_with_its_supervisor(processes):
+    reading, writing = os.pipe()
+    try:
+        registry = processes.start("registry", "registry", fd=reading)
+        processes.wait_for(registry, "joined")
+        os.write(writing, b"still here")
+        assert registry.poll() is None
+    finally:
+        os.close(writing)
+        os.close(reading)
+    assert registry.wait(10) == 0
+
+
+def test_without_a_registry_an_actor_waits_and_can_be_stopped(processes):
+    waiting = processes.start("recorder", "r")
+    log = []
+    reader = threading.Thread(target=lambda: log.extend(waiting.stderr))
+    reader.start()
+    while not list(processes.directory.sockets.glob("r.1.d")):
+        assert waiting.poll() is None
+    waiting.send_signal(signal.SIGTERM)
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.wait(10) in (0, 1)
+    reader.join()
+    assert not any("joined" in line for line in log)
+
+
+def test_a_start_that_fails_goes_through(processes):
+    broken = processes.start("broken", "x")
+    _, errors = broken.communicate(timeout=20)
+    assert broken.returncode == 1
+    assert "RuntimeError: it cannot start" in errors
+    assert list(processes.directory.sockets.iterdir()) == []
+    assert CODEC

@@ -1,0 +1,368 @@
+"""What only real sockets show: garbage on ports, full pipes, dead listeners, redials, lent memory, tcp."""
+
+import asyncio
+import os
+import socket
+import stat
+
+import pytest
+import zmq
+from mesh_under_test import QUICK, Recorder, Say, Step, until, zeromq_mesh
+
+from mesh.address import Address, Endpoint
+from mesh.envelope import Limits
+from mesh.errors import BindError, PeerLost
+from mesh.membership import Member, StaticBootstrap
+from mesh.run_directory import RunDirectory
+from mesh.system import ActorSystem
+from mesh.testing.leaks import assert_no_leaks
+from mesh.transport.base import Lane, Link
+from mesh.transport.zeromq import NOBODY, ZeroMQOptions, ZeroMQTransport
+from mesh.transport.zeromq_socket import ZERO_COPY_BYTES, Outbox
+
+HI = Say(text="hi")
+A, B = Address("a", 1), Address("b", 1)
+
+
+class Ear:
+    def __init__(self):
+        self.heard = []
+        self.down = []
+
+    def on_frames(self, link, lane, parts):
+        self.heard.append((link, lane, list(parts)))
+
+    def on_link_down(self, link, reason):
+        self.down.append((link, reason))
+
+
+@pytest.fixture
+def on_sockets(run, short_path, once_per_process):
+    """Run a test with a function that starts transports; all are stopped and nothing is left."""
+
+    def runner(test):
+        async def main():
+            directory = RunDirectory(short_path)
+            directory.create()
+            started = []
+
+            async def start(address, **options):
+                options = options or {"run_directory": directory}
+                transport, ear = ZeroMQTransport(ZeroMQOptions(**options)), Ear()
+                started.append(transport)
+                return transport, ear, await transport.start(address, ear)
+
+            try:
+                await test(start)
+            finally:
+                for transport in started:
+                    await transport.stop()
+            assert list(directory.sockets.iterdir()) == []
+
+        with assert_no_leaks(within_s=1.0):
+            run(main)
+
+    return runner
+
+
+def test_messages_go_both_ways_on_one_link(on_sockets):
+    async def test(start):
+        a, ear_a, _ = await start(A)
+        b, ear_b, where = await start(B)
+        link = a.dial(B, where)
+        large = os.urandom(ZERO_COPY_BYTES * 4)
+        for lane in Lane:
+            assert a.send(link, lane, (b"h", b"b", memoryview(large), bytearray(b"small")))
+        await until(lambda: len(ear_b.heard) == 2)
+        back = Link(A, dialed=False)
+        for heard_link, lane, parts in ear_b.heard:
+            assert heard_link == back
+            assert [bytes(part) for part in parts] == [b"h", b"b", large, b"small"]
+            assert b.send(back, lane, (b"reply", large))
+        await until(lambda: len(ear_a.heard) == 2)
+        assert all(heard == link and bytes(parts[1]) == large for heard, _, parts in ear_a.heard)
+        assert not b.send(Link(Address("x", 1), dialed=False), Lane.DATA, (b"",))
+        assert not a.send(Link(Address("x", 1), dialed=True), Lane.DATA, (b"",))
+
+    on_sockets(test)
+
+
+def test_lent_memory_is_known_until_it_is_sent(on_sockets):
+    async def test(start):
+        a, _, _ = await start(A)
+        _, ear, where = await start(B)
+        link = a.dial(B, where)
+        large = bytearray(os.urandom(8 << 20))
+        assert a.send(link, Lane.DATA, (b"h", memoryview(large)))
+        await until(lambda: ear.heard)
+        assert bytes(ear.heard[0][2][1]) == large
+        await until(lambda: a._dialed[link].sockets[Lane.DATA].num_lent == 0)
+        for number in range(300):
+            assert a.send(link, Lane.DATA, (b"h", bytes([number % 256]) * ZERO_COPY_BYTES))
+        await until(lambda: len(ear.heard) == 301)
+        await until(lambda: a._dialed[link].sockets[Lane.DATA].num_lent == 0)
+
+    on_sockets(test)
+
+
+def test_a_full_pipe_fills_the_outbox_and_nothing_is_lost(on_sockets, short_path):
+    async def test(start):
+        small = {
+            "run_directory": RunDirectory(short_path),
+            "high_water_mark": 10,
+            "max_outbox_messages": 500,
+        }
+        a, ear_a, _ = await start(A, **small)
+        b, ear_b, where = await start(B, **small)
+        link = a.dial(B, where)
+        body = b"x" * 10_000
+        sent = 0
+        while a.send(link, Lane.DATA, (b"%d" % sent, body)):
+            sent += 1
+        assert 500 <= sent < 1000
+        await until(lambda: len(ear_b.heard) == sent)
+        assert [int(parts[0]) for _, _, parts in ear_b.heard] == list(range(sent))
+        # The same the other way, where a ROUTER would drop.
+        back = Link(A, dialed=False)
+        sent = 0
+        while b.send(back, Lane.DATA, (b"%d" % sent, body)):
+            sent += 1
+        assert sent >= 500
+        await until(lambda: len(ear_a.heard) == sent)
+        assert [int(parts[0]) for _, _, parts in ear_a.heard] == list(range(sent))
+        assert b._retry is None or not any(b._backlog)
+
+    on_sockets(test)
+
+
+def test_outboxes_are_bounded_by_bytes_too():
+    outbox = Outbox(10, 100)
+    assert outbox.add((b"x" * 60, memoryview(b"y" * 30)))
+    assert not outbox.add((b"x" * 20,))
+    assert outbox.flush(lambda parts: True)
+    assert outbox.add((b"x" * 20,))
+    assert not outbox.flush(lambda parts: False)
+
+
+def test_a_dead_listener_is_a_link_that_goes_down(on_sockets, short_path):
+    async def test(start):
+        a, ear, _ = await start(A)
+        for where in ("ipc:///nowhere/at/all", "tcp://127.0.0.1:1", "nonsense://x"):
+            link = a.dial(B, Endpoint(where, where))
+            await until(lambda: ear.down)
+            assert ear.down.pop()[0] == link
+            assert not a.send(link, Lane.DATA, (b"x",))
+            await asyncio.sleep(0.02)
+            assert ear.down == []
+
+    on_sockets(test)
+
+
+def test_who_stops_is_seen_and_what_was_sent_before_arrives(on_sockets):
+    async def test(start):
+        a, ear_a, _ = await start(A)
+        b, ear_b, where = await start(B)
+        link = a.dial(B, where)
+        a.send(link, Lane.CONTROL, (b"h", b""))
+        await until(lambda: ear_b.heard)
+        for number in range(100):
+            b.send(Link(A, dialed=False), Lane.CONTROL, (b"%d" % number, b"x" * 100))
+        await b.stop()
+        await until(lambda: ear_a.down)
+        assert ear_a.down == [(link, "disconnected")]
+        assert len(ear_a.heard) == 100
+
+    on_sockets(test)
+
+
+def test_a_redial_takes_over(on_sockets):
+    async def test(start):
+        a, ear_a, _ = await start(A)
+        b, ear_b, where = await start(B)
+        for number in range(5):
+            link = a.dial(B, where)
+            a.send(link, Lane.DATA, (b"%d" % number, b""))
+            await until(lambda n=number: len(ear_b.heard) == n + 1)
+            b.send(Link(A, dialed=False), Lane.DATA, (b"%d" % number, b""))
+            await until(lambda n=number: len(ear_a.heard) == n + 1)
+            a.close_link(link)
+        assert ear_a.down == []
+
+    on_sockets(test)
+
+
+def test_an_accepted_peer_that_is_gone_is_a_link_that_goes_down(on_sockets):
+    async def test(start):
+        a, _, _ = await start(A)
+        b, ear, where = await start(B)
+        link = a.dial(B, where)
+        a.send(link, Lane.DATA, (b"h", b""))
+        await until(lambda: ear.heard)
+        a.close_link(link)
+        back = Link(A, dialed=False)
+
+        def tried():
+            b.send(back, Lane.DATA, (b"x", b""))
+            return ear.down
+
+        await until(tried)
+        assert ear.down == [(back, "it closed its connection")]
+        b.close_link(back)
+
+    on_sockets(test)
+
+
+def test_names_that_are_no_addresses_are_nobody(on_sockets):
+    async def test(start):
+        _, ear, where = await start(B)
+        with zmq.Context() as context:
+            sockets = []
+            for identity in (b"", b"no-epoch", b"x#y", b"\xff\xfe#1", b"a# 1", b"a#01", b"#1"):
+                stranger = context.socket(zmq.DEALER)
+                stranger.setsockopt(zmq.LINGER, 0)
+                if identity:
+                    stranger.setsockopt(zmq.ROUTING_ID, identity)
+                stranger.connect(where.data)
+                stranger.send_multipart([b"h", b"b"])
+                sockets.append(stranger)
+            await until(lambda: len(ear.heard) == 7)
+            assert {link for link, _, _ in ear.heard} == {Link(NOBODY, dialed=False)}
+            for stranger in sockets:
+                stranger.close()
+
+    on_sockets(test)
+
+
+def test_epochs_bind_their_own_sockets_and_never_twice(on_sockets):
+    async def test(start):
+        await start(A)
+        with pytest.raises(BindError, match="new epoch"):
+            await start(A)
+        _, _, where = await start(Address("a", 2))
+        assert where.control.endswith("/s/a.2.c")
+        path = where.control.removeprefix("ipc://")
+        assert stat.S_ISSOCK(os.stat(path).st_mode)
+
+    on_sockets(test)
+
+
+def test_tcp_listens_on_a_free_port_of_the_loopback_interface(on_sockets):
+    async def test(start):
+        a, _, _ = await start(A, tcp_host="127.0.0.1")
+        _, ear, where = await start(B, tcp_host="localhost")
+        assert where.control.startswith("tcp://127.0.0.1:")
+        assert where.control != where.data
+        link = a.dial(B, where)
+        a.send(link, Lane.DATA, (b"h", b"over tcp"))
+        await until(lambda: ear.heard)
+        assert ear.heard[0][2][1] == b"over tcp"
+
+    on_sockets(test)
+
+
+def test_tcp_beyond_the_host_has_to_be_wanted(on_sockets):
+    async def test(start):
+        for host in ("0.0.0.0", "10.1.2.3", "example.org", "::"):
+            with pytest.raises(BindError, match="insecure"):
+                await start(A, tcp_host=host)
+        _, _, where = await start(A, tcp_host="0.0.0.0", insecure=True, advertised_host="worker.example")
+        assert where.control.startswith("tcp://worker.example:")
+        with pytest.raises(BindError, match="cannot be listened on"):
+            await start(B, tcp_host="203.0.113.7", insecure=True)
+        with pytest.raises(BindError, match="too long"):
+            await start(Address("x" * 300, 1), tcp_host="127.0.0.1")
+
+    on_sockets(test)
+
+
+def test_garbage_on_a_port_is_refused_and_the_actor_goes_on(run, once_per_process):
+    async def main():
+        transport = ZeroMQTransport(ZeroMQOptions(tcp_host="127.0.0.1", handshake_timeout_s=0.2))
+        nowhere = StaticBootstrap(Address("registry", 1), Endpoint("tcp://127.0.0.1:1", "tcp://127.0.0.1:1"))
+        actor = Recorder()
+        actor.joins = False
+        system = ActorSystem(actor, B, transport, nowhere, QUICK)
+        await system.start()
+        where = system.describe().endpoint
+        port = int(where.data.rpartition(":")[2])
+        loop = asyncio.get_running_loop()
+        for garbage in (
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 20,
+            os.urandom(4096),
+            b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(60) + os.urandom(500),
+            b"",
+        ):
+            stranger = socket.create_connection(("127.0.0.1", port))
+            stranger.setblocking(False)
+            await loop.sock_sendall(stranger, garbage)
+            await asyncio.sleep(0.05)
+            stranger.close()
+        await until(lambda: system.metrics.value("mesh_frames_refused_total", code="bad_header"))
+        other = ZeroMQTransport(ZeroMQOptions(tcp_host="127.0.0.1"))
+        asker = ActorSystem(Recorder(), A, other, nowhere, QUICK)
+        asker.actor.joins = False
+        asker.registration.view.reset(1, 1, [Member(actor_id="b", role="r", epoch=1, endpoint=where)])
+        await asker.start()
+        assert (await asker.actor.ctx.ask("b", HI, timeout_s=5)).message == HI
+        await asker.stop()
+        await system.stop()
+
+    run(main)
+
+
+def test_a_frame_over_the_limit_ends_the_connection_not_the_actor(on_sockets, short_path):
+    async def test(start):
+        limits = Limits(max_message_bytes=100_000)
+        _, ear, where = await start(B, run_directory=RunDirectory(short_path), limits=limits)
+        a, ear_a, _ = await start(A)
+        link = a.dial(B, where)
+        a.send(link, Lane.DATA, (b"h", bytes(200_000)))
+        await until(lambda: ear_a.down)
+        assert ear.heard == []
+        link = a.dial(B, where)
+        a.send(link, Lane.DATA, (b"h", bytes(50_000)))
+        await until(lambda: ear.heard)
+
+    on_sockets(test)
+
+
+def test_no_welcome_from_a_mute_listener(run, short_path, once_per_process):
+    async def main():
+        async with zeromq_mesh(short_path) as mesh:
+            await mesh.start_registry()
+            a = await mesh.start("a")
+            mute = socket.socket(socket.AF_UNIX)
+            path = short_path / "mute"
+            mute.bind(str(path))
+            mute.listen(4)
+            where = Endpoint(f"ipc://{path}", f"ipc://{path}")
+            a.registration.view._members["b"] = Member(actor_id="b", role="r", epoch=1, endpoint=where)
+            with pytest.raises(PeerLost, match="no welcome"):
+                await a.actor.ctx.ask("b", HI, timeout_s=60)
+            mute.close()
+
+    run(main)
+
+
+def test_a_burst_in_both_directions_arrives_whole(run, short_path, once_per_process):
+    """Sends consume the events that announce arrivals; none may be overlooked."""
+
+    async def main():
+        async with zeromq_mesh(short_path) as mesh:
+            a, b = await mesh.pair()
+            for system in (a, b):
+                actor = system.actor
+                actor.on_tell = lambda sender, message, buffers, actor=actor: (
+                    actor.told.append(message.step),
+                    message.step % 3 or actor.ctx.tell(sender.actor_id, Step(step=-1)),
+                )
+            for burst in range(20):
+                for number in range(burst * 50, burst * 50 + 50):
+                    assert a.actor.ctx.tell("b", Step(step=number + 1))
+                    assert b.actor.ctx.tell("a", Step(step=number + 1))
+                await asyncio.sleep(0.001 * (burst % 3))
+            await until(lambda: all(len(s.actor.told) == 1000 + 333 for s in (a, b)))
+            for system in (a, b):
+                assert [step for step in system.actor.told if step > 0] == list(range(1, 1001))
+
+    run(main)
