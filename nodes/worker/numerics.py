@@ -97,7 +97,7 @@ def _attention_results(attention: TorchPagedAttention, dtype: torch.dtype) -> It
             for copy, begin, end in rows_of
         ]
         rows = torch.cat([torch.arange(begin, end) for _, begin, end in rows_of])
-        return over.attend(0, over.plan(spans), q[rows], k[rows], v[rows])
+        return over.attend(0, over.plan(spans), q[rows], k[rows], v[rows])[: rows.shape[0]]
 
     whole = attend(_scratch(layout, num_heads, num_pages), (0, 0, _NUM_POSITIONS))
     over = _scratch(layout, num_heads, 3 * num_pages)

@@ -42,6 +42,6 @@ class AttentionBackend(Protocol):
 
         `q` is `[rows, heads, head_dim]` and `k` `[rows, kv_heads, head_dim]`, float32, after the rotary embedding; `v`
         is `[rows, kv_heads, head_dim]`. Rows behind those of the plan's spans are padding and come back as zeros.
-        Overwrites `q`. Returns `[rows, heads * head_dim]`, float32.
+        Returns `[rows, heads * head_dim]`, float32, good until the next call.
         """
         ...

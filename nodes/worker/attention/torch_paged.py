@@ -43,13 +43,22 @@ class _Splits(NamedTuple):
     def num_items(self) -> int:
         return self.sequences.shape[0]
 
+    @property
+    def is_even(self) -> bool:
+        """All sequences have equally many splits."""
+        return self.counts[0] == self.counts[-1]
+
 
 class _Decode(NamedTuple):
-    """Sequences with one row each, rows `first .. first + counts[0] - 1` of the batch."""
+    """Sequences with one row each, rows `first .. first + counts[0] - 1` of the batch.
+
+    `bias` is `[items * heads, rows, SPLIT]`. `rows` takes the queries; what pads their heads stays zero.
+    """
 
     first: int
     splits: _Splits
     bias: Tensor
+    rows: Tensor
 
 
 class _Chunk(NamedTuple):
@@ -71,13 +80,18 @@ class _Tile(NamedTuple):
 
 
 class PagedPlan(NamedTuple):
-    """One step. `cells` is `[layers, 2 * num_rows]`: where keys and values go; `fresh` names the cells to zero."""
+    """One step. `cells` is `[layers, 2 * rows]`: where keys and values go; `fresh` names the cells to zero.
 
-    num_rows: int
+    `written` is `[rows, 2, kv_heads, head_dim]` and `out` `[padded rows, kv_heads, group, head_dim]`; each layer uses
+    them anew.
+    """
+
     cells: Tensor
     fresh: tuple[Tensor, Tensor] | None
     decodes: list[_Decode]
     chunks: list[_Chunk]
+    written: Tensor
+    out: Tensor
 
 
 class TorchPagedAttention:
@@ -95,30 +109,27 @@ class TorchPagedAttention:
         self._pages_per_split = SPLIT // layout.page_size
         self._scale = layout.head_dim**-0.5
         self._layers = torch.arange(layout.num_layers).unsqueeze(1)
-        self._keys = torch.empty(0)
-        self._values = torch.empty(0)
+        self._gathered = torch.empty(2, 0)
 
     def plan(self, spans: Sequence[Span]) -> PagedPlan:
         """See `AttentionBackend.plan`; `spans` sorted by `sort_key`."""
         num_decodes = sum(span.num_tokens == 1 for span in spans)
         decodes = [self._plan_decode(first, part) for first, part in self._parts(spans[:num_decodes])]
         chunks: list[_Chunk] = []
-        first = num_decodes
+        num_rows = num_decodes
         for span in spans[num_decodes:]:
-            chunks.append(self._plan_chunk(first, span))
-            first += span.num_tokens
-        num_items = max([d.splits.num_items for d in decodes] + [c.splits.num_items for c in chunks])
-        self._reserve(num_items)
-        num_rows = sum(span.num_tokens for span in spans)
-        return PagedPlan(num_rows, self._cells(spans), self._fresh(spans), decodes, chunks)
+            chunks.append(self._plan_chunk(num_rows, span))
+            num_rows += span.num_tokens
+        self._reserve(max([d.splits.num_items for d in decodes] + [c.splits.num_items for c in chunks]))
+        heads, dim = self.layout.num_kv_heads, self.layout.head_dim
+        written = torch.empty(num_rows, 2, heads, dim, dtype=self._pool.cells.dtype)
+        out = torch.zeros(padded_rows(num_rows), heads, self._group, dim)
+        return PagedPlan(self._cells(spans), self._fresh(spans), decodes, chunks, written, out)
 
     def attend(self, layer: int, plan: PagedPlan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `AttentionBackend.attend`."""
         self._write(layer, plan, k, v)
-        heads, dim = self.layout.num_kv_heads, self.layout.head_dim
-        q = q.mul_(self._scale).view(-1, heads, self._group, dim)
-        out = torch.empty_like(q)
-        out[plan.num_rows :] = 0
+        q, out = q.view(q.shape[0], self.layout.num_kv_heads, self._group, self.layout.head_dim), plan.out
         for decode in plan.decodes:
             self._gather(layer, decode.splits)
             last = decode.first + decode.splits.counts[0]
@@ -128,35 +139,42 @@ class TorchPagedAttention:
             for tile in chunk.tiles:
                 rows = slice(chunk.first + tile.begin, chunk.first + tile.end)
                 self._tile(tile, q[rows], out[rows])
-        return out.view(out.shape[0], self.num_heads * dim)
+        return out.view(out.shape[0], self.num_heads * self.layout.head_dim)
 
     def _write(self, layer: int, plan: PagedPlan, k: Tensor, v: Tensor) -> None:
         if plan.fresh is not None and layer == 0:
             pages, offsets = plan.fresh
             self._pool.pages[pages, :, :, offsets] = 0
-        num_rows, (_, heads, dim) = plan.num_rows, k.shape
-        both = torch.empty(num_rows, 2, heads, dim, dtype=self._pool.cells.dtype)
-        both[:, 0] = k[:num_rows]
-        both[:, 1] = v[:num_rows]
-        self._pool.cells.index_copy_(0, plan.cells[layer], both.view(2 * num_rows, heads * dim))
+        num_rows = plan.written.shape[0]
+        plan.written[:, 0] = k[:num_rows]
+        plan.written[:, 1] = v[:num_rows]
+        self._pool.cells.index_copy_(0, plan.cells[layer], plan.written.view(2 * num_rows, -1))
 
     def _gather(self, layer: int, splits: _Splits) -> None:
-        """Keys and values of all items, float32, into `_keys[:items]` and `_values[:items]`."""
+        """Keys and values of all items, float32, into `_gathered`."""
         layout, items = self.layout, splits.num_items
-        gathered = self._pool.layer_pages.index_select(0, splits.page_rows[layer]).view(
+        found = self._pool.layer_pages.index_select(0, splits.page_rows[layer]).view(
             items, self._pages_per_split, 2, layout.page_size, layout.num_kv_heads, layout.head_dim
         )
-        self._keys[:items].copy_(gathered[:, :, 0].permute(0, 3, 1, 2, 4))
-        self._values[:items, ..., : layout.head_dim].copy_(gathered[:, :, 1].permute(0, 3, 1, 2, 4))
+        self._gathered[:, :items, ..., : layout.head_dim] = found.permute(2, 0, 4, 1, 3, 5)
 
     def _decode(self, decode: _Decode, q: Tensor, out: Tensor) -> None:
-        splits = decode.splits
-        rows = q.new_zeros(q.shape[0], q.shape[1], self._group_rows, q.shape[3])
+        splits, rows = decode.splits, decode.rows
+        num_sequences, num_splits = splits.counts[0], len(splits.counts)
         rows[:, :, : self._group] = q
-        items = rows if len(splits.counts) == 1 else rows.index_select(0, splits.sequences)
-        scores = self._scores(items).add_(decode.bias)
-        highest = self._highest(scores.amax(-1), splits)
-        weighted = self._weigh(scores.sub_(highest.unsqueeze(-1)).exp_())
+        if num_splits == 1:
+            items = rows
+        elif splits.is_even:
+            items = rows.expand(num_splits, *rows.shape) if num_sequences == 1 else rows.repeat(num_splits, 1, 1, 1)
+        else:
+            items = rows.index_select(0, splits.sequences)
+        scores = self._scores(items.reshape(splits.num_items, *rows.shape[1:]), decode.bias, beta=1)
+        if splits.is_even:
+            by_split = scores.view(num_splits, num_sequences, *scores.shape[1:])
+            by_split.sub_(by_split.amax(-1, keepdim=True).amax(0))
+        else:
+            scores.sub_(self._highest(scores.amax(-1, keepdim=True), splits))
+        weighted = self._weigh(scores.exp_())
         total = _sum_in_order(weighted, splits.counts)[:, :, : self._group]
         dim = self.layout.head_dim
         torch.div(total[..., :dim], total[..., dim : dim + 1], out=out)
@@ -166,33 +184,32 @@ class TorchPagedAttention:
         num_rows = num_tokens * group
         rows = q.new_zeros(heads, padded_rows(num_rows), dim)
         rows[:, :num_rows].view(heads, num_tokens, group, dim).copy_(q.transpose(0, 1))
-        scores = self._scores(rows.unsqueeze(0).expand(tile.num_splits, -1, -1, -1))
+        scores = self._scores(rows.expand(tile.num_splits, *rows.shape), rows.new_empty(1, 1, SPLIT), beta=0)
         scores[tile.first_masked :].add_(tile.bias)
-        highest = scores.amax(-1).amax(0)
-        weighted = self._weigh(scores.sub_(highest.unsqueeze(-1)).exp_())
+        highest = scores.amax(-1, keepdim=True).amax(0)
+        weighted = self._weigh(scores.sub_(highest).exp_())
         total = _sum_in_order(weighted, [1] * tile.num_splits)[0, :, :num_rows].view(heads, num_tokens, group, -1)
         torch.div(total[..., :dim].transpose(0, 1), total[..., dim : dim + 1].transpose(0, 1), out=out)
 
-    def _scores(self, rows: Tensor) -> Tensor:
-        """`[items, heads, rows, dim]` against the gathered keys: `[items, heads, rows, SPLIT]`."""
+    def _scores(self, rows: Tensor, bias: Tensor, beta: int) -> Tensor:
+        """`[items, heads, rows, dim]` against the gathered keys, plus `beta * bias`: `[items, heads, rows, SPLIT]`."""
         items, heads, num_rows, dim = rows.shape
-        keys = self._keys[:items].view(items * heads, SPLIT, dim)
-        scores = torch.bmm(rows.reshape(items * heads, num_rows, dim), keys.transpose(1, 2))
-        return scores.view(items, heads, num_rows, SPLIT)
+        keys = self._gathered[0, :items].view(items * heads, SPLIT, -1)[..., :dim].transpose(1, 2)
+        rows = rows.reshape(items * heads, num_rows, dim)
+        return torch.baddbmm(bias, rows, keys, beta=beta, alpha=self._scale).view(items, heads, num_rows, SPLIT)
 
     def _weigh(self, weights: Tensor) -> Tensor:
         """`[items, heads, rows, SPLIT]` times the gathered values: `[items, heads, rows, dim + ones]`."""
         items, heads, num_rows, _ = weights.shape
-        values = self._values[:items].view(items * heads, SPLIT, -1)
+        values = self._gathered[1, :items].view(items * heads, SPLIT, -1)
         return torch.bmm(weights.view(items * heads, num_rows, SPLIT), values).view(items, heads, num_rows, -1)
 
     @staticmethod
     def _highest(of_items: Tensor, splits: _Splits) -> Tensor:
         """Maximum over the items of a sequence, for each of its items."""
-        if len(splits.counts) == 1:
-            return of_items
-        highest, first = of_items[: splits.counts[0]], splits.counts[0]
-        for count in splits.counts[1:]:
+        counts = splits.counts
+        highest, first = of_items[: counts[0]], counts[0]
+        for count in counts[1:]:
             torch.maximum(highest[:count], of_items[first : first + count], out=highest[:count])
             first += count
         return highest.index_select(0, splits.sequences)
@@ -216,7 +233,9 @@ class TorchPagedAttention:
         in_split = ends[splits.sequences.numpy()] - SPLIT * _split_numbers(splits.counts)
         visible = np.arange(SPLIT) < in_split[:, None]
         bias = np.where(visible, np.float32(0), np.float32(-np.inf))
-        return _Decode(first, splits, torch.from_numpy(bias)[:, None, None, :])
+        heads, rows, dim = self.layout.num_kv_heads, self._group_rows, self.layout.head_dim
+        expanded = torch.from_numpy(bias)[:, None, None, :].expand(-1, heads, rows, SPLIT)
+        return _Decode(first, splits, expanded.reshape(-1, rows, SPLIT), torch.zeros(len(spans), heads, rows, dim))
 
     def _plan_chunk(self, first: int, span: Span) -> _Chunk:
         splits, _ = self._plan_splits([span])
@@ -277,12 +296,11 @@ class TorchPagedAttention:
         return (torch.tensor(pages), torch.tensor(offsets)) if pages else None
 
     def _reserve(self, num_items: int) -> None:
-        if self._keys.shape[0] < num_items:
-            heads, dim, size = self.layout.num_kv_heads, self.layout.head_dim, self.layout.page_size
-            shape = (num_items, heads, self._pages_per_split, size)
-            self._keys = torch.zeros(*shape, dim)
-            self._values = torch.zeros(*shape, dim + _ONES)
-            self._values[..., dim] = 1
+        if self._gathered.shape[1] < num_items:
+            heads, dim = self.layout.num_kv_heads, self.layout.head_dim
+            shape = (num_items, heads, self._pages_per_split, self.layout.page_size)
+            self._gathered = torch.zeros(2, *shape, dim + _ONES)
+            self._gathered[..., dim] = 1
 
 
 def _sum_in_order(items: Tensor, counts: list[int]) -> Tensor:

@@ -1,6 +1,6 @@
 """RMS norm, one row at a time in float32: a row's bits do not depend on its neighbours."""
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 
@@ -14,4 +14,4 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` of shape `[..., size of weight]`."""
-        return F.rms_norm(x, self._shape, self._weight, self._eps)
+        return torch.rms_norm(x, self._shape, self._weight, self._eps)

@@ -72,10 +72,10 @@ class Llama:
         heads = layer.qkv(x).view(x.shape[0], -1, spec.head_dim)
         turned = heads[:, : spec.num_heads + spec.num_kv_heads].to(torch.float32)
         if layer.qk_norm is not None:
-            turned = torch.nn.functional.rms_norm(turned, [spec.head_dim], None, spec.rms_norm_eps).mul_(layer.qk_norm)
+            turned = torch.rms_norm(turned, [spec.head_dim], None, spec.rms_norm_eps).mul_(layer.qk_norm)
         turned = rotate(turned, cos, sin)
         values = heads[:, spec.num_heads + spec.num_kv_heads :]
-        return turned[:, : spec.num_heads].contiguous(), turned[:, spec.num_heads :], values
+        return turned[:, : spec.num_heads], turned[:, spec.num_heads :], values
 
     def _load_layer(self, weights: WeightSource, prefix: str) -> LayerWeights:
         spec = self._spec
