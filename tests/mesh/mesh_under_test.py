@@ -100,7 +100,7 @@ class Recorder(Actor):
 async def until(condition, timeout_s=5.0):
     """Wait for something that is bound to come true."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.002)
 
 
