@@ -1,0 +1,68 @@
+"""The bundled model: the runner writes what transformers writes, and a second worker goes on where one stopped."""
+
+import pytest
+import torch
+from torch_running import Row, make_runner, step
+from transformers import AutoModelForCausalLM
+
+from nodes.model_spec import resolve_model
+from nodes.model_spec.vocabulary import load_tokenizer
+from nodes.request import Sampling
+from nodes.worker.runner import TorchRunner
+
+SPEC = resolve_model("tiny")
+PROMPTS = [
+    "What is 12 plus 30?",
+    "Give me JSON with the name Ada and the age 36.",
+    "What is the capital of France?",
+    "Count from 3 to 9.",
+    "Spell the word river backwards.",
+]
+NUM_TOKENS = 60
+
+
+def encode(prompt: str) -> list[int]:
+    text = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+    return load_tokenizer(SPEC).encode(text, add_special_tokens=False).ids
+
+
+def write(runner: TorchRunner, prompt: list[int], output: list[int], count: int, sampling: Sampling) -> list[int]:
+    """Go on from `output` up to `count` tokens or the end: one prefill of everything so far, then decode."""
+    output, pages = list(output), list(range(1, 12))
+    start, ids = 0, prompt + output
+    while len(output) < count and not (output and output[-1] in SPEC.eos_token_ids):
+        row = Row(start, ids, pages, sampling, len(prompt))
+        output.append(runner.run(step(row)).token_ids[0])
+        start, ids = start + len(ids), output[-1:]
+    return output
+
+
+@pytest.fixture(scope="module")
+def runner() -> TorchRunner:
+    return make_runner("tiny")
+
+
+def test_greedy_text_is_that_of_transformers(runner: TorchRunner) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(SPEC.path, dtype=torch.float32)
+    tokenizer = load_tokenizer(SPEC)
+    texts = set()
+    for prompt in map(encode, PROMPTS):
+        ids = torch.tensor([prompt])
+        expected = reference.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False
+        )
+        written = write(runner, prompt, [], NUM_TOKENS, Sampling(temperature=0.0))
+        assert written == expected[0, len(prompt) :].tolist()
+        texts.add(tokenizer.decode(written))
+    assert len(texts) == len(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(temperature=0.0), Sampling(seed=5), Sampling(seed=6, top_p=0.9)], ids=repr
+)
+def test_text_goes_on_the_same_after_any_token(runner: TorchRunner, sampling: Sampling) -> None:
+    prompt = encode(PROMPTS[1])
+    undisturbed = write(runner, prompt, [], 24, sampling)
+    other = make_runner("tiny")
+    for position in range(len(undisturbed)):
+        assert write(other, prompt, undisturbed[:position], 24, sampling) == undisturbed
