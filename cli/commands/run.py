@@ -32,6 +32,7 @@ def run(arguments: list[str]) -> int:
             epoch=epoch,
             config=config,
             supervisor_fd=parsed.supervisor_fd,
+            drain_timeout_s=parsed.drain_timeout,
         )
     )
 
@@ -47,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--epoch", type=int, help="by default the next one of this actor id")
     parser.add_argument("--config", default="{}", metavar="JSON", help="configuration: JSON, or a file with it")
     parser.add_argument("--supervisor-fd", type=int, default=NO_FD, help="pipe that ends with the supervisor")
+    parser.add_argument("--drain-timeout", type=float, default=30.0, help="seconds to finish work after SIGTERM")
     return parser
 
 

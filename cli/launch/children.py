@@ -7,6 +7,7 @@ signals go by pid.
 """
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
@@ -48,6 +49,10 @@ class Children:
         # It may have died between its birth and this call, with the signal long handled.
         self._loop.call_soon(self._reap)
 
+    def unwatch(self, pid: int) -> None:
+        """Tell nobody of this child's end."""
+        self._watched.pop(pid, None)
+
     def signal(self, pid: int, number: signal.Signals) -> None:
         """Send a signal to a watched child; nothing if it is gone already."""
         if pid in self._watched:
@@ -55,6 +60,24 @@ class Children:
                 os.kill(pid, number)
             except ProcessLookupError:
                 return
+
+    def unwatched(self) -> list[int]:
+        """Children that nobody watches, by whatever thread they were started: orphans of descendants."""
+        found: list[int] = []
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += [int(pid) for pid in (task / "children").read_text().split()]
+        return sorted(pid for pid in found if pid not in self._watched)
+
+    async def end_unwatched(self, grace_s: float) -> None:
+        """Wait until nobody unwatched is left; what lives after `grace_s` is killed, and what that leaves in turn."""
+        deadline = self._loop.time() + grace_s
+        while orphans := self.unwatched():
+            if self._loop.time() >= deadline:
+                for pid in orphans:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            await self.next_death(0.1)
 
     async def next_death(self, timeout_s: float) -> None:
         """Wait until some child has been reaped, or the time is over."""

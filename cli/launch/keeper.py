@@ -84,8 +84,10 @@ class ProcessKeeper:
         self._timer: asyncio.TimerHandle | None = None
         self._failure_code = ExitCode.NOT_READY
         self._environment = actor_environment(topology.num_threads)
-        self._zygote = ZygoteClient(children, directory.log("zygote"), supervisor_fd, self._environment)
         supervision = topology.settings.supervision
+        log, timeout_s = directory.log("zygote"), supervision.start_timeout_s
+        self._zygote = ZygoteClient(children, log, supervisor_fd, self._environment, timeout_s)
+        self._drain_timeout_s = supervision.drain_timeout_s
         policy = Policy(
             budget=supervision.restart_budget,
             budget_window_s=supervision.restart_window_s,
@@ -148,7 +150,6 @@ class ProcessKeeper:
     def _perform(self, command: Command) -> None:
         match command:
             case Spawn(actor_id, epoch):
-                self._directory.issue(actor_id, epoch)
                 self._progress.stage(actor_id, "spawn")
                 self._spawn(self._launches[actor_id], Address(actor_id, epoch))
             case Kill(actor_id, _):
@@ -167,6 +168,12 @@ class ProcessKeeper:
                 assert_never(command)
 
     def _spawn(self, launch: ActorLaunch, address: Address) -> None:
+        try:
+            # Before anything is started, so that no epoch is issued twice.
+            self._directory.issue(*address)
+        except OSError as error:
+            self._loop.call_soon(self._spawn_failed, address, f"its epoch cannot be recorded: {error}")
+            return
         log = self._directory.log(launch.actor_id)
         if launch.start == "fork":
             run = RoleRun(
@@ -176,6 +183,7 @@ class ProcessKeeper:
                 epoch=address.epoch,
                 config=launch.config,
                 supervisor_fd=SUPERVISOR_FD,
+                drain_timeout_s=self._drain_timeout_s,
             )
             self._zygote.fork(
                 run, log, lambda pid: self._spawned(address, pid), lambda reason: self._spawn_failed(address, reason)
@@ -183,7 +191,7 @@ class ProcessKeeper:
             return
         arguments = ["-m", "cli", *run_arguments(self._directory.mesh, launch, address.epoch)]
         arguments += ["--config", str(self._directory.path / "configs" / f"{launch.actor_id}.json")]
-        arguments += ["--supervisor-fd", str(SUPERVISOR_FD)]
+        arguments += ["--supervisor-fd", str(SUPERVISOR_FD), "--drain-timeout", f"{self._drain_timeout_s:g}"]
         try:
             pid = spawn_process(arguments, log, {SUPERVISOR_FD: self._supervisor_fd}, self._environment)
         except OSError as error:
@@ -250,7 +258,11 @@ class ProcessKeeper:
     def _write_manifest(self) -> None:
         if self._manifest is not None:
             manifest = msgspec.structs.replace(self._manifest, processes=list(self._processes.values()))
-            self._directory.write_manifest(manifest)
+            try:
+                self._directory.write_manifest(manifest)
+            except OSError as error:
+                # Actors end with their supervisor's pipe; the manifest is for those that cannot.
+                self._progress.note(f"the manifest cannot be written: {error}")
 
 
 def run_arguments(mesh: str, launch: ActorLaunch, epoch: int) -> list[str]:

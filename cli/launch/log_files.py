@@ -1,6 +1,7 @@
 """The log files of a mesh: bounded, with one predecessor each."""
 
 import asyncio
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,9 @@ class LogFiles:
         """Check now and then, until cancelled."""
         while True:
             await asyncio.sleep(_CHECK_INTERVAL_S)
-            self.rotate()
+            # A full disk is a reason to try again, not to stop.
+            with contextlib.suppress(OSError):
+                self.rotate()
 
     def rotate(self) -> list[Path]:
         """Move the content of files over the bound to `NAME.log.1`; which ones were."""

@@ -7,12 +7,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import structlog
 
-from cli.errors import CliError
+from cli.errors import CannotBind, CliError
 from cli.exit_codes import ExitCode
 from cli.launch.children import Children
 from cli.launch.keeper import Listeners, ProcessKeeper
@@ -24,6 +23,7 @@ from cli.launch.sweep import start_time, sweep
 from cli.protocol import SUPERVISOR
 from cli.topology import Topology
 from mesh.address import Address, Endpoint
+from mesh.errors import BindError
 from mesh.membership import Member
 from mesh.options import SystemOptions
 from mesh.system import ActorSystem
@@ -48,6 +48,10 @@ def run_mesh(make_topology: Callable[[], Topology], directory: MeshDirectory, pr
             setup_log(level=os.environ.get("KVMESH_LOG_LEVEL", "info"), stream=log)
             try:
                 return asyncio.run(_MeshProcess(topology, directory, progress).run())
+            except BindError as error:
+                raise CannotBind(
+                    "the supervisor cannot listen", why=error.message, do="correct it, then start again"
+                ) from error
             finally:
                 structlog.reset_defaults()
                 sweep(directory)
@@ -89,7 +93,7 @@ class _MeshProcess:
                 rotating.cancel()
                 keeper.close()
                 await system.stop()
-                await _end_orphans(children)
+                await children.end_unwatched(_ORPHAN_GRACE_S)
         finally:
             os.close(writer)
             os.close(reader)
@@ -185,25 +189,3 @@ async def _answers_ready(host: str, port: int) -> bool:
     except (OSError, TimeoutError):
         return False
     return status.split()[1:2] == [b"200"]
-
-
-async def _end_orphans(children: Children) -> None:
-    """Whatever actors started and left behind ends with them: waited for, then killed."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + _ORPHAN_GRACE_S
-    while orphans := _child_pids():
-        if loop.time() > deadline:
-            for pid in orphans:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            deadline = loop.time() + _ORPHAN_GRACE_S
-        await children.next_death(0.1)
-
-
-def _child_pids() -> list[int]:
-    """Children of this process, zombies among them, by whatever thread they were started."""
-    found: list[int] = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            found += [int(pid) for pid in (task / "children").read_text().split()]
-    return sorted(found)

@@ -33,6 +33,7 @@ class RoleRun(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     config: dict[str, Any]
     supervisor_fd: int = NO_FD
+    drain_timeout_s: float = 30.0
 
 
 def run_role(run: RoleRun) -> int:
@@ -50,6 +51,7 @@ def run_role(run: RoleRun) -> int:
             run_directory=directory.run,
             supervisor=manifest.supervisor if manifest is not None else None,
             supervisor_fd=run.supervisor_fd if supervised else None,
+            drain_timeout_s=run.drain_timeout_s,
         )
     except (CliError, ModelError, BindError, PoolExhaustedMemory) as error:
         directory.write_error(address, StartError(error.code, str(error)))

@@ -4,6 +4,7 @@ A zygote that dies takes nothing with it but the requests it was asked: its fork
 """
 
 import asyncio
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -25,14 +26,21 @@ OnFailed = Callable[[str], None]
 
 
 class ZygoteClient:
-    """One zygote, started when first needed. Callbacks come on the loop, one of the two per request."""
+    """One zygote, started when first needed. Callbacks come on the loop, one of the two per request.
 
-    def __init__(self, children: Children, log: Path, supervisor_fd: int, environment: dict[str, str]) -> None:
+    A zygote that leaves a request unanswered for `timeout_s` is killed.
+    """
+
+    def __init__(
+        self, children: Children, log: Path, supervisor_fd: int, environment: dict[str, str], timeout_s: float
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._children = children
         self._log = log
         self._supervisor_fd = supervisor_fd
         self._environment = environment
+        self._timeout_s = timeout_s
+        self._ending: asyncio.Task[None] | None = None
         self._channel: socket.socket | None = None
         self._ready = False
         self._numbers = 0
@@ -42,7 +50,7 @@ class ZygoteClient:
 
     def start(self) -> None:
         """Start it if it does not run, so that it is warm when it is needed."""
-        if self._channel is not None:
+        if self._channel is not None or self.pid is not None:
             return
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         here.setblocking(False)
@@ -59,6 +67,7 @@ class ZygoteClient:
         self._numbers += 1
         request = ForkRequest(number=self._numbers, run=run, log=str(log))
         self._waiting[request.number] = (request, on_forked, on_failed)
+        self._loop.call_later(self._timeout_s, self._overdue, request.number)
         try:
             self.start()
         except OSError as error:
@@ -68,8 +77,12 @@ class ZygoteClient:
             self._send(request)
 
     def close(self) -> None:
-        """Let it end. Forks that were asked for and not answered fail."""
+        """Let it end, with whoever waits for unwatched children. Forks that were asked for and not answered fail."""
         self._hang_up()
+        if self.pid is not None:
+            self._children.unwatch(self.pid)
+        if self._ending is not None:
+            self._ending.cancel()
         self._fail_all("the supervisor stops")
 
     def _send(self, request: ForkRequest) -> None:
@@ -113,12 +126,22 @@ class ZygoteClient:
             case _:
                 assert_never(message)
 
+    def _overdue(self, number: int) -> None:
+        if number in self._waiting and self.pid is not None:
+            self._children.signal(self.pid, signal.SIGKILL)
+
     def _ended(self, pid: int, status: int) -> None:
         if pid != self.pid:
             return
-        self.pid = None
         self._hang_up()
-        self._fail_all(f"the zygote ended with {describe_exit(status)}, see {self._log}")
+        reason = f"the zygote ended with {describe_exit(status)}, see {self._log}"
+        self._ending = self._loop.create_task(self._end_nameless(reason), name="end-of-zygote")
+
+    async def _end_nameless(self, reason: str) -> None:
+        """It may have forked actors whose pid it told nobody: they end before others take their places."""
+        await self._children.end_unwatched(0.0)
+        self.pid = None
+        self._fail_all(reason)
 
     def _hang_up(self) -> None:
         if self._channel is not None:

@@ -116,3 +116,21 @@ def test_the_name_that_ps_shows():
     program = f"{naming}; print(open('/proc/self/comm').read())"
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert output.strip() == "worker-decode-0"
+
+
+def test_the_unwatched_are_ended_with_what_they_leave(run, tmp_path):
+    async def main(children):
+        # A child with a child: killing the first leaves the second, which nobody has named either.
+        program = "import os, time; os.fork(); time.sleep(600)"
+        pid = spawn_process(["-c", program], tmp_path / "log", {}, dict(os.environ))
+        watched = spawn_process(["-c", "import time; time.sleep(600)"], tmp_path / "log", {}, dict(os.environ))
+        dead = ended(children, watched)
+        assert children.unwatched() == [pid]
+        await children.end_unwatched(0.2)
+        assert own_children() == [watched]
+        children.unwatch(watched)
+        await children.end_unwatched(0.0)
+        assert own_children() == []
+        assert not dead.done()
+
+    run(main)
