@@ -10,7 +10,7 @@ Used by `mesh/transport/zeromq.py` only.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import zmq
 
@@ -112,7 +112,7 @@ class LoopSocket:
     def watch(self, events: int, name: str, on_event: Callable[[list[Buffer]], None]) -> None:
         """Hand on the socket's own events (`zmq.Event`) under a name unique in its context; before it connects."""
         self._socket.monitor(f"inproc://{name}", events)
-        pair = self._socket.context.socket(zmq.PAIR)
+        pair = cast("zmq.Context[zmq.Socket[bytes]]", self._socket.context).socket(zmq.PAIR)
         # Without a limit: ZeroMQ's thread blocks, and all connections with it, while a monitor takes no more events.
         pair.setsockopt(zmq.RCVHWM, 0)
         pair.connect(f"inproc://{name}")

@@ -63,8 +63,26 @@ def on_mesh(request, run, short_path, once_per_process):
             async with inproc_mesh() if request.param == "inproc" else zeromq_mesh(short_path) as mesh:
                 await test(mesh)
 
-        with assert_no_leaks(within_s=1.0):
+        with assert_no_leaks(shm_prefix="none of this test", within_s=1.0):
             run(main, uvloop.new_event_loop if request.param == "zeromq" else asyncio.new_event_loop)
 
     runner.kind = request.param
+    return runner
+
+
+@pytest.fixture
+def on_rig(run):
+    """Run `async def test(rig)` with a started system and a wiretap for its transport."""
+    from rig import Rig
+
+    def runner(test):
+        async def main():
+            rig = Rig()
+            rig.actor.joins = False
+            await rig.system.start()
+            await test(rig)
+            await rig.system.stop()
+
+        run(main)
+
     return runner

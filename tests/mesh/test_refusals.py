@@ -1,101 +1,14 @@
 """Frames that are no frames, or not for here: refused, counted, logged once; nobody crashes, nothing is held."""
 
-import msgspec
-import pytest
-from mesh_under_test import CODEC, QUICK, Recorder, Say, until
+from mesh_under_test import QUICK, Say, until
+from rig import FROM_PEER, PEER, TO_PEER
 from structlog.testing import capture_logs
 
 from mesh.address import Address, Endpoint
-from mesh.envelope import SYSTEM_FLAG, Header, Verb, encode_header
-from mesh.frames import SYSTEM_CODEC, Bye, Credit, ErrorBody, Hello, Ping, Subscribe, Welcome
-from mesh.membership import Member, StaticBootstrap
-from mesh.system import ActorSystem
+from mesh.envelope import Verb
+from mesh.frames import Bye, Credit, ErrorBody, Hello, Ping, Subscribe, Welcome
+from mesh.membership import Member
 from mesh.transport.base import Lane, Link
-
-ME, PEER = Address("me", 5), Address("peer", 2)
-FROM_PEER = Link(PEER, dialed=False)
-TO_PEER = Link(PEER, dialed=True)
-NOWHERE = StaticBootstrap(Address("registry", 1), Endpoint("", ""))
-
-
-class Wiretap:
-    """A transport that writes down what is sent, and lets everything in."""
-
-    def __init__(self):
-        self.sent = []
-        self.dialed = []
-        self.closed = []
-        self.full = False
-
-    async def start(self, address, listener):
-        self.listener = listener
-        return Endpoint("c", "d")
-
-    def dial(self, peer, endpoint):
-        self.dialed.append(peer)
-        return Link(peer, dialed=True)
-
-    def send(self, link, lane, parts):
-        if self.full:
-            return False
-        header = msgspec.msgpack.decode(parts[0], type=Header)
-        body = (SYSTEM_CODEC if header.flags & SYSTEM_FLAG else CODEC).decode(parts[1])
-        self.sent.append((link, lane, header, body))
-        return True
-
-    def close_link(self, link):
-        self.closed.append(link)
-
-    async def stop(self):
-        pass
-
-
-class Rig:
-    """One system and the peer that the test plays."""
-
-    def __init__(self):
-        self.wire = Wiretap()
-        self.actor = Recorder()
-        self.system = ActorSystem(self.actor, ME, self.wire, NOWHERE, QUICK)
-        self.sequences = [1 << 32, 1 << 32]
-
-    def say(self, verb, body=b"", *, link=FROM_PEER, lane=Lane.CONTROL, buffers=(), **fields):
-        self.sequences[lane] += 1
-        values = {
-            "version": 1, "verb": int(verb), "message_id": 7, "sequence": self.sequences[lane], "correlation_id": 0,
-            "sender": link.peer.actor_id, "sender_epoch": link.peer.epoch, "receiver_epoch": ME.epoch,
-        } | fields  # fmt: skip
-        if not isinstance(body, bytes):
-            values.setdefault("flags", SYSTEM_FLAG if type(body) not in (Say,) else 0)
-            body = SYSTEM_CODEC.encode(body)
-        self.wire.listener.on_frames(link, lane, (encode_header(Header(**values)), body, *buffers))
-
-    def hello(self, link=FROM_PEER, **fields):
-        member = Member(actor_id=link.peer.actor_id, role="r", epoch=link.peer.epoch, endpoint=Endpoint("", ""))
-        versions = {"min_version": 1, "max_version": 1} | {k: fields.pop(k) for k in list(fields) if "_version" in k}
-        for lane in Lane:
-            self.say(Verb.HELLO, Hello(member=member, **versions), link=link, lane=lane, **fields)
-
-    def refused(self, code):
-        return self.system.metrics.value("mesh_frames_refused_total", code=code)
-
-    def errors(self):
-        return [body.code for _, _, _, body in self.wire.sent if isinstance(body, ErrorBody)]
-
-
-@pytest.fixture
-def on_rig(run):
-    def runner(test):
-        async def main():
-            rig = Rig()
-            rig.actor.joins = False
-            await rig.system.start()
-            await test(rig)
-            await rig.system.stop()
-
-        run(main)
-
-    return runner
 
 
 def test_a_hello_is_welcomed_on_both_lanes(on_rig):

@@ -10,11 +10,13 @@ import textwrap
 import threading
 
 import pytest
-from mesh_under_test import CODEC, QUICK, Recorder, Say, until
+import structlog
+from mesh_under_test import QUICK, Recorder, Say, until
 
 from mesh.address import Address
 from mesh.errors import PeerLost
 from mesh.frames import Drain, Shutdown
+from mesh.run import run_actor
 from mesh.run_directory import RunDirectory
 from mesh.system import ActorSystem
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
@@ -200,4 +202,49 @@ def test_a_start_that_fails_goes_through(processes):
     assert broken.returncode == 1
     assert "RuntimeError: it cannot start" in errors
     assert list(processes.directory.sockets.iterdir()) == []
-    assert CODEC
+
+
+class Kills(Recorder):
+    """Has itself told to stop, by whatever the test says."""
+
+    joins = False
+
+    def __init__(self, end):
+        super().__init__()
+        self.end = end
+        self.drained = False
+
+    async def start(self):
+        self.ctx.later(0.02, self.end, self)
+
+    async def drain(self):
+        self.drained = True
+
+
+def test_in_this_process(short_path):
+    """The same ways to end, where coverage and a debugger can see them."""
+    reading, writing = os.pipe()
+    directory = RunDirectory(short_path)
+
+    def here(end, **settings):
+        actor = Kills(end)
+        code = run_actor(actor, Address("x", 1), run_directory=directory, options=QUICK, **settings)
+        assert list(directory.sockets.iterdir()) == []
+        return code, actor.drained
+
+    def asked(actor):
+        actor.ctx.spawn(actor.ctx.ask("x", Shutdown(reason="enough"), timeout_s=5))
+
+    def orphaned(actor):
+        os.write(writing, b"x")
+        actor.ctx.later(0.02, os.close, writing)
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert here(lambda _: os.kill(os.getpid(), signal.SIGTERM)) == (0, True)
+        assert here(asked) == (0, False)
+        assert here(orphaned, supervisor_fd=reading) == (0, False)
+    finally:
+        os.close(reading)
+        structlog.reset_defaults()
+    assert signal.getsignal(signal.SIGTERM) == before

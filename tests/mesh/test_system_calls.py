@@ -109,7 +109,7 @@ def test_every_ask_ends_by_its_deadline(on_mesh):
         assert 0.05 <= loop.time() - start < 1
         await until(lambda: b.actor.cancelled)
         assert b.actor.calls[0].done
-        assert b.actor.calls[0].remaining_s() == 0.0
+        assert 0.0 <= b.actor.calls[0].remaining_s() < 0.05
         b.actor.calls[0].reply(HI)
         assert b.metrics.value("mesh_answers_ignored_total") == 1
         with pytest.raises(DeadlineExceeded):

@@ -59,7 +59,7 @@ def on_sockets(run, short_path, once_per_process):
                     await transport.stop()
             assert list(directory.sockets.iterdir()) == []
 
-        with assert_no_leaks(within_s=1.0):
+        with assert_no_leaks(shm_prefix="none of this test", within_s=1.0):
             run(main)
 
     return runner

@@ -1,0 +1,220 @@
+"""Answers that do not fit: each call still ends once, and whoever sent them loses nothing else by it."""
+
+import asyncio
+
+import pytest
+from mesh_under_test import Number, Say
+from rig import FROM_PEER, PEER, TO_PEER
+
+from mesh.address import Address
+from mesh.envelope import Verb
+from mesh.errors import Cancelled, PeerLost, RemoteError, Unreachable
+from mesh.frames import Cancel, End, ErrorBody
+from mesh.transport.base import Lane, Link
+
+HI = Say(text="hi")
+
+
+async def asked(rig, coroutine):
+    """Start a call to the peer; its task and its message id."""
+    task = asyncio.ensure_future(coroutine)
+    await asyncio.sleep(0)
+    return task, rig.wire.sent[-1][2].message_id
+
+
+def test_only_the_asked_peer_answers_and_only_once(on_rig):
+    async def test(rig):
+        rig.hello()
+        other = Link(Address("other", 1), dialed=False)
+        rig.hello(other)
+        task, number = await asked(rig, rig.actor.ctx.ask("peer", HI, timeout_s=5))
+        rig.say(Verb.REPLY, HI, link=other, correlation_id=number)
+        rig.say(Verb.ERROR, ErrorBody(code="x", message=""), link=other, correlation_id=number)
+        rig.say(Verb.END, End(), link=other, correlation_id=number)
+        assert not task.done()
+        rig.say(Verb.REPLY, Say(text="first"), correlation_id=number)
+        rig.say(Verb.REPLY, Say(text="second"), correlation_id=number)
+        assert (await task).message == Say(text="first")
+        assert rig.system.metrics.value("mesh_late_answers_total") == 3
+        assert rig.system.metrics.value("mesh_errors_told_total", code="x") == 1
+
+    on_rig(test)
+
+
+def test_answers_of_the_wrong_kind_are_errors(on_rig):
+    async def test(rig):
+        rig.hello()
+        for verb, body in ((Verb.ITEM, HI), (Verb.END, End()), (Verb.REPLY, b"\xff")):
+            task, number = await asked(rig, rig.actor.ctx.ask("peer", HI, timeout_s=5))
+            rig.say(verb, body, correlation_id=number)
+            with pytest.raises(RemoteError) as caught:
+                await task
+            assert caught.value.code == "bad_answer"
+        assert rig.refused("bad_body") == 1
+
+    on_rig(test)
+
+
+def test_answers_that_come_with_the_cancel_are_dropped(on_rig):
+    async def test(rig):
+        rig.hello()
+        for verb, body in ((Verb.REPLY, HI), (Verb.ITEM, HI), (Verb.ERROR, ErrorBody(code="x", message=""))):
+            task, number = await asked(rig, rig.actor.ctx.ask("peer", HI, timeout_s=5))
+            task.cancel()
+            rig.say(verb, body, correlation_id=number)
+            await asyncio.wait([task])
+            assert task.cancelled()
+        assert len(rig.system.asking) == 0
+
+    on_rig(test)
+
+
+def test_streams_with_holes_end(on_rig):
+    async def test(rig):
+        rig.hello()
+        for positions, fault in (((0, 2), "items were lost"), ((0, 4), "without credit")):
+            stream = rig.actor.ctx.stream("peer", HI, timeout_s=5, window=4)
+            task, number = await asked(rig, anext(stream))
+            for position in positions:
+                rig.say(Verb.ITEM, Number(value=position), correlation_id=number, position=position)
+            rig.say(Verb.ITEM, Number(value=0), correlation_id=number, position=0)
+            assert (await task).message == Number(value=0)
+            with pytest.raises(PeerLost, match=fault):
+                await anext(stream)
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+            assert any(fault in body.reason for *_, body in rig.wire.sent if isinstance(body, Cancel))
+
+    on_rig(test)
+
+
+def test_streams_drop_repeats_and_miss_a_lost_tail(on_rig):
+    async def test(rig):
+        rig.hello()
+        stream = rig.actor.ctx.stream("peer", HI, timeout_s=5)
+        task, number = await asked(rig, anext(stream))
+        for _ in range(2):
+            rig.say(Verb.ITEM, Number(value=0), correlation_id=number, position=0)
+        assert (await task).message == Number(value=0)
+        rig.say(Verb.END, End(), correlation_id=number, position=2)
+        with pytest.raises(PeerLost, match="last items"):
+            await anext(stream)
+
+    on_rig(test)
+
+
+def test_a_stream_nobody_reads_any_more_ends_at_the_peer(on_rig):
+    async def test(rig):
+        rig.hello()
+        stream = rig.actor.ctx.stream("peer", HI, timeout_s=5)
+        task, number = await asked(rig, anext(stream))
+        task.cancel()
+        await asyncio.wait([task])
+        del stream, task
+        ((_, lane, header, body),) = [sent for sent in rig.wire.sent if isinstance(sent[3], Cancel)]
+        assert (lane, header.correlation_id) == (Lane.CONTROL, number)
+        assert body.reason == "the stream is no longer read"
+        unread = rig.actor.ctx.stream("peer", HI, timeout_s=5)
+        await unread.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(unread)
+
+    on_rig(test)
+
+
+def test_a_full_way_is_unreachable(on_rig):
+    async def test(rig):
+        rig.hello()
+        rig.wire.full = True
+        with pytest.raises(Unreachable, match="full"):
+            await rig.actor.ctx.ask("peer", HI, timeout_s=5)
+        assert len(rig.system.asking) == 0
+        rig.wire.full = False
+        calls = []
+        rig.actor.on_ask = calls.append
+        rig.say(Verb.STREAM, HI, position=5)
+        rig.wire.full = True
+        with pytest.raises(PeerLost, match="full"):
+            await calls[0].item(HI)
+        assert calls[0].done
+        with pytest.raises(Cancelled):
+            await calls[0].item(HI)
+
+    on_rig(test)
+
+
+def test_calls_are_answered_as_they_were_asked(on_rig):
+    async def test(rig):
+        rig.hello()
+        calls = []
+        rig.actor.on_ask = calls.append
+        rig.say(Verb.STREAM, HI, lane=Lane.DATA, position=2, message_id=11, timeout_us=0)
+        rig.say(Verb.ASK, HI, message_id=12, timeout_us=5_000_000)
+        rig.say(Verb.ASK, HI, message_id=12, timeout_us=5_000_000)
+        stream, ask = calls
+        assert (stream.is_stream, ask.is_stream) == (True, False)
+        assert stream.remaining_s() > 500
+        assert 4 < ask.remaining_s() <= 5
+        rig.wire.sent.clear()
+        stream.reply(HI)
+        ask.end()
+        ask.reply(HI)
+        answers = [(lane, header.correlation_id, body.code) for _, lane, header, body in rig.wire.sent]
+        assert answers == [(Lane.DATA, 11, "bad_answer"), (Lane.CONTROL, 12, "bad_answer")]
+        assert rig.system.metrics.value("mesh_answers_ignored_total") == 1
+
+    on_rig(test)
+
+
+def test_a_cancel_overtakes_a_call(on_rig):
+    async def test(rig):
+        rig.hello()
+        rig.say(Verb.CANCEL, Cancel(), correlation_id=31)
+        rig.say(Verb.ASK, HI, lane=Lane.DATA, message_id=31)
+        assert rig.actor.calls == []
+
+    on_rig(test)
+
+
+def test_calls_of_a_lost_asker_are_dropped(on_rig):
+    async def test(rig):
+        rig.hello()
+        calls, seen = [], []
+        rig.actor.on_ask = calls.append
+
+        def broken():
+            seen.append("broken")
+            raise ValueError("in a callback")
+
+        rig.say(Verb.STREAM, HI, message_id=41, position=0)
+        calls[0].on_cancel(broken)
+        calls[0].on_cancel(lambda: seen.append("called"))
+        item = asyncio.ensure_future(calls[0].item(HI))
+        await asyncio.sleep(0)
+        rig.wire.listener.on_link_down(FROM_PEER, "gone")
+        with pytest.raises(PeerLost, match="gone"):
+            await item
+        assert seen == ["broken", "called"]
+        assert rig.system.metrics.value("mesh_handler_errors_total", handler="on_cancel") == 1
+        rig.wire.listener.on_link_down(FROM_PEER, "again")
+        rig.wire.listener.on_link_down(TO_PEER, "never was")
+        assert len(rig.actor.lost) == 1
+        assert rig.actor.lost[0][0] == PEER
+
+    on_rig(test)
+
+
+def test_an_asker_that_is_gone_is_told_nothing(on_rig):
+    async def test(rig):
+        rig.hello()
+        calls = []
+        rig.actor.on_ask = calls.append
+        rig.say(Verb.ASK, HI, message_id=51)
+        peer = rig.system.links.get("peer")
+        rig.wire.listener.on_link_down(FROM_PEER, "gone")
+        assert not rig.system.links.send(peer, Lane.DATA, Verb.TELL, b"")
+        rig.wire.sent.clear()
+        calls[0].reply(HI)
+        assert rig.wire.sent == []
+
+    on_rig(test)
