@@ -112,6 +112,10 @@ class Left(Message, frozen=True):
     """Answer to `Leave`."""
 
 
+STOPPED = "stopped"
+"""Reason of whoever leaves by itself: it says bye to its peers after all it has sent, so they can wait for that."""
+
+
 class Departed(Part, frozen=True):
     """An incarnation that is no longer a member."""
 

@@ -7,7 +7,7 @@ While the registry is away the view stays as it is. Owned by `ActorSystem`; the 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import msgspec
@@ -16,7 +16,7 @@ from mesh.address import Address
 from mesh.asking import Asking
 from mesh.boundary import Boundary
 from mesh.errors import CallError
-from mesh.frames import Heartbeat, Join, Joined, Leave, MembersChanged
+from mesh.frames import STOPPED, Heartbeat, Join, Joined, Leave, MembersChanged
 from mesh.membership import Bootstrap, Member, MemberChange, Membership
 from mesh.options import SystemOptions
 from mesh.transport.base import Lane
@@ -25,8 +25,8 @@ from mesh.transport.base import Lane
 class Audience(Protocol):
     """Who is told what changed."""
 
-    def members_changed(self, change: MemberChange) -> None:
-        """The view is another; never called with an empty change."""
+    def members_changed(self, change: MemberChange, leaving: Collection[Address] = ()) -> None:
+        """The view is another; never called with an empty change. Of who left, `leaving` did so in good order."""
         ...
 
 
@@ -75,7 +75,7 @@ class Registration:
         if self.registry is None:
             return
         me = self._describe()
-        leave = Leave(actor_id=me.actor_id, epoch=me.epoch, reason="stopped")
+        leave = Leave(actor_id=me.actor_id, epoch=me.epoch, reason=STOPPED)
         try:
             await self._asking.ask(self.registry.actor_id, leave, timeout_s, (), Lane.CONTROL)
         except CallError:
@@ -104,7 +104,8 @@ class Registration:
         if change is None:
             self._wanted.set()
         elif change:
-            self._audience.members_changed(change)
+            leaving = {departed.address for departed in body.left if departed.reason == STOPPED}
+            self._audience.members_changed(change, leaving)
         return True
 
     async def _keep_joined(self) -> None:

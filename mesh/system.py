@@ -9,7 +9,7 @@ runs unchanged on virtual time. Made by `mesh/run.py` for a process, by tests an
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -53,6 +53,7 @@ from mesh.transport.base import Buffer, Lane, Transport
 from mesh.wording import Wording
 
 _LEAVE_S: Final = 0.25
+_BYE_GRACE_S: Final = 1.0
 
 
 class ActorSystem:
@@ -194,10 +195,16 @@ class ActorSystem:
         self.registration.peer_lost(peer.address)
         self.boundary.call("on_peer_lost", self.actor.on_peer_lost, peer.address, reason)
 
-    def members_changed(self, change: MemberChange) -> None:
-        """The view has changed: links with who has left end, topics of who has come are asked for."""
+    def members_changed(self, change: MemberChange, leaving: Collection[Address] = ()) -> None:
+        """The view has changed: links with who has left end, topics of who has come are asked for.
+
+        The registry's word may overtake the last messages of who leaves in good order, so its bye is waited for.
+        """
         for member in change.left:
-            self.links.lose(member.address, "it left the mesh")
+            if member.address in leaving:
+                self._loop.call_later(_BYE_GRACE_S, self.links.lose, member.address, "it left the mesh")
+            else:
+                self.links.lose(member.address, "it left the mesh")
         self.boundary.call("on_members", self.actor.on_members, change.joined, change.left, change.changed)
         for member in change.joined:
             self.publishing.appeared(member.actor_id)
