@@ -6,6 +6,7 @@ works in virtual time.
 """
 
 import asyncio
+import gc
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,7 @@ class WorkerActor(Actor):
         self._events: deque[Event] = deque()
         self._dispatching = False
         self._idle = asyncio.Event()
+        self._idle.set()
         self._adopted = Adopted(last_step=0, worker_epoch=0, numerics="", vocab_size=0)
 
     async def start(self) -> None:
@@ -78,7 +80,6 @@ class WorkerActor(Actor):
         self._core = WorkerCore(
             Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens)
         )
-        self._idle.set()
         self._adopted = Adopted(
             last_step=0,
             worker_epoch=self.ctx.address.epoch,
@@ -146,7 +147,11 @@ class WorkerActor(Actor):
         # One thread for loading and running: torch keeps its number of threads per calling thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="runner")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._make, spec, self._config, pool)
+        runner = await loop.run_in_executor(self._thread, self._make, spec, self._config, pool)
+        # A full collection walks everything that torch has imported: a tenth of a second between two tokens.
+        gc.collect()
+        gc.freeze()
+        return runner
 
     def _dispatch(self, event: Event) -> None:
         """Feed the core; events that performing a command brings about queue up rather than recurse."""

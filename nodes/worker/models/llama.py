@@ -81,8 +81,8 @@ class Llama:
         spec = self._spec
 
         def linear(*names: str, bias: bool) -> Linear:
-            weight = torch.cat([weights.tensor(f"{prefix}{name}.weight") for name in names])
-            biases = torch.cat([weights.tensor(f"{prefix}{name}.bias") for name in names]) if bias else None
+            weight = _joined([weights.tensor(f"{prefix}{name}.weight") for name in names])
+            biases = _joined([weights.tensor(f"{prefix}{name}.bias") for name in names]) if bias else None
             return make_linear(weight, biases, self._tile_rows)
 
         def norm(name: str) -> RMSNorm:
@@ -105,3 +105,8 @@ class Llama:
         """Norm weights of all query and key heads, float32 `[heads + kv_heads, head_dim]`."""
         q, k = (weights.tensor(f"{prefix}self_attn.{name}_norm.weight").to(torch.float32) for name in "qk")
         return torch.cat((q.expand(self._spec.num_heads, -1), k.expand(self._spec.num_kv_heads, -1)))
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    # One alone is not copied: it may be a whole matrix that is still in its file.
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

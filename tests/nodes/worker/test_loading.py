@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch_running import Row, make_runner, step
 
@@ -58,6 +59,26 @@ def test_unfit_files_are_typed_errors(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(WeightsUnfit, match=r"model\.safetensors"):
         SafetensorsWeights(spec, torch.float32)
+
+
+def test_a_tensor_that_cannot_be_read_is_a_typed_error(tmp_path: Path) -> None:
+    class Torn:
+        def get_tensor(self, name: str) -> torch.Tensor:
+            raise SafetensorError(f"{name} ends early")
+
+    source = SafetensorsWeights(saved(tmp_path), torch.float32)
+    source._files["model.norm.weight"] = Torn()
+    with pytest.raises(WeightsUnfit, match="ends early"):
+        source.tensor("model.norm.weight")
+
+
+def test_without_onednn_plain_products_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = make_runner("random:tiny-qwen3")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    plain = make_runner("random:tiny-qwen3")
+    assert "/plain/" in plain.numerics
+    plan = step(Row(0, list(range(40)), [1, 2, 3]))
+    assert torch.allclose(plain.logits(plan)[0], packed.logits(plan)[0], atol=1e-4)
 
 
 def test_random_weights_are_seeded_and_rows_differ() -> None:

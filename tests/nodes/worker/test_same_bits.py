@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch_running import Row, logits_by_chunks, make_runner, step
 
+from nodes.worker.attention import torch_paged
 from nodes.worker.runner import TorchRunner
 
 MODELS = ["random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-llama"]
@@ -166,3 +167,18 @@ def test_not_a_number_fails_its_own_row_only() -> None:
     assert outcome.token_ids[0] == -1
     assert outcome.token_ids[1] >= 0
     assert outcome.token_ids[2] == -1
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_bounds_on_memory_do_not_matter(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of few rows, and a batch of decoding sequences in several runs."""
+    monkeypatch.setattr(torch_paged, "_MAX_SCORE_BYTES", 100_000)
+    monkeypatch.setattr(torch_paged, "_MAX_ITEM_HEADS", 5)
+    runner = runner_of(model, "float32")
+    ends = [150, 149, 66, 65, 64, 20, 3, 1]
+    tables = [list(range(20 + 10 * n, 30 + 10 * n)) for n in range(len(ends))]
+    prefills = [Row(0, tokens_of(n)[: end - 1], tables[n], None) for n, end in enumerate(ends) if end > 1]
+    runner.run(step(*prefills))
+    logits = runner.logits(step(*(Row(end - 1, tokens_of(n)[end - 1 : end], tables[n]) for n, end in enumerate(ends))))
+    for n, end in enumerate(ends):
+        assert torch.equal(logits[n], alone(model, "float32", n, end))

@@ -109,6 +109,7 @@ def test_greedy_takes_the_first_of_equal_ones() -> None:
     assert sample(rows, [Draw(greedy, 0)] * 3) == [700, 0, 151_935]
     assert sample(rows.bfloat16(), [Draw(greedy, 0)] * 3) == [700, 0, 151_935]
     assert sample(rows, [Draw(Sampling(temperature=0.0, logit_bias={9: 10.0, 10: 10.0}), 0)] * 3) == [9, 9, 9]
+    assert sample(rows, [Draw(Sampling(temperature=0.0, logit_bias={151_936: 9.0}), 0)] * 3) == [700, 0, 151_935]
     assert rows[0, 9] == 0.0, "the model's logits stay as they are"
 
 
