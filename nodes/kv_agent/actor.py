@@ -106,7 +106,7 @@ class KVAgent(Actor):
         call.on_cancel(lambda: self._forget_call(number))
         match message:
             case MapPool():
-                self._handle(MapAsked(number, message))
+                self._handle(MapAsked(number, call.sender, message))
             case OpenGrant():
                 self._handle(OpenAsked(number, call.sender, message))
             case CloseGrant():

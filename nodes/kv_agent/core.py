@@ -118,7 +118,8 @@ class AgentCore:
         """Take one event; returns what to do, in order."""
         match event:
             case MapAsked():
-                return [self._map(event)]
+                # A scheduler that maps its pool takes every page for its own: nothing may still be written there.
+                return [*self._revoke_older(event.sender, now), self._map(event)]
             case OpenAsked():
                 return self._open(event, now)
             case CloseAsked():

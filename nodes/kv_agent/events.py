@@ -31,6 +31,7 @@ class MapAsked(NamedTuple):
     """An ask for a pool; `call` is the actor's number for what it has to answer."""
 
     call: int
+    sender: Address
     message: MapPool
 
 

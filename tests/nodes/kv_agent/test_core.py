@@ -107,11 +107,11 @@ CLOSED = GrantClosed(grant_id="g1")
 
 def test_pools_are_described() -> None:
     core = make_core()
-    [reply] = core.handle(MapAsked(1, MapPool(group="p")), 0.0)
+    [reply] = core.handle(MapAsked(1, Address("w", 1), MapPool(group="p")), 0.0)
     assert reply == Reply(
         1, PoolHandle(group="p", agent="agent", path="/shm/p", num_pages=30, layout=LAYOUT, incarnation=8)
     )
-    [refusal] = core.handle(MapAsked(2, MapPool(group="x")), 0.0)
+    [refusal] = core.handle(MapAsked(2, Address("w", 1), MapPool(group="x")), 0.0)
     assert isinstance(refusal, Refuse)
     assert (refusal.code, refusal.message) == ("unknown_group", "agent has no pool of group 'x' (it has: d, p)")
 
@@ -268,6 +268,18 @@ def test_a_lost_holder_loses_its_grants() -> None:
     assert codes(commands) == ["holder_lost"]
     core.handle(CopyDone("g1", CopyEnded(1, "cancelled", ""), 0), 0.6)
     assert core.num_live == 0
+
+
+def test_a_later_incarnation_that_maps_its_pool_finds_no_grant_of_an_earlier_one() -> None:
+    core = make_core()
+    core.handle(opening(grant()), 0.0)
+    *_, reply = core.handle(MapAsked(9, Address("D", 2), MapPool(group="d")), 0.5)
+    assert isinstance(reply, Reply)
+    assert core.num_live == 0
+    core.handle(opening(grant("g2", holder_epoch=2)), 0.6)
+    assert core.num_live == 1
+    core.handle(MapAsked(10, Address("D", 2), MapPool(group="d")), 0.7)
+    assert core.num_live == 1, "its own grants stay"
 
 
 def test_the_loss_of_an_older_incarnation_says_nothing_of_a_later_one() -> None:
