@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-import msgspec
-
 from mesh.address import Address
 from mesh.asking import Asking
 from mesh.boundary import Boundary
@@ -149,8 +147,3 @@ class Registration:
         if not self._first.done():
             self._first.set_result(None)
         return True
-
-
-def renewed(member: Member, state: str, attributes: dict[str, object]) -> Member:
-    """A member with another state and attributes merged in."""
-    return msgspec.structs.replace(member, state=state, attributes={**member.attributes, **attributes})

@@ -1,0 +1,143 @@
+"""Membership, topics and streams of whole systems under seeded faults, on virtual time.
+
+While the storm lasts everything may be late; after it everybody agrees again, nothing was delivered twice or out of
+order, and every stream has ended.
+"""
+
+import asyncio
+from dataclasses import replace
+from random import Random
+
+import pytest
+from mesh_under_test import Count, Number, Recorder
+
+from mesh.address import Address
+from mesh.errors import CallError
+from mesh.options import SystemOptions
+from mesh.system import ActorSystem
+from mesh.testing.virtual_time import run
+from mesh.transport.faults import Faults
+from mesh.transport.simulation import SimulatedNetwork
+from nodes.registry.actor import RegistryActor
+
+STORM = Faults(drop=0.02, duplicate=0.05, slow=0.1, reset=0.002, silent_down=0.2, partition=0.1)
+NAMES = ("a", "b", "c")
+
+
+class Follower(Recorder):
+    """Keeps what it was told of each topic since the last reset, and looks at the order at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.followed = {}
+
+    def on_subscription_reset(self, publisher, topic):
+        self.followed[publisher.actor_id] = (publisher, [])
+
+    def on_publication(self, publisher, topic, sequence, message):
+        since, got = self.followed[publisher.actor_id]
+        assert since == publisher
+        assert not got or got[-1] == sequence - 1, "out of order, or twice"
+        assert message == Number(value=sequence)
+        got.append(sequence)
+
+
+class Storm:
+    def __init__(self, seed, faults):
+        self.network = SimulatedNetwork(seed, faults)
+        self.random = Random(f"storm/{seed}")
+        self.systems = {}
+        self.epochs = {}
+
+    def lookup(self):
+        registry = self.systems.get("registry")
+        return None if registry is None else (registry.address, registry.describe().endpoint)
+
+    async def start(self, actor_id):
+        epoch = self.epochs[actor_id] = self.epochs.get(actor_id, 0) + 1
+        address = Address(actor_id, epoch)
+        actor = RegistryActor() if actor_id == "registry" else Follower()
+        options = SystemOptions(host="sim", pid=1, random=Random(f"{self.network.seed}/{address}"))
+        system = ActorSystem(actor, address, self.network.transport(address), self, options)
+        self.systems[actor_id] = system
+        await system.start()
+        for other in NAMES:
+            if actor_id != "registry" and other != actor_id:
+                actor.ctx.subscribe(other, "t")
+
+    async def crash(self, actor_id):
+        system = self.systems.pop(actor_id)
+        self.network.crash(system.address)
+        await system.stop()
+
+    def members(self):
+        return [system for actor_id, system in sorted(self.systems.items()) if actor_id != "registry"]
+
+    def agree(self):
+        """Everybody knows exactly who is there, and has all there is to know of every topic."""
+        there = sorted(str(system.address) for system in self.systems.values())
+        for system in self.members():
+            if [str(m.address) for m in system.registration.view.all()] != there:
+                return False
+            for other in self.members():
+                last = other.publishing._logs.get("t")
+                if other is not system and last is not None and last.last:
+                    since, got = system.actor.followed.get(other.address.actor_id, (None, []))
+                    if since != other.address or (got and got[-1] != last.last):
+                        return False
+        return True
+
+
+async def storm(seed, *, crashes):
+    mesh = Storm(seed, STORM)
+    for actor_id in ("registry", *NAMES):
+        await mesh.start(actor_id)
+    ended = []
+
+    async def stream(system, other):
+        read = []
+        try:
+            async for item in system.actor.ctx.stream(other, Count(to=50), timeout_s=3.0, window=4):
+                read.append(item.message.value)
+        except CallError:
+            pass
+        assert read == list(range(len(read)))
+        ended.append(len(read))
+
+    tasks = []
+    for step in range(150):
+        await asyncio.sleep(mesh.random.uniform(0.0, 0.2))
+        for system in mesh.members():
+            if mesh.random.random() < 0.5:
+                log = system.publishing._logs.get("t")
+                system.actor.ctx.publish("t", Number(value=1 if log is None else log.last + 1))
+        if step % 10 == 0:
+            system, other = mesh.random.sample(mesh.members(), 2)
+            tasks.append(asyncio.create_task(stream(system, other.address.actor_id)))
+        if crashes and mesh.random.random() < 0.05:
+            victim = mesh.random.choice(("registry", *NAMES))
+            await mesh.crash(victim)
+            await asyncio.sleep(mesh.random.uniform(0.0, 1.0))
+            await mesh.start(victim)
+    mesh.network.calm()
+    async with asyncio.timeout(120):
+        while not mesh.agree():
+            await asyncio.sleep(0.1)
+        await asyncio.gather(*tasks)
+    assert len(ended) == len(tasks)
+    for system in mesh.members():
+        assert len(system.asking) == 0
+    mesh.network.faults = replace(mesh.network.faults)
+    for system in (*mesh.members(), mesh.systems["registry"]):
+        await system.stop()
+    return ended, mesh.network.trace.fingerprint
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_after_the_storm_everybody_agrees(seed, crashes):
+    run(storm(seed, crashes=crashes))
+
+
+def test_storms_repeat():
+    assert run(storm(99, crashes=True)) == run(storm(99, crashes=True))

@@ -1,0 +1,118 @@
+"""The registry's actor on virtual time: leases end, absences are forgiven, the run directory is told."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from mesh.actor import Actor
+from mesh.address import Address
+from mesh.codec import Codec
+from mesh.errors import RemoteError
+from mesh.frames import Join, Ping
+from mesh.options import SystemOptions
+from mesh.run_directory import RunDirectory
+from mesh.system import ActorSystem
+from mesh.testing.virtual_time import run
+from mesh.transport.simulation import SimulatedNetwork
+from nodes.registry.actor import RegistryActor
+from nodes.registry.config import RegistryConfig
+
+
+class Nobody(Actor):
+    role = "nobody"
+    codec = Codec(Ping)
+
+
+class Mesh:
+    def __init__(self, run_directory=None):
+        self.network = SimulatedNetwork(1)
+        self.run_directory = run_directory
+        self.registry = None
+
+    def lookup(self):
+        return None if self.registry is None else (self.registry.address, self.registry.describe().endpoint)
+
+    async def start(self, actor, actor_id, epoch=1):
+        address = Address(actor_id, epoch)
+        options = SystemOptions(host="h", pid=1, random=Random(0))
+        system = ActorSystem(actor, address, self.network.transport(address), self, options)
+        await system.start()
+        if isinstance(actor, RegistryActor):
+            self.registry = system
+        else:
+            await system.joined()
+        return system
+
+    def members(self):
+        return [str(m.address) for m in self.registry.actor.core.members()]
+
+
+def test_a_member_that_crashes_is_gone_after_its_lease():
+    async def main():
+        mesh = Mesh()
+        await mesh.start(RegistryActor(lease_s=RegistryConfig().lease_s), "registry")
+        a, b = await mesh.start(Nobody(), "a"), await mesh.start(Nobody(), "b")
+        loop = asyncio.get_running_loop()
+        mesh.network.crash(b.address)
+        died = loop.time()
+        await b.stop()
+        while "b#1" in mesh.members():
+            await asyncio.sleep(0.05)
+        assert 4.0 < loop.time() - died < 6.5
+        await asyncio.sleep(0.1)
+        assert a.registration.view.get("b") is None
+        await asyncio.sleep(60)
+        assert mesh.members() == ["a#1", "registry#1"]
+        for system in (a, mesh.registry):
+            await system.stop()
+
+    run(main())
+
+
+def test_a_registry_that_was_stopped_itself_forgives():
+    async def main():
+        mesh = Mesh()
+        await mesh.start(RegistryActor(), "registry")
+        a = await mesh.start(Nobody(), "a")
+        actor = mesh.registry.actor
+        actor.core._expiry["a"] = actor.ctx.now() - 1.0
+        actor._checked_at -= 60.0
+        await asyncio.sleep(2.0)
+        assert mesh.members() == ["a#1", "registry#1"]
+        for system in (a, mesh.registry):
+            await system.stop()
+
+    run(main())
+
+
+def test_an_old_incarnation_cannot_join():
+    async def main():
+        mesh = Mesh()
+        await mesh.start(RegistryActor(), "registry")
+        a = await mesh.start(Nobody(), "a", epoch=3)
+        core = mesh.registry.actor.core
+        core._members["a"] = type(a.describe())(**{**fields(a.describe()), "epoch": 4})
+        with pytest.raises(RemoteError) as caught:
+            await a.actor.ctx.ask("registry", Join(member=a.describe()), timeout_s=5)
+        assert caught.value.code == "stale_epoch"
+        for system in (a, mesh.registry):
+            await system.stop()
+
+    run(main())
+
+
+def fields(member):
+    return {name: getattr(member, name) for name in member.__struct_fields__}
+
+
+def test_the_run_directory_is_told(tmp_path):
+    async def main():
+        directory = RunDirectory(tmp_path)
+        mesh = Mesh()
+        registry = await mesh.start(RegistryActor(directory), "registry", epoch=7)
+        assert directory.bootstrap().lookup() == (Address("registry", 7), registry.describe().endpoint)
+        assert registry.actor.stats() == {'mesh_registry_members{role="registry"}': 1.0}
+        await registry.stop()
+
+    run(main())
