@@ -4,7 +4,7 @@ Owned by `ActorSystem`; the bookkeeping is `mesh/calls.py`, streams are in `mesh
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from mesh.actor import Answer, AnyMessage
@@ -76,9 +76,10 @@ class Way(NamedTuple):
 
 
 class Asking:
-    """All calls this actor has made."""
+    """All calls this actor has made. `doubt` is told of peers that have not answered in time."""
 
     def __init__(self, links: Links, wording: Wording, capacity: int) -> None:
+        self.doubt: Callable[[Address], None] = lambda _: None
         self._links = links
         self._wording = wording
         self._loop = asyncio.get_running_loop()
@@ -181,6 +182,7 @@ class Asking:
         for message_id, address, asked in self._pending.expire(now):
             asked.failed(DeadlineExceeded(f"{address} has not answered in time"))
             self._tell_cancel(message_id, address, "deadline")
+            self.doubt(address)
 
     def _tell_cancel(self, message_id: int, address: Address, reason: str) -> None:
         peer = self._links.get(address.actor_id)

@@ -28,10 +28,12 @@ from mesh.envelope import (
 )
 from mesh.errors import FrameRefused, Unreachable
 from mesh.frames import SYSTEM_CODEC, Bye, ErrorBody, Hello, Welcome
+from mesh.handshake import check_hello, check_welcome
 from mesh.membership import Member
 from mesh.options import SystemOptions
 from mesh.peer import PLAIN, SYSTEM, Meta, Peer, Wire
-from mesh.sequence import DUPLICATE, UNNUMBERED
+from mesh.redial import RedialPauses
+from mesh.sequence import DUPLICATE, OTHER_CONNECTION, UNNUMBERED, connection_of
 from mesh.telemetry import Metrics, current_trace
 from mesh.transport.base import Buffer, Lane, Link, Transport
 
@@ -79,7 +81,7 @@ class Links:
         self._loop = asyncio.get_running_loop()
         self._peers: dict[str, Peer] = {}
         self._wires: dict[Link, Wire] = {}
-        self._failures: dict[Address, tuple[float, float]] = {}
+        self._pauses = RedialPauses(options.retry_min_s, options.retry_max_s)
         self._complained: set[tuple[str, str]] = set()
         self._connections = 0
         self._message_ids = 0
@@ -118,8 +120,11 @@ class Links:
             return False
         return self._send_on(wire, lane, verb, body, buffers, meta)
 
-    def lose(self, address: Address, reason: str) -> None:
-        """Forget an incarnation and tell whoever waits for it; nothing happens if it is not linked."""
+    def lose(self, address: Address, reason: str, keep: Link | None = None) -> None:
+        """Forget an incarnation and tell whoever waits for it; nothing happens if it is not linked.
+
+        The transport closes its links, but for `keep`, which begins anew.
+        """
         peer = self._peers.get(address.actor_id)
         if peer is None or peer.address != address:
             return
@@ -129,7 +134,7 @@ class Links:
                 del self._wires[wire.link]
                 if wire.hello_timer is not None:
                     wire.hello_timer.cancel()
-                if address != self.address:
+                if address != self.address and wire.link != keep:
                     self._transport.close_link(wire.link)
         peer.path = peer.dialed = peer.accepted = None
         self.metrics.count("mesh_peers_lost_total")
@@ -171,8 +176,13 @@ class Links:
                 if missing == DUPLICATE:
                     self._on_repeat(wire, header, parts)
                     return
-                self.metrics.count("mesh_frames_missing_total", missing)
+                if missing == OTHER_CONNECTION:
+                    wire = self._admit(link, header, parts)
+                    wire.incoming[lane].accept(header.sequence)
+                else:
+                    self.metrics.count("mesh_frames_missing_total", missing)
             peer = wire.peer
+            peer.num_heard[lane] += 1
             if peer.is_watched:
                 self.heard(address)
             handler = self.handlers.get(header.verb)
@@ -190,18 +200,26 @@ class Links:
         if wire is None:
             return
         if link.dialed and not any(wire.greeted):
-            self._remember_failure(link.peer)
+            self._pauses.failed(link.peer, self._loop.time())
         self.lose(link.peer, reason)
 
     # Incoming
 
     def _admit(self, link: Link, header: Header, parts: Sequence[Buffer]) -> Wire:
-        """The record of a connection that begins; only a hello begins one."""
+        """The record of a connection that begins; only a hello begins one.
+
+        A peer dials only when it has no record of this actor, or has lost it. So a link with it from before, accepted
+        from it or dialed and welcomed by it under a lower connection number, is one that the peer has forgotten.
+        """
         if header.verb != Verb.HELLO or link.dialed:
             raise FrameRefused("no_hello", "a message without hello before it")
-        _check_hello(parts)
+        check_hello(parts)
+        connection = connection_of(header.sequence)
+        known = self._peers.get(link.peer.actor_id)
+        if known is not None and known.address == link.peer and known.is_older_than(connection):
+            self.lose(link.peer, "it has begun again", keep=link)
         peer = self._greet(link.peer)
-        wire = peer.accepted = self._add_wire(link, peer)
+        wire = peer.accepted = self._add_wire(link, peer, connection)
         return wire
 
     def _on_repeat(self, wire: Wire, header: Header, parts: Sequence[Buffer]) -> None:
@@ -211,7 +229,7 @@ class Links:
         body = SYSTEM_CODEC.decode(parts[1])
         reason = f"{body.code}: {body.message}" if isinstance(body, ErrorBody) else "refused"
         if not all(wire.greeted):
-            self._remember_failure(wire.link.peer)
+            self._pauses.failed(wire.link.peer, self._loop.time())
         self.lose(wire.link.peer, f"the peer refuses the link ({reason})")
 
     def _on_link_verb(self, wire: Wire, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
@@ -230,7 +248,7 @@ class Links:
                 raise FrameRefused("unknown_verb", f"verb {header.verb}")
 
     def _on_hello(self, wire: Wire, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
-        hello = _check_hello(parts)
+        hello = check_hello(parts)
         peer, link = wire.peer, wire.link
         if link.dialed:
             raise FrameRefused("unexpected", "a hello from the dialed side")
@@ -261,17 +279,18 @@ class Links:
         return known
 
     def _on_welcome(self, wire: Wire, lane: Lane, parts: Sequence[Buffer]) -> None:
-        welcome = SYSTEM_CODEC.decode(parts[1])
-        if not isinstance(welcome, Welcome) or not wire.link.dialed:
-            raise FrameRefused("bad_body", "the body of a welcome from the dialed side is expected")
-        if not MIN_PROTOCOL_VERSION <= welcome.version <= PROTOCOL_VERSION:
-            raise FrameRefused("wrong_version", f"welcomed to version {welcome.version}")
+        welcome = check_welcome(parts)
+        if not wire.link.dialed:
+            raise FrameRefused("unexpected", "a welcome from the dialing side")
         wire.peer.member, wire.peer.capabilities = welcome.member, welcome.capabilities
         wire.greeted[lane] = True
+        if all(wire.greeted) and len({connection_of(numbers.last) for numbers in wire.incoming}) > 1:
+            self.lose(wire.link.peer, "it has begun again")  # between the hellos of the two lanes
+            return
         if all(wire.greeted) and wire.hello_timer is not None:
             wire.hello_timer.cancel()
             wire.hello_timer = None
-            self._failures.pop(wire.link.peer, None)
+            self._pauses.succeeded(wire.link.peer)
 
     def _refuse(self, link: Link, lane: Lane, header: Header | None, refusal: FrameRefused) -> None:
         self.metrics.count("mesh_frames_refused_total", code=refusal.code)
@@ -298,10 +317,9 @@ class Links:
     # Outgoing
 
     def _dial(self, address: Address, endpoint: Endpoint) -> Peer:
-        failed = self._failures.get(address)
-        now = self._loop.time()
-        if failed is not None and now < failed[0]:
-            raise Unreachable(f"{address} could not be reached; it is tried again in {failed[0] - now:.2f} s")
+        pause_s = self._pauses.remaining_s(address, self._loop.time())
+        if pause_s:
+            raise Unreachable(f"{address} could not be reached; it is tried again in {pause_s:.2f} s")
         if len(self._peers) >= self._options.max_peers:
             raise Unreachable(f"{self._options.max_peers} peers are linked already")
         peer = self._peers[address.actor_id] = Peer(address)
@@ -329,9 +347,9 @@ class Links:
         wire.is_self = True
         return peer
 
-    def _add_wire(self, link: Link, peer: Peer) -> Wire:
+    def _add_wire(self, link: Link, peer: Peer, remote_connection: int = 0) -> Wire:
         self._connections += 1
-        wire = self._wires[link] = Wire(link, peer, self._connections)
+        wire = self._wires[link] = Wire(link, peer, self._connections, remote_connection)
         if peer.path is None:
             peer.path = wire
         return wire
@@ -373,21 +391,3 @@ class Links:
             position,
             current_trace.get(),
         )
-
-    def _remember_failure(self, address: Address) -> None:
-        """Dials that fail are repeated with growing pauses, so that telling a dead member costs next to nothing."""
-        _, pause_s = self._failures.pop(address, (0.0, self._options.retry_min_s / 2))
-        pause_s = min(pause_s * 2, self._options.retry_max_s)
-        if len(self._failures) >= _MAX_REMEMBERED:
-            del self._failures[next(iter(self._failures))]
-        self._failures[address] = (self._loop.time() + pause_s, pause_s)
-
-
-def _check_hello(parts: Sequence[Buffer]) -> Hello:
-    hello = SYSTEM_CODEC.decode(parts[1])
-    if not isinstance(hello, Hello):
-        raise FrameRefused("bad_body", "the body of a hello is expected")
-    if not hello.min_version <= PROTOCOL_VERSION <= hello.max_version:
-        offered = f"{hello.min_version} to {hello.max_version}"
-        raise FrameRefused("wrong_version", f"versions {offered} offered, {PROTOCOL_VERSION} is spoken here")
-    return hello

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mesh.address import Address
 from mesh.envelope import SYSTEM_FLAG
-from mesh.sequence import IncomingSequence, OutgoingSequence
+from mesh.sequence import IncomingSequence, OutgoingSequence, connection_of
 from mesh.transport.base import Buffer, Link
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ class Wire:
 
     __slots__ = ("greeted", "hello_timer", "incoming", "is_self", "link", "outgoing", "peer", "said_bye", "waiting")
 
-    def __init__(self, link: Link, peer: "Peer", connection: int) -> None:
+    def __init__(self, link: Link, peer: "Peer", connection: int, remote_connection: int = 0) -> None:
         self.link = link
         self.peer = peer
         self.outgoing = (OutgoingSequence(connection), OutgoingSequence(connection))
-        self.incoming = (IncomingSequence(), IncomingSequence())
+        self.incoming = (IncomingSequence(remote_connection), IncomingSequence(remote_connection))
         self.greeted = [False, False]
         self.is_self = False
         self.said_bye = [False, False]
@@ -33,11 +33,13 @@ class Wire:
 
 
 class Peer:
-    """One incarnation that this actor has a link with; `path` is where messages to it go, `is_watched` says that its
-    life signs are waited for.
+    """One incarnation that this actor has a link with.
+
+    `path` is where messages to it go, `is_watched` says that its life signs are waited for, `num_heard` counts its
+    messages by lane.
     """
 
-    __slots__ = ("accepted", "address", "capabilities", "dialed", "is_watched", "member", "path")
+    __slots__ = ("accepted", "address", "capabilities", "dialed", "is_watched", "member", "num_heard", "path")
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -47,6 +49,14 @@ class Peer:
         self.accepted: Wire | None = None
         self.path: Wire | None = None
         self.is_watched = False
+        self.num_heard = [0, 0]
+
+    def is_older_than(self, connection: int) -> bool:
+        """Whether a link is of a time before the peer's connection number `connection`."""
+        for wire in (self.accepted, self.dialed):
+            if wire is not None and any(0 < connection_of(n.last) < connection for n in wire.incoming):
+                return True
+        return False
 
 
 class Meta(NamedTuple):

@@ -37,6 +37,10 @@ class Reader(Protocol):
         """What follows does not continue what came before."""
         ...
 
+    def doubt(self, address: Address) -> None:
+        """A publisher has not confirmed a subscription."""
+        ...
+
 
 class _Followed(NamedTuple):
     subscription: Subscription
@@ -145,6 +149,9 @@ class Publishing:
         quiet_since = self._loop.time() - self._options.renew_subscription_s
         for (actor_id, topic), followed in list(self._followed.items()):
             if followed.last_heard[0] <= quiet_since:
+                peer = self._links.get(actor_id)
+                if peer is not None and followed.subscription.waiting:
+                    self._reader.doubt(peer.address)
                 self._request(actor_id, topic)
         if self._followed:
             self._timer = self._loop.call_later(self._options.renew_subscription_s, self._renew)

@@ -9,6 +9,7 @@ from typing import Final
 
 UNNUMBERED: Final = 0
 DUPLICATE: Final = -1
+OTHER_CONNECTION: Final = -2
 _SHIFT: Final = 32
 
 
@@ -30,23 +31,31 @@ class OutgoingSequence:
         self.last -= 1
 
 
+def connection_of(sequence: int) -> int:
+    """The number of the connection that a message was sent on, as its sender counts."""
+    return sequence >> _SHIFT
+
+
 class IncomingSequence:
-    """The receiver's side. Order within a lane is the transport's promise: a number not above the last is a repeat."""
+    """The receiver's side of one lane of the sender's connection number `connection`, or of the first one seen.
+
+    Order within a lane is the transport's promise: a number not above the last is a repeat.
+    """
 
     __slots__ = ("last",)
 
-    def __init__(self) -> None:
-        self.last = 0
+    def __init__(self, connection: int = 0) -> None:
+        self.last = connection << _SHIFT
 
     def accept(self, sequence: int) -> int:
-        """`DUPLICATE`, or how many messages are missing before this one.
-
-        On another connection than the last it is 0: what the old one lost cannot be known.
-        """
+        """`DUPLICATE`, `OTHER_CONNECTION` (a later one), or how many messages are missing before this one."""
         last = self.last
+        if sequence == last + 1:
+            self.last = sequence
+            return 0
         if sequence <= last:
             return DUPLICATE
+        if last and sequence >> _SHIFT != last >> _SHIFT:
+            return OTHER_CONNECTION
         self.last = sequence
-        if sequence == last + 1 or sequence >> _SHIFT != last >> _SHIFT:
-            return 0
-        return sequence - last - 1
+        return sequence - last - 1 if last else 0

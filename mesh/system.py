@@ -45,6 +45,7 @@ from mesh.links import Links
 from mesh.membership import DRAINING, READY, STARTING, Bootstrap, Member, MemberChange
 from mesh.options import SystemOptions
 from mesh.peer import SYSTEM, Peer
+from mesh.probing import Probing
 from mesh.publishing import Publishing
 from mesh.registration import Registration
 from mesh.serving import IncomingCall, Serving
@@ -97,6 +98,8 @@ class ActorSystem:
         self.serving = Serving(self.links, self.wording, self.options.mailbox_capacity, self._on_call, self._guard)
         self.publishing = Publishing(self.links, actor.codec, self, self.options)
         self.registration = Registration(self.asking, bootstrap, self.options, self.describe, self, self.boundary)
+        self._probing = Probing(self.links, self.asking, self.boundary, self.options.hello_timeout_s)
+        self.asking.doubt = self._probing.doubt
         self.heartbeats = Heartbeats(self.links, self.options, self, self._hubs)
         self.links.handlers[Verb.TELL] = self._on_tell
         self.links.handlers[Verb.DRAIN] = self._on_draining
@@ -140,6 +143,7 @@ class ActorSystem:
             self._drained.cancel()
         self.heartbeats.close()
         self.publishing.close()
+        self._probing.close()
         try:
             await self.actor.stop()
         except Exception as error:  # noqa: BLE001
@@ -216,6 +220,10 @@ class ActorSystem:
     def subscription_reset(self, publisher: Address, topic: str) -> None:
         """A reset goes to the actor."""
         self.boundary.call("on_subscription_reset", self.actor.on_subscription_reset, publisher, topic)
+
+    def doubt(self, address: Address) -> None:
+        """A publisher does not confirm a subscription."""
+        self._probing.doubt(address)
 
     def state(self) -> str:
         """What heartbeats say of this actor."""

@@ -1,5 +1,7 @@
 """One system whose only peer is the test: every frame in and out is a test's own."""
 
+from dataclasses import replace
+
 import msgspec
 from mesh_under_test import CODEC, QUICK, Recorder
 
@@ -54,7 +56,7 @@ class Rig:
     def __init__(self):
         self.wire = Wiretap()
         self.actor = Recorder()
-        self.system = ActorSystem(self.actor, ME, self.wire, NOWHERE, QUICK)
+        self.system = ActorSystem(self.actor, ME, self.wire, NOWHERE, replace(QUICK, hello_timeout_s=0.2))
         self.sequences = [1 << 32, 1 << 32]
 
     def say(self, verb, body=b"", *, link=FROM_PEER, lane=Lane.CONTROL, buffers=(), **fields):
