@@ -12,9 +12,10 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import uvloop
@@ -116,18 +117,13 @@ class _Process:
     async def _live(self, system: ActorSystem) -> None:
         """From the start to the end of the drain, or to the wish of a peer that this actor end."""
         await system.start()
-        endpoint = system.describe().endpoint
         if self._actor.joins:
-            await system.joined()
-        self._log.info("joined", role=self._actor.role, control=endpoint.control, data=endpoint.data, pid=os.getpid())
-        shutdown = asyncio.ensure_future(system.shutdown_asked())
-        drain = asyncio.ensure_future(self._asked_to_drain.wait())
-        try:
-            await asyncio.wait((shutdown, drain), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            shutdown.cancel()
-            drain.cancel()
-        if shutdown.done() and not shutdown.cancelled():
+            await _first_of(system.joined(), self._asked_to_drain.wait())
+        if not self._asked_to_drain.is_set():
+            where = system.describe().endpoint
+            self._log.info("joined", role=self._actor.role, control=where.control, data=where.data, pid=os.getpid())
+            await _first_of(system.shutdown_asked(), self._asked_to_drain.wait())
+        if not self._asked_to_drain.is_set():
             return
         try:
             async with asyncio.timeout(self._drain_timeout_s):
@@ -154,3 +150,13 @@ class _Process:
         loop.remove_reader(fd)
         self._log.warning("the supervisor is gone")
         self._asked_to_stop.set()
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait until one of them has ended, and end the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
