@@ -79,6 +79,7 @@ class LoopSocket:
         self._on_turn = on_turn
         self._fd = int(socket.getsockopt(zmq.FD))
         self._is_scheduled = False
+        self._has_sent = False
         self._is_open = True
         self._monitor: LoopSocket | None = None
         self._lent: deque[zmq.MessageTracker] = deque()
@@ -93,6 +94,7 @@ class LoopSocket:
 
     def send(self, parts: Sequence[Buffer]) -> bool:
         """Send a whole message; False if it is not taken now. Raises `zmq.ZMQError` (EHOSTUNREACH: a ROUTER's peer)."""
+        self._has_sent = True
         if not self._is_scheduled:
             self.look_again()
         send_part = self._send_part
@@ -161,11 +163,18 @@ class LoopSocket:
 
     def _on_readable(self) -> None:
         # The first message at once and the rest in the next turn: whoever it wakes goes on before the socket is asked
-        # for more, which for a lone message is the answer "nothing" and a twentieth of a round trip.
-        if self._receive(1) or not self._is_open:
-            self._on_turn()
-        else:
+        # for more, which for a lone message is the answer "nothing" and a twentieth of a round trip. A message that was
+        # answered meanwhile has woken nobody, and its turn is now.
+        was_scheduled, self._is_scheduled, self._has_sent = self._is_scheduled, True, False
+        finished = self._receive(1)
+        self._is_scheduled = was_scheduled
+        if finished:
+            if self._is_open:
+                self._on_turn()
+        elif not self._has_sent:
             self.look_again()
+        elif not was_scheduled:
+            self._turn()
 
     def _turn(self) -> None:
         self._is_scheduled = False
@@ -179,7 +188,6 @@ class LoopSocket:
     def _receive(self, count: int) -> bool:
         """Hand on up to `count` messages; whether there are no more."""
         receive, on_message, has_identities = self._receive_part, self._on_message, self._has_identities
-        finished = False
         try:
             for _ in range(count):
                 parts: list[Buffer] = []
@@ -190,7 +198,6 @@ class LoopSocket:
                         parts.append(receive(_NOBLOCK, True))
                     frame = receive(_NOBLOCK, False)
                 except zmq.Again:
-                    finished = True
                     return True
                 parts.append(frame.bytes)
                 while frame.more:
@@ -198,13 +205,13 @@ class LoopSocket:
                     parts.append(frame.bytes if len(frame) < ZERO_COPY_BYTES else frame.buffer)
                 on_message(parts)
                 if not self._is_open:
-                    finished = True
                     return True
-            finished = True
-            return False
-        finally:
-            if not finished:  # a bug above must not leave messages lying that no event will announce again
-                self.look_again()
+        except BaseException:
+            # A bug above must not leave messages lying that no event will announce again.
+            self._is_scheduled = False
+            self.look_again()
+            raise
+        return False
 
 
 def _nothing() -> None:

@@ -175,6 +175,29 @@ def test_who_stops_is_seen_and_what_was_sent_before_arrives(on_sockets):
     on_sockets(test)
 
 
+def test_a_listener_that_raises_misses_one_message_only(on_sockets):
+    async def test(start):
+        a, _, _ = await start(A)
+        _, ear, where = await start(B)
+        raised = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context["exception"]))
+        heard = ear.on_frames
+
+        def on_frames(link, lane, parts):
+            heard(link, lane, parts)
+            if len(ear.heard) % 10 == 1:
+                raise ValueError("a bug")
+
+        ear.on_frames = on_frames
+        link = a.dial(B, where)
+        for _ in range(100):
+            a.send(link, Lane.DATA, (b"h", b"b"))
+        await until(lambda: len(ear.heard) == 100)
+        assert len(raised) == 10
+
+    on_sockets(test)
+
+
 def test_a_redial_takes_over(on_sockets):
     async def test(start):
         a, ear_a, _ = await start(A)
