@@ -34,26 +34,27 @@ def test_answers_are_the_model_s(client: openai.OpenAI) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def longest_sample() -> Any:
+    return max(json.loads(SAMPLES.read_text()), key=lambda sample: sample["completion_tokens"])
+
+
 def test_stream_is_the_same_text_and_counts_usage(client: openai.OpenAI) -> None:
-    messages: Any = [{"role": "user", "content": "Count from 3 to 60."}]
-    whole = client.chat.completions.create(model="tiny", messages=messages, temperature=0, max_tokens=512)
+    sample = longest_sample()
     stream = client.chat.completions.create(
         model="tiny",
-        messages=messages,
+        messages=sample["messages"],
         temperature=0,
-        max_tokens=512,
+        max_tokens=1024,
         stream=True,
         stream_options={"include_usage": True},
     )
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == whole.choices[0].message.content
-    assert text.endswith("59 60")
+    assert text == sample["answer"]
     assert len([chunk for chunk in chunks if chunk.choices]) > 10, "not one lump at the end"
     assert chunks[-1].usage is not None
-    assert whole.usage is not None
-    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
-    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+    assert chunks[-1].usage.completion_tokens == sample["completion_tokens"]
+    assert chunks[-1].usage.prompt_tokens == sample["prompt_tokens"]
 
 
 def test_seeded_sampling_repeats_and_n_differs(client: openai.OpenAI) -> None:
@@ -70,10 +71,13 @@ def test_seeded_sampling_repeats_and_n_differs(client: openai.OpenAI) -> None:
 
 
 def test_stop_string_ends_before_it(client: openai.OpenAI) -> None:
+    sample = longest_sample()
+    middle = len(sample["answer"]) // 2
+    stop = sample["answer"][middle : middle + 4]
     answer = client.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "Count from 3 to 60."}], temperature=0, stop=["9 10"]
+        model="tiny", messages=sample["messages"], temperature=0, stop=[stop], max_tokens=1024
     )
-    assert answer.choices[0].message.content == "3 4 5 6 7 8 "
+    assert answer.choices[0].message.content == sample["answer"][: sample["answer"].index(stop)]
     assert answer.choices[0].finish_reason == "stop"
 
 
