@@ -5,7 +5,7 @@ Owned by `ActorSystem`; the bookkeeping is `mesh/calls.py`, streams are in `mesh
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from mesh.actor import Answer, AnyMessage
 from mesh.address import Address
@@ -86,7 +86,8 @@ class Asking:
         self._pending: PendingCalls[Asked] = PendingCalls(capacity)
         self._timer = DeadlineTimer(self._loop, self._pending.next_deadline, self._expire)
         handlers = links.handlers
-        handlers[_REPLY] = handlers[Verb.ITEM] = self._on_answer
+        handlers[_REPLY] = self._on_reply
+        handlers[Verb.ITEM] = self._on_item
         handlers[Verb.ERROR] = self._on_error
         handlers[Verb.END] = self._on_end
 
@@ -147,19 +148,29 @@ class Asking:
         for asked in self._pending.close():
             asked.failed(Cancelled("the asking actor stops"))
 
-    def _on_answer(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
-        asked = self._pending.waiting(header.correlation_id, peer.address)
+    def _on_reply(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+        asked = self._pending.answered(header.correlation_id, peer.address)
         if asked is None:
             self._links.metrics.count("mesh_late_answers_total")
             return
+        asked.arrived(header, Answer(self._decode(asked, header, parts), parts[2:], peer.address))
+
+    def _on_item(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+        number = header.correlation_id
+        asked = self._pending.waiting(number, peer.address)
+        if asked is None:
+            self._links.metrics.count("mesh_late_answers_total")
+            return
+        if asked.arrived(header, Answer(self._decode(asked, header, parts), parts[2:], peer.address)):
+            self._pending.settle(number)
+
+    def _decode(self, asked: Asked, header: Header, parts: Sequence[Buffer]) -> Any:
         try:
-            message = self._wording.decode(header, parts[1])
+            return self._wording.decode(header, parts[1])
         except FrameRefused as refusal:
             self._pending.settle(header.correlation_id)
-            asked.failed(RemoteError("bad_answer", f"{peer.address} answered with {refusal.message}"))
+            asked.failed(RemoteError("bad_answer", f"{header.sender} answered with {refusal.message}"))
             raise
-        if asked.arrived(header, Answer(message, parts[2:], peer.address)):
-            self._pending.settle(header.correlation_id)
 
     def _on_end(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
         asked = self._pending.answered(header.correlation_id, peer.address)

@@ -6,7 +6,7 @@ Deadlines are on the loop's clock. Whoever owns a table arms one timer for `next
 
 import heapq
 from collections.abc import Hashable
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 from mesh.address import Address
 from mesh.errors import MailboxFull
@@ -17,12 +17,6 @@ Value = TypeVar("Value")
 _SLACK: Final = 64
 
 
-class _Entry(NamedTuple, Generic[Value]):
-    peer: Address
-    deadline: float
-    value: Value
-
-
 class CallTable(Generic[Key, Value]):
     """A bounded set of calls by key, with their peers and deadlines.
 
@@ -31,7 +25,8 @@ class CallTable(Generic[Key, Value]):
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._entries: dict[Key, _Entry[Value]] = {}
+        # Peer, deadline, value: a plain tuple, since one is made for every call.
+        self._entries: dict[Key, tuple[Address, float, Value]] = {}
         self._heap: list[tuple[float, int, Key]] = []
         self._opened = 0
 
@@ -49,7 +44,7 @@ class CallTable(Generic[Key, Value]):
         assert key not in entries, "a call was taken twice"
         assert len(entries) < self.capacity, "a call was taken beyond the table's capacity"
         self._opened += 1
-        entries[key] = _Entry(peer, deadline, value)
+        entries[key] = (peer, deadline, value)
         heapq.heappush(heap, (deadline, self._opened, key))
         if len(heap) > 2 * len(entries) + _SLACK:
             self._compact()
@@ -57,22 +52,22 @@ class CallTable(Generic[Key, Value]):
     def peer_of(self, key: Key) -> Address | None:
         """With whom a call is; None if it is settled or was never there."""
         entry = self._entries.get(key)
-        return None if entry is None else entry.peer
+        return None if entry is None else entry[0]
 
     def get(self, key: Key) -> Value | None:
         """The value of a call that is not settled."""
         entry = self._entries.get(key)
-        return None if entry is None else entry.value
+        return None if entry is None else entry[2]
 
     def settle(self, key: Key) -> Value | None:
         """Take a call out; None if that has happened already."""
         entry = self._entries.pop(key, None)
-        return None if entry is None else entry.value
+        return None if entry is None else entry[2]
 
     def lose(self, peer: Address) -> list[Value]:
         """Take out all calls with a peer that is gone, oldest first."""
-        keys = [key for key, entry in self._entries.items() if entry.peer == peer]
-        return [self._entries.pop(key).value for key in keys]
+        keys = [key for key, entry in self._entries.items() if entry[0] == peer]
+        return [self._entries.pop(key)[2] for key in keys]
 
     def expire(self, now: float) -> list[tuple[Key, Address, Value]]:
         """Take out all calls whose deadline has come, in order of deadlines: key, peer and value."""
@@ -81,14 +76,14 @@ class CallTable(Generic[Key, Value]):
         while heap and heap[0][0] <= now:
             deadline, _, key = heapq.heappop(heap)
             entry = self._entries.get(key)
-            if entry is not None and entry.deadline == deadline:
+            if entry is not None and entry[1] == deadline:
                 del self._entries[key]
-                expired.append((key, entry.peer, entry.value))
+                expired.append((key, entry[0], entry[2]))
         return expired
 
     def close(self) -> list[Value]:
         """Take everything out, oldest first."""
-        values = [entry.value for entry in self._entries.values()]
+        values = [value for _, _, value in self._entries.values()]
         self._entries.clear()
         self._heap.clear()
         return values
@@ -113,15 +108,19 @@ class PendingCalls(CallTable[int, Value]):
 
     def open(self, message_id: int, peer: Address, deadline: float, value: Value) -> None:
         """Take a call in; raises `MailboxFull`."""
-        if self.is_full:
+        if len(self._entries) >= self.capacity:
             raise MailboxFull(f"{self.capacity} calls are in flight already; wait for some of them to end")
         self.add(message_id, peer, deadline, value)
 
     def answered(self, message_id: int, sender: Address) -> Value | None:
         """Take out the call that `sender` answers; None if there is none, or if it was asked of somebody else."""
-        return self.settle(message_id) if self.peer_of(message_id) == sender else None
+        entry = self._entries.get(message_id)
+        if entry is None or entry[0] != sender:
+            return None
+        del self._entries[message_id]
+        return entry[2]
 
     def waiting(self, message_id: int, sender: Address) -> Value | None:
         """The call that `sender` answers, left in; None as in `answered`."""
         entry = self._entries.get(message_id)
-        return entry.value if entry is not None and entry.peer == sender else None
+        return entry[2] if entry is not None and entry[0] == sender else None

@@ -74,6 +74,7 @@ class Links:
         self._log: structlog.stdlib.BoundLogger = structlog.get_logger(actor=address.actor_id, epoch=address.epoch)
         self.handlers: dict[int, Handler] = {}
         self.heard: Callable[[Address], None] = lambda _: None
+        self._epoch = address.epoch
         self._transport = transport
         self._owner = owner
         self._options = options
@@ -161,7 +162,7 @@ class Links:
             header = open_envelope(parts, self._limits)
             if len(parts) > 2 or len(parts[1]) > self._limits.max_body_bytes:
                 check_sizes(parts, self._limits)
-            if header.receiver_epoch != self.address.epoch:
+            if header.receiver_epoch != self._epoch:
                 raise FrameRefused("wrong_epoch", f"meant for epoch {header.receiver_epoch} of {self.address.actor_id}")
             address = link.peer
             if header.sender_epoch != address.epoch or header.sender != address.actor_id:
@@ -189,7 +190,8 @@ class Links:
             if handler is None:
                 self._on_link_verb(wire, lane, header, parts)
                 return
-            current_trace.set(header.trace)
+            if header.trace != current_trace.get():
+                current_trace.set(header.trace)
             handler(peer, lane, header, parts)
         except FrameRefused as refusal:
             self._refuse(link, lane, header, refusal)

@@ -38,14 +38,16 @@ class Mailbox(CallTable[MailKey, Value]):
 
     def admit(self, sender: Address, message_id: int, deadline: float, value: Value) -> Admission:
         """Take a call in if there is room and it is new."""
-        if self.peer_of((sender, message_id)) is not None:
+        key = (sender, message_id)
+        if key in self._entries:
             return Admission.REPEATED
-        if self._cancelled and self._cancelled.pop((sender, message_id), self) is None:
+        if self._cancelled and self._cancelled.pop(key, self) is None:
             return Admission.CANCELLED
-        if self.is_full or self._counts.get(sender, 0) >= self.per_sender:
+        count = self._counts.get(sender, 0)
+        if self.is_full or count >= self.per_sender:
             return Admission.OVERLOADED
-        self.add((sender, message_id), sender, deadline, value)
-        self._counts[sender] = self._counts.get(sender, 0) + 1
+        self.add(key, sender, deadline, value)
+        self._counts[sender] = count + 1
         return Admission.TAKEN
 
     def cancel(self, key: MailKey) -> Value | None:

@@ -9,6 +9,7 @@ Called by `meshctl run ROLE`, by whatever the supervisor spawns or forks, and by
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import sys
@@ -29,6 +30,7 @@ from mesh.telemetry import setup_log
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
 
 _STOP_TIMEOUT_S: Final = 5.0
+_MAX_FILES: Final = 65_536
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -63,6 +65,7 @@ def run_actor(
         json=os.environ.get("KVMESH_LOG_FORMAT", "console" if sys.stderr.isatty() else "json") == "json",
     )
     run_directory.create()
+    _allow_many_files()
     filled = replace(options or SystemOptions(), supervisor=supervisor)
     filled = replace(filled, host=filled.host or socket.gethostname())
     process = _Process(actor, address, listen or ZeroMQOptions(run_directory=run_directory), drain_timeout_s)
@@ -150,6 +153,14 @@ class _Process:
         loop.remove_reader(fd)
         self._log.warning("the supervisor is gone")
         self._asked_to_stop.set()
+
+
+def _allow_many_files() -> None:
+    """A linked peer takes eight descriptors; the soft limit of a shell is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:

@@ -56,7 +56,7 @@ class Rig:
     def __init__(self):
         self.wire = Wiretap()
         self.actor = Recorder()
-        self.system = ActorSystem(self.actor, ME, self.wire, NOWHERE, replace(QUICK, hello_timeout_s=0.2))
+        self.system = ActorSystem(self.actor, ME, self.wire, NOWHERE, replace(QUICK, hello_timeout_s=0.2, max_peers=64))
         self.sequences = [1 << 32, 1 << 32]
 
     def say(self, verb, body=b"", *, link=FROM_PEER, lane=Lane.CONTROL, buffers=(), **fields):
