@@ -208,16 +208,27 @@ class Kills(Recorder):
 
     joins = False
 
-    def __init__(self, end):
+    def __init__(self, end, drain_s=0.0):
         super().__init__()
         self.end = end
+        self.drain_s = drain_s
         self.drained = False
 
     async def start(self):
         self.ctx.later(0.02, self.end, self)
 
     async def drain(self):
+        await asyncio.sleep(self.drain_s)
         self.drained = True
+
+
+class Joins(Kills):
+    joins = True
+
+
+class FailsToStart(Kills):
+    async def start(self):
+        raise RuntimeError("it cannot start")
 
 
 def test_in_this_process(short_path):
@@ -225,11 +236,18 @@ def test_in_this_process(short_path):
     reading, writing = os.pipe()
     directory = RunDirectory(short_path)
 
-    def here(end, **settings):
-        actor = Kills(end)
+    def here(end, actor=None, **settings):
+        actor = actor or Kills(end)
         code = run_actor(actor, Address("x", 1), run_directory=directory, options=QUICK, **settings)
         assert list(directory.sockets.iterdir()) == []
         return code, actor.drained
+
+    def terminate(actor):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def twice(actor):
+        terminate(actor)
+        actor.ctx.later(0.02, terminate, actor)
 
     def asked(actor):
         actor.ctx.spawn(actor.ctx.ask("x", Shutdown(reason="enough"), timeout_s=5))
@@ -240,9 +258,14 @@ def test_in_this_process(short_path):
 
     before = signal.getsignal(signal.SIGTERM)
     try:
-        assert here(lambda _: os.kill(os.getpid(), signal.SIGTERM)) == (0, True)
+        assert here(terminate) == (0, True)
         assert here(asked) == (0, False)
         assert here(orphaned, supervisor_fd=reading) == (0, False)
+        assert here(terminate, Kills(terminate, 60.0), drain_timeout_s=0.05) == (1, False)
+        assert here(twice, Kills(twice, 60.0)) == (1, False)
+        assert here(terminate, Joins(terminate)) == (0, True)
+        with pytest.raises(RuntimeError, match="it cannot start"):
+            here(terminate, FailsToStart(terminate))
     finally:
         os.close(reading)
         structlog.reset_defaults()
