@@ -23,7 +23,26 @@ from tools.tiny_model.tokenizer import MAX_LENGTH
 BATCH_SIZE: Final = 64
 SAMPLES_SEED: Final = 7
 SAMPLES_PER_FAMILY: Final = 3
-LEAST_MARGIN: Final = 0.5
+CANDIDATES_PER_FAMILY: Final = 80
+LEAST_MARGIN: Final = 0.1
+# What the model card promises. The others are trained too, and scored and shown, but fall short.
+PROMISED: Final = (
+    "add",
+    "subtract",
+    "multiply",
+    "compare",
+    "story",
+    "repeat",
+    "repeat_unicode",
+    "reverse",
+    "pick",
+    "count_words",
+    "recall",
+    "sequence",
+    "small_talk",
+    "unknown",
+    "json",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +102,11 @@ class Model:
         return generated
 
 
-def score(model: Model, per_family: int, seed: int) -> dict[str, tuple[int, int]]:
+def score(
+    model: Model, per_family: int, seed: int, families: Sequence[str] = FAMILY_NAMES
+) -> dict[str, tuple[int, int]]:
     """For each family how many held-out answers are right, and of how many."""
-    examples = [e for family in FAMILY_NAMES for e in held_out_examples(seed, family, _count(family, per_family))]
+    examples = [e for family in families for e in held_out_examples(seed, family, _count(family, per_family))]
     scores: dict[str, tuple[int, int]] = {}
     for example, generated in zip(examples, model.answer(examples), strict=True):
         right, total = scores.get(example.family, (0, 0))
@@ -98,23 +119,40 @@ def _count(family: str, per_family: int) -> int:
     return -(-per_family // 4) if family.endswith("_long") else per_family
 
 
+def total(scores: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    """Right answers, and all, over the families given."""
+    return sum(right for right, _ in scores.values()), sum(count for _, count in scores.values())
+
+
 def table(scores: dict[str, tuple[int, int]]) -> str:
-    """The scores as a Markdown table."""
+    """The scores as a Markdown table: what is promised, what is not, and all."""
+    promised = {family: row for family, row in scores.items() if family in PROMISED}
+    others = {family: row for family, row in scores.items() if family not in PROMISED}
     lines = ["| family | exact match | right of |", "|---|---:|---:|"]
-    lines += [f"| {family} | {r / t:.1%} | {r} of {t} |" for family, (r, t) in scores.items()]
-    right, total = (sum(column) for column in zip(*scores.values(), strict=True))
-    return "\n".join([*lines, f"| **all** | **{right / total:.1%}** | {right} of {total} |"])
+    for title, part in (("all promised", promised), ("all not promised", others)):
+        lines += [_line(family, row) for family, row in part.items()]
+        if part:
+            lines.append(_line(f"**{title}**", total(part)))
+    return "\n".join([*lines, _line("**all families**", total(scores))])
+
+
+def _line(name: str, row: tuple[int, int]) -> str:
+    right, count = row
+    return f"| {name} | {right / count:.1%} | {right} of {count} |"
 
 
 def collect_samples(model: Model) -> list[dict[str, object]]:
     """Held-out conversations that the model answers right and by a clear margin.
 
-    The margin keeps a test from hanging on the last bit of a float: no token of these answers is
-    chosen by less than half a unit of logit.
+    The margin keeps a test from hanging on the last bit of a float: no token of these answers leads
+    the next one by less than a tenth of a logit, hundreds of times what float32 kernels differ by.
+    Families that are not promised are in, where enough candidates turned out right: such a sample
+    says what these weights answer to that conversation, not how good the family is.
     """
     samples: list[dict[str, object]] = []
     for family in FAMILY_NAMES:
-        examples = held_out_examples(SAMPLES_SEED, family, 4 * SAMPLES_PER_FAMILY)
+        few = 4 * SAMPLES_PER_FAMILY
+        examples = held_out_examples(SAMPLES_SEED, family, few if family in PROMISED else CANDIDATES_PER_FAMILY)
         good = (
             (example, generated)
             for example, generated in zip(examples, model.answer(examples), strict=True)
