@@ -1,6 +1,6 @@
 """Runs one actor as the process it is in: uvloop, ZeroMQ, signals, and the pipe that says whether the supervisor lives.
 
-    SIGTERM or SIGINT   drain, then stop; a second one stops at once
+    SIGTERM or SIGINT   drain, then stop; before the start is done, and the second time, stop at once
     Shutdown (asked)    stop at once; ask `Drain` before it where there is work
     supervisor's pipe   at its end stop at once: an actor without supervisor is nobody's
 
@@ -83,6 +83,7 @@ class _Process:
         self._drain_timeout_s = drain_timeout_s
         self._asked_to_drain = asyncio.Event()
         self._asked_to_stop = asyncio.Event()
+        self._has_started = False
         self._was_forced = False
         self._log: structlog.stdlib.BoundLogger = structlog.get_logger(actor=address.actor_id, epoch=address.epoch)
 
@@ -120,6 +121,7 @@ class _Process:
     async def _live(self, system: ActorSystem) -> None:
         """From the start to the end of the drain, or to the wish of a peer that this actor end."""
         await system.start()
+        self._has_started = True
         if self._actor.joins:
             await _first_of(system.joined(), self._asked_to_drain.wait())
         if not self._asked_to_drain.is_set():
@@ -139,7 +141,10 @@ class _Process:
         if self._asked_to_drain.is_set():
             self._was_forced = True
             self._asked_to_stop.set()
-        self._log.info("signal", signal=number.name, then="stop" if self._was_forced else "drain")
+        elif not self._has_started:
+            # What it waits for may never come, and it has nothing to drain.
+            self._asked_to_stop.set()
+        self._log.info("signal", signal=number.name, then="stop" if self._asked_to_stop.is_set() else "drain")
         self._asked_to_drain.set()
 
     def _on_supervisor(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:

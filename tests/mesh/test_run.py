@@ -42,10 +42,15 @@ PROGRAM = textwrap.dedent(
         async def start(self):
             raise RuntimeError("it cannot start")
 
+    class Waits(Recorder):
+        async def start(self):
+            print('{{"event": "waiting"}}', file=sys.stderr, flush=True)
+            await asyncio.sleep(3600)
+
     kind, actor_id, epoch, path, fd = sys.argv[1:]
     directory = RunDirectory(Path(path))
     actor = {{"registry": lambda: RegistryActor(directory, lease_s=1.0), "recorder": Recorder, "slow": Slow,
-             "broken": Broken}}[kind]()
+             "broken": Broken, "waits": Waits}}[kind]()
     supervisor_fd = int(fd) if fd != "-" else None
     code = run_actor(actor, Address(actor_id, int(epoch)), run_directory=directory, supervisor_fd=supervisor_fd,
                      options=QUICK, drain_timeout_s=0.3 if kind == "slow" and epoch == "1" else 30.0)
@@ -193,6 +198,15 @@ def test_without_a_registry_an_actor_waits_and_can_be_stopped(processes):
     assert waiting.wait(10) == 0
     reader.join()
     assert [json.loads(line)["event"] for line in log] == ["signal", "stopped"]
+
+
+def test_one_signal_stops_an_actor_whose_start_waits(processes):
+    waiting = processes.start("waits", "w")
+    processes.wait_for(waiting, "waiting")
+    waiting.send_signal(signal.SIGTERM)
+    assert not processes.wait_for(waiting, "stopped")["forced"]
+    assert waiting.wait(10) == 0
+    assert list(processes.directory.sockets.iterdir()) == []
 
 
 def test_a_start_that_fails_goes_through(processes):
