@@ -8,7 +8,7 @@ While the registry is away the view stays as it is. Owned by `ActorSystem`; the 
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import Final, Protocol
 
 from mesh.address import Address
 from mesh.asking import Asking
@@ -18,6 +18,10 @@ from mesh.frames import STOPPED, Heartbeat, Join, Joined, Leave, MembersChanged
 from mesh.membership import Bootstrap, Member, MemberChange, Membership
 from mesh.options import SystemOptions
 from mesh.transport.base import Lane
+
+
+_MAX_EARLY: Final = 64
+"""Changes kept while joining. More are dropped: the gap shows in the versions, and a snapshot fills it."""
 
 
 class Audience(Protocol):
@@ -52,6 +56,8 @@ class Registration:
         self._wanted = asyncio.Event()
         self._first = self._loop.create_future()
         self._task: asyncio.Task[None] | None = None
+        self._joining: Address | None = None
+        self._early: list[MembersChanged] = []
 
     def start(self) -> None:
         """Join as soon as there is a registry."""
@@ -94,8 +100,17 @@ class Registration:
 
     def members_changed(self, sender: Address, body: MembersChanged) -> bool:
         """The registry tells of a change; False if `sender` is not the registry."""
-        if sender != self.registry:
+        if sender == self.registry:
+            self._apply(body)
+            return True
+        if sender != self._joining:
             return False
+        # It follows the answer to the join, which may be here but not taken yet.
+        if len(self._early) < _MAX_EARLY:
+            self._early.append(body)
+        return True
+
+    def _apply(self, body: MembersChanged) -> None:
         change = self.view.apply(
             body.registry_epoch, body.version, body.upserted, [departed.address for departed in body.left]
         )
@@ -104,7 +119,6 @@ class Registration:
         elif change:
             leaving = {departed.address for departed in body.left if departed.reason == STOPPED}
             self._audience.members_changed(change, leaving)
-        return True
 
     async def _keep_joined(self) -> None:
         pause_s = self._options.retry_min_s
@@ -132,18 +146,24 @@ class Registration:
             known_version=view.version,
             hearsay=[] if known else view.all(),
         )
+        self._joining = address
         try:
             answer = await self._asking.ask(address.actor_id, join, self._options.join_timeout_s, (), Lane.CONTROL)
         except CallError:
             return False
+        finally:
+            self._joining, early, self._early = None, self._early, []
         joined = answer.message
         if not isinstance(joined, Joined):
             return False
         self.registry = answer.sender
-        if joined.members is not None:
+        is_old = joined.registry_epoch == view.registry_epoch and joined.version < view.version
+        if joined.members is not None and not is_old:
             change = view.reset(joined.registry_epoch, joined.version, joined.members)
             if change:
                 self._audience.members_changed(change)
+        for body in early:
+            self._apply(body)
         if not self._first.done():
             self._first.set_result(None)
         return True

@@ -1,0 +1,109 @@
+"""Joining while the registry speaks: what it says beside its answer is neither refused nor lost."""
+
+import asyncio
+
+import structlog
+
+from mesh.actor import Answer
+from mesh.address import Address, Endpoint
+from mesh.boundary import Boundary
+from mesh.errors import DeadlineExceeded
+from mesh.frames import Joined, MembersChanged
+from mesh.membership import Member, StaticBootstrap
+from mesh.options import SystemOptions
+from mesh.registration import Registration
+from mesh.telemetry import Metrics
+
+REGISTRY = Address("registry", 1)
+NOWHERE = Endpoint("inproc://registry", "inproc://registry.data")
+
+
+def member(actor_id: str) -> Member:
+    return Member(actor_id=actor_id, role="recorder", epoch=1, endpoint=NOWHERE)
+
+
+def changed(version: int, *actor_ids: str) -> MembersChanged:
+    return MembersChanged(registry_epoch=1, version=version, upserted=[member(a) for a in actor_ids], left=[])
+
+
+class Registry:
+    """Answers joins from `answers`; before it lets go of one, tells what stands with it."""
+
+    def __init__(self, answers):
+        self.answers = answers
+        self.joins = []
+        self.asked = asyncio.Event()
+
+    async def ask(self, actor_id, message, timeout_s, buffers, lane):
+        self.joins.append(message)
+        answer, told = self.answers.pop(0) if self.answers else (None, [])
+        for change in told:
+            assert self.registration.members_changed(REGISTRY, change)
+        if answer is None:
+            self.asked.set()
+            raise DeadlineExceeded("no answer")
+        return Answer(answer, (), REGISTRY)
+
+
+class Audience:
+    def __init__(self):
+        self.changes = []
+
+    def members_changed(self, change, leaving=()):
+        self.changes.append([m.actor_id for m in change.joined])
+
+
+def run(answers, after=lambda registration: None):
+    async def main():
+        registry, audience = Registry(answers), Audience()
+        log = structlog.get_logger()
+        registration = registry.registration = Registration(
+            registry, StaticBootstrap(REGISTRY, NOWHERE), SystemOptions(), lambda: member("me"), audience,
+            Boundary(log, Metrics()),
+        )  # fmt: skip
+        registration.start()
+        await registration.joined()
+        after(registration)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        registration._task.cancel()
+        return registration, registry, audience
+
+    return asyncio.run(main())
+
+
+def joined(version, *actor_ids):
+    return Joined(registry_epoch=1, version=version, lease_s=5.0, members=[member(a) for a in actor_ids])
+
+
+def test_changes_that_overtake_the_end_of_the_join_are_applied_after_the_snapshot():
+    registration, registry, audience = run([(joined(3, "me", "a"), [changed(3, "a"), changed(4, "b")])])
+    assert audience.changes == [["a", "me"], ["b"]]
+    assert registration.view.version == 4
+    assert len(registry.joins) == 1
+
+
+def test_a_gap_among_early_changes_joins_again():
+    registration, registry, _ = run([(joined(3, "me"), [changed(5, "c")]), (joined(5, "me", "b", "c"), [])])
+    assert len(registry.joins) == 2
+    assert registration.view.version == 5
+
+
+def test_too_many_early_changes_join_again_instead_of_piling_up():
+    many = [changed(version, f"m{version}") for version in range(4, 104)]
+    registration, registry, _ = run([(joined(3, "me"), [*many])], lambda r: r.members_changed(REGISTRY, changed(104)))
+    assert registration.view.version == 67
+    assert len(registry.joins) == 2
+
+
+def test_a_snapshot_older_than_the_view_does_not_take_it_back():
+    registration, _, audience = run(
+        [(joined(3, "me"), []), (joined(3, "me"), [changed(4, "a")])], lambda r: r.announce()
+    )
+    assert registration.view.version == 4
+    assert audience.changes == [["me"], ["a"]]
+
+
+def test_a_stranger_is_still_refused():
+    registration, _, _ = run([(joined(3, "me"), [])])
+    assert not registration.members_changed(Address("x", 1), changed(4, "a"))
