@@ -18,6 +18,7 @@ from nodes.model_spec import ModelSpec, resolve_model
 from nodes.model_spec.weight_index import expected_shapes
 from nodes.request import Sampling
 from nodes.worker.config import WorkerConfig
+from nodes.worker.environment import prepare_environment
 from nodes.worker.step import RunnableRow, RunnableStep, Runner
 
 PAGE_SIZE = 16
@@ -89,8 +90,7 @@ def main() -> None:
     parser.add_argument("--prompts", default="128,512")
     parser.add_argument("--seconds", type=float, default=2.0, help="measured per row")
     args = parser.parse_args()
-    # Read before torch is: threads that spin while they wait for each other's core cost twenty times the work.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    prepare_environment()
     from nodes.worker.runners import make_runner
 
     spec = resolve_model(args.model)

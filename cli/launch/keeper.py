@@ -45,6 +45,7 @@ from mesh.supervision import (
     Tick,
     Watch,
 )
+from nodes.worker.environment import TORCH_ENVIRONMENT
 
 _NOWHERE = Endpoint("", "")
 
@@ -273,7 +274,7 @@ def run_arguments(mesh: str, launch: ActorLaunch, epoch: int) -> list[str]:
 def actor_environment(num_threads: int) -> dict[str, str]:
     """Environment of all actors: threads that do not spin on each other's cores, and none in what must be forked."""
     return {
-        "GOMP_SPINCOUNT": "1000",
+        **TORCH_ENVIRONMENT,
         "TOKENIZERS_PARALLELISM": "false",
         **os.environ,
         "OPENBLAS_NUM_THREADS": "1",

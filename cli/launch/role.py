@@ -114,8 +114,10 @@ def make_actor(role: str, config: msgspec.Struct, run: RunDirectory) -> Actor:
         case _:
             from nodes.worker.actor import WorkerActor
             from nodes.worker.config import WorkerConfig
+            from nodes.worker.environment import prepare_environment
 
             assert isinstance(config, WorkerConfig)
+            prepare_environment()
             return WorkerActor(config, ShmHost())
 
 

@@ -6,7 +6,7 @@
 A child forked after one parallel matmul hangs, since the pool's threads are not in it; so the zygote runs nothing and
 checks before every fork that it is alone in its process. Measured: import 0.9 to 1.6 s, fork to ready 19 to 33 ms.
 Frames are MessagePack over a SOCK_SEQPACKET pair; the end of the pair is the end of the zygote. Started by
-`cli/launch/zygote_client.py` with OPENBLAS_NUM_THREADS=1 and GOMP_SPINCOUNT set, which torch reads when imported.
+`cli/launch/zygote_client.py` with OPENBLAS_NUM_THREADS=1 and what `nodes/worker/environment.py` lists.
 """
 
 import gc

@@ -1,8 +1,9 @@
 """Makes `torch_running` importable; keeps torch's threads from spinning while others want the cores."""
 
-import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+from nodes.worker.environment import prepare_environment
+
+prepare_environment()
 sys.path.insert(0, str(Path(__file__).parent))
