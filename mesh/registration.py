@@ -19,7 +19,6 @@ from mesh.membership import Bootstrap, Member, MemberChange, Membership
 from mesh.options import SystemOptions
 from mesh.transport.base import Lane
 
-
 _MAX_EARLY: Final = 64
 """Changes kept while joining. More are dropped: the gap shows in the versions, and a snapshot fills it."""
 
