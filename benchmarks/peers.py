@@ -24,7 +24,8 @@ def main() -> None:
     command = f"{sys.executable} -m cli up --model {{model}} --port {{port}} --name bench-peers {args.mesh_options}"
     sys.exit(
         subprocess.run(
-            [str(program), "--command", command, "--model", str(args.model), "--peers", args.peers, *rest]
+            [str(program), "--command", command, "--model", str(args.model)]
+            + ["--model-name", args.model.name, "--peers", args.peers, *rest]
         ).returncode
     )
 
