@@ -22,12 +22,8 @@ def main() -> None:
     if not program.exists():
         parser.error(f"{program} does not exist: give a folder with the comparison harness as BENCH_PEERS")
     command = f"{sys.executable} -m cli up --model {{model}} --port {{port}} --name bench-peers {args.mesh_options}"
-    sys.exit(
-        subprocess.run(
-            [str(program), "--command", command, "--model", str(args.model)]
-            + ["--model-name", args.model.name, "--peers", args.peers, *rest]
-        ).returncode
-    )
+    arguments = ["--command", command, "--model", str(args.model), "--model-name", args.model.name]
+    sys.exit(subprocess.run([str(program), *arguments, "--peers", args.peers, *rest]).returncode)
 
 
 if __name__ == "__main__":
