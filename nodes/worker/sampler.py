@@ -35,17 +35,31 @@ class Draw(NamedTuple):
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """One token per row of `logits` (`[rows, vocab]`); `NOT_DRAWN` where no finite logit allows one."""
-    rows = _padded(logits)
+    drawn = [NOT_DRAWN] * len(draws)
+    altered = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0 or draw.sampling.logit_bias]
+    if len(altered) < len(draws):
+        plain = sorted(set(range(len(draws))).difference(altered))
+        for i, (_, token) in zip(plain, _most_likely(logits[plain] if altered else logits), strict=True):
+            drawn[i] = token
+    if altered:
+        tokens = _sample_altered(_padded(logits, altered), logits.shape[1], [draws[i] for i in altered])
+        for i, token in zip(altered, tokens, strict=True):
+            drawn[i] = token
+    return drawn
+
+
+def _sample_altered(rows: Tensor, vocab_size: int, draws: Sequence[Draw]) -> list[int]:
+    """The same for padded float32 `rows`, of rows that are biased or random."""
     for row, draw in zip(rows, draws, strict=True):
         if draw.sampling.logit_bias:
-            _add_bias(row[: logits.shape[1]], draw.sampling.logit_bias)
-    highest, ids = _argmax(rows)
-    finite = [math.isfinite(value) for value in _numbers(highest)]
-    drawn = [int(token) if ok else NOT_DRAWN for token, ok in zip(_numbers(ids), finite, strict=True)]
-    random = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0 and finite[i]]
+            _add_bias(row[:vocab_size], draw.sampling.logit_bias)
+    likely = _most_likely(rows)
+    drawn = [token for _, token in likely]
+    random = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0 and drawn[i] != NOT_DRAWN]
     if random:
         temperatures = torch.tensor([draws[i].sampling.temperature for i in random]).unsqueeze(-1)
-        scaled = (rows[random] - highest[random].unsqueeze(-1)) / temperatures
+        highest = torch.tensor([likely[i][0] for i in random]).unsqueeze(-1)
+        scaled = ((rows if len(random) == len(draws) else rows[random]) - highest) / temperatures
         weights = torch.exp(scaled)
         sums = weights.view(len(random), -1, _PIECE).sum(-1).to(torch.float64).cumsum(-1)
         for n, i in enumerate(random):
@@ -83,27 +97,32 @@ def _add_bias(row: Tensor, bias: dict[int, float]) -> None:
         row[list(known)] += torch.tensor(list(known.values()))
 
 
-def _padded(logits: Tensor) -> Tensor:
-    """A float32 copy, filled up with -inf to whole pieces."""
-    num_rows, vocab_size = logits.shape
-    rows = torch.empty(num_rows, -(-vocab_size // _PIECE) * _PIECE)
-    rows[:, :vocab_size] = logits
+def _padded(logits: Tensor, altered: list[int]) -> Tensor:
+    """A float32 copy of some rows, filled up with -inf to whole pieces."""
+    vocab_size = logits.shape[1]
+    rows = torch.empty(len(altered), -(-vocab_size // _PIECE) * _PIECE)
+    rows[:, :vocab_size] = logits if len(altered) == logits.shape[0] else logits[altered]
     rows[:, vocab_size:] = -math.inf
     return rows
 
 
-def _argmax(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Highest logit of each row (NaN if there is one) and the lowest id that has it.
+def _most_likely(rows: Tensor) -> list[tuple[float, int]]:
+    """Highest logit of each row and the lowest id that has it; `NOT_DRAWN` if there is a NaN or nothing finite.
 
-    Looked up by piece, because `argmax` over a whole vocabulary takes twenty times as long as `amax`. `argmax` promises
-    the first of equal elements.
+    Exact in any type, so rows are not converted. Looked up by piece, because `argmax` over a whole vocabulary takes
+    twenty times as long as `amax`. `argmax` promises the first of equal elements.
     """
-    pieces = rows.view(rows.shape[0], -1, _PIECE)
-    tops = pieces.amax(-1)
-    highest = tops.amax(-1)
-    piece = tops.eq(highest.unsqueeze(-1)).to(torch.uint8).argmax(-1)
-    inside = pieces[torch.arange(rows.shape[0]), piece]
-    return highest, piece * _PIECE + inside.eq(highest.unsqueeze(-1)).to(torch.uint8).argmax(-1)
+    num_whole = rows.shape[1] // _PIECE
+    tops = rows[:, : num_whole * _PIECE].view(rows.shape[0], num_whole, _PIECE).amax(-1)
+    if rows.shape[1] % _PIECE:
+        tops = torch.cat((tops, rows[:, num_whole * _PIECE :].amax(-1, keepdim=True)), -1)
+    highest = tops.amax(-1, keepdim=True)
+    first = tops.eq(highest).to(torch.uint8).argmax(-1, keepdim=True) * _PIECE
+    # Behind the end of the last piece its last id is looked at again: what is found there was found before.
+    ids = (first + torch.arange(_PIECE)).clamp_(max=rows.shape[1] - 1)
+    tokens = first.squeeze(-1) + rows.gather(1, ids).eq(highest).to(torch.uint8).argmax(-1)
+    found = zip(_numbers(highest.squeeze(-1)), _numbers(tokens), strict=True)
+    return [(value, int(token) if math.isfinite(value) else NOT_DRAWN) for value, token in found]
 
 
 def _draw_any(weights: Tensor, sums: Tensor, number: float) -> int:

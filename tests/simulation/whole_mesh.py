@@ -196,9 +196,7 @@ class SimulatedMesh:
         for actor_id, actor in self.actors.items():
             for name, value in actor.stats().items():
                 bare = name.partition("{")[0]
-                if (value and bare.endswith(HELD)) or (
-                    value and any(f'state="{state}"' in name for state in PAGE_STATES)
-                ):
+                if value and (bare.endswith(HELD) or any(f'state="{state}"' in name for state in PAGE_STATES)):
                     left.append(f"{actor_id} {name}={value:g}")
         return left
 

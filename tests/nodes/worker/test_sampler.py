@@ -113,6 +113,21 @@ def test_greedy_takes_the_first_of_equal_ones() -> None:
     assert rows[0, 9] == 0.0, "the model's logits stay as they are"
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 3 * 1024 + 5), st.integers(0, 2**32), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_greedy_is_the_lowest_of_the_highest_beside_any_neighbour(
+    vocab_size: int, seed: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-3, 4, (4, vocab_size), generator=generator).to(dtype)
+    logits[1, vocab_size // 2] = math.nan
+    logits[3, -1] = 9.0
+    greedy, biased = Sampling(temperature=0.0), Sampling(temperature=0.0, logit_bias={0: 20.0})
+    drawn = sample(logits, [Draw(s, 0) for s in (greedy, greedy, biased, greedy)])
+    assert drawn[0] == logits[0].tolist().index(logits[0].max().item())
+    assert drawn[1:] == [NOT_DRAWN, 0, vocab_size - 1]
+
+
 def test_rows_without_a_finite_highest_logit_are_not_drawn() -> None:
     rows = torch.zeros(4, 300)
     rows[0, 7] = math.nan
