@@ -4,7 +4,9 @@ import subprocess
 import sys
 import time
 
-BENCHMARKS = ("mesh_calls", "kv_transfer", "detokenizer", "worker_steps", "idle", "ring", "engine")
+BENCHMARKS = (
+    "mesh_calls", "kv_transfer", "cores", "detokenizer", "linears", "worker_steps", "idle", "ring", "engine",
+)  # fmt: skip
 
 
 def main() -> None:
