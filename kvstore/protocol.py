@@ -10,7 +10,10 @@ from mesh.message import Message
 
 
 class MapPool(Message, frozen=True):
-    """Ask a kv_agent for the pool of a worker group. Answer: `PoolHandle`."""
+    """Ask a kv_agent for the pool of a worker group. Answer: `PoolHandle`.
+
+    Grants of the asker's earlier incarnations are revoked; the answer waits until none of them is written any more.
+    """
 
     group: str
 
@@ -68,7 +71,10 @@ class PagesReady(Message, frozen=True):
 
 
 class PagesPulled(Message, frozen=True):
-    """The agent tells both schedulers how far the transfer is; `complete` is said exactly when all pages are in."""
+    """The agent tells both schedulers how far the transfer is; `complete` is said exactly when all pages are in.
+
+    The first `num_pages` pages of the grant are in; they are not written again, however the transfer ends.
+    """
 
     grant_id: str
     num_pages: int

@@ -32,7 +32,7 @@ class _Full(NamedTuple):
 class Orphans:
     """Sequences that ran when their scheduler died, each until it is claimed or the lease is over."""
 
-    def __init__(self, cache: PrefixCache, handles: Iterable[SequencePages]) -> None:
+    def __init__(self, cache: PrefixCache, handles: Iterable[SequencePages] = ()) -> None:
         self._cache = cache
         self._by_parent: dict[bytes, list[SequencePages]] = {}
         for handle in handles:

@@ -163,6 +163,16 @@ class SequencePages:
         self.advance(token_ids)
         self._book.write_states(self.pages[len(self._hashes) + 1 :], PageState.RUNNING)
 
+    def receive_first(self, token_ids: Sequence[int]) -> None:
+        """The first lent pages hold the KV of these tokens and are the sequence's own; the others stay lent."""
+        self._require_held()
+        if len(token_ids) % self._book.page_size:
+            raise SequenceError(f"{len(token_ids)} tokens are not whole pages")
+        received = self._lent_pages()[: len(token_ids) // self._book.page_size]
+        self._num_lent -= len(received)
+        self._own.update(self._book.move(self._book.allocator.accept, received))
+        self.advance(token_ids)
+
     def take_back(self, *, quiesced: bool) -> list[int]:
         """The transfer is over without its pages, which leave the sequence; a retry reserves new ones.
 

@@ -162,6 +162,7 @@ class TransferSession:
         # Index in the grant -> (source page, its generation), announced and not copied yet.
         self._announced: dict[int, tuple[int, int]] = {}
         self._copied: set[int] = set()
+        self._num_first = 0
 
     @property
     def num_pages(self) -> int:
@@ -267,6 +268,8 @@ class TransferSession:
                 self._announced.pop(index, None)
             return self._fail(event.code, event.message, now)
         self._copied.update(copied)
+        while self._num_first in self._copied:
+            self._num_first += 1
         if self.num_pages == len(self.grant.pages):
             self.phase = Phase.SUCCESS
             self._settle(now)
@@ -368,7 +371,9 @@ class TransferSession:
         return [Send(receiver, message) for receiver in receivers]
 
     def _progress(self) -> PagesPulled:
-        return PagesPulled(grant_id=self.grant.grant_id, num_pages=self.num_pages, complete=self.phase is Phase.SUCCESS)
+        return PagesPulled(
+            grant_id=self.grant.grant_id, num_pages=self._num_first, complete=self.phase is Phase.SUCCESS
+        )
 
     def _outcome(self) -> PagesPulled | TransferFailed:
         if self.phase is Phase.SUCCESS:

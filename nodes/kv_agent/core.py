@@ -76,6 +76,8 @@ class AgentCore:
         self._sessions: dict[str, TransferSession] = {}
         self._writable: dict[tuple[str, int], str] = {}
         self._closing: dict[str, list[int]] = {}
+        # Pools asked for, and the copies that must end before the answer.
+        self._mapping: list[tuple[MapAsked, set[str]]] = []
         self._timers: list[tuple[float, str]] = []
         self._armed: dict[str, float] = {}
         self._is_draining = False
@@ -118,8 +120,7 @@ class AgentCore:
         """Take one event; returns what to do, in order."""
         match event:
             case MapAsked():
-                # A scheduler that maps its pool takes every page for its own: nothing may still be written there.
-                return [*self._revoke_older(event.sender, now), self._map(event)]
+                return self._map_asked(event, now)
             case OpenAsked():
                 return self._open(event, now)
             case CloseAsked():
@@ -146,6 +147,20 @@ class AgentCore:
                 assert_never(event)
 
     # asks
+
+    def _map_asked(self, event: MapAsked, now: float) -> list[Command]:
+        """A scheduler that maps its pool takes every page for its own: nothing may still be written there."""
+        commands = self._revoke_older(event.sender, now)
+        writing = {
+            grant_id
+            for grant_id, session in self._sessions.items()
+            if session.grant.holder == event.sender.actor_id and not session.is_quiesced
+            and session.grant.holder_epoch < event.sender.epoch
+        }  # fmt: skip
+        if not writing:
+            return [*commands, self._map(event)]
+        self._mapping.append((event, writing))
+        return commands
 
     def _map(self, event: MapAsked) -> Command:
         pool = self._pools.get(event.message.group)
@@ -309,11 +324,20 @@ class AgentCore:
             grant_id = session.grant.grant_id
             calls = self._closing.pop(grant_id, [])
             commands += [Reply(call, GrantClosed(grant_id=grant_id)) for call in calls]
+            commands += self._mapped(grant_id)
         if session.is_over(now):
             self._forget(session.grant.grant_id)
         elif session.grant.grant_id in self._sessions:
             self._arm(session)
         return commands
+
+    def _mapped(self, grant_id: str) -> list[Command]:
+        """A copy has ended that somebody may have waited for."""
+        for _, writing in self._mapping:
+            writing.discard(grant_id)
+        answered = [event for event, writing in self._mapping if not writing]
+        self._mapping = [one for one in self._mapping if one[1]]
+        return [self._map(event) for event in answered]
 
     def _map_source(
         self,

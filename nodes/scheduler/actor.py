@@ -10,16 +10,18 @@ from typing import Any, ClassVar, assert_never
 
 import msgspec
 
+from kvstore.allocator import PageState
 from kvstore.page_pool import MemoryHost, PagePool
-from kvstore.prefix_cache import PrefixCache
-from kvstore.protocol import MapPool, PoolHandle
+from kvstore.protocol import MapPool
+from kvstore.rebuild import rebuild
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
 from mesh.errors import CallError
 from mesh.membership import READY, Member
+from mesh.message import Message
 from mesh.transport.base import Buffer, Lane
-from nodes.protocol import StepResult
+from nodes.protocol import Adopt, StepResult
 from nodes.roles import NODE_CODEC, SCHEDULER, SchedulerAttributes
 from nodes.scheduler.config import ConfigError, SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
@@ -64,8 +66,12 @@ class SchedulerActor(Actor):
         self._drained = asyncio.Event()
 
     async def start(self) -> None:
-        """Map the pool and ask for the worker. Raises PoolError, ConfigError, or what the agent refuses with."""
-        handle = await self._ask_for_pool()
+        """Map the pool and take over what an earlier incarnation left in it.
+
+        Transfers into it have ended when the agent answers, and steps of that incarnation when the worker does; before
+        both the page table may still change. Raises PoolError, ConfigError, or what agent or worker refuse with.
+        """
+        handle = await self._ask_until_answered(self._config.agent, MapPool(group=self._config.group), "the pool")
         if handle.layout.page_size != self._config.page_size:
             raise ConfigError(
                 f"the pool of {self._config.group} has pages of {handle.layout.page_size} tokens, this scheduler is "
@@ -73,10 +79,16 @@ class SchedulerActor(Actor):
             )
         pool = self._pool = self._host.open(handle.path, writable=True)
         address = self.ctx.address
-        cache = PrefixCache.fresh(
-            pool.num_pages, self._config.page_size, group=self._config.group, epoch=address.epoch, table=pool.table()
-        )
-        self._core = SchedulerCore(self._config, address, handle, cache)
+        await self._ask_until_answered(self._config.worker, Adopt(scheduler_epoch=address.epoch), "the worker")
+        found = rebuild(pool.table(), group=self._config.group, epoch=address.epoch)
+        # Lent to transfers or torn, and nothing writes them any more.
+        found.cache.clear_quarantined(found.quarantined)
+        if num_cached := found.cache.num_pages_in(PageState.CACHED):
+            self.ctx.log.info(
+                "cache rebuilt", cached=num_cached, orphans=len(found.orphans), lent=len(found.quarantined),
+                torn=found.num_torn,
+            )  # fmt: skip
+        self._core = SchedulerCore(self._config, address, handle, found.cache, found.orphans)
         self._perform_all(self._core.start(self.ctx.now()))
         self.on_members([], [], [])
 
@@ -89,7 +101,7 @@ class SchedulerActor(Actor):
     def on_ask(self, call: Call) -> None:
         """Attempts and prefills; see `Actor.on_ask`."""
         if self._core is None:
-            call.fail("not_ready", "the pool is not mapped yet", retryable=True)
+            call.fail("not_ready", "the pool and its worker are not taken over yet", retryable=True)
         else:
             self._handle(Asked(call.sender, call.message, call))
 
@@ -122,15 +134,15 @@ class SchedulerActor(Actor):
 
     # inside
 
-    async def _ask_for_pool(self) -> PoolHandle:
+    async def _ask_until_answered(self, actor_id: str, message: Message, what: str) -> Any:
         config = self._config
         while True:
             try:
-                answer = await self.ctx.ask(config.agent, MapPool(group=config.group), timeout_s=config.ask_timeout_s)
+                answer = await self.ctx.ask(actor_id, message, timeout_s=config.adopt_timeout_s)
             except CallError as error:
                 if not error.retryable:
                     raise
-                self.ctx.log.info("waiting for the pool", agent=config.agent, why=str(error))
+                self.ctx.log.info(f"waiting for {what}", actor=actor_id, why=str(error))
                 await asyncio.sleep(config.ask_retry_s)
             else:
                 return answer.message

@@ -10,12 +10,15 @@ so that it finds as much as possible in the cache; it also waits for a prompt th
 Prefilled elsewhere: its pages are lent to a grant at once, steps do not matter. The queue is walked in order and stops
 at the first that lacks credit; what steps hold up is skipped, and its pages are left to it.
 
+After a scheduler's death what its sequences had is held for those who come again (`kvstore/rebuild.py`).
+
 Pure; owned by the core.
 """
 
 from collections.abc import Callable, Iterable
 
 from kvstore.prefix_cache import PrefixCache
+from kvstore.rebuild import Orphans
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.grants import Grants
 from nodes.scheduler.growth import GrowthEstimate
@@ -75,8 +78,10 @@ class Admission:
         growth: GrowthEstimate,
         grants: Grants,
         orders: Orders,
+        orphans: Orphans,
     ) -> None:
         self._config = config
+        self._orphans = orphans
         self._cache = cache
         self._queue = queue
         self._running = running
@@ -132,14 +137,17 @@ class Admission:
 
     def _enter(self, sequence: Sequence, is_elsewhere: bool, now: float) -> bool:
         """Take pages; False if locking the cached prefix left too few."""
-        kv = self._cache.start(sequence.token_ids, sequence.extra_key)
+        kv = self._orphans.claim(sequence.token_ids, sequence.extra_key) if len(self._orphans) else None
+        if kv is None:
+            kv = self._cache.start(sequence.token_ids, sequence.extra_key)
         sequence.hold(kv)
         if not sequence.reserve(sequence.num_tokens, self._config.page_size):
             sequence.drop_pages()
             return False
         self._queue.remove(sequence)
-        if sequence.num_preemptions:
-            self.num_recomputed_tokens += sequence.num_tokens - kv.num_cached_tokens
+        if sequence.num_preemptions or sequence.num_prior_outputs:
+            # All its tokens but the last were computed once.
+            self.num_recomputed_tokens += sequence.num_tokens - 1 - kv.num_tokens
         if is_elsewhere:
             sequence.stage = Stage.HANDOFF
             self._grants.open(sequence, kv.lend(), now)

@@ -13,6 +13,7 @@ from typing import assert_never
 
 from kvstore.prefix_cache import PrefixCache
 from kvstore.protocol import GrantClosed, GrantOpened, PagesPulled, PoolHandle, TransferFailed
+from kvstore.rebuild import Orphans
 from mesh.address import Address
 from nodes.protocol import (
     Adopted,
@@ -50,7 +51,7 @@ from nodes.scheduler.events import (
     Wake,
 )
 from nodes.scheduler.figures import gauges, leaks
-from nodes.scheduler.grants import Grants, HandoffDone, Outcome
+from nodes.scheduler.grants import Grants, Outcome
 from nodes.scheduler.growth import GrowthEstimate
 from nodes.scheduler.loads import LoadReports
 from nodes.scheduler.orders import Orders
@@ -62,16 +63,28 @@ from nodes.scheduler.sequence import Sequence, Stage
 from nodes.scheduler.streams import Streams
 
 ADMIT_EVERY_STEPS = 8
+RECOVERY = "recovery"
 MAX_LONE_PREEMPTIONS = 16
 
 
 class SchedulerCore:
-    """The decisions of one scheduler incarnation. Parts are public for `figures.py` and tests; only this class acts."""
+    """The decisions of one scheduler incarnation. Parts are public for `figures.py` and tests; only this class acts.
 
-    def __init__(self, config: SchedulerConfig, address: Address, pool: PoolHandle, cache: PrefixCache) -> None:
+    `orphans` are held in `cache` for a lease, or until they are claimed: what the incarnation before was running.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        address: Address,
+        pool: PoolHandle,
+        cache: PrefixCache,
+        orphans: Orphans | None = None,
+    ) -> None:
         self.config = config
         self.address = address
         self.cache = cache
+        self.orphans = Orphans(cache) if orphans is None else orphans
         self.outbox = Outbox()
         self.deadlines = Deadlines()
         self.asks = PersistentAsks(self.outbox, self.deadlines)
@@ -91,7 +104,9 @@ class SchedulerCore:
         self.orders = Orders(config, pool, self.outbox, self.deadlines)
         self.endings = Endings(self.queue, self.running, self.grants, self.attempts, self.streams, self.outbox)
         self.results = Results(config.page_size, self.running, self.orders, self.streams, self.endings)
-        self.admission = Admission(config, cache, self.queue, self.running, self.growth, self.grants, self.orders)
+        self.admission = Admission(
+            config, cache, self.queue, self.running, self.growth, self.grants, self.orders, self.orphans
+        )
         self.calls = Calls(
             config, cache, self.queue, self.attempts, self.orders, self.streams, self.endings, self.outbox
         )
@@ -105,6 +120,8 @@ class SchedulerCore:
     def start(self, now: float) -> list[Command]:
         """Take the worker over. Everything else waits for that."""
         self.pipeline.adopt(now)
+        if len(self.orphans):
+            self.deadlines.set((RECOVERY, ""), now + self.config.lease_s)
         return self.outbox.take()
 
     def next_deadline(self) -> float | None:
@@ -248,30 +265,9 @@ class SchedulerCore:
         self.admission.is_due = True
 
     def _on_outcome(self, outcome: Outcome | None, now: float) -> None:
-        """A handoff is over: the sequence decodes, or is prefilled here."""
-        if outcome is None:
-            return
-        sequence = outcome.sequence
-        if isinstance(outcome, HandoffDone):
-            if sequence.num_cached_tokens < 0:
-                assert sequence.kv is not None, "received pages are held"
-                sequence.num_cached_tokens = max(sequence.kv.num_cached_tokens, outcome.num_cached_tokens)
-            sequence.length += 1
-            sequence.token_ids.append(outcome.token_id)
-            self.running.enter(sequence)
-            self.results.draw([sequence], now)
-        else:
-            sequence.prefill = ""
-            if outcome.complete:
-                # Only the first token is missing: the last position is computed again for its logits.
-                sequence.num_scheduled -= 1
-                if sequence.num_cached_tokens < 0:
-                    assert sequence.kv is not None, "received pages are held"
-                    sequence.num_cached_tokens = sequence.kv.num_cached_tokens
-                self.running.enter(sequence)
-            else:
-                self.endings.put_back(sequence)
-        self.admission.is_due = True
+        if outcome is not None:
+            self.results.take_handoff(outcome, now)
+            self.admission.is_due = True
 
     def _leave(self, sequence: Sequence | None, now: float) -> None:
         if sequence is not None:
@@ -308,6 +304,8 @@ class SchedulerCore:
             self._on_outcome(self.grants.on_expired(subject, now), now)
         elif kind == pipeline.WORKER_LOST:
             self._on_worker_lost_for_good(now)
+        elif kind == RECOVERY:
+            self._release_orphans()
         else:
             assert kind == loads.LOAD, f"nobody is responsible for deadlines of kind {kind}"
 
@@ -341,6 +339,15 @@ class SchedulerCore:
             max_running = min(self.config.max_running, max(1, step_tokens - self.config.page_size))
             self.admission.admit(step_tokens, max_running, self._can_prefill, now)
 
+        if len(self.queue) and len(self.orphans) and not (len(self.running) or len(self.grants)):
+            # Those who wait need the pages of those who have not come back.
+            self._release_orphans()
+
+    def _release_orphans(self) -> None:
+        self.orphans.release()
+        self.deadlines.clear((RECOVERY, ""))
+        self.admission.is_due = True
+
     def _secure_pages(self, now: float) -> None:
         preempted, stuck = self.running.secure_pages()
         for sequence in preempted:
@@ -353,7 +360,9 @@ class SchedulerCore:
 
     def _unstick(self, sequence: Sequence, now: float) -> None:
         """The last one running has no page for its next token: whatever else holds pages must go, or will."""
-        if len(self.grants):
+        if len(self.orphans):
+            self._release_orphans()
+        elif len(self.grants):
             # Whoever has nothing yet but lent pages gives them back.
             self._on_outcome(self.grants.revoke(self.grants.sequences()[-1], now), now)
         elif not (len(self.orders) or self.grants.num_closing or sequence.num_inflight):

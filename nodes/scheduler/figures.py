@@ -8,6 +8,7 @@ from typing import Protocol
 
 from kvstore.allocator import PageState
 from kvstore.prefix_cache import PrefixCache
+from kvstore.rebuild import Orphans
 from nodes.scheduler.admission import Admission
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.attempts import Attempts
@@ -46,6 +47,7 @@ class Parts(Protocol):
     endings: Endings
     results: Results
     admission: Admission
+    orphans: Orphans
     calls: Calls
 
 
@@ -60,6 +62,7 @@ def gauges(core: Parts) -> dict[str, float]:
         "mesh_scheduler_num_running": len(core.running),
         "mesh_scheduler_num_waiting": len(core.queue),
         "mesh_scheduler_num_handoffs": len(grants),
+        "mesh_scheduler_num_orphans": len(core.orphans),
         "mesh_scheduler_num_leaving": core.running.num_leaving,
         "mesh_scheduler_num_orders": len(orders),
         "mesh_scheduler_num_grants_closing": grants.num_closing,
@@ -85,7 +88,7 @@ def gauges(core: Parts) -> dict[str, float]:
         'mesh_scheduler_orders_total{outcome="done"}': orders.num_done,
         'mesh_scheduler_orders_total{outcome="failed"}': orders.num_failed,
         "mesh_preemptions_total": core.running.num_preemptions,
-        "mesh_recomputed_tokens_total": core.admission.num_recomputed_tokens,
+        "mesh_recomputed_tokens_total": core.admission.num_recomputed_tokens + pipeline.num_recomputed_tokens,
     }
     return {name: float(value) for name, value in figures.items()}
 
@@ -103,6 +106,7 @@ def leaks(core: Parts) -> list[str]:
         "steps in flight": core.pipeline.num_inflight,
         "attempts neither running nor finished": len(core.attempts) - core.attempts.num_finished,
         "asks without an answer": len(core.asks),
+        "orphans": len(core.orphans),
         "page handles": cache.num_sequences,
     }
     counts |= {f"{state.name.lower()} pages": cache.num_pages_in(state) for state in OWNERSHIP[2:]}

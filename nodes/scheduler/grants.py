@@ -7,9 +7,9 @@
     failed    refused, failed, silent for a lease, past the deadline, a peer lost, or no longer wanted
 
 Either way the grant is closed at the agent and the prefill cancelled, both asked until answered. Pages of a failed
-handoff that was ordered are quarantined until `GrantClosed`: until then a copy may still be under way. If all pages
-were in already, they are good, whatever failed after: only the first token is missing. A grant is single use; a retry
-has another one and other pages. Pure; owned by the core, which moves the sequence as the returned outcome says.
+handoff that was ordered are quarantined until `GrantClosed`: until then a copy may still be under way. The first pages
+that were in already are good, whatever failed after: they stay in the cache, and if all were in, only the first token
+is missing. A grant is single use; a retry has another one and other pages. Pure; owned by the core, which moves the sequence as the returned outcome says.
 """
 
 from typing import NamedTuple
@@ -58,7 +58,9 @@ Outcome = HandoffDone | HandoffFailed
 
 
 class _Handoff:
-    __slots__ = ("deadline", "done", "grant_id", "heard_at", "is_ordered", "is_pulled", "lent", "prefill", "sequence")
+    __slots__ = (
+        "deadline", "done", "grant_id", "heard_at", "is_ordered", "is_pulled", "lent", "num_pulled", "prefill", "sequence",
+    )  # fmt: skip
 
     def __init__(self, grant_id: str, sequence: Sequence, lent: Lent, now: float, deadline: float) -> None:
         self.grant_id = grant_id
@@ -69,6 +71,7 @@ class _Handoff:
         self.heard_at = now
         self.is_ordered = False
         self.is_pulled = False
+        self.num_pulled = 0
         self.done: PrefillDone | None = None
 
 
@@ -160,6 +163,7 @@ class Grants:
             return None
         handoff.heard_at = now
         handoff.is_pulled |= message.complete
+        handoff.num_pulled = max(handoff.num_pulled, message.num_pages)
         return self._settle(handoff, now)
 
     def on_done(self, sender: Address, message: PrefillDone, now: float) -> Outcome | None:
@@ -261,11 +265,24 @@ class Grants:
             handoff.sequence.receive(handoff.lent.first, self._config.page_size)
             self._closing[handoff.grant_id] = []
         else:
+            self._keep_first(handoff)
             # Pages come to nobody who has not been told to send them: without an order none can be on the way.
             self._closing[handoff.grant_id] = kv.take_back(quiesced=not handoff.is_ordered)
             handoff.sequence.drop_pages()
         self.num_failed += 1
         return HandoffFailed(handoff.sequence, reason, handoff.is_pulled)
+
+    def _keep_first(self, handoff: _Handoff) -> None:
+        """Pages that are in need not be computed again: they go into the cache, where the next try finds them."""
+        kv, first, page_size = handoff.sequence.kv, handoff.lent.first, self._config.page_size
+        assert kv is not None, "pages are lent"
+        token_ids = handoff.sequence.token_ids[first * page_size : (first + handoff.num_pulled) * page_size]
+        whole = len(token_ids) // page_size * page_size
+        if whole:
+            if handoff.sequence.num_cached_tokens < 0:
+                # What is received now must not count as found in a cache.
+                handoff.sequence.num_cached_tokens = kv.num_cached_tokens
+            kv.receive_first(token_ids[:whole])
 
     def _end(self, handoff: _Handoff, now: float) -> None:
         grant_id = handoff.grant_id

@@ -73,8 +73,10 @@ class Pipeline:
         self._sent: list[_Sent] = []
         self._repeat_s = config.step_repeat_s
         self.adopted: Adopted | None = None
+        self._worker_epoch = 0
         self.last_step = 0
         self.num_repeated_steps = 0
+        self.num_recomputed_tokens = 0
 
     @property
     def num_inflight(self) -> int:
@@ -105,6 +107,10 @@ class Pipeline:
 
     def on_adopted(self, adopted: Adopted, now: float) -> None:
         """The worker is ours: it gets what was sent and not acknowledged, before anything new."""
+        if adopted.worker_epoch > self._worker_epoch:
+            # Its predecessor may have computed all of it. The first worker of all is sent nothing again.
+            self.num_recomputed_tokens += sum(len(sent.step.token_ids) for sent in self._sent)
+        self._worker_epoch = adopted.worker_epoch
         self.adopted = adopted
         self._repeat_s = self._config.step_repeat_s
         self._deadlines.clear((WORKER_LOST, ""))

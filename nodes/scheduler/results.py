@@ -1,10 +1,12 @@
 """What a step's result does: progress of each row, tokens to their streams, sequences that end, pages that come back.
 
-Called once per step for every row, so it is written for speed. Pure; owned by the core.
+The end of a handoff, which is the result of steps elsewhere, too. Called once per step for every row, so it is written
+for speed. Pure; owned by the core.
 """
 
 from nodes.protocol import RowError
 from nodes.scheduler.endings import Endings
+from nodes.scheduler.grants import HandoffDone, Outcome
 from nodes.scheduler.orders import Orders
 from nodes.scheduler.pipeline import Acknowledged
 from nodes.scheduler.running import Running
@@ -69,6 +71,29 @@ class Results:
         for sequence, reason in ended:
             self._endings.finish(sequence, reason, now)
         self._streams.tokens(sequences if not ended else [one for one in sequences if not one.finish_reason])
+
+    def take_handoff(self, outcome: Outcome, now: float) -> None:
+        """A prefill elsewhere is over: the sequence decodes, or is prefilled here."""
+        sequence = outcome.sequence
+        if isinstance(outcome, HandoffDone):
+            if sequence.num_cached_tokens < 0:
+                assert sequence.kv is not None, "received pages are held"
+                sequence.num_cached_tokens = max(sequence.kv.num_cached_tokens, outcome.num_cached_tokens)
+            sequence.length += 1
+            sequence.token_ids.append(outcome.token_id)
+            self._running.enter(sequence)
+            self.draw([sequence], now)
+            return
+        sequence.prefill = ""
+        if not outcome.complete:
+            self._endings.put_back(sequence)
+            return
+        # Only the first token is missing: the last position is computed again for its logits.
+        sequence.num_scheduled -= 1
+        if sequence.num_cached_tokens < 0:
+            assert sequence.kv is not None, "received pages are held"
+            sequence.num_cached_tokens = sequence.kv.num_cached_tokens
+        self._running.enter(sequence)
 
     def _progress(self, sequence: Sequence, token_id: int, now: float) -> None:
         """A chunk of a prompt that another scheduler ordered; `token_id` is -1 before the last one."""

@@ -154,6 +154,7 @@ def test_ready_once_the_worker_is_ours() -> None:
         assert ctx.announced == [("ready", attributes)]
         assert [message for _, message in ctx.asked] == [
             MapPool(group="m"),
+            Adopt(scheduler_epoch=7),
             Adopt(scheduler_epoch=7, next_step=1),
         ]
         assert [topic for topic, _ in ctx.published] == ["kv_events", "load"]
