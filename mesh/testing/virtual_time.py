@@ -13,6 +13,8 @@ from concurrent.futures import Executor
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
 
+from mesh.testing.processes import RUNNING_PROCESS, Killed
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -147,6 +149,24 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             future.set_exception(error)
         return future
 
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Call soon, as the simulated process that asks for it if there is one."""
+        process = RUNNING_PROCESS.get() if context is None else context.get(RUNNING_PROCESS)
+        if process is None:
+            return super().call_soon(callback, *args, context=context)
+        return super().call_soon(process.step, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call at `when`, as the simulated process that asks for it if there is one."""
+        process = RUNNING_PROCESS.get() if context is None else context.get(RUNNING_PROCESS)
+        if process is None:
+            return super().call_at(when, callback, *args, context=context)
+        return super().call_at(when, process.step, callback, *args, context=context)
+
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
@@ -172,7 +192,8 @@ def _new_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -
 
 def _collect(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     assert isinstance(loop, VirtualTimeLoop)
-    loop.unhandled.append(context)
+    if not isinstance(context.get("exception"), Killed):
+        loop.unhandled.append(context)
 
 
 def run(main: Coroutine[Any, Any, T], *, limit_s: float = 86_400.0, inline_executor: bool = False) -> T:

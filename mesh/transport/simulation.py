@@ -14,6 +14,7 @@ are the loop's.
 """
 
 import asyncio
+import contextvars
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -58,6 +59,8 @@ class SimulatedNetwork:
         self._connections: dict[tuple[Address, Address], int] = {}
         self._armed_for: float | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Messages under way belong to nobody: they arrive whatever became of who sent them.
+        self._context = contextvars.copy_context()
 
     def transport(self, address: Address) -> "SimulatedTransport":
         """A transport for one incarnation of an actor; each address can have one."""
@@ -270,7 +273,7 @@ class SimulatedNetwork:
             # An older timer for a later time stays and finds nothing to do: cheaper than cancelling it.
             assert self._loop is not None
             self._armed_for = due
-            self._loop.call_at(due, self._pump, due)
+            self._loop.call_at(due, self._pump, due, context=self._context)
 
     def _pump(self, due: float) -> None:
         # A loop runs timers up to its clock's resolution early: the timer's own time counts then.

@@ -1,0 +1,110 @@
+"""Processes that share one virtual-time loop, and die or stop as the operating system would have it.
+
+Everything that a process schedules (callbacks, timers, tasks, and what those schedule) belongs to it, because it runs in
+a context that names it. A killed process does nothing any more, wherever it stood: not a callback, not a `finally`. A
+stopped one does nothing until it goes on; then its timers are late.
+
+    process = SimulatedProcess("worker-0")
+    task = process.spawn(system.start())
+    process.arm(7)              # dies at the seventh point from now: at a message, or in the middle of a store
+    process.kill()              # dies now
+
+`point` is called by whatever a death can come in the middle of: the tests' transports and page tables.
+"""
+
+import asyncio
+import enum
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, TypeVarTuple, Unpack
+
+Ts = TypeVarTuple("Ts")
+
+RUNNING_PROCESS: "ContextVar[SimulatedProcess | None]" = ContextVar("running_process", default=None)
+
+
+class Killed(BaseException):
+    """Unwinds what a process was doing when it died; nothing of it may catch this."""
+
+
+class ProcessState(enum.Enum):
+    """`ended`: dead, and its remains may be cleaned away by the loop that closes."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    DEAD = "dead"
+    ENDED = "ended"
+
+
+class SimulatedProcess:
+    """One process. `on_death` is called once, when it dies by itself at an armed point or by `kill`."""
+
+    def __init__(self, name: str, on_death: Callable[["SimulatedProcess"], None]) -> None:
+        self.name = name
+        self.state = ProcessState.RUNNING
+        self._on_death = on_death
+        self._points_left: int | None = None
+        self._late: list[tuple[Context, Callable[..., object], tuple[Any, ...]]] = []
+        self._context = copy_context()
+        self._context.run(RUNNING_PROCESS.set, self)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Run a coroutine as this process."""
+        return asyncio.get_running_loop().create_task(coroutine, context=self._context.copy())
+
+    def enter(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
+        """Call something as this process, from outside."""
+        self._context.copy().run(self.step, callback, *args)
+
+    def step(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
+        """One callback of this process, run in its context."""
+        if self.state is ProcessState.DEAD:
+            return
+        if self.state is ProcessState.STOPPED:
+            self._late.append((copy_context(), callback, args))
+            return
+        try:
+            callback(*args)
+        except Killed:
+            assert self.state is not ProcessState.RUNNING, "nobody else raises this"
+
+    def arm(self, points: int) -> None:
+        """Die at the `points`-th point from now (1: the next one)."""
+        self._points_left = points
+
+    def is_last_point(self) -> bool:
+        """Count one point; True if the process is to die in the middle of it. Then `die` has to be called."""
+        if self._points_left is None or self.state is not ProcessState.RUNNING:
+            return False
+        self._points_left -= 1
+        return self._points_left <= 0
+
+    def die(self) -> None:
+        """Die in the middle of what runs. Raises Killed."""
+        self.kill()
+        raise Killed(self.name)
+
+    def kill(self) -> None:
+        """Die between two callbacks."""
+        if self.state in (ProcessState.RUNNING, ProcessState.STOPPED):
+            self.state = ProcessState.DEAD
+            self._points_left = None
+            self._late.clear()
+            self._on_death(self)
+
+    def stop(self) -> None:
+        """As SIGSTOP does."""
+        if self.state is ProcessState.RUNNING:
+            self.state = ProcessState.STOPPED
+
+    def go_on(self) -> None:
+        """As SIGCONT does: what has become due meanwhile happens now."""
+        if self.state is ProcessState.STOPPED:
+            self.state = ProcessState.RUNNING
+            late, self._late = self._late, []
+            for context, callback, args in late:
+                context.run(self.step, callback, *args)
+
+    def bury(self) -> None:
+        """The run is over: let the loop cancel what is left of a dead process."""
+        self.state = ProcessState.ENDED
