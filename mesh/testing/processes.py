@@ -9,7 +9,7 @@ stopped one does nothing until it goes on; then its timers are late.
     process.arm(7)              # dies at the seventh point from now: at a message, or in the middle of a store
     process.kill()              # dies now
 
-`point` is called by whatever a death can come in the middle of: the tests' transports and page tables.
+Points are counted by whatever a death can come in the middle of: the tests' transports and page tables.
 """
 
 import asyncio
@@ -44,6 +44,9 @@ class SimulatedProcess:
         self.state = ProcessState.RUNNING
         self._on_death = on_death
         self._points_left: int | None = None
+        self.num_stops = 0
+        # A dead process's tasks are kept until the end: collected, they would run their `finally`.
+        self.tasks: set[asyncio.Task[Any]] = set()
         self._late: list[tuple[Context, Callable[..., object], tuple[Any, ...]]] = []
         self._context = copy_context()
         self._context.run(RUNNING_PROCESS.set, self)
@@ -58,10 +61,9 @@ class SimulatedProcess:
 
     def step(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
         """One callback of this process, run in its context."""
-        if self.state is ProcessState.DEAD:
-            return
-        if self.state is ProcessState.STOPPED:
-            self._late.append((copy_context(), callback, args))
+        if self.state in (ProcessState.DEAD, ProcessState.STOPPED):
+            if self.state is ProcessState.STOPPED or _is_of_task(callback):
+                self._late.append((copy_context(), callback, args))
             return
         try:
             callback(*args)
@@ -71,6 +73,10 @@ class SimulatedProcess:
     def arm(self, points: int) -> None:
         """Die at the `points`-th point from now (1: the next one)."""
         self._points_left = points
+
+    def disarm(self) -> None:
+        """Live on."""
+        self._points_left = None
 
     def is_last_point(self) -> bool:
         """Count one point; True if the process is to die in the middle of it. Then `die` has to be called."""
@@ -89,22 +95,34 @@ class SimulatedProcess:
         if self.state in (ProcessState.RUNNING, ProcessState.STOPPED):
             self.state = ProcessState.DEAD
             self._points_left = None
-            self._late.clear()
+            self._late = [one for one in self._late if _is_of_task(one[1])]
             self._on_death(self)
 
     def stop(self) -> None:
         """As SIGSTOP does."""
         if self.state is ProcessState.RUNNING:
             self.state = ProcessState.STOPPED
+            self.num_stops += 1
 
     def go_on(self) -> None:
         """As SIGCONT does: what has become due meanwhile happens now."""
         if self.state is ProcessState.STOPPED:
             self.state = ProcessState.RUNNING
-            late, self._late = self._late, []
-            for context, callback, args in late:
-                context.run(self.step, callback, *args)
+            self._call_late()
 
     def bury(self) -> None:
-        """The run is over: let the loop cancel what is left of a dead process."""
+        """The run is over: cancel what is left of a dead process, which only now can notice."""
         self.state = ProcessState.ENDED
+        for task in list(self.tasks):
+            task.cancel()
+        self._call_late()
+
+    def _call_late(self) -> None:
+        late, self._late = self._late, []
+        for context, callback, args in late:
+            asyncio.get_running_loop().call_soon(callback, *args, context=context)
+
+
+def _is_of_task(callback: Callable[..., object]) -> bool:
+    """A task's step: dropped, the task could never end."""
+    return isinstance(getattr(callback, "__self__", None), asyncio.Task)

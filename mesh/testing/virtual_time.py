@@ -187,7 +187,13 @@ def _new_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -
     number = loop.next_task_number()
     if not options.get("name"):
         options["name"] = f"task-{number}"
-    return _NumberedTask(coroutine, number=number, loop=loop, **options)
+    task = _NumberedTask(coroutine, number=number, loop=loop, **options)
+    context = options.get("context")
+    process = RUNNING_PROCESS.get() if context is None else context.get(RUNNING_PROCESS)
+    if process is not None:
+        process.tasks.add(task)
+        task.add_done_callback(process.tasks.discard)
+    return task
 
 
 def _collect(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

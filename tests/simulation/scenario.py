@@ -92,6 +92,46 @@ def draw_clients(draw: random.Random) -> list[Client]:
     return clients
 
 
+@dataclass(frozen=True)
+class Calamity:
+    """What befalls an actor: `kill`, `point` (it dies at its `points`-th message or store), `hang` (until the supervisor
+    kills it), or `pause` (and it goes on).
+    """
+
+    at_s: float
+    actor_id: str
+    kind: str
+    points: int
+    lasts_s: float
+
+
+ACTORS = ["registry", "kv-agent-0", "tokenizer-0", "detokenizer-0", "detokenizer-1", "gateway-0"]
+
+
+def draw_calamities(draw: random.Random, groups: list[str], clients: list[Client]) -> list[Calamity]:
+    """None to five of them, soon after a client has come; most of them to schedulers and workers."""
+    engine = [f"{role}-{group}" for group in groups for role in ("scheduler", "worker")]
+    drawn: list[Calamity] = []
+    for _ in range(draw.choice([0, 1, 1, 2, 3, 5])):
+        kind = draw.choice(["kill", "point", "point", "point", "hang", "pause"])
+        lasts_s = draw.uniform(0.05, 1.4) if kind == "pause" else draw.uniform(1.5, 4.0)
+        actor_id = draw.choice(engine if draw.random() < 0.5 else ACTORS)
+        at_s = draw.choice(clients).arrives_s + draw.random() * draw.choice([0.1, 0.5])
+        drawn.append(Calamity(at_s, actor_id, kind, draw.randrange(1, 60), lasts_s))
+    return drawn
+
+
+async def _befall(mesh: SimulatedMesh, calamity: Calamity) -> None:
+    await asyncio.sleep(calamity.at_s)
+    process = mesh.processes[calamity.actor_id]
+    if calamity.kind == "kill":
+        process.kill()
+    elif calamity.kind == "point":
+        process.arm(calamity.points)
+    else:
+        await mesh.hang(calamity.actor_id, calamity.lasts_s, kill=calamity.kind == "hang")
+
+
 async def _client(mesh: SimulatedMesh, client: Client, number: int) -> list[str]:
     """What is wrong with this client's outcome."""
     await asyncio.sleep(client.arrives_s)
@@ -108,7 +148,7 @@ async def _client(mesh: SimulatedMesh, client: Client, number: int) -> list[str]
 def _problem(client: Client, outcome: Outcome) -> str:
     text, reason = client.expected()
     if outcome.num_ends == 0:
-        if client.leaves_after_s is None:
+        if client.leaves_after_s is None and not outcome.gateway_died:
             return "it never ended"
         return "" if text.startswith(outcome.text) else f"text {outcome.text!r} is not the beginning of {text!r}"
     if outcome.num_ends > 1:
@@ -120,13 +160,18 @@ def _problem(client: Client, outcome: Outcome) -> str:
     return ""
 
 
-async def _scenario(mesh: SimulatedMesh, clients: list[Client]) -> list[str]:
+async def _scenario(mesh: SimulatedMesh, clients: list[Client], calamities: list[Calamity]) -> list[str]:
     faults, mesh.network.faults = mesh.network.faults, Faults()
-    await mesh.start()
-    mesh.network.faults = faults
-    problems = await asyncio.gather(*(_client(mesh, client, number) for number, client in enumerate(clients)))
-    await mesh.settle()
-    await mesh.stop()
+    try:
+        await mesh.start()
+        mesh.network.faults = faults
+        befalling = [asyncio.ensure_future(_befall(mesh, calamity)) for calamity in calamities]
+        problems = await asyncio.gather(*(_client(mesh, client, number) for number, client in enumerate(clients)))
+        await asyncio.gather(*befalling)
+        await mesh.settle()
+        await mesh.stop()
+    finally:
+        mesh.bury()
     return [problem for of_client in problems for problem in of_client]
 
 
@@ -136,13 +181,16 @@ def run_seed(seed: int) -> Counter[str]:
     draw = random.Random(f"scenario/{seed}")
     mixed = draw.random() < 0.2
     clients = draw_clients(draw)
-    mesh = SimulatedMesh(seed, draw_faults(draw), mixed)
+    faults = draw_faults(draw)
+    mesh = SimulatedMesh(seed, Faults() if draw.random() < 0.5 else faults, mixed)
+    calamities = draw_calamities(draw, mesh.groups, clients)
     replay = f"replay: python -m tests.simulation --seed {seed}"
     try:
-        problems = run(_scenario(mesh, clients), limit_s=LIMIT_S)
+        problems = run(_scenario(mesh, clients, calamities), limit_s=LIMIT_S)
     except BaseException as error:
-        error.add_note(f"{mesh.network.report(60)}\n{mesh.faults}\n{replay}")
+        error.add_note(f"{mesh.network.report(60)}\n{mesh.faults}\n{calamities}\n{replay}")
         raise
     problems += [f"an ask outlived its deadline: {ask}" for ask in mesh.late_asks]
-    assert not problems, "\n".join([*problems, mesh.network.report(60), str(mesh.faults), replay])
-    return Counter(dict(mesh.network.counts))
+    assert not problems, "\n".join([*problems, mesh.network.report(60), str(mesh.faults), str(calamities), replay])
+    counts = Counter(dict(mesh.network.counts)) + Counter({f"died: {role}": n for role, n in mesh.deaths.items()})
+    return counts + Counter({"died in a store": mesh.host.num_torn})

@@ -1,19 +1,26 @@
 """A whole mesh in one process on virtual time: every role's own actor over the simulated network, `echo` as its model.
 
+Each actor is a `SimulatedProcess`, so that it can die anywhere; one that died is started again, in the next epoch, as
+the supervisor does it.
+
 HTTP is left out (the gateway's service is driven directly) and the pools are bytearrays; everything else is what runs
 in production. The echo model reads its answers back from the KV pages, so pages that went astray show in the text.
 """
 
 import asyncio
+import contextvars
 import random
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstore.page_pool import HeapHost
 from mesh.actor import Actor
 from mesh.address import Address, Endpoint
+from mesh.membership import READY
 from mesh.options import SystemOptions
 from mesh.system import ActorSystem
+from mesh.testing.processes import ProcessState, SimulatedProcess
 from mesh.transport.faults import Faults
 from mesh.transport.simulation import SimulatedNetwork
 from nodes.detokenizer.actor import DetokenizerActor
@@ -31,6 +38,7 @@ from nodes.tokenizer.actor import TokenizerActor
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.worker.actor import WorkerActor
 from nodes.worker.config import WorkerConfig
+from tests.simulation.deaths import MortalHost, MortalTransport
 
 MODEL = "echo?step_ms=2&token_us=50"
 CONTEXT_LENGTH = 512
@@ -56,6 +64,7 @@ class Outcome:
     finish_reason: str | None = None
     failure: Any = None
     num_ends: int = 0
+    gateway_died: bool = False
 
 
 @dataclass
@@ -67,13 +76,19 @@ class SimulatedMesh:
     mixed: bool = False
     systems: dict[str, ActorSystem] = field(default_factory=dict[str, ActorSystem])
     actors: dict[str, Any] = field(default_factory=dict[str, Any])
+    processes: dict[str, SimulatedProcess] = field(default_factory=dict[str, SimulatedProcess])
     late_asks: list[str] = field(default_factory=list[str])
+    deaths: Counter[str] = field(default_factory=Counter[str])
 
     def __post_init__(self) -> None:
         self.network = SimulatedNetwork(self.seed, self.faults)
-        self.host = HeapHost()
+        self.host = MortalHost(self.seed)
         self.bootstrap = SimulatedBootstrap()
         self.random = random.Random(f"mesh/{self.seed}")
+        self._makers: dict[str, Callable[[], Actor]] = {}
+        self._dead: dict[SimulatedProcess, asyncio.Event] = {}
+        self._restarts: set[asyncio.Task[None]] = set()
+        self._outside = contextvars.copy_context()
 
     @property
     def groups(self) -> list[str]:
@@ -83,23 +98,29 @@ class SimulatedMesh:
         """Start everything at once, as the supervisor does, and wait until requests can be served."""
         spec = resolve_model(MODEL)
         layout = spec.kv_layout("float32", 16)
-        await self._add("registry", RegistryActor())
         pools = [PoolConfig(group=group, num_pages=NUM_PAGES, layout=layout) for group in self.groups]
-        await self._add("kv-agent-0", KVAgent(KVAgentConfig(pools=pools), self.host))
+        agent = KVAgentConfig(pools=pools, unlink_on_stop=False)
+        makers: dict[str, Callable[[], Actor]] = {
+            "registry": RegistryActor,
+            "kv-agent-0": lambda: KVAgent(agent, self.host),
+        }
         for group in self.groups:
-            config = WorkerConfig(group=group, model=MODEL, agent="kv-agent-0")
-            await self._add(f"worker-{group}", WorkerActor(config, self.host))
-            await self._add(f"scheduler-{group}", SchedulerActor(self._scheduler(group, spec), self.host))
+            worker, scheduler = WorkerConfig(group=group, model=MODEL, agent="kv-agent-0"), self._scheduler(group, spec)
+            makers[f"worker-{group}"] = lambda worker=worker: WorkerActor(worker, self.host)
+            makers[f"scheduler-{group}"] = lambda scheduler=scheduler: SchedulerActor(scheduler, self.host)
         tokenizer = TokenizerConfig(model=MODEL, context_length=CONTEXT_LENGTH, use_threads=False, use_processes=False)
-        await self._add("tokenizer-0", TokenizerActor(tokenizer))
+        makers["tokenizer-0"] = lambda: TokenizerActor(tokenizer)
+        detokenizer = DetokenizerConfig(model=MODEL, use_threads=False)
         for number in range(2):
-            config = DetokenizerConfig(model=MODEL, use_threads=False)
-            await self._add(f"detokenizer-{number}", DetokenizerActor(config))
+            makers[f"detokenizer-{number}"] = lambda: DetokenizerActor(detokenizer)
         gateway = GatewayConfig(
             model_name="echo", model=MODEL, context_length=CONTEXT_LENGTH, prepare_timeout_s=2.0, role_wait_s=60.0
         )
         self.validator = Validator(gateway)
-        await self._add("gateway-0", Gateway(gateway, serve_http=False))
+        makers["gateway-0"] = lambda: Gateway(gateway, serve_http=False)
+        self._makers = makers
+        for actor_id in makers:
+            await self._start(actor_id, 1)
         while not self._is_serving():
             await asyncio.sleep(0.05)
 
@@ -121,53 +142,109 @@ class SimulatedMesh:
             local_prefill_max=24,
         )
 
-    async def _add(self, actor_id: str, actor: Actor) -> None:
-        address = Address(actor_id, 1)
-        options = SystemOptions(host="sim", pid=1, random=random.Random(f"{actor_id}/{self.seed}"))
-        system = ActorSystem(actor, address, self.network.transport(address), self.bootstrap, options)
-        self._watch_asks(actor, actor_id)
-        self.systems[actor_id] = system
+    async def _start(self, actor_id: str, epoch: int) -> None:
+        actor = self._makers[actor_id]()
+        address = Address(actor_id, epoch)
+        options = SystemOptions(host="sim", pid=1, random=random.Random(f"{actor_id}/{epoch}/{self.seed}"))
+        process = SimulatedProcess(actor_id, lambda process: self._on_death(process, address))
+        transport = MortalTransport(self.network, address, process)
+
+        async def make() -> ActorSystem:
+            return ActorSystem(actor, address, transport, self.bootstrap, options)
+
+        self.processes[actor_id] = process
+        system = self.systems[actor_id] = await process.spawn(make())
         self.actors[actor_id] = actor
+        self._watch_asks(actor, actor_id)
+        started = process.spawn(system.start())
         if actor_id == "registry":
-            await system.start()
+            await asyncio.wait([started], timeout=1.0)
             self.bootstrap.found = (address, system.describe().endpoint)
+        # Like processes: all start at once, none waits for another.
+        self._keep(started)
+
+    def _keep(self, task: "asyncio.Task[None]") -> None:
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+
+    def _on_death(self, process: SimulatedProcess, address: Address) -> None:
+        self.network.crash(address)
+        self.deaths[process.name.partition("-")[0]] += 1
+        self._dead.setdefault(process, asyncio.Event()).set()
+        # Not in the context of the process, which is dead.
+        task = self._outside.run(asyncio.get_running_loop().create_task, self._restart(address))
+        self._keep(task)
+
+    async def _restart(self, address: Address) -> None:
+        await asyncio.sleep(self.random.uniform(0.02, 1.0))
+        await self._start(address.actor_id, address.epoch + 1)
+
+    async def hang(self, actor_id: str, after_s: float, *, kill: bool) -> None:
+        """Stop an actor for a while, as a SIGSTOP or a sleeping host would; `kill`: as the supervisor then does."""
+        process, address = self.processes[actor_id], self.systems[actor_id].address
+        if process.state is not ProcessState.RUNNING:
+            return
+        self.deaths["hangs"] += 1
+        self.network.hang(address)
+        process.stop()
+        await asyncio.sleep(after_s)
+        if kill:
+            process.kill()
         else:
-            # Like processes: all start at once, none waits for another.
-            self._starting = [*getattr(self, "_starting", []), asyncio.ensure_future(system.start())]
+            self.network.resume(address)
+            process.go_on()
 
     def _watch_asks(self, actor: Actor, actor_id: str) -> None:
-        """Note every ask that outlives its deadline."""
-        ask = actor.ctx.ask
+        """Note every ask that outlives its deadline, unless the whole process stood still."""
+        ask, process = actor.ctx.ask, self.processes[actor_id]
         loop = asyncio.get_running_loop()
 
         async def timed(to: str, message: Any, *, timeout_s: float, **options: Any) -> Any:
-            deadline = loop.time() + timeout_s
+            deadline, num_stops = loop.time() + timeout_s, process.num_stops
             try:
                 return await ask(to, message, timeout_s=timeout_s, **options)
             finally:
-                if loop.time() > deadline + 1e-6:
+                stood_still = process.num_stops != num_stops or process.state is not ProcessState.RUNNING
+                if loop.time() > deadline + 1e-6 and not stood_still:
                     self.late_asks.append(f"{actor_id} -> {to} {type(message).__name__}")
 
         actor.ctx.ask = timed  # type: ignore[method-assign]
 
-    @property
-    def service(self) -> Any:
-        return self.actors["gateway-0"].service
-
     async def request(self, body: bytes, request_id: str, *, abandon_after_s: float | None = None) -> list[Outcome]:
-        """One client's call, its samples' outcomes; abandoned ones return what came until then."""
+        """One client's call, its samples' outcomes; abandoned ones return what came until then.
+
+        So do those whose gateway died, with `gateway_died` set.
+        """
+        while self.actors["gateway-0"]._service is None:
+            # Nobody listens: a client would try again.
+            await asyncio.sleep(0.1)
+        process, service = self.processes["gateway-0"], self.actors["gateway-0"].service
+        outcomes: list[Outcome] = []
+        died = asyncio.ensure_future(self._dead.setdefault(process, asyncio.Event()).wait())
+        task = process.spawn(self._request(service, body, request_id, abandon_after_s, outcomes))
+        await asyncio.wait([task, died], return_when=asyncio.FIRST_COMPLETED)
+        if not died.done():
+            died.cancel()
+            await task
+        for outcome in outcomes:
+            outcome.gateway_died = died.done() and not died.cancelled()
+        return outcomes
+
+    async def _request(
+        self, service: Any, body: bytes, request_id: str, abandon_after_s: float | None, outcomes: list[Outcome]
+    ) -> None:
         job = self.validator.text(body, request_id)
-        arrived_at = self.service.now()
-        prepared = await self.service.prepare(job.prepare, prompt_param=job.prompt_param)
-        generation = self.service.open(job, prepared, arrived_at)
-        outcomes = [Outcome() for _ in generation.request_ids]
-        leaves_at = None if abandon_after_s is None else self.service.now() + abandon_after_s
+        arrived_at = service.now()
+        prepared = await service.prepare(job.prepare, prompt_param=job.prompt_param)
+        generation = service.open(job, prepared, arrived_at)
+        outcomes.extend(Outcome() for _ in generation.request_ids)
+        leaves_at = None if abandon_after_s is None else service.now() + abandon_after_s
         while not all(outcome.num_ends for outcome in outcomes):
             try:
                 async with asyncio.timeout_at(leaves_at):
                     await generation.output.wait()
             except TimeoutError:
-                self.service.abandon(generation)
+                service.abandon(generation)
                 break
             for piece in generation.output.take():
                 outcome = outcomes[piece.number]
@@ -176,19 +253,31 @@ class SimulatedMesh:
                     outcome.num_ends += 1
                     outcome.finish_reason = piece.end.finish_reason
                     outcome.failure = piece.end.failure
-        return outcomes
 
     async def settle(self) -> None:
         """No faults any more: within a bounded time nothing is held by anyone. Raises AssertionError naming what is."""
         self.network.calm()
+        for process in self.processes.values():
+            process.disarm()
         deadline = asyncio.get_running_loop().time() + SETTLE_S
-        while left := self.held():
+        while left := [*self._absent(), *self.held()]:
             assert asyncio.get_running_loop().time() < deadline, f"still held after {SETTLE_S} s: {left}"
             await asyncio.sleep(0.25)
         for group in self.groups:
             core = self.actors[f"scheduler-{group}"]._core
             core.assert_idle()
             assert core.cache.check() == []
+
+    def _absent(self) -> list[str]:
+        """Who has died and is not back yet."""
+        registry = self.actors["registry"]
+        ready = {one.actor_id: one.epoch for one in registry.core.members() if one.state == READY}
+        return [
+            f"{actor_id} is not ready"
+            for actor_id, process in self.processes.items()
+            if process.state is not ProcessState.RUNNING
+            or (actor_id != "registry" and ready.get(actor_id) != self.systems[actor_id].address.epoch)
+        ]
 
     def held(self) -> list[str]:
         """What somebody holds for a request, by actor."""
@@ -202,8 +291,13 @@ class SimulatedMesh:
 
     async def stop(self) -> None:
         """Stop all systems."""
-        for system in reversed(list(self.systems.values())):
-            await system.stop()
+        for actor_id in reversed(list(self.systems)):
+            await self.processes[actor_id].spawn(self.systems[actor_id].stop())
+
+    def bury(self) -> None:
+        """The run is over, however it ended."""
+        for process in [*self._dead, *self.processes.values()]:
+            process.bury()
 
 
 HELD = ("_running", "_waiting", "_grants", "_orders", "_streams", "_inflight", "_finished", "_grants_open", "_held")

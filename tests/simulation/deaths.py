@@ -1,0 +1,104 @@
+"""What of a simulated actor can die in the middle: its messages, and its stores to a page table."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from kvstore.page_pool import HeapHost, PagePool
+from kvstore.page_table import PageEntry, PageTable
+from mesh.address import Address, Endpoint
+from mesh.testing.processes import RUNNING_PROCESS, SimulatedProcess
+from mesh.transport.base import Buffer, Lane, Link, Listener
+from mesh.transport.simulation import SimulatedNetwork, SimulatedTransport
+
+SEQUENCE_BYTES = 8
+
+
+class MortalTransport:
+    """A transport whose actor is a process: what arrives is handled as that process, and it may die at any message."""
+
+    def __init__(self, network: SimulatedNetwork, address: Address, process: SimulatedProcess) -> None:
+        self._inner: SimulatedTransport = network.transport(address)
+        self._process = process
+        self._dice = random.Random(f"deaths/{network.seed}/{address}")
+
+    async def start(self, address: Address, listener: Listener) -> Endpoint:
+        return await self._inner.start(address, _AsProcess(self._process, listener))
+
+    def dial(self, peer: Address, endpoint: Endpoint) -> Link:
+        return self._inner.dial(peer, endpoint)
+
+    def send(self, link: Link, lane: Lane, parts: Sequence[Buffer]) -> bool:
+        if self._process.is_last_point():
+            if self._dice.random() < 0.5:
+                self._inner.send(link, lane, parts)
+            self._process.die()
+        return self._inner.send(link, lane, parts)
+
+    def close_link(self, link: Link) -> None:
+        self._inner.close_link(link)
+
+    async def stop(self) -> None:
+        await self._inner.stop()
+
+
+class _AsProcess:
+    """A listener that is called as its process."""
+
+    def __init__(self, process: SimulatedProcess, listener: Listener) -> None:
+        self._process = process
+        self._listener = listener
+
+    def on_frames(self, link: Link, lane: Lane, frames: Any) -> None:
+        self._process.enter(self._listener.on_frames, link, lane, frames)
+
+    def on_link_down(self, link: Link, reason: str) -> None:
+        self._process.enter(self._listener.on_link_down, link, reason)
+
+
+class MortalHost(HeapHost):
+    """Pools whose page tables a scheduler may die in the middle of writing."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._dice = random.Random(f"tables/{seed}")
+        self.num_torn = 0
+
+    def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
+        pool = super().open(path, writable=writable, own=own)
+        pool.table = lambda: _MortalTable(self, pool)  # type: ignore[method-assign]
+        return pool
+
+    def tear(self, slot: memoryview, before: bytes) -> None:
+        """Leave a slot as a store that was cut short would: its steps are made in order, the long one byte by byte."""
+        after = bytes(slot)
+        step = self._dice.randrange(4)
+        self.num_torn += 1
+        if step == 0:
+            slot[:] = before
+            return
+        slot[:SEQUENCE_BYTES] = bytes(SEQUENCE_BYTES)
+        if step == 1:
+            end = self._dice.randrange(SEQUENCE_BYTES, len(after))
+            slot[end:] = before[end:]
+        elif step == 3:
+            slot[:] = after
+
+
+class _MortalTable(PageTable):
+    def __init__(self, host: MortalHost, pool: PagePool) -> None:
+        super().__init__(pool.table_view, pool.num_pages, pool.layout.page_size)
+        self._host = host
+
+    def write(self, page: int, entry: PageEntry) -> None:
+        process = RUNNING_PROCESS.get()
+        if process is None or not process.is_last_point():
+            super().write(page, entry)
+            return
+        size = self._slot_bytes
+        slots = [self._view[at * size : (at + 1) * size] for at in (2 * page, 2 * page + 1)]
+        before = [bytes(slot) for slot in slots]
+        super().write(page, entry)
+        changed = next(index for index, slot in enumerate(slots) if bytes(slot) != before[index])
+        self._host.tear(slots[changed], before[changed])
+        process.die()
