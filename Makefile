@@ -30,7 +30,7 @@ test: $(DEV_STAMP)
 test-all: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m "not soak and not gpu" $(ARGS)
 
-# Not in CI: it runs what CI runs, half as fast again. The floors are in tools/coverage_floor.py.
+# Not in CI: what CI runs, under measurement, ten minutes on two cores. The floors are in tools/coverage_floor.py.
 coverage: $(DEV_STAMP)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -m "not slow and not soak and not gpu and not containers" $(ARGS)
