@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup up test test-all lint format bench bench-peers clean
+.PHONY: setup up test test-all coverage lint format bench bench-peers clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,6 +29,15 @@ test: $(DEV_STAMP)
 
 test-all: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m "not soak and not gpu" $(ARGS)
+
+# Not in CI: what CI runs, under measurement, ten minutes on two cores. The floors are in tools/coverage_floor.py.
+coverage: $(DEV_STAMP)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -m "not slow and not soak and not gpu and not containers" $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --show-missing
+	$(BIN)/coverage json --quiet -o .coverage.json
+	$(BIN)/python -m tools.coverage_floor .coverage.json
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -115,7 +115,7 @@ class Results:
         if sequence.stage is Stage.ENDED:
             return
         if sequence.order_id:
-            if (held := self._orders.fail(sequence.order_id, error.code, error.message, now)) is not None:
-                self._endings.leave(held, now)
+            self._orders.fail(sequence.order_id, error.code, error.message, now)
+            self._endings.leave(sequence, now)
         else:
             self._endings.fail(sequence, error.code, error.message, error.code != POISONED, now)

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 
 import pytest
 
@@ -41,6 +42,24 @@ def test_each_kind_is_named():
 
 
 def test_what_goes_soon_is_waited_for():
+    child = None
+
+    def end():
+        child.communicate(b"\n")
+
+    ending = threading.Timer(0.1, end)
     with assert_no_leaks(within_s=20):
-        child = subprocess.Popen([sys.executable, "-c", "pass"])
-        child.wait()
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        ending.start()
+    ending.join()
+    assert child.returncode == 0
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_nobodys(monkeypatch):
+    listdir = os.listdir
+    # No pid is as large as that, so it is gone as a process is that ended between the listing and the look.
+    monkeypatch.setattr(
+        os, "listdir", lambda path: [*listdir(path), str(2**31 - 1)] if path == "/proc" else listdir(path)
+    )
+    with assert_no_leaks():
+        pass

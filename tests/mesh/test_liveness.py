@@ -1,3 +1,6 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
 from mesh.address import Address
 from mesh.liveness import LivenessMonitor
 
@@ -36,3 +39,36 @@ def test_only_who_is_watched_is_missed():
     monitor.forget(B)
     monitor.forget(A)
     assert [monitor.tick(now) for now in (1.0, 1.5, 2.0)] == [[], [], []]
+
+
+EVENTS = st.one_of(
+    st.tuples(st.sampled_from(["watch", "heard", "forget"]), st.sampled_from([A, B])),
+    st.tuples(st.just("tick"), st.sampled_from([0.5, 0.9, 1.0, 30.0])),
+)
+
+
+@given(st.lists(EVENTS, max_size=60))
+def test_exactly_the_silent_are_suspected_and_only_by_who_was_awake(events):
+    monitor = LivenessMonitor(0.5, 3)
+    heard, now, was_ticked = {}, 0.0, False
+    for kind, what in events:
+        if kind == "tick":
+            now += what
+            suspected = monitor.tick(now)
+            if was_ticked and what > 1.0:
+                assert suspected == []
+                heard = dict.fromkeys(heard, now)
+            else:
+                assert suspected == sorted(peer for peer, at in heard.items() if now - at > 1.5)
+                heard = {peer: at for peer, at in heard.items() if peer not in suspected}
+            was_ticked = True
+        elif kind == "forget":
+            monitor.forget(what)
+            heard.pop(what, None)
+        elif kind == "watch":
+            monitor.watch(what, now)
+            heard.setdefault(what, now)
+        else:
+            monitor.heard(what, now)
+            if what in heard:
+                heard[what] = now

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -16,7 +18,7 @@ from mesh_under_test import QUICK, Recorder, Say, until
 from mesh.address import Address
 from mesh.errors import PeerLost
 from mesh.frames import Drain, Shutdown
-from mesh.run import run_actor
+from mesh.run import _Process, run_actor
 from mesh.run_directory import RunDirectory
 from mesh.system import ActorSystem
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
@@ -57,6 +59,13 @@ PROGRAM = textwrap.dedent(
     sys.exit(code)
     """
 )
+
+
+@pytest.fixture(autouse=True)
+def own_log():
+    """`run_actor` sets the log of the whole process."""
+    yield
+    structlog.reset_defaults()
 
 
 class Processes:
@@ -282,5 +291,49 @@ def test_in_this_process(short_path):
             here(terminate, FailsToStart(terminate))
     finally:
         os.close(reading)
-        structlog.reset_defaults()
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_supervisors_end_that_breaks_is_its_end(short_path):
+    directory = RunDirectory(short_path)
+    ours, theirs = socket.socketpair()
+
+    def break_it(actor):
+        theirs.send(b"never read")
+        # What was not read makes the other end see a reset and not an end of file.
+        ours.close()
+
+    with ours, theirs:
+        actor = Kills(break_it)
+        settings = {"run_directory": directory, "options": QUICK, "supervisor_fd": theirs.fileno()}
+        assert run_actor(actor, Address("x", 1), **settings) == 0
+        assert not actor.drained
+
+
+def test_what_another_actor_took_from_the_pipe_is_not_its_end(short_path):
+    """All actors of a supervisor hold the same pipe: one reads what is written there, the others find nothing."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    process = _Process(Recorder(), Address("x", 1), ZeroMQOptions(run_directory=RunDirectory(short_path)), 1.0)
+    loop = asyncio.new_event_loop()
+    try:
+        process._on_supervisor(loop, reading)
+        assert not process._asked_to_stop.is_set()
+        os.close(writing)
+        process._on_supervisor(loop, reading)
+        assert process._asked_to_stop.is_set()
+    finally:
+        loop.close()
+        os.close(reading)
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may(short_path):
+    _, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, wanted), hard))
+        stops = Kills(lambda actor: os.kill(os.getpid(), signal.SIGTERM))
+        assert run_actor(stops, Address("x", 1), run_directory=RunDirectory(short_path), options=QUICK) == 0
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

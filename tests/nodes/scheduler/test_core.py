@@ -577,6 +577,18 @@ def test_cached_tokens_are_those_of_whoever_has_more() -> None:
     world.check()
 
 
+def test_cached_tokens_are_told_once_however_often_the_prompt_is_prefilled() -> None:
+    world = started(num_pages={"d": 60, "p": 60})
+    request, core = complete_without_token(world)
+    (sequence,) = core.attempts
+    # It was told before it was preempted and handed off again.
+    sequence.num_cached_tokens = 4
+    world.lose("p")
+    world.settle()
+    assert request.num_cached_tokens == 4
+    world.check()
+
+
 def test_an_order_is_refused_where_it_cannot_be_served() -> None:
     world = started()
     core = world.cores["m"]

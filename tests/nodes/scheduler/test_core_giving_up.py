@@ -1,0 +1,68 @@
+"""What a scheduler gives up, and when: handoffs that take too long, a worker that stays away, ends nobody fetches."""
+
+from scheduler_world import EDGE, World
+
+from nodes.protocol import Submitted
+from nodes.scheduler.events import Answered
+from nodes.scheduler.sequence import Stage
+
+
+def prompt(length: int, base: int = 0) -> list[int]:
+    return [2 + (base * 101 + index * 7) % 900 for index in range(length)]
+
+
+def started(**more) -> World:
+    world = World(**{"num_pages": {"d": 60, "p": 60}, **more})
+    world.flush()
+    return world
+
+
+def test_a_handoff_that_takes_too_long_is_prefilled_here() -> None:
+    world = started(handoff_timeout_s=5.0)
+    request = world.submit(prompt(39), "d", prefill="p", max_tokens=3)
+    # The prefill scheduler holds the order and says so, but its worker does not get to it.
+    world.flush("w-p")
+    core = world.cores["d"]
+    unexpected = Submitted(request_id="r", attempt=0)
+    assert world.event("d", Answered(("open_grant", "d#1/1"), unexpected)) == []
+    while len(core.grants):
+        world.advance(world.now + 0.5)
+        world.flush("w-p")
+    assert core.grants.num_failed == 1
+    world.settle()
+    assert request.finish
+    world.check()
+
+
+def test_only_what_needs_the_worker_is_given_up_with_it() -> None:
+    world = started(handoff_timeout_s=1000.0)
+    finished = world.submit(prompt(5), "d", max_tokens=1)
+    world.flush(("d", EDGE))
+    handed = world.submit(prompt(39), "d", prefill="p", max_tokens=3)
+    world.flush("w-p", ("d", EDGE))
+    for worker in ("w-d", "w-p"):
+        world.down.add(worker)
+        world.lose(worker)
+    d, p = world.cores["d"], world.cores["p"]
+    assert {one.stage for one in d.attempts} == {Stage.ENDED, Stage.HANDOFF}
+    d._on_worker_lost_for_good(world.now)
+    assert {one.stage for one in d.attempts} == {Stage.ENDED, Stage.HANDOFF}
+    assert d.endings.num_failed == 0
+    p._on_worker_lost_for_good(world.now)
+    assert (p.orders.num_failed, p.orders.running()) == (1, [])
+    world.down.clear()
+    world.members()
+    world.settle()
+    assert (finished.finish, handed.finish) == ("length", "length")
+    world.check()
+
+
+def test_only_so_many_are_kept_after_their_end() -> None:
+    world = started(num_pages={"m": 60}, max_finished=2)
+    requests = [world.submit(prompt(9, base), "m", max_tokens=2) for base in range(4)]
+    core = world.cores["m"]
+    world.flush(("m", EDGE))
+    assert (core.endings.num_finished, core.attempts.num_finished, len(core.attempts)) == (4, 2, 2)
+    world.settle()
+    assert [request.finish for request in requests] == ["length"] * 4
+    world.check()
