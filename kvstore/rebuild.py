@@ -7,7 +7,7 @@ and torn ones, are quarantined until nothing can write them. Everything else is 
 Only after the worker has answered `Adopted` may the table be read: until then steps of the dead scheduler run.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore.allocator import PageAllocator, PageState
@@ -41,7 +41,7 @@ class Orphans:
     def __len__(self) -> int:
         return sum(len(handles) for handles in self._by_parent.values())
 
-    def claim(self, token_ids: list[int], extra_key: str = "", *, lora: str = "") -> SequencePages | None:
+    def claim(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> SequencePages | None:
         """The orphan that has most of these tokens, but not all: the last one must be computed. None: no such orphan.
 
         A claimed handle is the caller's to release; `num_cached_tokens` says how much of it is reused.

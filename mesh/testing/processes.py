@@ -1,8 +1,8 @@
 """Processes that share one virtual-time loop, and die or stop as the operating system would have it.
 
-Everything that a process schedules (callbacks, timers, tasks, and what those schedule) belongs to it, because it runs in
-a context that names it. A killed process does nothing any more, wherever it stood: not a callback, not a `finally`. A
-stopped one does nothing until it goes on; then its timers are late.
+Everything that a process schedules (callbacks, timers, tasks, and what those schedule) belongs to it, because it runs
+in a context that names it. A killed process does nothing any more, wherever it stood: not a callback, not a `finally`.
+A stopped one does nothing until it goes on; then its timers are late.
 
     process = SimulatedProcess("worker-0")
     task = process.spawn(system.start())

@@ -142,7 +142,7 @@ class SchedulerActor(Actor):
             except CallError as error:
                 if not error.retryable:
                     raise
-                self.ctx.log.info(f"waiting for {what}", actor=actor_id, why=str(error))
+                self.ctx.log.info("waiting", what=what, actor=actor_id, why=str(error))
                 await asyncio.sleep(config.ask_retry_s)
             else:
                 return answer.message

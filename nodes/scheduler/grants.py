@@ -9,7 +9,8 @@
 Either way the grant is closed at the agent and the prefill cancelled, both asked until answered. Pages of a failed
 handoff that was ordered are quarantined until `GrantClosed`: until then a copy may still be under way. The first pages
 that were in already are good, whatever failed after: they stay in the cache, and if all were in, only the first token
-is missing. A grant is single use; a retry has another one and other pages. Pure; owned by the core, which moves the sequence as the returned outcome says.
+is missing. A grant is single use; a retry has another one and other pages. Pure; owned by the core, which moves the
+sequence as the returned outcome says.
 """
 
 from typing import NamedTuple
@@ -59,7 +60,8 @@ Outcome = HandoffDone | HandoffFailed
 
 class _Handoff:
     __slots__ = (
-        "deadline", "done", "grant_id", "heard_at", "is_ordered", "is_pulled", "lent", "num_pulled", "prefill", "sequence",
+        "deadline", "done", "grant_id", "heard_at", "is_ordered", "is_pulled", "lent", "num_pulled", "prefill",
+        "sequence",
     )  # fmt: skip
 
     def __init__(self, grant_id: str, sequence: Sequence, lent: Lent, now: float, deadline: float) -> None:

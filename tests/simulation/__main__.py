@@ -1,6 +1,7 @@
 """`python -m tests.simulation --seed N` replays one seed; `--seeds N [--first M]` runs many and counts the faults."""
 
 import argparse
+import json
 import sys
 import time
 import traceback
@@ -14,6 +15,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print the counts of faults and nothing else")
     args = parser.parse_args()
     seeds = [args.seed] if args.seed is not None else range(args.first, args.first + args.seeds)
     faults: Counter[str] = Counter()
@@ -25,7 +27,10 @@ def main() -> None:
         except Exception:  # noqa: BLE001 - the next seed is run whatever this one does
             failed.append(seed)
             traceback.print_exc()
-    print(f"{len(seeds)} seeds in {time.perf_counter() - began:.1f} s; {dict(faults)}; failed: {failed}")
+    if args.json:
+        print(json.dumps(faults))
+    else:
+        print(f"{len(seeds)} seeds in {time.perf_counter() - began:.1f} s; {dict(faults)}; failed: {failed}")
     sys.exit(bool(failed))
 
 

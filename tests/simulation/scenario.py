@@ -94,8 +94,10 @@ def draw_clients(draw: random.Random) -> list[Client]:
 
 @dataclass(frozen=True)
 class Calamity:
-    """What befalls an actor: `kill`, `point` (it dies at its `points`-th message or store), `hang` (until the supervisor
-    kills it), or `pause` (and it goes on).
+    """What befalls an actor.
+
+    `kill`; `point`: it dies at its `points`-th message or store; `hang`: until the supervisor kills it; `pause`: until
+    it goes on.
     """
 
     at_s: float

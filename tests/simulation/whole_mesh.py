@@ -40,10 +40,10 @@ from nodes.worker.actor import WorkerActor
 from nodes.worker.config import WorkerConfig
 from tests.simulation.deaths import MortalHost, MortalTransport
 
-MODEL = "echo?step_ms=2&token_us=50"
 CONTEXT_LENGTH = 512
-NUM_PAGES = 96
 SETTLE_S = 60.0
+COPY_S = 0.002
+"""Virtual time that copying a page takes."""
 
 
 class SimulatedBootstrap:
@@ -85,6 +85,9 @@ class SimulatedMesh:
         self.host = MortalHost(self.seed)
         self.bootstrap = SimulatedBootstrap()
         self.random = random.Random(f"mesh/{self.seed}")
+        # From room for everybody to room for one; steps from faster than the network's faults to slower.
+        self.num_pages = self.random.choice([33, 48, 96])
+        self.model = f"echo?step_ms={self.random.choice([2, 2, 30])}&token_us=50"
         self._makers: dict[str, Callable[[], Actor]] = {}
         self._dead: dict[SimulatedProcess, asyncio.Event] = {}
         self._restarts: set[asyncio.Task[None]] = set()
@@ -96,25 +99,30 @@ class SimulatedMesh:
 
     async def start(self) -> None:
         """Start everything at once, as the supervisor does, and wait until requests can be served."""
-        spec = resolve_model(MODEL)
+        spec = resolve_model(self.model)
         layout = spec.kv_layout("float32", 16)
-        pools = [PoolConfig(group=group, num_pages=NUM_PAGES, layout=layout) for group in self.groups]
-        agent = KVAgentConfig(pools=pools, unlink_on_stop=False)
+        pools = [PoolConfig(group=group, num_pages=self.num_pages, layout=layout) for group in self.groups]
+        agent = KVAgentConfig(pools=pools, unlink_on_stop=False, quantum_bytes=1)
         makers: dict[str, Callable[[], Actor]] = {
             "registry": RegistryActor,
             "kv-agent-0": lambda: KVAgent(agent, self.host),
         }
         for group in self.groups:
-            worker, scheduler = WorkerConfig(group=group, model=MODEL, agent="kv-agent-0"), self._scheduler(group, spec)
+            worker, scheduler = (
+                WorkerConfig(group=group, model=self.model, agent="kv-agent-0"),
+                self._scheduler(group, spec),
+            )
             makers[f"worker-{group}"] = lambda worker=worker: WorkerActor(worker, self.host)
             makers[f"scheduler-{group}"] = lambda scheduler=scheduler: SchedulerActor(scheduler, self.host)
-        tokenizer = TokenizerConfig(model=MODEL, context_length=CONTEXT_LENGTH, use_threads=False, use_processes=False)
+        tokenizer = TokenizerConfig(
+            model=self.model, context_length=CONTEXT_LENGTH, use_threads=False, use_processes=False
+        )
         makers["tokenizer-0"] = lambda: TokenizerActor(tokenizer)
-        detokenizer = DetokenizerConfig(model=MODEL, use_threads=False)
+        detokenizer = DetokenizerConfig(model=self.model, use_threads=False)
         for number in range(2):
             makers[f"detokenizer-{number}"] = lambda: DetokenizerActor(detokenizer)
         gateway = GatewayConfig(
-            model_name="echo", model=MODEL, context_length=CONTEXT_LENGTH, prepare_timeout_s=2.0, role_wait_s=60.0
+            model_name="echo", model=self.model, context_length=CONTEXT_LENGTH, prepare_timeout_s=2.0, role_wait_s=60.0
         )
         self.validator = Validator(gateway)
         makers["gateway-0"] = lambda: Gateway(gateway, serve_http=False)
@@ -156,6 +164,8 @@ class SimulatedMesh:
         system = self.systems[actor_id] = await process.spawn(make())
         self.actors[actor_id] = actor
         self._watch_asks(actor, actor_id)
+        if isinstance(actor, KVAgent):
+            self._take_time(actor)
         started = process.spawn(system.start())
         if actor_id == "registry":
             await asyncio.wait([started], timeout=1.0)
@@ -193,6 +203,12 @@ class SimulatedMesh:
         else:
             self.network.resume(address)
             process.go_on()
+
+    @staticmethod
+    def _take_time(agent: KVAgent) -> None:
+        """Between two pages that it copies, time passes and things may happen."""
+        later = agent.ctx.later
+        agent.ctx.later = lambda delay_s, *callback: later(delay_s or COPY_S, *callback)  # type: ignore[method-assign]
 
     def _watch_asks(self, actor: Actor, actor_id: str) -> None:
         """Note every ask that outlives its deadline, unless the whole process stood still."""
