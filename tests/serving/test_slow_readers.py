@@ -1,4 +1,4 @@
-"""Clients that do not read what they asked for: nobody else waits for them, and they cost a bounded amount of memory."""
+"""Clients that do not read what they asked for: nobody else waits for them, and they cost bounded memory."""
 
 import json
 import socket
