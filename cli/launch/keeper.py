@@ -102,8 +102,9 @@ class ProcessKeeper:
         """Start everything. `manifest` is what the processes are added to."""
         self._manifest = manifest
         self._write_manifest()
-        for launch in self._topology.actors:
-            self._directory.write_config(launch.actor_id, launch.config)
+        with self._directory.written():
+            for launch in self._topology.actors:
+                self._directory.write_config(launch.actor_id, launch.config)
         if self._topology.forks:
             # It takes longest, so it goes first.
             self._zygote.start()

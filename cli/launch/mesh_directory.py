@@ -105,9 +105,22 @@ class MeshDirectory:
             ) from error
 
     @contextlib.contextmanager
+    def written(self) -> Generator[None]:
+        """Around what a supervisor writes before it can go on. Raises CliError where that is not possible."""
+        try:
+            yield
+        except OSError as error:
+            raise CliError(
+                f"the run directory {self.path} cannot be written",
+                why=str(error),
+                do="make room there, or set XDG_RUNTIME_DIR to a directory of yours",
+            ) from error
+
+    @contextlib.contextmanager
     def locked(self) -> Generator[None]:
         """Be this mesh's supervisor. Raises AlreadyRunning."""
-        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        with self.written():
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,5 +207,9 @@ class MeshDirectory:
 
 def _replace(path: Path, content: bytes) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(content)
-    draft.replace(path)
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise

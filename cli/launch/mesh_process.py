@@ -44,7 +44,9 @@ def run_mesh(make_topology: Callable[[], Topology], directory: MeshDirectory, pr
         for left in sweep(directory):
             progress.note(f"swept what an earlier supervisor left: {left}")
         topology = make_topology()
-        with directory.log(SUPERVISOR).open("a", buffering=1) as log:
+        with directory.written():
+            log = directory.log(SUPERVISOR).open("a", buffering=1)
+        with log:
             setup_log(level=os.environ.get("KVMESH_LOG_LEVEL", "info"), stream=log)
             try:
                 return asyncio.run(_MeshProcess(topology, directory, progress).run())
@@ -70,7 +72,8 @@ class _MeshProcess:
         loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[tuple[ExitCode, str]] = loop.create_future()
         address = Address(SUPERVISOR, self._directory.epochs().get(SUPERVISOR, 0) + 1)
-        self._directory.issue(*address)
+        with self._directory.written():
+            self._directory.issue(*address)
         children = Children(loop)
         reader, writer = os.pipe()
         try:

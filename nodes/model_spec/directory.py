@@ -63,7 +63,7 @@ def read_json(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise ModelNotFound(f"{path} is missing. Give a complete Hugging Face model directory.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelDamaged(f"{path} cannot be read as JSON: {error}. Download it again.") from error
     if not isinstance(document, dict):
         raise ModelDamaged(f"{path} should hold a JSON object. Download it again.")

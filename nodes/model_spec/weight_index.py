@@ -41,7 +41,7 @@ def find_weight_files(directory: Path) -> tuple[Path, ...]:
             weight_map = json.loads(index.read_bytes())["weight_map"]
             names = sorted(set(weight_map.values()))
             files = tuple(directory / name for name in names)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelDamaged(f"{index} is not a safetensors index ({error!r}). Download the model again.") from error
         if any(Path(name).name != name for name in names):
             raise ModelDamaged(f"{index} names files outside its directory. Download the model again.")
@@ -73,7 +73,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
         end = 8 + length + max((entry.data_offsets[1] for entry in entries.values()), default=0)
         if end != size:
             raise ValueError(f"its header speaks of {end} bytes and it has {size}")
-    except (OSError, ValueError, struct.error, AttributeError, TypeError) as error:
+    except (OSError, ValueError, struct.error, AttributeError, TypeError, RecursionError) as error:
         raise ModelDamaged(f"{file} is not a whole safetensors file: {error}. Download it again.") from error
     return entries
 

@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 
+# For the helpers beside the tests.
+sys.path.insert(0, str(Path(__file__).parent))
+
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
@@ -52,6 +55,11 @@ class RunningMesh:
     def ps(self) -> list[dict[str, Any]]:
         command = [sys.executable, "-m", "cli", "ps", "--name", self.name, "-o", "json"]
         return json.loads(subprocess.run(command, capture_output=True, check=True, timeout=20).stdout)
+
+    def logs(self) -> str:
+        """What all actors wrote."""
+        command = [sys.executable, "-m", "cli", "logs", "--name", self.name, "-n", "1000000"]
+        return subprocess.run(command, capture_output=True, check=True, timeout=20, text=True).stdout
 
     def metrics(self) -> dict[str, float]:
         """Every sample of `/metrics`, by its name with labels."""

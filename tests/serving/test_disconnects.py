@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import pytest
+from held import assert_nothing_held
 
 pytestmark = pytest.mark.process
 
@@ -28,26 +28,6 @@ async def abort_after(port: int, num_events: int, number: int) -> None:
     writer.close()
 
 
-def busy(metrics: dict[str, float]) -> dict[str, float]:
-    """The samples that say something is still held, without those that may stay."""
-    held = (
-        "_running",
-        "_waiting",
-        "_granted",
-        "_in_flight",
-        "_quarantined",
-        "_grants",
-        "_orders",
-        "_streams",
-        "_inflight",
-    )
-    return {
-        name: value
-        for name, value in metrics.items()
-        if value and name.startswith("mesh_") and name.partition("{")[0].endswith(held)
-    }
-
-
 def test_nothing_is_held_after_aborted_streams(mesh_of: Any) -> None:
     mesh = mesh_of(*DISAGGREGATED)
 
@@ -61,10 +41,8 @@ def test_nothing_is_held_after_aborted_streams(mesh_of: Any) -> None:
         await asyncio.gather(*(one(number) for number in range(NUM_STREAMS)))
 
     asyncio.run(storm())
-    deadline = time.monotonic() + 20
-    while (left := busy(mesh.metrics())) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left
+    assert_nothing_held(mesh)
+    assert "Traceback" not in mesh.logs()
     assert all(actor["state"] == "ready" for actor in mesh.ps())
     status, answer = mesh.post("/v1/completions", {"model": "echo", "prompt": "still here", "temperature": 0})
     assert status == 200

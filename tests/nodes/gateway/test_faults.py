@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 from fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, Silent, until
 
+from nodes.gateway import http_protocol
 from nodes.gateway.http import GatewayApp
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.scrape import Scraper
@@ -288,6 +290,43 @@ def test_a_client_that_leaves_is_cancelled(stream: bool, n: int) -> None:
         assert {AttemptRef(request_id, 0) for request_id in request_ids} == set(ring.seen.cancels)
         await until(lambda: ring.is_idle)
         assert ring.gateway.ctx.metrics.value("mesh_requests_ended_total", reason="abort") == n
+
+    play(scenario)
+
+
+def test_a_client_that_leaves_with_requests_in_line_is_cancelled() -> None:
+    """Another request on the same connection, even one that cannot be read, must not hide the end of the first."""
+
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        ring.faults.silent = True
+        body = json.dumps({"prompt": PROMPT}).encode()
+        post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        for rest in (post, post * 5, b"garbage\r\n\r\n"):
+            _, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
+            writer.write(post + rest)
+            await until(lambda: len(ring.scheduler.held) == 1)
+            writer.close()
+            await writer.wait_closed()
+            await until(lambda: ring.is_idle, 1.0)
+
+    play(scenario)
+
+
+def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "READER_TIMEOUT_S", 0.2)
+
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        server = ring.gateway._server
+        assert server is not None
+        # Small buffers, so that little is more than they hold.
+        server._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", ring.gateway.port))
+            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 60)
+            await until(lambda: server._server.server_state.connections)
+            await until(lambda: not server._server.server_state.connections)
+        assert await text_of(client) == PROMPT
 
     play(scenario)
 

@@ -103,3 +103,15 @@ def test_requests_on_one_connection_are_answered_in_turn() -> None:
             assert answer.endswith(b"}")
 
     asyncio.run(main())
+
+
+def test_requests_in_line_are_bounded() -> None:
+    """So many as may be are answered, what follows is not read, and the connection is closed."""
+
+    async def main() -> None:
+        async with Ring() as ring:
+            answer = await read_all(ring, b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
+            assert answer.count(b"HTTP/1.1 200 OK") == answer.count(b"HTTP/1.1 ") == http_protocol.MAX_PIPELINED + 1
+            assert (await read_all(ring, b"GET /version HTTP/1.1\r\nConnection: close\r\n\r\n")).endswith(b"}")
+
+    asyncio.run(main())

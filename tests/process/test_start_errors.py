@@ -1,0 +1,121 @@
+"""A start that cannot succeed says what, why and what to do, exits with its code, and leaves nothing behind."""
+
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+ECHO = ("--model", "echo")
+TINY = Path(__file__).parents[2] / "nodes" / "bundled" / "tiny"
+
+
+def cut(path, num_bytes):
+    path.write_bytes(path.read_bytes()[:num_bytes])
+
+
+DAMAGES = {
+    "config.json is missing": lambda model: (model / "config.json").unlink(),
+    "config.json cannot be read as JSON": lambda model: (model / "config.json").write_text("{not json"),
+    "config.json should hold a JSON object": lambda model: (model / "config.json").write_text("[]"),
+    "config.json cannot be read as JSON: maximum recursion": lambda model: (model / "config.json").write_text(
+        "[" * 200_000
+    ),
+    "hidden_size should be": lambda model: (model / "config.json").write_text('{"architectures":["LlamaForCausalLM"]}'),
+    "model.safetensors is not a whole safetensors file": lambda model: cut(model / "model.safetensors", 100_000),
+    "is not a whole safetensors file": lambda model: cut(model / "model.safetensors", 5),
+    "has no model.safetensors": lambda model: (model / "model.safetensors").unlink(),
+    "model.safetensors.index.json is not a safetensors index": lambda model: (
+        model / "model.safetensors.index.json"
+    ).write_text("[" * 200_000),
+    "tokenizer.json is missing": lambda model: (model / "tokenizer.json").unlink(),
+    "tokenizer.json is cut off": lambda model: cut(model / "tokenizer.json", 1000),
+}
+
+
+def assert_says(failed, code, words):
+    assert failed.returncode == code, failed.stderr
+    assert words in failed.stderr
+    assert "why:" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def up_within(host, limit, value, *options):
+    """`up` with a limit of the system's; its output goes to a pipe, which has no size."""
+    return subprocess.run(
+        host.command("up", "--port", str(host.port), *options),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=host.environment,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(limit, (value, value)),
+    )
+
+
+@pytest.mark.parametrize("words", DAMAGES)
+def test_a_damaged_model(host, words):
+    model = host.base / "model"
+    shutil.copytree(TINY, model)
+    DAMAGES[words](model)
+    failed = host.meshctl("up", "--model", str(model), "--port", str(host.port))
+    assert_says(failed, 6, words)
+    assert str(model) in failed.stderr
+    host.assert_nothing_left(within_s=1.0)
+
+
+def test_a_port_that_somebody_else_has(host):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        failed = host.meshctl("up", *ECHO, "--port", str(other.getsockname()[1]))
+    assert_says(failed, 7, "cannot be listened on")
+    assert "another --port" in failed.stderr
+    host.assert_nothing_left(within_s=1.0)
+
+
+def test_a_run_directory_that_cannot_be_made(host):
+    blocker = host.base / "file"
+    blocker.touch()
+    too_long = host.base / ("long" * 30)
+    too_long.mkdir()
+    for place in (blocker, "/proc/nowhere", too_long):
+        failed = host.meshctl("up", *ECHO, "--port", str(host.port), XDG_RUNTIME_DIR=str(place))
+        assert failed.returncode in (1, 7), failed.stderr
+        assert_says(failed, failed.returncode, str(place))
+        assert "XDG_RUNTIME_DIR" in failed.stderr
+    host.assert_nothing_left(within_s=1.0)
+
+
+def test_a_run_directory_that_is_full(host):
+    """With no room for a single byte, as on a full file system."""
+    assert_says(up_within(host, resource.RLIMIT_FSIZE, 0, *ECHO), 1, f"{host.run_directory} cannot be written")
+    host.assert_nothing_left(within_s=1.0)
+    assert not list(host.run_directory.glob(".*")), "drafts"
+
+
+def test_shared_memory_that_ends_only_when_it_is_taken(host):
+    """What the plan has seen free is gone when the pool is made."""
+    failed = up_within(host, resource.RLIMIT_FSIZE, 1 << 20, *ECHO, "--mixed", "1", "--kv-memory", "16MiB")
+    assert_says(failed, 8, "bytes of shared memory")
+    assert "--shm-size" in failed.stderr
+    host.assert_nothing_left()
+
+
+def test_two_of_one_name_at_once(host):
+    first, second = host.up(*ECHO, wait=False), host.up(*ECHO, wait=False)
+    ended = host.wait_until(lambda: [p for p in (first, second) if p.poll() is not None], "one gives way")
+    (loser,) = ended
+    assert loser.returncode == 4, loser.log.read_text()
+    assert "is running" in loser.log.read_text()
+    winner = second if loser is first else first
+    host.wait_ready(winner)
+    assert host.say("only one") == "only one"
+    winner.send_signal(signal.SIGINT)
+    assert winner.wait(30) in (0, 130)
+    host.assert_nothing_left()
