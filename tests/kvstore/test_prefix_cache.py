@@ -176,6 +176,25 @@ def test_lent_pages_come_back_with_their_tokens() -> None:
     assert cache.num_available() == 11
 
 
+def test_the_first_lent_pages_can_come_back_alone() -> None:
+    cache = make_cache(table=make_table(12))
+    prompt = list(range(10))
+    sequence = cache.start(prompt)
+    sequence.reserve(10)
+    lent = sequence.lend().pages
+    sequence.mark_in_flight()
+    with pytest.raises(SequenceError, match="not whole pages"):
+        sequence.receive_first(prompt[:3])
+    sequence.receive_first(prompt[:4])
+    assert cache.match(prompt).pages == lent[:1]
+    assert cache.check() == []
+    assert sequence.take_back(quiesced=False) == lent[1:]
+    sequence.release()
+    cache.clear_quarantined(lent[1:])
+    assert cache.match(prompt).num_tokens == 4
+    assert cache.num_available() == 11
+
+
 def test_a_failed_transfer_frees_or_quarantines_its_pages() -> None:
     table = make_table(12)
     cache = make_cache(table=table)

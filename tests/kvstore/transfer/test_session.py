@@ -109,6 +109,18 @@ def test_chunks_are_pulled_as_they_are_announced() -> None:
     assert session.is_quiesced
 
 
+def test_progress_counts_the_first_pages_without_a_gap() -> None:
+    session = make_session()
+    session.handle(announced(2, 2), 0.0)
+    session.handle(MAPPED, 0.0)
+    assert session.handle(CopyEnded(1), 1.0) == [Send("D", pulled(0)), Send("P", pulled(0))]
+    assert session.num_pages == 2
+    session.handle(announced(0, 1), 2.0)
+    assert session.handle(CopyEnded(2), 3.0) == [Send("D", pulled(1)), Send("P", pulled(1))]
+    session.handle(announced(1, 1), 4.0)
+    assert session.handle(CopyEnded(3), 5.0) == [Send("D", pulled(4, True)), Send("P", pulled(4, True))]
+
+
 def succeeded() -> TransferSession:
     session = make_session(2)
     session.handle(announced(0, 2, total=2), 0.0)

@@ -116,6 +116,24 @@ def test_pools_are_described() -> None:
     assert (refusal.code, refusal.message) == ("unknown_group", "agent has no pool of group 'x' (it has: d, p)")
 
 
+def test_a_pool_is_handed_over_once_no_copy_writes_it_any_more() -> None:
+    core = make_core()
+    later = Address("D", 2)
+    core.handle(opening(grant()), 0.0)
+    core.handle(PagesAnnounced(P, ready()), 0.0)
+    assert core.handle(MapAsked(2, Address("w", 1), MapPool(group="d")), 0.5) != [], "a worker takes no page over"
+    commands = core.handle(MapAsked(3, later, MapPool(group="d")), 1.0)
+    assert CancelPull("g1", 1) in commands
+    assert not any(isinstance(one, Reply) for one in commands)
+    again = core.handle(MapAsked(4, later, MapPool(group="d")), 1.1)
+    assert not any(isinstance(one, Reply) for one in again)
+    ended = core.handle(CopyDone("g1", CopyEnded(1, "cancelled", ""), 0), 1.2)
+    answers = [one for one in ended if isinstance(one, Reply)]
+    assert [(one.call, type(one.message)) for one in answers] == [(3, PoolHandle), (4, PoolHandle)]
+    [reply] = core.handle(MapAsked(5, later, MapPool(group="d")), 1.3)
+    assert isinstance(reply, Reply)
+
+
 def test_a_transfer_between_own_pools() -> None:
     core = make_core()
     assert core.handle(opening(grant()), 0.0) == [OPENED]

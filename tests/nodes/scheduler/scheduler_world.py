@@ -212,7 +212,8 @@ class Agent:
             self.world.memories[grant.group][destination][:] = self.world.memories[message.source_group][page]
             self.copied[message.grant_id].add(index)
         done = self.copied[message.grant_id]
-        pulled = PagesPulled(grant_id=message.grant_id, num_pages=len(done), complete=len(done) == len(grant.pages))
+        first = next(index for index in range(len(grant.pages) + 1) if index not in done)
+        pulled = PagesPulled(grant_id=message.grant_id, num_pages=first, complete=len(done) == len(grant.pages))
         self.world.put(self.name, sender.actor_id, pulled)
         self.world.put(self.name, grant.holder, pulled)
 

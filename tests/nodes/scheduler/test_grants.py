@@ -163,6 +163,20 @@ def test_pages_of_a_failed_handoff_wait_for_the_agents_word(cause) -> None:
 
 
 @pytest.mark.parametrize("cause", CAUSES)
+def test_the_first_pages_of_a_failed_handoff_stay_in_the_cache(cause) -> None:
+    bench = Bench()
+    one = bench.ordered(cached=True)
+    bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=1), 1.5)
+    assert not failing(bench, cause).complete
+    assert bench.cache.match(one.token_ids).num_tokens == 8
+    assert one.num_cached_tokens == 4, "what was pulled was computed for this request"
+    assert (bench.pages(PageState.CACHED), bench.pages(PageState.QUARANTINED)) == (2, 1)
+    bench.cache.clear_quarantined(bench.grants.on_closed(ID, GrantClosed(grant_id=ID)))
+    assert bench.cache.check() == []
+    assert bench.cache.num_available() == 19
+
+
+@pytest.mark.parametrize("cause", CAUSES)
 def test_pages_that_are_all_in_are_good_whatever_fails_after(cause) -> None:
     bench = Bench()
     one = bench.ordered()

@@ -213,3 +213,15 @@ def test_a_placeholder_of_a_failed_row_is_computed_on_something() -> None:
     one.steps()
     one.pipeline.send_again(1.0)
     assert one.steps() == [(2, [-1, -1], [0, 6])]
+
+
+def test_what_a_new_worker_computes_again_is_counted() -> None:
+    one = bench()
+    one.send(-1, -1)
+    one.send(0)
+    one.pipeline.on_worker_lost(W1, 1.0)
+    one.adopted(epoch=1)
+    assert one.pipeline.num_recomputed_tokens == 0, "the same worker: it has done them, or will"
+    one.pipeline.on_worker_lost(W1, 2.0)
+    one.adopted(epoch=2)
+    assert one.pipeline.num_recomputed_tokens == 3
