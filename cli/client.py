@@ -1,17 +1,17 @@
-"""`meshctl` as a peer in the mesh: asks a running supervisor one question. Used by `ps` and `down`."""
+"""`meshctl` as a peer in the mesh: asks a running supervisor one question, for `ps`, `down`, `drain` and `restart`."""
 
 import asyncio
 import os
 from typing import ClassVar, Final, TypeVar
 
-from cli.errors import NotRunning
+from cli.errors import CliError, NotRunning
 from cli.launch.mesh_directory import Manifest, MeshDirectory
 from cli.launch.sweep import open_process
 from cli.protocol import SUPERVISOR_CODEC
 from mesh.actor import Actor
 from mesh.address import Address
 from mesh.codec import Codec
-from mesh.errors import CallError
+from mesh.errors import CallError, RemoteError
 from mesh.membership import StaticBootstrap
 from mesh.message import Message
 from mesh.system import ActorSystem
@@ -70,6 +70,8 @@ async def _ask(directory: MeshDirectory, manifest: Manifest, question: Message) 
     await system.start()
     try:
         answer = await actor.ctx.ask(supervisor.actor_id, question, timeout_s=_ASK_TIMEOUT_S)
+    except RemoteError as error:
+        raise CliError(error.message) from error
     except CallError as error:
         raise NotRunning(
             f"the supervisor of {manifest.mesh!r} (process {manifest.pid}) does not answer",

@@ -42,6 +42,7 @@ def up(
     host: Annotated[str | None, typer.Option(help="Address of the HTTP server.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
+    gateways: Annotated[int | None, typer.Option(help="Number of gateways, all on the one port.")] = None,
     tokenizers: Annotated[int | None, typer.Option(help="Number of tokenizers.")] = None,
     detokenizers: Annotated[int | None, typer.Option(help="Number of detokenizers.")] = None,
     context_length: Annotated[int | None, typer.Option(help="Longest prompt and output together, in tokens.")] = None,
@@ -61,9 +62,9 @@ def up(
 
     options: dict[str, Any] = {
         "model": model, "name": name, "prefill": prefill, "decode": decode, "mixed": mixed, "host": host, "port": port,
-        "dtype": dtype, "tokenizers": tokenizers, "detokenizers": detokenizers, "context_length": context_length,
-        "kv__pages": kv_pages, "kv__memory": kv_memory, "max_running": max_running, "chunk": chunk,
-        "local_prefill_max": local_prefill_max, "served_name": served_name,
+        "dtype": dtype, "gateways": gateways, "tokenizers": tokenizers, "detokenizers": detokenizers,
+        "context_length": context_length, "kv__pages": kv_pages, "kv__memory": kv_memory,
+        "max_running": max_running, "chunk": chunk, "local_prefill_max": local_prefill_max, "served_name": served_name,
     }  # fmt: skip
     raise typer.Exit(run(file, options, detach=detach, dry_run=dry_run))
 
@@ -78,6 +79,30 @@ def down(
     from cli.commands.down import down as run
 
     raise typer.Exit(run(name, force=force, timeout_s=timeout))
+
+
+@app.command()
+def drain(
+    names: Annotated[list[str], typer.Argument(metavar="ACTOR...", help="Actor ids as in ps, or roles.")],
+    name: NameOption = "default",
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the end.")] = 120.0,
+) -> None:
+    """Have actors finish what they have and end; they stay away until `restart`."""
+    from cli.commands.renew import renew as run
+
+    raise typer.Exit(run(name, names, stay_away=True, timeout_s=timeout))
+
+
+@app.command()
+def restart(
+    names: Annotated[list[str], typer.Argument(metavar="ACTOR...", help="Actor ids as in ps, or roles.")],
+    name: NameOption = "default",
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until all are ready again.")] = 300.0,
+) -> None:
+    """Renew actors one after the other while the mesh serves: each finishes what it has, ends and starts again."""
+    from cli.commands.renew import renew as run
+
+    raise typer.Exit(run(name, names, stay_away=False, timeout_s=timeout))
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """What `meshctl` asks a supervisor, over the mesh like everybody else.
 
-meshctl -> supervisor    ListActors -> ActorList; StopMesh -> Stopping
+meshctl -> supervisor    ListActors -> ActorList; StopMesh -> Stopping; RenewActors -> Renewing
 """
 
 from typing import Final
@@ -19,7 +19,7 @@ class ListActors(Message, frozen=True):
 class ActorStatus(Part, frozen=True):
     """One actor. `pid` 0 and an empty endpoint where there is no process; `reason` says why not, or what went before.
 
-    `state` is that of `mesh/supervision.py`, or what the living actor says of itself.
+    `state` is that of `mesh/supervision/core.py`, or what the living actor says of itself.
     """
 
     actor_id: str
@@ -56,4 +56,21 @@ class Stopping(Message, frozen=True):
     pid: int
 
 
-SUPERVISOR_CODEC: Final = Codec(ListActors | ActorList | StopMesh | Stopping)
+class RenewActors(Message, frozen=True):
+    """Ask the supervisor to drain actors, named by id or by role; one after the other, and start each again.
+
+    With `stay_away` they are drained all at once and not started until they are asked for again. An unknown name is
+    refused (`unknown_actor`), and then nothing happens to the others.
+    """
+
+    names: list[str]
+    stay_away: bool = False
+
+
+class Renewing(Message, frozen=True):
+    """Answer to `RenewActors`: it has begun. Actors meant, in their order, with the epochs they had."""
+
+    epochs: dict[str, int]
+
+
+SUPERVISOR_CODEC: Final = Codec(ListActors | ActorList | StopMesh | Stopping | RenewActors | Renewing)

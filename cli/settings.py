@@ -65,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prefill: Count | None = None
     decode: Count | None = None
     mixed: Count | None = None
+    gateways: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     tokenizers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     detokenizers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     context_length: Annotated[int, msgspec.Meta(ge=2)] | None = None

@@ -134,10 +134,11 @@ class _Planner:
                 why=f"they take {_mib(pool_bytes)} and {_mib(self._machine.pool_free_bytes)} are free",
                 do="give fewer with --kv-pages or --kv-memory, or make it larger (docker: --shm-size)",
             )
-        agent = KVAgentConfig(pools=pools, directory=settings.kv.directory, prefix=self._prefix)
+        # The supervisor removes the segments in the end: until then the next agent finds them.
+        agent = KVAgentConfig(pools=pools, directory=settings.kv.directory, prefix=self._prefix, unlink_on_stop=False)
         actors = [
             self._launch("registry", RegistryConfig()),
-            self._launch("gateway-0", self._gateway()),
+            *(self._launch(f"gateway-{number}", self._gateway()) for number in range(settings.gateways)),
             self._launch(_KV_AGENT_ID, agent),
         ]
         for number in range(settings.tokenizers):
@@ -180,6 +181,8 @@ class _Planner:
             vocab_size=self._spec.vocab_size,
             host=settings.host,
             port=settings.port,
+            # Several share the port; alone it must not share it with a stranger.
+            reuse_port=settings.gateways > 1,
         )
 
     def _scheduler(self, phase: Phase, group: str) -> SchedulerConfig:

@@ -43,7 +43,7 @@ CORES: Final = {
         "nodes/worker/core.py",
     ),
     "calls": ("mesh/calls.py", "mesh/sequence.py", "mesh/topics.py", "mesh/envelope.py", "mesh/codec.py"),
-    "restarts": ("mesh/supervision.py", "mesh/redial.py", "cli/topology.py"),
+    "restarts": ("mesh/supervision/core.py", "mesh/redial.py", "cli/topology.py"),
     "requests": (
         "nodes/gateway/core.py",
         "nodes/gateway/requests.py",

@@ -17,13 +17,16 @@ from cli.launch.children import Children, describe_exit, spawn_process
 from cli.launch.mesh_directory import Manifest, MeshDirectory, ProcessRecord
 from cli.launch.progress import Progress
 from cli.launch.role import RoleRun
+from cli.launch.supervisor import UnknownActor
 from cli.launch.sweep import start_time
 from cli.launch.zygote_client import SUPERVISOR_FD, ZygoteClient
 from cli.protocol import ActorList, ActorStatus
 from cli.topology import ActorLaunch, Topology
 from mesh.address import Address, Endpoint
 from mesh.membership import DRAINING, READY, Member
-from mesh.supervision import (
+from mesh.supervision.core import Supervisor, Watch
+from mesh.supervision.events import (
+    DRAINED,
     Beat,
     Begin,
     Command,
@@ -35,15 +38,14 @@ from mesh.supervision import (
     MeshReady,
     MeshStopped,
     Policy,
+    Renew,
     Report,
     Spawn,
     Spawned,
     SpawnFailed,
     Stop,
     Supervised,
-    Supervisor,
     Tick,
-    Watch,
 )
 from nodes.worker.environment import TORCH_ENVIRONMENT
 
@@ -122,6 +124,21 @@ class ProcessKeeper:
         self._progress.note(f"stopping: {reason}" + (", by force" if force else ""))
         self._feed(Stop(reason, force))
 
+    def renew(self, names: list[str], *, stay_away: bool) -> dict[str, int]:
+        """See `cli.launch.supervisor.Keeper`."""
+        actor_ids: list[str] = []
+        for name in names:
+            meant = [one.actor_id for one in self._launches.values() if name in (one.actor_id, one.role)]
+            if not meant:
+                known = ", ".join([*dict.fromkeys(one.role for one in self._launches.values()), *self._launches])
+                raise UnknownActor(f"there is no actor or role {name!r}; there are {known}")
+            actor_ids += [actor_id for actor_id in meant if actor_id not in actor_ids]
+        # Whoever is served goes before those who serve it.
+        actor_ids.sort(key=lambda actor_id: self._launches[actor_id].drain_tier)
+        epochs = {actor_id: self.core.watches[actor_id].epoch for actor_id in actor_ids}
+        self._feed(Renew(tuple(epochs), stay_away))
+        return epochs
+
     def list_actors(self) -> ActorList:
         """See `cli.launch.supervisor.Keeper`."""
         topology = self._topology
@@ -129,7 +146,7 @@ class ProcessKeeper:
             mesh=topology.settings.name,
             url=topology.url,
             model=topology.model_name,
-            ready=all(watch.state == READY for watch in self.core.watches.values()),
+            ready=all(watch.state in (READY, DRAINED) for watch in self.core.watches.values()),
             actors=[self._status(watch) for watch in self.core.watches.values()],
         )
 
@@ -235,8 +252,8 @@ class ProcessKeeper:
                 self._progress.note(f"{who} ended: {report.reason}; it is started again")
             case "given_up":
                 self._progress.note(f"{who} GIVEN UP: {report.reason}; see meshctl logs {report.actor_id}")
-            case "draining":
-                self._progress.note(f"{who} draining")
+            case "draining" | "drained":
+                self._progress.note(f"{who} {report.state}")
             case _:
                 return
 

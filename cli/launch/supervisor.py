@@ -1,13 +1,23 @@
 """The supervisor as an actor: hears every actor's heartbeats, tells the mesh who died, answers `meshctl`.
 
-Decides nothing: deaths and restarts are `mesh/supervision.py`, processes are `cli/launch/keeper.py`.
+Decides nothing: deaths and restarts are `mesh/supervision/core.py`, processes are `cli/launch/keeper.py`.
 """
 
 from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from cli.protocol import SUPERVISOR, SUPERVISOR_CODEC, ActorList, ActorStatus, ListActors, StopMesh, Stopping
+from cli.protocol import (
+    SUPERVISOR,
+    SUPERVISOR_CODEC,
+    ActorList,
+    ActorStatus,
+    ListActors,
+    RenewActors,
+    Renewing,
+    StopMesh,
+    Stopping,
+)
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
@@ -16,6 +26,10 @@ from mesh.frames import Leave, PeerDown
 from mesh.transport.base import Lane
 
 _LEAVE_TIMEOUT_S = 1.0
+
+
+class UnknownActor(Exception):
+    """No actor and no role has this name."""
 
 
 class Keeper(Protocol):
@@ -31,6 +45,10 @@ class Keeper(Protocol):
 
     def stop(self, reason: str, *, force: bool) -> None:
         """Begin to end the mesh."""
+        ...
+
+    def renew(self, names: list[str], *, stay_away: bool) -> dict[str, int]:
+        """Begin to drain actors, named by id or role; their epochs. Raises UnknownActor before anything happens."""
         ...
 
 
@@ -63,6 +81,13 @@ class SupervisorActor(Actor):
             case StopMesh():
                 call.reply(Stopping(pid=self._pid))
                 self._keeper.stop(message.reason, force=message.force)
+            case RenewActors():
+                try:
+                    epochs = self._keeper.renew(message.names, stay_away=message.stay_away)
+                except UnknownActor as error:
+                    call.fail("unknown_actor", str(error))
+                else:
+                    call.reply(Renewing(epochs=epochs))
             case _:
                 super().on_ask(call)
 

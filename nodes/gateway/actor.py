@@ -81,7 +81,9 @@ class Gateway(Actor):
             self._service.on_members([*joined, *left, *changed])
 
     async def drain(self) -> None:
-        """Answer new calls with 503 and finish those that are here."""
+        """Finish what is here. What is new goes to the other gateways of the port; without one it gets a 503."""
+        if self._server is not None and self._config.reuse_port:
+            self._server.leave_port()
         await self.service.drained()
 
     async def stop(self) -> None:

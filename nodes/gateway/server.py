@@ -105,6 +105,11 @@ class HttpServer:
         await self._server.startup(sockets=[self._listener])
         self._task = asyncio.create_task(self._server.main_loop())
 
+    def leave_port(self) -> None:
+        """Take no more connections; those that are here go on. Whoever else listens on the port gets the new ones."""
+        for listening in self._server.servers:
+            listening.close()
+
     async def stop(self) -> None:
         """Take no more connections, and return when those that are left have been answered, or `STOP_S` have passed."""
         if self._task is None:

@@ -113,8 +113,13 @@ class WorkerActor(Actor):
             self._dispatch(AdoptArrived(call.message, call))
 
     async def drain(self) -> None:
-        """Return when no step runs or waits; the scheduler above has stopped sending by then."""
-        await self._idle.wait()
+        """Begin no more steps; return when the running one is done. The others are sent to whoever follows."""
+        if self._core is not None:
+            self._core.is_draining = True
+            if not self._core.is_running:
+                return
+            self._idle.clear()
+            await self._idle.wait()
 
     async def stop(self) -> None:
         """Give back thread and pool; a step in its thread finishes on the memory that its tensors keep mapped."""
@@ -168,10 +173,8 @@ class WorkerActor(Actor):
                     self._perform(command)
         finally:
             self._dispatching = False
-        if self._core.is_idle:
+        if not self._core.is_running:
             self._idle.set()
-        else:
-            self._idle.clear()
 
     def _perform(self, command: Command) -> None:
         match command:

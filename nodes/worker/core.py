@@ -120,11 +120,12 @@ class WorkerCore:
         self._results: dict[int, StepResult] = {}
         self._running: _Running | None = None
         self._adopting: list[AdoptArrived] = []
+        self.is_draining = False
 
     @property
-    def is_idle(self) -> bool:
-        """Nothing runs and nothing waits."""
-        return self._running is None and not self._queue
+    def is_running(self) -> bool:
+        """A step runs."""
+        return self._running is not None
 
     @property
     def num_queued(self) -> int:
@@ -208,7 +209,7 @@ class WorkerCore:
         return answers + self._start_next()
 
     def _start_next(self) -> list[Command]:
-        if self._running is not None:
+        if self._running is not None or self.is_draining:
             return []
         step = self._next_step or self._first_step()
         queued = self._queue.pop(step, None)

@@ -77,6 +77,12 @@ def test_several_of_the_stateless_roles():
     ]
 
 
+def test_gateways_share_the_port():
+    gateways = configs(planned(gateways=3), "gateway")
+    assert [(one.port, one.reuse_port) for one in gateways] == [(8000, True)] * 3
+    assert not configs(planned(), "gateway")[0].reuse_port
+
+
 def test_only_what_differs_from_the_defaults_is_written():
     gateway = next(launch for launch in planned().actors if launch.role == "gateway")
     assert set(gateway.config) == {"model_name", "model", "context_length", "vocab_size"}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mesh.supervision import (
+from mesh.supervision.core import Supervisor
+from mesh.supervision.events import (
     Beat,
     Begin,
     Died,
@@ -12,13 +13,13 @@ from mesh.supervision import (
     MeshReady,
     MeshStopped,
     Policy,
+    Renew,
     Report,
     Spawn,
     Spawned,
     SpawnFailed,
     Stop,
     Supervised,
-    Supervisor,
     Tick,
 )
 
@@ -260,3 +261,69 @@ def test_backoff_of_many_failures_stays_finite(failures):
     core.watches["a"].failures = failures
     core.handle(Exited("a", 1, "crash"), 5.0)
     assert core.deadline() <= 15.0
+
+
+def ended(core, actor_id, now, reason="exit 0"):
+    return done(core.handle(Exited(actor_id, core.watches[actor_id].epoch, reason), now))
+
+
+def comes(core, actor_id, now):
+    epoch = core.watches[actor_id].epoch
+    core.handle(Spawned(actor_id, epoch), now)
+    return done(core.handle(Beat(actor_id, epoch, ready=True), now))
+
+
+def test_actors_are_renewed_one_after_the_other_and_it_costs_no_budget():
+    core = ready_mesh(Supervised("a"), Supervised("b"), policy=Policy(budget=1))
+    for _ in range(3):
+        epoch = core.watches["a"].epoch
+        assert done(core.handle(Renew(("a", "b")), 1.0)) == [Drain("a", epoch)]
+        assert ended(core, "a", 2.0) == [Died("a", epoch, "exit 0"), Spawn("a", epoch + 1)]
+        assert comes(core, "a", 3.0) == [Drain("b", epoch)]
+        assert ended(core, "b", 4.0) == [Died("b", epoch, "exit 0"), Spawn("b", epoch + 1)]
+        assert comes(core, "b", 5.0) == []
+    assert {watch.num_restarts for watch in core.watches.values()} == {0}
+
+
+def test_a_drained_actor_stays_away_until_it_is_asked_for():
+    core = ready_mesh(Supervised("a"), Supervised("b"))
+    assert done(core.handle(Renew(("a",), stay_away=True), 1.0)) == [Drain("a", 1)]
+    ended(core, "a", 2.0)
+    assert states(core)["a"] == "drained"
+    core.handle(Tick(), 50.0)
+    assert states(core)["a"] == "drained"
+    assert done(core.handle(Renew(("b", "a")), 51.0)) == [Spawn("a", 2), Drain("b", 1)], "b may wait for a"
+    core.handle(Renew(("a",), stay_away=True), 52.0)
+    assert done(core.handle(Stop("enough"), 53.0)) == []
+    assert ended(core, "b", 54.0) == [Died("b", 1, "exit 0")]
+
+
+def test_what_does_not_drain_in_time_is_killed_and_renewed_all_the_same():
+    core = ready_mesh(policy=Policy(drain_timeout_s=5.0))
+    core.handle(Renew(("a",)), 1.0)
+    core.handle(Beat("a", 1, ready=True), 5.0)
+    assert done(core.handle(Tick(), 6.0)) == [Kill("a", 1)]
+    assert ended(core, "a", 6.1, "signal 9") == [Died("a", 1, "signal 9"), Spawn("a", 2)]
+
+
+def test_one_that_cannot_start_ends_the_round():
+    core = ready_mesh(Supervised("a"), Supervised("b"), policy=Policy(budget=0))
+    core.handle(Renew(("a", "b")), 1.0)
+    ended(core, "a", 2.0)
+    core.handle(SpawnFailed("a", 2, "no memory"), 3.0)
+    assert states(core) == {"a": "given_up", "b": "ready"}
+    assert done(core.handle(Renew(("a",)), 4.0)) == [Spawn("a", 3)]
+    assert comes(core, "a", 5.0) == []
+    assert states(core) == {"a": "ready", "b": "ready"}
+
+
+def test_a_wish_may_change_while_it_is_fulfilled():
+    core = ready_mesh(Supervised("a"), Supervised("b"))
+    core.handle(Renew(("a",), stay_away=True), 1.0)
+    core.handle(Renew(("a",)), 1.5)
+    assert ended(core, "a", 2.0) == [Died("a", 1, "exit 0"), Spawn("a", 2)]
+    core.handle(Renew(("a",), stay_away=True), 2.5)
+    assert done(core.handle(Spawned("a", 2), 3.0)) == []
+    assert comes(core, "a", 4.0) == [Drain("a", 2)], "what is starting is drained once it is ready"
+    ended(core, "a", 5.0)
+    assert states(core)["a"] == "drained"

@@ -4,7 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mesh.supervision import (
+from mesh.supervision.core import Supervisor
+from mesh.supervision.events import (
     Beat,
     Begin,
     Died,
@@ -14,13 +15,13 @@ from mesh.supervision import (
     MeshReady,
     MeshStopped,
     Policy,
+    Renew,
     Report,
     Spawn,
     Spawned,
     SpawnFailed,
     Stop,
     Supervised,
-    Supervisor,
     Tick,
 )
 
@@ -47,6 +48,9 @@ class Processes(RuleBasedStateMachine):
         self.perform(Begin())
 
     def perform(self, event):
+        wished = {actor_id for actor_id, watch in self.core.watches.items() if watch.comes_back or watch.stays_away}
+        wished |= set(self.core._rolling) | set(getattr(event, "actor_ids", ()))
+        before = {actor_id: watch.state for actor_id, watch in self.core.watches.items()}
         for command in self.core.handle(event, self.now):
             match command:
                 case Spawn(actor_id, epoch):
@@ -54,14 +58,19 @@ class Processes(RuleBasedStateMachine):
                     assert actor_id not in self.alive, "two live incarnations"
                     assert actor_id not in self.requested, "two live incarnations"
                     assert epoch == self.issued[actor_id] + 1, "epochs out of order"
+                    assert before[actor_id] != "drained" or actor_id in wished, "started again although drained"
+                    if actor_id in wished:
+                        self.spawns[actor_id].clear()
                     self.issued[actor_id] = epoch
                     self.requested[actor_id] = epoch
                     self.spawns[actor_id].append(self.now)
                 case Kill(actor_id, epoch):
                     assert self.alive.get(actor_id) == epoch
                 case Drain(actor_id, epoch):
-                    assert self.core.stopping
                     assert self.alive.get(actor_id) == epoch
+                    if not self.core.stopping:
+                        assert actor_id in wished
+                        continue
                     lower = [other for other in [*self.alive, *self.requested] if TIERS[other] < TIERS[actor_id]]
                     assert not lower, "a later tier drained before an earlier one was gone"
                 case Died(actor_id, epoch, _):
@@ -132,6 +141,18 @@ class Processes(RuleBasedStateMachine):
     def stop(self, force):
         self.stop_asked = True
         self.perform(Stop("told to", force))
+
+    @rule(actor_ids=st.lists(st.sampled_from(ACTORS), min_size=1, max_size=4), stay_away=st.booleans())
+    def renew(self, actor_ids, stay_away):
+        self.perform(Renew(tuple(actor_ids), stay_away))
+
+    @invariant()
+    def one_is_renewed_at_a_time(self):
+        watches = self.core.watches.values()
+        assert sum(watch.comes_back or watch.stays_away for watch in watches) <= 1
+        assert not (self.core._rolling and self.core._renewing is None)
+        away = {actor_id for actor_id, watch in self.core.watches.items() if watch.state == "drained"}
+        assert not away & (set(self.alive) | set(self.requested))
 
     @invariant()
     def budget_is_respected(self):

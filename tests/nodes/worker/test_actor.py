@@ -108,6 +108,22 @@ def adopt(actor: WorkerActor, epoch: int = 1) -> Any:
     return call.answer
 
 
+def test_draining_ends_with_the_running_step() -> None:
+    async def main() -> None:
+        host = HeapHost()
+        actor = WorkerActor(config("echo?step_ms=1"), host)
+        context = await started(actor, pool(host))
+        adopt(actor)
+        actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
+        actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
+        await actor.drain()
+        assert [result.step for _, result in context.told] == [1]
+        await actor.drain()
+        await actor.stop()
+
+    asyncio.run(main())
+
+
 def test_echo_over_the_pool() -> None:
     async def main() -> None:
         host = HeapHost()
@@ -123,13 +139,15 @@ def test_echo_over_the_pool() -> None:
         actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
         assert actor.stats() == {"mesh_worker_queued_steps": 1.0}
         assert context.told == []
-        await actor.drain()
+        while len(context.told) < 2:
+            await asyncio.sleep(0)
         assert [(to, result.step, result.token_ids) for to, result in context.told] == [
             ("scheduler-0", 1, [7]), ("scheduler-0", 2, [8]),
         ]  # fmt: skip
         assert context.told[0][1].elapsed_s >= 0.001
         actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
         assert len(context.told) == 3
+        await actor.drain()
         actor.on_tell(SCHEDULER, *plan(3, [7], start=3, epoch=9))
         assert adopt(actor, epoch=0) == "stale_epoch"
         counters = context.metrics.snapshot().counters

@@ -70,10 +70,10 @@ def test_step_runs_and_is_answered() -> None:
     assert command.runnable.page_ids.tolist() == [1]
     assert command.runnable.rows[0].end == 1
     assert command.runnable.rows[0].output_position == 0
-    assert not core.is_idle
+    assert core.is_running
     result = StepResult(scheduler_epoch=1, step=1, token_ids=[9], elapsed_s=0.5)
     assert core.handle(done(9)) == [SendResult("s", result)]
-    assert core.is_idle
+    assert not core.is_running
     assert core.handle(arrived(1)) == [SendResult("s", result)]
 
 
@@ -102,7 +102,19 @@ def test_without_next_step_the_first_that_stands_alone_begins() -> None:
     commands = core.handle(done(3))
     assert ran(commands) == [6]
     core.handle(done(3))
-    assert core.is_idle
+    assert not core.is_running
+
+
+def test_a_draining_worker_finishes_its_step_and_begins_no_other() -> None:
+    core = adopted(next_step=1)
+    assert ran(core.handle(arrived(1))) == [1]
+    core.is_draining = True
+    assert core.handle(arrived(2)) == []
+    assert core.handle(done(9)) == [
+        SendResult("s", StepResult(scheduler_epoch=1, step=1, token_ids=[9], elapsed_s=0.5))
+    ]
+    assert not core.is_running
+    assert core.num_queued == 1
 
 
 def test_too_many_waiting() -> None:

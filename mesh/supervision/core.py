@@ -10,8 +10,12 @@
     dying       killed, not yet reaped               Exited: backoff, given_up
     backoff     none, waits for its next start       time: spawning
     given_up    none; the restart budget is spent    stopping: stopped
-    draining    asked to finish and exit             drain deadline: dying; Exited: stopped
+    draining    asked to finish and exit             drain deadline: dying; Exited: stopped, drained, spawning
+    drained     none, by wish                        Renew: spawning; stopping: stopped
     stopped     none, none to come                   nothing
+
+Of actors to renew one at a time is drained, and started again; the next one follows when it is ready. That costs no
+budget, and forgives what was spent of it.
 
 Invariants, checked by tests/mesh/test_supervision_machine.py: a new incarnation is spawned only after the one before
 was reaped (or never came to be), with a higher epoch; no more restarts than the budget; none while stopping; actors
@@ -25,163 +29,40 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
-WAITING = "waiting"
-SPAWNING = "spawning"
-STARTING = "starting"
-READY = "ready"
-SUSPECTED = "suspected"
-DYING = "dying"
-BACKOFF = "backoff"
-GIVEN_UP = "given_up"
-DRAINING = "draining"
-STOPPED = "stopped"
+from mesh.supervision.events import (
+    BACKOFF,
+    DRAINED,
+    DRAINING,
+    DYING,
+    GIVEN_UP,
+    READY,
+    SPAWNING,
+    STARTING,
+    STOPPED,
+    SUSPECTED,
+    WAITING,
+    Beat,
+    Begin,
+    Command,
+    Died,
+    Drain,
+    Event,
+    Exited,
+    Kill,
+    MeshReady,
+    MeshStopped,
+    Policy,
+    Renew,
+    Report,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    Stop,
+    Supervised,
+    Tick,
+)
 
 _ALIVE = (SPAWNING, STARTING, READY, SUSPECTED, DYING, DRAINING)
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Times in seconds. The first restart after `stable_s` of readiness is at once, later ones back off."""
-
-    heartbeat_s: float = 0.5
-    missed: int = 3
-    kill_after_s: float = 1.5
-    backoff_s: float = 0.25
-    max_backoff_s: float = 10.0
-    stable_s: float = 10.0
-    budget: int = 10
-    budget_window_s: float = 60.0
-    first_start_attempts: int = 3
-    drain_timeout_s: float = 30.0
-
-
-@dataclass(frozen=True)
-class Supervised:
-    """One actor to keep alive. Lower tiers drain first; the whole tier is gone before the next one is asked."""
-
-    actor_id: str
-    drain_tier: int = 1
-    start_timeout_s: float = 60.0
-
-
-# Events
-
-
-@dataclass(frozen=True)
-class Begin:
-    """Start everything."""
-
-
-@dataclass(frozen=True)
-class Spawned:
-    """The process of an incarnation exists."""
-
-    actor_id: str
-    epoch: int
-
-
-@dataclass(frozen=True)
-class SpawnFailed:
-    """No process came to be."""
-
-    actor_id: str
-    epoch: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Beat:
-    """A sign of life; `ready` is what the actor says of itself."""
-
-    actor_id: str
-    epoch: int
-    ready: bool
-
-
-@dataclass(frozen=True)
-class Exited:
-    """The process was reaped. `fatal`: it says that starting it again as it is cannot help."""
-
-    actor_id: str
-    epoch: int
-    reason: str
-    fatal: bool = False
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time passed; due at `Supervisor.deadline()`."""
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Drain everything, tier by tier; with `force` (and on any later Stop with it) kill instead."""
-
-    reason: str
-    force: bool = False
-
-
-Event = Begin | Spawned | SpawnFailed | Beat | Exited | Tick | Stop
-
-# Commands
-
-
-@dataclass(frozen=True)
-class Spawn:
-    """Persist the epoch, then start the process; answer with Spawned or SpawnFailed."""
-
-    actor_id: str
-    epoch: int
-
-
-@dataclass(frozen=True)
-class Kill:
-    """End the process at once; answer with Exited once it is reaped."""
-
-    actor_id: str
-    epoch: int
-
-
-@dataclass(frozen=True)
-class Drain:
-    """Ask the process to finish its work and exit."""
-
-    actor_id: str
-    epoch: int
-
-
-@dataclass(frozen=True)
-class Report:
-    """An actor changed its state; for people, logs and `ps`."""
-
-    actor_id: str
-    epoch: int
-    state: str
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Died:
-    """Tell the mesh that an incarnation is dead for certain."""
-
-    actor_id: str
-    epoch: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class MeshReady:
-    """Every actor is ready, for the first time."""
-
-
-@dataclass(frozen=True)
-class MeshStopped:
-    """No process is left. `failure` is why the mesh never got ready, empty if it was told to stop."""
-
-    failure: str
-
-
-Command = Spawn | Kill | Drain | Report | Died | MeshReady | MeshStopped
 
 
 @dataclass
@@ -198,6 +79,9 @@ class Watch:
     num_restarts: int = 0
     restarts: deque[float] = field(default_factory=deque[float])
     reason: str = ""
+    # What a drain is for, where the mesh goes on.
+    comes_back: bool = False
+    stays_away: bool = False
 
 
 class Supervisor:
@@ -212,6 +96,8 @@ class Supervisor:
         self._failure = ""
         self._force = False
         self._last_tick: float | None = None
+        self._rolling: dict[str, bool] = {}
+        self._renewing: Watch | None = None
         self._commands: list[Command] = []
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -226,6 +112,8 @@ class Supervisor:
                 self._tick(now)
             case Stop():
                 self._stop(event.reason, event.force, now)
+            case Renew():
+                self._renew(event)
             case Spawned() | SpawnFailed() | Beat() | Exited():
                 watch = self.watches.get(event.actor_id)
                 # Word of another incarnation than the present one changes nothing.
@@ -233,6 +121,7 @@ class Supervisor:
                     self._on_actor(event, watch, now)
             case _:
                 assert_never(event)
+        self._roll(now)
         return self._commands
 
     def deadline(self) -> float | None:
@@ -267,8 +156,8 @@ class Supervisor:
     def _spawned(self, watch: Watch, now: float) -> None:
         if watch.state != SPAWNING:
             return
-        if self.stopping:
-            # Asked for before the stop: it holds nothing that a drain could save.
+        if self.stopping or watch.stays_away:
+            # Asked for before that: it holds nothing that a drain could save.
             self._kill(watch, "stopped while starting")
             return
         watch.deadline = now + watch.spec.start_timeout_s
@@ -296,6 +185,9 @@ class Supervisor:
             self._enter(watch, STOPPED, reason)
             self._next_tier(now)
             return
+        if watch.comes_back or watch.stays_away:
+            self._drained(watch, comes_back=watch.comes_back)
+            return
         if watch.ready_since is not None and now - watch.ready_since >= self.policy.stable_s:
             watch.failures = 0
         watch.failures += 1
@@ -317,6 +209,53 @@ class Supervisor:
             delay_s = min(self.policy.backoff_s * 2**doublings, self.policy.max_backoff_s)
         watch.deadline = now + delay_s
         self._enter(watch, BACKOFF, reason)
+
+    def _renew(self, wish: Renew) -> None:
+        for actor_id in wish.actor_ids:
+            watch = self.watches[actor_id]
+            self._rolling.pop(actor_id, None)
+            if self.stopping:
+                continue
+            if watch.state in (BACKOFF, GIVEN_UP, DRAINED):
+                watch.deadline = None
+                self._drained(watch, comes_back=not wish.stay_away)
+            elif watch is self._renewing and watch.state in (DRAINING, DYING):
+                watch.comes_back, watch.stays_away = not wish.stay_away, wish.stay_away
+            else:
+                self._rolling[actor_id] = wish.stay_away
+
+    def _drained(self, watch: Watch, *, comes_back: bool) -> None:
+        """There is no process, as was wished; that is no failure."""
+        watch.failures = 0
+        watch.restarts.clear()
+        watch.comes_back = watch.stays_away = False
+        if comes_back:
+            self._spawn(watch)
+        else:
+            self._enter(watch, DRAINED)
+
+    def _roll(self, now: float) -> None:
+        """Renew the next one, once the last one is there again, or away. One that cannot start ends the round."""
+        while self._renewing is None or self._renewing.state in (READY, GIVEN_UP, DRAINED, STOPPED):
+            if self._renewing is not None and self._renewing.state in (GIVEN_UP, STOPPED):
+                self._rolling.clear()
+            self._renewing = None
+            if not self._rolling:
+                return
+            actor_id = next(iter(self._rolling))
+            watch, stays_away = self.watches[actor_id], self._rolling.pop(actor_id)
+            watch.comes_back, watch.stays_away = not stays_away, stays_away
+            self._renewing = watch
+            if watch.state in (READY, SUSPECTED):
+                self._drain(watch, now)
+            elif watch.state == STARTING and stays_away:
+                self._kill(watch, "drained while starting")
+            elif watch.state in (BACKOFF, GIVEN_UP, DRAINED):
+                watch.deadline = None
+                self._drained(watch, comes_back=watch.comes_back)
+            elif not stays_away:
+                # It is about to be new as it is.
+                watch.comes_back = False
 
     def _tick(self, now: float) -> None:
         policy = self.policy
@@ -355,9 +294,10 @@ class Supervisor:
 
     def _stop(self, reason: str, force: bool, now: float) -> None:
         self.stopping = True
+        self._rolling.clear()
         self._force = self._force or force
         for watch in self.watches.values():
-            if watch.state in (WAITING, BACKOFF, GIVEN_UP):
+            if watch.state in (WAITING, BACKOFF, GIVEN_UP, DRAINED):
                 watch.deadline = None
                 self._enter(watch, STOPPED, reason)
             elif watch.state == STARTING or (self._force and watch.state in (READY, SUSPECTED, DRAINING)):
@@ -375,9 +315,12 @@ class Supervisor:
         tier = min(watch.spec.drain_tier for watch in alive)
         for watch in alive:
             if watch.spec.drain_tier == tier and watch.state in (READY, SUSPECTED):
-                watch.deadline = now + self.policy.drain_timeout_s
-                self._enter(watch, DRAINING)
-                self._commands.append(Drain(watch.spec.actor_id, watch.epoch))
+                self._drain(watch, now)
+
+    def _drain(self, watch: Watch, now: float) -> None:
+        watch.deadline = now + self.policy.drain_timeout_s
+        self._enter(watch, DRAINING)
+        self._commands.append(Drain(watch.spec.actor_id, watch.epoch))
 
     def _enter(self, watch: Watch, state: str, reason: str = "") -> None:
         watch.state = state

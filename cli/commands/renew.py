@@ -1,0 +1,54 @@
+"""`meshctl drain` and `meshctl restart`: actors that end in good order, for good or to come again."""
+
+import sys
+import time
+from typing import Final
+
+from cli.client import ask_supervisor, find_mesh
+from cli.errors import StartFailed, TimedOut
+from cli.exit_codes import ExitCode
+from cli.launch.mesh_directory import Manifest, MeshDirectory
+from cli.protocol import ActorList, ActorStatus, ListActors, RenewActors, Renewing
+from mesh.membership import READY
+from mesh.supervision.events import DRAINED, GIVEN_UP
+
+_LOOK_INTERVAL_S: Final = 0.2
+
+
+def renew(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -> ExitCode:
+    """Begin, and wait until it is done. Raises NotRunning, StartFailed, TimedOut."""
+    directory, manifest = find_mesh(name)
+    began = time.monotonic()
+    answer = ask_supervisor(directory, manifest, RenewActors(names=names, stay_away=stay_away), Renewing)
+    waiting = dict(answer.epochs)
+    while waiting:
+        time.sleep(_LOOK_INTERVAL_S)
+        for status in _look(directory, manifest):
+            epoch = waiting.get(status.actor_id)
+            if epoch is None:
+                continue
+            if status.state == GIVEN_UP:
+                raise StartFailed(
+                    f"{status.actor_id} does not start again",
+                    why=status.reason,
+                    do=f"see meshctl logs {status.actor_id} --name {name}; those after it were left alone",
+                )
+            if status.state == DRAINED if stay_away else status.state == READY and status.epoch > epoch:
+                del waiting[status.actor_id]
+                _tell(status, time.monotonic() - began)
+        if waiting and time.monotonic() - began > timeout_s:
+            raise TimedOut(
+                f"{', '.join(waiting)} not done within {timeout_s:g} s",
+                why="it may still have requests, or wait for its turn",
+                do=f"look at meshctl ps --name {name}, or wait longer with --timeout",
+            )
+    return ExitCode.OK
+
+
+def _look(directory: MeshDirectory, manifest: Manifest) -> list[ActorStatus]:
+    return ask_supervisor(directory, manifest, ListActors(), ActorList).actors
+
+
+def _tell(status: ActorStatus, seconds: float) -> None:
+    what = f"epoch {status.epoch}" if status.state == READY else status.state
+    sys.stderr.write(f"{status.actor_id:<22} {what}, after {seconds:.1f} s\n")

@@ -1,0 +1,171 @@
+"""What a supervisor hears and what it has done, and the states of its actors; `core.py` decides."""
+
+from dataclasses import dataclass
+
+WAITING = "waiting"
+SPAWNING = "spawning"
+STARTING = "starting"
+READY = "ready"
+SUSPECTED = "suspected"
+DYING = "dying"
+BACKOFF = "backoff"
+GIVEN_UP = "given_up"
+DRAINING = "draining"
+DRAINED = "drained"
+STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Times in seconds. The first restart after `stable_s` of readiness is at once, later ones back off."""
+
+    heartbeat_s: float = 0.5
+    missed: int = 3
+    kill_after_s: float = 1.5
+    backoff_s: float = 0.25
+    max_backoff_s: float = 10.0
+    stable_s: float = 10.0
+    budget: int = 10
+    budget_window_s: float = 60.0
+    first_start_attempts: int = 3
+    drain_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """One actor to keep alive. Lower tiers drain first; the whole tier is gone before the next one is asked."""
+
+    actor_id: str
+    drain_tier: int = 1
+    start_timeout_s: float = 60.0
+
+
+# Events
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Start everything."""
+
+
+@dataclass(frozen=True)
+class Spawned:
+    """The process of an incarnation exists."""
+
+    actor_id: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class SpawnFailed:
+    """No process came to be."""
+
+    actor_id: str
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A sign of life; `ready` is what the actor says of itself."""
+
+    actor_id: str
+    epoch: int
+    ready: bool
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The process was reaped. `fatal`: it says that starting it again as it is cannot help."""
+
+    actor_id: str
+    epoch: int
+    reason: str
+    fatal: bool = False
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed; due at `Supervisor.deadline()`."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Drain everything, tier by tier; with `force` (and on any later Stop with it) kill instead."""
+
+    reason: str
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Renew:
+    """Have these finish and exit, one after the other, and start again; with `stay_away` only at a later `Renew`.
+
+    Those that have no process are started at once, all of them: others may wait for them.
+    """
+
+    actor_ids: tuple[str, ...]
+    stay_away: bool = False
+
+
+Event = Begin | Spawned | SpawnFailed | Beat | Exited | Tick | Stop | Renew
+
+# Commands
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """Persist the epoch, then start the process; answer with Spawned or SpawnFailed."""
+
+    actor_id: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End the process at once; answer with Exited once it is reaped."""
+
+    actor_id: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Ask the process to finish its work and exit."""
+
+    actor_id: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """An actor changed its state; for people, logs and `ps`."""
+
+    actor_id: str
+    epoch: int
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Died:
+    """Tell the mesh that an incarnation is dead for certain."""
+
+    actor_id: str
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class MeshReady:
+    """Every actor is ready, for the first time."""
+
+
+@dataclass(frozen=True)
+class MeshStopped:
+    """No process is left. `failure` is why the mesh never got ready, empty if it was told to stop."""
+
+    failure: str
+
+
+Command = Spawn | Kill | Drain | Report | Died | MeshReady | MeshStopped
