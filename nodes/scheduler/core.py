@@ -59,8 +59,9 @@ from nodes.scheduler.pipeline import Pipeline
 from nodes.scheduler.policy import WaitingQueue
 from nodes.scheduler.results import Results
 from nodes.scheduler.running import Running
-from nodes.scheduler.sequence import Sequence, Stage
+from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.streams import Streams
+from nodes.scheduler.worker_deaths import WorkerDeaths
 
 ADMIT_EVERY_STEPS = 8
 RECOVERY = "recovery"
@@ -104,6 +105,7 @@ class SchedulerCore:
         self.orders = Orders(config, pool, self.outbox, self.deadlines)
         self.endings = Endings(self.queue, self.running, self.grants, self.attempts, self.streams, self.outbox)
         self.results = Results(config.page_size, self.running, self.orders, self.streams, self.endings)
+        self.deaths = WorkerDeaths(config, self.running, self.results, self.orders, self.attempts, self.endings)
         self.admission = Admission(
             config, cache, self.queue, self.running, self.growth, self.grants, self.orders, self.orphans
         )
@@ -231,7 +233,7 @@ class SchedulerCore:
 
     def _on_adopted(self, adopted: Adopted, now: float) -> None:
         self.calls.vocab_size = adopted.vocab_size
-        self.pipeline.on_adopted(adopted, now)
+        self.deaths.take_back(self.pipeline.on_adopted(adopted, now), now)
         # The first worker makes this scheduler ready; a draining one stays so.
         self.outbox.add(Announce(None if self._is_announced else "ready", worker_ready=True))
         self._is_announced = True
@@ -303,7 +305,9 @@ class SchedulerCore:
         elif kind == grants.EXPIRE:
             self._on_outcome(self.grants.on_expired(subject, now), now)
         elif kind == pipeline.WORKER_LOST:
-            self._on_worker_lost_for_good(now)
+            self.deaths.away_for_good(now)
+            self.admission.is_due = True
+            self.deadlines.set((pipeline.WORKER_LOST, ""), now + self.config.worker_lost_timeout_s)
         elif kind == RECOVERY:
             self._release_orphans()
         else:
@@ -314,9 +318,12 @@ class SchedulerCore:
         self._admit(now)
         while self.pipeline.can_send:
             self._secure_pages(now)
-            step = compose_step(
-                self.config, self._step_tokens(), self.running.decoding.values(), self.running.prefilling.values()
-            )
+            decoding, prefilling = self.running.decoding.values(), self.running.prefilling.values()
+            if (suspect := self.deaths.next_suspect()) is not None:
+                if self.pipeline.num_inflight:
+                    break
+                decoding, prefilling = self.running.alone(suspect)
+            step = compose_step(self.config, self._step_tokens(), decoding, prefilling)
             if step is None:
                 break
             self.pipeline.send(step, now)
@@ -382,16 +389,6 @@ class SchedulerCore:
 
     def _can_prefill(self, actor_id: str) -> bool:
         return actor_id in self._ready and actor_id != self.address.actor_id and self.config.agent in self._ready
-
-    def _on_worker_lost_for_good(self, now: float) -> None:
-        """No worker for too long: the gateways are told, so that they can go elsewhere."""
-        message = f"worker {self.config.worker} has been away for {self.config.worker_lost_timeout_s:g} s"
-        for sequence in self.attempts:
-            if sequence.stage is not Stage.ENDED and sequence.stage is not Stage.HANDOFF:
-                self.endings.fail(sequence, "worker_lost", message, retryable=True, now=now)
-        for grant_id in self.orders.running():
-            self._leave(self.orders.fail(grant_id, "worker_lost", message, now), now)
-        self.deadlines.set((pipeline.WORKER_LOST, ""), now + self.config.worker_lost_timeout_s)
 
     def _match_pages(self, sequence: Sequence) -> list[int]:
         return self.cache.match(sequence.token_ids, sequence.extra_key).pages

@@ -29,6 +29,8 @@ REPEAT = "repeat_step"
 WORKER_LOST = "worker_lost"
 NEVER = float("inf")
 ADOPT_AGAIN_AFTER = 8
+MAX_DEATHS = 2
+"""Worker deaths that a sequence may be part of and its step still be sent again."""
 
 
 class Step(NamedTuple):
@@ -105,16 +107,31 @@ class Pipeline:
             give_up_at=NEVER,
         )
 
-    def on_adopted(self, adopted: Adopted, now: float) -> None:
-        """The worker is ours: it gets what was sent and not acknowledged, before anything new."""
-        if adopted.worker_epoch > self._worker_epoch:
-            # Its predecessor may have computed all of it. The first worker of all is sent nothing again.
-            self.num_recomputed_tokens += sum(len(sent.step.token_ids) for sent in self._sent)
+    def on_adopted(self, adopted: Adopted, now: float) -> list[Step]:
+        """The worker is ours: it gets what was sent and not acknowledged, before anything new.
+
+        Steps in which too many workers have died are not sent again, nor what was sent with them: they are returned.
+        """
+        is_new = adopted.worker_epoch > self._worker_epoch
         self._worker_epoch = adopted.worker_epoch
         self.adopted = adopted
         self._repeat_s = self._config.step_repeat_s
         self._deadlines.clear((WORKER_LOST, ""))
+        if is_new and self._blame():
+            steps = [sent.step for sent in self._sent]
+            self.last_step -= len(steps)
+            self._sent.clear()
+            return steps
         self.send_again(now)
+        return []
+
+    def _blame(self) -> bool:
+        """The predecessor died with these steps, and may have computed them. True if one has seen too many die."""
+        self.num_recomputed_tokens += sum(len(sent.step.token_ids) for sent in self._sent)
+        hit = {sequence.row_id: sequence for sent in self._sent for sequence in sent.step.sequences}.values()
+        for sequence in hit:
+            sequence.num_deaths += 1
+        return any(sequence.num_deaths >= MAX_DEATHS for sequence in hit)
 
     def on_worker_lost(self, worker: Address, now: float) -> None:
         """The worker is gone or cut off. News of an incarnation before the adopted one is no news."""

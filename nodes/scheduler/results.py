@@ -35,6 +35,7 @@ class Results:
         drawn: list[Sequence] = []
         for index, (row, sequence) in enumerate(zip(step.rows, step.sequences, strict=True)):
             sequence.num_inflight -= 1
+            sequence.num_deaths = 0
             if errors and index in errors:
                 self._on_error(sequence, errors[index], now)
                 has_room = True
@@ -54,7 +55,7 @@ class Results:
                     sequence.token_ids.append(token_ids[index])
             if not sequence.num_inflight and sequence.stage >= Stage.PREEMPTED:
                 has_room = True
-                self._settle(sequence)
+                self.settle(sequence)
         self.draw(drawn, now)
         return has_room
 
@@ -85,6 +86,11 @@ class Results:
             self.draw([sequence], now)
             return
         sequence.prefill = ""
+        if outcome.reason == POISONED:
+            message = "computing its prompt failed, or killed the worker, again and again"
+            sequence.stage = Stage.WAITING
+            self._endings.fail(sequence, POISONED, message, retryable=False, now=now)
+            return
         if not outcome.complete:
             self._endings.put_back(sequence)
             return
@@ -103,7 +109,8 @@ class Results:
             self._running.retain(sequence)
             self._orders.on_token(sequence, token_id, now)
 
-    def _settle(self, sequence: Sequence) -> None:
+    def settle(self, sequence: Sequence) -> None:
+        """No step of a sequence that left is in flight any more."""
         if sequence.stage is Stage.RETAINED:
             return
         self._running.settle(sequence)

@@ -58,6 +58,22 @@ class Running:
                 del self.prefilling[sequence.row_id]
                 self.enter(sequence)
 
+    def alone(self, sequence: Sequence) -> tuple[list[Sequence], list[Sequence]]:
+        """Who decodes and who is prefilled in a step that is this one's alone."""
+        return (
+            [one for one in (self.decoding.get(sequence.row_id),) if one is not None],
+            [one for one in (self.prefilling.get(sequence.row_id),) if one is not None],
+        )
+
+    def rewind(self, sequence: Sequence) -> None:
+        """No step of it is in flight any more: it stands where the last acknowledged one left it."""
+        self.prefilling.pop(sequence.row_id, None)
+        self.decoding.pop(sequence.row_id, None)
+        sequence.length = len(sequence.token_ids)
+        sequence.num_scheduled = min(sequence.num_computed, sequence.length - 1)
+        sequence.last_row = -1
+        self.enter(sequence)
+
     def leave(self, sequence: Sequence, stage: Stage) -> bool:
         """Take no more part in steps. True if its pages are given back already, else `settle` will say when."""
         self.prefilling.pop(sequence.row_id, None)

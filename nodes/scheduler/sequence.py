@@ -58,6 +58,7 @@ class Sequence:
         "max_length",
         "num_cached_tokens",
         "num_computed",
+        "num_deaths",
         "num_inflight",
         "num_preemptions",
         "num_prior_outputs",
@@ -105,6 +106,8 @@ class Sequence:
         self.num_scheduled = 0
         self.num_inflight = 0
         self.num_preemptions = 0
+        # Workers that died with a step of it, since the last acknowledged one.
+        self.num_deaths = 0
         # -1 until known: what the first start of the attempt found in a cache, here or at the prefill scheduler.
         self.num_cached_tokens = -1
         # Row of the sequence in the last step sent.

@@ -45,10 +45,10 @@ def test_only_what_needs_the_worker_is_given_up_with_it() -> None:
         world.lose(worker)
     d, p = world.cores["d"], world.cores["p"]
     assert {one.stage for one in d.attempts} == {Stage.ENDED, Stage.HANDOFF}
-    d._on_worker_lost_for_good(world.now)
+    d.deaths.away_for_good(world.now)
     assert {one.stage for one in d.attempts} == {Stage.ENDED, Stage.HANDOFF}
     assert d.endings.num_failed == 0
-    p._on_worker_lost_for_good(world.now)
+    p.deaths.away_for_good(world.now)
     assert (p.orders.num_failed, p.orders.running()) == (1, [])
     world.down.clear()
     world.members()

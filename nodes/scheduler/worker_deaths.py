@@ -1,0 +1,88 @@
+"""What the worker's death does to those it was computing for.
+
+    first death     the steps are sent again as they were: a crash costs a step
+    second death    in the same step: one of its sequences may be what kills. The steps are taken back, and each of
+                    their sequences goes through one step alone before it runs with others again
+    third death     alone: it is poisoned and fails for good, and the mesh lives on
+
+A sequence is cleared by a step that is acknowledged. After too long without any worker everybody is sent elsewhere.
+Pure; owned by the core. The promise is that of `docs/architecture.md`: one bad request never takes the mesh with it.
+"""
+
+from nodes.scheduler.attempts import Attempts
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.endings import Endings
+from nodes.scheduler.orders import Orders
+from nodes.scheduler.pipeline import MAX_DEATHS, Step
+from nodes.scheduler.results import POISONED, Results
+from nodes.scheduler.running import Running
+from nodes.scheduler.sequence import Sequence, Stage
+
+
+class WorkerDeaths:
+    """Suspects, and what becomes of them."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        running: Running,
+        results: Results,
+        orders: Orders,
+        attempts: Attempts,
+        endings: Endings,
+    ) -> None:
+        self._config = config
+        self._running = running
+        self._results = results
+        self._orders = orders
+        self._attempts = attempts
+        self._endings = endings
+        self._suspects: list[Sequence] = []
+        self.num_poisoned = 0
+
+    def next_suspect(self) -> Sequence | None:
+        """Who goes through the next step alone."""
+        while self._suspects:
+            first = self._suspects[0]
+            if first.num_deaths and first.stage in (Stage.PREFILL, Stage.DECODE):
+                return first
+            del self._suspects[0]
+        return None
+
+    def take_back(self, steps: list[Step], now: float) -> None:
+        """These steps are not sent again: their sequences stand where they stood before, and are suspects."""
+        for step in steps:
+            for sequence in step.sequences:
+                sequence.num_inflight -= 1
+        sequences = list({sequence.row_id: sequence for step in steps for sequence in step.sequences}.values())
+        for sequence in sequences:
+            if sequence.stage >= Stage.PREEMPTED:
+                if not sequence.num_inflight:
+                    self._results.settle(sequence)
+            elif len(sequences) == 1 and sequence.num_deaths > MAX_DEATHS:
+                self._poisoned(sequence, now)
+            else:
+                self._running.rewind(sequence)
+                if sequence not in self._suspects:
+                    self._suspects.append(sequence)
+
+    def away_for_good(self, now: float) -> None:
+        """No worker for too long: whoever waits for it is told, and can go elsewhere."""
+        message = f"worker {self._config.worker} has been away for {self._config.worker_lost_timeout_s:g} s"
+        for sequence in self._attempts:
+            if sequence.stage is not Stage.ENDED and sequence.stage is not Stage.HANDOFF:
+                self._endings.fail(sequence, "worker_lost", message, retryable=True, now=now)
+        for grant_id in self._orders.running():
+            self._fail_order(grant_id, "worker_lost", message, now)
+
+    def _poisoned(self, sequence: Sequence, now: float) -> None:
+        self.num_poisoned += 1
+        message = f"computing it alone killed {self._config.worker}, after {MAX_DEATHS} deaths with others"
+        if sequence.order_id:
+            self._fail_order(sequence.order_id, POISONED, message, now)
+        else:
+            self._endings.fail(sequence, POISONED, message, retryable=False, now=now)
+
+    def _fail_order(self, grant_id: str, code: str, message: str, now: float) -> None:
+        if (held := self._orders.fail(grant_id, code, message, now)) is not None:
+            self._endings.leave(held, now)

@@ -1,0 +1,129 @@
+"""A worker that dies in the same step again: who does it is found out, everybody else goes on."""
+
+from scheduler_world import EDGE, World
+
+from nodes.protocol import StepPlan
+from nodes.scheduler.worker_deaths import POISONED
+
+
+def prompt(length: int, base: int = 0) -> list[int]:
+    return [2 + (base * 101 + index * 7) % 900 for index in range(length)]
+
+
+class Deadly:
+    """A world in which the worker of a group dies when it begins a step with a row of one request."""
+
+    def __init__(self, **num_pages: int) -> None:
+        self.world = World(num_pages=num_pages, max_running=8)
+        self.world.flush()
+        self.killers: dict[str, str] = {}
+        self.num_deaths = 0
+        self.alone: list[int] = []
+
+    def run(self, limit: int = 3000) -> None:
+        """Until every request has ended."""
+        world = self.world
+        for _ in range(limit):
+            links = world.busy_links()
+            if not links:
+                if all(request.is_over for request in world.requests.values()):
+                    return
+                world.advance(world.now + 0.5)
+                continue
+            for link in links:
+                if world.links[link] and not self._dies(link):
+                    world.deliver(link)
+        raise AssertionError("it does not end")
+
+    def _dies(self, link) -> bool:
+        group, worker = link[0], link[1]
+        packet = self.world.links[link][0]
+        plan = packet.message
+        if not isinstance(plan, StepPlan) or f"w-{group}" != worker:
+            return False
+        core = self.world.cores[group]
+        attempts = [core.attempts.by_stream(row.row_id) for row in plan.rows]
+        names = [one.request_id for one in attempts if one is not None]
+        if plan.scheduler_epoch != self.world.workers[worker].scheduler_epoch:
+            return False
+        self.alone.append(len(plan.rows))
+        if self.killers.get(group) not in names:
+            return False
+        self.num_deaths += 1
+        self.world.restart_worker(group)
+        self.world.members()
+        return True
+
+
+def test_who_kills_the_worker_fails_and_nobody_else() -> None:
+    deadly = Deadly(m=60)
+    world = deadly.world
+    requests = [world.submit(prompt(9 + base, base), "m", max_tokens=6) for base in range(4)]
+    killer = world.submit(prompt(11, 9), "m", max_tokens=6)
+    deadly.killers["m"] = killer.request_id
+    deadly.run()
+    assert killer.failure == POISONED
+    assert all(request.finish for request in requests)
+    assert deadly.num_deaths == 3
+    assert world.cores["m"].deaths.num_poisoned == 1
+    world.settle()
+    world.check()
+
+
+def test_one_who_was_only_there_is_cleared_by_a_step_alone() -> None:
+    deadly = Deadly(m=60)
+    world = deadly.world
+    requests = [world.submit(prompt(9, base), "m", max_tokens=8, ignore_eos=True) for base in range(3)]
+    while any(len(request.output_ids) < 2 for request in requests):
+        for link in world.busy_links():
+            world.deliver(link)
+    core = world.cores["m"]
+    for _ in range(2):
+        world.flush("w-m")
+        assert core.pipeline.num_inflight
+        world.restart_worker("m")
+        world.members()
+        world.flush(("m", "w-m"), ("w-m", EDGE))
+        while core.pipeline.adopted is None:
+            world.deliver(("m", "w-m"))
+            world.deliver(("w-m", "m"))
+    assert core.deaths.next_suspect() is not None
+    deadly.alone.clear()
+    deadly.run()
+    assert deadly.alone[:3] == [1, 1, 1]
+    assert 3 in deadly.alone
+    assert core.deaths.num_poisoned == 0
+    world.settle()
+    world.check()
+
+
+def test_a_prompt_that_kills_the_prefill_worker_does_not_go_on_to_kill_the_next() -> None:
+    deadly = Deadly(p=60, d=60)
+    world = deadly.world
+    killer = world.submit(prompt(39), "d", prefill="p", max_tokens=6)
+    other = world.submit(prompt(37, 5), "d", prefill="p", max_tokens=6)
+    deaths = 0
+    core = world.cores["p"]
+    for _ in range(400):
+        for link in world.busy_links():
+            plan = world.links[link][0].message if world.links[link] else None
+            if link == ("p", "w-p") and isinstance(plan, StepPlan):
+                rows = {row.row_id for row in plan.rows}
+                held = {key for key, one in core.running.prefilling.items() if one.request_id == killer.request_id}
+                held |= {key for key, one in core.running.decoding.items() if one.request_id == killer.request_id}
+                if rows & held:
+                    deaths += 1
+                    world.restart_worker("p")
+                    world.members()
+                    continue
+            if world.links[link]:
+                world.deliver(link)
+        if killer.is_over and other.is_over:
+            break
+        if not world.busy_links():
+            world.advance(world.now + 0.5)
+    assert killer.failure == POISONED
+    assert other.finish
+    assert deaths == 3
+    world.settle()
+    world.check()
