@@ -99,8 +99,8 @@ _ECHO: Final = ModelSpec(
 
 
 def echo_model(options: str) -> ModelSpec:
-    """The echo model; `options` is what follows `echo?`: `step_ms` and `token_us`, both finite and not negative."""
-    given = _options(options, "echo", ("step_ms", "token_us"))
+    """The echo model; `options` is what follows `echo?`: `step_ms`, `token_us`, `fatal_token`; finite, not negative."""
+    given = _options(options, "echo", ("step_ms", "token_us", "fatal_token"))
     values = {key: _number(value, "echo", key) for key, value in given.items()}
     return msgspec.structs.replace(_ECHO, echo=EchoTimings(**values))
 

@@ -22,10 +22,14 @@ class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EchoTimings(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a step of the echo model takes: `step_ms` milliseconds and `token_us` microseconds per token."""
+    """How long a step of the echo model takes: `step_ms` milliseconds and `token_us` microseconds per token.
+
+    `fatal_token`: a step that computes this token kills its worker, as a broken kernel would; -1: none does.
+    """
 
     step_ms: float = 0.0
     token_us: float = 0.0
+    fatal_token: float = -1.0
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):

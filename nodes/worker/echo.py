@@ -3,9 +3,12 @@
 Every position stores its token id in the page's K cell and its own position in the V cell. Output token number j is the
 prompt token that the pages hold for position j; when the prompt is through comes the end token, then the prompt again
 (whoever ignores the end token sees the prompt repeated). A stored position that is not what it should be is reported as
-`corrupt_page`. Needs neither torch nor numpy; used by tests, simulations and benchmarks of everything but the model.
+`corrupt_page`. With a `fatal_token` it plays the request that kills its worker. Needs neither torch nor numpy; used by
+tests, simulations and benchmarks of everything but the model.
 """
 
+import os
+import signal
 from array import array
 from typing import Final
 
@@ -41,6 +44,7 @@ class EchoRunner:
         num_tokens = 0
         for row in step.rows:
             num_tokens += row.num_tokens
+            self._die_of(row, step)
             self._write(row, step)
             problem = self._problem(row, step)
             if problem:
@@ -48,6 +52,11 @@ class EchoRunner:
             token_ids.append(-1 if problem or row.sampling is None else self._answer(row, step))
         delay_s = (self._timings.step_ms * 1e3 + self._timings.token_us * num_tokens) * 1e-6
         return StepOutcome(token_ids, errors, delay_s)
+
+    def _die_of(self, row: RunnableRow, step: RunnableStep) -> None:
+        fatal = self._timings.fatal_token
+        if fatal >= 0 and fatal in step.token_ids[row.token_offset : row.token_offset + row.num_tokens]:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _write(self, row: RunnableRow, step: RunnableStep) -> None:
         for position in range(row.start, row.end):

@@ -1,7 +1,10 @@
 """Actors and supervisors that die or hang, as processes."""
 
+import json
 import os
 import signal
+import threading
+import urllib.error
 
 import pytest
 
@@ -37,6 +40,33 @@ def test_every_actor_is_restarted_after_kill_and_hang(host):
     assert not os.path.exists(f"/proc/{hung['pid']}")
     assert host.say("after the hang") == "after the hang"
     assert host.ps()["gateway-0"]["num_restarts"] == 1
+    mesh.terminate()
+    assert mesh.wait(30) == 0
+    host.assert_nothing_left()
+
+
+def test_a_request_that_kills_its_worker_fails_alone(host):
+    mesh = host.up("--model", "echo?step_ms=5&fatal_token=7")
+    answers, errors = {}, []
+
+    def say(number):
+        text = f"{number} " + "lives on and on " * 20
+        answers[number] = host.say(text, max_tokens=200) == text[:200]
+
+    def kill():
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            host.say("here it comes: \x07, the bell")
+        errors.append((caught.value.code, json.loads(caught.value.read())["error"]["code"]))
+
+    threads = [threading.Thread(target=say, args=(number,)) for number in range(6)] + [threading.Thread(target=kill)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == [(500, "poisoned_request")]
+    assert answers == dict.fromkeys(range(6), True)
+    restarts = {actor_id: entry["num_restarts"] for actor_id, entry in host.ps().items() if entry["role"] == "worker"}
+    assert sum(restarts.values()) == 3
     mesh.terminate()
     assert mesh.wait(30) == 0
     host.assert_nothing_left()
