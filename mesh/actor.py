@@ -135,6 +135,10 @@ class Context(Protocol):
         """The loop's clock, seconds."""
         ...
 
+    def end(self, reason: str) -> None:
+        """End this actor's process without a drain: what it stands on is gone. Its supervisor starts it anew."""
+        ...
+
     def tell(
         self, actor_id: str, message: AnyMessage, buffers: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA
     ) -> bool:

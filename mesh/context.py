@@ -46,6 +46,11 @@ class ActorContext:
         """This actor as it is known to others."""
         return self._system.describe()
 
+    def end(self, reason: str) -> None:
+        """End this actor."""
+        self.log.warning("ending", why=reason)
+        self._system.end(reason)
+
     def tell(
         self, actor_id: str, message: AnyMessage, buffers: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA
     ) -> bool:

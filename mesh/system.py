@@ -155,11 +155,15 @@ class ActorSystem:
         self.asking.close()
         self.links.close()
         await self._transport.stop()
+        self.end("stopped")
+
+    def end(self, reason: str) -> None:
+        """Have whoever runs this actor end it."""
         if not self._shutdown.done():
-            self._shutdown.set_result("stopped")
+            self._shutdown.set_result(reason)
 
     async def shutdown_asked(self) -> str:
-        """Wait until a peer asks this actor to end (or it has); the reason given."""
+        """Wait until a peer or the actor itself asks that it end (or it has); the reason given."""
         return await asyncio.shield(self._shutdown)
 
     # For the parts of the system
@@ -306,8 +310,7 @@ class ActorSystem:
                 self.boundary.spawn(self._drain_and_reply(call), "drain")
             case Shutdown():
                 call.reply(ShuttingDown())
-                if not self._shutdown.done():
-                    self._shutdown.set_result(call.message.reason)
+                self.end(call.message.reason)
             case _:
                 call.fail("not_served", f"{self.actor.role} does not answer {type(call.message).__name__}")
 

@@ -3,6 +3,7 @@
 from typing import Final
 
 from mesh.codec import Codec
+from mesh.membership import Membership
 from mesh.message import Part
 from nodes.protocol import HotNodeMessage, NodeMessage
 
@@ -30,3 +31,21 @@ class SchedulerAttributes(Part, frozen=True):
     phase: str = "mixed"
     page_size: int = 16
     worker_ready: bool = True
+
+
+class KVAgentAttributes(Part, frozen=True):
+    """What a kv_agent announces: its pools and how pages get out of them.
+
+    `incarnations` by group: a pool of another incarnation is another pool, and whoever mapped the old one has nothing.
+    """
+
+    groups: list[str] = []
+    transports: list[str] = []
+    incarnations: dict[str, int] = {}
+
+
+def is_replaced(members: Membership, agent: str, group: str, incarnation: int) -> bool:
+    """Whether the pool of a group is not the one of this incarnation any more. An agent that is away says nothing."""
+    member = members.get(agent)
+    found = member.attributes.get("incarnations", {}).get(group) if member is not None else None
+    return found is not None and found != incarnation

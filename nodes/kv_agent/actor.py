@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar, assert_never
 
+import msgspec
+
 from kvstore.errors import KVError, TransferError
 from kvstore.page_pool import MemoryHost, PagePool, ShmHost
 from kvstore.protocol import CloseGrant, MapPool, OpenGrant, PagesReady, PoolHandle
@@ -47,7 +49,7 @@ from nodes.kv_agent.events import (
     UnmapForeign,
 )
 from nodes.kv_agent.pools import take_pool
-from nodes.roles import KV_AGENT, NODE_CODEC
+from nodes.roles import KV_AGENT, NODE_CODEC, KVAgentAttributes
 
 
 class KVAgent(Actor):
@@ -85,7 +87,12 @@ class KVAgent(Actor):
             self.ctx.log.info("pool", group=wanted.group, found=found, bytes=pool.info.file_bytes, path=pool.path)
         bounds = Bounds(self._config.max_grants, self._config.max_remembered, self._config.limits)
         self._core = AgentCore(self.ctx.address.actor_id, facts, bounds)
-        self.ctx.announce(groups=sorted(self._pools), transports=[self._transport.name])
+        attributes = KVAgentAttributes(
+            groups=sorted(self._pools),
+            transports=[self._transport.name],
+            incarnations={group: pool.info.incarnation for group, pool in self._pools.items()},
+        )
+        self.ctx.announce(**msgspec.structs.asdict(attributes))
 
     def on_tell(self, sender: Address, message: Message | HotMessage, buffers: Sequence[Buffer]) -> None:
         """Announcements of prefill schedulers."""

@@ -22,7 +22,7 @@ from mesh.membership import READY, Member
 from mesh.message import Message
 from mesh.transport.base import Buffer, Lane
 from nodes.protocol import Adopt, StepResult
-from nodes.roles import NODE_CODEC, SCHEDULER, SchedulerAttributes
+from nodes.roles import NODE_CODEC, SCHEDULER, SchedulerAttributes, is_replaced
 from nodes.scheduler.config import ConfigError, SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import (
@@ -113,6 +113,9 @@ class SchedulerActor(Actor):
         """See `Actor.on_members`."""
         ready = {one.actor_id: ReadyPeer(one.role, one.epoch) for one in self.ctx.members.all() if one.state == READY}
         self._handle(MembersChanged(ready))
+        config, pool = self._config, self._pool
+        if pool is not None and is_replaced(self.ctx.members, config.agent, config.group, pool.info.incarnation):
+            self.ctx.end(f"{config.agent} has made the pool of {config.group} again")
 
     async def drain(self) -> None:
         """Refuse what is new; return when all attempts, orders and handoffs are over."""

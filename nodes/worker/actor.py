@@ -20,9 +20,11 @@ from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
 from mesh.errors import CallError
+from mesh.membership import Member
 from mesh.transport.base import Buffer
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.protocol import Adopt, Adopted, HotNodeMessage, NodeMessage, StepPlan
+from nodes.roles import is_replaced
 from nodes.worker.config import WorkerConfig
 from nodes.worker.core import (
     AdoptArrived,
@@ -111,6 +113,12 @@ class WorkerActor(Actor):
             call.fail("not_ready", "the model is still being loaded", retryable=True)
         else:
             self._dispatch(AdoptArrived(call.message, call))
+
+    def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
+        """See `Actor.on_members`: a pool that was made again has to be mapped again."""
+        config, pool = self._config, self._pool
+        if pool is not None and is_replaced(self.ctx.members, config.agent, config.group, pool.info.incarnation):
+            self.ctx.end(f"{config.agent} has made the pool of {config.group} again")
 
     async def drain(self) -> None:
         """Begin no more steps; return when the running one is done. The others are sent to whoever follows."""

@@ -97,7 +97,7 @@ class Calamity:
     """What befalls an actor.
 
     `kill`; `point`: it dies at its `points`-th message or store; `hang`: until the supervisor kills it; `pause`: until
-    it goes on.
+    it goes on; `pool`: the agent dies, and the pool of one group with it.
     """
 
     at_s: float
@@ -116,6 +116,7 @@ def draw_calamities(draw: random.Random, groups: list[str], clients: list[Client
     drawn: list[Calamity] = []
     for _ in range(draw.choice([0, 1, 1, 2, 3, 5])):
         kind = draw.choice(["kill", "point", "point", "point", "hang", "pause"])
+        kind = "pool" if draw.random() < 0.03 else kind
         lasts_s = draw.uniform(0.05, 1.4) if kind == "pause" else draw.uniform(1.5, 4.0)
         actor_id = draw.choice(engine if draw.random() < 0.5 else ACTORS)
         at_s = draw.choice(clients).arrives_s + draw.random() * draw.choice([0.1, 0.5])
@@ -128,6 +129,8 @@ async def _befall(mesh: SimulatedMesh, calamity: Calamity) -> None:
     process = mesh.processes[calamity.actor_id]
     if calamity.kind == "kill":
         process.kill()
+    elif calamity.kind == "pool":
+        mesh.lose_pool(mesh.groups[calamity.points % len(mesh.groups)])
     elif calamity.kind == "point":
         process.arm(calamity.points)
     else:

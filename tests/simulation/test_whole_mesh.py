@@ -16,7 +16,7 @@ LIMIT_S = 3600
 FAULTS = {
     "dropped", "duplicated", "slowed", "reordered", "reset", "cut", "held", "silent_down", "hang", "died in a store",
     "died: worker", "died: scheduler", "died: kv", "died: detokenizer", "died: tokenizer", "died: registry",
-    "died: gateway",
+    "died: gateway", "died: lost pools",
 }  # fmt: skip
 
 

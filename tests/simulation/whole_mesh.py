@@ -172,6 +172,12 @@ class SimulatedMesh:
             self.bootstrap.found = (address, system.describe().endpoint)
         # Like processes: all start at once, none waits for another.
         self._keep(started)
+        self._keep(asyncio.get_running_loop().create_task(self._end_when_asked(system, process)))
+
+    @staticmethod
+    async def _end_when_asked(system: ActorSystem, process: SimulatedProcess) -> None:
+        if await system.shutdown_asked() != "stopped":
+            process.kill()
 
     def _keep(self, task: "asyncio.Task[None]") -> None:
         self._restarts.add(task)
@@ -188,6 +194,12 @@ class SimulatedMesh:
     async def _restart(self, address: Address) -> None:
         await asyncio.sleep(self.random.uniform(0.02, 1.0))
         await self._start(address.actor_id, address.epoch + 1)
+
+    def lose_pool(self, group: str) -> None:
+        """The segment is gone, with everything in it, and its agent too."""
+        self.host.unlink(self.host.path(group))
+        self.deaths["lost pools"] += 1
+        self.processes["kv-agent-0"].kill()
 
     async def hang(self, actor_id: str, after_s: float, *, kill: bool) -> None:
         """Stop an actor for a while, as a SIGSTOP or a sleeping host would; `kill`: as the supervisor then does."""
