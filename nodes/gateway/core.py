@@ -47,7 +47,7 @@ NOT_HELD = frozenset({"unreachable", "mailbox_full", "overloaded", "draining", "
 """Codes after which the scheduler certainly does not hold the attempt, so its number can be used again."""
 
 ATTEMPT_PAUSES_S = (0.0, 0.0, 0.2, 0.5, 1.0)
-"""Before attempt k. The first retry is immediate: its cause is most often one death."""
+"""Before try k since something worked. The first is immediate: its cause is most often one death."""
 
 FIRST_ROUTE_PAUSE_S = 0.05
 MAX_ROUTE_PAUSE_S = 1.0
@@ -188,7 +188,7 @@ class GatewayCore:
     def _run(self, log: RequestLog, now: float) -> None:
         log.phase = Phase.RUNNING
         log.resend_at = now + self._config.quiet_s
-        log.num_resends = log.num_route_tries = 0
+        log.num_resends = log.num_route_tries = log.num_tries = 0
         log.excluded = []
         self._commands.append(Accepted(log.opened.request_id))
 
@@ -213,11 +213,11 @@ class GatewayCore:
             return
         if event.failure.code == "attempt_over":
             # It was cancelled there, by us or because we seemed lost: only this number is spoilt.
-            self._next_attempt(log, event.failure._replace(retryable=True), [], now)
+            self._next_attempt(log, event.failure._replace(retryable=True), [], now, has_run=False)
             return
         if event.failure.code != "peer_lost":
             self._cancel(log, now)
-        self._next_attempt(log, event.failure, [log.scheduler], now)
+        self._next_attempt(log, event.failure, [log.scheduler], now, has_run=False)
 
     def _on_attempt_failed(self, event: AttemptFailed, now: float) -> None:
         log = self._requests.get(event.request_id)
@@ -241,21 +241,26 @@ class GatewayCore:
             elif log.detokenizer == event.actor_id:
                 self._resend(log, len(log.output_ids), now, leave=event.actor_id)
 
-    def _next_attempt(self, log: RequestLog, failure: Failure, excluded: list[str], now: float) -> None:
+    def _next_attempt(
+        self, log: RequestLog, failure: Failure, excluded: list[str], now: float, *, has_run: bool = True
+    ) -> None:
+        """Try again, unless too many attempts ran and came to nothing, or none could be placed for too long."""
         if not failure.retryable:
             self._end(log, None, failure, now)
             return
-        if log.attempt + 1 >= self._config.max_attempts:
+        if has_run:
+            log.fail()
+            log.recover_by = now + self._config.recovery_timeout_s
+        if log.num_failures >= self._config.max_attempts or now >= log.recover_by:
             message = f"gave up after {log.attempt + 1} attempts; the last one: {failure.message}"
             self._end(log, None, Failure(failure.code, message), now)
             return
-        if log.phase is Phase.RUNNING:
-            log.recover_by = now + self._config.recovery_timeout_s
         log.attempt += 1
+        log.num_tries += 1
         self.num_retries += 1
         log.failure = failure
         log.excluded = excluded
-        pause_s = ATTEMPT_PAUSES_S[min(log.attempt, len(ATTEMPT_PAUSES_S) - 1)]
+        pause_s = ATTEMPT_PAUSES_S[min(max(log.num_tries, log.num_failures), len(ATTEMPT_PAUSES_S) - 1)]
         if pause_s:
             log.phase = Phase.WAITING
             log.retry_at = now + pause_s

@@ -50,8 +50,11 @@ class RequestLog:
         "last_at",
         "num_cached_tokens",
         "num_chars",
+        "num_failures",
+        "num_ids_before",
         "num_resends",
         "num_route_tries",
+        "num_tries",
         "opened",
         "output_ids",
         "pace_s",
@@ -80,6 +83,10 @@ class RequestLog:
         self.excluded: list[str] = []
         self.failure: Failure | None = None
         self.num_route_tries = 0
+        # Attempts since one was taken by a scheduler; attempts that ran and failed since output came last.
+        self.num_tries = 0
+        self.num_failures = 0
+        self.num_ids_before = 0
         self.num_resends = 0
         self.gap_until = 0.0
         self.resend_at = 0.0
@@ -118,6 +125,13 @@ class RequestLog:
                 # Up at once, down slowly: a slow step among fast ones is still this request's pace.
                 self.pace_s = since_s if since_s > self.pace_s else 0.9 * self.pace_s + 0.1 * since_s
         return Deliver(self.opened.request_id, text, len(token_ids), since_s, first)
+
+    def fail(self) -> None:
+        """An attempt that a scheduler had has failed. One that brought output was worth it, and does not count."""
+        if len(self.output_ids) > self.num_ids_before:
+            self.num_failures = 0
+        self.num_ids_before = len(self.output_ids)
+        self.num_failures += 1
 
     def submit(self, gateway: str) -> Submit:
         """The present attempt as a message.

@@ -289,6 +289,44 @@ def test_attempts_are_spent_after_five_with_growing_pauses(running: GatewayCore)
     assert end.failure.retryable
 
 
+def lose_and_run_again(core: GatewayCore, attempt: int, now: float) -> list[Any]:
+    """The scheduler dies in attempt number `attempt`, and the next one takes the request."""
+    commands = core.handle(PeerLost("d0", attempt + 1), now)
+    core.handle(Tick(), now + 1.0)
+    core.handle(RouteChosen("r", attempt + 1, Route(decode="d0", detokenizer="t0")), now + 1.0)
+    core.handle(Tick(), now + 1.1)
+    core.handle(RouteChosen("r", attempt + 1, Route(decode="d0", detokenizer="t0")), now + 1.1)
+    core.handle(SubmitAccepted("r", attempt + 1, "d0", attempt + 2), now + 1.2)
+    return commands
+
+
+def test_attempts_that_brought_output_are_not_held_against_a_request(running: GatewayCore) -> None:
+    for attempt in range(7):
+        now = 10.0 * attempt
+        commands = running.handle(batch(delta(attempt, [7], attempt, "a", attempt=attempt)), now)
+        assert [type(command) for command in commands] == [Deliver]
+        assert not any(isinstance(one, End) for one in lose_and_run_again(running, attempt, now + 1.0))
+    ends = [lose_and_run_again(running, attempt, 100.0 + 10 * attempt) for attempt in range(7, 13)]
+    assert sum(isinstance(one, End) for commands in ends for one in commands) == 1
+
+
+def test_attempts_that_nobody_took_are_only_limited_by_time(core: GatewayCore) -> None:
+    core.handle(opened(), 0.0)
+    now, ended = 0.0, []
+    attempts = 0
+    while not ended:
+        commands = core.handle(SubmitFailed("r", attempts, Failure("peer_lost", "refused")), now)
+        ended = [one for one in commands if isinstance(one, End)]
+        attempts += not ended
+        now += 1.1
+        core.handle(Tick(), now)
+        core.handle(RouteChosen("r", attempts, Route(decode=f"d{attempts}", detokenizer="t0")), now)
+        assert now < 60
+    assert attempts > 20
+    assert now == pytest.approx(CONFIG.recovery_timeout_s, abs=2.0)
+    assert ended[0].failure.code == "peer_lost"
+
+
 def test_a_full_scheduler_is_passed_over_and_the_attempt_number_kept(core: GatewayCore) -> None:
     full = Failure("overloaded", "queue full")
     core.handle(opened(), 0.0)
