@@ -6,6 +6,7 @@ works in virtual time.
 """
 
 import asyncio
+import contextlib
 import gc
 from collections import deque
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
 from mesh.errors import CallError
+from mesh.membership import Member
 from mesh.transport.base import Buffer
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.protocol import Adopt, Adopted, HotNodeMessage, NodeMessage, StepPlan
@@ -62,6 +64,7 @@ class WorkerActor(Actor):
         self._dispatching = False
         self._idle = asyncio.Event()
         self._idle.set()
+        self._members_changed = asyncio.Event()
         self._adopted = Adopted(last_step=0, worker_epoch=0, numerics="", vocab_size=0)
 
     async def start(self) -> None:
@@ -112,6 +115,10 @@ class WorkerActor(Actor):
         else:
             self._dispatch(AdoptArrived(call.message, call))
 
+    def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
+        """See `Actor.on_members`."""
+        self._members_changed.set()
+
     async def drain(self) -> None:
         """Return when no step runs or waits; the scheduler above has stopped sending by then."""
         await self._idle.wait()
@@ -131,13 +138,17 @@ class WorkerActor(Actor):
     async def _ask_for_pool(self) -> PoolHandle:
         config = self._config
         while True:
+            self._members_changed.clear()
             try:
                 answer = await self.ctx.ask(config.agent, MapPool(group=config.group), timeout_s=config.map_timeout_s)
             except CallError as error:
                 if not error.retryable:
                     raise
                 self.ctx.log.info("waiting for the pool", agent=config.agent, why=str(error))
-                await asyncio.sleep(config.map_retry_s)
+                # The usual reason is that the view of the mesh is not here yet.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(config.map_retry_s):
+                        await self._members_changed.wait()
             else:
                 return answer.message
 
