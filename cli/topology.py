@@ -253,8 +253,8 @@ class _Planner:
 
     def _launch(self, actor_id: str, config: msgspec.Struct) -> ActorLaunch:
         role = next(role for role, config_type in CONFIG_TYPES.items() if isinstance(config, config_type))
-        # Streams stand still until a worker or scheduler is back, and an interpreter takes half a second to start. Where
-        # there is no torch there is no zygote either.
+        # Streams stand still until a worker or scheduler is back, and an interpreter takes half a second to start.
+        # Where there is no torch there is no zygote either.
         fork = role in (roles.WORKER, roles.SCHEDULER) and self._spec.source != "echo"
         return ActorLaunch(
             actor_id=actor_id,
