@@ -53,7 +53,7 @@ Start = Literal["plain", "fork"]
 
 
 class ActorLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """One actor to start. `start`: `plain` is a process of its own, `fork` is forked from the warm torch zygote."""
+    """One actor to start. `start`: `plain` is a new interpreter, `fork` is forked from the warm zygote."""
 
     actor_id: str
     role: str
@@ -256,12 +256,14 @@ class _Planner:
 
     def _launch(self, actor_id: str, config: msgspec.Struct) -> ActorLaunch:
         role = next(role for role, config_type in CONFIG_TYPES.items() if isinstance(config, config_type))
-        torch = role == roles.WORKER and self._spec.source != "echo"
+        # Streams stand still until a worker or scheduler is back, and an interpreter takes half a second to start.
+        # Where there is no torch there is no zygote either.
+        fork = role in (roles.WORKER, roles.SCHEDULER) and self._spec.source != "echo"
         return ActorLaunch(
             actor_id=actor_id,
             role=role,
             config=_overlay(role, config, self._settings.roles.get(role, {})),
-            start="fork" if torch else "plain",
+            start="fork" if fork else "plain",
             drain_tier=_DRAIN_TIERS[role],
         )
 

@@ -1,4 +1,4 @@
-"""The warm process that torch actors are forked from: torch imported, no operation ever run, one thread.
+"""The warm process that workers and schedulers are forked from: all imported, no operation of torch run, one thread.
 
     supervisor --ForkRequest--> zygote --fork--> helper --fork--> actor
                <--Forked(pid)--        <--pid--         (helper exits: the actor becomes the supervisor's child)
@@ -24,7 +24,7 @@ import msgspec
 from cli.launch.role import RoleRun, main_of_fork
 
 MAX_FRAME_BYTES: Final = 1 << 16
-_PRELOADED: Final = ("torch", "mesh.run", "nodes.worker.actor", "nodes.worker.runner")
+_PRELOADED: Final = ("torch", "mesh.run", "nodes.worker.actor", "nodes.worker.runner", "nodes.scheduler.actor")
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -10,7 +10,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway. All `_s` are seconds; every limit has a stated answer when it is reached.
 
     `model` says what is served (a directory, or a name such as `echo`), `model_name` is what clients ask for.
-    `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only.
+    `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only. A scheduler that dies is given
+    `comeback_s` to return to the KV that it has computed, before its requests are computed again elsewhere.
     """
 
     model_name: str
@@ -41,4 +42,5 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     gap_pause_s: float = 0.2
     max_attempts: int = 5
     recovery_timeout_s: float = 30.0
+    comeback_s: float = 1.0
     tick_s: float = 0.25

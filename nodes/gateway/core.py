@@ -9,7 +9,7 @@ exactly once, by `End`. An attempt goes through these phases:
     RUNNING      output                                 AttemptFailed, scheduler lost        next attempt
                                                         silence, gap, detokenizer lost       Resend (not a failure)
     ROUTING      a tokenizer's answer                   no route                             WAITING, then again
-    WAITING      its time                               `recover_by` passes                  End with the failure
+    WAITING      its time, or its scheduler's return    `recover_by` passes                  End with the failure
 
 Attempts that are over, and attempts whose output comes late, are cancelled at their scheduler until it acknowledges.
 """
@@ -33,6 +33,7 @@ from nodes.gateway.events import (
     PeerLost,
     RouteChosen,
     RouteFailed,
+    SchedulersChanged,
     SendResend,
     SendSubmit,
     Stopping,
@@ -68,6 +69,7 @@ class GatewayCore:
         self._requests: dict[str, RequestLog] = {}
         self._cancels = CancelLedger(retry_s=0.5, give_up_s=config.recovery_timeout_s)
         self._detokenizers: list[str] = []
+        self._schedulers: dict[str, int] = {}
         self._resends: dict[tuple[str, str], list[ResendFrom]] = {}
         self._commands: list[Command] = []
         self.num_resends = 0
@@ -131,6 +133,10 @@ class GatewayCore:
                 self._on_peer_lost(event, now)
             case DetokenizersChanged():
                 self._detokenizers = event.ready
+            case SchedulersChanged():
+                self._schedulers = event.ready
+                for log in self._requests.values():
+                    self._on_return(log)
             case ClientGone():
                 log = self._requests.get(event.request_id)
                 if log is not None:
@@ -182,7 +188,7 @@ class GatewayCore:
 
     def _submit(self, log: RequestLog) -> None:
         log.phase = Phase.SUBMITTING
-        log.epoch = 0
+        log.epoch = log.awaited_epoch = 0
         self._commands.append(SendSubmit(log.scheduler, log.submit(self._gateway)))
 
     def _run(self, log: RequestLog, now: float) -> None:
@@ -255,11 +261,19 @@ class GatewayCore:
             message = f"gave up after {log.attempt + 1} attempts; the last one: {failure.message}"
             self._end(log, None, Failure(failure.code, message), now)
             return
+        lost_epoch = log.epoch or self._schedulers.get(log.scheduler, 0)
         log.attempt += 1
         log.num_tries += 1
         self.num_retries += 1
         log.failure = failure
         log.excluded = excluded
+        if failure.code == "peer_lost" and log.output_ids:
+            # Its KV outlives the scheduler, and the next incarnation finds it: anywhere else it is computed again.
+            log.phase = Phase.WAITING
+            log.retry_at = now + self._config.comeback_s
+            log.awaited_epoch = lost_epoch + 1
+            self._on_return(log)
+            return
         pause_s = ATTEMPT_PAUSES_S[min(max(log.num_tries, log.num_failures), len(ATTEMPT_PAUSES_S) - 1)]
         if pause_s:
             log.phase = Phase.WAITING
@@ -267,8 +281,20 @@ class GatewayCore:
         else:
             self._ask_route(log)
 
+    def _on_return(self, log: RequestLog) -> None:
+        """Submit to the scheduler that had the request, if that is what it waits for and it is there again."""
+        if not log.awaited_epoch or self._schedulers.get(log.scheduler, 0) < log.awaited_epoch:
+            return
+        log.excluded = []
+        if log.detokenizer in self._detokenizers:
+            log.switched = False
+            self._submit(log)
+        else:
+            self._ask_route(log)
+
     def _ask_route(self, log: RequestLog) -> None:
         log.phase = Phase.ROUTING
+        log.awaited_epoch = 0
         self._commands.append(AskRoute(log.attempt, log.choose_route()))
 
     def _on_route(self, event: RouteChosen | RouteFailed, now: float) -> None:

@@ -95,6 +95,12 @@ class DetokenizersChanged(NamedTuple):
     ready: list[str]
 
 
+class SchedulersChanged(NamedTuple):
+    """The schedulers that are ready now, with their epochs."""
+
+    ready: dict[str, int]
+
+
 class ClientGone(NamedTuple):
     """Nobody wants the output any more."""
 
@@ -121,6 +127,7 @@ Event = (
     | CancelFailed
     | PeerLost
     | DetokenizersChanged
+    | SchedulersChanged
     | ClientGone
     | Stopping
     | Tick

@@ -42,6 +42,7 @@ class RequestLog:
     __slots__ = (
         "arrived_at",
         "attempt",
+        "awaited_epoch",
         "detokenizer",
         "epoch",
         "excluded",
@@ -75,6 +76,7 @@ class RequestLog:
         self.phase = Phase.SUBMITTING
         self.attempt = 0
         self.epoch = 0
+        self.awaited_epoch = 0
         self.output_ids: list[int] = []
         self.pace_s = 0.0
         self.num_chars = 0

@@ -32,6 +32,7 @@ from nodes.gateway.events import (
     PeerLost,
     RouteChosen,
     RouteFailed,
+    SchedulersChanged,
     SendCancel,
     SendResend,
     SendSubmit,
@@ -203,6 +204,8 @@ class GatewayService:
             self._asks.members_changed()
         if DETOKENIZER in roles:
             self.handle(DetokenizersChanged([m.actor_id for m in self._ctx.members.by_role(DETOKENIZER)]))
+        if SCHEDULER in roles:
+            self.handle(SchedulersChanged({m.actor_id: m.epoch for m in self._ctx.members.by_role(SCHEDULER)}))
 
     def on_peer_lost(self, actor_id: str, epoch: int) -> None:
         """An incarnation is gone or cut off."""

@@ -5,6 +5,7 @@ one step; a step's result is followed by its `Wake` at once, because the worker 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any, ClassVar, assert_never
 
@@ -64,6 +65,7 @@ class SchedulerActor(Actor):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._drained = asyncio.Event()
+        self._members_changed = asyncio.Event()
 
     async def start(self) -> None:
         """Map the pool and take over what an earlier incarnation left in it.
@@ -111,6 +113,7 @@ class SchedulerActor(Actor):
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
         """See `Actor.on_members`."""
+        self._members_changed.set()
         ready = {one.actor_id: ReadyPeer(one.role, one.epoch) for one in self.ctx.members.all() if one.state == READY}
         self._handle(MembersChanged(ready))
         config, pool = self._config, self._pool
@@ -140,15 +143,22 @@ class SchedulerActor(Actor):
     async def _ask_until_answered(self, actor_id: str, message: Message, what: str) -> Any:
         config = self._config
         while True:
+            self._members_changed.clear()
             try:
                 answer = await self.ctx.ask(actor_id, message, timeout_s=config.adopt_timeout_s)
             except CallError as error:
                 if not error.retryable:
                     raise
                 self.ctx.log.info("waiting", what=what, actor=actor_id, why=str(error))
-                await asyncio.sleep(config.ask_retry_s)
+                # The usual reason is that the view of the mesh is not here yet, or that the peer has just died too.
+                await self._members_change(config.ask_retry_s)
             else:
                 return answer.message
+
+    async def _members_change(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._members_changed.wait()
 
     def _handle(self, event: Event) -> None:
         """Feed the core. Its `Wake` follows at the end of the loop turn."""

@@ -6,6 +6,7 @@ works in virtual time.
 """
 
 import asyncio
+import contextlib
 import gc
 from collections import deque
 from collections.abc import Sequence
@@ -64,6 +65,7 @@ class WorkerActor(Actor):
         self._dispatching = False
         self._idle = asyncio.Event()
         self._idle.set()
+        self._members_changed = asyncio.Event()
         self._adopted = Adopted(last_step=0, worker_epoch=0, numerics="", vocab_size=0)
 
     async def start(self) -> None:
@@ -119,6 +121,7 @@ class WorkerActor(Actor):
         config, pool = self._config, self._pool
         if pool is not None and is_replaced(self.ctx.members, config.agent, config.group, pool.info.incarnation):
             self.ctx.end(f"{config.agent} has made the pool of {config.group} again")
+        self._members_changed.set()
 
     async def drain(self) -> None:
         """Begin no more steps; return when the running one is done. The others are sent to whoever follows."""
@@ -144,13 +147,17 @@ class WorkerActor(Actor):
     async def _ask_for_pool(self) -> PoolHandle:
         config = self._config
         while True:
+            self._members_changed.clear()
             try:
                 answer = await self.ctx.ask(config.agent, MapPool(group=config.group), timeout_s=config.map_timeout_s)
             except CallError as error:
                 if not error.retryable:
                     raise
                 self.ctx.log.info("waiting for the pool", agent=config.agent, why=str(error))
-                await asyncio.sleep(config.map_retry_s)
+                # The usual reason is that the view of the mesh is not here yet.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(config.map_retry_s):
+                        await self._members_changed.wait()
             else:
                 return answer.message
 

@@ -40,7 +40,7 @@ def test_the_default_mesh():
 
 def test_torch_workers_fork_and_share_the_cores():
     topology = planned("random:tiny-qwen2", prefill=1, decode=2)
-    assert {launch.role for launch in topology.actors if launch.start == "fork"} == {"worker"}
+    assert {launch.role for launch in topology.actors if launch.start == "fork"} == {"worker", "scheduler"}
     assert topology.forks
     assert topology.num_threads == 1
     assert planned("random:tiny-qwen2").num_threads == 2

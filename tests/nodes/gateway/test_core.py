@@ -21,6 +21,7 @@ from nodes.gateway.events import (
     PeerLost,
     RouteChosen,
     RouteFailed,
+    SchedulersChanged,
     SendCancel,
     SendResend,
     SendSubmit,
@@ -183,25 +184,57 @@ def test_a_lost_detokenizer_without_another_is_waited_for(running: GatewayCore) 
 
 def test_a_lost_scheduler_means_the_next_attempt_by_another_way(running: GatewayCore) -> None:
     running.handle(batch(delta(0, [7, 8], 0, "ab")), 0.1)
-    (ask,) = running.handle(PeerLost("d0", 1), 0.2)
+    assert running.handle(PeerLost("d0", 1), 0.2) == []
+    assert running.handle(Tick(), 1.1) == [], "it may come back to its pages"
+    (ask,) = running.handle(Tick(), 1.2)
     assert isinstance(ask, AskRoute)
     assert ask.attempt == 1
     assert ask.message.token_ids == [1, 2, 3, 7, 8]
     assert ask.message.excluded == ["d0"]
-    (submit,) = running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 0.3)
+    (submit,) = running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 1.3)
     assert submit.message.prompt_ids == [1, 2, 3]
     assert submit.message.output_ids == [7, 8]
     assert submit.message.attempt == 1
-    running.handle(SubmitAccepted("r", 1, "d1", 1), 0.4)
-    late = running.handle(batch(delta(2, [5], 2, "x")), 0.5)
+    assert running.handle(SchedulersChanged({"d0": 2, "d1": 1}), 1.3) == [], "too late"
+    running.handle(SubmitAccepted("r", 1, "d1", 1), 1.4)
+    late = running.handle(batch(delta(2, [5], 2, "x")), 1.5)
     assert late == [SendCancel("d0", [AttemptRef("r", 0)])]
-    assert running.handle(batch(delta(2, [5], 2, "x")), 0.5) == [], "the cancel is under way"
+    assert running.handle(batch(delta(2, [5], 2, "x")), 1.5) == [], "the cancel is under way"
     commands = running.handle(
-        batch(delta(2, [9], 2, "c", attempt=1, scheduler="d1", num_cached_tokens=5, finish_reason="length")), 0.6
+        batch(delta(2, [9], 2, "c", attempt=1, scheduler="d1", num_cached_tokens=5, finish_reason="length")), 1.6
     )
     assert one(commands, Deliver).text == "c"
     assert one(commands, End).num_cached_tokens == 0, "cached tokens are attempt 0's"
     assert running.num_retries == 1
+
+
+def test_a_scheduler_that_comes_back_gets_what_it_had(running: GatewayCore) -> None:
+    running.handle(SchedulersChanged({"d0": 1, "d1": 1}), 0.0)
+    running.handle(batch(delta(0, [7, 8], 0, "ab")), 0.1)
+    assert running.handle(PeerLost("d0", 1), 0.2) == []
+    assert running.handle(SchedulersChanged({"d0": 1, "d1": 1}), 0.3) == [], "old news"
+    assert running.handle(SchedulersChanged({"d1": 1}), 0.3) == []
+    (submit,) = running.handle(SchedulersChanged({"d0": 2, "d1": 1}), 0.7)
+    assert (submit.scheduler, submit.message.attempt, submit.message.output_ids) == ("d0", 1, [7, 8])
+    assert running.handle(SchedulersChanged({"d0": 2, "d1": 1}), 0.8) == []
+    refused = SubmitFailed("r", 1, Failure("not_ready", "its worker is away"))
+    assert one(running.handle(refused, 0.8), AskRoute).message.excluded == ["d0"]
+
+
+def test_a_scheduler_that_is_back_before_its_death_is_known_is_used_at_once(running: GatewayCore) -> None:
+    running.handle(batch(delta(0, [7, 8], 0, "ab")), 0.1)
+    running.handle(SchedulersChanged({"d0": 2}), 0.2)
+    assert one(running.handle(PeerLost("d0", 1), 0.2), SendSubmit).scheduler == "d0"
+    lost = Failure("peer_lost", "gone")
+    assert running.handle(SubmitFailed("r", 1, lost), 0.3) == [], "the second death, seen by the submission alone"
+    assert one(running.handle(SchedulersChanged({"d0": 3}), 0.4), SendSubmit).message.attempt == 2
+
+
+def test_a_scheduler_comes_back_but_the_detokenizer_is_gone(running: GatewayCore) -> None:
+    running.handle(batch(delta(0, [7, 8], 0, "ab")), 0.1)
+    running.handle(PeerLost("d0", 1), 0.2)
+    running.handle(DetokenizersChanged(["t1"]), 0.3)
+    assert one(running.handle(SchedulersChanged({"d0": 2}), 0.4), AskRoute).message.excluded == []
 
 
 def test_a_lost_scheduler_of_an_older_epoch_is_no_loss(core: GatewayCore) -> None:
@@ -377,9 +410,10 @@ def test_a_finish_lost_with_its_attempt_is_drawn_again(core: GatewayCore) -> Non
     core.handle(SubmitAccepted("r", 0, "d0", 1), 0.0)
     core.handle(batch(delta(0, [7, 8], 0, "a")), 0.1)
     core.handle(PeerLost("d0", 1), 0.2)
-    (submit,) = core.handle(RouteChosen("r", 1, Route(decode="d1")), 0.3)
+    core.handle(Tick(), 1.2)
+    (submit,) = core.handle(RouteChosen("r", 1, Route(decode="d1")), 1.3)
     assert submit.message.output_ids == [7]
-    commands = core.handle(batch(delta(1, [8], 1, "b", attempt=1, finish_reason="length")), 0.4)
+    commands = core.handle(batch(delta(1, [8], 1, "b", attempt=1, finish_reason="length")), 1.4)
     assert one(commands, Deliver).text == "b"
     assert one(commands, End).num_output_tokens == 2
 

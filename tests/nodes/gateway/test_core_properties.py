@@ -29,6 +29,7 @@ from nodes.gateway.events import (
     PeerLost,
     RouteChosen,
     RouteFailed,
+    SchedulersChanged,
     SendCancel,
     SendResend,
     SendSubmit,
@@ -228,6 +229,7 @@ class Ring:
         self.epochs[scheduler] += 1
         if n % 3:
             self.feed(PeerLost(scheduler, self.epochs[scheduler] - 1))
+        self.wire.append(SchedulersChanged(dict(self.epochs)))
 
     def cut_off(self, n: int) -> None:
         scheduler = SCHEDULERS[n % 2]

@@ -1,0 +1,133 @@
+"""A mesh as processes, looked at and struck from outside, and what it has to endure."""
+
+import asyncio
+import json
+import os
+import signal
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+from tests.chaos.streams import NUM_CLIENTS, Answer, Wave, bodies, differences
+from tests.process.conftest import Host
+from tests.serving.held import held
+
+ROLES = {
+    "registry": "registry",
+    "tokenizer": "tokenizer-0",
+    "prefill scheduler": "scheduler-prefill-0",
+    "decode scheduler": "scheduler-decode-0",
+    "prefill worker": "worker-prefill-0",
+    "decode worker": "worker-decode-0",
+    "detokenizer": "detokenizer-0",
+    "kv_agent": "kv-agent-0",
+}
+
+GATEWAY = "gateway-0"
+
+
+@dataclass(frozen=True)
+class Incarnations:
+    """Epoch of each actor at one moment, and how many tokens each scheduler had computed again by then."""
+
+    epochs: dict[str, int]
+    recomputed: dict[str, float]
+
+
+class ChaosMesh:
+    """A running mesh, looked at and struck from outside."""
+
+    def __init__(self, host: Host, process: Any) -> None:
+        self.host = host
+        self.process = process
+        self.port = host.port
+        self.left: dict[str, float] = {}
+
+    def pid(self, actor_id: str) -> int:
+        """From the manifest: asking the supervisor takes too long where a stream runs."""
+        for record in json.loads((self.host.run_directory / "manifest.json").read_text())["processes"]:
+            if record["actor_id"] == actor_id:
+                return record["pid"]
+        return 0
+
+    def strike(self, actor_id: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """A signal to whatever runs under this id now; nothing if it is being started again."""
+        if pid := self.pid(actor_id):
+            os.kill(pid, number)
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of `/metrics`, by its name with labels."""
+        with urllib.request.urlopen(self.host.url + "/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+
+    def wait_until_nothing_is_held(self, timeout_s: float) -> None:
+        """No page, grant, slot or step is there for any request."""
+
+        def look() -> bool:
+            try:
+                self.left = held(self.metrics())
+            except OSError:
+                self.left = {"the gateway does not answer": 1.0}
+            return not self.left
+
+        try:
+            self.host.wait_until(look, "nothing is held", timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"after {timeout_s:.1f} s: {self.left}") from error
+
+    def settled(self, timeout_s: float = 30.0) -> Incarnations:
+        """Once every actor is ready and answers a scrape."""
+
+        def look() -> Incarnations | None:
+            actors = self.host.ps()
+            if any(entry["state"] != "ready" for entry in actors.values()):
+                return None
+            try:
+                samples = self.metrics()
+            except OSError:
+                return None
+            recomputed = {
+                actor_id: samples.get(f'mesh_recomputed_tokens_total{{actor="{actor_id}",role="scheduler"}}')
+                for actor_id in actors
+                if actor_id.startswith("scheduler")
+            }
+            if None in recomputed.values():
+                return None
+            return Incarnations({actor_id: entry["epoch"] for actor_id, entry in actors.items()}, recomputed)
+
+        return self.host.wait_until(look, "every actor is ready again", timeout_s)
+
+
+def recomputed_tokens(before: Incarnations, after: Incarnations) -> dict[str, float]:
+    """What each scheduler computed again between the two. One that died in between counts from 0 again."""
+    return {
+        actor_id: value - (before.recomputed[actor_id] if before.epochs[actor_id] == after.epochs[actor_id] else 0.0)
+        for actor_id, value in after.recomputed.items()
+    }
+
+
+def endure(
+    mesh: ChaosMesh,
+    undisturbed: list[Answer],
+    roles: list[str],
+    share: float,
+    salt: str,
+    number: signal.Signals = signal.SIGKILL,
+) -> dict[str, float]:
+    """One wave in which `roles` are struck together, after this share of its events. What was computed again."""
+    before = mesh.settled()
+
+    def blow() -> None:
+        for role in roles:
+            mesh.strike(ROLES[role], number)
+
+    at = int(share * sum(answer.num_events for answer in undisturbed))
+    wave = Wave(mesh.port, bodies(salt), at=at, blow=blow)
+    answers = asyncio.run(wave.run())
+    after = mesh.settled()
+    for role in roles:
+        assert after.epochs[ROLES[role]] == before.epochs[ROLES[role]] + 1, f"{role} did not die once"
+    assert wave.num_hit >= NUM_CLIENTS // 2, "too few streams ran when the blow fell"
+    assert not differences(answers, undisturbed), roles
+    return recomputed_tokens(before, after)

@@ -1,0 +1,137 @@
+"""Waves of streaming clients, and something done to the mesh when a number of events has arrived.
+
+Raw asyncio streams on the caller's loop, so that the blow falls between two events and not some time later.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+NUM_CLIENTS = 16
+ANSWER_TIMEOUT_S = 60.0
+
+SENTENCE = "Bob has 7 green pears. Ann has 3 red apples. The sky is blue and the grass is green. "
+
+
+def bodies(salt: str, num_requests: int = 24, max_tokens: int = 128) -> list[dict[str, Any]]:
+    """Half greedy, half sampled; prompts of 100 to 500 tokens, four of each beginning. `salt` keeps caches apart."""
+    return [
+        {
+            "model": "tiny",
+            "prompt": f"Story {number % 6}. " + SENTENCE * (3 + 3 * (number % 5)) + f"{number} pears",
+            "seed": number,
+            "temperature": float(number % 2),
+            "top_p": 0.95,
+            "max_tokens": max_tokens - 8 * (number % 4),
+            "ignore_eos": True,
+            "cache_salt": salt,
+        }
+        for number in range(num_requests)
+    ]
+
+
+@dataclass
+class Answer:
+    """What one client has got. `broken` is why it did not get all of it."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    usage: tuple[int, int] | None = None
+    num_events: int = 0
+    is_open: bool = False
+    broken: str = ""
+
+    @property
+    def whole(self) -> tuple[str, str | None, tuple[int, int] | None, str]:
+        """What must not depend on who died. Cached tokens do: they are a matter of time."""
+        return self.text, self.finish_reason, self.usage, self.broken
+
+
+class Wave:
+    """`bodies` asked by so many clients at a time; `blow` is called once, when `at` events have arrived."""
+
+    def __init__(
+        self,
+        port: int,
+        bodies: list[dict[str, Any]],
+        *,
+        num_clients: int = NUM_CLIENTS,
+        at: int = 0,
+        blow: Callable[[], None] | None = None,
+    ) -> None:
+        self.answers = [Answer() for _ in bodies]
+        self.num_events = 0
+        self.num_hit = 0
+        self._port = port
+        self._bodies = bodies
+        self._num_clients = num_clients
+        self._at = max(1, at)
+        self._blow = blow
+
+    async def run(self) -> list[Answer]:
+        todo = iter(range(len(self._bodies)))
+        await asyncio.gather(*(self._client(todo) for _ in range(self._num_clients)))
+        return self.answers
+
+    async def _client(self, todo: Iterator[int]) -> None:
+        for number in todo:
+            answer = self.answers[number]
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    await self._ask(self._bodies[number], answer)
+            except TimeoutError:
+                answer.broken = f"not ended within {ANSWER_TIMEOUT_S:.0f} s"
+            except OSError as error:
+                answer.broken = f"{error!r}"
+            answer.is_open = False
+
+    async def _ask(self, body: dict[str, Any], answer: Answer) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            data = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
+            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+            answer.is_open = True
+            status = await reader.readline()
+            if b" 200 " not in status:
+                answer.broken = f"{status!r} {await reader.read(2000)!r}"
+                return
+            while line := await reader.readline():
+                if line == b"data: [DONE]\n":
+                    return
+                if line.startswith(b"data: "):
+                    self._take(json.loads(line[6:]), answer)
+            answer.broken = "the connection was closed"
+        finally:
+            writer.close()
+
+    def _take(self, event: dict[str, Any], answer: Answer) -> None:
+        if "error" in event:
+            answer.broken = event["error"]["message"]
+            return
+        if event.get("usage"):
+            answer.usage = event["usage"]["prompt_tokens"], event["usage"]["completion_tokens"]
+        for choice in event["choices"]:
+            answer.text += choice["text"]
+            answer.finish_reason = choice["finish_reason"] or answer.finish_reason
+            answer.num_events += 1
+            self.num_events += 1
+        if self._blow is not None and self.num_events >= self._at:
+            blow, self._blow = self._blow, None
+            self.num_hit = sum(one.is_open for one in self.answers)
+            blow()
+
+
+def differences(got: list[Answer], wanted: list[Answer]) -> list[str]:
+    """In words, what a client could tell from its answer; empty if nothing."""
+    found: list[str] = []
+    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
+        if one.whole != other.whole:
+            same = next((i for i, (a, b) in enumerate(zip(one.text, other.text, strict=False)) if a != b), None)
+            found.append(
+                f"request {number}: {one.broken or 'whole'}, {one.finish_reason}, usage {one.usage} for {other.usage}, "
+                f"texts of {len(one.text)} and {len(other.text)} characters differ from character {same} on"
+            )
+    return found

@@ -1,0 +1,39 @@
+"""Every role over and over, by death and by hang, and any two at once."""
+
+import itertools
+import random
+import signal
+
+import pytest
+
+from tests.chaos.chaos_mesh import ROLES, ChaosMesh, endure
+from tests.chaos.streams import Answer
+
+pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.slow]
+
+KILLS = 20
+HANGS = 5
+
+
+@pytest.mark.timeout(1800)
+def test_each_role_twenty_times(mesh: ChaosMesh, undisturbed: list[Answer]) -> None:
+    draw = random.Random(1)
+    # Role by role, so that each has been stable for a while, and is started at once, when its turn comes again.
+    for turn, role in itertools.product(range(KILLS), ROLES):
+        endure(mesh, undisturbed, [role], draw.uniform(0.0, 0.6), f"{turn} {role}")
+
+
+@pytest.mark.timeout(1800)
+def test_each_role_hangs(mesh: ChaosMesh, undisturbed: list[Answer]) -> None:
+    draw = random.Random(2)
+    for turn, role in itertools.product(range(HANGS), ROLES):
+        endure(mesh, undisturbed, [role], draw.uniform(0.0, 0.6), f"hang {turn} {role}", signal.SIGSTOP)
+
+
+@pytest.mark.timeout(1800)
+def test_two_roles_at_once(mesh: ChaosMesh, undisturbed: list[Answer]) -> None:
+    draw = random.Random(3)
+    pairs = list(itertools.combinations(ROLES, 2))
+    draw.shuffle(pairs)
+    for roles in pairs:
+        endure(mesh, undisturbed, list(roles), draw.uniform(0.0, 0.6), f"pair {roles}")

@@ -1,0 +1,54 @@
+"""Each role killed once while clients stream: nobody can tell from an answer that anything happened."""
+
+import asyncio
+import time
+
+import pytest
+
+from tests.chaos.chaos_mesh import GATEWAY, ROLES, ChaosMesh, endure
+from tests.chaos.streams import NUM_CLIENTS, Answer, Wave, bodies
+
+pytestmark = [pytest.mark.process, pytest.mark.chaos]
+
+RECOMPUTED_MAX = NUM_CLIENTS * 16 + 256
+"""A page of each running request, and a chunk."""
+
+STEPS_MAX = 2 * 512
+"""What a worker that prefills can have in flight: steps full of prompts, of which the second may not have begun."""
+
+MOMENTS = {
+    "registry": 0.3,
+    "tokenizer": 0.0,
+    "prefill scheduler": 0.0,
+    "decode scheduler": 0.4,
+    "prefill worker": 0.0,
+    "decode worker": 0.4,
+    "detokenizer": 0.3,
+    "kv_agent": 0.0,
+}
+"""The share of an undisturbed wave's events after which the blow falls. At the first, most prompts are computed."""
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_killed(mesh: ChaosMesh, undisturbed: list[Answer], role: str) -> None:
+    recomputed = endure(mesh, undisturbed, [role], MOMENTS[role], f"killed {role}")
+    assert sum(recomputed.values()) <= (STEPS_MAX if role == "prefill worker" else RECOMPUTED_MAX), recomputed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_a_killed_gateway_leaves_nothing_behind(mesh: ChaosMesh, share: float) -> None:
+    mesh.settled()
+    struck_at: list[float] = []
+
+    def blow() -> None:
+        mesh.strike(GATEWAY)
+        struck_at.append(time.monotonic())
+
+    asked = bodies(f"gateway {share}", NUM_CLIENTS, max_tokens=512)
+    wave = Wave(mesh.port, asked, at=int(share * NUM_CLIENTS * 256), blow=blow)
+    answers = asyncio.run(wave.run())
+    assert wave.num_hit == NUM_CLIENTS
+    assert all("closed" in answer.broken or "reset" in answer.broken for answer in answers), answers
+    mesh.wait_until_nothing_is_held(struck_at[0] + 10.0 - time.monotonic())
+    mesh.settled()
