@@ -11,6 +11,10 @@ exactly once, by `End`. An attempt goes through these phases:
     ROUTING      a tokenizer's answer                   no route                             WAITING, then again
     WAITING      its time                               `recover_by` passes                  End with the failure
 
+A request has few attempts, so that one which brings schedulers down cannot go on for long. A submission to a scheduler
+that was not there is none of them: a dead one stays a member until its lease ends or its successor joins, and until
+`recover_by` it may come back.
+
 Attempts that are over, and attempts whose output comes late, are cancelled at their scheduler until it acknowledges.
 """
 
@@ -217,6 +221,11 @@ class GatewayCore:
             return
         if event.failure.code != "peer_lost":
             self._cancel(log, now)
+        elif not event.was_heard:
+            if now >= log.recover_by:
+                self._end(log, None, event.failure, now)
+                return
+            log.num_unheard += 1
         self._next_attempt(log, event.failure, [log.scheduler], now)
 
     def _on_attempt_failed(self, event: AttemptFailed, now: float) -> None:
@@ -245,8 +254,9 @@ class GatewayCore:
         if not failure.retryable:
             self._end(log, None, failure, now)
             return
-        if log.attempt + 1 >= self._config.max_attempts:
-            message = f"gave up after {log.attempt + 1} attempts; the last one: {failure.message}"
+        num_attempts = log.attempt + 1 - log.num_unheard
+        if num_attempts >= self._config.max_attempts:
+            message = f"gave up after {num_attempts} attempts; the last one: {failure.message}"
             self._end(log, None, Failure(failure.code, message), now)
             return
         if log.phase is Phase.RUNNING:

@@ -52,6 +52,7 @@ class RequestLog:
         "num_chars",
         "num_resends",
         "num_route_tries",
+        "num_unheard",
         "opened",
         "output_ids",
         "pace_s",
@@ -80,6 +81,8 @@ class RequestLog:
         self.excluded: list[str] = []
         self.failure: Failure | None = None
         self.num_route_tries = 0
+        # Attempts that nobody was there to take: they cost time, not one of the few attempts a request has.
+        self.num_unheard = 0
         self.num_resends = 0
         self.gap_until = 0.0
         self.resend_at = 0.0

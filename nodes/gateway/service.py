@@ -10,6 +10,7 @@ from secrets import randbits
 from typing import assert_never
 
 from mesh.actor import Context
+from mesh import errors
 from mesh.errors import CallError
 from mesh.membership import Member
 from mesh.transport.base import Lane
@@ -275,7 +276,8 @@ class GatewayService:
         try:
             answer = await self._ctx.ask(command.scheduler, message, timeout_s=self.config.submit_timeout_s)
         except CallError as error:
-            self.handle(SubmitFailed(request_id, attempt, _failure_of(error)))
+            was_heard = not isinstance(error, errors.PeerLost) or error.was_heard
+            self.handle(SubmitFailed(request_id, attempt, _failure_of(error), was_heard))
             return
         if isinstance(answer.message, Submitted):
             self.handle(SubmitAccepted(request_id, attempt, answer.sender.actor_id, answer.sender.epoch))
