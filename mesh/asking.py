@@ -140,7 +140,9 @@ class Asking:
     def lose(self, peer: Peer, reason: str) -> None:
         """A peer is gone: whoever waits for it is answered at once."""
         for asked in self._pending.lose(peer.address):
-            asked.failed(PeerLost(f"{peer.address} is lost: {reason}"))
+            lost = PeerLost(f"{peer.address} is lost: {reason}")
+            lost.was_heard = any(peer.num_heard)
+            asked.failed(lost)
 
     def close(self) -> None:
         """The actor stops: nobody waits any longer."""

@@ -64,10 +64,14 @@ class DeadlineExceeded(CallError):
 
 
 class PeerLost(CallError):
-    """The peer died, restarted, stopped answering or was cut off; it may or may not have done what was asked."""
+    """The peer died, restarted, stopped answering or was cut off; it may or may not have done what was asked.
+
+    `was_heard` False: not a word came from that incarnation over this connection; most likely nobody was there.
+    """
 
     code = "peer_lost"
     retryable = True
+    was_heard = True
 
 
 class Unreachable(CallError):

@@ -124,5 +124,6 @@ class SimulatedProcess:
 
 
 def _is_of_task(callback: Callable[..., object]) -> bool:
-    """A task's step: dropped, the task could never end."""
-    return isinstance(getattr(callback, "__self__", None), asyncio.Task)
+    """A task's step, or what `gather` does when one of its parts ends: dropped, the task could never end."""
+    is_gather = getattr(callback, "__module__", "") == "asyncio.tasks"
+    return is_gather or isinstance(getattr(callback, "__self__", None), asyncio.Task)

@@ -11,6 +11,10 @@ exactly once, by `End`. An attempt goes through these phases:
     ROUTING      a tokenizer's answer                   no route                             WAITING, then again
     WAITING      its time, or its scheduler's return    `recover_by` passes                  End with the failure
 
+A request has few attempts that come to nothing, so that one which brings schedulers down cannot go on for long. One
+that brought output is none of them, nor is a submission to a scheduler that was not there: a dead one stays a member
+until its lease ends or its successor joins, and until `recover_by` it may come back.
+
 Attempts that are over, and attempts whose output comes late, are cancelled at their scheduler until it acknowledges.
 """
 
@@ -223,7 +227,7 @@ class GatewayCore:
             return
         if event.failure.code != "peer_lost":
             self._cancel(log, now)
-        self._next_attempt(log, event.failure, [log.scheduler], now, has_run=False)
+        self._next_attempt(log, event.failure, [log.scheduler], now, has_run=event.was_heard)
 
     def _on_attempt_failed(self, event: AttemptFailed, now: float) -> None:
         log = self._requests.get(event.request_id)
@@ -257,9 +261,12 @@ class GatewayCore:
         if has_run:
             log.fail()
             log.recover_by = now + self._config.recovery_timeout_s
-        if log.num_failures >= self._config.max_attempts or now >= log.recover_by:
-            message = f"gave up after {log.attempt + 1} attempts; the last one: {failure.message}"
+        if log.num_failures >= self._config.max_attempts:
+            message = f"gave up after {log.num_failures} attempts; the last one: {failure.message}"
             self._end(log, None, Failure(failure.code, message), now)
+            return
+        if now >= log.recover_by:
+            self._end(log, None, failure, now)
             return
         lost_epoch = log.epoch or self._schedulers.get(log.scheduler, 0)
         log.attempt += 1

@@ -45,11 +45,15 @@ class SubmitAccepted(NamedTuple):
 
 
 class SubmitFailed(NamedTuple):
-    """The ask failed: refused by the scheduler, or no answer (it may then hold the attempt all the same)."""
+    """The ask failed: refused by the scheduler, or no answer (it may then hold the attempt all the same).
+
+    `was_heard` False: no connection came about, so the scheduler's fate is not this request's doing.
+    """
 
     request_id: str
     attempt: int
     failure: Failure
+    was_heard: bool = True
 
 
 class RouteChosen(NamedTuple):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from secrets import randbits
 from typing import assert_never
 
+from mesh import errors
 from mesh.actor import Context
 from mesh.errors import CallError
 from mesh.membership import Member
@@ -278,7 +279,8 @@ class GatewayService:
         try:
             answer = await self._ctx.ask(command.scheduler, message, timeout_s=self.config.submit_timeout_s)
         except CallError as error:
-            self.handle(SubmitFailed(request_id, attempt, _failure_of(error)))
+            was_heard = not isinstance(error, errors.PeerLost) or error.was_heard
+            self.handle(SubmitFailed(request_id, attempt, _failure_of(error), was_heard))
             return
         if isinstance(answer.message, Submitted):
             self.handle(SubmitAccepted(request_id, attempt, answer.sender.actor_id, answer.sender.epoch))

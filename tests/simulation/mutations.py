@@ -1,32 +1,48 @@
 """One planted bug per promise of the cores. What the simulation does not see, it does not guard.
 
-A mutation replaces one method; `PLANTED[name]` makes the patch. `first_caught(name)` runs seeds until one fails.
+A mutation replaces a method, or several where a promise has a second guard behind the first: then either alone may
+fail unseen, and only both together break it. `PLANTED[name]` makes the patches; `first_caught(name)` runs seeds until
+one fails.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 from unittest.mock import _patch, patch  # type: ignore[attr-defined]
 
 import msgspec
 
+from kvstore.protocol import GrantClosed
 from kvstore.radix_tree import RadixTree
 from kvstore.rebuild import Orphans
 from kvstore.sequence_pages import SequencePages
 from kvstore.transfer import puller
+from kvstore.transfer.session import TransferSession
+from mesh.membership import MemberChange, Membership
+from nodes.detokenizer.step import Step
 from nodes.gateway.cancels import CancelLedger
 from nodes.gateway.core import GatewayCore
-from nodes.gateway.requests import RequestLog
+from nodes.gateway.requests import Phase, RequestLog
 from nodes.kv_agent.core import AgentCore
+from nodes.kv_agent.events import Reply
+from nodes.protocol import Adopt
+from nodes.registry.core import RegistryCore
+from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.attempts import Attempts
+from nodes.scheduler.calls import Calls
+from nodes.scheduler.grants import Grants
 from nodes.scheduler.orders import Orders
 from nodes.scheduler.pipeline import Pipeline
 from nodes.scheduler.running import Running
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.streams import Streams
-from nodes.worker.core import WorkerCore
+from nodes.worker.core import AnswerAdopt, WorkerCore
 from tests.simulation.scenario import run_seed
 
 MOST_SEEDS = 500
+
+
+Patches = list[Callable[[], "_patch[Any]"]]
 
 
 def _nothing(*arguments: Any, **options: Any) -> None:
@@ -61,14 +77,6 @@ def _count_tokens_twice(accept: Any) -> Any:
     def mutated(self: RequestLog, delta: Any, now: float) -> Any:
         taken = msgspec.structs.replace(delta, position=len(self.output_ids), text_offset=self.num_chars)
         return accept(self, taken, now)
-
-    return mutated
-
-
-def _take_older_attempts(on_delta: Any) -> Any:
-    def mutated(self: GatewayCore, delta: Any, now: float) -> None:
-        log = self._requests.get(delta.request_id)
-        on_delta(self, delta if log is None else msgspec.structs.replace(delta, attempt=log.attempt), now)
 
     return mutated
 
@@ -112,32 +120,190 @@ def _unlocked(lock: Any) -> Any:
     return mutated
 
 
-PLANTED: dict[str, Callable[[], "_patch[Any]"]] = {
-    "unacknowledged steps are not sent again": _around(Pipeline, "send_again", lambda _: _nothing),
-    "any result is taken for the oldest step": _around(Pipeline, "on_result", _take_any_result),
-    "a worker runs steps of every scheduler epoch": _around(WorkerCore, "_on_step", _take_steps_of_every_epoch),
-    "pages are given back under a step that writes them": _around(Running, "leave", _leave_at_once),
-    "pages are journalled before the step is acknowledged": _around(Sequence, "journal", _journal_what_is_scheduled),
-    "locked pages are evicted": _around(RadixTree, "lock", _unlocked),
-    "generations are not compared": _around(puller, "_compare", lambda _: _nothing),
-    "pages of a failed transfer are free at once": _around(SequencePages, "take_back", _free_at_once),
-    "a dead scheduler's grants stay open": _around(AgentCore, "_revoke_older", lambda _: lambda *_: []),
-    "what nobody claims is held for good": _around(Orphans, "release", lambda _: _nothing),
-    "deltas are taken wherever they belong": _around(RequestLog, "accept", _count_tokens_twice),
-    "output of older attempts is taken": _around(GatewayCore, "_on_delta", _take_older_attempts),
-    "a cancel is asked once": _around(
-        CancelLedger, "failed", lambda _: lambda self, scheduler, now: self.lost(scheduler)
-    ),
-    "attempts of a lost gateway go on": _around(Attempts, "of_gateway", lambda _: lambda *_: []),
-    "prefilled pages are kept for good": _around(Orders, "on_lease_over", lambda _: _nothing),
-    "a stream begins behind the position asked for": _around(Streams, "reopen", _off_by_one),
+def _do_not_answer_zombies(on_delta: Any) -> Any:
+    def mutated(self: GatewayCore, delta: Any, now: float) -> None:
+        log = self._requests.get(delta.request_id)
+        if log is not None and delta.attempt >= log.attempt and log.phase <= Phase.RUNNING:
+            on_delta(self, delta, now)
+
+    return mutated
+
+
+def _keep_queue(on_adopt: Any) -> Any:
+    def mutated(self: WorkerCore, event: Any) -> Any:
+        queue = dict(self._queue)
+        commands = on_adopt(self, event)
+        self._queue = queue | self._queue
+        return commands
+
+    return mutated
+
+
+def _adopted_at_once(settle: Any) -> Any:
+    def mutated(self: WorkerCore) -> Any:
+        answers = [AnswerAdopt(waiting.call, self._last_step) for waiting in self._adopting]
+        self._adopting.clear()
+        return answers + settle(self)
+
+    return mutated
+
+
+def _keep_one_result(keep: Any) -> Any:
+    def mutated(self: WorkerCore, result: Any) -> None:
+        self._results.clear()
+        keep(self, result)
+
+    return mutated
+
+
+def _do_not_wait_for_worker(ask: Any) -> Any:
+    async def mutated(self: SchedulerActor, actor_id: str, message: Any, what: str) -> Any:
+        return None if isinstance(message, Adopt) else await ask(self, actor_id, message, what)
+
+    return mutated
+
+
+def _forget_holders(peer_gone: Any) -> Any:
+    def mutated(self: AgentCore, peer: Any, reason: str, now: float) -> Any:
+        sessions = self._sessions
+        self._sessions = {name: one for name, one in sessions.items() if one.grant.holder != peer.actor_id}
+        commands = peer_gone(self, peer, reason, now)
+        self._sessions = sessions
+        return commands
+
+    return mutated
+
+
+def _map_at_once(_: Any) -> Any:
+    return lambda self, event, now: [*self._revoke_older(event.sender, now), self._map(event)]
+
+
+def _close_at_once(close: Any) -> Any:
+    def mutated(self: AgentCore, event: Any, now: float) -> Any:
+        commands = close(self, event, now)
+        grant_id = event.message.grant_id
+        return commands + [Reply(call, GrantClosed(grant_id=grant_id)) for call in self._closing.pop(grant_id, [])]
+
+    return mutated
+
+
+def _count_all_pages(progress: Any) -> Any:
+    return lambda self: msgspec.structs.replace(progress(self), num_pages=self.num_pages)
+
+
+def _ignore_unknown_grants(on_transfer_failed: Any) -> Any:
+    def mutated(self: Orders, message: Any, now: float) -> Any:
+        return None if message.code == "unknown_grant" else on_transfer_failed(self, message, now)
+
+    return mutated
+
+
+def _claim_any_tail(claim: Any) -> Any:
+    def mutated(self: Orphans, *arguments: Any, **options: Any) -> Any:
+        tails = [(handle, handle._tail) for handles in self._by_parent.values() for handle in handles]
+        for handle, _ in tails:
+            handle._tail = b""
+        claimed = claim(self, *arguments, **options)
+        for handle, tail in tails:
+            handle._tail = tail
+        return claimed
+
+    return mutated
+
+
+def _take_gaps(take_run: Any) -> Any:
+    def mutated(self: Step, number: int, stream: Any, position: int, *more: Any) -> None:
+        take_run(self, number, stream, min(position, stream.position) if stream.position else position, *more)
+
+    return mutated
+
+
+def _let_anything_in(problem: Any) -> Any:
+    def mutated(self: Calls, *arguments: Any) -> Any:
+        found = problem(self, *arguments)
+        return None if found is not None and found[0] == "never_fits" else found
+
+    return mutated
+
+
+def _same_incarnation(update: Any) -> Any:
+    def mutated(self: Membership, upserted: Any, gone: Any) -> MemberChange:
+        change = update(self, upserted, gone)
+        joined = {one.actor_id for one in change.joined}
+        left = [one for one in change.left if one.actor_id not in joined]
+        old = {one.actor_id for one in change.left} & joined
+        return MemberChange(
+            [one for one in change.joined if one.actor_id not in old],
+            left,
+            change.changed + [one for one in change.joined if one.actor_id in old],
+        )
+
+    return mutated
+
+
+ZOMBIES_GO_ON = _around(GatewayCore, "_on_delta", _do_not_answer_zombies)
+"""The second guard behind every cancel: output of an attempt that nobody wants is answered with one."""
+
+PLANTED: dict[str, Patches] = {
+    "unacknowledged steps are not sent again": [_around(Pipeline, "send_again", lambda _: _nothing)],
+    "any result is taken for the oldest step": [_around(Pipeline, "on_result", _take_any_result)],
+    # Links end with the incarnation they lead to, so late steps are rare; those that wait in the worker are not.
+    "a worker runs steps of every scheduler epoch": [
+        _around(WorkerCore, "_on_step", _take_steps_of_every_epoch),
+        _around(WorkerCore, "_on_adopt", _keep_queue),
+    ],
+    "a worker is adopted while a step runs": [_around(WorkerCore, "_settle", _adopted_at_once)],
+    "only the last result is kept": [_around(WorkerCore, "_keep", _keep_one_result)],
+    # Nobody sends it work before it is ready, which it is not before it has the worker.
+    "the pool is taken over before the worker": [
+        _around(SchedulerActor, "_ask_until_answered", _do_not_wait_for_worker),
+        lambda: patch.object(SchedulerActor, "ready_after_start", True),
+    ],
+    "pages are given back under a step that writes them": [_around(Running, "leave", _leave_at_once)],
+    "pages are journalled before the step is acknowledged": [_around(Sequence, "journal", _journal_what_is_scheduled)],
+    "locked pages are evicted": [_around(RadixTree, "lock", _unlocked)],
+    "generations are not compared": [_around(puller, "_compare", lambda _: _nothing)],
+    "pages of a failed transfer are free at once": [_around(SequencePages, "take_back", _free_at_once)],
+    "a grant is closed while a copy writes": [_around(AgentCore, "_close", _close_at_once)],
+    "a pool is mapped while copies write": [_around(AgentCore, "_map_asked", _map_at_once)],
+    # The agent hears of it in three ways: the link, the next incarnation's first message, and its asking for the pool.
+    "a dead scheduler's grants stay open": [
+        _around(AgentCore, "_revoke_older", lambda _: lambda *_: []),
+        _around(AgentCore, "_peer_gone", _forget_holders),
+        _around(AgentCore, "_map_asked", _map_at_once),
+    ],
+    "pages are counted that are not the first ones": [_around(TransferSession, "_progress", _count_all_pages)],
+    "what nobody claims is held for good": [_around(Orphans, "release", lambda _: _nothing)],
+    "orphans are claimed for other tokens": [_around(Orphans, "claim", _claim_any_tail)],
+    "deltas are taken wherever they belong": [_around(RequestLog, "accept", _count_tokens_twice)],
+    "a detokenizer takes tokens behind a gap": [_around(Step, "_take_run", _take_gaps)],
+    # Taken, it would be the same text: that a late answer is dropped shows in nothing but in who goes on computing.
+    "output of older attempts is not answered": [ZOMBIES_GO_ON],
+    "a cancel is asked once": [
+        _around(CancelLedger, "failed", lambda _: lambda self, scheduler, now: self.lost(scheduler)),
+        ZOMBIES_GO_ON,
+    ],
+    "attempts of a lost gateway go on": [_around(Attempts, "of_gateway", lambda _: lambda *_: []), ZOMBIES_GO_ON],
+    # The lease is the last guard: before it the holder cancels, is seen to be gone, or does not know the order.
+    "prefilled pages are kept for good": [
+        _around(Orders, "on_lease_over", lambda _: _nothing),
+        _around(Orders, "on_holder_lost", lambda _: lambda *_: []),
+        _around(Orders, "on_transfer_failed", _ignore_unknown_grants),
+        _around(Grants, "_cancel_unknown", lambda _: _nothing),
+    ],
+    "a stream begins behind the position asked for": [_around(Streams, "reopen", _off_by_one)],
+    "requests that never fit are taken": [_around(Calls, "_problem", _let_anything_in)],
+    "leases at the registry never end": [_around(RegistryCore, "expire", lambda _: _nothing)],
+    "a new incarnation is taken for the old one": [_around(Membership, "_update", _same_incarnation)],
 }
 
 
 def first_caught(name: str, first: int = 0, most: int = MOST_SEEDS) -> tuple[int, str] | None:
     """The first seed that fails with this bug, and how; None if none does."""
     for seed in range(first, first + most):
-        with PLANTED[name]():
+        with ExitStack() as planted:
+            for plant in PLANTED[name]:
+                planted.enter_context(plant())
             try:
                 run_seed(seed)
             except Exception as error:  # noqa: BLE001 - whatever it is: it is seen

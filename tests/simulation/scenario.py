@@ -5,16 +5,21 @@ import json
 import logging
 import random
 from collections import Counter
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 import structlog
 
 from mesh.testing.virtual_time import run
 from mesh.transport.faults import Faults
-from tests.simulation.whole_mesh import Outcome, SimulatedMesh
+from nodes.worker.step import CORRUPT_PAGE
+from tests.simulation.whole_mesh import CONTEXT_LENGTH, Outcome, SimulatedMesh
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]
 SHARED_PREFIX = "all of us begin with these same words, which a cache may keep; "
+# Four whole pages: what follows shares nothing but them, so that many sequences hang on the same page.
+SHARED_PAGES = SHARED_PREFIX + "!"
+PAGE_SIZE = 16
 SILENT = structlog.make_filtering_bound_logger(logging.CRITICAL)
 LIMIT_S = 600.0
 REQUEST_LIMIT_S = 180.0
@@ -52,6 +57,10 @@ class Client:
             return text[: text.index(self.stop)], "stop"
         return text, reason
 
+    def num_pages(self) -> int:
+        """Pages that the longest answer would take: the last token's KV is never computed."""
+        return -(-(min(len(self.prompt) + self.max_tokens, CONTEXT_LENGTH) - 1) // PAGE_SIZE)
+
 
 def draw_faults(draw: random.Random) -> Faults:
     """One to all fault classes, at rates from rare to severe."""
@@ -63,10 +72,10 @@ def draw_faults(draw: random.Random) -> Faults:
     return Faults(
         drop=rate(),
         duplicate=rate(),
-        slow=rate(),
-        slow_s=draw.choice([0.02, 0.5]),
+        slow=rate() * draw.choice([1.0, 4.0]),
+        slow_s=draw.choice([0.02, 0.5, 2.0]),
         reset=rate() * 0.1,
-        silent_down=0.3,
+        silent_down=draw.choice([0.0, 0.3, 0.9]),
         partition=draw.choice([0.0, 0.02, 0.1]),
         partition_s=(0.05, draw.choice([0.3, 2.5])),
     )
@@ -75,18 +84,21 @@ def draw_faults(draw: random.Random) -> Faults:
 def draw_clients(draw: random.Random) -> list[Client]:
     """Up to a dozen calls within some seconds; short and long prompts, some with a common prefix, some that leave."""
     clients: list[Client] = []
-    for number in range(draw.randrange(4, 12)):
-        words = " ".join(draw.choices(WORDS, k=draw.choice([1, 4, 12, 24])))
-        prompt = (SHARED_PREFIX if draw.random() < 0.4 else "") + f"{number} {words}"
+    prefix = draw.choice([SHARED_PREFIX, SHARED_PAGES])
+    num_alike = draw.choice([0.4, 0.4, 0.9])
+    spread_s = draw.choice([0.1, 3.0, 3.0, 8.0])
+    for number in range(draw.choice([4, 8, 8, 12])):
+        words = " ".join(draw.choices(WORDS, k=draw.choice([1, 4, 12, 12, 24, 40])))
+        prompt = (prefix if draw.random() < num_alike else "") + f"{number} {words}"
         clients.append(
             Client(
-                arrives_s=draw.random() * draw.choice([0.1, 3.0]),
+                arrives_s=draw.random() * draw.choice([0.1, spread_s]),
                 prompt=prompt,
-                max_tokens=draw.choice([1, 8, 40, 200]),
+                max_tokens=min(draw.choice([1, 8, 40, 200]), CONTEXT_LENGTH - len(prompt)),
                 n=draw.choice([1, 1, 1, 3]),
                 stop=draw.choice(["", "", draw.choice(WORDS)[1:]]),
                 seed=number,
-                leaves_after_s=draw.random() * 0.5 if draw.random() < 0.2 else None,
+                leaves_after_s=draw.random() * draw.choice([0.1, 0.5, 3.0]) if draw.random() < 0.25 else None,
             )
         )
     return clients
@@ -94,14 +106,14 @@ def draw_clients(draw: random.Random) -> list[Client]:
 
 @dataclass(frozen=True)
 class Calamity:
-    """What befalls an actor.
+    """What befalls an actor, or several at once.
 
     `kill`; `point`: it dies at its `points`-th message or store; `hang`: until the supervisor kills it; `pause`: until
-    it goes on; `pool`: the agent dies, and the pool of one group with it.
+    it goes on; `pool`: the agent dies, and the pool of one group with it; `gone`: it dies and never comes back.
     """
 
     at_s: float
-    actor_id: str
+    actor_ids: list[str]
     kind: str
     points: int
     lasts_s: float
@@ -111,30 +123,46 @@ ACTORS = ["registry", "kv-agent-0", "tokenizer-0", "detokenizer-0", "detokenizer
 
 
 def draw_calamities(draw: random.Random, groups: list[str], clients: list[Client]) -> list[Calamity]:
-    """None to five of them, soon after a client has come; most of them to schedulers and workers."""
+    """None to five of them, soon after a client has come; most of them to schedulers and workers.
+
+    What dies of the same cause dies together: a scheduler and its worker, a scheduler and the one it works with.
+    """
     engine = [f"{role}-{group}" for group in groups for role in ("scheduler", "worker")]
+    pairs = [[f"scheduler-{group}", f"worker-{group}"] for group in groups]
+    pairs += [[f"scheduler-{group}", other] for group in groups for other in ("kv-agent-0", "gateway-0")]
+    pairs.append([f"scheduler-{group}" for group in groups])
     drawn: list[Calamity] = []
-    for _ in range(draw.choice([0, 1, 1, 2, 3, 5])):
+    for _ in range(draw.choice([0, 1, 2, 3, 5])):
         kind = draw.choice(["kill", "point", "point", "point", "hang", "pause"])
         kind = "pool" if draw.random() < 0.03 else kind
         lasts_s = draw.uniform(0.05, 1.4) if kind == "pause" else draw.uniform(1.5, 4.0)
-        actor_id = draw.choice(engine if draw.random() < 0.5 else ACTORS)
-        at_s = draw.choice(clients).arrives_s + draw.random() * draw.choice([0.1, 0.5])
-        drawn.append(Calamity(at_s, actor_id, kind, draw.randrange(1, 60), lasts_s))
+        actor_ids = [draw.choice(engine if draw.random() < 0.5 else ACTORS)]
+        if draw.random() < 0.25:
+            actor_ids = draw.choice(pairs)
+        at_s = draw.choice(clients).arrives_s + draw.random() * draw.choice([0.1, 0.5, 3.0])
+        drawn.append(Calamity(at_s, actor_ids, kind, draw.randrange(1, draw.choice([60, 600])), lasts_s))
+    if draw.random() < 0.1:
+        drawn.append(Calamity(draw.random() * 3.0, ["detokenizer-1"], "gone", 0, 0.0))
     return drawn
 
 
 async def _befall(mesh: SimulatedMesh, calamity: Calamity) -> None:
     await asyncio.sleep(calamity.at_s)
-    process = mesh.processes[calamity.actor_id]
-    if calamity.kind == "kill":
-        process.kill()
-    elif calamity.kind == "pool":
-        mesh.lose_pool(mesh.groups[calamity.points % len(mesh.groups)])
-    elif calamity.kind == "point":
-        process.arm(calamity.points)
-    else:
-        await mesh.hang(calamity.actor_id, calamity.lasts_s, kill=calamity.kind == "hang")
+    hangs: list[Awaitable[None]] = []
+    for actor_id in calamity.actor_ids:
+        process = mesh.processes[actor_id]
+        if calamity.kind == "gone":
+            mesh.gone.add(actor_id)
+            process.kill()
+        elif calamity.kind == "kill":
+            process.kill()
+        elif calamity.kind == "pool":
+            mesh.lose_pool(mesh.groups[calamity.points % len(mesh.groups)])
+        elif calamity.kind == "point":
+            process.arm(calamity.points)
+        else:
+            hangs.append(mesh.hang(actor_id, calamity.lasts_s, kill=calamity.kind == "hang"))
+    await asyncio.gather(*hangs)
 
 
 async def _client(mesh: SimulatedMesh, client: Client, number: int) -> list[str]:
@@ -146,18 +174,22 @@ async def _client(mesh: SimulatedMesh, client: Client, number: int) -> list[str]
     return [
         f"{request_id}-{index} ({client}): {problem}"
         for index, outcome in enumerate(outcomes)
-        if (problem := _problem(client, outcome))
+        if (problem := _problem(client, outcome, mesh.num_pages - 1))
     ]
 
 
-def _problem(client: Client, outcome: Outcome) -> str:
+def _problem(client: Client, outcome: Outcome, num_pages: int) -> str:
     text, reason = client.expected()
+    never_fits = client.num_pages() > num_pages
     if outcome.num_ends == 0:
-        if client.leaves_after_s is None and not outcome.gateway_died:
+        if client.leaves_after_s is None and not outcome.gateway_died and not never_fits:
             return "it never ended"
         return "" if text.startswith(outcome.text) else f"text {outcome.text!r} is not the beginning of {text!r}"
     if outcome.num_ends > 1:
         return f"it ended {outcome.num_ends} times"
+    if never_fits:
+        code = None if outcome.failure is None else outcome.failure.code
+        return "" if code == "never_fits" else f"it can never fit, and ended with {outcome.failure} {outcome.text!r}"
     if outcome.failure is not None:
         return f"it failed: {outcome.failure}"
     if (outcome.text, outcome.finish_reason) != (text, reason):
@@ -187,7 +219,9 @@ def run_seed(seed: int) -> Counter[str]:
     mixed = draw.random() < 0.2
     clients = draw_clients(draw)
     faults = draw_faults(draw)
-    mesh = SimulatedMesh(seed, Faults() if draw.random() < 0.5 else faults, mixed)
+    # Half of all meshes have a perfect network, but for what the dead do not say.
+    quiet = Faults(silent_down=draw.choice([0.0, 0.3]))
+    mesh = SimulatedMesh(seed, quiet if draw.random() < 0.5 else faults, mixed)
     calamities = draw_calamities(draw, mesh.groups, clients)
     replay = f"replay: python -m tests.simulation --seed {seed}"
     try:
@@ -196,6 +230,7 @@ def run_seed(seed: int) -> Counter[str]:
         error.add_note(f"{mesh.network.report(60)}\n{mesh.faults}\n{calamities}\n{replay}")
         raise
     problems += [f"an ask outlived its deadline: {ask}" for ask in mesh.late_asks]
+    problems += [f"{num} rows failed with {code}" for code, num in mesh.errors.items() if code == CORRUPT_PAGE]
     assert not problems, "\n".join([*problems, mesh.network.report(60), str(mesh.faults), str(calamities), replay])
     counts = Counter(dict(mesh.network.counts)) + Counter({f"died: {role}": n for role, n in mesh.deaths.items()})
     return counts + Counter({"died in a store": mesh.host.num_torn})

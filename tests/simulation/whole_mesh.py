@@ -36,14 +36,17 @@ from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.config import SchedulerConfig
 from nodes.tokenizer.actor import TokenizerActor
 from nodes.tokenizer.config import TokenizerConfig
-from nodes.worker.actor import WorkerActor
 from nodes.worker.config import WorkerConfig
 from tests.simulation.deaths import MortalHost, MortalTransport
+from tests.simulation.hardware import SlowWorker, corrupt_pages, slow_down
 
 CONTEXT_LENGTH = 512
 SETTLE_S = 60.0
-COPY_S = 0.002
-"""Virtual time that copying a page takes."""
+QUANTUM_BYTES = 32
+"""Copied at a time: a quarter of a page, so that a copy can be stopped in the middle of one."""
+ZOMBIE_S = 8.0
+"""Nobody computes longer for clients that are gone: the lease at the registry, and a few asks to hear of it."""
+ZOMBIES = ("_running", "_waiting")
 
 
 class SimulatedBootstrap:
@@ -79,15 +82,21 @@ class SimulatedMesh:
     processes: dict[str, SimulatedProcess] = field(default_factory=dict[str, SimulatedProcess])
     late_asks: list[str] = field(default_factory=list[str])
     deaths: Counter[str] = field(default_factory=Counter[str])
+    gone: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
         self.network = SimulatedNetwork(self.seed, self.faults)
         self.host = MortalHost(self.seed)
         self.bootstrap = SimulatedBootstrap()
         self.random = random.Random(f"mesh/{self.seed}")
-        # From room for everybody to room for one; steps from faster than the network's faults to slower.
-        self.num_pages = self.random.choice([33, 48, 96])
-        self.model = f"echo?step_ms={self.random.choice([2, 2, 30])}&token_us=50"
+        # From room for everybody to less than one may ask for; steps and copies from faster than the network's faults
+        # to slower than a restart; restarts from sooner than anybody has noticed to later than everybody has.
+        self.num_pages = self.random.choice([21, 33, 48, 96])
+        step_ms = self.random.choice([30, 100]) if self.num_pages > 48 else self.random.choice([2, 2, 30, 30])
+        self.model = f"echo?step_ms={step_ms}&token_us=50"
+        self.copy_s = self.random.choice([0.0005, 0.005, 0.05])
+        self.restart_s = self.random.choice([(0.001, 0.02), (0.02, 1.0), (0.5, 6.0)])
+        self.errors: Counter[str] = Counter()
         self._makers: dict[str, Callable[[], Actor]] = {}
         self._dead: dict[SimulatedProcess, asyncio.Event] = {}
         self._restarts: set[asyncio.Task[None]] = set()
@@ -102,7 +111,7 @@ class SimulatedMesh:
         spec = resolve_model(self.model)
         layout = spec.kv_layout("float32", 16)
         pools = [PoolConfig(group=group, num_pages=self.num_pages, layout=layout) for group in self.groups]
-        agent = KVAgentConfig(pools=pools, unlink_on_stop=False, quantum_bytes=1)
+        agent = KVAgentConfig(pools=pools, unlink_on_stop=False, quantum_bytes=QUANTUM_BYTES)
         makers: dict[str, Callable[[], Actor]] = {
             "registry": RegistryActor,
             "kv-agent-0": lambda: KVAgent(agent, self.host),
@@ -112,7 +121,7 @@ class SimulatedMesh:
                 WorkerConfig(group=group, model=self.model, agent="kv-agent-0"),
                 self._scheduler(group, spec),
             )
-            makers[f"worker-{group}"] = lambda worker=worker: WorkerActor(worker, self.host)
+            makers[f"worker-{group}"] = lambda worker=worker: self._worker(worker)
             makers[f"scheduler-{group}"] = lambda scheduler=scheduler: SchedulerActor(scheduler, self.host)
         tokenizer = TokenizerConfig(
             model=self.model, context_length=CONTEXT_LENGTH, use_threads=False, use_processes=False
@@ -135,6 +144,11 @@ class SimulatedMesh:
     def _is_serving(self) -> bool:
         gateway = self.actors["gateway-0"]
         return gateway._service is not None and not gateway.service.missing_roles()
+
+    def _worker(self, config: WorkerConfig) -> SlowWorker:
+        worker = SlowWorker(config, self.host)
+        worker.errors = self.errors
+        return worker
 
     def _scheduler(self, group: str, spec: Any) -> SchedulerConfig:
         return SchedulerConfig(
@@ -165,7 +179,7 @@ class SimulatedMesh:
         self.actors[actor_id] = actor
         self._watch_asks(actor, actor_id)
         if isinstance(actor, KVAgent):
-            self._take_time(actor)
+            slow_down(actor, self.copy_s, random.Random(f"cancels/{self.seed}/{epoch}"))
         started = process.spawn(system.start())
         if actor_id == "registry":
             await asyncio.wait([started], timeout=1.0)
@@ -187,12 +201,14 @@ class SimulatedMesh:
         self.network.crash(address)
         self.deaths[process.name.partition("-")[0]] += 1
         self._dead.setdefault(process, asyncio.Event()).set()
+        if process.name in self.gone:
+            return
         # Not in the context of the process, which is dead.
         task = self._outside.run(asyncio.get_running_loop().create_task, self._restart(address))
         self._keep(task)
 
     async def _restart(self, address: Address) -> None:
-        await asyncio.sleep(self.random.uniform(0.02, 1.0))
+        await asyncio.sleep(self.random.uniform(*self.restart_s))
         await self._start(address.actor_id, address.epoch + 1)
 
     def lose_pool(self, group: str) -> None:
@@ -215,12 +231,6 @@ class SimulatedMesh:
         else:
             self.network.resume(address)
             process.go_on()
-
-    @staticmethod
-    def _take_time(agent: KVAgent) -> None:
-        """Between two pages that it copies, time passes and things may happen."""
-        later = agent.ctx.later
-        agent.ctx.later = lambda delay_s, *callback: later(delay_s or COPY_S, *callback)  # type: ignore[method-assign]
 
     def _watch_asks(self, actor: Actor, actor_id: str) -> None:
         """Note every ask that outlives its deadline, unless the whole process stood still."""
@@ -267,7 +277,7 @@ class SimulatedMesh:
         generation = service.open(job, prepared, arrived_at)
         outcomes.extend(Outcome() for _ in generation.request_ids)
         leaves_at = None if abandon_after_s is None else service.now() + abandon_after_s
-        while not all(outcome.num_ends for outcome in outcomes):
+        while not (all(outcome.num_ends for outcome in outcomes) or any(outcome.failure for outcome in outcomes)):
             try:
                 async with asyncio.timeout_at(leaves_at):
                     await generation.output.wait()
@@ -281,45 +291,62 @@ class SimulatedMesh:
                     outcome.num_ends += 1
                     outcome.finish_reason = piece.end.finish_reason
                     outcome.failure = piece.end.failure
+        # One sample that failed ends the call, as the HTTP side does it.
+        service.abandon(generation)
 
     async def settle(self) -> None:
         """No faults any more: within a bounded time nothing is held by anyone. Raises AssertionError naming what is."""
         self.network.calm()
         for process in self.processes.values():
             process.disarm()
-        deadline = asyncio.get_running_loop().time() + SETTLE_S
-        while left := [*self._absent(), *self.held()]:
-            assert asyncio.get_running_loop().time() < deadline, f"still held after {SETTLE_S} s: {left}"
-            await asyncio.sleep(0.25)
+        await self._until_none(ZOMBIE_S, lambda: self.held(ZOMBIES))
+        await self._until_none(SETTLE_S, lambda: [*self._absent(), *self.held()])
         for group in self.groups:
             core = self.actors[f"scheduler-{group}"]._core
             core.assert_idle()
             assert core.cache.check() == []
+            assert not (corrupt := list(corrupt_pages(self.actors[f"scheduler-{group}"]._pool))), corrupt
+
+    @staticmethod
+    async def _until_none(limit_s: float, look: Callable[[], list[str]]) -> None:
+        deadline = asyncio.get_running_loop().time() + limit_s
+        while left := look():
+            assert asyncio.get_running_loop().time() < deadline, f"still there after {limit_s:g} s: {left}"
+            await asyncio.sleep(0.25)
 
     def _absent(self) -> list[str]:
         """Who has died and is not back yet."""
         registry = self.actors["registry"]
+        if registry._core is None:
+            return ["the registry has not started"]
         ready = {one.actor_id: one.epoch for one in registry.core.members() if one.state == READY}
-        return [
+        absent = [
             f"{actor_id} is not ready"
             for actor_id, process in self.processes.items()
-            if process.state is not ProcessState.RUNNING
-            or (actor_id != "registry" and ready.get(actor_id) != self.systems[actor_id].address.epoch)
+            if actor_id not in self.gone
+            and (
+                process.state is not ProcessState.RUNNING
+                or (actor_id != "registry" and ready.get(actor_id) != self.systems[actor_id].address.epoch)
+            )
         ]
+        return absent + [f"{actor_id} is gone, and a member" for actor_id in self.gone & ready.keys()]
 
-    def held(self) -> list[str]:
-        """What somebody holds for a request, by actor."""
+    def held(self, names: tuple[str, ...] = ()) -> list[str]:
+        """What somebody holds for a request, by actor; `names` alone if there are any."""
         left: list[str] = []
         for actor_id, actor in self.actors.items():
+            if actor_id in self.gone:
+                continue
             for name, value in actor.stats().items():
                 bare = name.partition("{")[0]
-                if value and (bare.endswith(HELD) or any(f'state="{state}"' in name for state in PAGE_STATES)):
+                is_page = not names and any(f'state="{state}"' in name for state in PAGE_STATES)
+                if value and (bare.endswith(names or HELD) or is_page):
                     left.append(f"{actor_id} {name}={value:g}")
         return left
 
     async def stop(self) -> None:
         """Stop all systems."""
-        for actor_id in reversed(list(self.systems)):
+        for actor_id in reversed([one for one in self.systems if one not in self.gone]):
             await self.processes[actor_id].spawn(self.systems[actor_id].stop())
 
     def bury(self) -> None:

@@ -253,6 +253,46 @@ def test_an_attempt_not_yet_taken_is_judged_by_its_own_answer(core: GatewayCore)
     assert (ask.attempt, ask.message.excluded) == (1, ["d0"])
 
 
+def submit_to_nobody(core: GatewayCore, attempt: int, now: float) -> list[Any]:
+    lost = Failure("peer_lost", "d0#1 is lost: refused")
+    return core.handle(SubmitFailed("r", attempt, lost, was_heard=False), now)
+
+
+def route_again(core: GatewayCore, commands: list[Any], now: float) -> tuple[list[Any], float]:
+    """Tick until the next attempt is submitted to `d0`, or the request ends; what does it, and when."""
+    for _ in range(1000):
+        if any(isinstance(command, SendSubmit | End) for command in commands):
+            return commands, now
+        asks = [command for command in commands if isinstance(command, AskRoute)]
+        if asks:
+            commands = core.handle(RouteChosen("r", asks[0].attempt, Route(decode="d0")), now)
+        else:
+            now += 0.25
+            commands = core.handle(Tick(), now)
+    raise AssertionError("neither submitted nor ended")
+
+
+def test_submissions_that_nobody_was_there_to_take_are_bounded_by_time_and_not_by_attempts(core: GatewayCore) -> None:
+    core.handle(opened(), 0.0)
+    now, attempt, commands = 0.0, 0, []
+    while core.num_requests:
+        commands, now = route_again(core, submit_to_nobody(core, attempt, now), now)
+        attempt += 1
+    assert attempt > CONFIG.max_attempts
+    assert CONFIG.recovery_timeout_s <= now < CONFIG.recovery_timeout_s + 3
+    assert one(commands, End).failure.code == "peer_lost"
+    assert core.num_cancels == 0, "nobody holds anything"
+
+
+def test_submissions_to_a_scheduler_that_died_of_them_are_bounded_by_attempts(core: GatewayCore) -> None:
+    core.handle(opened(), 0.0)
+    commands, now = route_again(core, submit_to_nobody(core, 0, 0.0), 0.0)
+    for attempt in range(1, CONFIG.max_attempts + 1):
+        commands = core.handle(SubmitFailed("r", attempt, Failure("peer_lost", "crashed")), now)
+        commands, now = route_again(core, commands, now)
+    assert "gave up after 5 attempts" in one(commands, End).failure.message
+
+
 def test_no_answer_to_submit_cancels_what_may_be_held(core: GatewayCore) -> None:
     core.handle(opened(), 0.0)
     ask, cancel = core.handle(SubmitFailed("r", 0, LOST), 5.0)
@@ -348,7 +388,7 @@ def test_attempts_that_nobody_took_are_only_limited_by_time(core: GatewayCore) -
     now, ended = 0.0, []
     attempts = 0
     while not ended:
-        commands = core.handle(SubmitFailed("r", attempts, Failure("peer_lost", "refused")), now)
+        commands = core.handle(SubmitFailed("r", attempts, Failure("peer_lost", "refused"), was_heard=False), now)
         ended = [one for one in commands if isinstance(one, End)]
         attempts += not ended
         now += 1.1

@@ -1,0 +1,66 @@
+"""What takes time and leaves traces in memory: steps that write until they end, copies that go on after a cancel.
+
+The echo model writes a step's KV in one moment, and the shared-memory transport stops where it is told to. A GPU and a
+network card do neither, and the promises are made for those: pages are written from the first moment of a step to its
+last, and a cancelled copy may still write for a while. `corrupt_pages` then compares what the books say with the pages.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from kvstore.allocator import PageState
+from kvstore.hashing import unpack_tokens
+from kvstore.page_pool import PagePool
+from kvstore.page_table import Torn
+from nodes.kv_agent.actor import KVAgent
+from nodes.worker.actor import WorkerActor
+from nodes.worker.step import RunnableStep, run_isolated
+
+
+class SlowWorker(WorkerActor):
+    """A worker whose steps write and read their pages when they begin and again when they end.
+
+    `errors` counts the rows that failed, by code.
+    """
+
+    errors: Counter[str]
+
+    def _run(self, step: RunnableStep) -> None:
+        started = self.ctx.now()
+        outcome = run_isolated(self._require_runner(), step)
+        self.errors.update(error.code for error in outcome.errors)
+        self.ctx.later(outcome.delay_s, self._end, step, started)
+
+    def _end(self, step: RunnableStep, started: float) -> None:
+        outcome = run_isolated(self._require_runner(), step)
+        self.errors.update(error.code for error in outcome.errors)
+        self._done(step, outcome, started)
+
+
+def slow_down(agent: KVAgent, copy_s: float, dice: random.Random) -> None:
+    """Have copying a page take `copy_s`, and let a cancelled copy write on for up to three pages' time."""
+    later = agent.ctx.later
+    transport: Any = agent._puller.transport
+    cancel = transport.cancel
+    agent.ctx.later = lambda delay_s, *callback: later(delay_s or copy_s, *callback)  # type: ignore[method-assign]
+    transport.cancel = lambda handle: later(dice.random() * 3 * copy_s, cancel, handle)
+
+
+def corrupt_pages(pool: PagePool) -> Iterator[str]:
+    """Pages of an echo pool that the table says are cached, and that hold something else."""
+    words = memoryview(pool.pages_view).cast("B").cast("I")
+    page_size, page_words = pool.layout.page_size, pool.layout.page_bytes // 4
+    for page, entry in pool.table().scan():
+        if isinstance(entry, Torn) or entry.state is not PageState.CACHED:
+            continue
+        start = page * page_words
+        tokens = words[start : start + page_size].tolist()
+        positions = words[start + page_size : start + 2 * page_size].tolist()
+        first = positions[0]
+        is_in_place = first % page_size == 0 and entry.is_first == (first == 0)
+        if tokens != list(unpack_tokens(entry.tokens)) or positions != list(range(first, first + page_size)):
+            yield f"page {page} of {pool.info.group} holds {tokens} at {positions}, the table says {entry}"
+        elif not is_in_place:
+            yield f"page {page} of {pool.info.group} begins at position {first}, the table says {entry}"
