@@ -227,7 +227,9 @@ class GatewayCore:
             return
         if event.failure.code != "peer_lost":
             self._cancel(log, now)
-        self._next_attempt(log, event.failure, [log.scheduler], now, has_run=event.was_heard)
+        # Silence is no sign that the request brings anything down; a death of whoever heard it may be.
+        has_run = event.was_heard and event.failure.code != "deadline_exceeded"
+        self._next_attempt(log, event.failure, [log.scheduler], now, has_run=has_run)
 
     def _on_attempt_failed(self, event: AttemptFailed, now: float) -> None:
         log = self._requests.get(event.request_id)
