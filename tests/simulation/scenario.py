@@ -62,9 +62,9 @@ class Client:
         return -(-(min(len(self.prompt) + self.max_tokens, CONTEXT_LENGTH) - 1) // PAGE_SIZE)
 
 
-def draw_faults(draw: random.Random) -> Faults:
+def draw_faults(draw: random.Random, theme: str) -> Faults:
     """One to all fault classes, at rates from rare to severe."""
-    severity = draw.choice([0.002, 0.01, 0.05])
+    severity = draw.choice([0.05, 0.2] if theme == "leavers" else [0.002, 0.01, 0.05])
 
     def rate() -> float:
         return severity * draw.random() if draw.random() < 0.7 else 0.0
@@ -81,24 +81,38 @@ def draw_faults(draw: random.Random) -> Faults:
     )
 
 
-def draw_clients(draw: random.Random) -> list[Client]:
+THEMES = ["", "", "", "steps", "copies", "leavers"]
+"""What a seed is about: everything, or one kind of trouble often enough that rare coincidences come about.
+
+`steps`: schedulers die, alone or with their workers, while long steps run, and are back before those end. `copies`: so
+do schedulers and agents during slow copies in small pools, and clients leave. `leavers`: all clients leave or lose
+their gateway, in a network that loses much, in the middle of long answers.
+"""
+
+
+def draw_clients(draw: random.Random, theme: str) -> list[Client]:
     """Up to a dozen calls within some seconds; short and long prompts, some with a common prefix, some that leave."""
+    leaving, lengths, max_tokens = 0.25, [1, 4, 12, 12, 24, 40], [1, 8, 40, 200]
+    if theme == "copies":
+        leaving, lengths = 0.5, [12, 24, 24]
+    elif theme == "leavers":
+        leaving, lengths, max_tokens = 1.0, [24, 40], [200]
     clients: list[Client] = []
     prefix = draw.choice([SHARED_PREFIX, SHARED_PAGES])
     num_alike = draw.choice([0.4, 0.4, 0.9])
     spread_s = draw.choice([0.1, 3.0, 3.0, 8.0])
     for number in range(draw.choice([4, 8, 8, 12])):
-        words = " ".join(draw.choices(WORDS, k=draw.choice([1, 4, 12, 12, 24, 40])))
+        words = " ".join(draw.choices(WORDS, k=draw.choice(lengths)))
         prompt = (prefix if draw.random() < num_alike else "") + f"{number} {words}"
         clients.append(
             Client(
                 arrives_s=draw.random() * draw.choice([0.1, spread_s]),
                 prompt=prompt,
-                max_tokens=min(draw.choice([1, 8, 40, 200]), CONTEXT_LENGTH - len(prompt)),
+                max_tokens=min(draw.choice(max_tokens), CONTEXT_LENGTH - len(prompt)),
                 n=draw.choice([1, 1, 1, 3]),
                 stop=draw.choice(["", "", draw.choice(WORDS)[1:]]),
                 seed=number,
-                leaves_after_s=draw.random() * draw.choice([0.1, 0.5, 3.0]) if draw.random() < 0.25 else None,
+                leaves_after_s=draw.random() * draw.choice([0.1, 0.5, 3.0]) if draw.random() < leaving else None,
             )
         )
     return clients
@@ -122,7 +136,7 @@ class Calamity:
 ACTORS = ["registry", "kv-agent-0", "tokenizer-0", "detokenizer-0", "detokenizer-1", "gateway-0"]
 
 
-def draw_calamities(draw: random.Random, groups: list[str], clients: list[Client]) -> list[Calamity]:
+def draw_calamities(draw: random.Random, theme: str, groups: list[str], clients: list[Client]) -> list[Calamity]:
     """None to five of them, soon after a client has come; most of them to schedulers and workers.
 
     What dies of the same cause dies together: a scheduler and its worker, a scheduler and the one it works with.
@@ -131,13 +145,20 @@ def draw_calamities(draw: random.Random, groups: list[str], clients: list[Client
     pairs = [[f"scheduler-{group}", f"worker-{group}"] for group in groups]
     pairs += [[f"scheduler-{group}", other] for group in groups for other in ("kv-agent-0", "gateway-0")]
     pairs.append([f"scheduler-{group}" for group in groups])
+    singles, shared = ACTORS, 0.25
+    if theme == "steps":
+        singles, shared = engine[::2], 0.4
+    elif theme == "copies":
+        singles = engine[::2]
+    elif theme == "leavers":
+        singles = ["gateway-0"]
     drawn: list[Calamity] = []
     for _ in range(draw.choice([0, 1, 2, 3, 5])):
         kind = draw.choice(["kill", "point", "point", "point", "hang", "pause"])
         kind = "pool" if draw.random() < 0.03 else kind
         lasts_s = draw.uniform(0.05, 1.4) if kind == "pause" else draw.uniform(1.5, 4.0)
-        actor_ids = [draw.choice(engine if draw.random() < 0.5 else ACTORS)]
-        if draw.random() < 0.25:
+        actor_ids = [draw.choice(engine if draw.random() < 0.5 else singles)]
+        if draw.random() < shared:
             actor_ids = draw.choice(pairs)
         at_s = draw.choice(clients).arrives_s + draw.random() * draw.choice([0.1, 0.5, 3.0])
         drawn.append(Calamity(at_s, actor_ids, kind, draw.randrange(1, draw.choice([60, 600])), lasts_s))
@@ -216,13 +237,14 @@ def run_seed(seed: int) -> Counter[str]:
     """Run one seed; returns how often each fault came. Raises AssertionError with the messages and the replay."""
     structlog.configure(wrapper_class=SILENT)
     draw = random.Random(f"scenario/{seed}")
-    mixed = draw.random() < 0.2
-    clients = draw_clients(draw)
-    faults = draw_faults(draw)
+    theme = draw.choice(THEMES)
+    mixed = draw.random() < 0.2 and theme != "copies"
+    clients = draw_clients(draw, theme)
+    faults = draw_faults(draw, theme)
     # Half of all meshes have a perfect network, but for what the dead do not say.
     quiet = Faults(silent_down=draw.choice([0.0, 0.3]))
-    mesh = SimulatedMesh(seed, quiet if draw.random() < 0.5 else faults, mixed)
-    calamities = draw_calamities(draw, mesh.groups, clients)
+    mesh = SimulatedMesh(seed, quiet if draw.random() < 0.5 else faults, mixed, theme)
+    calamities = draw_calamities(draw, theme, mesh.groups, clients)
     replay = f"replay: python -m tests.simulation --seed {seed}"
     try:
         problems = run(_scenario(mesh, clients, calamities), limit_s=LIMIT_S)

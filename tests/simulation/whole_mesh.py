@@ -34,6 +34,7 @@ from nodes.model_spec import resolve_model
 from nodes.registry.actor import RegistryActor
 from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.figures import leaks
 from nodes.tokenizer.actor import TokenizerActor
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.worker.config import WorkerConfig
@@ -77,6 +78,7 @@ class SimulatedMesh:
     seed: int
     faults: Faults
     mixed: bool = False
+    theme: str = ""
     systems: dict[str, ActorSystem] = field(default_factory=dict[str, ActorSystem])
     actors: dict[str, Any] = field(default_factory=dict[str, Any])
     processes: dict[str, SimulatedProcess] = field(default_factory=dict[str, SimulatedProcess])
@@ -89,18 +91,31 @@ class SimulatedMesh:
         self.host = MortalHost(self.seed)
         self.bootstrap = SimulatedBootstrap()
         self.random = random.Random(f"mesh/{self.seed}")
-        # From room for everybody to less than one may ask for; steps and copies from faster than the network's faults
-        # to slower than a restart; restarts from sooner than anybody has noticed to later than everybody has.
-        self.num_pages = self.random.choice([21, 33, 48, 96])
-        step_ms = self.random.choice([30, 100]) if self.num_pages > 48 else self.random.choice([2, 2, 30, 30])
-        self.model = f"echo?step_ms={step_ms}&token_us=50"
-        self.copy_s = self.random.choice([0.0005, 0.005, 0.05])
-        self.restart_s = self.random.choice([(0.001, 0.02), (0.02, 1.0), (0.5, 6.0)])
+        self._draw_speeds()
         self.errors: Counter[str] = Counter()
         self._makers: dict[str, Callable[[], Actor]] = {}
         self._dead: dict[SimulatedProcess, asyncio.Event] = {}
         self._restarts: set[asyncio.Task[None]] = set()
         self._outside = contextvars.copy_context()
+
+    def _draw_speeds(self) -> None:
+        """From room for everybody to less than one may ask for; steps and copies from faster than the network's faults
+        to slower than a restart; restarts from sooner than anybody has noticed to later than everybody has.
+        """
+        draw = self.random
+        self.num_pages = draw.choice([21, 33, 48, 96])
+        self.copy_s = draw.choice([0.0005, 0.005, 0.05])
+        self.restart_s = draw.choice([(0.001, 0.02), (0.02, 1.0), (0.5, 6.0)])
+        steps = [2, 2, 30, 100 if self.num_pages > 48 else 30]
+        if self.theme == "steps":
+            self.num_pages, steps, self.restart_s = draw.choice([33, 48, 96]), [2, 30, 100], (0.001, 0.02)
+        elif self.theme == "copies":
+            self.num_pages, steps, self.copy_s = draw.choice([21, 33]), [2, 10], draw.choice([0.01, 0.05])
+            self.restart_s = (0.001, 0.02)
+        elif self.theme == "leavers":
+            self.num_pages, steps = 96, [100]
+        # Prefill and decode need not run on the same hardware.
+        self.step_ms = {group: draw.choice(steps) for group in self.groups}
 
     @property
     def groups(self) -> list[str]:
@@ -108,7 +123,7 @@ class SimulatedMesh:
 
     async def start(self) -> None:
         """Start everything at once, as the supervisor does, and wait until requests can be served."""
-        spec = resolve_model(self.model)
+        spec = resolve_model("echo")
         layout = spec.kv_layout("float32", 16)
         pools = [PoolConfig(group=group, num_pages=self.num_pages, layout=layout) for group in self.groups]
         agent = KVAgentConfig(pools=pools, unlink_on_stop=False, quantum_bytes=QUANTUM_BYTES)
@@ -118,20 +133,18 @@ class SimulatedMesh:
         }
         for group in self.groups:
             worker, scheduler = (
-                WorkerConfig(group=group, model=self.model, agent="kv-agent-0"),
+                WorkerConfig(group=group, model=f"echo?step_ms={self.step_ms[group]}&token_us=50", agent="kv-agent-0"),
                 self._scheduler(group, spec),
             )
             makers[f"worker-{group}"] = lambda worker=worker: self._worker(worker)
             makers[f"scheduler-{group}"] = lambda scheduler=scheduler: SchedulerActor(scheduler, self.host)
-        tokenizer = TokenizerConfig(
-            model=self.model, context_length=CONTEXT_LENGTH, use_threads=False, use_processes=False
-        )
+        tokenizer = TokenizerConfig(model="echo", context_length=CONTEXT_LENGTH, use_threads=False, use_processes=False)
         makers["tokenizer-0"] = lambda: TokenizerActor(tokenizer)
-        detokenizer = DetokenizerConfig(model=self.model, use_threads=False)
+        detokenizer = DetokenizerConfig(model="echo", use_threads=False)
         for number in range(2):
             makers[f"detokenizer-{number}"] = lambda: DetokenizerActor(detokenizer)
         gateway = GatewayConfig(
-            model_name="echo", model=self.model, context_length=CONTEXT_LENGTH, prepare_timeout_s=2.0, role_wait_s=60.0
+            model_name="echo", model="echo", context_length=CONTEXT_LENGTH, prepare_timeout_s=2.0, role_wait_s=60.0
         )
         self.validator = Validator(gateway)
         makers["gateway-0"] = lambda: Gateway(gateway, serve_http=False)
@@ -300,7 +313,7 @@ class SimulatedMesh:
         for process in self.processes.values():
             process.disarm()
         await self._until_none(ZOMBIE_S, lambda: self.held(ZOMBIES))
-        await self._until_none(SETTLE_S, lambda: [*self._absent(), *self.held()])
+        await self._until_none(SETTLE_S, lambda: [*self._absent(), *self.held(), *self._leaks()])
         for group in self.groups:
             core = self.actors[f"scheduler-{group}"]._core
             core.assert_idle()
@@ -330,6 +343,11 @@ class SimulatedMesh:
             )
         ]
         return absent + [f"{actor_id} is gone, and a member" for actor_id in self.gone & ready.keys()]
+
+    def _leaks(self) -> list[str]:
+        """What a scheduler holds that is in none of its figures, such as asks without an answer."""
+        cores = {group: self.actors[f"scheduler-{group}"]._core for group in self.groups}
+        return [f"{group} holds {leak}" for group, core in cores.items() if core is not None for leak in leaks(core)]
 
     def held(self, names: tuple[str, ...] = ()) -> list[str]:
         """What somebody holds for a request, by actor; `names` alone if there are any."""
