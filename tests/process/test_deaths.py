@@ -45,6 +45,22 @@ def test_every_actor_is_restarted_after_kill_and_hang(host):
     host.assert_nothing_left()
 
 
+def test_a_pool_that_was_lost_is_made_again_and_mapped_again(host):
+    mesh = host.up(*ECHO, "--mixed", "1")
+    before = host.ps()
+    (segment,) = host.segments()
+    os.kill(before["kv-agent-0"]["pid"], signal.SIGSTOP)
+    os.unlink(f"/dev/shm/{segment}")
+    os.kill(before["kv-agent-0"]["pid"], signal.SIGKILL)
+    for actor_id in ("kv-agent-0", "worker-mixed-0", "scheduler-mixed-0"):
+        replaced(host, actor_id, before[actor_id])
+    host.wait_ready()
+    assert host.say("in new memory") == "in new memory"
+    mesh.terminate()
+    assert mesh.wait(30) == 0
+    host.assert_nothing_left()
+
+
 def test_a_request_that_kills_its_worker_fails_alone(host):
     mesh = host.up("--model", "echo?step_ms=5&fatal_token=7")
     answers, errors = {}, []

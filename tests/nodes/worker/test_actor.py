@@ -11,8 +11,9 @@ import pytest
 from kvstore.errors import PoolMissing
 from kvstore.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import MapPool, PoolHandle
-from mesh.address import Address
+from mesh.address import Address, Endpoint
 from mesh.errors import RemoteError, Unreachable
+from mesh.membership import Member, Membership
 from mesh.telemetry import Metrics
 from nodes.model_spec import resolve_model
 from nodes.protocol import Adopt, Adopted, StepPlan, StepResult, StepRow
@@ -38,6 +39,11 @@ class RecordedContext:
         self.told: list[tuple[str, Any]] = []
         self.announced: list[tuple[str, dict]] = []
         self.news = asyncio.Event()
+        self.members = Membership()
+        self.ended: list[str] = []
+
+    def end(self, reason: str) -> None:
+        self.ended.append(reason)
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -106,6 +112,30 @@ def adopt(actor: WorkerActor, epoch: int = 1) -> Any:
     call = RecordedCall(Adopt(scheduler_epoch=epoch))
     actor.on_ask(call)
     return call.answer
+
+
+def test_a_worker_whose_pool_was_made_again_ends() -> None:
+    def agent(epoch: int, **incarnations: int) -> Member:
+        attributes = {"incarnations": incarnations}
+        return Member(
+            actor_id="agent-0", role="kv_agent", epoch=epoch, endpoint=Endpoint("", ""), attributes=attributes
+        )
+
+    async def main() -> None:
+        host = HeapHost()
+        actor = WorkerActor(config(), host)
+        context = RecordedContext([pool(host)])
+        actor.ctx = context
+        actor.on_members([agent(1, g=1)], [], [])
+        await actor.start()
+        for epoch, incarnations in enumerate([{"g": 1}, {"g": 1, "h": 9}, {}, {"g": 4}], 2):
+            context.members.reset(1, epoch, [agent(epoch, **incarnations)])
+            assert context.ended == []
+            actor.on_members([], [], [])
+        assert context.ended == ["agent-0 has made the pool of g again"]
+        await actor.stop()
+
+    asyncio.run(main())
 
 
 def test_draining_ends_with_the_running_step() -> None:
