@@ -48,8 +48,8 @@ class ActorContext:
 
     def end(self, reason: str) -> None:
         """End this actor."""
-        self.log.warning("ending", why=reason)
-        self._system.end(reason)
+        if self._system.end(reason):
+            self.log.warning("ending", why=reason)
 
     def tell(
         self, actor_id: str, message: AnyMessage, buffers: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA

@@ -157,10 +157,12 @@ class ActorSystem:
         await self._transport.stop()
         self.end("stopped")
 
-    def end(self, reason: str) -> None:
-        """Have whoever runs this actor end it."""
-        if not self._shutdown.done():
-            self._shutdown.set_result(reason)
+    def end(self, reason: str) -> bool:
+        """Have whoever runs this actor end it. False: that was asked before."""
+        if self._shutdown.done():
+            return False
+        self._shutdown.set_result(reason)
+        return True
 
     async def shutdown_asked(self) -> str:
         """Wait until a peer or the actor itself asks that it end (or it has); the reason given."""

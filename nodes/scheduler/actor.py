@@ -149,7 +149,7 @@ class SchedulerActor(Actor):
             except CallError as error:
                 if not error.retryable:
                     raise
-                self.ctx.log.info("waiting", what=what, actor=actor_id, why=str(error))
+                self.ctx.log.info("waiting", what=what, peer=actor_id, why=str(error))
                 # The usual reason is that the view of the mesh is not here yet, or that the peer has just died too.
                 await self._members_change(config.ask_retry_s)
             else:
