@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from secrets import randbits
 from typing import assert_never
 
-from mesh.actor import Context
 from mesh import errors
+from mesh.actor import Context
 from mesh.errors import CallError
 from mesh.membership import Member
 from mesh.transport.base import Lane
