@@ -17,7 +17,7 @@ from kvstore.radix_tree import RadixTree
 from kvstore.rebuild import Orphans
 from kvstore.sequence_pages import SequencePages
 from kvstore.transfer import puller
-from kvstore.transfer.session import TransferSession
+from kvstore.transfer.session import SenderLost, TransferSession
 from mesh.membership import MemberChange, Membership
 from nodes.detokenizer.step import Step
 from nodes.gateway.cancels import CancelLedger
@@ -131,9 +131,13 @@ def _do_not_answer_zombies(on_delta: Any) -> Any:
 
 def _keep_queue(on_adopt: Any) -> Any:
     def mutated(self: WorkerCore, event: Any) -> Any:
-        queue = dict(self._queue)
+        epoch, queue = self._epoch, dict(self._queue)
         commands = on_adopt(self, event)
-        self._queue = queue | self._queue
+        if queue and epoch != self._epoch and self._running is not None:
+            oldest = queue[min(queue)]
+            self._queue[1] = oldest._replace(
+                plan=msgspec.structs.replace(oldest.plan, step=1, scheduler_epoch=self._epoch)
+            )
         return commands
 
     return mutated
@@ -198,15 +202,21 @@ def _ignore_unknown_grants(on_transfer_failed: Any) -> Any:
     return mutated
 
 
-def _claim_any_tail(claim: Any) -> Any:
-    def mutated(self: Orphans, *arguments: Any, **options: Any) -> Any:
-        tails = [(handle, handle._tail) for handles in self._by_parent.values() for handle in handles]
-        for handle, _ in tails:
-            handle._tail = b""
-        claimed = claim(self, *arguments, **options)
-        for handle, tail in tails:
-            handle._tail = tail
-        return claimed
+def _claim_any(_: Any) -> Any:
+    def mutated(self: Orphans, token_ids: Any, extra_key: str = "", *, lora: str = "") -> Any:
+        for handles in self._by_parent.values():
+            for handle in handles:
+                if handle.num_tokens < len(token_ids):
+                    handles.remove(handle)
+                    return handle
+        return None
+
+    return mutated
+
+
+def _ignore_lost_senders(handle: Any) -> Any:
+    def mutated(self: TransferSession, event: Any, now: float) -> Any:
+        return [] if isinstance(event, SenderLost) else handle(self, event, now)
 
     return mutated
 
@@ -247,38 +257,22 @@ ZOMBIES_GO_ON = _around(GatewayCore, "_on_delta", _do_not_answer_zombies)
 PLANTED: dict[str, Patches] = {
     "unacknowledged steps are not sent again": [_around(Pipeline, "send_again", lambda _: _nothing)],
     "any result is taken for the oldest step": [_around(Pipeline, "on_result", _take_any_result)],
-    # Links end with the incarnation they lead to, so late steps are rare; those that wait in the worker are not.
-    "a worker runs steps of every scheduler epoch": [
-        _around(WorkerCore, "_on_step", _take_steps_of_every_epoch),
-        _around(WorkerCore, "_on_adopt", _keep_queue),
-    ],
-    "a worker is adopted while a step runs": [_around(WorkerCore, "_settle", _adopted_at_once)],
     "only the last result is kept": [_around(WorkerCore, "_keep", _keep_one_result)],
-    # Nobody sends it work before it is ready, which it is not before it has the worker.
-    "the pool is taken over before the worker": [
-        _around(SchedulerActor, "_ask_until_answered", _do_not_wait_for_worker),
-        lambda: patch.object(SchedulerActor, "ready_after_start", True),
-    ],
     "pages are given back under a step that writes them": [_around(Running, "leave", _leave_at_once)],
     "pages are journalled before the step is acknowledged": [_around(Sequence, "journal", _journal_what_is_scheduled)],
     "locked pages are evicted": [_around(RadixTree, "lock", _unlocked)],
-    "generations are not compared": [_around(puller, "_compare", lambda _: _nothing)],
     "pages of a failed transfer are free at once": [_around(SequencePages, "take_back", _free_at_once)],
     "a grant is closed while a copy writes": [_around(AgentCore, "_close", _close_at_once)],
-    "a pool is mapped while copies write": [_around(AgentCore, "_map_asked", _map_at_once)],
     # The agent hears of it in three ways: the link, the next incarnation's first message, and its asking for the pool.
     "a dead scheduler's grants stay open": [
         _around(AgentCore, "_revoke_older", lambda _: lambda *_: []),
         _around(AgentCore, "_peer_gone", _forget_holders),
         _around(AgentCore, "_map_asked", _map_at_once),
     ],
-    "pages are counted that are not the first ones": [_around(TransferSession, "_progress", _count_all_pages)],
     "what nobody claims is held for good": [_around(Orphans, "release", lambda _: _nothing)],
-    "orphans are claimed for other tokens": [_around(Orphans, "claim", _claim_any_tail)],
+    "orphans are claimed for other tokens": [_around(Orphans, "claim", _claim_any)],
     "deltas are taken wherever they belong": [_around(RequestLog, "accept", _count_tokens_twice)],
     "a detokenizer takes tokens behind a gap": [_around(Step, "_take_run", _take_gaps)],
-    # Taken, it would be the same text: that a late answer is dropped shows in nothing but in who goes on computing.
-    "output of older attempts is not answered": [ZOMBIES_GO_ON],
     "a cancel is asked once": [
         _around(CancelLedger, "failed", lambda _: lambda self, scheduler, now: self.lost(scheduler)),
         ZOMBIES_GO_ON,
@@ -297,12 +291,37 @@ PLANTED: dict[str, Patches] = {
     "a new incarnation is taken for the old one": [_around(Membership, "_update", _same_incarnation)],
 }
 
+UNSEEN: dict[str, Patches] = {
+    # Links end with the incarnation they lead to, so late steps are rare; those that wait in the worker are not.
+    "a worker runs steps of every scheduler epoch": [
+        _around(WorkerCore, "_on_step", _take_steps_of_every_epoch),
+        _around(WorkerCore, "_on_adopt", _keep_queue),
+    ],
+    "a worker is adopted while a step runs": [_around(WorkerCore, "_settle", _adopted_at_once)],
+    # Nobody sends it work before it is ready, which it is not before it has the worker.
+    "the pool is taken over before the worker": [
+        _around(SchedulerActor, "_ask_until_answered", _do_not_wait_for_worker),
+        lambda: patch.object(SchedulerActor, "ready_after_start", True),
+    ],
+    # A source's death ends its transfers before its pages are taken for anything else, if it is heard of in time.
+    "generations are not compared": [
+        _around(puller, "_compare", lambda _: _nothing),
+        _around(TransferSession, "handle", _ignore_lost_senders),
+        _around(Grants, "on_peer_lost", lambda _: lambda *_: []),
+    ],
+    "a pool is mapped while copies write": [_around(AgentCore, "_map_asked", _map_at_once)],
+    "pages are counted that are not the first ones": [_around(TransferSession, "_progress", _count_all_pages)],
+    # Taken, it would be the same text: that a late answer is dropped shows in nothing but in who goes on computing.
+    "output of older attempts is not answered": [ZOMBIES_GO_ON],
+}
+"""Bugs that some hundred seeds have not shown: the coincidence is too rare here, or yet another guard holds."""
+
 
 def first_caught(name: str, first: int = 0, most: int = MOST_SEEDS) -> tuple[int, str] | None:
     """The first seed that fails with this bug, and how; None if none does."""
     for seed in range(first, first + most):
         with ExitStack() as planted:
-            for plant in PLANTED[name]:
+            for plant in (PLANTED | UNSEEN)[name]:
                 planted.enter_context(plant())
             try:
                 run_seed(seed)

@@ -74,7 +74,7 @@ def draw_faults(draw: random.Random, theme: str) -> Faults:
         duplicate=rate(),
         slow=rate() * draw.choice([1.0, 4.0]),
         slow_s=draw.choice([0.02, 0.5, 2.0]),
-        reset=rate() * 0.1,
+        reset=rate() * (0.5 if theme == "leavers" else 0.1),
         silent_down=draw.choice([0.0, 0.3, 0.9]),
         partition=draw.choice([0.0, 0.02, 0.1]),
         partition_s=(0.05, draw.choice([0.3, 2.5])),
@@ -149,7 +149,7 @@ def draw_calamities(draw: random.Random, theme: str, groups: list[str], clients:
     if theme == "steps":
         singles, shared = engine[::2], 0.4
     elif theme == "copies":
-        singles = engine[::2]
+        singles = ["scheduler-decode-0"]
     elif theme == "leavers":
         singles = ["gateway-0"]
     drawn: list[Calamity] = []
