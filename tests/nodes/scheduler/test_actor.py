@@ -49,6 +49,9 @@ class Members:
     def all(self) -> list[Member]:
         return self.list
 
+    def get(self, actor_id: str) -> Member | None:
+        return next((one for one in self.list if one.actor_id == actor_id), None)
+
 
 def member(actor_id: str, role: str, epoch: int = 1, state: str = "ready") -> Member:
     return Member(actor_id=actor_id, role=role, epoch=epoch, endpoint=Endpoint("", ""), state=state)
@@ -64,6 +67,7 @@ class RecordingContext:
         self.log = structlog.get_logger()
         self.script = script
         self.asked, self.told, self.published, self.announced, self.tasks = [], [], [], [], []
+        self.ended = []
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -86,6 +90,9 @@ class RecordingContext:
     def publish(self, topic, message) -> int:
         self.published.append((topic, message))
         return len(self.published)
+
+    def end(self, reason) -> None:
+        self.ended.append(reason)
 
     def announce(self, state=None, **attributes) -> None:
         self.announced.append((state, attributes))
@@ -158,6 +165,24 @@ def test_ready_once_the_worker_is_ours() -> None:
             Adopt(scheduler_epoch=7, next_step=1),
         ]
         assert [topic for topic, _ in ctx.published] == ["kv_events", "load"]
+        await one.stop()
+
+    run(scenario)
+
+
+def test_a_pool_that_was_made_again_ends_the_scheduler() -> None:
+    async def scenario() -> None:
+        one, ctx, _ = actor()
+        await one.start()
+        for incarnations in ({"m": 1}, {}, {"m": 1, "n": 7}):
+            agent = Member("a", "kv_agent", 2, Endpoint("", ""), attributes={"incarnations": incarnations})
+            ctx.members.list.append(agent)
+            one.on_members([agent], [], [])
+            ctx.members.list.remove(agent)
+        assert ctx.ended == []
+        ctx.members.list.append(Member("a", "kv_agent", 3, Endpoint("", ""), attributes={"incarnations": {"m": 3}}))
+        one.on_members([], [], [])
+        assert ctx.ended == ["a has made the pool of m again"]
         await one.stop()
 
     run(scenario)
