@@ -261,14 +261,7 @@ PLANTED: dict[str, Patches] = {
     "pages are given back under a step that writes them": [_around(Running, "leave", _leave_at_once)],
     "pages are journalled before the step is acknowledged": [_around(Sequence, "journal", _journal_what_is_scheduled)],
     "locked pages are evicted": [_around(RadixTree, "lock", _unlocked)],
-    "pages of a failed transfer are free at once": [_around(SequencePages, "take_back", _free_at_once)],
     "a grant is closed while a copy writes": [_around(AgentCore, "_close", _close_at_once)],
-    # The agent hears of it in three ways: the link, the next incarnation's first message, and its asking for the pool.
-    "a dead scheduler's grants stay open": [
-        _around(AgentCore, "_revoke_older", lambda _: lambda *_: []),
-        _around(AgentCore, "_peer_gone", _forget_holders),
-        _around(AgentCore, "_map_asked", _map_at_once),
-    ],
     "what nobody claims is held for good": [_around(Orphans, "release", lambda _: _nothing)],
     "orphans are claimed for other tokens": [_around(Orphans, "claim", _claim_any)],
     "deltas are taken wherever they belong": [_around(RequestLog, "accept", _count_tokens_twice)],
@@ -292,6 +285,13 @@ PLANTED: dict[str, Patches] = {
 }
 
 UNSEEN: dict[str, Patches] = {
+    "pages of a failed transfer are free at once": [_around(SequencePages, "take_back", _free_at_once)],
+    # The agent hears of it in three ways: the link, the next incarnation's first message, and its asking for the pool.
+    "a dead scheduler's grants stay open": [
+        _around(AgentCore, "_revoke_older", lambda _: lambda *_: []),
+        _around(AgentCore, "_peer_gone", _forget_holders),
+        _around(AgentCore, "_map_asked", _map_at_once),
+    ],
     # Links end with the incarnation they lead to, so late steps are rare; those that wait in the worker are not.
     "a worker runs steps of every scheduler epoch": [
         _around(WorkerCore, "_on_step", _take_steps_of_every_epoch),
