@@ -217,7 +217,9 @@ def test_pages_move_between_pools_of_one_agent() -> None:
         assert figures['mesh_kv_pool_pages{group="d"}'] == NUM_PAGES - 1
         assert figures["mesh_kv_grants_open"] == 0
         members = world.d.ctx.members.by_role("kv_agent")
-        assert members[0].attributes == {"groups": ["d", "p"], "transports": ["shm"]}
+        incarnations = {"d": 1, "p": 1}
+        expected = {"groups": ["d", "p"], "transports": ["shm"], "incarnations": incarnations}
+        assert members[0].attributes == expected
 
     run(main)
 
