@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup up test test-all coverage lint format bench bench-peers clean
+.PHONY: setup up test test-all soak coverage lint format bench bench-peers clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,6 +29,10 @@ test: $(DEV_STAMP)
 
 test-all: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m "not soak and not gpu" $(ARGS)
+
+# A storm of kills for ten minutes; SOAK_SECONDS and SOAK_SEED set another length and other victims.
+soak: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m soak -s $(ARGS)
 
 # Not in CI: what CI runs, under measurement, ten minutes on two cores. The floors are in tools/coverage_floor.py.
 coverage: $(DEV_STAMP)

@@ -6,6 +6,7 @@ import time
 
 BENCHMARKS = (
     "mesh_calls", "kv_transfer", "cores", "detokenizer", "linears", "worker_steps", "idle", "ring", "engine",
+    "recovery",
 )  # fmt: skip
 
 

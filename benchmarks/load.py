@@ -41,9 +41,13 @@ class Level:
         return self.num_tokens / self.wall_s
 
 
-async def stream_completion(host: str, port: int, body: dict[str, Any]) -> Sample:
-    """POST /v1/completions with `stream`; raises RuntimeError on anything but a complete 200."""
-    sample = Sample(time.perf_counter())
+async def stream_completion(host: str, port: int, body: dict[str, Any], sample: Sample | None = None) -> Sample:
+    """POST /v1/completions with `stream`; raises RuntimeError on anything but a complete 200.
+
+    A `sample` that is given can be looked at while the stream runs.
+    """
+    if sample is None:
+        sample = Sample(time.perf_counter())
     reader, writer = await asyncio.open_connection(host, port)
     data = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"

@@ -57,13 +57,18 @@ class RunDirectory:
 
     def socket(self, address: Address, lane: Lane) -> Path:
         """The socket of one lane of one incarnation; raises `BindError` if its path is too long for a socket."""
-        path = self.sockets / f"{address.actor_id}.{address.epoch}.{'c' if lane == Lane.CONTROL else 'd'}"
+        path = self._path(address, lane)
         if len(os.fsencode(path)) >= MAX_SOCKET_PATH_BYTES:
             raise BindError(
                 f"{path} is too long for a socket (at most {MAX_SOCKET_PATH_BYTES - 1} bytes): "
                 "set XDG_RUNTIME_DIR to a shorter directory, or use shorter names"
             )
         return path
+
+    def remove_sockets(self, address: Address) -> None:
+        """Remove what an incarnation that is dead for certain has left; raises OSError."""
+        for lane in Lane:
+            self._path(address, lane).unlink(missing_ok=True)
 
     def write_registry(self, address: Address, endpoint: Endpoint) -> None:
         """Say which registry is the living one. Atomic: readers see the old or the new."""
@@ -75,6 +80,9 @@ class RunDirectory:
     def bootstrap(self) -> "FileBootstrap":
         """Where the registry is, as the file says at each moment."""
         return FileBootstrap(self.registry_file)
+
+    def _path(self, address: Address, lane: Lane) -> Path:
+        return self.sockets / f"{address.actor_id}.{address.epoch}.{'c' if lane == Lane.CONTROL else 'd'}"
 
 
 class FileBootstrap:

@@ -234,6 +234,11 @@ class ProcessKeeper:
     def _exited(self, address: Address, status: int) -> None:
         del self._processes[address.actor_id]
         self._write_manifest()
+        try:
+            # Whoever was killed left them, and the next incarnation has names of its own.
+            self._directory.run.remove_sockets(address)
+        except OSError as error:
+            self._progress.note(f"sockets of {address} cannot be removed: {error}")
         error = self._directory.take_error(address)
         reason = describe_exit(status) if error is None else error.message
         fatal = status in FATAL_EXITS

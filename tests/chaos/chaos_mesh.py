@@ -25,6 +25,17 @@ ROLES = {
 
 GATEWAY = "gateway-0"
 
+PAGES_AND_A_CHUNK = NUM_CLIENTS * 16 + 256
+STEPS = 2 * 512
+RECOMPUTED_MAX = {
+    "prefill scheduler": PAGES_AND_A_CHUNK,
+    "decode scheduler": PAGES_AND_A_CHUNK,
+    "prefill worker": STEPS,
+    "decode worker": PAGES_AND_A_CHUNK,
+}
+"""Tokens that may be computed again where a role dies: a page of each running request, and a chunk; for a worker that
+prefills, what it can have in flight: two steps full of prompts, of which the second may not have begun."""
+
 
 @dataclass(frozen=True)
 class Incarnations:
@@ -50,10 +61,16 @@ class ChaosMesh:
                 return record["pid"]
         return 0
 
-    def strike(self, actor_id: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """A signal to whatever runs under this id now; nothing if it is being started again."""
-        if pid := self.pid(actor_id):
+    def strike(self, actor_id: str, number: signal.Signals = signal.SIGKILL) -> bool:
+        """A signal to whatever runs under this id now; False if it is being started again."""
+        pid = self.pid(actor_id)
+        if not pid:
+            return False
+        try:
             os.kill(pid, number)
+        except ProcessLookupError:
+            return False
+        return True
 
     def metrics(self) -> dict[str, float]:
         """Every sample of `/metrics`, by its name with labels."""

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.chaos.chaos_mesh import ROLES, ChaosMesh, endure
+from tests.chaos.chaos_mesh import RECOMPUTED_MAX, ROLES, ChaosMesh, endure
 from tests.chaos.streams import Answer
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.slow]
@@ -20,14 +20,17 @@ def test_each_role_twenty_times(mesh: ChaosMesh, undisturbed: list[Answer]) -> N
     draw = random.Random(1)
     # Role by role, so that each has been stable for a while, and is started at once, when its turn comes again.
     for turn, role in itertools.product(range(KILLS), ROLES):
-        endure(mesh, undisturbed, [role], draw.uniform(0.0, 0.6), f"{turn} {role}")
+        recomputed = endure(mesh, undisturbed, [role], draw.uniform(0.0, 0.6), f"{turn} {role}")
+        assert sum(recomputed.values()) <= RECOMPUTED_MAX.get(role, 0), (role, recomputed)
 
 
 @pytest.mark.timeout(1800)
 def test_each_role_hangs(mesh: ChaosMesh, undisturbed: list[Answer]) -> None:
     draw = random.Random(2)
     for turn, role in itertools.product(range(HANGS), ROLES):
-        endure(mesh, undisturbed, [role], draw.uniform(0.0, 0.6), f"hang {turn} {role}", signal.SIGSTOP)
+        share = draw.uniform(0.0, 0.6)
+        recomputed = endure(mesh, undisturbed, [role], share, f"hang {turn} {role}", signal.SIGSTOP)
+        assert sum(recomputed.values()) <= RECOMPUTED_MAX.get(role, 0), (role, recomputed)
 
 
 @pytest.mark.timeout(1800)

@@ -5,16 +5,10 @@ import time
 
 import pytest
 
-from tests.chaos.chaos_mesh import GATEWAY, ROLES, ChaosMesh, endure
+from tests.chaos.chaos_mesh import GATEWAY, RECOMPUTED_MAX, ROLES, ChaosMesh, endure
 from tests.chaos.streams import NUM_CLIENTS, Answer, Wave, bodies
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos]
-
-RECOMPUTED_MAX = NUM_CLIENTS * 16 + 256
-"""A page of each running request, and a chunk."""
-
-STEPS_MAX = 2 * 512
-"""What a worker that prefills can have in flight: steps full of prompts, of which the second may not have begun."""
 
 MOMENTS = {
     "registry": 0.3,
@@ -32,7 +26,7 @@ MOMENTS = {
 @pytest.mark.parametrize("role", ROLES)
 def test_killed(mesh: ChaosMesh, undisturbed: list[Answer], role: str) -> None:
     recomputed = endure(mesh, undisturbed, [role], MOMENTS[role], f"killed {role}")
-    assert sum(recomputed.values()) <= (STEPS_MAX if role == "prefill worker" else RECOMPUTED_MAX), recomputed
+    assert sum(recomputed.values()) <= RECOMPUTED_MAX.get(role, 0), recomputed
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ def test_every_actor_is_restarted_after_kill_and_hang(host):
         assert after["num_restarts"] == 1
         host.wait_ready()
         assert host.say(f"without {actor_id}") == f"without {actor_id}"
+    assert len(host.sockets()) == 2 * len(before), "the dead leave no sockets"
     hung = host.ps()["worker-mixed-0"]
     os.kill(hung["pid"], signal.SIGSTOP)
     replaced(host, "worker-mixed-0", hung)
