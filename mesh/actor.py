@@ -135,6 +135,10 @@ class Context(Protocol):
         """The loop's clock, seconds."""
         ...
 
+    def doubt(self, actor_id: str) -> None:
+        """What had to come from this peer did not: have it asked whether it is there. If not, it is lost."""
+        ...
+
     def end(self, reason: str) -> None:
         """End this actor's process without a drain: what it stands on is gone. Its supervisor starts it anew."""
         ...

@@ -46,6 +46,12 @@ class ActorContext:
         """This actor as it is known to others."""
         return self._system.describe()
 
+    def doubt(self, actor_id: str) -> None:
+        """Have a peer probed; without a link there is nobody to doubt."""
+        peer = self._system.links.get(actor_id)
+        if peer is not None:
+            self._system.doubt(peer.address)
+
     def end(self, reason: str) -> None:
         """End this actor."""
         if self._system.end(reason):

@@ -228,7 +228,7 @@ class ActorSystem:
         self.boundary.call("on_subscription_reset", self.actor.on_subscription_reset, publisher, topic)
 
     def doubt(self, address: Address) -> None:
-        """A publisher does not confirm a subscription."""
+        """Somebody waits for a peer in vain."""
         self._probing.doubt(address)
 
     def state(self) -> str:

@@ -12,8 +12,8 @@ exactly once, by `End`. An attempt goes through these phases:
     WAITING      its time, or its scheduler's return    `recover_by` passes                  End with the failure
 
 A request has few attempts that come to nothing, so that one which brings schedulers down cannot go on for long. One
-that brought output is none of them, nor is a submission to a scheduler that was not there: a dead one stays a member
-until its lease ends or its successor joins, and until `recover_by` it may come back.
+that brought output is none of them, nor one that only lost its link, nor is a submission to a scheduler that was not
+there: a dead one stays a member until its lease ends or its successor joins, and until `recover_by` it may come back.
 
 Attempts that are over, and attempts whose output comes late, are cancelled at their scheduler until it acknowledges.
 """
@@ -31,6 +31,7 @@ from nodes.gateway.events import (
     ClientGone,
     Command,
     DetokenizersChanged,
+    Doubt,
     Event,
     Failure,
     Opened,
@@ -210,7 +211,7 @@ class GatewayCore:
             return
         if log.phase is Phase.SUBMITTING:
             self._run(log, now)
-        log.epoch = event.epoch
+        log.accepted_by(event.scheduler, event.epoch)
 
     def _on_submit_failed(self, event: SubmitFailed, now: float) -> None:
         log = self._requests.get(event.request_id)
@@ -347,7 +348,11 @@ class GatewayCore:
     def _ask_again(self, log: RequestLog, position: int, now: float) -> None:
         """Output is missing. If asking did not help, or the detokenizer is not there, it goes another way."""
         log.num_resends += 1
-        leave = log.num_resends % RESENDS_BEFORE_OTHER_DETOKENIZER == 0 or log.detokenizer not in self._detokenizers
+        in_vain = log.num_resends % RESENDS_BEFORE_OTHER_DETOKENIZER == 0
+        if in_vain:
+            # What is told may go into a link whose other end has let go of it.
+            self._commands.append(Doubt(log.scheduler))
+        leave = in_vain or log.detokenizer not in self._detokenizers
         self._resend(log, position, now, leave=log.detokenizer if leave else "")
 
     def _resend(self, log: RequestLog, position: int, now: float, leave: str = "") -> None:

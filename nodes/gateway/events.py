@@ -167,6 +167,12 @@ class SendResend(NamedTuple):
     streams: list[ResendFrom]
 
 
+class Doubt(NamedTuple):
+    """Find out whether a scheduler is still there; if not, `PeerLost` follows."""
+
+    scheduler: str
+
+
 class Accepted(NamedTuple):
     """A scheduler holds the request: from here on errors come inside the stream."""
 
@@ -195,4 +201,4 @@ class End(NamedTuple):
     elapsed_s: float
 
 
-Command = SendSubmit | AskRoute | SendCancel | SendResend | Accepted | Deliver | End
+Command = SendSubmit | AskRoute | SendCancel | SendResend | Doubt | Accepted | Deliver | End

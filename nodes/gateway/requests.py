@@ -46,6 +46,7 @@ class RequestLog:
         "detokenizer",
         "epoch",
         "excluded",
+        "failed_at",
         "failure",
         "gap_until",
         "last_at",
@@ -89,6 +90,7 @@ class RequestLog:
         self.num_tries = 0
         self.num_failures = 0
         self.num_ids_before = 0
+        self.failed_at = ("", 0)
         self.num_resends = 0
         self.gap_until = 0.0
         self.resend_at = 0.0
@@ -134,6 +136,14 @@ class RequestLog:
             self.num_failures = 0
         self.num_ids_before = len(self.output_ids)
         self.num_failures += 1
+        self.failed_at = (self.scheduler, self.epoch)
+
+    def accepted_by(self, scheduler: str, epoch: int) -> None:
+        """A scheduler has the attempt. If it is the one that seemed lost, only the way to it was."""
+        if self.failed_at == (scheduler, epoch):
+            self.num_failures -= 1
+        self.failed_at = ("", 0)
+        self.epoch = epoch
 
     def submit(self, gateway: str) -> Submit:
         """The present attempt as a message.

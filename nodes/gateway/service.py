@@ -27,6 +27,7 @@ from nodes.gateway.events import (
     Command,
     Deliver,
     DetokenizersChanged,
+    Doubt,
     End,
     Event,
     Failure,
@@ -240,6 +241,8 @@ class GatewayService:
             case SendResend():
                 message = Resend(streams=command.streams, detokenizer=command.detokenizer)
                 self._ctx.tell(command.scheduler, message, lane=Lane.CONTROL)
+            case Doubt(scheduler):
+                self._ctx.doubt(scheduler)
             case AskRoute():
                 self._ctx.spawn(self._ask_route(command), name="route")
             case _:

@@ -15,6 +15,7 @@ from nodes.gateway.events import (
     ClientGone,
     Deliver,
     DetokenizersChanged,
+    Doubt,
     End,
     Failure,
     Opened,
@@ -161,7 +162,9 @@ def test_slow_output_is_not_silence(running: GatewayCore) -> None:
 
 def test_silence_in_the_end_tries_another_detokenizer(running: GatewayCore) -> None:
     running.handle(DetokenizersChanged(["t0", "t1"]), 0.0)
-    sent = [command for t in range(1, 40) for command in running.handle(Tick(), float(t))]
+    commands = [command for t in range(1, 40) for command in running.handle(Tick(), float(t))]
+    assert commands[2] == Doubt("d0"), "it may be there no more"
+    sent = [command for command in commands if isinstance(command, SendResend)]
     assert [command.detokenizer for command in sent[:4]] == ["", "", "t1", "t1"]
     assert "t0" in [command.detokenizer for command in sent[4:]]
 
@@ -381,6 +384,17 @@ def test_attempts_that_brought_output_are_not_held_against_a_request(running: Ga
         assert not any(isinstance(one, End) for one in lose_and_run_again(running, attempt, now + 1.0))
     ends = [lose_and_run_again(running, attempt, 100.0 + 10 * attempt) for attempt in range(7, 13)]
     assert sum(isinstance(one, End) for commands in ends for one in commands) == 1
+
+
+def test_a_lost_link_to_a_scheduler_that_lives_is_not_held_against_a_request(running: GatewayCore) -> None:
+    for attempt in range(9):
+        now = 10.0 * attempt
+        assert not any(isinstance(one, End) for one in running.handle(PeerLost("d0", 1), now))
+        for later in (1.0, 1.1):
+            running.handle(Tick(), now + later)
+            running.handle(RouteChosen("r", attempt + 1, Route(decode="d0", detokenizer="t0")), now + later)
+        running.handle(SubmitAccepted("r", attempt + 1, "d0", 1), now + 1.2)
+    assert running.num_requests == 1
 
 
 def test_attempts_that_nobody_took_are_only_limited_by_time(core: GatewayCore) -> None:
