@@ -249,6 +249,8 @@ class GatewayCore:
             if log.phase is not Phase.RUNNING:
                 continue
             if log.scheduler == event.actor_id and log.epoch <= event.epoch:
+                # The answer to the submission may not have come.
+                log.epoch = event.epoch
                 failure = Failure("peer_lost", f"lost {event.actor_id} while it ran the request")
                 self._next_attempt(log, failure, [event.actor_id], now)
             elif log.detokenizer == event.actor_id:
@@ -262,7 +264,7 @@ class GatewayCore:
             self._end(log, None, failure, now)
             return
         if has_run:
-            log.fail()
+            log.fail(is_lost=failure.code == "peer_lost")
             log.recover_by = now + self._config.recovery_timeout_s
         if log.num_failures >= self._config.max_attempts:
             message = f"gave up after {log.num_failures} attempts; the last one: {failure.message}"

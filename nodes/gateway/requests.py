@@ -130,13 +130,13 @@ class RequestLog:
                 self.pace_s = since_s if since_s > self.pace_s else 0.9 * self.pace_s + 0.1 * since_s
         return Deliver(self.opened.request_id, text, len(token_ids), since_s, first)
 
-    def fail(self) -> None:
+    def fail(self, *, is_lost: bool) -> None:
         """An attempt that a scheduler had has failed. One that brought output was worth it, and does not count."""
         if len(self.output_ids) > self.num_ids_before:
             self.num_failures = 0
         self.num_ids_before = len(self.output_ids)
         self.num_failures += 1
-        self.failed_at = (self.scheduler, self.epoch)
+        self.failed_at = (self.scheduler, self.epoch) if is_lost else ("", 0)
 
     def accepted_by(self, scheduler: str, epoch: int) -> None:
         """A scheduler has the attempt. If it is the one that seemed lost, only the way to it was."""
