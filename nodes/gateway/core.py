@@ -211,7 +211,7 @@ class GatewayCore:
             return
         if log.phase is Phase.SUBMITTING:
             self._run(log, now)
-        log.accepted_by(event.scheduler, event.epoch)
+        log.epoch = event.epoch
 
     def _on_submit_failed(self, event: SubmitFailed, now: float) -> None:
         log = self._requests.get(event.request_id)

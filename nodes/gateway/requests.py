@@ -131,19 +131,17 @@ class RequestLog:
         return Deliver(self.opened.request_id, text, len(token_ids), since_s, first)
 
     def fail(self, *, is_lost: bool) -> None:
-        """An attempt that a scheduler had has failed. One that brought output was worth it, and does not count."""
+        """An attempt that a scheduler had has failed. One that brought output was worth it, and does not count.
+
+        Nor does another loss of the same incarnation: it survived the one before, so only links get lost.
+        """
         if len(self.output_ids) > self.num_ids_before:
             self.num_failures = 0
         self.num_ids_before = len(self.output_ids)
-        self.num_failures += 1
-        self.failed_at = (self.scheduler, self.epoch) if is_lost else ("", 0)
-
-    def accepted_by(self, scheduler: str, epoch: int) -> None:
-        """A scheduler has the attempt. If it is the one that seemed lost, only the way to it was."""
-        if self.failed_at == (scheduler, epoch):
-            self.num_failures -= 1
-        self.failed_at = ("", 0)
-        self.epoch = epoch
+        lost = (self.scheduler, self.epoch) if is_lost else ("", 0)
+        if not is_lost or lost != self.failed_at:
+            self.num_failures += 1
+        self.failed_at = lost
 
     def submit(self, gateway: str) -> Submit:
         """The present attempt as a message.
