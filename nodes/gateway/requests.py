@@ -46,10 +46,10 @@ class RequestLog:
         "detokenizer",
         "epoch",
         "excluded",
-        "failed_at",
         "failure",
         "gap_until",
         "last_at",
+        "lost_by",
         "num_cached_tokens",
         "num_chars",
         "num_failures",
@@ -90,7 +90,7 @@ class RequestLog:
         self.num_tries = 0
         self.num_failures = 0
         self.num_ids_before = 0
-        self.failed_at = ("", 0)
+        self.lost_by: set[tuple[str, int]] = set()
         self.num_resends = 0
         self.gap_until = 0.0
         self.resend_at = 0.0
@@ -133,15 +133,18 @@ class RequestLog:
     def fail(self, *, is_lost: bool) -> None:
         """An attempt that a scheduler had has failed. One that brought output was worth it, and does not count.
 
-        Nor does another loss of the same incarnation: it survived the one before, so only links get lost.
+        Nor does another loss of the same incarnation: it survived the first, so only links get lost.
         """
         if len(self.output_ids) > self.num_ids_before:
             self.num_failures = 0
         self.num_ids_before = len(self.output_ids)
-        lost = (self.scheduler, self.epoch) if is_lost else ("", 0)
-        if not is_lost or lost != self.failed_at:
+        lost = (self.scheduler, self.epoch)
+        # Epoch 0: it is not known which incarnation had it.
+        is_known = is_lost and self.epoch > 0
+        if not is_known or lost not in self.lost_by:
             self.num_failures += 1
-        self.failed_at = lost
+        if is_known:
+            self.lost_by.add(lost)
 
     def submit(self, gateway: str) -> Submit:
         """The present attempt as a message.
