@@ -178,8 +178,11 @@ class Agent:
         if isinstance(message, OpenGrant):
             if message.grant_id not in self.grants:
                 for grant_id, grant in self.grants.items():
-                    if grant.group == message.group and set(grant.pages) & set(message.pages):
-                        assert len(self.copied[grant_id]) in (0, len(grant.pages)), "a page may be written twice"
+                    shared = set(grant.pages) & set(message.pages)
+                    if grant.group == message.group and shared:
+                        # What is copied is not copied again, so its pages are free for others before the grant closes.
+                        copied = {grant.pages[index] for index in self.copied[grant_id]}
+                        assert not copied or shared <= copied, "a page may be written twice"
                         return None
                 self.grants[message.grant_id] = message
                 self.copied[message.grant_id] = set()
@@ -212,8 +215,8 @@ class Agent:
             self.world.memories[grant.group][destination][:] = self.world.memories[message.source_group][page]
             self.copied[message.grant_id].add(index)
         done = self.copied[message.grant_id]
-        first = next(index for index in range(len(grant.pages) + 1) if index not in done)
-        pulled = PagesPulled(grant_id=message.grant_id, num_pages=first, complete=len(done) == len(grant.pages))
+        num_first = next(index for index in range(len(grant.pages) + 1) if index not in done)
+        pulled = PagesPulled(grant_id=message.grant_id, num_pages=num_first, complete=num_first == len(grant.pages))
         self.world.put(self.name, sender.actor_id, pulled)
         self.world.put(self.name, grant.holder, pulled)
 
