@@ -53,13 +53,22 @@ Start = Literal["plain", "fork"]
 
 
 class ActorLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """One actor to start. `start`: `plain` is a new interpreter, `fork` is forked from the warm zygote."""
+    """One actor to start. `start`: `plain` is a new interpreter, `fork` is forked from the warm zygote.
+
+    `config` is what it is configured with alone, `supervised` what it is told besides under a supervisor.
+    """
 
     actor_id: str
     role: str
     config: dict[str, Any]
+    supervised: dict[str, Any] = {}
     start: Start = "plain"
     drain_tier: int = 1
+
+    @property
+    def supervised_config(self) -> dict[str, Any]:
+        """Its configuration under a supervisor."""
+        return self.config | self.supervised
 
 
 class Machine(NamedTuple):
@@ -134,12 +143,12 @@ class _Planner:
                 why=f"they take {_mib(pool_bytes)} and {_mib(self._machine.pool_free_bytes)} are free",
                 do="give fewer with --kv-pages or --kv-memory, or make it larger (docker: --shm-size)",
             )
-        # The supervisor removes the segments in the end: until then the next agent finds them.
-        agent = KVAgentConfig(pools=pools, directory=settings.kv.directory, prefix=self._prefix, unlink_on_stop=False)
+        agent = KVAgentConfig(pools=pools, directory=settings.kv.directory, prefix=self._prefix)
         actors = [
             self._launch("registry", RegistryConfig()),
             *(self._launch(f"gateway-{number}", self._gateway()) for number in range(settings.gateways)),
-            self._launch(_KV_AGENT_ID, agent),
+            # The supervisor removes the segments in the end: until then the next agent finds them.
+            self._launch(_KV_AGENT_ID, agent, unlink_on_stop=False),
         ]
         for number in range(settings.tokenizers):
             config = TokenizerConfig(model=self._model, context_length=self._context_length)
@@ -254,7 +263,7 @@ class _Planner:
         tokens = max(self._context_length * _DEFAULT_CONTEXTS, _MIN_DEFAULT_TOKENS)
         return min(layout.num_pages_for(tokens) + 1, fitting)
 
-    def _launch(self, actor_id: str, config: msgspec.Struct) -> ActorLaunch:
+    def _launch(self, actor_id: str, config: msgspec.Struct, **supervised: object) -> ActorLaunch:
         role = next(role for role, config_type in CONFIG_TYPES.items() if isinstance(config, config_type))
         # Streams stand still until a worker or scheduler is back, and an interpreter takes half a second to start.
         # Where there is no torch there is no zygote either.
@@ -265,6 +274,7 @@ class _Planner:
             config=_overlay(role, config, self._settings.roles.get(role, {})),
             start="fork" if fork else "plain",
             drain_tier=_DRAIN_TIERS[role],
+            supervised=supervised,
         )
 
 

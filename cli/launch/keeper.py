@@ -106,7 +106,7 @@ class ProcessKeeper:
         self._write_manifest()
         with self._directory.written():
             for launch in self._topology.actors:
-                self._directory.write_config(launch.actor_id, launch.config)
+                self._directory.write_config(launch.actor_id, launch.supervised_config)
         if self._topology.forks:
             # It takes longest, so it goes first.
             self._zygote.start()
@@ -200,7 +200,7 @@ class ProcessKeeper:
                 role=launch.role,
                 actor_id=address.actor_id,
                 epoch=address.epoch,
-                config=launch.config,
+                config=launch.supervised_config,
                 supervisor_fd=SUPERVISOR_FD,
                 drain_timeout_s=self._drain_timeout_s,
             )

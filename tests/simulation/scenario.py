@@ -155,7 +155,6 @@ def draw_calamities(draw: random.Random, theme: str, groups: list[str], clients:
     drawn: list[Calamity] = []
     for _ in range(draw.choice([0, 1, 2, 3, 5])):
         kind = draw.choice(["kill", "point", "point", "point", "hang", "pause"])
-        kind = "pool" if draw.random() < 0.03 else kind
         lasts_s = draw.uniform(0.05, 1.4) if kind == "pause" else draw.uniform(1.5, 4.0)
         actor_ids = [draw.choice(engine if draw.random() < 0.5 else singles)]
         if draw.random() < shared:
@@ -164,6 +163,8 @@ def draw_calamities(draw: random.Random, theme: str, groups: list[str], clients:
         drawn.append(Calamity(at_s, actor_ids, kind, draw.randrange(1, draw.choice([60, 600])), lasts_s))
     if draw.random() < 0.1:
         drawn.append(Calamity(draw.random() * 3.0, ["detokenizer-1"], "gone", 0, 0.0))
+    if draw.random() < 0.05:
+        drawn.append(Calamity(draw.random() * 3.0, ["kv-agent-0"], "pool", draw.randrange(8), 0.0))
     return drawn
 
 
