@@ -228,6 +228,7 @@ class GatewayCore:
             return
         if event.failure.code != "peer_lost":
             self._cancel(log, now)
+        log.epoch = self._schedulers.get(log.scheduler, 0)
         # Silence is no sign that the request brings anything down; a death of whoever heard it may be.
         has_run = event.was_heard and event.failure.code != "deadline_exceeded"
         self._next_attempt(log, event.failure, [log.scheduler], now, has_run=has_run)
@@ -264,7 +265,8 @@ class GatewayCore:
             self._end(log, None, failure, now)
             return
         if has_run:
-            log.fail(is_lost=failure.code == "peer_lost")
+            # A scheduler forgets the attempts of a gateway that it lost.
+            log.fail(is_lost=failure.code in ("peer_lost", "unknown_attempt"))
             log.recover_by = now + self._config.recovery_timeout_s
         if log.num_failures >= self._config.max_attempts:
             message = f"gave up after {log.num_failures} attempts; the last one: {failure.message}"
