@@ -222,7 +222,8 @@ class SimulatedMesh:
 
     async def _restart(self, address: Address) -> None:
         await asyncio.sleep(self.random.uniform(*self.restart_s))
-        await self._start(address.actor_id, address.epoch + 1)
+        if address.actor_id not in self.gone:
+            await self._start(address.actor_id, address.epoch + 1)
 
     def lose_pool(self, group: str) -> None:
         """The segment is gone, with everything in it, and its agent too."""
