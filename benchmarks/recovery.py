@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.load import Sample, stream_completion
 from benchmarks.server import actors, mesh
-from mesh.supervision import Policy
+from mesh.supervision.events import Policy
 
 ROLES = {
     "registry": "registry",

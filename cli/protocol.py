@@ -57,10 +57,10 @@ class Stopping(Message, frozen=True):
 
 
 class RenewActors(Message, frozen=True):
-    """Ask the supervisor to drain actors, named by id or by role; one after the other, and start each again.
+    """Ask the supervisor to drain actors, named by id or by role, one after the other, and to start each again.
 
-    With `stay_away` they are drained all at once and not started until they are asked for again. An unknown name is
-    refused (`unknown_actor`), and then nothing happens to the others.
+    With `stay_away` they are not started until they are asked for again. An unknown name is refused (`unknown_actor`),
+    and then nothing happens to the others.
     """
 
     names: list[str]

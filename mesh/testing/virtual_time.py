@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
 
-from mesh.testing.processes import RUNNING_PROCESS, Killed
+from mesh.testing.processes import RUNNING_PROCESS, Killed, SimulatedProcess
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -153,7 +153,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """Call soon, as the simulated process that asks for it if there is one."""
-        process = RUNNING_PROCESS.get() if context is None else context.get(RUNNING_PROCESS)
+        process = _process_of(context)
         if process is None:
             return super().call_soon(callback, *args, context=context)
         return super().call_soon(process.step, callback, *args, context=context)
@@ -162,7 +162,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Call at `when`, as the simulated process that asks for it if there is one."""
-        process = RUNNING_PROCESS.get() if context is None else context.get(RUNNING_PROCESS)
+        process = _process_of(context)
         if process is None:
             return super().call_at(when, callback, *args, context=context)
         return super().call_at(when, process.step, callback, *args, context=context)
@@ -182,14 +182,18 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         """Nothing ever sleeps, so nothing needs waking."""
 
 
+def _process_of(context: Context | None) -> SimulatedProcess | None:
+    """Whose a callback is that is to run in `context`; None stands for the present one, as in asyncio."""
+    return RUNNING_PROCESS.get() if context is None else context.get(RUNNING_PROCESS)
+
+
 def _new_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
     assert isinstance(loop, VirtualTimeLoop)
     number = loop.next_task_number()
     if not options.get("name"):
         options["name"] = f"task-{number}"
     task = _NumberedTask(coroutine, number=number, loop=loop, **options)
-    context = options.get("context")
-    process = RUNNING_PROCESS.get() if context is None else context.get(RUNNING_PROCESS)
+    process = _process_of(options.get("context"))
     if process is not None:
         process.tasks.add(task)
         task.add_done_callback(process.tasks.discard)

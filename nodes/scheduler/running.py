@@ -60,10 +60,7 @@ class Running:
 
     def alone(self, sequence: Sequence) -> tuple[list[Sequence], list[Sequence]]:
         """Who decodes and who is prefilled in a step that is this one's alone."""
-        return (
-            [one for one in (self.decoding.get(sequence.row_id),) if one is not None],
-            [one for one in (self.prefilling.get(sequence.row_id),) if one is not None],
-        )
+        return ([sequence], []) if sequence.row_id in self.decoding else ([], [sequence])
 
     def rewind(self, sequence: Sequence) -> None:
         """No step of it is in flight any more: it stands where the last acknowledged one left it."""
