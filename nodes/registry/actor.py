@@ -119,6 +119,6 @@ class RegistryActor(Actor):
         """Who cannot be reached, or misses it, sees by the next heartbeat that the version is another."""
         if change is None:
             return
-        for member in self.core.members():
+        for member in self.core.audience():
             if member.address not in (but, self.ctx.address):
                 self.ctx.tell(member.actor_id, change, lane=Lane.CONTROL)

@@ -39,10 +39,15 @@ class RegistryCore:
         self._hearsay_until = now + lease_s
         self._members: dict[str, Member] = {}
         self._expiry: dict[str, float] = {}
+        self._heard: set[str] = set()
 
     def members(self) -> list[Member]:
         """Everybody, sorted by actor id."""
         return [self._members[actor_id] for actor_id in sorted(self._members)]
+
+    def audience(self) -> list[Member]:
+        """Members that have joined here themselves: they are told of changes. Others get them with their own join."""
+        return [member for member in self.members() if member.actor_id not in self._heard]
 
     def knows(self, address: Address) -> bool:
         """Whether this incarnation is a member."""
@@ -68,6 +73,7 @@ class RegistryCore:
         if known != member:
             upserted = [other for other in upserted if other.actor_id != member.actor_id] + [member]
         self._members[member.actor_id] = member
+        self._heard.discard(member.actor_id)
         self._expiry[member.actor_id] = now + self.lease_s
         change = self._change(upserted, left) if upserted or left else None
         snapshot = None if was_current else self.members()
@@ -110,6 +116,7 @@ class RegistryCore:
                 if known is None or known.epoch < member.epoch:
                     self._members[member.actor_id] = member
                     self._expiry[member.actor_id] = now + self.lease_s
+                    self._heard.add(member.actor_id)
                     believed.append(member)
         return believed
 
@@ -118,6 +125,7 @@ class RegistryCore:
         for actor_id in actor_ids:
             member = self._members.pop(actor_id)
             del self._expiry[actor_id]
+            self._heard.discard(actor_id)
             left.append(Departed(actor_id=actor_id, epoch=member.epoch, reason=reason))
         return self._change([], left)
 

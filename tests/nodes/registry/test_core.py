@@ -86,6 +86,19 @@ def test_a_restarted_registry_believes_what_members_bring_along_for_one_lease():
     assert [d.actor_id for d in core.expire(106.1).left] == ["a", "b"]
 
 
+def test_changes_are_told_to_those_who_joined_themselves():
+    core = RegistryCore(2, LEASE, 0.0)
+    join(core, member("a"), hearsay=[member("b", 4), member("c")])
+    assert names(core.audience()) == ["a#1"]
+    join(core, member("b", 4))
+    assert names(core.audience()) == ["a#1", "b#4"]
+    # Another incarnation has not joined because the one before had.
+    join(core, member("a"), hearsay=[member("b", 5)])
+    assert names(core.audience()) == ["a#1"]
+    join(core, member("b", 5))
+    assert names(core.audience()) == ["a#1", "b#5"]
+
+
 def test_hearsay_of_an_older_incarnation_is_nothing_new():
     core = RegistryCore(2, LEASE, 0.0)
     join(core, member("b", 4))
