@@ -38,13 +38,17 @@ class KVSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SupervisionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the supervisor watches and restarts actors. All `_s` are seconds."""
+    """How the supervisor watches and restarts actors. All `_s` are seconds.
 
+    `fork`: actors come from one warm process, in milliseconds; false gives each an interpreter of its own.
+    """
+
+    fork: bool = True
     start_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     drain_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     restart_budget: Positive = 10
     restart_window_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
-    kill_after_s: Annotated[float, msgspec.Meta(ge=0)] = 1.5
+    kill_after_s: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     max_log_bytes: Positive = 16 << 20
 
 

@@ -31,6 +31,19 @@ CONFIG_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
     roles.REGISTRY: RegistryConfig,
 }
 
+ACTOR_MODULES: Final = {
+    roles.GATEWAY: "nodes.gateway.actor",
+    roles.TOKENIZER: "nodes.tokenizer.actor",
+    roles.SCHEDULER: "nodes.scheduler.actor",
+    roles.WORKER: "nodes.worker.actor",
+    roles.DETOKENIZER: "nodes.detokenizer.actor",
+    roles.KV_AGENT: "nodes.kv_agent.actor",
+    roles.REGISTRY: "nodes.registry.actor",
+}
+"""What the warm process imports for each role."""
+
+_TORCH_MODULE: Final = "nodes.worker.runner"
+
 # Whoever holds clients goes first, whoever others need to finish goes later.
 _DRAIN_TIERS: Final = {
     roles.GATEWAY: 0,
@@ -80,7 +93,10 @@ class Machine(NamedTuple):
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole mesh. `pool_bytes` is what all KV pools take in `pool_directory`, in files beginning with `prefix`."""
+    """A whole mesh. `pool_bytes` is what all KV pools take in `pool_directory`, in files beginning with `prefix`.
+
+    `preloads` are the modules that the zygote imports.
+    """
 
     settings: Settings
     model_name: str
@@ -89,6 +105,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     pool_directory: str
     pool_prefix: str
     pool_bytes: int
+    preloads: list[str]
 
     @property
     def url(self) -> str:
@@ -167,7 +184,14 @@ class _Planner:
             pool_directory=settings.kv.directory,
             pool_prefix=self._prefix,
             pool_bytes=pool_bytes,
+            preloads=self._preloads(actors),
         )
+
+    def _preloads(self, actors: list[ActorLaunch]) -> list[str]:
+        modules = [ACTOR_MODULES[launch.role] for launch in actors if launch.start == "fork"]
+        if modules and self._spec.source != "echo":
+            modules.append(_TORCH_MODULE)
+        return sorted(set(modules))
 
     def _name_groups(self) -> list[tuple[Phase, str]]:
         counts = self._settings.groups
@@ -265,14 +289,12 @@ class _Planner:
 
     def _launch(self, actor_id: str, config: msgspec.Struct, **supervised: object) -> ActorLaunch:
         role = next(role for role, config_type in CONFIG_TYPES.items() if isinstance(config, config_type))
-        # Streams stand still until a worker or scheduler is back, and an interpreter takes half a second to start.
-        # Where there is no torch there is no zygote either.
-        fork = role in (roles.WORKER, roles.SCHEDULER) and self._spec.source != "echo"
         return ActorLaunch(
             actor_id=actor_id,
             role=role,
             config=_overlay(role, config, self._settings.roles.get(role, {})),
-            start="fork" if fork else "plain",
+            # Somebody waits until an actor is back, and an interpreter takes half a second to start.
+            start="fork" if self._settings.supervision.fork else "plain",
             drain_tier=_DRAIN_TIERS[role],
             supervised=supervised,
         )

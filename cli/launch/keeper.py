@@ -88,8 +88,14 @@ class ProcessKeeper:
         self._failure_code = ExitCode.NOT_READY
         self._environment = actor_environment(topology.num_threads)
         supervision = topology.settings.supervision
-        log, timeout_s = directory.log("zygote"), supervision.start_timeout_s
-        self._zygote = ZygoteClient(children, log, supervisor_fd, self._environment, timeout_s)
+        self._zygote = ZygoteClient(
+            children,
+            topology.preloads,
+            log=directory.log("zygote"),
+            supervisor_fd=supervisor_fd,
+            environment=self._environment,
+            timeout_s=supervision.start_timeout_s,
+        )
         self._drain_timeout_s = supervision.drain_timeout_s
         policy = Policy(
             budget=supervision.restart_budget,

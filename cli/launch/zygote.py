@@ -1,10 +1,11 @@
-"""The warm process that workers and schedulers are forked from: all imported, no operation of torch run, one thread.
+"""The warm process that actors are forked from: all imported, no operation of torch run, one thread.
 
     supervisor --ForkRequest--> zygote --fork--> helper --fork--> actor
                <--Forked(pid)--        <--pid--         (helper exits: the actor becomes the supervisor's child)
 
 A child forked after one parallel matmul hangs, since the pool's threads are not in it; so the zygote runs nothing and
-checks before every fork that it is alone in its process. Measured: import 0.9 to 1.6 s, fork to ready 19 to 33 ms.
+checks before every fork that it is alone in its process. Measured: import 0.3 s without torch and 0.9 to 1.6 s with
+it, fork to ready 19 to 33 ms.
 Frames are MessagePack over a SOCK_SEQPACKET pair; the end of the pair is the end of the zygote. Started by
 `cli/launch/zygote_client.py` with OPENBLAS_NUM_THREADS=1 and what `nodes/worker/environment.py` lists.
 """
@@ -24,7 +25,6 @@ import msgspec
 from cli.launch.role import RoleRun, main_of_fork
 
 MAX_FRAME_BYTES: Final = 1 << 16
-_PRELOADED: Final = ("torch", "mesh.run", "nodes.worker.actor", "nodes.worker.runner", "nodes.scheduler.actor")
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -58,10 +58,10 @@ class ForkFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 ZygoteMessage = ZygoteReady | Forked | ForkFailed
 
 
-def main(descriptor: int) -> int:
-    """Serve until the supervisor closes its end."""
+def main(descriptor: int, modules: list[str]) -> int:
+    """Import `modules`, then serve until the supervisor closes its end."""
     began = time.monotonic()
-    for module in _PRELOADED:
+    for module in ("mesh.run", *modules):
         importlib.import_module(module)
     gc.collect()
     # What is here now is shared with all children until they write to it; a collection would touch every object.
@@ -121,4 +121,4 @@ def _fork_twice(request: ForkRequest, channel: socket.socket) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

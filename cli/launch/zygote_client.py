@@ -28,14 +28,22 @@ OnFailed = Callable[[str], None]
 class ZygoteClient:
     """One zygote, started when first needed. Callbacks come on the loop, one of the two per request.
 
-    A zygote that leaves a request unanswered for `timeout_s` is killed.
+    It imports `modules`. One that leaves a request unanswered for `timeout_s` is killed.
     """
 
     def __init__(
-        self, children: Children, log: Path, supervisor_fd: int, environment: dict[str, str], timeout_s: float
+        self,
+        children: Children,
+        modules: list[str],
+        *,
+        log: Path,
+        supervisor_fd: int,
+        environment: dict[str, str],
+        timeout_s: float,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._children = children
+        self._modules = modules
         self._log = log
         self._supervisor_fd = supervisor_fd
         self._environment = environment
@@ -55,7 +63,7 @@ class ZygoteClient:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         here.setblocking(False)
         with there:
-            arguments = ["-m", "cli.launch.zygote", str(_CHANNEL_FD)]
+            arguments = ["-m", "cli.launch.zygote", str(_CHANNEL_FD), *self._modules]
             fds = {SUPERVISOR_FD: self._supervisor_fd, _CHANNEL_FD: there.fileno()}
             pid = spawn_process(arguments, self._log, fds, self._environment)
         self._channel, self._ready, self.pid = here, False, pid

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.errors import BadConfig, NoMemory
-from cli.settings import KVSettings, Settings
+from cli.settings import KVSettings, Settings, SupervisionSettings
 from cli.topology import CONFIG_TYPES, Machine, check_config, plan_topology, segment_prefix
 from kvstore.page_pool import PoolInfo
 from nodes.model_spec import resolve_model
@@ -33,15 +33,20 @@ def test_the_default_mesh():
         "worker-decode-0",
         "scheduler-decode-0",
     ]
-    assert {launch.start for launch in topology.actors} == {"plain"}
-    assert not topology.forks
+    assert {launch.start for launch in topology.actors} == {"fork"}
+    assert "nodes.worker.actor" in topology.preloads
+    # Where there is no torch none is imported.
+    assert "nodes.worker.runner" not in topology.preloads
     assert topology.url == "http://127.0.0.1:8000"
 
 
 def test_torch_workers_fork_and_share_the_cores():
     topology = planned("random:tiny-qwen2", prefill=1, decode=2)
-    assert {launch.role for launch in topology.actors if launch.start == "fork"} == {"worker", "scheduler"}
-    assert topology.forks
+    assert "nodes.worker.runner" in topology.preloads
+    plain = planned("random:tiny-qwen2", supervision=SupervisionSettings(fork=False))
+    assert {launch.start for launch in plain.actors} == {"plain"}
+    assert not plain.forks
+    assert not plain.preloads
     assert topology.num_threads == 1
     assert planned("random:tiny-qwen2").num_threads == 2
     assert planned("random:tiny-qwen2", threads=3).num_threads == 3

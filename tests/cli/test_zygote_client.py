@@ -32,7 +32,14 @@ def run(tmp_path, monkeypatch):
         async def wrapped():
             children = Children(asyncio.get_running_loop())
             reader, writer = os.pipe()
-            client = ZygoteClient(children, tmp_path / "zygote.log", reader, dict(os.environ), timeout_s)
+            client = ZygoteClient(
+                children,
+                [],
+                log=tmp_path / "zygote.log",
+                supervisor_fd=reader,
+                environment=dict(os.environ),
+                timeout_s=timeout_s,
+            )
             try:
                 async with asyncio.timeout(30):
                     await main(client, children)
