@@ -9,13 +9,14 @@
     suspected   silent for `missed` heartbeats       Beat: ready; silence goes on: dying; Exited: backoff, given_up
     dying       killed, not yet reaped               Exited: backoff, given_up
     backoff     none, waits for its next start       time: spawning
-    given_up    none; the restart budget is spent    stopping: stopped
+    given_up    none; the restart budget is spent    time: spawning; Renew: spawning; stopping: stopped
     draining    asked to finish and exit             drain deadline: dying; Exited: stopped, drained, spawning
     drained     none, by wish                        Renew: spawning; stopping: stopped
     stopped     none, none to come                   nothing
 
-Of actors to renew one at a time is drained, and started again; the next one follows when it is ready. That costs no
-budget, and forgives what was spent of it.
+An actor whose budget is spent is given up for as long as the budget's window, and then tried once more: what killed it
+may be over, and nobody may be there to say so. Of actors to renew one at a time is drained, and started again; the next
+one follows when it is ready. That costs no budget, and forgives what was spent of it.
 
 Invariants, checked by tests/mesh/test_supervision_machine.py: a new incarnation is spawned only after the one before
 was reaped (or never came to be), with a higher epoch; no more restarts than the budget; none while stopping; actors
@@ -126,10 +127,16 @@ class Supervisor:
 
     def deadline(self) -> float | None:
         """When `Tick` is due at the latest; None if nothing depends on time."""
-        deadlines = [watch.deadline for watch in self.watches.values() if watch.deadline is not None]
-        if self._last_tick is not None and any(w.state in (READY, SUSPECTED) for w in self.watches.values()):
+        watches = self.watches.values()
+        deadlines = [watch.deadline for watch in watches if watch.deadline is not None]
+        # Suspicion does not wait for the next of the ticks that show whether this process slept.
+        deadlines += [self._silent_at(watch) for watch in watches if watch.state == READY]
+        if self._last_tick is not None and any(watch.state in (READY, SUSPECTED) for watch in watches):
             deadlines.append(self._last_tick + self.policy.heartbeat_s)
         return min(deadlines, default=None)
+
+    def _silent_at(self, watch: Watch) -> float:
+        return watch.last_beat + self.policy.missed * self.policy.heartbeat_s
 
     def _on_actor(self, event: Spawned | SpawnFailed | Beat | Exited, watch: Watch, now: float) -> None:
         match event:
@@ -199,10 +206,10 @@ class Supervisor:
         while watch.restarts and watch.restarts[0] <= now - self.policy.budget_window_s:
             watch.restarts.popleft()
         if len(watch.restarts) >= self.policy.budget:
+            watch.deadline = now + self.policy.budget_window_s
             self._enter(watch, GIVEN_UP, f"{self.policy.budget} restarts in {self.policy.budget_window_s} s; {reason}")
             return
         watch.restarts.append(now)
-        watch.num_restarts += 1
         delay_s = 0.0
         if watch.failures > 1:
             doublings = min(watch.failures - 2, 32)
@@ -267,7 +274,7 @@ class Supervisor:
                 watch.last_beat = now
                 if watch.state == SUSPECTED:
                     watch.deadline = now + policy.kill_after_s
-            if watch.state == READY and now - watch.last_beat >= policy.missed * policy.heartbeat_s:
+            if watch.state == READY and now >= self._silent_at(watch):
                 watch.deadline = now + policy.kill_after_s
                 self._enter(watch, SUSPECTED, f"no heartbeat for {now - watch.last_beat:.1f} s")
             elif watch.deadline is not None and now >= watch.deadline:
@@ -276,7 +283,8 @@ class Supervisor:
     def _overdue(self, watch: Watch, now: float) -> None:
         watch.deadline = None
         match watch.state:
-            case "backoff":
+            case "backoff" | "given_up":
+                watch.num_restarts += 1
                 self._spawn(watch)
             case "starting":
                 self._kill(watch, f"not ready within {watch.spec.start_timeout_s:g} s")

@@ -17,11 +17,14 @@ STOPPED = "stopped"
 
 @dataclass(frozen=True)
 class Policy:
-    """Times in seconds. The first restart after `stable_s` of readiness is at once, later ones back off."""
+    """Times in seconds. The first restart after `stable_s` of readiness is at once, later ones back off.
+
+    `kill_after_s` is added to the `missed` heartbeats that make an actor suspect.
+    """
 
     heartbeat_s: float = 0.5
     missed: int = 3
-    kill_after_s: float = 1.5
+    kill_after_s: float = 1.0
     backoff_s: float = 0.25
     max_backoff_s: float = 10.0
     stable_s: float = 10.0
