@@ -37,3 +37,18 @@ def test_workers_and_zygote_come_back(host):
     mesh.terminate()
     assert mesh.wait(30) == 0
     host.assert_nothing_left()
+
+
+def test_without_forks_every_actor_has_an_interpreter_of_its_own(host):
+    mesh = host.up("--model", "echo", "--mixed", "1", KVMESH_SUPERVISION__FORK="false")
+    worker = host.ps()["worker-mixed-0"]
+    for actor_id, entry in host.ps().items():
+        if actor_id != "supervisor":
+            assert f"\0{actor_id}\0" in Path(f"/proc/{entry['pid']}/cmdline").read_text()
+    os.kill(worker["pid"], signal.SIGKILL)
+    host.wait_until(lambda: host.ps()["worker-mixed-0"]["epoch"] > worker["epoch"], "another worker is started", 30.0)
+    host.wait_ready()
+    assert host.say("one by one") == "one by one"
+    mesh.terminate()
+    assert mesh.wait(30) == 0
+    host.assert_nothing_left()
