@@ -81,10 +81,14 @@ class Gateway(Actor):
             self._service.on_members([*joined, *left, *changed])
 
     async def drain(self) -> None:
-        """Finish what is here. What is new goes to the other gateways of the port; without one it gets a 503."""
+        """Finish what is here. New connections go to the other gateways of the port; without one they get a 503."""
         if self._server is not None and self._config.reuse_port:
             self._server.leave_port()
-        await self.service.drained()
+            self.service.begin_drain(turn_away=False)
+            await self._server.quiet()
+        else:
+            self.service.begin_drain(turn_away=True)
+        await self.service.emptied()
 
     async def stop(self) -> None:
         """Close the port and all connections."""

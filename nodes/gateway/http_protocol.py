@@ -5,6 +5,7 @@ is closed after them), and how long a client may leave unread what is written to
 """
 
 import asyncio
+import contextlib
 from typing import Any
 
 import httptools
@@ -20,11 +21,37 @@ MAX_PIPELINED = 64
 _OF_UPGRADES = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
+class Newcomers:
+    """Connections on which nothing has been asked yet."""
+
+    def __init__(self) -> None:
+        self._connections: set[asyncio.Protocol] = set()
+        self._gone = asyncio.Event()
+
+    def enter(self, connection: asyncio.Protocol) -> None:
+        """It has been made."""
+        self._connections.add(connection)
+        self._gone.clear()
+
+    def leave(self, connection: asyncio.Protocol) -> None:
+        """Something was asked, or it is closed; again is harmless."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._gone.set()
+
+    async def gone(self, timeout_s: float) -> None:
+        """Return when there is none, or the time is over."""
+        if self._connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), timeout_s)
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Closes a connection whose heads are too long or too slow, or that is not read; bodies are `http_call.py`'s."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, newcomers: Newcomers, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._newcomers = newcomers
         self._reads_head = True
         self._num_head_bytes = 0
         self._has_completed = False
@@ -36,10 +63,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as uvicorn declares it
         """A client may not stay silent for ever."""
         super().connection_made(transport)
+        self._newcomers.enter(self)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the timers."""
+        self._newcomers.leave(self)
         self._forget_timer()
         self._forget_reader_timer()
         self._tell_answering()
@@ -81,6 +110,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._forget_timer()
         super().on_headers_complete()
+        self._newcomers.leave(self)
         # uvicorn reads no more while a request is in line, but a socket that is not read does not tell of its end.
         self.flow.resume_reading()
 

@@ -5,18 +5,22 @@ import contextlib
 import errno
 import socket
 from collections.abc import Generator
+from functools import partial
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from mesh.errors import BindError
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.http_protocol import BoundedHttpProtocol
+from nodes.gateway.http_protocol import BoundedHttpProtocol, Newcomers
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 CLOCK_S = 1.0
 STOP_S = 2
+NEWCOMER_S = 1.0
+CLOSE = (b"connection", b"close")
 
 
 def bind(config: GatewayConfig) -> socket.socket:
@@ -72,9 +76,10 @@ class HttpServer:
 
     def __init__(self, app: ASGIApp, listener: socket.socket, config: GatewayConfig) -> None:
         self._listener = listener
+        self._newcomers = Newcomers()
         settings = uvicorn.Config(
             app,
-            http=BoundedHttpProtocol,
+            http=cast("type[BoundedHttpProtocol]", partial(BoundedHttpProtocol, newcomers=self._newcomers)),
             ws="none",
             lifespan="off",
             loop="none",
@@ -106,9 +111,21 @@ class HttpServer:
         self._task = asyncio.create_task(self._server.main_loop())
 
     def leave_port(self) -> None:
-        """Take no more connections; those that are here go on. Whoever else listens on the port gets the new ones."""
+        """Take no more connections; whoever else listens on the port gets them. Those that are here are answered once
+        more and then closed, so that their clients connect again.
+        """
+        state = self._server.server_state
+        self._server.config.encoded_headers.append(CLOSE)
+        # uvicorn makes the one from the other once a second.
+        state.default_headers = [*state.default_headers, CLOSE]
         for listening in self._server.servers:
             listening.close()
+
+    async def quiet(self) -> None:
+        """Return when nobody is being answered, and whoever has just connected has asked, or had the time to."""
+        await self._newcomers.gone(NEWCOMER_S)
+        while tasks := set(self._server.server_state.tasks):
+            await asyncio.wait(tasks)
 
     async def stop(self) -> None:
         """Take no more connections, and return when those that are left have been answered, or `STOP_S` have passed."""

@@ -76,6 +76,7 @@ class GatewayService:
         self.config = config
         self._draw_seed = draw_seed
         self.is_draining = False
+        self._turns_away = False
         self.num_calls = 0
         self.stopping = asyncio.Event()
         self._ctx = ctx
@@ -100,7 +101,7 @@ class GatewayService:
 
     def enter_call(self) -> None:
         """Count a call in, before its body is read; raises `ApiError` where it cannot be taken."""
-        if self.is_draining:
+        if self._turns_away:
             raise Unavailable("This gateway is draining.", code="draining", retry_after_s=self.config.retry_after_s)
         if self.num_calls >= self.config.max_inflight:
             message = f"{self.num_calls} calls are in flight, as many as this gateway takes."
@@ -168,13 +169,17 @@ class GatewayService:
 
     def stop(self) -> None:
         """End every request, so that every call gets its error while there is still a connection for it."""
-        self.is_draining = True
+        self.begin_drain(turn_away=True)
         self.stopping.set()
         self.handle(Stopping())
 
-    async def drained(self) -> None:
-        """Take no new calls, and return when the last has left."""
+    def begin_drain(self, *, turn_away: bool) -> None:
+        """Be not ready any more; with `turn_away` new calls get a 503."""
         self.is_draining = True
+        self._turns_away = turn_away
+
+    async def emptied(self) -> None:
+        """Return when no call is here."""
         while self.num_calls:
             self._emptied.clear()
             await self._emptied.wait()

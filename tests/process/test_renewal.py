@@ -1,6 +1,7 @@
 """`meshctl restart` and `meshctl drain` while clients are served."""
 
 import threading
+import urllib.error
 
 import pytest
 
@@ -34,6 +35,8 @@ class Load:
             text = f"client {number} says {self.num_answers} " + "and goes on " * 8
             try:
                 answer = self._host.say(text)
+            except urllib.error.HTTPError as error:
+                self.wrong.append(f"{error}: {error.read().decode()}")
             except OSError as error:
                 # A gateway that ends lets go of connections that it has not taken yet: clients try again.
                 if not isinstance(getattr(error, "reason", error), ConnectionResetError):

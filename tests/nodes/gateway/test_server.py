@@ -8,7 +8,7 @@ import pytest
 from fake_ring import CONFIG, Ring
 
 from mesh.errors import BindError
-from nodes.gateway import http_protocol
+from nodes.gateway import http_protocol, server
 from nodes.gateway.actor import Gateway
 from nodes.gateway.server import HttpServer, bind
 
@@ -115,3 +115,58 @@ def test_requests_in_line_are_bounded() -> None:
             assert (await read_all(ring, b"GET /version HTTP/1.1\r\nConnection: close\r\n\r\n")).endswith(b"}")
 
     asyncio.run(main())
+
+
+def completion(text: str) -> bytes:
+    body = b'{"model": "bytes", "prompt": "%s", "max_tokens": 20}' % text.encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+def test_who_shares_a_port_serves_whoever_is_connected_before_it_goes() -> None:
+    """Nobody is told 503 whose connection the kernel gave to this gateway and not to another one."""
+
+    async def main() -> None:
+        shared = msgspec.structs.replace(CONFIG, reuse_port=True)
+        async with Ring(shared) as ring:
+            port = ring.gateway.port
+            kept = await asyncio.open_connection("127.0.0.1", port)
+            kept[1].write(completion("before"))
+            before = await kept[0].readuntil(b"}}}")
+            assert b"connection: close" not in before
+            new = await asyncio.open_connection("127.0.0.1", port)
+            # Only what has been accepted can be kept.
+            await asyncio.wait_for(accepted(ring, 2), 5)
+            draining = asyncio.create_task(ring.gateway.drain())
+            await asyncio.sleep(0)
+            for (reader, writer), text in ((kept, "still here"), (new, "just came")):
+                writer.write(completion(text))
+                answer = await asyncio.wait_for(reader.read(), 5)
+                assert answer.startswith(b"HTTP/1.1 200 OK")
+                assert b"connection: close" in answer
+                assert text.encode() in answer
+                writer.close()
+            await asyncio.wait_for(draining, 5)
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", port)
+
+    asyncio.run(main())
+
+
+def test_a_silent_newcomer_does_not_hold_up_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "NEWCOMER_S", 0.1)
+
+    async def main() -> None:
+        async with Ring(msgspec.structs.replace(CONFIG, reuse_port=True)) as ring:
+            _, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
+            await asyncio.wait_for(accepted(ring, 1), 5)
+            await asyncio.wait_for(ring.gateway.drain(), 5)
+            writer.close()
+
+    asyncio.run(main())
+
+
+async def accepted(ring: Ring, count: int) -> None:
+    uvicorn_server = ring.gateway._server._server  # type: ignore[union-attr]
+    while len(uvicorn_server.server_state.connections) < count:
+        await asyncio.sleep(0.005)
