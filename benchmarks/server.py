@@ -32,12 +32,16 @@ def get(url: str, timeout_s: float = 10.0) -> bytes:
 
 
 @contextmanager
-def mesh(*options: str) -> Iterator[tuple[int, str]]:
-    """A mesh of its own in the foreground of a child process: `(port, name)` once `/health/ready` says 200."""
+def mesh(*options: str, tree: Path | None = None) -> Iterator[tuple[int, str]]:
+    """A mesh of its own in the foreground of a child process: `(port, name)` once `/health/ready` says 200.
+
+    `tree` is another checkout to run it from, with the packages installed here.
+    """
     port, name = free_port(), f"bench-{os.getpid()}-{time.time_ns() % 100_000}"
     command = [sys.executable, "-m", "cli", "up", "--port", str(port), "--name", name, *options]
+    environment = os.environ if tree is None else os.environ | {"PYTHONPATH": str(tree)}
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=tree, env=environment)
         try:
             _wait_ready(process, port, Path(log.name))
             yield port, name

@@ -1,0 +1,99 @@
+"""What a change costs when nothing fails: the ring of another checkout beside this one's, in turns.
+
+Both meshes run `echo` with prefill and decode apart, and idle while the other is measured. Wall time moves with
+whatever else the host does, so pairs are compared, and beside it stands the CPU time that all actors took for a token,
+which moves less.
+"""
+
+import argparse
+import asyncio
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.load import closed_loop
+from benchmarks.ring import body
+from benchmarks.server import actors, cpu_seconds, mesh
+
+MESH = ("--model", "echo", "--max-running", "256", "--prefill", "1", "--decode", "1")
+
+
+class Run(NamedTuple):
+    """One closed loop."""
+
+    tokens_per_s: float
+    ttft_p50_ms: float
+    cpu_us_per_token: float
+
+
+class Side:
+    """One of the two meshes."""
+
+    def __init__(self, port: int, name: str) -> None:
+        self._port = port
+        self._pids: list[int] = [actor["pid"] for actor in actors(name)]
+        self.runs: list[Run] = []
+
+    async def run(self, concurrency: int, num_requests: int, make_body: Callable[[int], dict[str, Any]]) -> None:
+        """Add a run."""
+        before_s = sum(map(cpu_seconds, self._pids))
+        level = await closed_loop("127.0.0.1", self._port, concurrency, num_requests, make_body)
+        cpu_s = sum(map(cpu_seconds, self._pids)) - before_s
+        self.runs.append(Run(level.tokens_per_s, level.ttft_p50_ms, cpu_s / level.num_tokens * 1e6))
+
+
+def quartiles(values: list[float]) -> str:
+    """Median and the middle half."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
+
+
+async def measure(before: Side, after: Side, args: argparse.Namespace) -> None:
+    """One line per level; ratios above 1 are this checkout's being faster, or needing more CPU."""
+    print(
+        "clients  tok/s before  after  ratio of pairs, middle half   TTFT ratio   CPU per token before  after   ratio"
+    )
+    for concurrency in args.concurrency:
+        num_requests = max(args.requests, args.waves * concurrency)
+        before.runs.clear()
+        after.runs.clear()
+        for pair in range(args.pairs + 1):
+            base = 1_000_000 * concurrency + pair * 10_000
+            # In turns, and each as often first as second.
+            for side in (before, after) if pair % 2 else (after, before):
+                await side.run(concurrency, num_requests, lambda n, base=base: body(args.tokens, base + n))
+            if pair == 0:
+                # Warm-up.
+                before.runs.clear()
+                after.runs.clear()
+        pairs = list(zip(before.runs, after.runs, strict=True))
+        speed = quartiles([b.tokens_per_s / a.tokens_per_s for a, b in pairs])
+        ttft = statistics.median(b.ttft_p50_ms / a.ttft_p50_ms for a, b in pairs)
+        cpu = quartiles([b.cpu_us_per_token / a.cpu_us_per_token for a, b in pairs])
+        middle_before, middle_after = (
+            Run(*(statistics.median(column) for column in zip(*side.runs, strict=True))) for side in (before, after)
+        )
+        print(
+            f"{concurrency:>7}{middle_before.tokens_per_s:>14.0f}{middle_after.tokens_per_s:>7.0f}  {speed:<28}"
+            f"{ttft:>12.3f}{middle_before.cpu_us_per_token:>20.1f} us{middle_after.cpu_us_per_token:>8.1f} us  {cpu}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("before", type=Path, help="another checkout of this repository")
+    parser.add_argument("--concurrency", type=lambda text: [int(n) for n in text.split(",")], default=[1, 16, 64])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=32, help="of one run, at least")
+    parser.add_argument("--waves", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=12)
+    args = parser.parse_args()
+    with mesh(*MESH, tree=args.before.resolve()) as one, mesh(*MESH) as other:
+        asyncio.run(measure(Side(*one), Side(*other), args))
+
+
+if __name__ == "__main__":
+    main()
