@@ -1,6 +1,7 @@
-"""Each role killed once while clients stream: nobody can tell from an answer that anything happened."""
+"""Each role killed once, and hung once, while clients stream: nobody can tell from an answer that anything happened."""
 
 import asyncio
+import signal
 import time
 
 import pytest
@@ -22,11 +23,25 @@ MOMENTS = {
 }
 """The share of an undisturbed wave's events after which the blow falls. At the first, most prompts are computed."""
 
+PAIRS = [("decode scheduler", "decode worker"), ("prefill worker", "kv_agent"), ("registry", "tokenizer")]
+"""A few of those that `test_many_deaths.py` goes through: two that need each other."""
+
 
 @pytest.mark.parametrize("role", ROLES)
 def test_killed(mesh: ChaosMesh, undisturbed: list[Answer], role: str) -> None:
     recomputed = endure(mesh, undisturbed, [role], MOMENTS[role], f"killed {role}")
     assert sum(recomputed.values()) <= RECOMPUTED_MAX.get(role, 0), recomputed
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_hung(mesh: ChaosMesh, undisturbed: list[Answer], role: str) -> None:
+    recomputed = endure(mesh, undisturbed, [role], MOMENTS[role], f"hung {role}", signal.SIGSTOP)
+    assert sum(recomputed.values()) <= RECOMPUTED_MAX.get(role, 0), recomputed
+
+
+@pytest.mark.parametrize("roles", PAIRS, ids=" and ".join)
+def test_killed_together(mesh: ChaosMesh, undisturbed: list[Answer], roles: tuple[str, str]) -> None:
+    endure(mesh, undisturbed, list(roles), 0.3, f"killed {roles}")
 
 
 @pytest.mark.slow
