@@ -15,6 +15,7 @@ from typing import Any, ClassVar, assert_never
 
 import msgspec
 
+from kvstore.mapping import map_pool
 from kvstore.page_pool import MemoryHost, PagePool
 from kvstore.protocol import MapPool, PoolHandle
 from mesh.actor import Actor, Call
@@ -79,7 +80,7 @@ class WorkerActor(Actor):
                 f"{config.agent} has made the pool of {config.group} for {handle.layout}, and {config.model} needs"
                 f" {wanted}. Give agent, scheduler and worker of a group the same model, dtype and page size."
             )
-        pool = self._pool = self._host.open(handle.path, writable=True)
+        pool = self._pool = map_pool(self._host, handle)
         runner = self._runner = await self._load(spec, pool)
         self._core = WorkerCore(
             Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens)
