@@ -34,6 +34,7 @@ from nodes.scheduler.events import (
     Asked,
     AskFailed,
     Command,
+    DismissWorker,
     DrainAsked,
     Event,
     MembersChanged,
@@ -221,6 +222,9 @@ class SchedulerActor(Actor):
                 self.ctx.tell(actor_id, message, lane=lane)
             case Ask():
                 self.ctx.spawn(self._ask(command), name=f"{command.tag[0]} {command.actor_id}")
+            case DismissWorker(worker, message):
+                self.ctx.log.error("worker dismissed", worker=f"{worker}.{message.worker_epoch}", why=message.reason)
+                self.ctx.tell(worker, message, lane=Lane.CONTROL)
             case Reply(call, message):
                 call.reply(message)
             case Refuse(call, code, message, retryable, param):
