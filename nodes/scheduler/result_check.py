@@ -17,6 +17,7 @@ MALFORMED: Final = "malformed"
 REFUSALS: Final = (NOT_OURS, NOT_SENT, EARLY, REPEATED, MALFORMED)
 
 _LARGEST_ID: Final = 2**31 - 1
+"""Sequences hold ids in 32 bits, whatever vocabulary a worker claims."""
 
 
 def find_problem(plan: StepPlan, result: StepResult, vocab_size: int) -> str:
@@ -30,7 +31,7 @@ def find_problem(plan: StepPlan, result: StepResult, vocab_size: int) -> str:
     failed = {error.row for error in result.errors}
     if failed and not 0 <= min(failed) <= max(failed) < len(rows):
         return f"step {plan.step} has {len(rows)} rows and was answered with errors of rows {sorted(failed)}"
-    end = vocab_size or _LARGEST_ID
+    end = min(vocab_size or _LARGEST_ID, _LARGEST_ID)
     for index, (row, token_id) in enumerate(zip(rows, token_ids, strict=True)):
         if row.sampling is not None:
             if not 0 <= token_id < end and index not in failed:

@@ -188,6 +188,21 @@ def test_a_worker_that_lies_and_will_not_go_is_done_without() -> None:
     assert world.announced[-1] == ("m", None, False)
 
 
+def test_a_worker_that_lies_about_its_epoch_is_done_without() -> None:
+    """Nothing it sends comes from whom it says to be, and nobody waits for that for ever."""
+    world = World(num_pages={"m": 60})
+    worker = world.workers["w-m"]
+    adopt = worker.adopt
+    worker.adopt = lambda message: msgspec.structs.replace(adopt(message), worker_epoch=2**60)
+    request = world.submit(prompt(9), "m", max_tokens=6)
+    began = world.now
+    while not request.attempt:
+        world.flush()
+        world.advance(world.now + 1.0)
+        assert world.now - began < 200.0
+    assert request.output_ids == []
+
+
 def test_a_result_from_anybody_else_is_not_looked_at() -> None:
     liar = Liar()
     world = liar.world

@@ -1,6 +1,7 @@
 """What can be the answer to a step, and what cannot."""
 
 import math
+from array import array
 
 import msgspec
 import pytest
@@ -58,8 +59,15 @@ def test_what_is_none(token_ids: list[int], failed: tuple[int, ...], words: str)
     assert words in problem(token_ids, *failed)
 
 
-def test_the_largest_id_fits_a_sequence_also_where_the_vocabulary_is_unknown() -> None:
-    assert problem([2**31 - 1, -1, 5], vocab_size=0)
+@pytest.mark.parametrize("vocab_size", [0, 2**40, 2**63])
+def test_an_id_that_passes_fits_a_sequence_whatever_the_worker_says_its_vocabulary_is(vocab_size: int) -> None:
+    assert problem([2**31 - 1, -1, 5], vocab_size=vocab_size)
+    assert array("i", [2**31 - 2])
+    assert not problem([2**31 - 2, -1, 5], vocab_size=vocab_size)
+
+
+def test_a_vocabulary_that_is_none_has_no_ids() -> None:
+    assert problem([0, -1, 0], vocab_size=-5)
 
 
 @given(st.lists(st.integers(-(2**63), 2**64 - 1), max_size=5), st.lists(st.integers(-3, 4), max_size=4))
