@@ -6,7 +6,7 @@ from typing import ClassVar, Final, TypeVar
 
 from cli.errors import CliError, NotRunning
 from cli.launch.mesh_directory import Manifest, MeshDirectory
-from cli.launch.sweep import open_process
+from cli.launch.processes import is_alive
 from cli.protocol import SUPERVISOR_CODEC
 from mesh.actor import Actor
 from mesh.address import Address
@@ -32,14 +32,11 @@ class ClientActor(Actor):
 
 
 def find_mesh(name: str) -> tuple[MeshDirectory, Manifest]:
-    """The directory and manifest of a mesh whose supervisor lives. Raises NotRunning."""
+    """The directory and manifest of a mesh whose supervisor lives. Raises NotRunning or BadManifest."""
     directory = MeshDirectory(name)
-    manifest = directory.read_manifest()
-    if manifest is not None:
-        descriptor = open_process(manifest.pid, manifest.start_time)
-        if descriptor is not None:
-            os.close(descriptor)
-            return directory, manifest
+    manifest = directory.load_manifest()
+    if manifest is not None and is_alive(manifest.pid, manifest.start_time):
+        return directory, manifest
     others = [other for other in MeshDirectory.all_names() if other != name and _lives(other)]
     raise NotRunning(
         f"no mesh named {name!r} is running",
@@ -85,7 +82,4 @@ async def _ask(directory: MeshDirectory, manifest: Manifest, question: Message) 
 
 def _lives(name: str) -> bool:
     manifest = MeshDirectory(name).read_manifest()
-    descriptor = open_process(manifest.pid, manifest.start_time) if manifest is not None else None
-    if descriptor is not None:
-        os.close(descriptor)
-    return descriptor is not None
+    return manifest is not None and is_alive(manifest.pid, manifest.start_time)

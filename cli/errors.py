@@ -3,6 +3,7 @@
     CliError
       NotRunning           no such mesh, or it does not answer
       AlreadyRunning       a mesh of this name runs already
+      BadManifest          what a supervisor wrote down about its mesh cannot be believed
       BadConfig            a value that cannot be used
       BadModel             the model cannot be served
       CannotBind           an address cannot be listened on
@@ -51,6 +52,12 @@ class AlreadyRunning(CliError):
 
     exit_code = ExitCode.ALREADY_RUNNING
     code = "already_running"
+
+
+class BadManifest(CliError):
+    """The manifest of a mesh is damaged, another mesh's or another user's: nothing is done by it."""
+
+    code = "bad_manifest"
 
 
 class BadConfig(CliError):

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from cli.errors import BadConfig, NoMemory
+from cli.launch.mesh_directory import segment_prefix
 from cli.settings import Settings, parse_bytes
 from kvstore.layout import KVLayout
 from kvstore.page_pool import PoolInfo
@@ -119,11 +120,6 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     def forks(self) -> bool:
         """Whether any actor needs the zygote."""
         return any(launch.start == "fork" for launch in self.actors)
-
-
-def segment_prefix(uid: int, mesh: str) -> str:
-    """Names of a mesh's segments begin so. The dots, which no mesh's name has, keep `a` apart from `a-b`."""
-    return f"kvmesh-{uid}.{mesh}."
 
 
 def plan_topology(settings: Settings, spec: ModelSpec, model: str, machine: Machine) -> Topology:

@@ -7,6 +7,7 @@ KVError
         PoolExhaustedMemory the segment does not fit the host's shared memory
         PoolMissing         no such segment
         PoolForeign         not a segment of ours
+        PoolDenied          something of another user's, or no plain file, has the segment's name
         PoolTorn            a segment of ours with a damaged or unfinished header
         PoolMismatch        a sound segment of another layout, size, group or incarnation
         PoolBusy            another process owns the segment
@@ -78,6 +79,12 @@ class PoolForeign(PoolError):
     """The file is not a KV pool, or one of a format that this version does not read."""
 
     code = "pool_foreign"
+
+
+class PoolDenied(PoolError):
+    """What has the segment's name is another user's, or no plain file: it is neither used nor removed."""
+
+    code = "pool_denied"
 
 
 class PoolTorn(PoolError):

@@ -14,7 +14,7 @@ from kvstore.errors import OwnershipError
 from kvstore.events import EventLog
 from kvstore.hashing import NO_HASH, TOKEN_BYTES, unpack_tokens
 from kvstore.layout import PADDING_PAGE
-from kvstore.page_table import PageEntry, PageTable, Torn
+from kvstore.page_table import PLAUSIBLE_GENERATIONS, PageEntry, PageTable, Torn
 from kvstore.protocol import PageStored
 from kvstore.radix_tree import Node, RadixTree, Removed
 
@@ -48,7 +48,8 @@ class PageBook:
         self.num_evicted_pages = 0
         self._group = group
         num_pages = allocator.num_pages
-        self._generations = [table.generation(page) or 0 for page in range(num_pages)] if table else [0] * num_pages
+        found = [table.generation(page) or 0 for page in range(num_pages)] if table else [0] * num_pages
+        self._generations = [generation if generation <= PLAUSIBLE_GENERATIONS else 0 for generation in found]
         # A torn entry hides its generation; it was at most one allocation ahead of those that can be read, so the size
         # of the pool is margin enough.
         self._last_generation = max(self._generations) + num_pages

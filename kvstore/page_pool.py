@@ -12,8 +12,10 @@ the segment. `MemoryHost` is the seam: `ShmHost` for processes, `HeapHost` for s
 import contextlib
 import errno
 import fcntl
+import glob
 import mmap
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Callable
@@ -25,13 +27,14 @@ import msgspec
 from kvstore.errors import (
     PoolBusy,
     PoolClosed,
+    PoolDenied,
     PoolExhaustedMemory,
     PoolForeign,
     PoolMismatch,
     PoolMissing,
     PoolTorn,
 )
-from kvstore.layout import FORMAT_VERSION, KVLayout
+from kvstore.layout import FORMAT_VERSION, ITEM_BYTES, KVLayout
 from kvstore.page_table import PageTable
 
 MAGIC: Final = b"KVMESHPL"
@@ -39,6 +42,7 @@ ALIGNMENT: Final = 4096
 HEADER_BYTES: Final = 4096
 
 _PREFIX: Final = struct.Struct("<8sIII")
+_DENIED: Final = "KV pools are plain files of one's own: have it removed, or give the mesh another --name"
 
 
 class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +93,10 @@ def decode_header(data: bytes, path: str, file_bytes: int) -> PoolInfo:
         raise PoolTorn(f"the header of {path} is damaged (checksum): remove it, the pool starts empty")
     try:
         info = msgspec.msgpack.decode(body, type=PoolInfo)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise PoolTorn(f"the header of {path} cannot be read ({error}): remove it") from None
+    if info.num_pages < 2 or info.layout.page_size < 1 or info.layout.dtype not in ITEM_BYTES:
+        raise PoolTorn(f"the header of {path} describes no pool ({info}): remove it")
     if file_bytes < info.file_bytes:
         raise PoolTorn(f"{path} has {file_bytes} bytes and its header says {info.file_bytes}: remove it")
     return info
@@ -168,14 +174,14 @@ class MemoryHost(Protocol):
     def create(self, name: str, info: PoolInfo) -> PagePool:
         """Make a pool, zeroed, and own it. A leftover of this name that nobody owns is replaced.
 
-        Raises PoolExhaustedMemory, PoolBusy, PoolMismatch (header too long).
+        Raises PoolExhaustedMemory, PoolBusy, PoolDenied, PoolMismatch (header too long).
         """
         ...
 
     def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
         """Map an existing pool; `own` takes its lock too.
 
-        Raises PoolMissing, PoolForeign, PoolTorn, PoolBusy (only with `own`).
+        Raises PoolMissing, PoolDenied, PoolForeign, PoolTorn, PoolBusy (only with `own`).
         """
         ...
 
@@ -246,7 +252,8 @@ class ShmHost:
         """See `MemoryHost`."""
         path = self.path(name)
         header = encode_header(info)
-        self._require_unowned(path)
+        with contextlib.suppress(PoolMissing):
+            self._require_unowned(path)
         making = f"{path}.making.{os.getpid()}"
         descriptor = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -264,17 +271,14 @@ class ShmHost:
 
     def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
         """See `MemoryHost`."""
-        try:
-            descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise PoolMissing(
-                f"there is no pool at {path}: its kv_agent has not made it yet, or took it down"
-            ) from None
+        descriptor = _open_own(path, os.O_RDWR if writable else os.O_RDONLY)
         try:
             if own:
                 _lock(descriptor, path)
-            file_bytes = os.fstat(descriptor).st_size
-            info = decode_header(os.pread(descriptor, HEADER_BYTES, 0), path, file_bytes)
+            status = os.fstat(descriptor)
+            if status.st_mode & 0o077:
+                raise PoolForeign(f"{path} may be opened by other users ({stat.filemode(status.st_mode)}): remove it")
+            info = decode_header(os.pread(descriptor, HEADER_BYTES, 0), path, status.st_size)
             pool = _map_file(descriptor, path, info, writable=writable, keep=own)
         except BaseException:
             os.close(descriptor)
@@ -289,12 +293,15 @@ class ShmHost:
             os.unlink(path)
 
     def sweep(self, prefix: str) -> list[str]:
-        """Remove segments of this name prefix that nobody owns: what a killed agent left. Returns their paths."""
+        """Remove segments of this name prefix that nobody owns: what a killed agent left. Returns their paths.
+
+        What only has such a name, and is not a file of this user's, is left alone.
+        """
         removed: list[str] = []
-        for path in sorted(self.directory.glob(f"{prefix}*")):
+        for path in sorted(self.directory.glob(f"{glob.escape(prefix)}*")):
             try:
                 self._require_unowned(str(path))
-            except PoolBusy:
+            except (PoolBusy, PoolDenied, PoolMissing):
                 continue
             self.unlink(str(path))
             removed.append(str(path))
@@ -302,10 +309,7 @@ class ShmHost:
 
     @staticmethod
     def _require_unowned(path: str) -> None:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
+        descriptor = _open_own(path, os.O_RDONLY)
         try:
             _lock(descriptor, path)
         finally:
@@ -323,6 +327,24 @@ class ShmHost:
             os.ftruncate(descriptor, 0)
             status = os.fstatvfs(descriptor)
             raise PoolExhaustedMemory(path, num_bytes, status.f_bavail * status.f_frsize) from None
+
+
+def _open_own(path: str, flags: int) -> int:
+    """A descriptor of a plain file of this user's. Raises PoolMissing or PoolDenied.
+
+    Shared memory file systems are open to all: what others put under a name of ours, they can read and write.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise PoolMissing(f"there is no pool at {path}: its kv_agent has not made it yet, or took it down") from None
+    except OSError as error:
+        raise PoolDenied(f"{path} cannot be opened ({error.strerror}); {_DENIED}") from None
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
+        return descriptor
+    os.close(descriptor)
+    raise PoolDenied(f"{path} is {stat.filemode(status.st_mode)} of user {status.st_uid}; {_DENIED}")
 
 
 def _lock(descriptor: int, path: str) -> None:

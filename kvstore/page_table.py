@@ -1,21 +1,26 @@
 """What every page of a pool holds, in the pool's own shared memory, so that it outlives the process that wrote it.
 
 One scheduler writes; agents, and the scheduler that comes after a crash, read. Each page has two slots, written in
-turn, slot `sequence & 1` next: its sequence is zeroed, then the rest is written, then the sequence. A slot counts if it
-has a sequence and its CRC is right, so a writer that stops at any byte, whatever the order of stores inside one of the
-three steps, leaves the old entry or the new one. Without the first step a successor's write that stops could complete
-what its predecessor had begun. No locks: a reader copies both slots and believes the newest that counts; if memory was
-damaged from outside and neither does, the page is known to be torn.
+turn, slot `sequence & 1` next: it is marked, then the rest is written, then the sequence, then the mark is taken away.
+A slot counts if it has a sequence, no mark and the right CRC, so a writer that stops at any byte, whatever the order of
+stores inside one of the four steps, leaves the old entry or the new one. Without the mark a successor's write that
+stops could complete what its predecessor had begun. No locks: a reader copies both slots and believes the newest that
+counts.
+
+Memory damaged from outside is not taken for a writer that stopped: a slot that does not count has its mark, or else
+the page is known to be torn, although the other slot is whole. For if the newer entry is lost, the older one may tell
+of tokens that the page no longer holds.
 
 One slot, little-endian, `64 + 4 * page_size` bytes:
 
     offset  bytes  field
-    0       8      sequence; 0 while it is written, and in a slot never written (all its bytes are 0)
+    0       6      sequence; 0 in a slot never written (all its bytes are 0)
+    6       2      mark while the slot is written (`_MARK`), else 0
     8       4      CRC-32 of what follows, started from page number and sequence (`_crc_start`)
     12      1      state (`PageState`)
     13      1      flags: 1 first page of its chain, 2 private (never shared, whatever it holds)
     14      2      fill: tokens whose KV is written
-    16      8      generation: the allocation that the page belongs to; unique in the pool, ever rising
+    16      8      generation: the allocation that the page belongs to; unique in the pool, ever rising, below 2**63
     24      8      owner epoch: the scheduler incarnation that wrote it
     32      16     chained hash, zero until the page is full
     48      16     parent's hash, zero while unknown
@@ -40,14 +45,24 @@ FLAG_PRIVATE: Final = 2
 _HEADER: Final = struct.Struct("<QIBBHQQ16s16s")
 _CRC: Final = struct.Struct("<I")
 _SEQUENCE: Final = struct.Struct("<Q")
-_SEQUENCE_AND_CRC: Final = struct.Struct("<QI")
+_CHECKED: Final = struct.Struct("<QIBBHQ")
+_MARK_OFFSET: Final = 6
+_MARK_END: Final = 8
+_MARK_BITS: Final = 48
+_MARK: Final = b"\xa5\xc3"
+_NO_MARK: Final = bytes(2)
+_HALF_MARKS: Final = frozenset({_MARK[:1] + _NO_MARK[1:], _NO_MARK[:1] + _MARK[1:]})
+_MAX_SEQUENCE: Final = 2**47
 _CRC_OFFSET: Final = 8
 _CHECKED_OFFSET: Final = 12
 _GENERATION_OFFSET: Final = 16
 _GENERATION_END: Final = 24
-_NO_SEQUENCE: Final = bytes(_SEQUENCE.size)
 _READ_ATTEMPTS: Final = 8
 _NUM_STATES: Final = len(PageState)
+
+MAX_GENERATION: Final = 2**63 - 1
+PLAUSIBLE_GENERATIONS: Final = 2**62
+"""No pool lives to see so many allocations: an entry that says more is none of ours, and is not counted on from."""
 
 
 class PageEntry(msgspec.Struct, frozen=True, gc=False):
@@ -74,7 +89,7 @@ class PageEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Torn(msgspec.Struct, frozen=True, gc=False):
-    """Neither slot of the page can be believed."""
+    """What the table says of the page cannot be believed."""
 
     page: int
 
@@ -93,8 +108,8 @@ class PageTable:
         skipped = self._slot_bytes - _GENERATION_END
         self._pair = struct.Struct(f"<Q{_GENERATION_OFFSET - 8}xQ{skipped}xQ{_GENERATION_OFFSET - 8}xQ{skipped}x")
         self._scratch = bytearray(self._slot_bytes)
-        self._scratch_sequence = memoryview(self._scratch)[: _SEQUENCE.size]
-        self._scratch_body = memoryview(self._scratch)[_SEQUENCE.size :]
+        self._scratch_sequence = memoryview(self._scratch)[:_MARK_OFFSET]
+        self._scratch_body = memoryview(self._scratch)[_MARK_END:]
         self._scratch_checked = memoryview(self._scratch)[_CHECKED_OFFSET:]
         self._blank = bytes(self._slot_bytes)
         # Sequence of each page's current slot; 0 means "not looked at yet", which costs one read.
@@ -139,19 +154,24 @@ class PageTable:
         found: list[int] = []
         for page in pages:
             even, even_generation, odd, odd_generation = unpack(view, page * step)
-            found.append(even_generation if even >= odd else odd_generation)
+            if even >> _MARK_BITS or odd >> _MARK_BITS:
+                found.append(odd_generation if even >> _MARK_BITS else even_generation)
+            else:
+                found.append(even_generation if even >= odd else odd_generation)
         return found
 
     def write(self, page: int, entry: PageEntry) -> None:
         """Replace the entry of `page`. Only the pool's scheduler may call this.
 
-        Raises ValueError if the entry does not fit the page size.
+        Raises ValueError if the entry does not fit the page size or its generation the table.
         """
         tokens = entry.tokens
         end = HEADER_BYTES + len(tokens)
         if end > self._slot_bytes:
             raise ValueError(f"{entry.fill} tokens do not fit a page of {self.page_size}")
-        sequence = (self._sequences[page] or self._current_sequence(page)) + 1
+        if entry.generation > MAX_GENERATION:
+            raise ValueError(f"generation {entry.generation} is past the last one, {MAX_GENERATION}")
+        sequence = (self._sequences[page] or self._begin(page)) + 1
         scratch = self._scratch
         flags = entry.is_first * FLAG_FIRST + entry.is_private * FLAG_PRIVATE
         _HEADER.pack_into(
@@ -171,10 +191,11 @@ class PageTable:
         scratch[end:] = self._blank[end:]
         _CRC.pack_into(scratch, _CRC_OFFSET, zlib.crc32(self._scratch_checked, _crc_start(page, sequence)))
         start = (2 * page + (sequence & 1)) * self._slot_bytes
-        view, body = self._view, start + _SEQUENCE.size
-        view[start:body] = _NO_SEQUENCE
+        view, mark, body = self._view, start + _MARK_OFFSET, start + _MARK_END
+        view[mark:body] = _MARK
         view[body : start + self._slot_bytes] = self._scratch_body
-        view[start:body] = self._scratch_sequence
+        view[start:mark] = self._scratch_sequence
+        view[mark:body] = _NO_MARK
         self._sequences[page] = sequence
 
     def scan(self) -> Iterator[tuple[int, PageEntry | Torn]]:
@@ -182,36 +203,56 @@ class PageTable:
         for page in range(self.num_pages):
             yield page, self.read(page)
 
-    def _current_sequence(self, page: int) -> int:
-        """Sequence of the slot that counts. If neither does, one that leaves both free to be overwritten."""
+    def _begin(self, page: int) -> int:
+        """Sequence of the slot that counts. A page that is torn begins anew, as if it had never been written."""
         slot = self._newest(page)
-        return 0 if slot is None else _SEQUENCE.unpack_from(slot)[0]
+        if slot is not None:
+            return _sequence(slot)
+        # The first write goes to the odd slot; beside it a reader takes nothing but an even one never written.
+        start = 2 * page * self._slot_bytes
+        self._view[start : start + self._slot_bytes] = self._blank
+        return 0
 
     def _newest(self, page: int) -> bytes | None:
-        """A copy of the newest slot whose CRC is right, None if there is none.
+        """A copy of the newest slot that counts; None if there is none, or if it cannot be told that it is the newest.
 
-        A writer that gets through both slots while they are copied spoils both copies; hence the few attempts.
+        A writer at work while the slots are copied may spoil both copies; hence the few attempts.
         """
         size = self._slot_bytes
         start = 2 * page * size
         for _ in range(_READ_ATTEMPTS):
             pair = bytes(self._view[start : start + 2 * size])
             even, odd = pair[:size], pair[size:]
-            first, second = (even, odd) if _sequence(even) >= _sequence(odd) else (odd, even)
-            if self._is_whole(first, page):
-                return first
-            if self._is_whole(second, page):
-                return second
+            even_counts, odd_counts = self._is_whole(even, page), self._is_whole(odd, page)
+            if even_counts and odd_counts:
+                older, newest = (odd, even) if _sequence(even) >= _sequence(odd) else (even, odd)
+                # Only beside the first entry of a page, in the odd slot, is a slot never written.
+                if _sequence(older) or _sequence(newest) <= 1:
+                    return newest
+            elif even_counts and self._is_unfinished(odd, page):
+                return even
+            elif odd_counts and self._is_unfinished(even, page):
+                return odd
         return None
 
     def _is_whole(self, slot: bytes, page: int) -> bool:
-        sequence, expected = _SEQUENCE_AND_CRC.unpack_from(slot)
+        sequence, expected, state, _, fill, generation = _CHECKED.unpack_from(slot)
         if not sequence:
             return slot == self._blank
         return (
-            zlib.crc32(slot[_CHECKED_OFFSET:], _crc_start(page, sequence)) == expected
-            and slot[_CHECKED_OFFSET] < _NUM_STATES
+            sequence <= _MAX_SEQUENCE
+            and zlib.crc32(slot[_CHECKED_OFFSET:], _crc_start(page, sequence)) == expected
+            and state < _NUM_STATES
+            and fill <= self.page_size
+            and generation <= MAX_GENERATION
         )
+
+    def _is_unfinished(self, slot: bytes, page: int) -> bool:
+        """A writer stopped in this slot: it is marked, or whole but for half a mark."""
+        mark = slot[_MARK_OFFSET:_MARK_END]
+        if mark in _HALF_MARKS:
+            return self._is_whole(slot[:_MARK_OFFSET] + _NO_MARK + slot[_MARK_END:], page)
+        return mark == _MARK
 
 
 def _crc_start(page: int, sequence: int) -> int:

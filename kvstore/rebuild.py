@@ -4,6 +4,10 @@ Full pages whose chain reaches a root are cached again. A partly filled page of 
 handle that holds it and its prefix until somebody claims it or the recovery lease is over. Pages lent to a transfer,
 and torn ones, are quarantined until nothing can write them. Everything else is free.
 
+Whatever the table says, the books are right afterwards and nothing is found that was not computed: an entry that
+contradicts itself, the others or this scheduler's epoch is dropped, its page is free, and `num_dropped` counts it.
+Memory is not trusted to be what a scheduler wrote; only that nothing writes it now.
+
 Only after the worker has answered `Adopted` may the table be read: until then steps of the dead scheduler run.
 """
 
@@ -14,7 +18,7 @@ from kvstore.allocator import PageAllocator, PageState
 from kvstore.eviction import EvictionPolicy
 from kvstore.hashing import NO_HASH, chain_hashes, pack_tokens, page_hash, root_hash
 from kvstore.layout import PADDING_PAGE
-from kvstore.page_table import PageEntry, PageTable, Torn
+from kvstore.page_table import PLAUSIBLE_GENERATIONS, PageEntry, PageTable, Torn
 from kvstore.prefix_cache import PrefixCache
 from kvstore.sequence_pages import SequencePages
 
@@ -72,12 +76,16 @@ class Orphans:
 
 
 class Rebuilt(NamedTuple):
-    """`quarantined` pages wait for `PrefixCache.clear_quarantined`; `num_torn` of them had no believable entry."""
+    """`quarantined` pages wait for `PrefixCache.clear_quarantined`; `num_torn` of them had no believable entry.
+
+    `num_dropped` pages had a whole entry that cannot be true, or that hangs on a page that is lost.
+    """
 
     cache: PrefixCache
     orphans: Orphans
     quarantined: list[int]
     num_torn: int
+    num_dropped: int
 
 
 def rebuild(
@@ -94,30 +102,61 @@ def rebuild(
         policy=policy,
     )
     torn: list[int] = []
+    dropped: set[int] = set()
     entries: dict[int, PageEntry] = {}
     for page, entry in table.scan():
         if page == PADDING_PAGE:
             continue
         if isinstance(entry, Torn):
             torn.append(page)
+        elif not _is_of_this_pool(entry, epoch):
+            dropped.add(page)
         else:
             entries[page] = entry
     cached = _rebuild_tree(cache, _full_pages(entries, table.page_size))
-    cached_pages = set(cached.values())
     lent = [page for page, entry in entries.items() if entry.state in _UNSAFE]
     for page in lent + torn:
         cache.book.adopt(page, PageState.QUARANTINED)
         cache.book.write_states([page], PageState.QUARANTINED)
-    orphans: list[SequencePages] = []
-    for page, entry in entries.items():
-        if entry.state in (PageState.RUNNING, PageState.CACHED) and page not in cached_pages:
-            orphan = _resume(cache, page, entry, entries, cached)
-            if orphan is None:
-                cache.book.write_states([page], PageState.FREE)
-            else:
-                orphans.append(orphan)
+    orphans = _resume_all(cache, entries, cached, dropped)
+    cache.book.write_states(sorted(dropped), PageState.FREE)
     cache.events.restate()
-    return Rebuilt(cache, Orphans(cache, orphans), sorted(lent + torn), len(torn))
+    return Rebuilt(cache, Orphans(cache, orphans), sorted(lent + torn), len(torn), len(dropped))
+
+
+def _resume_all(
+    cache: PrefixCache, entries: dict[int, PageEntry], cached: dict[bytes, int], dropped: set[int]
+) -> list[SequencePages]:
+    """Handles on what was running; pages in use that are neither cached nor resumed become free."""
+    orphans: list[SequencePages] = []
+    cached_pages = set(cached.values())
+    for page, entry in entries.items():
+        if entry.state not in (PageState.RUNNING, PageState.CACHED) or page in cached_pages:
+            continue
+        if not _can_be_true(entry, cached, cache.page_size):
+            dropped.add(page)
+        elif (orphan := _resume(cache, page, entry, entries, cached)) is not None:
+            orphans.append(orphan)
+        else:
+            cache.book.write_states([page], PageState.FREE)
+    return orphans
+
+
+def _is_of_this_pool(entry: PageEntry, epoch: int) -> bool:
+    """Epochs only rise: whoever comes after this scheduler has written nothing yet."""
+    return (
+        entry.state is not PageState.RESERVED
+        and entry.owner_epoch <= epoch
+        and entry.generation <= PLAUSIBLE_GENERATIONS
+    )
+
+
+def _can_be_true(entry: PageEntry, cached: dict[bytes, int], page_size: int) -> bool:
+    """Whether a scheduler may have left this entry of a page that is not in the cache now."""
+    if entry.page_hash == NO_HASH:
+        return entry.state is PageState.RUNNING and entry.fill < page_size
+    # A sequence's own full page: private, or the double of a page that is cached.
+    return entry.state is PageState.RUNNING and (entry.is_private or entry.page_hash in cached)
 
 
 def _full_pages(entries: dict[int, PageEntry], page_size: int) -> dict[bytes, list[_Full]]:
@@ -143,8 +182,10 @@ def _rebuild_tree(cache: PrefixCache, by_parent: dict[bytes, list[_Full]]) -> di
     starts: list[tuple[Node | None, bytes, _Full]] = [(None, first.entry.parent_hash, first) for first in firsts]
     while starts:
         above, root, one = starts.pop()
+        if one.entry.page_hash in cached:
+            continue
         run = [one]
-        while len(following := by_parent.get(run[-1].entry.page_hash, [])) == 1:
+        while len(following := _following(by_parent, run[-1])) == 1:
             run.append(following[0])
         key = b"".join(full.entry.tokens for full in run)
         hashes = [full.entry.page_hash for full in run]
@@ -163,8 +204,13 @@ def _rebuild_tree(cache: PrefixCache, by_parent: dict[bytes, list[_Full]]) -> di
                     is_first=entry.is_first,
                 )
         cached.update(zip(hashes, pages, strict=True))
-        starts.extend((end, root, child) for child in by_parent.get(hashes[-1], []))
+        starts.extend((end, root, child) for child in _following(by_parent, run[-1]))
     return cached
+
+
+def _following(by_parent: dict[bytes, list[_Full]], one: _Full) -> list[_Full]:
+    """Pages that continue this one. One that says it is the first of its chain continues nothing."""
+    return [child for child in by_parent.get(one.entry.page_hash, []) if not child.entry.is_first]
 
 
 def _resume(

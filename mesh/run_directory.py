@@ -101,6 +101,6 @@ class FileBootstrap:
                 found = msgspec.json.decode(self._path.read_bytes(), type=_RegistryFile)
                 self._target = Address(found.actor_id, found.epoch), Endpoint(found.control, found.data)
                 self._seen = status.st_ino, status.st_mtime_ns
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, ValueError):
             self._seen = self._target = None
         return self._target

@@ -15,10 +15,10 @@ import msgspec
 from cli.exit_codes import FATAL_EXITS, ExitCode
 from cli.launch.children import Children, describe_exit, spawn_process
 from cli.launch.mesh_directory import Manifest, MeshDirectory, ProcessRecord
+from cli.launch.processes import start_time
 from cli.launch.progress import Progress
 from cli.launch.role import RoleRun
 from cli.launch.supervisor import UnknownActor
-from cli.launch.sweep import start_time
 from cli.launch.zygote_client import SUPERVISOR_FD, ZygoteClient
 from cli.protocol import ActorList, ActorStatus
 from cli.topology import ActorLaunch, Topology

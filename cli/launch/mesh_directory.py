@@ -1,7 +1,7 @@
 """What a supervisor keeps on disk about its mesh: who runs, under which lock, which epochs are used.
 
     <run directory>/
-        lock              flock held by the living supervisor
+        lock              flock held by the living supervisor, its pid and start time inside
         manifest.json     its pid and endpoint, and every process, segment prefix and log it owns; replaced atomically
         epochs.json       the last epoch issued to each actor id, over all supervisors
         configs/          one JSON file per actor
@@ -14,18 +14,36 @@ The supervisor is the only writer (but for errors/). `meshctl ps|down|logs` and 
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from cli.errors import AlreadyRunning, CliError
+from cli.errors import AlreadyRunning, BadManifest, CliError
+from cli.launch.processes import start_time
 from mesh.address import Address, Endpoint
 from mesh.run_directory import RunDirectory
 
 _FILE_MODE: Final = 0o600
+_MAX_EPOCH: Final = 1 << 48
+_NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What decoding raises: bytes that are no UTF-8 raise a ValueError."""
+_MAX_MANIFEST_BYTES: Final = 1 << 24
+
+
+def segment_prefix(uid: int, mesh: str) -> str:
+    """Names of a mesh's segments begin so. The dots, which no mesh's name has, keep `a` apart from `a-b`."""
+    return f"kvmesh-{uid}.{mesh}."
+
+
+class Holder(NamedTuple):
+    """Who signed the lock last: a supervisor, dead or alive."""
+
+    pid: int
+    start_time: int
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,20 +101,17 @@ class MeshDirectory:
     def all_names(cls) -> list[str]:
         """Meshes that have a run directory, running or not."""
         base = RunDirectory.of_mesh("x").path.parent
-        return sorted(path.name for path in base.iterdir()) if base.is_dir() else []
+        try:
+            return sorted(path.name for path in base.iterdir())
+        except OSError:
+            return []
 
     def create(self) -> None:
         """Make the directories, for this user only. Raises CliError where others may enter them."""
         try:
             for path in (self.path.parent, self.path, self.run.sockets, self.logs, *self._subdirectories()):
                 path.mkdir(mode=0o700, parents=False, exist_ok=True)
-                status = path.lstat()
-                if status.st_uid != os.getuid() or status.st_mode & 0o077:
-                    raise CliError(
-                        f"{path} cannot be used",
-                        why="another user owns it, or may enter it",
-                        do="remove it, or set XDG_RUNTIME_DIR to a directory of yours",
-                    )
+                self._require_own(path)
         except OSError as error:
             raise CliError(
                 f"the run directory {self.path} cannot be made",
@@ -125,16 +140,49 @@ class MeshDirectory:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise self._already_running() from None
+                raise self.already_running() from None
             yield
         finally:
             os.close(descriptor)
 
-    def read_manifest(self) -> Manifest | None:
-        """The last manifest written; None if there is none, or none that can be read."""
+    def sign_lock(self) -> None:
+        """Say that this process is the supervisor, before there is a manifest to say so. Under the lock."""
+        with contextlib.suppress(OSError):
+            self._lock.write_text(f"{os.getpid()} {start_time(os.getpid()) or 0}\n")
+
+    def holder(self) -> Holder | None:
+        """The supervisor, where no manifest says who it is; to be believed only while that process lives."""
+        with contextlib.suppress(OSError, ValueError):
+            pid, started = self._read_own(self._lock).split()
+            return Holder(int(pid), int(started))
+        return None
+
+    def load_manifest(self) -> Manifest | None:
+        """The last manifest written; None if there is none.
+
+        Raises BadManifest where one must not be acted on, and CliError if the whole directory is another user's.
+        """
         try:
-            return msgspec.json.decode(self._manifest.read_bytes(), type=Manifest)
-        except (OSError, msgspec.MsgspecError):
+            self._require_own(self.path)
+            manifest = msgspec.json.decode(self._read_own(self._manifest), type=Manifest)
+        except FileNotFoundError:
+            return None
+        except (OSError, *_NOT_JSON) as error:
+            raise self._bad_manifest(str(error)) from None
+        # What it names is killed and removed: nothing but this mesh's own may be meant.
+        prefix = segment_prefix(os.getuid(), self.mesh)
+        if manifest.mesh != self.mesh:
+            raise self._bad_manifest(f"it is the manifest of a mesh named {manifest.mesh!r}")
+        if manifest.pool_prefix != prefix or not Path(manifest.pool_directory).is_absolute():
+            found = f"{manifest.pool_directory!r} that begin with {manifest.pool_prefix!r}"
+            raise self._bad_manifest(f"it names segments in {found}, and this mesh's begin with {prefix!r}")
+        return manifest
+
+    def read_manifest(self) -> Manifest | None:
+        """The last manifest written; None if there is none, or none that can be believed."""
+        try:
+            return self.load_manifest()
+        except CliError:
             return None
 
     def write_manifest(self, manifest: Manifest) -> None:
@@ -148,12 +196,15 @@ class MeshDirectory:
     def epochs(self) -> dict[str, int]:
         """The last epoch issued to each actor id. A damaged file counts as lost, see `issue`."""
         try:
-            return msgspec.json.decode(self._epochs.read_bytes(), type=dict[str, int])
+            epochs = msgspec.json.decode(self._epochs.read_bytes(), type=dict[str, int])
+            if all(0 <= epoch < _MAX_EPOCH for epoch in epochs.values()):
+                return epochs
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.MsgspecError):
-            # Above whatever was issued before: an epoch a second is more than any budget allows.
-            return dict.fromkeys(self._known_actors(), int(time.time()))
+        except (OSError, *_NOT_JSON):
+            pass
+        # Above whatever was issued before: an epoch a second is more than any budget allows.
+        return dict.fromkeys(self._known_actors(), int(time.time()))
 
     def issue(self, actor_id: str, epoch: int) -> None:
         """Record that an epoch is used, before it is."""
@@ -181,7 +232,7 @@ class MeshDirectory:
         path = self._error(address)
         try:
             error = msgspec.json.decode(path.read_bytes(), type=StartError)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *_NOT_JSON):
             return None
         path.unlink(missing_ok=True)
         return error
@@ -195,14 +246,45 @@ class MeshDirectory:
     def _known_actors(self) -> list[str]:
         return ["supervisor", *sorted(path.stem for path in (self.path / "configs").glob("*.json"))]
 
-    def _already_running(self) -> AlreadyRunning:
-        manifest = self.read_manifest()
-        who = f"its supervisor is process {manifest.pid}, at {manifest.url}" if manifest else "it is starting"
+    def already_running(self) -> AlreadyRunning:
+        """The error of whoever wants to be this mesh's supervisor, and is not the first."""
+        manifest, holder = self.read_manifest(), self.holder()
+        if manifest is not None:
+            who = f"its supervisor is process {manifest.pid}, at {manifest.url}"
+        else:
+            who = "it is starting" if holder is None else f"its supervisor is process {holder.pid}; it is starting"
         return AlreadyRunning(
             f"a mesh named {self.mesh!r} is running",
             why=who,
             do=f"stop it with `meshctl down --name {self.mesh}`, or give this one another --name",
         )
+
+    def _bad_manifest(self, why: str) -> BadManifest:
+        return BadManifest(
+            f"{self._manifest} cannot be used",
+            why=why,
+            do=f"`meshctl down --name {self.mesh}` stops the mesh if it runs, and removes what is left of it",
+        )
+
+    @staticmethod
+    def _require_own(path: Path) -> None:
+        status = path.lstat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise CliError(
+                f"{path} cannot be used",
+                why="another user owns it, or may enter it",
+                do="remove it, or set XDG_RUNTIME_DIR to a directory of yours",
+            )
+
+    @staticmethod
+    def _read_own(path: Path) -> bytes:
+        """The content of a plain file of this user's. Raises OSError for any other."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+                raise PermissionError(f"it is {stat.filemode(status.st_mode)} of user {status.st_uid}")
+            return file.read(_MAX_MANIFEST_BYTES)
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -17,9 +17,10 @@ from cli.launch.children import Children
 from cli.launch.keeper import Listeners, ProcessKeeper
 from cli.launch.log_files import LogFiles
 from cli.launch.mesh_directory import Manifest, MeshDirectory
+from cli.launch.processes import start_time
 from cli.launch.progress import Progress, ready_text
 from cli.launch.supervisor import SupervisorActor
-from cli.launch.sweep import start_time, sweep
+from cli.launch.sweep import sweep
 from cli.protocol import SUPERVISOR
 from cli.topology import Topology
 from mesh.address import Address, Endpoint
@@ -41,6 +42,7 @@ def run_mesh(make_topology: Callable[[], Topology], directory: MeshDirectory, pr
     `make_topology` is called once this process holds the lock and leftovers are gone: it looks at memory and ports.
     """
     with directory.locked():
+        directory.sign_lock()
         for left in sweep(directory):
             progress.note(f"swept what an earlier supervisor left: {left}")
         topology = make_topology()
@@ -129,7 +131,7 @@ class _MeshProcess:
             data=endpoint.data,
             url=topology.url,
             model=topology.model_name,
-            pool_directory=topology.pool_directory,
+            pool_directory=os.path.abspath(topology.pool_directory),
             pool_prefix=topology.pool_prefix,
             started_at=time.time(),
         )

@@ -11,7 +11,7 @@ from cli.exit_codes import ExitCode
 from cli.launch.children import name_process
 from cli.launch.mesh_directory import MeshDirectory, StartError
 from cli.topology import check_config
-from kvstore.errors import PoolExhaustedMemory
+from kvstore.errors import PoolDenied, PoolExhaustedMemory
 from kvstore.page_pool import ShmHost
 from mesh.actor import Actor
 from mesh.address import Address
@@ -53,13 +53,13 @@ def run_role(run: RoleRun) -> int:
             supervisor_fd=run.supervisor_fd if supervised else None,
             drain_timeout_s=run.drain_timeout_s,
         )
-    except (CliError, ModelError, BindError, PoolExhaustedMemory) as error:
+    except (CliError, ModelError, BindError, PoolDenied, PoolExhaustedMemory) as error:
         directory.write_error(address, StartError(error.code, str(error)))
         sys.stderr.write(f"{error}\n")
         return exit_code_of(error)
 
 
-def exit_code_of(error: CliError | ModelError | BindError | PoolExhaustedMemory) -> ExitCode:
+def exit_code_of(error: CliError | ModelError | BindError | PoolDenied | PoolExhaustedMemory) -> ExitCode:
     """The code that tells the supervisor whether another try can help."""
     match error:
         case CliError():
@@ -68,6 +68,8 @@ def exit_code_of(error: CliError | ModelError | BindError | PoolExhaustedMemory)
             return ExitCode.BAD_MODEL
         case BindError():
             return ExitCode.CANNOT_BIND
+        case PoolDenied():
+            return ExitCode.BAD_CONFIG
         case PoolExhaustedMemory():
             return ExitCode.NO_MEMORY
 

@@ -1,36 +1,38 @@
 """Removes what a dead supervisor left: processes, sockets, segments. Called under the mesh's lock.
 
-A pid is believed only together with the process's start time, checked after a pidfd holds the process fast, so nothing
-else is ever killed.
+Nothing else is ever killed (see `processes.py`) or removed: a manifest that cannot be believed is not followed; which
+segments are the mesh's follows from its name.
 """
 
+import contextlib
 import os
-import select
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from cli.launch.mesh_directory import Manifest, MeshDirectory, ProcessRecord
+from cli.errors import BadManifest
+from cli.launch.mesh_directory import Manifest, MeshDirectory, ProcessRecord, segment_prefix
+from cli.launch.processes import is_alive, open_process, wait_dead
 from kvstore.page_pool import ShmHost
 
 _REAP_TIMEOUT_S = 10.0
 
 
-def start_time(pid: int) -> int | None:
-    """When a process was started, in clock ticks since boot; None if there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # The name stands in parentheses and may hold any character; the state, field 3, follows the last one.
-    return int(stat.rpartition(")")[2].split()[19])
-
-
 def sweep(directory: MeshDirectory) -> list[str]:
-    """Kill and remove all leftovers; what was found, in words."""
-    manifest = directory.read_manifest()
+    """Kill and remove all leftovers; what was found, in words.
+
+    Raises AlreadyRunning, before anything is touched, if the supervisor lives all the same: somebody removed its lock.
+    """
     found: list[str] = []
+    manifest: Manifest | None = None
+    try:
+        manifest = directory.load_manifest()
+    except BadManifest as error:
+        found.append(f"a manifest that cannot be used, so its actors are left to end by themselves ({error.why})")
     if manifest is not None:
+        if manifest.pid != os.getpid() and is_alive(manifest.pid, manifest.start_time):
+            raise directory.already_running()
         found += [f"process {record.pid} ({record.actor_id})" for record in kill_all(manifest.processes)]
     found += _remove_files(directory, manifest)
     directory.remove_manifest()
@@ -38,15 +40,32 @@ def sweep(directory: MeshDirectory) -> list[str]:
 
 
 def _remove_files(directory: MeshDirectory, manifest: Manifest | None) -> list[str]:
+    found = _remove_all(_entries(directory.run.sockets), "socket")
+    _remove_all([directory.run.registry_file], "file")
+    _remove_all(_entries(directory.path / "errors"), "file")
+    host = ShmHost() if manifest is None else ShmHost(manifest.pool_directory)
+    return found + [f"segment {path}" for path in host.sweep(segment_prefix(os.getuid(), directory.mesh))]
+
+
+def _entries(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError:
+        return []
+
+
+def _remove_all(paths: Iterable[Path], kind: str) -> list[str]:
+    """Remove files that may be gone already; what was there, in words."""
     found: list[str] = []
-    for path in sorted(directory.run.sockets.iterdir()):
-        path.unlink(missing_ok=True)
-        found.append(f"socket {path.name}")
-    directory.run.registry_file.unlink(missing_ok=True)
-    for path in (directory.path / "errors").iterdir():
-        path.unlink(missing_ok=True)
-    if manifest is not None:
-        found += [f"segment {path}" for path in ShmHost(manifest.pool_directory).sweep(manifest.pool_prefix)]
+    for path in paths:
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            found.append(f"{kind} {path.name}, which cannot be removed: {error.strerror}")
+        else:
+            found.append(f"{kind} {path.name}")
     return found
 
 
@@ -55,10 +74,12 @@ def kill_all(records: list[ProcessRecord]) -> list[ProcessRecord]:
     opened: dict[int, ProcessRecord] = {}
     try:
         for record in records:
-            descriptor = open_process(record.pid, record.start_time)
+            descriptor = None if record.pid == os.getpid() else open_process(record.pid, record.start_time)
             if descriptor is not None:
                 opened[descriptor] = record
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                # It may end by itself at any moment.
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         deadline = time.monotonic() + _REAP_TIMEOUT_S
         for descriptor in opened:
             wait_dead(descriptor, deadline - time.monotonic())
@@ -66,21 +87,3 @@ def kill_all(records: list[ProcessRecord]) -> list[ProcessRecord]:
     finally:
         for descriptor in opened:
             os.close(descriptor)
-
-
-def open_process(pid: int, started: int) -> int | None:
-    """A pidfd of the process with this pid and start time; None if it is gone. The caller closes it."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        return None
-    if start_time(pid) == started:
-        return descriptor
-    os.close(descriptor)
-    return None
-
-
-def wait_dead(descriptor: int, timeout_s: float) -> bool:
-    """Wait until the process of a pidfd has ended; False if it still lives."""
-    readable, _, _ = select.select([descriptor], [], [], max(0.0, timeout_s))
-    return bool(readable)

@@ -20,8 +20,8 @@ class Possession(NamedTuple):
 def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int) -> Possession:
     """Reopen the segment called `name` if it is sound and as configured, keeping its content and incarnation.
 
-    Otherwise it is made again under `incarnation`. Raises PoolBusy (its owner lives), PoolExhaustedMemory, PoolMismatch
-    (names too long for a header).
+    Otherwise it is made again under `incarnation`. Raises PoolBusy (its owner lives), PoolDenied (another user's),
+    PoolExhaustedMemory, PoolMismatch (names too long for a header).
     """
     path = host.path(name)
     try:

@@ -2,7 +2,7 @@
 
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
     gateway -> scheduler                Submit, CancelAttempts, Resend -> Submitted, AttemptsCancelled
-    scheduler -> worker -> scheduler    StepPlan -> StepResult; Adopt -> Adopted
+    scheduler -> worker -> scheduler    StepPlan -> StepResult; Adopt -> Adopted; Dismiss
     scheduler D -> scheduler P          PrefillOrder, CancelPrefill    -> PrefillAccepted, PrefillCancelled
     scheduler P -> scheduler D          PrefillDone, PrefillFailed
     scheduler -> detokenizer            TokenBatch
@@ -64,6 +64,7 @@ from nodes.protocol.routing import (
 from nodes.protocol.steps import (
     Adopt,
     Adopted,
+    Dismiss,
     RowError,
     StepPlan,
     StepResult,
@@ -95,6 +96,7 @@ NodeMessage = (
     | AttemptFailed
     | Adopt
     | Adopted
+    | Dismiss
     | PrefillOrder
     | PrefillAccepted
     | PrefillDone
@@ -120,6 +122,7 @@ __all__ = [
     "CloseGrant",
     "Detokenize",
     "Detokenized",
+    "Dismiss",
     "GrantClosed",
     "GrantOpened",
     "HotNodeMessage",

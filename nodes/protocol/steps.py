@@ -45,7 +45,10 @@ class RowError(HotPart, frozen=True):
 
 
 class StepResult(HotMessage, frozen=True):
-    """What a step drew: `token_ids[i]` for `rows[i]`, -1 where row i drew nothing."""
+    """What a step drew: `token_ids[i]` for `rows[i]`, -1 where row i was to draw nothing or failed.
+
+    A worker that answers anything else (other counts, ids outside the vocabulary) is dismissed.
+    """
 
     scheduler_epoch: int
     step: int
@@ -73,3 +76,14 @@ class Adopted(Message, frozen=True):
     numerics: str
     vocab_size: int
     max_batch_tokens: int = 0
+
+
+class Dismiss(Message, frozen=True):
+    """Tell, scheduler -> worker: your answers cannot be believed. The worker ends; its successor is adopted.
+
+    Of a scheduler epoch or worker epoch that is over, it is ignored. Repeated until another incarnation answers.
+    """
+
+    scheduler_epoch: int
+    worker_epoch: int
+    reason: str

@@ -12,9 +12,10 @@ from typing import Any, ClassVar, assert_never
 import msgspec
 
 from kvstore.allocator import PageState
+from kvstore.mapping import map_pool
 from kvstore.page_pool import MemoryHost, PagePool
 from kvstore.protocol import MapPool
-from kvstore.rebuild import rebuild
+from kvstore.rebuild import Rebuilt, rebuild
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
@@ -33,6 +34,7 @@ from nodes.scheduler.events import (
     Asked,
     AskFailed,
     Command,
+    DismissWorker,
     DrainAsked,
     Event,
     MembersChanged,
@@ -79,17 +81,13 @@ class SchedulerActor(Actor):
                 f"the pool of {self._config.group} has pages of {handle.layout.page_size} tokens, this scheduler is "
                 f"set to {self._config.page_size}: give both the same page size"
             )
-        pool = self._pool = self._host.open(handle.path, writable=True)
+        pool = self._pool = map_pool(self._host, handle)
         address = self.ctx.address
         await self._ask_until_answered(self._config.worker, Adopt(scheduler_epoch=address.epoch), "the worker")
         found = rebuild(pool.table(), group=self._config.group, epoch=address.epoch)
         # Lent to transfers or torn, and nothing writes them any more.
         found.cache.clear_quarantined(found.quarantined)
-        if num_cached := found.cache.num_pages_in(PageState.CACHED):
-            self.ctx.log.info(
-                "cache rebuilt", cached=num_cached, orphans=len(found.orphans), lent=len(found.quarantined),
-                torn=found.num_torn,
-            )  # fmt: skip
+        self._report(found)
         self._core = SchedulerCore(self._config, address, handle, found.cache, found.orphans)
         self._perform_all(self._core.start(self.ctx.now()))
         self.on_members([], [], [])
@@ -139,6 +137,22 @@ class SchedulerActor(Actor):
         return {} if self._core is None else self._core.stats()
 
     # inside
+
+    def _report(self, found: Rebuilt) -> None:
+        """Say what was found, if anything; damage is loud, because no death of ours leaves any."""
+        num_cached, num_lent = found.cache.num_pages_in(PageState.CACHED), len(found.quarantined) - found.num_torn
+        figures = {"cached": num_cached, "orphans": len(found.orphans), "lent": num_lent}
+        if not (found.num_torn or found.num_dropped):
+            if num_cached:
+                self.ctx.log.info("cache rebuilt", **figures)
+            return
+        for reason, number in (("torn", found.num_torn), ("contradictory", found.num_dropped)):
+            if number:
+                self.ctx.metrics.count("mesh_scheduler_page_entries_refused_total", number, reason=reason)
+        self.ctx.log.warning(
+            "cache rebuilt without damaged page table entries",
+            torn=found.num_torn, dropped=found.num_dropped, **figures,
+        )  # fmt: skip
 
     async def _ask_until_answered(self, actor_id: str, message: Message, what: str) -> Any:
         config = self._config
@@ -208,6 +222,9 @@ class SchedulerActor(Actor):
                 self.ctx.tell(actor_id, message, lane=lane)
             case Ask():
                 self.ctx.spawn(self._ask(command), name=f"{command.tag[0]} {command.actor_id}")
+            case DismissWorker(worker, message):
+                self.ctx.log.error("worker dismissed", worker=f"{worker}.{message.worker_epoch}", why=message.reason)
+                self.ctx.tell(worker, message, lane=Lane.CONTROL)
             case Reply(call, message):
                 call.reply(message)
             case Refuse(call, code, message, retryable, param):

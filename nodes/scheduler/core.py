@@ -185,7 +185,7 @@ class SchedulerCore:
     def _on_told(self, sender: Address, message: object, now: float) -> None:
         match message:
             case StepResult():
-                for step in self.pipeline.on_result(sender, message, now):
+                if (step := self.pipeline.on_result(sender, message, now)) is not None:
                     self.admission.is_due |= self.results.acknowledge(step, now)
             case PagesPulled():
                 # The agent tells both sides, and one actor may be either.
@@ -211,7 +211,7 @@ class SchedulerCore:
         kind, subject = event.tag
         message = event.message
         if isinstance(message, Adopted):
-            if self.asks.answered(event.tag):
+            if self.pipeline.takes(message, now) and self.asks.answered(event.tag):
                 self._on_adopted(message, now)
         elif isinstance(message, GrantOpened):
             self.grants.on_opened(subject, message, now)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mesh.address import Address
 from mesh.transport.base import Buffer, Lane
-from nodes.protocol import StepPlan
+from nodes.protocol import Dismiss, StepPlan
 
 Tag = tuple[str, str]
 """Names an ask: its kind, and what it is about."""
@@ -104,6 +104,13 @@ class SendStep(NamedTuple):
     buffers: Sequence[Buffer]
 
 
+class DismissWorker(NamedTuple):
+    """Have the worker end, whose answers cannot be believed, and say so where people see it."""
+
+    worker: str
+    message: Dismiss
+
+
 class Reply(NamedTuple):
     """Answer a call."""
 
@@ -135,7 +142,7 @@ class Announce(NamedTuple):
     worker_ready: bool
 
 
-Command = Tell | Ask | SendStep | Reply | Refuse | Publish | Announce
+Command = Tell | Ask | SendStep | DismissWorker | Reply | Refuse | Publish | Announce
 
 
 class Outbox:

@@ -72,6 +72,7 @@ def gauges(core: Parts) -> dict[str, float]:
         "mesh_scheduler_num_pages": cache.num_pages,
         "mesh_scheduler_kv_usage_ratio": used / cache.num_pages,
         "mesh_scheduler_steps_total": pipeline.last_step,
+        "mesh_scheduler_workers_dismissed_total": pipeline.num_dismissals,
         "mesh_scheduler_repeated_steps_total": pipeline.num_repeated_steps,
         "mesh_scheduler_prompt_tokens_total": core.calls.num_prompt_tokens,
         "mesh_scheduler_output_tokens_total": core.results.num_output_tokens,
@@ -89,6 +90,10 @@ def gauges(core: Parts) -> dict[str, float]:
         'mesh_scheduler_orders_total{outcome="failed"}': orders.num_failed,
         "mesh_preemptions_total": core.running.num_preemptions,
         "mesh_recomputed_tokens_total": core.admission.num_recomputed_tokens + pipeline.num_recomputed_tokens,
+    }
+    figures |= {
+        f'mesh_scheduler_results_refused_total{{reason="{reason}"}}': number
+        for reason, number in pipeline.num_refused.items()
     }
     return {name: float(value) for name, value in figures.items()}
 

@@ -3,7 +3,11 @@
     adopt -> adopted -> step 1, step 2 -> result 1 -> step 3 -> result 2 -> ...
 
 Step N+1 is sent before the result of step N is here, so that the worker never waits for the scheduler; a row whose
-input is what step N draws says so (`from_row`). Results are taken in order of step, the first one of each step.
+input is what step N draws says so (`from_row`). Results are taken in order of step, the first one of each step; one
+that comes before its turn is not kept: the worker has it, and answers again.
+
+A worker whose answer cannot be one to its plan, or that is there and answers nothing, is not believed any more: it is
+dismissed, which is a death like any other to whoever was in its steps, and its next incarnation goes on.
 
 Whatever is lost between the two is mended by sending the unacknowledged steps again: when a result overtakes an
 earlier one, when none comes for a while, and when the worker (this or its next incarnation) has been adopted again.
@@ -17,11 +21,12 @@ from typing import NamedTuple
 import msgspec
 
 from mesh.address import Address
-from nodes.protocol import Adopt, Adopted, RowError, StepPlan, StepResult, StepRow
+from nodes.protocol import Adopt, Adopted, Dismiss, RowError, StepPlan, StepResult, StepRow
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.deadlines import Deadlines
-from nodes.scheduler.events import Outbox, SendStep, Tag
+from nodes.scheduler.events import Announce, DismissWorker, Outbox, SendStep, Tag
+from nodes.scheduler.result_check import EARLY, MALFORMED, NOT_OURS, NOT_SENT, REFUSALS, REPEATED, find_problem
 from nodes.scheduler.sequence import Sequence
 
 ADOPT: Tag = ("adopt", "")
@@ -29,6 +34,8 @@ REPEAT = "repeat_step"
 WORKER_LOST = "worker_lost"
 NEVER = float("inf")
 ADOPT_AGAIN_AFTER = 8
+MAX_SILENCES = 2
+"""Times that a worker may answer no step, however often it is sent, but be adopted again."""
 MAX_DEATHS = 2
 """Worker deaths that a sequence may be part of and its step still be sent again."""
 
@@ -43,7 +50,7 @@ class Step(NamedTuple):
 
 
 class Acknowledged(NamedTuple):
-    """A step that ran: `token_ids[i]` was drawn by `rows[i]`; `errors` by row."""
+    """A step that ran: `token_ids[i]` was drawn by `rows[i]`, -1 for nothing; `errors` by row."""
 
     rows: list[StepRow]
     sequences: list[Sequence]
@@ -52,12 +59,11 @@ class Acknowledged(NamedTuple):
 
 
 class _Sent:
-    __slots__ = ("plan", "previous_token_ids", "result", "step")
+    __slots__ = ("plan", "previous_token_ids", "step")
 
     def __init__(self, plan: StepPlan, step: Step) -> None:
         self.plan = plan
         self.step = step
-        self.result: StepResult | None = None
         self.previous_token_ids: list[int] | None = None
 
 
@@ -76,7 +82,11 @@ class Pipeline:
         self._repeat_s = config.step_repeat_s
         self.adopted: Adopted | None = None
         self._worker_epoch = 0
+        self._dismissed: Dismiss | None = None
+        self._num_silences = 0
         self.last_step = 0
+        self.num_refused: dict[str, int] = dict.fromkeys(REFUSALS, 0)
+        self.num_dismissals = 0
         self.num_repeated_steps = 0
         self.num_recomputed_tokens = 0
 
@@ -93,9 +103,6 @@ class Pipeline:
     def adopt(self, now: float) -> None:
         """Ask the worker to be ours, until it answers, which it does once the running step is done."""
         self.adopted = None
-        for sent in self._sent:
-            # Its next incarnation runs steps in order, so it needs this one too.
-            sent.result = None
         self._deadlines.clear((REPEAT, ""))
         self._deadlines.set_default((WORKER_LOST, ""), now + self._config.worker_lost_timeout_s)
         self._asks.start(
@@ -107,6 +114,14 @@ class Pipeline:
             give_up_at=NEVER,
         )
 
+    def takes(self, adopted: Adopted, now: float) -> bool:
+        """False for an incarnation that was dismissed: it is told again, and asked until it is another one."""
+        if self._dismissed is None or self._dismissed.worker_epoch != adopted.worker_epoch:
+            return True
+        self._outbox.add(DismissWorker(self._config.worker, self._dismissed))
+        self._asks.failed(ADOPT, now)
+        return False
+
     def on_adopted(self, adopted: Adopted, now: float) -> list[Step]:
         """The worker is ours: it gets what was sent and not acknowledged, before anything new.
 
@@ -116,6 +131,8 @@ class Pipeline:
         self._worker_epoch = adopted.worker_epoch
         self.adopted = adopted
         self._repeat_s = self._config.step_repeat_s
+        if is_new:
+            self._num_silences = 0
         self._deadlines.clear((WORKER_LOST, ""))
         if is_new and self._blame():
             steps = [sent.step for sent in self._sent]
@@ -157,33 +174,49 @@ class Pipeline:
         self._repeat_s = self._config.step_repeat_s
         self._deadlines.set_default((REPEAT, ""), now + self._repeat_s)
 
-    def on_result(self, worker: Address, result: StepResult, now: float) -> list[Acknowledged]:
-        """Steps that are acknowledged now, in order; none for a result that is late, repeated, or not ours."""
-        if self.adopted is None or worker != Address(self._config.worker, self.adopted.worker_epoch):
-            return []
-        if result.scheduler_epoch != self._epoch or not self._sent:
-            return []
-        index = result.step - self._sent[0].plan.step
-        if not 0 <= index < len(self._sent) or self._sent[index].result is not None:
-            return []
-        self._sent[index].result = result
+    def on_result(self, worker: Address, result: StepResult, now: float) -> Acknowledged | None:
+        """The oldest unacknowledged step, if this is its result; else the result is refused, and counted."""
+        if (
+            self.adopted is None
+            or worker != Address(self._config.worker, self.adopted.worker_epoch)
+            or result.scheduler_epoch != self._epoch
+        ):
+            return self._refuse(NOT_OURS)
+        index = result.step - (self.last_step + 1 - len(self._sent))
+        if index < 0:
+            return self._refuse(REPEATED)
+        if index >= len(self._sent):
+            return self._refuse(NOT_SENT)
         if index > 0:
-            # Results come in order, so the one before is lost; so may be its step.
+            # Results come in order, so the one before is lost; so may be its step. This one comes again, too.
             self.send_again(now)
-            return []
-        done: list[Acknowledged] = []
-        while self._sent and (first := self._sent[0].result) is not None:
-            sent = self._sent.pop(0)
-            acknowledged = _acknowledge(sent, first)
-            if self._sent:
-                self._sent[0].previous_token_ids = acknowledged.token_ids
-            done.append(acknowledged)
+            return self._refuse(EARLY)
+        sent = self._sent[0]
+        if problem := find_problem(sent.plan, result, self.adopted.vocab_size):
+            self._dismiss(problem, now)
+            return self._refuse(MALFORMED)
+        del self._sent[0]
+        acknowledged = _acknowledge(sent, result)
+        self._num_silences = 0
         self._repeat_s = self._config.step_repeat_s
         if self._sent:
+            self._sent[0].previous_token_ids = acknowledged.token_ids
             self._deadlines.set((REPEAT, ""), now + self._repeat_s)
         else:
             self._deadlines.clear((REPEAT, ""))
-        return done
+        return acknowledged
+
+    def _refuse(self, reason: str) -> None:
+        self.num_refused[reason] += 1
+
+    def _dismiss(self, reason: str, now: float) -> None:
+        """The adopted incarnation is not believed any more: all that it was sent is its successor's."""
+        assert self.adopted is not None, "who was not adopted was not believed"
+        self.num_dismissals += 1
+        self._dismissed = Dismiss(scheduler_epoch=self._epoch, worker_epoch=self.adopted.worker_epoch, reason=reason)
+        self._outbox.add(DismissWorker(self._config.worker, self._dismissed))
+        self._outbox.add(Announce(None, worker_ready=False))
+        self.adopt(now)
 
     def on_repeat_due(self, now: float) -> None:
         """No result for a while: step or result may be lost. Harmless if the worker is only slow.
@@ -193,20 +226,23 @@ class Pipeline:
         if not self._sent or self.adopted is None:
             return
         if self._repeat_s >= ADOPT_AGAIN_AFTER * self._config.step_repeat_s:
-            self.adopt(now)
+            self._num_silences += 1
+            if self._num_silences >= MAX_SILENCES:
+                self._dismiss(f"step {self._sent[0].plan.step} was sent again and again, and never answered", now)
+            else:
+                self.adopt(now)
             return
         self._repeat_s *= 2
         self.send_again(now)
 
     def send_again(self, now: float) -> None:
-        """Send every unacknowledged step that has no result, with what is known by now filled in."""
+        """Send every unacknowledged step, with what is known by now filled in."""
         if self.adopted is None:
             return
         for sent in self._sent:
-            if sent.result is None:
-                _fill_in(sent)
-                self._emit(sent)
-                self.num_repeated_steps += 1
+            _fill_in(sent)
+            self._emit(sent)
+            self.num_repeated_steps += 1
         if self._sent:
             self._deadlines.set((REPEAT, ""), now + self._repeat_s)
 
@@ -216,18 +252,12 @@ class Pipeline:
 
 
 def _acknowledge(sent: _Sent, result: StepResult) -> Acknowledged:
-    """A result whose rows do not match the plan's, or that lacks a token it should have, is an error of its rows."""
-    rows = sent.plan.rows
+    """A row that failed has drawn nothing, whatever the worker says."""
     errors = {error.row: error for error in result.errors}
     token_ids = result.token_ids
-    if len(token_ids) != len(rows):
-        token_ids = [-1] * len(rows)
-    for index, row in enumerate(rows):
-        if row.sampling is not None and token_ids[index] < 0 and index not in errors:
-            errors[index] = RowError(
-                index, "internal", f"the worker drew nothing for row {index} of step {result.step}"
-            )
-    return Acknowledged(rows, sent.step.sequences, token_ids, errors)
+    if errors:
+        token_ids = [-1 if row in errors else token_id for row, token_id in enumerate(token_ids)]
+    return Acknowledged(sent.plan.rows, sent.step.sequences, token_ids, errors)
 
 
 def _fill_in(sent: _Sent) -> None:

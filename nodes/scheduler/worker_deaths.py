@@ -5,6 +5,7 @@
                     their sequences goes through one step alone before it runs with others again
     third death     alone: it is poisoned and fails for good, and the mesh lives on
 
+A worker that was dismissed counts as dead: what makes it answer nonsense is found out like what kills it.
 A sequence is cleared by a step that is acknowledged. After too long without any worker everybody is sent elsewhere.
 Pure; owned by the core. The promise is that of `docs/architecture.md`: one bad request never takes the mesh with it.
 """
@@ -77,7 +78,7 @@ class WorkerDeaths:
 
     def _poisoned(self, sequence: Sequence, now: float) -> None:
         self.num_poisoned += 1
-        message = f"computing it alone killed {self._config.worker}, after {MAX_DEATHS} deaths with others"
+        message = f"computing it alone ended {self._config.worker}, after {MAX_DEATHS} deaths with others"
         if sequence.order_id:
             self._fail_order(sequence.order_id, POISONED, message, now)
         else:

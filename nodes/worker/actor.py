@@ -15,6 +15,7 @@ from typing import Any, ClassVar, assert_never
 
 import msgspec
 
+from kvstore.mapping import map_pool
 from kvstore.page_pool import MemoryHost, PagePool
 from kvstore.protocol import MapPool, PoolHandle
 from mesh.actor import Actor, Call
@@ -24,7 +25,7 @@ from mesh.errors import CallError
 from mesh.membership import Member
 from mesh.transport.base import Buffer
 from nodes.model_spec import ModelSpec, resolve_model
-from nodes.protocol import Adopt, Adopted, HotNodeMessage, NodeMessage, StepPlan
+from nodes.protocol import Adopt, Adopted, Dismiss, HotNodeMessage, NodeMessage, StepPlan
 from nodes.roles import is_replaced
 from nodes.worker.config import WorkerConfig
 from nodes.worker.core import (
@@ -79,7 +80,7 @@ class WorkerActor(Actor):
                 f"{config.agent} has made the pool of {config.group} for {handle.layout}, and {config.model} needs"
                 f" {wanted}. Give agent, scheduler and worker of a group the same model, dtype and page size."
             )
-        pool = self._pool = self._host.open(handle.path, writable=True)
+        pool = self._pool = map_pool(self._host, handle)
         runner = self._runner = await self._load(spec, pool)
         self._core = WorkerCore(
             Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens)
@@ -104,6 +105,8 @@ class WorkerActor(Actor):
         """Take in a step; see `Actor.on_tell`."""
         if isinstance(message, StepPlan):
             self._dispatch(StepArrived(sender.actor_id, message, buffers))
+        elif isinstance(message, Dismiss):
+            self._on_dismiss(sender, message)
         else:
             super().on_tell(sender, message, buffers)
 
@@ -172,6 +175,12 @@ class WorkerActor(Actor):
         gc.collect()
         gc.freeze()
         return runner
+
+    def _on_dismiss(self, sender: Address, message: Dismiss) -> None:
+        """End, so that the supervisor starts another; unless it is another scheduler's or another worker's business."""
+        ours = (self._core.scheduler_epoch if self._core is not None else 0, self.ctx.address.epoch)
+        if (message.scheduler_epoch, message.worker_epoch) == ours:
+            self.ctx.end(f"{sender} cannot believe what it answers: {message.reason}")
 
     def _dispatch(self, event: Event) -> None:
         """Feed the core; events that performing a command brings about queue up rather than recurse."""

@@ -128,6 +128,11 @@ class WorkerCore:
         return self._running is not None
 
     @property
+    def scheduler_epoch(self) -> int:
+        """The epoch that adopted last; 0: none yet."""
+        return self._epoch
+
+    @property
     def num_queued(self) -> int:
         """Steps that wait."""
         return len(self._queue)

@@ -5,8 +5,9 @@ import sys
 import pytest
 
 from cli.errors import AlreadyRunning, CliError
-from cli.launch.mesh_directory import Manifest, MeshDirectory, ProcessRecord, StartError
-from cli.launch.sweep import kill_all, open_process, start_time, sweep, wait_dead
+from cli.launch.mesh_directory import Manifest, MeshDirectory, ProcessRecord, StartError, segment_prefix
+from cli.launch.processes import open_process, start_time, wait_dead
+from cli.launch.sweep import kill_all, sweep
 from mesh.address import Address
 
 
@@ -18,7 +19,7 @@ def directory(tmp_path, monkeypatch):
     return directory
 
 
-def manifest(directory, processes=(), prefix="kvmesh-test-none."):
+def manifest(directory, processes=()):
     return Manifest(
         mesh="m",
         pid=os.getpid(),
@@ -29,7 +30,7 @@ def manifest(directory, processes=(), prefix="kvmesh-test-none."):
         url="http://x",
         model="echo",
         pool_directory=str(directory.path),
-        pool_prefix=prefix,
+        pool_prefix=segment_prefix(os.getuid(), "m"),
         started_at=0.0,
         processes=list(processes),
     )
@@ -71,10 +72,13 @@ def test_epochs_are_kept_and_never_go_back(directory):
     assert MeshDirectory("m").epochs() == {"a": 3, "b": 4}
 
 
-def test_damaged_epochs_are_replaced_by_later_ones(directory):
+@pytest.mark.parametrize(
+    "content", [b"{", b"", b'{"\xff": 1}', b'{"worker-0": -1}', b'{"worker-0": 99999999999999999999}', b"[" * 100_000]
+)
+def test_damaged_epochs_are_replaced_by_later_ones(directory, content):
     directory.write_config("worker-0", {})
     directory.issue("worker-0", 12)
-    (directory.path / "epochs.json").write_text("{")
+    (directory.path / "epochs.json").write_bytes(content)
     assert directory.epochs()["worker-0"] > 1_000_000
     assert directory.epochs()["supervisor"] > 1_000_000
 
@@ -93,6 +97,8 @@ def test_errors_are_taken_once(directory):
     address = Address("a", 2)
     assert directory.take_error(address) is None
     directory.write_error(address, StartError("cannot_bind", "taken"))
+    assert directory.take_error(Address("a", 1)) is None
+    (directory.path / "errors" / "a.1.json").write_bytes(b'["\xff", "x"]')
     assert directory.take_error(Address("a", 1)) is None
     assert directory.take_error(address) == StartError("cannot_bind", "taken")
     assert directory.take_error(address) is None
@@ -116,18 +122,21 @@ def test_sweep_kills_only_the_process_that_is_meant(directory):
             ProcessRecord(actor_id="gone", role="r", epoch=1, pid=2**22 - 1, start_time=1),
         ]
         (directory.run.sockets / "a.1.c").touch()
-        (directory.path / "kvmesh-test.m.decode").touch()
-        (directory.path / "kvmesh-test.m-x.decode").touch()
+        segment, other_segment = (
+            directory.path / f"{segment_prefix(os.getuid(), mesh)}decode" for mesh in ("m", "m-x")
+        )
+        segment.touch()
+        other_segment.touch()
         (directory.path / "errors" / "a.1.json").touch()
         directory.run.registry_file.touch()
-        directory.write_manifest(manifest(directory, records, "kvmesh-test.m."))
+        directory.write_manifest(manifest(directory, records))
         found = sweep(directory)
         assert found[:2] == [f"process {mine.pid} (mine)", "socket a.1.c"]
-        assert "kvmesh-test.m.decode" in found[2]
+        assert found[2] == f"segment {segment}"
         assert mine.wait() == -9
         assert other.poll() is None
         assert directory.read_manifest() is None
-        assert (directory.path / "kvmesh-test.m-x.decode").exists()
+        assert other_segment.exists()
         assert not directory.run.registry_file.exists()
         assert sweep(directory) == []
     finally:

@@ -3,8 +3,11 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvstore import page_pool
@@ -12,6 +15,7 @@ from kvstore.allocator import PageState
 from kvstore.errors import (
     PoolBusy,
     PoolClosed,
+    PoolDenied,
     PoolExhaustedMemory,
     PoolForeign,
     PoolMismatch,
@@ -19,8 +23,10 @@ from kvstore.errors import (
     PoolTorn,
 )
 from kvstore.layout import KVLayout
+from kvstore.mapping import map_pool
 from kvstore.page_pool import HEADER_BYTES, HeapHost, MemoryHost, PoolInfo, ShmHost
 from kvstore.page_table import PageEntry
+from kvstore.protocol import PoolHandle
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, fingerprint="weights")
 INFO = PoolInfo(group="decode-0", num_pages=5, layout=LAYOUT, incarnation=7)
@@ -133,6 +139,77 @@ def test_short_files_are_torn(shm: ShmHost) -> None:
     with pytest.raises(PoolTorn, match="cut short"):
         shm.open(pool.path, writable=False)
     assert HEADER_BYTES == 4096
+
+
+def header_of(**fields: object) -> bytes:
+    sound = msgspec.to_builtins(INFO)
+    sound["layout"] |= {name: fields.pop(name) for name in list(fields) if name in sound["layout"]}
+    body = msgspec.msgpack.encode({**sound, **fields})
+    return (page_pool._PREFIX.pack(page_pool.MAGIC, 1, len(body), zlib.crc32(body)) + body).ljust(HEADER_BYTES, b"\0")
+
+
+@pytest.mark.parametrize("fields", [{"num_pages": 1}, {"num_pages": -5}, {"page_size": 0}, {"dtype": "int3"}])
+def test_a_header_that_describes_no_pool_is_torn(host: MemoryHost, fields: dict[str, object]) -> None:
+    path = damage(host, 0, header_of(**fields))
+    with pytest.raises(PoolTorn, match="describes no pool"):
+        host.open(path, writable=True)
+
+
+def somebody_elses(path: Path) -> None:
+    path.write_bytes(b"theirs")
+    path.chmod(0o600)
+    os.chown(path, 12345, 12345)
+
+
+OTHERS = {
+    "a directory": lambda path: path.mkdir(),
+    "a link": lambda path: path.symlink_to("/dev/null"),
+    "a pipe": os.mkfifo,
+    "another user's": somebody_elses,
+}
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+def test_what_is_not_this_users_is_neither_used_nor_removed(shm: ShmHost, make: Callable[[Path], object]) -> None:
+    path = shm.directory / "kv-a"
+    try:
+        make(path)
+    except PermissionError:
+        pytest.skip("only root can give files away")
+    for own in (False, True):
+        with pytest.raises(PoolDenied, match="another --name"):
+            shm.open(str(path), writable=True, own=own)
+    with pytest.raises(PoolDenied, match="another --name"):
+        shm.create("kv-a", INFO)
+    assert shm.sweep("kv-") == []
+    assert os.path.lexists(path)
+
+
+def test_a_segment_that_others_may_open_is_foreign(shm: ShmHost) -> None:
+    pool = shm.create("kv-a", INFO)
+    pool.close()
+    os.chmod(pool.path, 0o644)
+    with pytest.raises(PoolForeign, match="may be opened by other users"):
+        shm.open(pool.path, writable=True)
+    assert shm.sweep("kv-") == [pool.path]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"group": "prefill-0"},
+        {"num_pages": 4},
+        {"incarnation": 8},
+        {"layout": msgspec.structs.replace(LAYOUT, fingerprint="other weights")},
+        {"layout": msgspec.structs.replace(LAYOUT, page_size=8)},
+    ],
+)
+def test_only_the_pool_that_its_agent_names_is_mapped(host: MemoryHost, told: dict[str, object]) -> None:
+    path = host.create("kv-a", INFO).path
+    fields = {"group": "decode-0", "num_pages": 5, "layout": LAYOUT, "incarnation": 7}
+    map_pool(host, PoolHandle(agent="a", path=path, **fields)).close()
+    with pytest.raises(PoolMismatch, match=f"has {next(iter(told))}"):
+        map_pool(host, PoolHandle(agent="a", path=path, **(fields | told)))
 
 
 def test_the_owner_keeps_others_out_until_it_closes(shm: ShmHost) -> None:

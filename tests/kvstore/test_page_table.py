@@ -1,3 +1,5 @@
+import struct
+import zlib
 from collections.abc import Callable
 
 import pytest
@@ -7,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.allocator import PageState
 from kvstore.hashing import pack_tokens
-from kvstore.page_table import HEADER_BYTES, PageEntry, PageTable, Torn
+from kvstore.page_table import HEADER_BYTES, MAX_GENERATION, PageEntry, PageTable, Torn
 
 PAGE_SIZE = 4
 SLOT_BYTES = HEADER_BYTES + 4 * PAGE_SIZE
@@ -16,7 +18,7 @@ U64 = st.integers(0, 2**64 - 1)
 ENTRIES = st.builds(
     PageEntry,
     state=st.sampled_from(PageState),
-    generation=U64,
+    generation=st.integers(0, MAX_GENERATION),
     owner_epoch=U64,
     page_hash=st.binary(min_size=16, max_size=16),
     parent_hash=st.binary(min_size=16, max_size=16),
@@ -101,17 +103,14 @@ class MortalMemory:
         raise Crash
 
 
-NUM_STORES = 3
+STORE_BYTES = [2, SLOT_BYTES - 8, 6, 2]
+NUM_STORES = len(STORE_BYTES)
 
 
 def write_and_die(memory: bytearray, page: int, entry: PageEntry, store: int, landed: Callable[[int], bool]) -> None:
     writer = PageTable(MortalMemory(memory, store, landed), 4, PAGE_SIZE)  # type: ignore[arg-type]
     with pytest.raises(Crash):
         writer.write(page, entry)
-
-
-def store_bytes(store: int) -> int:
-    return 8 if store != 1 else SLOT_BYTES - 8
 
 
 @given(st.lists(ENTRIES, max_size=4), ENTRIES)
@@ -122,7 +121,7 @@ def test_a_writer_that_stops_at_any_byte_leaves_old_or_new(history: list[PageEnt
         table.write(1, old)
     before = bytes(memory)
     for store in range(NUM_STORES):
-        for cut in range(store_bytes(store) + 1):
+        for cut in range(STORE_BYTES[store] + 1):
             for forward in (True, False):
                 memory[:] = before
                 write_and_die(memory, 1, entry, store, lambda index, c=cut, f=forward: (index < c) is f)
@@ -161,12 +160,80 @@ def test_an_entry_copied_to_another_page_is_not_believed() -> None:
 
 
 def test_a_state_of_a_later_format_is_not_believed() -> None:
-    table, memory = make_table()
-    table.write(1, PageEntry(state=99))  # type: ignore[arg-type]
+    table, _ = make_table()
+    for _ in range(2):
+        table.write(1, PageEntry(state=99))  # type: ignore[arg-type]
+        assert table.read(1) == Torn(1)
+
+
+def test_a_generation_past_the_last_one_is_refused() -> None:
+    table, _ = make_table()
+    with pytest.raises(ValueError, match="past the last one"):
+        table.write(1, PageEntry(generation=MAX_GENERATION + 1))
     assert table.read(1) == PageEntry()
-    table.write(1, PageEntry(state=99))  # type: ignore[arg-type]
-    assert table.read(1) == Torn(1)
-    assert memory
+
+
+def sealed(page: int, sequence: int, state: int, fill: int, generation: int) -> bytes:
+    """A slot as a foreign writer makes it: its CRC is right."""
+    checked = struct.pack("<BBHQQ", state, 0, fill, generation, 1) + bytes(32 + 4 * PAGE_SIZE)
+    crc = zlib.crc32(checked, (page * 0x9E3779B1 ^ sequence ^ sequence >> 32) & 0xFFFFFFFF)
+    return struct.pack("<QI", sequence, crc) + checked
+
+
+@pytest.mark.parametrize(
+    ("sequence", "state", "fill", "generation"),
+    [
+        (3, PageState.RUNNING, PAGE_SIZE + 1, 5),
+        (3, PageState.RUNNING, 2**16 - 1, 5),
+        (3, PageState.RUNNING, 0, MAX_GENERATION + 1),
+        (3, PageState.RUNNING, 0, 2**64 - 1),
+        (3, len(PageState), 0, 5),
+        (2**47 + 1, PageState.RUNNING, 0, 5),
+        (2**64 - 1, PageState.RUNNING, 0, 5),
+    ],
+)
+def test_what_no_writer_of_ours_can_have_written_is_not_believed(
+    sequence: int, state: int, fill: int, generation: int
+) -> None:
+    table, memory = make_table()
+    table.write(1, PageEntry(PageState.CACHED, 3))
+    table.write(1, PageEntry(PageState.CACHED, 4))
+    memory[3 * SLOT_BYTES : 4 * SLOT_BYTES] = sealed(1, 3, PageState.RUNNING, 1, 5)
+    assert PageTable(memoryview(memory), 4, PAGE_SIZE).generation(1) == 5, "the writer is foreign, not its form"
+    memory[3 * SLOT_BYTES : 4 * SLOT_BYTES] = sealed(1, sequence, state, fill, generation)
+    successor = PageTable(memoryview(memory), 4, PAGE_SIZE)
+    assert successor.read(1) == Torn(1)
+    successor.write(1, PageEntry(generation=6))
+    assert successor.read(1) == PageEntry(generation=6)
+
+
+@given(
+    num_writes=st.integers(1, 5),
+    data=st.data(),
+)
+def test_damage_never_brings_an_older_entry_back(num_writes: int, data: st.DataObject) -> None:
+    """What a writer that stopped leaves is told from what damage leaves, whichever bytes of the two slots it hits."""
+    table, memory = make_table()
+    for generation in range(1, num_writes + 1):
+        table.write(2, PageEntry(PageState.CACHED, generation, 1, b"h" * 16, b"p" * 16, pack_tokens([generation])))
+    newest = table.read(2)
+    begin, size = 4 * SLOT_BYTES, 2 * SLOT_BYTES
+    at = data.draw(st.integers(0, size - 1))
+    length = data.draw(st.integers(1, size - at))
+    fill = data.draw(
+        st.one_of(
+            st.sampled_from([b"\0", b"\xff"]).map(lambda one: one * length), st.binary(min_size=length, max_size=length)
+        )
+    )
+    memory[begin + at : begin + at + length] = fill
+    found = PageTable(memoryview(memory), 4, PAGE_SIZE).read(2)
+    # Bytes that happen to be a mark, or zeros over a page written once, are what a writer that stopped leaves.
+    is_as_if_never_written = found == PageEntry() or num_writes <= 2
+    assert found in (newest, Torn(2)) or is_as_if_never_written or b"\xa5\xc3" in fill
+    successor = PageTable(memoryview(memory), 4, PAGE_SIZE)
+    for generation in (10, 11):
+        successor.write(2, PageEntry(generation=generation))
+        assert successor.read(2) == PageEntry(generation=generation)
 
 
 class TableMachine(RuleBasedStateMachine):

@@ -45,7 +45,8 @@ def test_the_registry_file_is_replaced_whole(tmp_path):
         assert bootstrap.lookup() == (Address("registry", epoch), Endpoint("c", str(epoch)))
         assert bootstrap.lookup() is bootstrap.lookup()
     assert [path.name for path in tmp_path.iterdir()] == ["registry.json"]
-    directory.registry_file.write_text("damaged")
-    assert bootstrap.lookup() is None
+    for damaged in (b"damaged", b"", b'{"actor_id": "\xff"}'):
+        directory.registry_file.write_bytes(damaged)
+        assert bootstrap.lookup() is None
     directory.registry_file.unlink()
     assert bootstrap.lookup() is None

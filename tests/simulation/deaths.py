@@ -11,7 +11,8 @@ from mesh.testing.processes import RUNNING_PROCESS, SimulatedProcess
 from mesh.transport.base import Buffer, Lane, Link, Listener
 from mesh.transport.simulation import SimulatedNetwork, SimulatedTransport
 
-SEQUENCE_BYTES = 8
+MARK = slice(6, 8)
+BODY = 8
 
 
 class MortalTransport:
@@ -76,12 +77,13 @@ class MortalHost(HeapHost):
         self.num_torn += 1
         if step == 0:
             slot[:] = before
-            return
-        slot[:SEQUENCE_BYTES] = bytes(SEQUENCE_BYTES)
-        if step == 1:
-            end = self._dice.randrange(SEQUENCE_BYTES, len(after))
-            slot[end:] = before[end:]
-        elif step == 3:
+        elif step < 3:
+            slot[MARK] = b"\xa5\xc3"
+            if step == 1:
+                end = self._dice.randrange(BODY, len(after))
+                slot[end:] = before[end:]
+                slot[: MARK.start] = before[: MARK.start]
+        else:
             slot[:] = after
 
 

@@ -31,6 +31,7 @@ from nodes.protocol import (
     Adopted,
     AttemptFailed,
     CancelAttempts,
+    Dismiss,
     Resend,
     ResendFrom,
     RowError,
@@ -51,6 +52,7 @@ from nodes.scheduler.events import (
     Asked,
     AskFailed,
     Command,
+    DismissWorker,
     MembersChanged,
     PeerLost,
     Publish,
@@ -101,6 +103,7 @@ class Worker:
         self.queue: dict[int, tuple[StepPlan, array, array]] = {}
         self.results: dict[int, StepResult] = {}
         self.poison: set[int] = set()
+        self.is_deaf = False
         self.num_rows = 0
         self.row_counts: list[tuple[int, int]] = []
 
@@ -357,6 +360,11 @@ class World:
 
     def at_worker(self, name: str, packet: Packet) -> None:
         worker = self.workers[name]
+        if isinstance(packet.message, Dismiss):
+            if packet.message.worker_epoch == worker.epoch and not worker.is_deaf:
+                self.restart_worker(name.removeprefix("w-"))
+                self.members()
+            return
         if isinstance(packet.message, Adopt):
             self.reply(packet, worker.adopt(packet.message))
             return
@@ -388,6 +396,8 @@ class World:
                     self.put(name, actor_id, message, ask_id=self._count)
                 case SendStep(worker, plan, buffers):
                     self.put(name, worker, plan, buffers=[bytes(buffer) for buffer in buffers])
+                case DismissWorker(worker, message):
+                    self.put(name, worker, message)
                 case Reply(call, message):
                     self.reply(self.calls[call], message)
                 case Refuse(call, code, _, _, _):

@@ -6,8 +6,10 @@ import itertools
 import pytest
 import structlog
 
+from kvstore.allocator import PageState
 from kvstore.layout import KVLayout
 from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.page_table import PageEntry
 from kvstore.protocol import MapPool, PoolHandle
 from mesh.actor import Answer
 from mesh.address import Address, Endpoint
@@ -272,6 +274,29 @@ def test_a_pool_of_another_page_size_is_refused() -> None:
         one, _, _ = actor(pool=handle)
         with pytest.raises(ConfigError, match="pages of 8 tokens, this scheduler is set to 4"):
             await one.start()
+        await one.stop()
+
+    run(scenario)
+
+
+def test_a_damaged_page_table_is_reported_and_served_from_all_the_same() -> None:
+    async def scenario() -> None:
+        one, ctx, host = actor()
+        pool = host.open(host.path("pool"), writable=True)
+        pool.table_view[:] = b"\xff" * len(pool.table_view)
+        pool.table().write(1, PageEntry(PageState.CACHED, 5, 1, b"h" * 16, b"p" * 16))
+        with structlog.testing.capture_logs() as logs:
+            await one.start()
+        assert logs[0] == {
+            "event": "cache rebuilt without damaged page table entries", "log_level": "warning",
+            "cached": 0, "orphans": 0, "lent": 0, "torn": 28, "dropped": 1,
+        }  # fmt: skip
+        refused = "mesh_scheduler_page_entries_refused_total"
+        assert [ctx.metrics.value(refused, reason=reason) for reason in ("torn", "contradictory")] == [28, 1]
+        one.on_ask(submit())
+        await asyncio.sleep(0.01)
+        assert len(steps(ctx)) > 0
+        assert one.stats()['mesh_scheduler_pages{state="quarantined"}'] == 0
         await one.stop()
 
     run(scenario)

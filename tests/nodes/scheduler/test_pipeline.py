@@ -2,13 +2,15 @@
 
 from array import array
 
+import msgspec
+
 from mesh.address import Address
-from nodes.protocol import Adopt, Adopted, RowError, StepResult, StepRow
+from nodes.protocol import Adopt, Adopted, Dismiss, RowError, StepResult, StepRow
 from nodes.request import Sampling
 from nodes.scheduler.asks import RETRY, PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.deadlines import Deadlines
-from nodes.scheduler.events import Ask, Outbox, SendStep
+from nodes.scheduler.events import Announce, Ask, DismissWorker, Outbox, SendStep
 from nodes.scheduler.pipeline import ADOPT, REPEAT, WORKER_LOST, Pipeline, Step
 
 CONFIG = SchedulerConfig(group="m", worker="w", agent="a", context_length=99)
@@ -24,7 +26,7 @@ class Bench:
 
     def adopted(self, epoch: int = 1, now: float = 0.0) -> None:
         self.asks.answered(ADOPT)
-        self.pipeline.on_adopted(Adopted(last_step=0, worker_epoch=epoch, numerics="", vocab_size=9), now)
+        self.pipeline.on_adopted(Adopted(last_step=0, worker_epoch=epoch, numerics="", vocab_size=99), now)
 
     def send(self, *from_rows: int, now: float = 0.0) -> None:
         rows = [StepRow(7 + index, 3, 1, 1, 3, DRAW, row) for index, row in enumerate(from_rows)]
@@ -41,7 +43,8 @@ class Bench:
 
     def result(self, step: int, tokens: list[int], worker: Address = W1, now: float = 0.0, **more):
         result = StepResult(**{"scheduler_epoch": 5, "step": step, "token_ids": tokens, **more})
-        return [one.token_ids for one in self.pipeline.on_result(worker, result, now)]
+        taken = self.pipeline.on_result(worker, result, now)
+        return [] if taken is None else [taken.token_ids]
 
 
 def bench() -> Bench:
@@ -94,9 +97,11 @@ def test_a_result_that_overtakes_shows_that_the_one_before_is_lost() -> None:
     one.send(0)
     one.steps()
     assert one.result(2, [6]) == []
-    assert one.steps() == [(1, [-1], [40])], "step 2 has its result"
-    assert one.result(1, [5]) == [[5], [6]]
-    assert one.pipeline.num_repeated_steps == 1
+    assert one.steps() == [(1, [-1], [40]), (2, [0], [-1])], "a result before its turn is not kept"
+    assert one.result(1, [5]) == [[5]]
+    assert one.result(2, [7]) == [[7]]
+    assert one.pipeline.num_repeated_steps == 2
+    assert one.pipeline.num_refused["early"] == 1
 
 
 def test_silence_is_broken_by_repeats_then_by_adopting_again() -> None:
@@ -151,17 +156,6 @@ def test_a_new_worker_gets_the_unacknowledged_steps_with_known_tokens_filled_in(
     assert one.steps() == [(3, [-1, -1], [7, 8])]
 
 
-def test_a_new_worker_runs_a_step_again_whose_result_waited_for_the_one_before() -> None:
-    one = bench()
-    one.send(-1)
-    one.send(0)
-    one.result(2, [6])
-    one.pipeline.on_worker_lost(W1, 3.0)
-    one.outbox.take()
-    one.adopted(epoch=2)
-    assert [step for step, _, _ in one.steps()] == [1, 2]
-
-
 def test_late_news_of_an_earlier_worker_is_no_news() -> None:
     one = bench()
     one.pipeline.on_worker_lost(W1, 1.0)
@@ -186,14 +180,79 @@ def test_adoption_is_asked_until_answered() -> None:
     assert len(one.outbox.take()) == 1
 
 
-def test_a_result_that_does_not_fit_its_plan_is_an_error_of_its_rows() -> None:
+def test_every_result_that_is_not_taken_is_counted() -> None:
+    one = bench()
+    assert one.result(1, [5]) == [], "nothing was sent yet"
+    one.send(-1)
+    one.send(0)
+    one.result(1, [5], W2)
+    one.result(1, [5], Address("somebody", 1))
+    one.result(1, [5], scheduler_epoch=6)
+    one.result(2, [5])
+    one.result(3, [5])
+    one.result(2**63, [5])
+    one.result(-1, [5])
+    one.result(1, [5])
+    one.result(1, [6])
+    assert one.pipeline.num_refused == {"not_ours": 3, "not_sent": 3, "early": 1, "repeated": 2, "malformed": 0}
+    assert one.pipeline.can_send, "none of it is a reason to do without the worker"
+
+
+def test_a_worker_whose_answer_is_none_to_its_plan_is_dismissed() -> None:
     one = bench()
     one.send(-1, -1)
-    result = StepResult(scheduler_epoch=5, step=1, token_ids=[5])
-    (step,) = one.pipeline.on_result(W1, result, 0.0)
-    assert step.token_ids == [-1, -1]
-    assert sorted(step.errors) == [0, 1]
-    assert step.errors[0].code == "internal"
+    one.send(1, 0)
+    one.steps()
+    assert one.result(1, [5], now=1.0) == []
+    told, announced, asked = one.outbox.take()
+    reason = "step 1 has 2 rows and was answered with 1 tokens"
+    dismiss = Dismiss(scheduler_epoch=5, worker_epoch=1, reason=reason)
+    assert told == DismissWorker("w", dismiss)
+    assert announced == Announce(None, worker_ready=False)
+    assert asked.message == Adopt(scheduler_epoch=5, next_step=1)
+    assert not one.pipeline.can_send
+    assert one.result(1, [5, 6]) == [], "what it says now is not believed either"
+    again = Adopted(last_step=0, worker_epoch=1, numerics="", vocab_size=99)
+    assert not one.pipeline.takes(again, 2.0)
+    assert one.outbox.take() == [DismissWorker("w", dismiss)], "the first may be lost"
+    assert one.deadlines.pop_due(2.0 + CONFIG.ask_retry_s) == (RETRY, "adopt "), "and its successor is asked"
+    successor = msgspec.structs.replace(again, worker_epoch=2)
+    assert one.pipeline.takes(successor, 3.0)
+    one.adopted(epoch=2, now=3.0)
+    assert [step for step, _, _ in one.steps()] == [1, 2]
+    assert one.result(1, [5, 6], W2) == [[5, 6]]
+    assert one.result(2, [7, 8], W2) == [[7, 8]]
+    assert one.pipeline.num_dismissals == 1
+
+
+def test_a_worker_that_is_there_and_never_answers_is_dismissed() -> None:
+    one = bench()
+    one.send(-1)
+    now = 0.0
+    for _ in range(100):
+        now = one.deadlines.next()
+        if one.deadlines.pop_due(now) == (REPEAT, ""):
+            one.pipeline.on_repeat_due(now)
+        sent = one.outbox.take()
+        if any(isinstance(command, DismissWorker) for command in sent):
+            break
+        if any(isinstance(command, Ask) for command in sent):
+            one.adopted(now=now)
+    assert one.pipeline.num_dismissals == 1
+    assert now <= 60.0
+
+
+def test_a_slow_worker_is_not_dismissed_for_it() -> None:
+    """It answers each time just before it is asked again; only answers count, not how many steps wait for them."""
+    one = bench()
+    one.send(-1)
+    for step in range(1, 8):
+        one.pipeline._repeat_s = 16.0
+        one.pipeline.on_repeat_due(step * 100.0)
+        one.adopted(now=step * 100.0)
+        assert one.result(step, [5]) == [[5]]
+        one.send(-1)
+    assert one.pipeline.num_dismissals == 0
 
 
 def test_errors_of_rows_are_the_workers() -> None:
@@ -201,7 +260,8 @@ def test_errors_of_rows_are_the_workers() -> None:
     one.send(-1, -1, -1)
     error = RowError(1, "poisoned_request", "it raised")
     result = StepResult(scheduler_epoch=5, step=1, token_ids=[5, -1, 6], errors=[error])
-    (step,) = one.pipeline.on_result(W1, result, 0.0)
+    step = one.pipeline.on_result(W1, result, 0.0)
+    assert step is not None
     assert step.errors == {1: error}
 
 

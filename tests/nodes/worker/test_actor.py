@@ -16,7 +16,7 @@ from mesh.errors import RemoteError, Unreachable
 from mesh.membership import Member, Membership
 from mesh.telemetry import Metrics
 from nodes.model_spec import resolve_model
-from nodes.protocol import Adopt, Adopted, StepPlan, StepResult, StepRow
+from nodes.protocol import Adopt, Adopted, Dismiss, StepPlan, StepResult, StepRow
 from nodes.request import Sampling
 from nodes.worker.actor import WorkerActor
 from nodes.worker.config import WorkerConfig
@@ -133,6 +133,22 @@ def test_a_worker_whose_pool_was_made_again_ends() -> None:
             assert context.ended == []
             actor.on_members([], [], [])
         assert context.ended == ["agent-0 has made the pool of g again"]
+        await actor.stop()
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_its_scheduler_dismisses_ends() -> None:
+    async def main() -> None:
+        host = HeapHost()
+        actor = WorkerActor(config(), host)
+        context = await started(actor, pool(host))
+        adopt(actor, epoch=3)
+        for scheduler_epoch, worker_epoch in ((2, 5), (4, 5), (3, 4), (3, 6)):
+            actor.on_tell(SCHEDULER, Dismiss(scheduler_epoch=scheduler_epoch, worker_epoch=worker_epoch, reason=""), ())
+        assert context.ended == [], "another scheduler's, or another worker's business"
+        actor.on_tell(SCHEDULER, Dismiss(scheduler_epoch=3, worker_epoch=5, reason="it said 7"), ())
+        assert context.ended == [f"{SCHEDULER} cannot believe what it answers: it said 7"]
         await actor.stop()
 
     asyncio.run(main())

@@ -1,0 +1,52 @@
+"""Processes by pid and start time: a pid alone may be a stranger's by now.
+
+A pid is believed only together with the process's start time, checked after a pidfd holds the process fast.
+"""
+
+import os
+import select
+import signal
+from pathlib import Path
+
+
+def start_time(pid: int) -> int | None:
+    """When a process was started, in clock ticks since boot; None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name stands in parentheses and may hold any character; the state, field 3, follows the last one.
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def open_process(pid: int, started: int) -> int | None:
+    """A pidfd of the living process with this pid and start time; None if it is gone. The caller closes it.
+
+    None also for what this user may not signal, which is no process of a mesh of theirs.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (OSError, OverflowError):
+        return None
+    try:
+        if start_time(pid) == started and not wait_dead(descriptor, 0.0):
+            signal.pidfd_send_signal(descriptor, 0)
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def is_alive(pid: int, started: int) -> bool:
+    """Whether the process with this pid and start time lives."""
+    descriptor = open_process(pid, started)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is not None
+
+
+def wait_dead(descriptor: int, timeout_s: float) -> bool:
+    """Wait until the process of a pidfd has ended; False if it still lives."""
+    readable, _, _ = select.select([descriptor], [], [], max(0.0, timeout_s))
+    return bool(readable)

@@ -1,0 +1,41 @@
+"""Whether a step's result can be the answer to its plan. Pure; called by the pipeline for every result."""
+
+from typing import Final
+
+from nodes.protocol import StepPlan, StepResult
+
+NOT_OURS: Final = "not_ours"
+"""Of another worker, another incarnation of it, or for another scheduler epoch."""
+NOT_SENT: Final = "not_sent"
+"""For a step that was never sent."""
+EARLY: Final = "early"
+"""For a step whose predecessor has no result yet."""
+REPEATED: Final = "repeated"
+"""For a step that has its result: what follows when a step was sent again."""
+MALFORMED: Final = "malformed"
+"""No answer to the plan of its step."""
+REFUSALS: Final = (NOT_OURS, NOT_SENT, EARLY, REPEATED, MALFORMED)
+
+_LARGEST_ID: Final = 2**31 - 1
+"""Sequences hold ids in 32 bits, whatever vocabulary a worker claims."""
+
+
+def find_problem(plan: StepPlan, result: StepResult, vocab_size: int) -> str:
+    """What is wrong with it, in words; empty if nothing is.
+
+    A row that failed may have any token, which nobody looks at. `vocab_size` 0: the worker has not said.
+    """
+    rows, token_ids = plan.rows, result.token_ids
+    if len(token_ids) != len(rows):
+        return f"step {plan.step} has {len(rows)} rows and was answered with {len(token_ids)} tokens"
+    failed = {error.row for error in result.errors}
+    if failed and not 0 <= min(failed) <= max(failed) < len(rows):
+        return f"step {plan.step} has {len(rows)} rows and was answered with errors of rows {sorted(failed)}"
+    end = min(vocab_size or _LARGEST_ID, _LARGEST_ID)
+    for index, (row, token_id) in enumerate(zip(rows, token_ids, strict=True)):
+        if row.sampling is not None:
+            if not 0 <= token_id < end and index not in failed:
+                return f"row {index} of step {plan.step} was answered with token {token_id}, not one of 0..{end - 1}"
+        elif token_id != -1 and index not in failed:
+            return f"row {index} of step {plan.step} asked for no token and was answered with {token_id}"
+    return ""

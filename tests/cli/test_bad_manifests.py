@@ -1,0 +1,296 @@
+"""Manifests that are damaged, another's, or of a mesh that lives: nothing is done by them that must not be done."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from cli.client import find_mesh
+from cli.commands.down import down
+from cli.errors import AlreadyRunning, BadManifest, CliError, NotRunning
+from cli.launch import processes
+from cli.launch.mesh_directory import Manifest, MeshDirectory, ProcessRecord, segment_prefix
+from cli.launch.processes import is_alive, open_process, start_time
+from cli.launch.sweep import kill_all, sweep
+
+PREFIX = segment_prefix(os.getuid(), "m")
+SHM = "/dev/shm"
+NO_PID = 2**22 - 1
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    directory = MeshDirectory("m")
+    directory.create()
+    return directory
+
+
+@pytest.fixture
+def stranger():
+    """A process that is no business of ours."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def manifest(directory, **fields):
+    sound = {
+        "mesh": "m", "pid": NO_PID, "start_time": 1, "epoch": 1, "control": "ipc:///c", "data": "ipc:///d",
+        "url": "http://x", "model": "echo", "pool_directory": str(directory.path), "pool_prefix": PREFIX,
+        "started_at": 0.0,
+    }  # fmt: skip
+    return Manifest(**(sound | fields))
+
+
+def record(process, **fields):
+    known = {"actor_id": "a", "role": "r", "epoch": 1, "pid": process.pid, "start_time": start_time(process.pid)}
+    return ProcessRecord(**(known | fields))
+
+
+def put(directory, content):
+    (directory.path / "manifest.json").write_bytes(content)
+
+
+GARBAGE = {
+    "empty": b"",
+    "cut off": b'{"mesh": "m", "pid": 1',
+    "no object": b"[]",
+    "noise": bytes(range(256)) * 40,
+    "too deep": b"[" * 200_000,
+    "other types": b'{"mesh": "m", "pid": "1"}',
+    "fields missing": b'{"mesh": "m", "pid": 1}',
+}
+
+
+@pytest.mark.parametrize("content", GARBAGE.values(), ids=GARBAGE)
+def test_garbage_is_refused_and_its_mesh_swept_all_the_same(directory, content, capfd):
+    put(directory, content)
+    with pytest.raises(BadManifest, match=r"manifest.json cannot be used") as caught:
+        directory.load_manifest()
+    assert caught.value.why
+    assert "meshctl down --name m" in caught.value.do
+    assert directory.read_manifest() is None
+    with pytest.raises(BadManifest):
+        find_mesh("m")
+    (directory.run.sockets / "a.1.c").touch()
+    assert down("m", force=False, timeout_s=1.0) == 0
+    said = capfd.readouterr().err
+    assert "a manifest that cannot be used" in said
+    assert "socket a.1.c" in said
+    assert directory.load_manifest() is None
+    with pytest.raises(NotRunning):
+        down("m", force=False, timeout_s=1.0)
+
+
+def test_a_manifest_cut_or_changed_anywhere_is_sound_or_refused(directory):
+    dice = random.Random(4)
+    directory.write_manifest(manifest(directory, processes=[]))
+    whole = (directory.path / "manifest.json").read_bytes()
+    contents = [whole[:cut] for cut in range(len(whole))]
+    for _ in range(500):
+        changed = bytearray(whole)
+        changed[dice.randrange(len(whole))] = dice.randrange(256)
+        contents.append(bytes(changed))
+    for content in contents:
+        put(directory, content)
+        try:
+            found = directory.load_manifest()
+        except BadManifest:
+            continue
+        assert (found.mesh, found.pool_prefix) == ("m", PREFIX)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"mesh": "n"}, "manifest of a mesh named 'n'"),
+        ({"pool_prefix": ""}, "that begin with ''"),
+        ({"pool_prefix": segment_prefix(os.getuid(), "n")}, "kvmesh-"),
+        ({"pool_directory": "."}, "names segments in '.'"),
+    ],
+)
+def test_what_is_not_of_this_mesh_is_not_touched_by_it(directory, stranger, fields, why):
+    """All of it is well-formed: followed, it would remove a directory's files and kill a process."""
+    bystander = directory.path / "kvmesh-bystander"
+    bystander.touch()
+    directory.write_manifest(manifest(directory, processes=[record(stranger)], **fields))
+    with pytest.raises(BadManifest) as caught:
+        directory.load_manifest()
+    assert why in caught.value.why
+    assert sweep(directory) == [
+        f"a manifest that cannot be used, so its actors are left to end by themselves ({caught.value.why})"
+    ]
+    assert bystander.exists()
+    assert stranger.poll() is None
+
+
+def test_segments_are_found_by_the_name_of_the_mesh_where_no_manifest_names_them(directory, monkeypatch):
+    name = f"t{os.getpid()}"
+    other = MeshDirectory(name)
+    other.create()
+    put(other, b"{")
+    segment = f"{SHM}/{segment_prefix(os.getuid(), name)}decode-0"
+    with open(segment, "wb"):
+        pass
+    try:
+        assert sweep(other)[1:] == [f"segment {segment}"]
+        assert not os.path.exists(segment)
+    finally:
+        if os.path.exists(segment):
+            os.unlink(segment)
+
+
+def make_link(path):
+    path.symlink_to("/etc/passwd")
+
+
+def give_away(path):
+    path.write_bytes(b"{}")
+    os.chown(path, 12345, 12345)
+
+
+OTHERS = {"a link": make_link, "a pipe": os.mkfifo, "a directory": lambda path: path.mkdir(), "given": give_away}
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+def test_what_is_no_file_of_this_users_is_not_read(directory, make):
+    try:
+        make(directory.path / "manifest.json")
+    except PermissionError:
+        pytest.skip("only root can give files away")
+    with pytest.raises(BadManifest):
+        directory.load_manifest()
+
+
+def test_another_users_run_directory_is_refused(directory, stranger):
+    """Whoever made it first could have meshctl kill what they like."""
+    directory.write_manifest(manifest(directory, pid=stranger.pid, start_time=start_time(stranger.pid)))
+    try:
+        os.chown(directory.path, 12345, 12345)
+    except PermissionError:
+        directory.path.chmod(0o777)
+    for look in (directory.load_manifest, directory.create, lambda: down("m", force=True, timeout_s=1.0)):
+        with pytest.raises(CliError, match="cannot be used") as caught:
+            look()
+        assert "another user owns it" in caught.value.why
+    assert stranger.poll() is None
+
+
+def test_the_manifest_of_a_living_mesh_is_not_swept_though_its_lock_is_free(directory, stranger):
+    """Somebody removed the lock file: the supervisor lives, and its actors with it."""
+    directory.write_manifest(manifest(directory, pid=stranger.pid, start_time=start_time(stranger.pid)))
+    (directory.run.sockets / "a.1.c").touch()
+    with pytest.raises(AlreadyRunning) as caught, directory.locked():
+        sweep(directory)
+    assert f"process {stranger.pid}, at http://x" in caught.value.why
+    assert stranger.poll() is None
+    assert (directory.run.sockets / "a.1.c").exists()
+    assert directory.load_manifest() is not None
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**31, 2**63, -(2**63)])
+def test_pids_that_no_process_has(directory, pid):
+    directory.write_manifest(manifest(directory, pid=pid))
+    nobody = ProcessRecord(actor_id="a", role="r", epoch=1, pid=pid, start_time=0)
+    assert kill_all([nobody]) == []
+    assert not is_alive(pid, 0)
+    assert down("m", force=False, timeout_s=1.0) == 0
+
+
+def test_strangers_with_the_pids_of_dead_actors_live_on(directory, stranger, monkeypatch):
+    """Started at another time; or not to be signalled; or this very process."""
+    later = record(stranger, start_time=start_time(stranger.pid) - 1)
+    myself = ProcessRecord(actor_id="me", role="r", epoch=1, pid=os.getpid(), start_time=start_time(os.getpid()))
+    directory.write_manifest(manifest(directory, processes=[later, myself]))
+    assert sweep(directory) == []
+    real = signal.pidfd_send_signal
+
+    def refuse(descriptor, number):
+        if number == 0:
+            raise PermissionError
+        real(descriptor, number)
+
+    monkeypatch.setattr(processes.signal, "pidfd_send_signal", refuse)
+    assert kill_all([record(stranger)]) == []
+    assert stranger.poll() is None
+
+
+def test_a_process_that_ended_and_was_not_waited_for_is_dead(stranger):
+    known = record(stranger)
+    stranger.kill()
+    os.waitid(os.P_PID, stranger.pid, os.WEXITED | os.WNOWAIT)
+    assert open_process(known.pid, known.start_time) is None
+
+
+def test_a_process_that_ends_just_before_it_is_killed(stranger, monkeypatch):
+    known = record(stranger)
+    real = signal.pidfd_send_signal
+
+    def late(descriptor, number):
+        if number == signal.SIGKILL:
+            stranger.kill()
+            stranger.wait()
+        real(descriptor, number)
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", late)
+    assert kill_all([known]) == [known]
+
+
+def test_what_was_removed_already_is_not_missed(directory):
+    directory.write_manifest(manifest(directory, pool_directory="/nowhere"))
+    directory.run.sockets.rmdir()
+    (directory.path / "errors").rmdir()
+    assert sweep(directory) == []
+    assert directory.load_manifest() is None
+
+
+def test_what_cannot_be_removed_is_reported_and_the_rest_goes(directory):
+    (directory.run.sockets / "a").mkdir()
+    (directory.run.sockets / "b.1.c").touch()
+    stays, goes = sweep(directory)
+    assert stays.startswith("socket a, which cannot be removed: ")
+    assert goes == "socket b.1.c"
+
+
+def test_down_of_what_is_not_there(directory):
+    for name in ("m", "never"):
+        with pytest.raises(NotRunning, match=f"no mesh named '{name}' is running"):
+            down(name, force=False, timeout_s=1.0)
+
+
+@pytest.mark.parametrize("content", [None, b"{"], ids=["none yet", "damaged"])
+def test_down_reaches_a_supervisor_by_its_lock(directory, stranger, content, capfd):
+    if content is not None:
+        put(directory, content)
+    (directory.path / "lock").write_text(f"{stranger.pid} {start_time(stranger.pid)}\n")
+    assert down("m", force=False, timeout_s=10.0) == 0
+    assert f"process {stranger.pid} gets a signal instead" in capfd.readouterr().err
+    assert stranger.wait() == -signal.SIGTERM
+
+
+def test_the_lock_says_who_holds_it(directory):
+    assert directory.holder() is None
+    with directory.locked():
+        assert directory.holder() is None, "whoever only sweeps is no supervisor"
+        directory.sign_lock()
+        assert directory.holder() == (os.getpid(), start_time(os.getpid()))
+        put(directory, b"{")
+        with pytest.raises(AlreadyRunning) as caught, directory.locked():
+            pass
+        assert f"process {os.getpid()}" in caught.value.why
+    for content in ("", "x", "1 2 3", "1 x"):
+        (directory.path / "lock").write_text(content)
+        assert directory.holder() is None
+
+
+def test_a_manifest_that_was_written_is_the_one_that_is_read(directory):
+    written = manifest(directory, processes=[ProcessRecord(actor_id="a", role="r", epoch=1, pid=2, start_time=3)])
+    directory.write_manifest(written)
+    assert directory.load_manifest() == written
+    assert msgspec.json.decode((directory.path / "manifest.json").read_bytes())["pool_prefix"] == PREFIX
