@@ -1,7 +1,7 @@
 """A step as a runner gets it, and what a runner gives back. The seam between `core` and the runners."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from nodes.protocol import RowError
 from nodes.request import Sampling
@@ -14,7 +14,11 @@ CORRUPT_PAGE: Final = "corrupt_page"
 
 
 class RunnableRow(NamedTuple):
-    """One row whose input tokens are all known. `row` is its index in the plan, offsets are into the step's arrays."""
+    """One row whose input tokens are all known. `row` is its index in the plan, offsets are into the step's arrays.
+
+    `from_row` >= 0 only for a `PipelinedRunner`: the one input token is what that row of the plan launched just before
+    drew, and not known on the host; `token_ids` then holds -1 for it.
+    """
 
     row: int
     start: int
@@ -24,6 +28,7 @@ class RunnableRow(NamedTuple):
     page_offset: int
     num_pages: int
     sampling: Sampling | None
+    from_row: int = -1
 
     @property
     def end(self) -> int:
@@ -66,6 +71,21 @@ class Runner(Protocol):
 
     def run(self, step: RunnableStep) -> StepOutcome:
         """Write KV of all rows, draw tokens for those that sample. May raise for a step that cannot be computed."""
+        ...
+
+
+class PipelinedRunner(Runner, Protocol):
+    """A runner on a device that works on its own: a step may be launched before the one before has finished.
+
+    Steps finish in the order in which they were launched; at most two are on their way.
+    """
+
+    def launch(self, step: RunnableStep) -> Any:
+        """Queue a step on the device; what comes back is for `finish`. May raise, and has then launched nothing."""
+        ...
+
+    def finish(self, launched: Any) -> StepOutcome:
+        """Wait for a launched step. May be called in another thread than `launch`. May raise if the device failed."""
         ...
 
 
