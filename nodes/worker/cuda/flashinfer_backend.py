@@ -93,15 +93,17 @@ class _Shared:
         self.workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
         self.schedule = torch.empty(_SCHEDULE_BYTES, dtype=torch.uint8, device=self.device)
         self.numbers = torch.arange(max_rows + 1, dtype=torch.int32, device=self.device)
-        self._copied = torch.cuda.Event()
+        self._copied = torch.cuda.Event() if self.device.type == "cuda" else None
 
     def wait(self) -> None:
         """Return when the copies of the last plan have been made."""
-        self._copied.synchronize()
+        if self._copied is not None:
+            self._copied.synchronize()
 
     def planned(self) -> None:
         """All copies of a plan have been begun."""
-        self._copied.record(torch.cuda.current_stream(self.device))
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self.device))
 
     def host(self, array: Ints) -> Tensor:
         """Page-locked, for `plan`, which reads it on the host and copies it to the device."""
