@@ -1,7 +1,7 @@
 """A step as a runner gets it, and what a runner gives back. The seam between `core` and the runners."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from nodes.protocol import RowError
 from nodes.request import Sampling
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 POISONED: Final = "poisoned_request"
 CORRUPT_PAGE: Final = "corrupt_page"
+MISSING_INPUT: Final = "missing_input"
 
 
 class RunnableRow(NamedTuple):
@@ -74,6 +75,7 @@ class Runner(Protocol):
         ...
 
 
+@runtime_checkable
 class PipelinedRunner(Runner, Protocol):
     """A runner on a device that works on its own: a step may be launched before the one before has finished.
 
@@ -108,3 +110,29 @@ def run_isolated(runner: Runner, step: RunnableStep) -> StepOutcome:
         errors.extend(outcome.errors)
         delay_s += outcome.delay_s
     return StepOutcome(token_ids, errors, delay_s)
+
+
+def with_inputs(step: RunnableStep, drawn: Mapping[int, int]) -> tuple[RunnableStep, list[RowError]]:
+    """`step` with the inputs that it was to take from the device, once the step before has `drawn` them.
+
+    `drawn` are tokens by row of the plan before; rows whose input was not drawn are left out (`missing_input`).
+    """
+    token_ids = step.token_ids[:]
+    rows: list[RunnableRow] = []
+    errors: list[RowError] = []
+    for row in step.rows:
+        if row.from_row >= 0:
+            token_id = drawn.get(row.from_row, -1)
+            if token_id < 0:
+                errors.append(RowError(row.row, MISSING_INPUT, f"row {row.from_row} of the step before drew no token"))
+                continue
+            token_ids[row.token_offset] = token_id
+        rows.append(row._replace(from_row=-1))
+    return step._replace(rows=rows, token_ids=token_ids), errors
+
+
+def outcome_of(step: RunnableStep, part: RunnableStep, outcome: StepOutcome, errors: Sequence[RowError]) -> StepOutcome:
+    """The outcome of `step`, of which only `part` was run and gave `outcome`, and the rest gave `errors`."""
+    found = {row.row: token_id for row, token_id in zip(part.rows, outcome.token_ids, strict=True)}
+    token_ids = [found.get(row.row, -1) for row in step.rows]
+    return StepOutcome(token_ids, [*errors, *outcome.errors], outcome.delay_s)

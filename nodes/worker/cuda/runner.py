@@ -19,7 +19,7 @@ from nodes.worker.cuda.graphs import DecodeGraphs
 from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.sampler import sample_on_device
 from nodes.worker.sampler import NOT_DRAWN
-from nodes.worker.step import POISONED, RunnableRow, RunnableStep, StepOutcome
+from nodes.worker.step import MISSING_INPUT, POISONED, RunnableRow, RunnableStep, StepOutcome
 
 
 class Launched(NamedTuple):
@@ -90,7 +90,7 @@ class CudaRunner:
             if row.from_row >= 0 and inputs.get(row.from_row, NOT_DRAWN) == NOT_DRAWN:
                 token_id = NOT_DRAWN
                 message = f"row {row.from_row} of the step before drew no token"
-                errors.append(RowError(row.row, "missing_input", message))
+                errors.append(RowError(row.row, MISSING_INPUT, message))
             elif row.sampling is not None and token_id == NOT_DRAWN:
                 # Only what a row itself put in can make its numbers overflow: rows do not mix.
                 errors.append(RowError(row.row, POISONED, "the model's logits are not finite"))

@@ -1,7 +1,11 @@
 """The device's runner, on CPU tensors, agrees with the CPU's: another schedule of one network, on the same pages."""
 
+import asyncio
 import math
+from array import array
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +13,13 @@ from device_running import device_runner, replaying_runner
 from test_parity import CASES, save_model
 from torch_running import GREEDY, Row, logits_by_chunks, make_runner, step
 
+from nodes.model_spec import resolve_model
+from nodes.protocol import Adopt, StepPlan, StepRow
 from nodes.request import Sampling
+from nodes.worker.core import AdoptArrived, Limits, RunStep, SendResult, StepArrived, StepDone, WorkerCore
 from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.step import POISONED, RunnableStep
+from nodes.worker.steps_ahead import StepsAhead
 
 MODELS = ["random:tiny-llama", "random:tiny-qwen2", "random:tiny-qwen3"]
 MODEL = "random:tiny-qwen3"
@@ -208,3 +216,57 @@ def test_a_step_that_only_prefills_draws_nothing() -> None:
     outcome = runner.run(step(Row(0, IDS[:20], [1, 2], None, prompt=40)))
     assert list(outcome.token_ids) == [-1]
     assert outcome.errors == []
+
+
+def test_the_worker_keeps_the_runner_one_step_ahead_and_draws_the_same() -> None:
+    """Core, threads and runner together, as the actor joins them: a scheduler that never waits for tokens."""
+    expected = text(device_runner(MODEL), 3, 12)
+    runner = replaying_runner(MODEL, [1, 2, 4])[0]
+    spec = resolve_model(MODEL)
+    core = WorkerCore(Limits(200, 16, spec.vocab_size, spec.context_length, 256), depth=2)
+    core.handle(AdoptArrived(Adopt(scheduler_epoch=1), None))
+    output: dict[int, list[int]] = {}
+    begun: list[int] = []
+
+    async def main() -> None:
+        thread = ThreadPoolExecutor(1)
+        ahead = StepsAhead(runner, thread)
+
+        async def run(runnable: RunnableStep) -> None:
+            perform(core.handle(StepDone(await ahead.run(runnable), 0.0)))
+
+        def perform(commands: list[Any]) -> None:
+            for command in commands:
+                if isinstance(command, RunStep):
+                    begun.append(len(output))
+                    tasks.append(asyncio.create_task(run(command.runnable)))
+                elif isinstance(command, SendResult):
+                    assert command.result.errors == []
+                    output[command.result.step] = command.result.token_ids
+
+        tasks: list[asyncio.Task[None]] = []
+        for number in range(13):
+            perform(core.handle(StepArrived("s", *planned(number))))
+            await asyncio.sleep(0)
+        while len(output) < 13:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks)
+        ahead.stop()
+        thread.shutdown()
+
+    asyncio.run(main())
+    assert [output[step] for step in sorted(output)] == expected
+    assert begun[:3] == [0, 0, 1], "two at a time"
+
+
+def planned(number: int) -> tuple[StepPlan, list[bytes]]:
+    """Step `number` (0: the prefill) of `text` for three sequences, as a scheduler sends it."""
+    rows, tokens, pages = [], array("i"), array("i")
+    for i in range(3):
+        sampling = SAMPLED if i % 2 and number else GREEDY
+        ids = [-1] if number else IDS[i : i + 10 + i]
+        start = 9 + i + number if number else 0
+        rows.append(StepRow(i, start, len(ids), 8, 10 + i, sampling, i if number else -1))
+        tokens.extend(ids)
+        pages.extend(range(1 + 8 * i, 9 + 8 * i))
+    return StepPlan(scheduler_epoch=1, step=number + 1, rows=rows), [tokens.tobytes(), pages.tobytes()]
