@@ -43,10 +43,13 @@ def load_cuda_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> C
         )
     device = torch.device("cuda", pages.device)
     torch.cuda.set_device(device)
+    if config.deterministic:
+        # Else a product may be cut along its inner dimension, and the parts summed in bfloat16.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     view = view_device_pages(pages, pool.info.layout)
     runner, network, attention = build_runner(spec, config, view)
     with torch.inference_mode():
-        measured = measured_activation_bytes(network, attention, config.max_batch_tokens)
+        measured = measured_activation_bytes(network, attention, config.max_batch_tokens, view.layout.page_size)
     bound = activation_bytes(spec, pool.info.layout.dtype, config.max_batch_tokens, MAX_BUCKET)
     _, total = torch.cuda.mem_get_info(device)
     check_fit(Footprint(total, config.mem_fraction, network.weight_bytes, max(measured, bound)), pages.num_bytes)

@@ -4,17 +4,18 @@ The bounds are of what this folder's network and sampler hold at once, tensor by
 of it; `measured_activation_bytes` asks the device, with a step of the largest size.
 """
 
+from array import array
 from typing import Final, NamedTuple
 
 import torch
 
-from kvstore.layout import ITEM_BYTES
+from kvstore.layout import ITEM_BYTES, PADDING_PAGE
 from nodes.model_spec import ModelSpec
 from nodes.worker.cuda.attention import DeviceAttention
-from nodes.worker.cuda.batch import pack, pinned, unpack
-from nodes.worker.cuda.graphs import padding_batch
+from nodes.worker.cuda.batch import host_batch, pack, pinned, unpack
 from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.errors import DeviceMemoryShort
+from nodes.worker.step import RunnableRow, RunnableStep
 
 _SAMPLER_COPIES: Final = 4
 """Float32 matrices of `[rows, vocab]` that the sampler has at once: logits, scaled, weights, and one being made."""
@@ -66,11 +67,27 @@ def check_fit(footprint: Footprint, pool_bytes: int) -> None:
         raise DeviceMemoryShort(_shortage(footprint, pool_bytes, "the pool"))
 
 
-def measured_activation_bytes(network: DeviceNetwork, attention: DeviceAttention, num_rows: int) -> int:
-    """Peak bytes that a step of `num_rows` padding rows takes on the network's CUDA device. Not yet run on a GPU."""
+def largest_step(num_rows: int, page_size: int, context_length: int) -> RunnableStep:
+    """A step of `num_rows` rows, or as many as one context has and one more: a decoding sequence and a chunk.
+
+    Both are on the padding page, where nothing is lost, and go through every kernel that a step can need.
+    """
+    chunk = min(num_rows - 1, context_length)
+    num_pages = -(-max(chunk, 1) // page_size)
+    rows = [RunnableRow(0, 0, 1, 1, 0, 0, 1, None)]
+    if chunk > 0:
+        rows.append(RunnableRow(1, 0, chunk, chunk, 1, 0, num_pages, None))
+    return RunnableStep(0, rows, array("i", [0] * (1 + chunk)), array("i", [PADDING_PAGE] * num_pages))
+
+
+def measured_activation_bytes(network: DeviceNetwork, attention: DeviceAttention, num_rows: int, page_size: int) -> int:
+    """Peak bytes that the largest step takes on the network's CUDA device, its kernels compiled and warm after it.
+
+    Not yet run on a GPU.
+    """
     device = network.device
-    batch = padding_batch(num_rows)
-    arrays = unpack(pinned(pack(batch), device).to(device), num_rows, 0)
+    batch = host_batch(largest_step(num_rows, page_size, network.spec.context_length), page_size)
+    arrays = unpack(pinned(pack(batch), device).to(device), batch.num_rows, 0)
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

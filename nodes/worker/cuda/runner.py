@@ -151,6 +151,7 @@ class CudaRunner:
         on_host = torch.empty(0 if tokens is None else tokens.shape[0], dtype=torch.int64, pin_memory=True)
         if tokens is not None:
             on_host.copy_(tokens, non_blocking=True)
-        done = torch.cuda.Event()
+        # Whoever waits for it sleeps, rather than keep a core busy.
+        done = torch.cuda.Event(blocking=True)
         done.record(torch.cuda.current_stream(self._device))
         return on_host, done

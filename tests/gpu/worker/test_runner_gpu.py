@@ -111,8 +111,10 @@ def test_graphs_agree_within_rounding_where_splits_are_free() -> None:
         assert all(torch.allclose(found[i].float(), expected[i].float(), atol=0.02, rtol=0.02) for i in expected)
 
 
+@NEEDS_FLASHINFER
+@SLOW
 def test_the_bound_on_activations_holds() -> None:
-    built: Built = build("random:qwen3-0.6b", "torch", num_pages=4, max_batch_tokens=2048)
+    built: Built = build("random:qwen3-0.6b", "flashinfer", num_pages=4, max_batch_tokens=2048)
     with torch.inference_mode():
-        measured = measured_activation_bytes(built.network, built.attention, 2048)
+        measured = measured_activation_bytes(built.network, built.attention, 2048, 16)
     assert measured <= 1.2 * activation_bytes(built.network.spec, "bfloat16", 2048, 0)

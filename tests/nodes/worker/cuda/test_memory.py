@@ -3,7 +3,8 @@
 import pytest
 
 from nodes.model_spec import resolve_model
-from nodes.worker.cuda.memory import Footprint, activation_bytes, check_fit, num_pages_that_fit
+from nodes.worker.cuda.batch import host_batch
+from nodes.worker.cuda.memory import Footprint, activation_bytes, check_fit, largest_step, num_pages_that_fit
 from nodes.worker.errors import DeviceMemoryShort
 
 GIB = 1 << 30
@@ -33,3 +34,12 @@ def test_pages_fill_what_is_left() -> None:
 def test_a_model_that_leaves_no_room_is_told() -> None:
     with pytest.raises(DeviceMemoryShort, match="smallest pool"):
         num_pages_that_fit(Footprint(total=16 * GIB, fraction=0.9, weights=15 * GIB, activations=GIB), 2 << 20)
+
+
+@pytest.mark.parametrize(("num_rows", "expected"), [(1, 1), (2, 2), (50, 50), (100_000, 8193)])
+def test_the_largest_step_has_all_rows_and_touches_the_padding_page_only(num_rows: int, expected: int) -> None:
+    batch = host_batch(largest_step(num_rows, 16, 8192), 16)
+    assert batch.num_rows == expected
+    assert batch.num_decodes == (2 if num_rows == 2 else 1)
+    assert set(batch.write_pages.tolist()) | set(batch.table.indices.tolist()) == {0}
+    assert batch.positions.max() < 8192
