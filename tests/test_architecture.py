@@ -78,3 +78,9 @@ def test_no_tabs_of_unfinished_work() -> None:
         if marks.search(line)
     ]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_one_file_knows_flashinfer(path: Path) -> None:
+    known = re.search(r"""(import |import_module\(["'])flashinfer\b""", path.read_text())
+    assert not known or relative(path) == "nodes/worker/cuda/flashinfer_backend.py"

@@ -11,7 +11,7 @@ import gc
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, assert_never
+from typing import Any, ClassVar, Final, assert_never
 
 import msgspec
 
@@ -44,7 +44,11 @@ from nodes.worker.core import (
 )
 from nodes.worker.errors import LayoutMismatch
 from nodes.worker.runners import RunnerFactory, make_runner
-from nodes.worker.step import RunnableStep, Runner, StepOutcome, run_isolated
+from nodes.worker.step import PipelinedRunner, RunnableStep, Runner, StepOutcome, run_isolated
+from nodes.worker.steps_ahead import StepsAhead
+
+DEVICE_DEPTH: Final = 2
+"""Steps on their way to a device: one computes, one waits behind it, so that the device never waits for the host."""
 
 
 class WorkerActor(Actor):
@@ -62,6 +66,8 @@ class WorkerActor(Actor):
         self._runner: Runner | None = None
         self._core: WorkerCore | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._ahead: StepsAhead | None = None
+        self._last_end = 0.0
         self._events: deque[Event] = deque()
         self._dispatching = False
         self._idle = asyncio.Event()
@@ -83,7 +89,8 @@ class WorkerActor(Actor):
         pool = self._pool = map_pool(self._host, handle)
         runner = self._runner = await self._load(spec, pool)
         self._core = WorkerCore(
-            Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens)
+            Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens),
+            depth=DEVICE_DEPTH if self._ahead is not None else 1,
         )
         self._adopted = Adopted(
             last_step=0,
@@ -137,6 +144,8 @@ class WorkerActor(Actor):
 
     async def stop(self) -> None:
         """Give back thread and pool; a step in its thread finishes on the memory that its tensors keep mapped."""
+        if self._ahead is not None:
+            self._ahead.stop()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
         self._runner = None
@@ -171,6 +180,8 @@ class WorkerActor(Actor):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="runner")
         loop = asyncio.get_running_loop()
         runner = await loop.run_in_executor(self._thread, self._make, spec, self._config, pool)
+        if isinstance(runner, PipelinedRunner):
+            self._ahead = StepsAhead(runner, self._thread)
         # A full collection walks everything that torch has imported: a tenth of a second between two tokens.
         gc.collect()
         gc.freeze()
@@ -229,12 +240,17 @@ class WorkerActor(Actor):
 
     async def _run_in_thread(self, step: RunnableStep, thread: ThreadPoolExecutor) -> None:
         started = self.ctx.now()
-        loop = asyncio.get_running_loop()
-        outcome = await loop.run_in_executor(thread, run_isolated, self._require_runner(), step)
+        if self._ahead is not None:
+            outcome = await self._ahead.run(step)
+        else:
+            loop = asyncio.get_running_loop()
+            outcome = await loop.run_in_executor(thread, run_isolated, self._require_runner(), step)
         self._done(step, outcome, started)
 
     def _done(self, step: RunnableStep, outcome: StepOutcome, started: float) -> None:
-        elapsed_s = self.ctx.now() - started
+        now = self.ctx.now()
+        # A step that was launched ahead has waited for the one before.
+        elapsed_s, self._last_end = now - max(started, self._last_end), now
         self.ctx.metrics.observe("mesh_worker_step_seconds", elapsed_s)
         self.ctx.metrics.count("mesh_worker_tokens_total", sum(row.num_tokens for row in step.rows))
         for error in outcome.errors:

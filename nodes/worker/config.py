@@ -1,5 +1,7 @@
 """Settings of one worker. Made by `cli` from the topology; read by the files of this folder only."""
 
+from typing import Literal
+
 import msgspec
 
 
@@ -8,6 +10,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `dtype` is `auto` (the model's own), `float32` or `bfloat16`. `num_threads` 0 leaves torch's own choice.
     `max_batch_tokens` bounds the tokens of one step, and with them the memory of activations.
+
+    `device` is `cpu`, `cuda` or `cuda:N`; what follows concerns CUDA. `attention` is `auto` (FlashInfer where the model
+    allows it), `flashinfer` or `torch`; `cuda_graphs` replays decode steps; `deterministic` splits no sequence and
+    computes products in tiles of fixed rows, at a cost in speed. `mem_fraction` is the share of the device's memory
+    that weights, activations and pool may take together.
     """
 
     group: str
@@ -17,5 +24,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int = 16
     num_threads: int = 0
     max_batch_tokens: int = 2048
+    device: str = "cpu"
+    attention: Literal["auto", "flashinfer", "torch"] = "auto"
+    cuda_graphs: bool = True
+    deterministic: bool = False
+    mem_fraction: float = 0.9
     map_timeout_s: float = 5.0
     map_retry_s: float = 0.2

@@ -2,16 +2,20 @@
 
     scheduler epoch   the one that adopted last; steps of all others are refused
     queue             steps that came and wait for the one before them
-    running           at most one step
+    running           steps that were begun: one, or as many as `depth` says with a `PipelinedRunner`
     results           the last few answers: a step that comes again gets its answer again
 
 A scheduler adopts before it sends. Adoption by a new epoch drops the queue and forgets the results; it is answered when
 the running step is done, because until then that step still writes pages. `Adopt.next_step` says which step comes
 first; if it says 0, the first to arrive that needs no predecessor does.
+
+With a depth of two a step is begun while the one before still runs: its placeholders then name rows of that step, and
+the runner fills them in on the device. Steps end in the order in which they were begun.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from mesh.transport.base import Buffer
@@ -38,7 +42,7 @@ class AdoptArrived(NamedTuple):
 
 
 class StepDone(NamedTuple):
-    """The running step has ended."""
+    """The step that was begun first of those that run has ended."""
 
     outcome: StepOutcome
     elapsed_s: float
@@ -111,21 +115,22 @@ class _Running(NamedTuple):
 class WorkerCore:
     """The decisions of one worker; owned by `WorkerActor`."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, depth: int = 1) -> None:
         self._limits = limits
+        self._depth = depth
         self._epoch = 0
         self._next_step = 0
         self._last_step = 0
         self._queue: dict[int, _Queued] = {}
         self._results: dict[int, StepResult] = {}
-        self._running: _Running | None = None
+        self._running: deque[_Running] = deque()
         self._adopting: list[AdoptArrived] = []
         self.is_draining = False
 
     @property
     def is_running(self) -> bool:
         """A step runs."""
-        return self._running is not None
+        return bool(self._running)
 
     @property
     def scheduler_epoch(self) -> int:
@@ -165,8 +170,9 @@ class WorkerCore:
 
     def _is_running(self, step: int) -> bool:
         # A step of the epoch before may still run under a number that the new scheduler uses too.
-        running = self._running
-        return running is not None and running.plan.step == step and running.plan.scheduler_epoch == self._epoch
+        return any(
+            running.plan.step == step and running.plan.scheduler_epoch == self._epoch for running in self._running
+        )
 
     def _on_adopt(self, event: AdoptArrived) -> list[Command]:
         epoch = event.adopt.scheduler_epoch
@@ -192,9 +198,15 @@ class WorkerCore:
         return commands + self._settle()
 
     def _on_done(self, event: StepDone) -> list[Command]:
-        running = self._running
-        assert running is not None, "a step ended that was not running"
-        self._running = None
+        assert self._running, "a step ended that was not running"
+        commands = self._end(event)
+        # What had nothing to run has waited for its turn.
+        while self._running and not self._running[0].rows:
+            commands += self._end(_NOTHING_RAN)
+        return commands + self._settle()
+
+    def _end(self, event: StepDone) -> list[Command]:
+        running = self._running.popleft()
         plan = running.plan
         self._last_step = plan.step
         commands: list[Command] = []
@@ -204,29 +216,42 @@ class WorkerCore:
             self._keep(result)
             self._next_step = max(self._next_step, plan.step + 1)
             commands.append(SendResult(running.sender, result))
-        return commands + self._settle()
+        return commands
 
     def _settle(self) -> list[Command]:
-        if self._running is not None:
-            return []
+        if self._running:
+            return self._start_next()
         answers: list[Command] = [AnswerAdopt(waiting.call, self._last_step) for waiting in self._adopting]
         self._adopting.clear()
         return answers + self._start_next()
 
     def _start_next(self) -> list[Command]:
-        if self._running is not None or self.is_draining:
-            return []
+        commands: list[Command] = []
+        while (queued := self._take_next()) is not None:
+            runnable, errors = self._resolve(queued)
+            self._running.append(_Running(queued.sender, queued.plan, runnable.rows, errors))
+            if runnable.rows:
+                commands.append(RunStep(runnable))
+            elif len(self._running) == 1:
+                return commands + self._on_done(_NOTHING_RAN)
+        return commands
+
+    def _take_next(self) -> _Queued | None:
+        """The step that is to begin now, out of the queue."""
+        if self.is_draining or len(self._running) >= self._depth:
+            return None
+        if self._running:
+            last = self._running[-1].plan
+            # Who waits for the running steps is answered before more begin; so is a scheduler that took over.
+            if self._adopting or last.scheduler_epoch != self._epoch:
+                return None
+            return self._queue.pop(max(last.step + 1, self._next_step), None)
         step = self._next_step or self._first_step()
-        queued = self._queue.pop(step, None)
-        if queued is None:
-            return []
+        if step not in self._queue:
+            return None
         self._next_step = step
         self._drop_queued_before(step)
-        runnable, errors = self._resolve(queued)
-        self._running = _Running(queued.sender, queued.plan, runnable.rows, errors)
-        if runnable.rows:
-            return [RunStep(runnable)]
-        return self._on_done(StepDone(StepOutcome([]), 0.0))
+        return self._queue.pop(step)
 
     def _drop_queued_before(self, step: int) -> None:
         self._queue = {number: queued for number, queued in self._queue.items() if number >= step}
@@ -250,13 +275,16 @@ class WorkerCore:
         rows: list[RunnableRow] = []
         errors: list[RowError] = []
         before = self._results.get(plan.step - 1)
+        ahead = self._rows_drawing_in(plan.step - 1)
         token_offset = page_offset = 0
         for index, row in enumerate(plan.rows):
             # A step that is sent again may name the token by now.
             if row.from_row >= 0 and row.num_tokens == 1 and token_ids[token_offset] < 0:
                 token_ids[token_offset] = _drawn(before, row.from_row)
+            is_ahead = row.from_row in ahead and token_ids[token_offset] < 0
             error = self._row_problem(
                 row,
+                is_ahead,
                 token_ids[token_offset : token_offset + row.num_tokens],
                 page_ids[page_offset : page_offset + row.num_pages],
             )
@@ -266,19 +294,28 @@ class WorkerCore:
                 rows.append(
                     RunnableRow(
                         index, row.start, row.num_tokens, row.num_prompt_tokens,
-                        token_offset, page_offset, row.num_pages, row.sampling,
+                        token_offset, page_offset, row.num_pages, row.sampling, row.from_row if is_ahead else -1,
                     )
                 )  # fmt: skip
             token_offset += row.num_tokens
             page_offset += row.num_pages
         return RunnableStep(plan.step, rows, token_ids, page_ids), errors
 
-    def _row_problem(self, row: StepRow, token_ids: "array[int]", page_ids: "array[int]") -> tuple[str, str] | None:
+    def _rows_drawing_in(self, step: int) -> Collection[int]:
+        """Rows that draw in `step`, if it runs: what a step that is begun behind it may follow."""
+        running = self._running[-1] if self._running else None
+        if running is None or running.plan.step != step:
+            return ()
+        return {row.row for row in running.rows if row.sampling is not None}
+
+    def _row_problem(
+        self, row: StepRow, is_ahead: bool, token_ids: "array[int]", page_ids: "array[int]"
+    ) -> tuple[str, str] | None:
         limits = self._limits
         if row.from_row >= 0:
             if row.num_tokens != 1:
                 return "bad_row", "a row that follows another has one input token"
-            if token_ids[0] < 0:
+            if token_ids[0] < 0 and not is_ahead:
                 return "missing_input", f"row {row.from_row} of the step before drew no token that is known here"
         if row.start < 0 or row.start + row.num_tokens > limits.context_length:
             return "bad_row", f"positions up to {row.start + row.num_tokens} of a context of {limits.context_length}"
@@ -286,11 +323,14 @@ class WorkerCore:
             return "bad_row", f"{row.num_pages} pages do not hold {row.start + row.num_tokens} positions"
         if row.sampling is not None and row.start + row.num_tokens < row.num_prompt_tokens:
             return "bad_row", "a token is to be drawn before the prompt ends"
-        if min(token_ids) < 0 or max(token_ids) >= limits.vocab_size:
+        if (min(token_ids) < 0 and not is_ahead) or max(token_ids) >= limits.vocab_size:
             return "bad_row", f"a token id is not in 0..{limits.vocab_size - 1}"
         if min(page_ids) < 1 or max(page_ids) >= limits.num_pages:
             return "bad_row", f"a page is not in 1..{limits.num_pages - 1}"
         return None
+
+
+_NOTHING_RAN: Final = StepDone(StepOutcome([]), 0.0)
 
 
 def _stands_alone(plan: StepPlan) -> bool:

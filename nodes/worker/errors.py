@@ -4,6 +4,8 @@
       LayoutMismatch    "layout_mismatch"     the pool was made for another model, dtype or page size
       WeightsUnfit      "weights_unfit"       the weights on disk cannot be loaded as the model's configuration says
       BackendMissing    "backend_missing"     nothing here computes this model, dtype or device
+      DeviceUnfit       "device_unfit"        the device does not see the pool's memory as it should
+      DeviceMemoryShort "device_memory_short" weights, activations and pool do not fit into the device's memory
 
 None is retryable: the supervisor's restarts do not cure them.
 """
@@ -38,3 +40,15 @@ class BackendMissing(WorkerError):
     """No code here computes what is asked for."""
 
     code = "backend_missing"
+
+
+class DeviceUnfit(WorkerError):
+    """The device and the pool's memory on it do not go together."""
+
+    code = "device_unfit"
+
+
+class DeviceMemoryShort(WorkerError):
+    """Weights, activations and pool do not fit into the device's memory."""
+
+    code = "device_memory_short"

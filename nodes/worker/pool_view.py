@@ -19,13 +19,19 @@ class PoolView:
     and values of one layer per row. Page p of layer l is row `p * num_layers + l` of `layer_pages`.
     """
 
-    def __init__(self, memory: Buffer, layout: KVLayout) -> None:
-        with warnings.catch_warnings():
-            # torch warns of read-only buffers, which a worker's pool never is, and would of pools in tests that are.
-            warnings.simplefilter("ignore", UserWarning)
-            flat = torch.frombuffer(memory, dtype=TORCH_DTYPES[layout.dtype])
+    def __init__(self, memory: Buffer | Tensor, layout: KVLayout) -> None:
+        """`memory` is the pool's pages as a buffer, or as a flat uint8 tensor on any device."""
+        dtype = TORCH_DTYPES[layout.dtype]
+        flat = memory.view(dtype) if isinstance(memory, Tensor) else _from_buffer(memory, dtype)
         self.layout = layout
         self.pages: Tensor = flat.view(-1, *layout.page_shape)
         width = layout.num_kv_heads * layout.head_dim
         self.cells: Tensor = flat.view(-1, width)
         self.layer_pages: Tensor = flat.view(-1, 2 * layout.page_size * width)
+
+
+def _from_buffer(memory: Buffer, dtype: torch.dtype) -> Tensor:
+    with warnings.catch_warnings():
+        # torch warns of read-only buffers, which a worker's pool never is, and would of pools in tests that are.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.frombuffer(memory, dtype=dtype)

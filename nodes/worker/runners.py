@@ -15,6 +15,10 @@ def make_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> Runner
     """A runner of `spec` over `pool`, weights loaded. Raises `WorkerError`."""
     if spec.source == "echo":
         return EchoRunner(pool.pages_view, pool.layout, spec.eos_token_ids[0], spec.echo)
+    if config.device != "cpu":
+        from nodes.worker.cuda.load import load_cuda_runner
+
+        return load_cuda_runner(spec, config, pool)
     # Importing torch takes a second and 200 MB, which the echo model and the simulations do without.
     from nodes.worker.runner import load_torch_runner
 

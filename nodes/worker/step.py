@@ -1,7 +1,7 @@
 """A step as a runner gets it, and what a runner gives back. The seam between `core` and the runners."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from nodes.protocol import RowError
 from nodes.request import Sampling
@@ -11,10 +11,15 @@ if TYPE_CHECKING:
 
 POISONED: Final = "poisoned_request"
 CORRUPT_PAGE: Final = "corrupt_page"
+MISSING_INPUT: Final = "missing_input"
 
 
 class RunnableRow(NamedTuple):
-    """One row whose input tokens are all known. `row` is its index in the plan, offsets are into the step's arrays."""
+    """One row whose input tokens are all known. `row` is its index in the plan, offsets are into the step's arrays.
+
+    `from_row` >= 0 only for a `PipelinedRunner`: the one input token is what that row of the plan launched just before
+    drew, and not known on the host; `token_ids` then holds -1 for it.
+    """
 
     row: int
     start: int
@@ -24,6 +29,7 @@ class RunnableRow(NamedTuple):
     page_offset: int
     num_pages: int
     sampling: Sampling | None
+    from_row: int = -1
 
     @property
     def end(self) -> int:
@@ -69,6 +75,22 @@ class Runner(Protocol):
         ...
 
 
+@runtime_checkable
+class PipelinedRunner(Runner, Protocol):
+    """A runner on a device that works on its own: a step may be launched before the one before has finished.
+
+    Steps finish in the order in which they were launched; at most two are on their way.
+    """
+
+    def launch(self, step: RunnableStep) -> Any:
+        """Queue a step on the device; what comes back is for `finish`. May raise, and has then launched nothing."""
+        ...
+
+    def finish(self, launched: Any) -> StepOutcome:
+        """Wait for a launched step. May be called in another thread than `launch`. May raise if the device failed."""
+        ...
+
+
 def run_isolated(runner: Runner, step: RunnableStep) -> StepOutcome:
     """Run a step; if it raises, run its rows one by one, so that only the guilty ones fail (`poisoned_request`).
 
@@ -88,3 +110,29 @@ def run_isolated(runner: Runner, step: RunnableStep) -> StepOutcome:
         errors.extend(outcome.errors)
         delay_s += outcome.delay_s
     return StepOutcome(token_ids, errors, delay_s)
+
+
+def with_inputs(step: RunnableStep, drawn: Mapping[int, int]) -> tuple[RunnableStep, list[RowError]]:
+    """`step` with the inputs that it was to take from the device, once the step before has `drawn` them.
+
+    `drawn` are tokens by row of the plan before; rows whose input was not drawn are left out (`missing_input`).
+    """
+    token_ids = step.token_ids[:]
+    rows: list[RunnableRow] = []
+    errors: list[RowError] = []
+    for row in step.rows:
+        if row.from_row >= 0:
+            token_id = drawn.get(row.from_row, -1)
+            if token_id < 0:
+                errors.append(RowError(row.row, MISSING_INPUT, f"row {row.from_row} of the step before drew no token"))
+                continue
+            token_ids[row.token_offset] = token_id
+        rows.append(row._replace(from_row=-1))
+    return step._replace(rows=rows, token_ids=token_ids), errors
+
+
+def outcome_of(step: RunnableStep, part: RunnableStep, outcome: StepOutcome, errors: Sequence[RowError]) -> StepOutcome:
+    """The outcome of `step`, of which only `part` was run and gave `outcome`, and the rest gave `errors`."""
+    found = {row.row: token_id for row, token_id in zip(part.rows, outcome.token_ids, strict=True)}
+    token_ids = [found.get(row.row, -1) for row in step.rows]
+    return StepOutcome(token_ids, [*errors, *outcome.errors], outcome.delay_s)

@@ -273,41 +273,109 @@ def test_only_the_guilty_row_fails() -> None:
             st.tuples(st.just("adopt"), st.integers(1, 4)),
         ),
         max_size=60,
-    )
+    ),
+    st.integers(1, 3),
 )
-def test_whatever_arrives_steps_run_in_order_once_per_epoch(events: list[tuple[str, int]]) -> None:
-    """A scheduler of a rising epoch, whose steps come late, twice, and in any order."""
-    core = WorkerCore(LIMITS)
-    epoch, running, history, waiting = 0, None, [], 0
+def test_whatever_arrives_steps_run_in_order_once_per_epoch(events: list[tuple[str, int]], depth: int) -> None:
+    """A scheduler of a rising epoch, whose steps come late, twice, and in any order; every third has nothing to run."""
+    core = WorkerCore(LIMITS, depth)
+    epoch, running, history, answered, waiting = 0, [], [], [], 0
 
     def take(commands: list) -> None:
-        nonlocal running, waiting
+        nonlocal waiting
         for command in commands:
             match command:
                 case RunStep():
-                    assert running is None, "one step at a time"
-                    running = (epoch, command.runnable.step)
-                    history.append(running)
+                    assert len(running) < depth, "no more steps at a time"
+                    assert all(e == epoch for e, _ in running), "not beside those of another scheduler"
+                    running.append((epoch, command.runnable.step))
+                    history.append(running[-1])
                 case SendResult():
-                    assert (command.result.scheduler_epoch, command.result.step) in history
-                    assert command.result.token_ids == [command.result.step]
-                case AnswerAdopt() | RefuseAdopt():
+                    result = command.result
+                    if (result.scheduler_epoch, result.step) not in answered:
+                        answered.append((result.scheduler_epoch, result.step))
+                    assert result.token_ids == [-1 if result.step % 3 == 0 else result.step]
+                case AnswerAdopt():
+                    waiting -= 1
+                    assert not running, "what runs may still write pages"
+                case RefuseAdopt():
                     waiting -= 1
 
     for kind, number in events:
         if kind == "send":
-            take(core.handle(arrived(number, epoch=max(epoch, 1))))
+            pages = [0] if number % 3 == 0 else [1]
+            take(core.handle(arrived(number, epoch=max(epoch, 1), pages=pages)))
         elif kind == "adopt":
             epoch = max(epoch, number)
             waiting += 1
             take(core.handle(adopt(epoch=number, next_step=1)))
-        elif running is not None:
-            step, running = running[1], None
-            take(core.handle(done(step)))
-    if running is not None:
-        step, running = running[1], None
-        take(core.handle(done(step)))
+        elif running:
+            take(core.handle(done(running.pop(0)[1])))
+    while running:
+        take(core.handle(done(running.pop(0)[1])))
     assert waiting == 0, "every adoption is answered once nothing runs"
-    for number in {e for e, _ in history}:
-        steps = [step for e, step in history if e == number]
-        assert steps == list(range(1, len(steps) + 1))
+    for number in {e for e, _ in history + answered}:
+        steps = [step for e, step in answered if e == number]
+        assert steps == list(range(1, len(steps) + 1)), "answered in order, each"
+        begun = [step for e, step in history if e == number]
+        assert begun == [step for step in range(1, max(begun, default=0) + 1) if step % 3]
+
+
+def begun_ahead(core: WorkerCore, *commands_of: StepArrived) -> list[RunStep]:
+    return [c for event in commands_of for c in core.handle(event) if isinstance(c, RunStep)]
+
+
+def test_a_step_is_begun_behind_the_one_that_runs() -> None:
+    core = WorkerCore(LIMITS, depth=2)
+    core.handle(adopt())
+    follows = [row(start=3, prompt=2, from_row=0), row(start=3, prompt=2, from_row=1)]
+    steps = [arrived(1, rows=[row(), row()])] + [arrived(n, rows=follows, tokens=[-1, -1]) for n in (2, 3)]
+    first, second = begun_ahead(core, *steps)
+    assert [first.runnable.step, second.runnable.step] == [1, 2]
+    assert [r.from_row for r in first.runnable.rows] == [-1, -1]
+    assert [r.from_row for r in second.runnable.rows] == [0, 1]
+    assert second.runnable.token_ids.tolist() == [-1, -1]
+    assert core.num_queued == 1
+    commands = core.handle(done(5, 6))
+    assert isinstance(commands[0], SendResult)
+    assert ran(commands) == [3]
+    assert core.handle(done(7, 8))[0].result.token_ids == [7, 8]
+
+
+def test_what_is_known_when_a_step_is_begun_is_filled_in_and_what_is_not_drawn_is_missing() -> None:
+    core = WorkerCore(LIMITS, depth=2)
+    core.handle(adopt())
+    begun_ahead(core, arrived(1, rows=[row(), row()], pages=[1, 0]))
+    rows = [row(start=3, prompt=2, from_row=0), row(start=3, prompt=2, from_row=1), row(from_row=9)]
+    (command,) = begun_ahead(core, arrived(2, rows=rows, tokens=[-1, -1, -1]))
+    assert [(r.row, r.from_row) for r in command.runnable.rows] == [(0, 0)], "row 1 failed, and there is no row 9"
+    core.handle(done(4))
+    core.handle(done(5))
+    (command,) = begun_ahead(core, arrived(3, rows=rows[:1], tokens=[-1]))
+    assert command.runnable.rows[0].from_row == -1
+    assert command.runnable.token_ids.tolist() == [5]
+
+
+def test_an_adoption_is_answered_before_more_is_begun() -> None:
+    core = WorkerCore(LIMITS, depth=2)
+    core.handle(adopt())
+    begun_ahead(core, arrived(1))
+    assert core.handle(adopt(call="again")) == []
+    assert core.handle(arrived(2)) == []
+    commands = core.handle(done(4))
+    assert commands[1] == AnswerAdopt("again", 1)
+    assert ran(commands) == [2]
+    core.handle(adopt(epoch=2))
+    assert core.handle(arrived(1, epoch=2)) == [], "not beside a step of the scheduler before"
+    assert ran(core.handle(done(4))) == [1]
+
+
+def test_a_step_with_nothing_to_run_waits_for_its_turn() -> None:
+    core = WorkerCore(LIMITS, depth=2)
+    core.handle(adopt())
+    begun_ahead(core, arrived(1))
+    assert core.handle(arrived(2, pages=[0])) == []
+    core.handle(arrived(3))
+    commands = core.handle(done(4))
+    assert [c.result.step for c in commands if isinstance(c, SendResult)] == [1, 2]
+    assert ran(commands) == [3]

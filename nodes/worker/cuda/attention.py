@@ -1,0 +1,89 @@
+"""What the device network asks of attention, and the plain torch form, the oracle of all others.
+
+Unlike the CPU's backends these keep the plan of the step between calls, because a captured graph has no arguments.
+"""
+
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from nodes.worker.cuda.batch import DeviceBatch, HostBatch, PageTable
+from nodes.worker.pool_view import PoolView
+
+
+class DeviceAttention(Protocol):
+    """Causal attention with grouped heads over pages, and the writing of pages. One step at a time."""
+
+    can_capture: ClassVar[bool]
+    """Whether `attend` may be captured as part of a CUDA graph."""
+
+    def plan(self, batch: HostBatch, on_device: DeviceBatch) -> None:
+        """Prepare the attending of all layers of one step. Never captured; may wait for the plan before."""
+        ...
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write `k` and `v` to their pages, then attend over the pages.
+
+        `q` is `[rows, heads, head_dim]`, the others `[rows, kv_heads, head_dim]`, in the pool's dtype; rows may be
+        strided. Returns `[rows, heads * head_dim]`.
+        """
+        ...
+
+    def for_bucket(self, num_rows: int, on_device: DeviceBatch) -> "DeviceAttention":
+        """Attention for decode steps of exactly `num_rows` rows, whose arrays always lie in `on_device`."""
+        ...
+
+
+class TorchAttention:
+    """Gathers each sequence's pages and attends in float32. Slow, right, on any device."""
+
+    can_capture: ClassVar[bool] = False
+
+    def __init__(self, pool: PoolView, num_heads: int, static: DeviceBatch | None = None) -> None:
+        """`static`: arrays at fixed addresses that are read in the place of those that `plan` is given."""
+        self._static = static
+        self._pool = pool
+        self._num_heads = num_heads
+        self._group = num_heads // pool.layout.num_kv_heads
+        self._scale = pool.layout.head_dim**-0.5
+        self._table: PageTable | None = None
+        self._on_device: DeviceBatch | None = None
+
+    def plan(self, batch: HostBatch, on_device: DeviceBatch) -> None:
+        """See `DeviceAttention`."""
+        self._table = batch.table
+        self._on_device = on_device if self._static is None else self._static
+        if self._static is not None:
+            self._static.indices[: on_device.indices.shape[0]].copy_(on_device.indices)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `DeviceAttention`."""
+        table, arrays = self._table, self._on_device
+        assert table is not None, "attention before its plan"
+        assert arrays is not None, "attention before its plan"
+        pages = self._pool.pages[:, layer]
+        pages[arrays.write_pages, 0, arrays.write_offsets] = k
+        pages[arrays.write_pages, 1, arrays.write_offsets] = v
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for i in range(table.num_sequences):
+            rows = slice(int(table.query_indptr[i]), int(table.query_indptr[i + 1]))
+            found = pages[arrays.indices[int(table.indptr[i]) : int(table.indptr[i + 1])]]
+            out[rows] = self._attend_one(q[rows], found, int(table.lengths[i])).to(out.dtype)
+        return out.view(q.shape[0], -1)
+
+    def for_bucket(self, num_rows: int, on_device: DeviceBatch) -> "TorchAttention":
+        """See `DeviceAttention`. It cannot be captured, but a `Recorder` may run it again instead, as tests do."""
+        del num_rows
+        return TorchAttention(self._pool, self._num_heads, on_device)
+
+    def _attend_one(self, q: Tensor, pages: Tensor, length: int) -> Tensor:
+        """`q` is the last rows of a sequence of `length` positions on `pages`, `[pages, 2, page, kv_heads, dim]`."""
+        keys, values = pages.transpose(0, 1).flatten(1, 2)[:, :length].float().unbind(0)
+        num_rows, _, dim = q.shape
+        grouped = q.float().view(num_rows, -1, self._group, dim)
+        scores = torch.einsum("rhgd,phd->hgrp", grouped, keys) * self._scale
+        positions = torch.arange(length, device=q.device)
+        hidden = positions > (positions[length - num_rows :]).unsqueeze(1)
+        weights = scores.masked_fill_(hidden, -torch.inf).softmax(-1)
+        return torch.einsum("hgrp,phd->rhgd", weights, values).reshape(num_rows, -1, dim)

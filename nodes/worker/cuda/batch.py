@@ -1,0 +1,189 @@
+"""A step's rows as the flat int32 arrays that device kernels want, and their way to the device.
+
+Sequences with one row come first, then those with several. Everything that goes to the device is one array and one
+copy. Page tables are in FlashInfer's form: `indptr` into `indices`, and how full each last page is.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kvstore.layout import PADDING_PAGE
+from nodes.worker.sampler import Draw
+from nodes.worker.step import RunnableStep
+
+Ints = npt.NDArray[np.int32]
+KNOWN: Final = -1
+"""In `sources`: the token id is in `token_ids`."""
+
+
+class PageTable(NamedTuple):
+    """Pages of some sequences: those of sequence i are `indices[indptr[i] : indptr[i + 1]]`.
+
+    `last_page_len[i]` positions of its last page are in use, `lengths[i]` altogether. `query_indptr[i]` is its first
+    row, counted from the table's first.
+    """
+
+    query_indptr: Ints
+    indptr: Ints
+    indices: Ints
+    last_page_len: Ints
+    lengths: Ints
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in the table."""
+        return self.lengths.shape[0]
+
+    def part(self, begin: int, end: int) -> "PageTable":
+        """The table of sequences `begin .. end-1` alone."""
+        first, last = self.indptr[begin], self.indptr[end]
+        return PageTable(
+            self.query_indptr[begin : end + 1] - self.query_indptr[begin],
+            self.indptr[begin : end + 1] - first,
+            self.indices[first:last],
+            self.last_page_len[begin:end],
+            self.lengths[begin:end],
+        )
+
+
+class HostBatch(NamedTuple):
+    """One step, on the host. Arrays of `[rows]`: the input token, its position, and the page and offset of its KV.
+
+    `sources[r]` >= 0: the token is what that row of the plan before drew, and only the device knows it. `sampled` are
+    the batch's rows whose logits are wanted, `sampling` the indices of the same rows in the step, `draws` how. The
+    first `num_decodes` sequences have one row each.
+    """
+
+    token_ids: Ints
+    positions: Ints
+    write_pages: Ints
+    write_offsets: Ints
+    sources: Ints
+    table: PageTable
+    num_decodes: int
+    sampled: Ints
+    sampling: list[int]
+    draws: list[Draw]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, padding included."""
+        return self.token_ids.shape[0]
+
+    @property
+    def is_decode(self) -> bool:
+        """Every sequence has one row."""
+        return self.num_decodes == self.table.num_sequences
+
+    def padded(self, num_rows: int) -> "HostBatch":
+        """A decode batch filled up to `num_rows` with sequences of one position on the padding page."""
+        extra = num_rows - self.num_rows
+        if not extra:
+            return self
+        zeros, ones = np.zeros(extra, dtype=np.int32), np.ones(extra, dtype=np.int32)
+        more = np.arange(1, extra + 1, dtype=np.int32)
+        table = self.table
+        return self._replace(
+            token_ids=np.concatenate((self.token_ids, zeros)),
+            positions=np.concatenate((self.positions, zeros)),
+            write_pages=np.concatenate((self.write_pages, zeros + PADDING_PAGE)),
+            write_offsets=np.concatenate((self.write_offsets, zeros)),
+            sources=np.concatenate((self.sources, zeros + KNOWN)),
+            table=PageTable(
+                np.concatenate((table.query_indptr, table.query_indptr[-1] + more)),
+                np.concatenate((table.indptr, table.indptr[-1] + more)),
+                np.concatenate((table.indices, zeros + PADDING_PAGE)),
+                np.concatenate((table.last_page_len, ones)),
+                np.concatenate((table.lengths, ones)),
+            ),
+            num_decodes=num_rows,
+        )
+
+
+class DeviceBatch(NamedTuple):
+    """The arrays of a `HostBatch` on the device, int32; all are parts of one tensor, in the order of `PACKED`."""
+
+    token_ids: Tensor
+    positions: Tensor
+    write_pages: Tensor
+    write_offsets: Tensor
+    sources: Tensor
+    sampled: Tensor
+    indices: Tensor
+
+
+def host_batch(step: RunnableStep, page_size: int) -> HostBatch:
+    """Lay out the rows of `step`."""
+    order = sorted(range(len(step.rows)), key=lambda index: step.rows[index].num_tokens > 1)
+    rows = [step.rows[index] for index in order]
+    fields = [(row.start, row.num_tokens, row.token_offset, row.page_offset, row.from_row) for row in rows]
+    starts, counts, token_offsets, page_offsets, from_rows = np.array(fields, dtype=np.int64).T
+    ends = starts + counts
+    positions = _runs(starts, counts)
+    page_ids = np.frombuffer(step.page_ids, dtype=np.int32)
+    num_pages = -(-ends // page_size)
+    lasts = counts.cumsum() - 1
+    drawing = [n for n, row in enumerate(rows) if row.sampling is not None]
+    return HostBatch(
+        token_ids=np.frombuffer(step.token_ids, dtype=np.int32)[_runs(token_offsets, counts)],
+        positions=positions.astype(np.int32),
+        write_pages=page_ids[np.repeat(page_offsets, counts) + positions // page_size],
+        write_offsets=(positions % page_size).astype(np.int32),
+        sources=np.repeat(from_rows, counts).astype(np.int32),
+        table=PageTable(
+            _indptr(counts),
+            _indptr(num_pages),
+            page_ids[_runs(page_offsets, num_pages)],
+            (ends - (num_pages - 1) * page_size).astype(np.int32),
+            ends.astype(np.int32),
+        ),
+        num_decodes=int((counts == 1).sum()),
+        sampled=lasts[drawing].astype(np.int32),
+        sampling=[order[n] for n in drawing],
+        draws=[Draw(sampling, rows[n].output_position) for n in drawing if (sampling := rows[n].sampling) is not None],
+    )
+
+
+def pack(batch: HostBatch) -> Ints:
+    """All arrays of `DeviceBatch` one after the other."""
+    return np.concatenate(
+        (
+            batch.token_ids,
+            batch.positions,
+            batch.write_pages,
+            batch.write_offsets,
+            batch.sources,
+            batch.sampled,
+            batch.table.indices,
+        )
+    )
+
+
+def unpack(packed: Tensor, num_rows: int, num_sampled: int) -> DeviceBatch:
+    """The parts of a packed tensor; `indices` is what lies behind the others."""
+    sizes = [num_rows] * 5 + [num_sampled]
+    return DeviceBatch(*torch.split(packed, [*sizes, packed.shape[0] - sum(sizes)]))
+
+
+def pinned(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """A host tensor with the numbers of `array`, in page-locked memory if `device` copies out of it asynchronously.
+
+    New for each step: torch's allocator of page-locked memory hands a block out again only when the copies that were
+    begun from it have ended, so a step may be prepared while the one before is still on its way.
+    """
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def _runs(starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """`starts[i], starts[i] + 1, ...`, `counts[i]` numbers of each, one run after the other."""
+    ends = counts.cumsum()
+    return np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1], dtype=np.int64)
+
+
+def _indptr(counts: npt.NDArray[np.int64]) -> Ints:
+    return np.concatenate(([0], counts.cumsum())).astype(np.int32)

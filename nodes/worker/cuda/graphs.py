@@ -1,0 +1,120 @@
+"""Decode steps captured once per bucket and replayed: one launch in the place of some three hundred.
+
+Each bucket reads its input from static arrays and leaves its logits in a static tensor, which the next replay of any
+bucket may overwrite: they share memory. What a replay needs is copied on the same stream before it, so a step can be
+prepared while the one before still runs.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nodes.worker.cuda.attention import DeviceAttention
+from nodes.worker.cuda.batch import KNOWN, DeviceBatch, HostBatch, PageTable, unpack
+from nodes.worker.cuda.buckets import Buckets
+from nodes.worker.cuda.network import DeviceNetwork
+
+Replay = Callable[[], None]
+
+
+class Recorder(Protocol):
+    """Captures work on the device."""
+
+    def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
+        """Run and capture `work`: its result, and what does it again, on the same memory, into the same result."""
+        ...
+
+
+class GraphRecorder:
+    """CUDA graphs that share one pool of memory. Not yet run on a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool: Any = None
+
+    def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
+        """See `Recorder`. Runs `work` before, so that kernels are compiled and libraries have their workspaces."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(2):
+                work()
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of the process may use the device meanwhile; only this one's calls are restricted.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            result = work()
+        self._pool = graph.pool()
+        return result, graph.replay
+
+
+class _Bucket(NamedTuple):
+    """One captured batch size: where its input goes, its attention to be planned, and its logits `[rows, vocab]`."""
+
+    arrays: DeviceBatch
+    attention: DeviceAttention
+    logits: Tensor
+    replay: Replay
+
+
+class DecodeGraphs:
+    """Captures at construction, largest bucket first. `max_pages` bounds the page numbers of one step."""
+
+    def __init__(
+        self,
+        network: DeviceNetwork,
+        attention: DeviceAttention,
+        buckets: Buckets,
+        recorder: Recorder,
+        max_pages: int,
+    ) -> None:
+        self._buckets = buckets
+        most = buckets.sizes[-1]
+        device = network.device
+        num_indices = max(max_pages, most)
+        packed = torch.zeros(6 * most + num_indices, dtype=torch.int32, device=device)
+        self._static = unpack(packed, most, most)
+        self._captured = {size: self._capture(network, attention, recorder, size) for size in buckets.capture_order}
+
+    def bucket_for(self, batch: HostBatch) -> int:
+        """Rows that a step is to be padded to; 0 if it cannot be replayed."""
+        fits = (
+            batch.is_decode and batch.table.indices.shape[0] + self._buckets.sizes[-1] <= self._static.indices.shape[0]
+        )
+        return self._buckets.choose(batch.num_rows) if fits else 0
+
+    def replay(self, batch: HostBatch, on_device: DeviceBatch) -> Tensor:
+        """Logits `[rows, vocab]` of a batch that was padded to a bucket; good until the next replay on the stream."""
+        bucket = self._captured[batch.num_rows]
+        for name in ("token_ids", "positions", "write_pages", "write_offsets"):
+            getattr(bucket.arrays, name).copy_(getattr(on_device, name))
+        bucket.attention.plan(batch, on_device)
+        bucket.replay()
+        return bucket.logits
+
+    def _capture(self, network: DeviceNetwork, attention: DeviceAttention, recorder: Recorder, size: int) -> _Bucket:
+        static = self._static
+        arrays = static._replace(
+            token_ids=static.token_ids[:size],
+            positions=static.positions[:size],
+            write_pages=static.write_pages[:size],
+            write_offsets=static.write_offsets[:size],
+        )
+        of_bucket = attention.for_bucket(size, arrays)
+        padding = padding_batch(size)
+        of_bucket.plan(padding, arrays._replace(indices=torch.zeros(size, dtype=torch.int32, device=network.device)))
+        logits, replay = recorder.record(lambda: network.forward(arrays.token_ids, arrays.positions, of_bucket, None))
+        return _Bucket(arrays, of_bucket, logits, replay)
+
+
+def padding_batch(num_rows: int) -> HostBatch:
+    """A decode step of nothing but padding: what is captured, and what is measured."""
+    nothing = np.zeros(0, dtype=np.int32)
+    start = np.zeros(1, dtype=np.int32)
+    table = PageTable(start, start, nothing, nothing, nothing)
+    empty = HostBatch(nothing, nothing, nothing, nothing, nothing + KNOWN, table, 0, nothing, [], [])
+    return empty.padded(num_rows)

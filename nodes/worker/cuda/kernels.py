@@ -1,0 +1,76 @@
+"""The element-wise half of the network behind one protocol, and its plain torch form, the oracle of all others."""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nodes.model_spec import ModelSpec
+from nodes.worker.layers.rotary import inverse_frequencies
+
+
+class Kernels(Protocol):
+    """Norms, rotary embedding and activation, on rows of any device; what is said to be overwritten is."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`x / rms(x) * weight` for `x` of shape `[rows, size]`."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+        """`residual += x`, then `x = residual / rms(residual) * weight`; both `[rows, size]`, both overwritten."""
+        ...
+
+    def head_norm(self, heads: Tensor, weight: Tensor, eps: float) -> None:
+        """RMS norm of each head of `[rows, heads, head_dim]`, overwritten; rows may be strided."""
+        ...
+
+    def rotate(self, positions: Tensor, q: Tensor, k: Tensor, cos_sin: Tensor) -> None:
+        """Rotary embedding of `[rows, heads, head_dim]`, overwritten; rows may be strided. `cos_sin`: `cos_sin_table`.
+
+        `positions` is int32 `[rows]`.
+        """
+        ...
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """`silu(gate) * up` for `[rows, 2 * size]`, gate first: `[rows, size]`."""
+        ...
+
+
+class TorchKernels:
+    """See `Kernels`; computed in float32, rounded once."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `Kernels`."""
+        return torch.rms_norm(x.float(), [x.shape[-1]], weight.float(), eps).to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+        """See `Kernels`."""
+        residual.add_(x)
+        x.copy_(self.rms_norm(residual, weight, eps))
+
+    def head_norm(self, heads: Tensor, weight: Tensor, eps: float) -> None:
+        """See `Kernels`."""
+        heads.copy_(self.rms_norm(heads, weight, eps))
+
+    def rotate(self, positions: Tensor, q: Tensor, k: Tensor, cos_sin: Tensor) -> None:
+        """See `Kernels`."""
+        cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, -1)
+        for heads in (q, k):
+            first, second = heads.float().chunk(2, -1)
+            heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Kernels`."""
+        gate, up = gate_up.float().chunk(2, -1)
+        return (F.silu(gate) * up).to(gate_up.dtype)
+
+
+def cos_sin_table(spec: ModelSpec, device: torch.device) -> Tensor:
+    """Float32 `[context_length, head_dim]`: the cosines of a position's angles, then their sines.
+
+    The form of vLLM and FlashInfer. Whole from the start, because a captured graph keeps its address.
+    """
+    positions = torch.arange(spec.context_length, dtype=torch.float32)
+    angles = torch.outer(positions, inverse_frequencies(spec.rope, spec.head_dim))
+    return torch.cat((angles.cos(), angles.sin()), -1).to(device)

@@ -1,0 +1,117 @@
+"""Builds the runner of one CUDA worker: weights, backends, graphs, and the check that all of it fits."""
+
+from typing import Any, Final
+
+import torch
+
+from kvstore.page_pool import PagePool
+from nodes.model_spec import ModelSpec
+from nodes.worker.config import WorkerConfig
+from nodes.worker.cuda.attention import DeviceAttention, TorchAttention
+from nodes.worker.cuda.buckets import MAX_BUCKET, Buckets, bucket_sizes
+from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInferKernels, load_flashinfer
+from nodes.worker.cuda.graphs import DecodeGraphs, GraphRecorder
+from nodes.worker.cuda.kernels import Kernels, TorchKernels
+from nodes.worker.cuda.memory import Footprint, activation_bytes, check_fit, measured_activation_bytes
+from nodes.worker.cuda.network import DeviceNetwork
+from nodes.worker.cuda.runner import CudaRunner
+from nodes.worker.device_view import DevicePages, view_device_pages
+from nodes.worker.errors import BackendMissing, WorkerError
+from nodes.worker.loader import SafetensorsWeights, WeightSource
+from nodes.worker.pool_view import TORCH_DTYPES, PoolView
+from nodes.worker.random_weights import RandomWeights
+
+TILE_ROWS: Final = 64
+"""Rows of one product with `deterministic`: as many as memory speed allows nearly for the price of one."""
+
+
+def load_cuda_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> CudaRunner:
+    """Load `spec`'s weights onto the pool's device. Raises WorkerError or ModelError. Not yet run on a GPU.
+
+    Must be called in the thread that will launch the steps: the current device and stream are a thread's own.
+    """
+    if not torch.cuda.is_available():
+        raise BackendMissing(
+            f"{config.device} was asked for, and torch {torch.__version__} sees no CUDA device: install a CUDA build of"
+            " torch and the driver, or set the worker's device to cpu"
+        )
+    pages: DevicePages | None = getattr(pool, "device_pages", None)
+    if pages is None:
+        raise BackendMissing(
+            f"the pool of {config.group} is in the host's memory and the worker's device is {config.device}: give the"
+            " kv_agent the same device"
+        )
+    device = torch.device("cuda", pages.device)
+    torch.cuda.set_device(device)
+    if config.deterministic:
+        # Else a product may be cut along its inner dimension, and the parts summed in bfloat16.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    view = view_device_pages(pages, pool.info.layout)
+    runner, network, attention = build_runner(spec, config, view)
+    with torch.inference_mode():
+        measured = measured_activation_bytes(network, attention, config.max_batch_tokens, view.layout.page_size)
+    bound = activation_bytes(spec, pool.info.layout.dtype, config.max_batch_tokens, MAX_BUCKET)
+    _, total = torch.cuda.mem_get_info(device)
+    check_fit(Footprint(total, config.mem_fraction, network.weight_bytes, max(measured, bound)), pages.num_bytes)
+    return runner
+
+
+def build_runner(
+    spec: ModelSpec, config: WorkerConfig, view: PoolView
+) -> tuple[CudaRunner, DeviceNetwork, DeviceAttention]:
+    """A runner over `view` on whatever device that is; on the CPU, where tests build it, with the torch backend only.
+
+    Raises WorkerError or ModelError.
+    """
+    device = view.pages.device
+    dtype = TORCH_DTYPES[spec.compute_dtype(config.dtype)]
+    with torch.inference_mode():
+        weights: WeightSource = (
+            RandomWeights(spec, dtype) if spec.source == "random" else SafetensorsWeights(spec, dtype)
+        )
+        kernels, attention, version = _backends(spec, config, view)
+        network = DeviceNetwork(spec, weights, kernels, device, TILE_ROWS if config.deterministic else 0)
+        graphs = None
+        if config.cuda_graphs and attention.can_capture:
+            most = min(MAX_BUCKET, config.max_batch_tokens)
+            max_pages = most * (view.layout.num_pages_for(spec.context_length) + 1)
+            graphs = DecodeGraphs(network, attention, Buckets(bucket_sizes(most)), GraphRecorder(device), max_pages)
+        numerics = fingerprint(device, dtype, version, graphs=graphs is not None, deterministic=config.deterministic)
+        runner = CudaRunner(network, attention, view.layout.page_size, config.max_batch_tokens, numerics, graphs)
+    return runner, network, attention
+
+
+def fingerprint(device: torch.device, dtype: torch.dtype, attention: str, *, graphs: bool, deterministic: bool) -> str:
+    """Names everything that bits depend on, as far as it is known without computing: see `Runner.numerics`.
+
+    `attention` is the backend with its version. Graphs count, because their steps are padded to other numbers of rows.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    parts = (
+        f"torch-{torch.__version__}",
+        f"cuda-{torch.version.cuda or 'none'}",
+        name.replace(" ", "-").lower(),
+        str(dtype).removeprefix("torch."),
+        attention,
+        "graphs" if graphs else "eager",
+        "fixed" if deterministic else "varies",
+    )
+    return "/".join(parts)
+
+
+def _backends(spec: ModelSpec, config: WorkerConfig, view: PoolView) -> tuple[Kernels, DeviceAttention, str]:
+    """Kernels and attention as configured, and their name for the fingerprint."""
+    if view.pages.device.type == "cuda" and config.attention != "torch":
+        try:
+            flashinfer: Any = load_flashinfer()
+            attention = FlashInferAttention(
+                flashinfer, view, spec.num_heads, config.max_batch_tokens, deterministic=config.deterministic
+            )
+        except WorkerError:
+            if config.attention == "flashinfer":
+                raise
+        else:
+            return FlashInferKernels(flashinfer), attention, f"flashinfer-{flashinfer.__version__}"
+    if config.attention == "flashinfer":
+        raise BackendMissing(f"FlashInfer computes on CUDA devices, and the pool is on {view.pages.device}")
+    return TorchKernels(), TorchAttention(view, spec.num_heads), "torch"

@@ -1,0 +1,157 @@
+"""Runs steps on a device: lays out rows, forwards them (or replays a graph), draws tokens, and says so by an event.
+
+`launch` queues a step on the device's stream and returns; `finish` waits for its tokens. A step may be launched before
+the one before has finished: input tokens that the host does not know yet are taken from where that step leaves what it
+draws. All of it works on any torch device, so that its logic is tested on the CPU.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nodes.protocol import RowError
+from nodes.worker.cuda.attention import DeviceAttention
+from nodes.worker.cuda.batch import KNOWN, DeviceBatch, HostBatch, host_batch, pack, pinned, unpack
+from nodes.worker.cuda.graphs import DecodeGraphs
+from nodes.worker.cuda.network import DeviceNetwork
+from nodes.worker.cuda.sampler import sample_on_device
+from nodes.worker.sampler import NOT_DRAWN
+from nodes.worker.step import MISSING_INPUT, POISONED, RunnableRow, RunnableStep, StepOutcome
+
+
+class Launched(NamedTuple):
+    """A step on its way. `token_ids` (host, int64) hold what `sampling` (indices of the step's rows) drew after `done`.
+
+    `before` is the step launched just before, if rows of this one take their input from it.
+    """
+
+    rows: Sequence[RunnableRow]
+    sampling: list[int]
+    token_ids: Tensor
+    done: "torch.cuda.Event | None"
+    before: "Launched | None"
+
+    def drawn(self) -> dict[int, int]:
+        """Tokens by the row's number in the plan; waits."""
+        if self.done is not None:
+            self.done.synchronize()
+        tokens = cast("list[int]", self.token_ids.tolist())
+        return {self.rows[index].row: token for index, token in zip(self.sampling, tokens, strict=True)}
+
+
+class CudaRunner:
+    """See `Runner` and `PipelinedRunner`. Owns the device's stream; called from one thread but for `finish`."""
+
+    def __init__(
+        self,
+        network: DeviceNetwork,
+        attention: DeviceAttention,
+        page_size: int,
+        max_rows: int,
+        numerics: str,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        self._network = network
+        self._attention = attention
+        self._page_size = page_size
+        self._graphs = graphs
+        self._device = network.device
+        self._drawn = torch.full((max_rows,), NOT_DRAWN, dtype=torch.int64, device=self._device)
+        self._last: Launched | None = None
+        self.numerics = numerics
+
+    def run(self, step: RunnableStep) -> StepOutcome:
+        """See `Runner.run`."""
+        return self.finish(self.launch(step))
+
+    def launch(self, step: RunnableStep) -> Launched:
+        """See `PipelinedRunner.launch`."""
+        with torch.inference_mode():
+            batch, logits = self._forward(step)
+            tokens = self._draw(step, batch, logits) if batch.draws else None
+            on_host, done = self._to_host(tokens)
+        before = self._last if any(row.from_row >= 0 for row in step.rows) else None
+        # What came before the step before is not needed any more: without this every step would keep its predecessor.
+        before = before and before._replace(before=None)
+        self._last = Launched(step.rows, batch.sampling, on_host, done, before)
+        return self._last
+
+    def finish(self, launched: Launched) -> StepOutcome:
+        """See `PipelinedRunner.finish`."""
+        drawn = launched.drawn()
+        inputs = launched.before.drawn() if launched.before is not None else {}
+        token_ids: list[int] = []
+        errors: list[RowError] = []
+        for row in launched.rows:
+            token_id = drawn.get(row.row, NOT_DRAWN)
+            if row.from_row >= 0 and inputs.get(row.from_row, NOT_DRAWN) == NOT_DRAWN:
+                token_id = NOT_DRAWN
+                message = f"row {row.from_row} of the step before drew no token"
+                errors.append(RowError(row.row, MISSING_INPUT, message))
+            elif row.sampling is not None and token_id == NOT_DRAWN:
+                # Only what a row itself put in can make its numbers overflow: rows do not mix.
+                errors.append(RowError(row.row, POISONED, "the model's logits are not finite"))
+            token_ids.append(token_id)
+        return StepOutcome(token_ids, errors)
+
+    def logits(self, step: RunnableStep) -> dict[int, Tensor]:
+        """Logits `[vocab]` of each row that samples, by the row's index in the plan; for tests."""
+        with torch.inference_mode():
+            batch, logits = self._forward(step)
+            logits = logits.clone()
+        return {step.rows[index].row: logits[i] for i, index in enumerate(batch.sampling)}
+
+    def _draw(self, step: RunnableStep, batch: HostBatch, logits: Tensor) -> Tensor:
+        """Token ids of the rows that draw; also left at their number in the plan, where the next step finds them."""
+        tokens = sample_on_device(logits, batch.draws)
+        sources = batch.sources[batch.sampled]
+        if (sources != KNOWN).any():
+            on_device = self._to_device(sources)
+            before = self._drawn.index_select(0, on_device.clamp(min=0))
+            # What follows a row that failed has failed, however many steps are on their way.
+            tokens = torch.where((on_device != KNOWN) & (before == NOT_DRAWN), NOT_DRAWN, tokens)
+        numbers = np.array([step.rows[index].row for index in batch.sampling], dtype=np.int64)
+        self._drawn.fill_(NOT_DRAWN)
+        self._drawn.index_copy_(0, self._to_device(numbers), tokens)
+        return tokens
+
+    def _forward(self, step: RunnableStep) -> tuple[HostBatch, Tensor]:
+        """The step's batch, and logits `[rows that draw, vocab]`."""
+        batch = host_batch(step, self._page_size)
+        size = self._graphs.bucket_for(batch) if self._graphs is not None else 0
+        batch = batch.padded(size) if size else batch
+        arrays = unpack(self._to_device(pack(batch)), batch.num_rows, len(batch.sampled))
+        if (batch.sources != KNOWN).any():
+            arrays = self._resolved(arrays)
+        if size and self._graphs is not None:
+            logits = self._graphs.replay(batch, arrays)
+            num_drawn = len(batch.sampled)
+            if (batch.sampled == np.arange(num_drawn)).all():
+                return batch, logits[:num_drawn]
+            return batch, logits.index_select(0, arrays.sampled)
+        self._attention.plan(batch, arrays)
+        return batch, self._network.forward(arrays.token_ids, arrays.positions, self._attention, arrays.sampled)
+
+    def _resolved(self, arrays: DeviceBatch) -> DeviceBatch:
+        """With the tokens that the step before drew in the place of what the host does not know."""
+        # Nothing was drawn where that row failed: its successor computes token 0 for nobody, see `finish`.
+        drawn = self._drawn.index_select(0, arrays.sources.clamp(min=0)).clamp_(min=0).to(torch.int32)
+        return arrays._replace(token_ids=torch.where(arrays.sources == KNOWN, arrays.token_ids, drawn))
+
+    def _to_device(self, array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> Tensor:
+        return pinned(array, self._device).to(self._device, non_blocking=True)
+
+    def _to_host(self, tokens: Tensor | None) -> "tuple[Tensor, torch.cuda.Event | None]":
+        """Begin to copy `tokens`, and an event that says that the step and this copy are done."""
+        if self._device.type != "cuda":
+            return torch.empty(0, dtype=torch.int64) if tokens is None else tokens.clone(), None
+        on_host = torch.empty(0 if tokens is None else tokens.shape[0], dtype=torch.int64, pin_memory=True)
+        if tokens is not None:
+            on_host.copy_(tokens, non_blocking=True)
+        # Whoever waits for it sleeps, rather than keep a core busy.
+        done = torch.cuda.Event(blocking=True)
+        done.record(torch.cuda.current_stream(self._device))
+        return on_host, done

@@ -1,0 +1,204 @@
+"""Draws tokens on the device, all rows at once, by the random numbers and the rules of `nodes.worker.sampler`.
+
+The uniform numbers do not depend on logits, so the host makes them by the hash and sends them with the parameters. On
+the CPU the draws are equal to that sampler's bit for bit; on a device whose `exp` and sums round otherwise a draw can
+differ where its number falls within a rounding of the border between two tokens.
+
+Filters need the most likely tokens in order. Rows whose `top_k` bounds them are sorted that far only; the others as far
+as `_FIRST_TRY` tokens, and whole if that did not settle all of them, which takes one look at the device. A token is
+found by its weight and its rank among equal weights, so that the order among equals (lower id first) does not depend on
+what the device's sorting makes of them.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nodes.worker.cuda.batch import pinned
+from nodes.worker.sampler import NOT_DRAWN, Draw, uniform
+
+_PIECE: Final = 1024
+_FIRST_TRY: Final = 1024
+
+
+class _Random(NamedTuple):
+    """Parameters of the random rows, `[rows]` each; float64, but `temperature` and `lowest`, which are float32."""
+
+    temperature: Tensor
+    lowest: Tensor
+    top_p: Tensor
+    top_k: Tensor
+    number: Tensor
+
+    def rows(self, which: Tensor) -> "_Random":
+        """Of some rows only."""
+        return _Random(*(field.index_select(0, which) for field in self))
+
+
+def sample_on_device(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """One token id per row of `logits` (`[rows, vocab]`), int64 on its device; `NOT_DRAWN` as in `sampler.sample`.
+
+    Waits for nothing unless a row is filtered by `top_p` or `min_p` without a `top_k` of at most `_FIRST_TRY`.
+    """
+    altered = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0 or draw.sampling.logit_bias]
+    if not altered:
+        return _most_likely(logits)[1]
+    if len(altered) == len(draws):
+        return _sample_altered(logits, draws)
+    plain = sorted(set(range(len(draws))).difference(altered))
+    drawn = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
+    for indices in (plain, altered):
+        rows = _indices(indices, logits.device)
+        part = logits.index_select(0, rows)
+        tokens = _most_likely(part)[1] if indices is plain else _sample_altered(part, [draws[i] for i in altered])
+        drawn.index_copy_(0, rows, tokens)
+    return drawn
+
+
+def _sample_altered(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """The same for rows that are biased or random."""
+    rows = _padded(logits)
+    _add_bias(rows, logits.shape[1], draws)
+    highest, drawn = _most_likely(rows)
+    random = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
+    if not random:
+        return drawn
+    if len(random) < len(draws):
+        which = _indices(random, rows.device)
+        rows, highest, tokens = (
+            rows.index_select(0, which),
+            highest.index_select(0, which),
+            drawn.index_select(0, which),
+        )
+    else:
+        which, tokens = None, drawn
+    found = _draw(rows, highest, [draws[i] for i in random])
+    found = torch.where(tokens == NOT_DRAWN, tokens, found)
+    return found if which is None else drawn.index_copy_(0, which, found)
+
+
+def _draw(rows: Tensor, highest: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Token ids of random rows; of those without a finite logit any id that is in the vocabulary or its padding."""
+    parameters = _parameters(draws, rows.device)
+    scaled = (rows - highest.unsqueeze(-1)) / parameters.temperature.unsqueeze(-1)
+    weights = torch.exp(scaled)
+    sums = weights.view(rows.shape[0], -1, _PIECE).sum(-1).to(torch.float64).cumsum(-1)
+    groups: dict[str, list[int]] = {"any": [], "bounded": [], "filtered": []}
+    for i, (sampling, _) in enumerate(draws):
+        is_filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+        bounded = 0 < sampling.top_k <= _FIRST_TRY
+        groups["bounded" if bounded else "filtered" if is_filtered else "any"].append(i)
+    drawn = torch.empty(rows.shape[0], dtype=torch.int64, device=rows.device)
+    for name, indices in groups.items():
+        if not indices:
+            continue
+        which = _indices(indices, rows.device)
+        if name == "any":
+            found = _draw_any(weights.index_select(0, which), sums.index_select(0, which), parameters.number[which])
+        else:
+            most = max(draws[i].sampling.top_k for i in indices) if name == "bounded" else _FIRST_TRY
+            of_these = parameters.rows(which)
+            found = _draw_filtered(scaled.index_select(0, which), of_these, sums[which, -1], most, name == "bounded")
+        drawn.index_copy_(0, which, found)
+    return drawn
+
+
+def _draw_any(weights: Tensor, sums: Tensor, number: Tensor) -> Tensor:
+    """From the whole vocabulary: first the piece, then the token in it."""
+    num_rows, num_pieces = sums.shape
+    every = torch.full((num_rows,), num_pieces, device=sums.device)
+    target = number * sums[:, -1]
+    piece = _first_above(sums, target, every)
+    before = torch.where(piece > 0, sums.gather(1, (piece - 1).clamp(min=0).unsqueeze(1)).squeeze(1), 0.0)
+    columns = piece.unsqueeze(1) * _PIECE + torch.arange(_PIECE, device=sums.device)
+    inside = weights.gather(1, columns).to(torch.float64).cumsum(-1)
+    every = every.fill_(_PIECE)
+    return piece * _PIECE + _first_above(inside, target - before, every)
+
+
+def _draw_filtered(scaled: Tensor, parameters: _Random, total: Tensor, most: int, bounded: bool) -> Tensor:
+    """From the tokens that pass; `total` is the weight of all. `bounded`: `most` candidates are enough for all rows."""
+    size = scaled.shape[1]
+    width = min(most, size)
+    top = scaled.topk(width, dim=-1).values
+    sums = torch.exp(top).to(torch.float64).cumsum(-1)
+    passing = (top >= parameters.lowest.unsqueeze(1)).sum(-1).clamp(min=1)
+    has_top_k, has_min_p = parameters.top_k > 0, parameters.lowest > -math.inf
+    kept = torch.where(has_top_k, torch.minimum(parameters.top_k.to(torch.int64), passing), passing)
+    base = torch.where(has_top_k | has_min_p, _at(sums, kept - 1), total)
+    if not bounded and width < size:
+        whole = top[:, -1] < parameters.lowest
+        settled = whole | ~(has_top_k | has_min_p) & (sums[:, -1] >= parameters.top_p * base)
+        if not bool(settled.all()):
+            return _draw_filtered(scaled, parameters, total, size, bounded=True)
+    nucleus = _first_above(sums, parameters.top_p * base, passing, inclusive=True) + 1
+    kept = torch.where(parameters.top_p < 1, torch.minimum(kept, nucleus), kept)
+    index = _first_above(sums, parameters.number * _at(sums, kept - 1), kept)
+    value = _at(top, index).unsqueeze(1)
+    rank = index - (top > value).sum(-1)
+    is_nth = scaled.eq(value).cumsum(-1, dtype=torch.int32).eq((rank + 1).unsqueeze(1))
+    return is_nth.to(torch.uint8).argmax(-1)
+
+
+def _first_above(sums: Tensor, target: Tensor, count: Tensor, *, inclusive: bool = False) -> Tensor:
+    """Per row: index of the first of `count` sums above `target` (or equal to it); if none is, that of the highest."""
+    found = torch.searchsorted(sums, target.unsqueeze(1), right=not inclusive).squeeze(1)
+    highest = torch.searchsorted(sums, _at(sums, count - 1).unsqueeze(1)).squeeze(1)
+    # NaN sorts behind everything: rows that have one are not drawn, but must not index outside.
+    return torch.where(found < count, found, highest).clamp(max=sums.shape[1] - 1)
+
+
+def _at(rows: Tensor, index: Tensor) -> Tensor:
+    return rows.gather(1, index.unsqueeze(1)).squeeze(1)
+
+
+def _most_likely(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Highest logit of each row, and the lowest id that has it; `NOT_DRAWN` if there is a NaN or nothing finite."""
+    # `max` promises the first of equal elements, on every device, and treats NaN as the highest.
+    highest, tokens = rows.max(-1)
+    return highest, torch.where(torch.isfinite(highest), tokens, NOT_DRAWN)
+
+
+def _padded(logits: Tensor) -> Tensor:
+    """A float32 copy, filled up with -inf to whole pieces."""
+    num_rows, size = logits.shape
+    rows = torch.full((num_rows, -(-size // _PIECE) * _PIECE), -math.inf, device=logits.device)
+    rows[:, :size] = logits
+    return rows
+
+
+def _add_bias(rows: Tensor, vocab_size: int, draws: Sequence[Draw]) -> None:
+    entries = [
+        (row, token, value)
+        for row, draw in enumerate(draws)
+        for token, value in (draw.sampling.logit_bias or {}).items()
+        if 0 <= token < vocab_size
+    ]
+    if entries:
+        places, tokens, values = zip(*entries, strict=True)
+        at = (_indices(places, rows.device), _indices(tokens, rows.device))
+        rows[at] += pinned(np.array(values, dtype=np.float32), rows.device).to(rows.device, non_blocking=True)
+
+
+def _parameters(draws: Sequence[Draw], device: torch.device) -> _Random:
+    fields = [
+        (
+            sampling.temperature,
+            math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf,
+            sampling.top_p,
+            sampling.top_k,
+            uniform(sampling.seed, sampling.sample_index, position),
+        )
+        for sampling, position in draws
+    ]
+    table = pinned(np.array(fields, dtype=np.float64).T, device).to(device, non_blocking=True)
+    temperature, lowest, top_p, top_k, number = table.unbind(0)
+    return _Random(temperature.to(torch.float32), lowest.to(torch.float32), top_p, top_k, number)
+
+
+def _indices(values: Sequence[int], device: torch.device) -> Tensor:
+    return pinned(np.array(values, dtype=np.int64), device).to(device, non_blocking=True)

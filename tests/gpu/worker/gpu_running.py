@@ -1,0 +1,67 @@
+"""Builds runners over pools in a CUDA device's memory, which torch allocates here and runners see by its address."""
+
+import importlib.util
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from nodes.model_spec import resolve_model
+from nodes.worker.config import WorkerConfig
+from nodes.worker.cuda.attention import DeviceAttention
+from nodes.worker.cuda.load import build_runner
+from nodes.worker.cuda.network import DeviceNetwork
+from nodes.worker.cuda.runner import CudaRunner
+from nodes.worker.device_view import view_device_pages
+from nodes.worker.pool_view import PoolView
+
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # Libraries that are there only beside a GPU warn when they are imported.
+    pytest.mark.filterwarnings("default"),
+]
+NEEDS_FLASHINFER = pytest.mark.skipif(not importlib.util.find_spec("flashinfer"), reason="needs flashinfer")
+# The first test that uses a kernel may wait minutes for nvcc.
+SLOW = pytest.mark.timeout(600)
+BACKENDS = ["torch", pytest.param("flashinfer", marks=[NEEDS_FLASHINFER, SLOW])]
+
+
+class Pages:
+    """A pool's pages as `DevicePages`, every bit of them set: NaN in bfloat16 and float32."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.memory = torch.full((num_bytes,), 0xFF, dtype=torch.uint8, device="cuda:0")
+        self.pointer, self.num_bytes, self.device = self.memory.data_ptr(), num_bytes, 0
+
+
+class Built(NamedTuple):
+    """A runner and what it runs on; keeps the pool's memory."""
+
+    runner: CudaRunner
+    network: DeviceNetwork
+    attention: DeviceAttention
+    view: PoolView
+    pages: Pages
+
+
+def build(
+    model: str | Path,
+    attention: str,
+    *,
+    dtype: str = "bfloat16",
+    graphs: bool = False,
+    deterministic: bool = False,
+    num_pages: int = 200,
+    max_batch_tokens: int = 512,
+) -> Built:
+    spec = resolve_model(str(model))
+    layout = spec.kv_layout(dtype, 16)
+    pages = Pages(num_pages * layout.page_bytes)
+    view = view_device_pages(pages, layout)
+    config = WorkerConfig(
+        group="g", model=str(model), agent="a", dtype=dtype, device="cuda:0", attention=attention, cuda_graphs=graphs,
+        deterministic=deterministic, max_batch_tokens=max_batch_tokens,
+    )  # fmt: skip
+    return Built(*build_runner(spec, config, view), view, pages)

@@ -1,0 +1,272 @@
+"""The device's runner, on CPU tensors, agrees with the CPU's: another schedule of one network, on the same pages."""
+
+import asyncio
+import math
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from device_running import device_runner, replaying_runner
+from test_parity import CASES, save_model
+from torch_running import GREEDY, Row, logits_by_chunks, make_runner, step
+
+from nodes.model_spec import resolve_model
+from nodes.protocol import Adopt, StepPlan, StepRow
+from nodes.request import Sampling
+from nodes.worker.core import AdoptArrived, Limits, RunStep, SendResult, StepArrived, StepDone, WorkerCore
+from nodes.worker.cuda.runner import CudaRunner
+from nodes.worker.step import POISONED, RunnableStep
+from nodes.worker.steps_ahead import StepsAhead
+
+MODELS = ["random:tiny-llama", "random:tiny-qwen2", "random:tiny-qwen3"]
+MODEL = "random:tiny-qwen3"
+IDS = torch.randint(0, 1000, (150,), generator=torch.Generator().manual_seed(1)).tolist()
+SAMPLED = Sampling(temperature=1.5, seed=9, top_p=0.95)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_agree_with_transformers(tmp_path: Path, name: str) -> None:
+    kind, options = CASES[name]
+    reference = save_model(tmp_path / "model", kind, **options)
+    ids = [token % 300 for token in IDS]
+    with torch.no_grad():
+        expected = reference(torch.tensor([ids])).logits[0]
+    assert expected.std() > 0.3, "logits all alike would agree with anything"
+    sizes = [16, 48, 33, 1, 22, 29, 1]
+    found = logits_by_chunks(device_runner(tmp_path / "model"), ids, list(range(20, 30)), sizes)
+    assert torch.allclose(found, expected[torch.tensor(sizes).cumsum(0) - 1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_agree_with_the_cpu_network(model: str) -> None:
+    sizes = [16, 48, 33, 1, 22, 29, 1]
+    expected = logits_by_chunks(make_runner(model, "float32"), IDS, list(range(1, 11)), sizes)
+    runner = device_runner(model, "float32")
+    found = logits_by_chunks(runner, IDS, list(range(20, 30)), sizes)
+    assert torch.allclose(found, expected, atol=1e-5, rtol=0)
+    whole = logits_by_chunks(runner, IDS, list(range(1, 11)), [150])
+    assert torch.allclose(whole[0], expected[-1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_bfloat16_is_near(model: str) -> None:
+    expected = logits_by_chunks(make_runner(model, "float32"), IDS, list(range(1, 11)), [100, 50])
+    runner = device_runner(model, "bfloat16")
+    found = logits_by_chunks(runner, IDS, list(range(1, 11)), [100, 50])
+    assert found.dtype == torch.bfloat16
+    assert torch.allclose(found.float(), expected, atol=0.15, rtol=0.05)
+
+
+def test_tiles_of_fixed_rows_change_nothing_but_the_last_bits() -> None:
+    expected = logits_by_chunks(device_runner(MODEL, "float32"), IDS, list(range(1, 11)), [149, 1])
+    runner = device_runner(MODEL, "float32", deterministic=True)
+    assert torch.allclose(logits_by_chunks(runner, IDS, list(range(1, 11)), [149, 1]), expected, atol=1e-4, rtol=0)
+    assert runner.numerics.endswith("/fixed")
+
+
+def mixed_step(base: int) -> RunnableStep:
+    """Chunks, single rows and rows that draw nothing, in no order, on pages from `base` on."""
+    return step(
+        Row(32, IDS[32:60], [base, base + 1, base + 2, base + 3], SAMPLED, prompt=60),
+        Row(47, IDS[47:48], [base + 4, base + 5, base + 6, base + 7], GREEDY, prompt=20),
+        Row(0, IDS[:30], [base + 8, base + 9], None, prompt=60),
+        Row(40, IDS[40:41], [base + 10, base + 11, base + 12], SAMPLED, prompt=20),
+        Row(0, IDS[:1], [base + 13], GREEDY, prompt=1),
+    )
+
+
+def fill(runner: CudaRunner, base: int) -> None:
+    for first, count in ((0, 32), (4, 47), (10, 40)):
+        pages = [base + first + i for i in range(4)][: -(-count // 16)]
+        runner.run(step(Row(0, IDS[:count], pages, None, prompt=150)))
+
+
+def test_a_mixed_step_draws_what_each_row_draws_alone_and_what_the_cpu_draws() -> None:
+    runner, other = device_runner(MODEL), make_runner(MODEL)
+    for each in (runner, other):
+        fill(each, 1)
+    plan = mixed_step(1)
+    drawn = runner.run(plan)
+    assert drawn.errors == []
+    assert drawn.token_ids[2] == -1
+    assert list(drawn.token_ids) == list(other.run(plan).token_ids)
+    fill(runner, 50)
+    alone = [runner.run(mixed_step(50)._replace(rows=[row])).token_ids[0] for row in mixed_step(50).rows]
+    assert alone == drawn.token_ids
+
+
+def test_a_step_run_again_writes_the_same_bits() -> None:
+    runner = device_runner(MODEL)
+    fill(runner, 1)
+    first = runner.run(mixed_step(1)).token_ids
+    pages = runner._attention._pool.pages.clone()
+    assert runner.run(mixed_step(1)).token_ids == first
+    assert torch.equal(runner._attention._pool.pages.view(torch.int32), pages.view(torch.int32))
+
+
+def decode_step(tokens: list[int], positions: list[int], *, from_rows: list[int] | None = None) -> RunnableStep:
+    rows = [
+        Row(position, [token], list(range(1 + 8 * i, 9 + 8 * i)), SAMPLED if i % 2 else GREEDY, prompt=10 + i)
+        for i, (token, position) in enumerate(zip(tokens, positions, strict=True))
+    ]
+    plan = step(*rows)
+    if from_rows is None:
+        return plan
+    found = [row._replace(from_row=source) for row, source in zip(plan.rows, from_rows, strict=True)]
+    return plan._replace(rows=found)
+
+
+def prefilled(runner: CudaRunner, count: int) -> list[int]:
+    rows = [Row(0, IDS[i : i + 10 + i], list(range(1 + 8 * i, 9 + 8 * i)), GREEDY, prompt=10 + i) for i in range(count)]
+    return list(runner.run(step(*rows)).token_ids)
+
+
+def text(runner: CudaRunner, num_sequences: int, num_steps: int) -> list[list[int]]:
+    tokens = prefilled(runner, num_sequences)
+    output = [tokens]
+    for number in range(num_steps):
+        positions = [10 + i + number for i in range(num_sequences)]
+        output.append(list(runner.run(decode_step(output[-1], positions)).token_ids))
+    return output
+
+
+def test_replayed_steps_draw_the_same_and_pad_on_page_0() -> None:
+    plain = device_runner(MODEL, num_pages=100)
+    runner, recorder = replaying_runner(MODEL, [1, 2, 4, 8])
+    assert recorder.order == [8, 4, 2, 1], "the largest first"
+    for count in (5, 1, 8, 3):
+        before = recorder.num_replays
+        assert text(runner, count, 12) == text(plain, count, 12)
+        assert recorder.num_replays == before + 12
+    pages = runner._attention._pool.pages
+    assert not pages[0, :, :, 0].isnan().any(), "padding rows write page 0"
+    assert pages[0, :, :, 1:].isnan().all(), "and of it the first cell only"
+
+
+def test_what_no_bucket_holds_is_computed_without() -> None:
+    runner, recorder = replaying_runner(MODEL, [1, 2])
+    assert text(runner, 3, 2) == text(device_runner(MODEL), 3, 2)
+    assert recorder.num_replays == 0
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_steps_launched_ahead_take_their_input_from_the_device(replays: bool) -> None:
+    runner = replaying_runner(MODEL, [1, 2, 4, 8])[0] if replays else device_runner(MODEL)
+    expected = text(device_runner(MODEL), 5, 8)
+    tokens = prefilled(runner, 5)
+    launched = runner.launch(decode_step(tokens, [10 + i for i in range(5)]))
+    output = [tokens]
+    for number in range(1, 9):
+        ahead = None
+        if number < 8:
+            # Rows change places: each says which row of the step before it follows.
+            plan = decode_step([-1] * 5, [10 + i + number for i in range(5)], from_rows=list(range(5)))
+            ahead = runner.launch(plan)
+        output.append(list(runner.finish(launched).token_ids))
+        launched = ahead
+    assert output == expected
+
+
+def test_rows_may_follow_others_in_any_order() -> None:
+    runner, other = device_runner(MODEL), device_runner(MODEL)
+    tokens = prefilled(runner, 4)
+    prefilled(other, 4)
+    first = runner.launch(decode_step(tokens, [10, 11, 12, 13]))
+    drawn = list(other.run(decode_step(tokens, [10, 11, 12, 13])).token_ids)
+    plan = decode_step([-1, drawn[1], -1, -1], [11, 12, 13, 14], from_rows=[0, -1, 2, 3])
+    order = [2, 0, 3, 1]
+    ahead = runner.launch(plan._replace(rows=[plan.rows[i] for i in order]))
+    assert list(runner.finish(first).token_ids) == drawn
+    expected = other.run(decode_step(drawn, [11, 12, 13, 14])).token_ids
+    assert list(runner.finish(ahead).token_ids) == [expected[i] for i in order]
+
+
+def test_a_row_that_overflows_fails_alone_and_takes_its_successors_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = device_runner(MODEL)
+    tokens = prefilled(runner, 3)
+    forward = runner._network.forward
+    broken = True
+
+    def overflowing(*args: object) -> torch.Tensor:
+        logits = forward(*args)
+        if broken:
+            logits[1] = math.nan
+        return logits
+
+    monkeypatch.setattr(runner._network, "forward", overflowing)
+    first = runner.launch(decode_step(tokens, [10, 11, 12]))
+    broken = False
+    second = runner.launch(decode_step([-1] * 3, [11, 12, 13], from_rows=[0, 1, 2]))
+    outcome = runner.finish(first)
+    assert outcome.token_ids[1] == -1
+    assert [(error.row, error.code) for error in outcome.errors] == [(1, POISONED)]
+    third = runner.launch(decode_step([-1] * 3, [12, 13, 14], from_rows=[0, 1, 2]))
+    for launched in (second, third):
+        outcome = runner.finish(launched)
+        assert outcome.token_ids[1] == -1
+        assert min(outcome.token_ids[0], outcome.token_ids[2]) >= 0
+        assert [(error.row, error.code) for error in outcome.errors] == [(1, "missing_input")]
+
+
+def test_a_step_that_only_prefills_draws_nothing() -> None:
+    runner = device_runner(MODEL)
+    outcome = runner.run(step(Row(0, IDS[:20], [1, 2], None, prompt=40)))
+    assert list(outcome.token_ids) == [-1]
+    assert outcome.errors == []
+
+
+def test_the_worker_keeps_the_runner_one_step_ahead_and_draws_the_same() -> None:
+    """Core, threads and runner together, as the actor joins them: a scheduler that never waits for tokens."""
+    expected = text(device_runner(MODEL), 3, 12)
+    runner = replaying_runner(MODEL, [1, 2, 4])[0]
+    spec = resolve_model(MODEL)
+    core = WorkerCore(Limits(200, 16, spec.vocab_size, spec.context_length, 256), depth=2)
+    core.handle(AdoptArrived(Adopt(scheduler_epoch=1), None))
+    output: dict[int, list[int]] = {}
+    begun: list[int] = []
+
+    async def main() -> None:
+        thread = ThreadPoolExecutor(1)
+        ahead = StepsAhead(runner, thread)
+
+        async def run(runnable: RunnableStep) -> None:
+            perform(core.handle(StepDone(await ahead.run(runnable), 0.0)))
+
+        def perform(commands: list[Any]) -> None:
+            for command in commands:
+                if isinstance(command, RunStep):
+                    begun.append(len(output))
+                    tasks.append(asyncio.create_task(run(command.runnable)))
+                elif isinstance(command, SendResult):
+                    assert command.result.errors == []
+                    output[command.result.step] = command.result.token_ids
+
+        tasks: list[asyncio.Task[None]] = []
+        for number in range(13):
+            perform(core.handle(StepArrived("s", *planned(number))))
+            await asyncio.sleep(0)
+        while len(output) < 13:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks)
+        ahead.stop()
+        thread.shutdown()
+
+    asyncio.run(main())
+    assert [output[step] for step in sorted(output)] == expected
+    assert begun[:3] == [0, 0, 1], "two at a time"
+
+
+def planned(number: int) -> tuple[StepPlan, list[bytes]]:
+    """Step `number` (0: the prefill) of `text` for three sequences, as a scheduler sends it."""
+    rows, tokens, pages = [], array("i"), array("i")
+    for i in range(3):
+        sampling = SAMPLED if i % 2 and number else GREEDY
+        ids = [-1] if number else IDS[i : i + 10 + i]
+        start = 9 + i + number if number else 0
+        rows.append(StepRow(i, start, len(ids), 8, 10 + i, sampling, i if number else -1))
+        tokens.extend(ids)
+        pages.extend(range(1 + 8 * i, 9 + 8 * i))
+    return StepPlan(scheduler_epoch=1, step=number + 1, rows=rows), [tokens.tobytes(), pages.tobytes()]

@@ -1,0 +1,85 @@
+"""The FlashInfer backend calls what it should with what it should, and its results land where torch's do."""
+
+import importlib.util
+import inspect
+
+import fake_flashinfer
+import pytest
+import torch
+from device_running import Repeater, device_runner, host_pool
+from test_device_runner import IDS, fill, mixed_step, text
+from torch_running import logits_by_chunks
+
+from nodes.model_spec import resolve_model
+from nodes.worker.cuda.buckets import Buckets
+from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInferKernels, load_flashinfer
+from nodes.worker.cuda.graphs import DecodeGraphs
+from nodes.worker.cuda.network import DeviceNetwork
+from nodes.worker.cuda.runner import CudaRunner
+from nodes.worker.errors import BackendMissing
+from nodes.worker.random_weights import RandomWeights
+
+MODELS = ["random:tiny-qwen2", "random:tiny-qwen3"]
+
+
+def fake_runner(model: str, sizes: list[int] | None = None, *, deterministic: bool = False) -> CudaRunner:
+    spec = resolve_model(model)
+    view = host_pool(model, "bfloat16")
+    with torch.inference_mode():
+        attention = FlashInferAttention(fake_flashinfer, view, spec.num_heads, 512, deterministic=deterministic)
+        kernels, weights = FlashInferKernels(fake_flashinfer), RandomWeights(spec, torch.bfloat16)
+        network = DeviceNetwork(spec, weights, kernels, torch.device("cpu"))
+        graphs = DecodeGraphs(network, attention, Buckets(sizes), Repeater(), 400) if sizes else None
+    return CudaRunner(network, attention, 16, 512, "test", graphs)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_logits_are_those_of_the_torch_backend(model: str, deterministic: bool) -> None:
+    sizes = [16, 48, 33, 1, 22, 29, 1]
+    expected = logits_by_chunks(device_runner(model, "bfloat16"), IDS, list(range(1, 11)), sizes)
+    found = logits_by_chunks(fake_runner(model, deterministic=deterministic), IDS, list(range(1, 11)), sizes)
+    assert torch.allclose(found.float(), expected.float(), atol=0.02, rtol=0.02)
+
+
+def test_a_mixed_step_gives_each_row_its_own() -> None:
+    model = "random:tiny-qwen3"
+    expected, found = device_runner(model, "bfloat16"), fake_runner(model)
+    for runner in (expected, found):
+        fill(runner, 1)
+    rows, others = expected.logits(mixed_step(1)), found.logits(mixed_step(1))
+    assert rows.keys() == others.keys()
+    assert all(torch.allclose(rows[i].float(), others[i].float(), atol=0.02, rtol=0.02) for i in rows)
+
+
+def test_replayed_steps_draw_the_same() -> None:
+    plain, replaying = fake_runner("random:tiny-qwen3"), fake_runner("random:tiny-qwen3", [1, 2, 4, 8])
+    for count in (5, 1, 8):
+        assert text(replaying, count, 6) == text(plain, count, 6)
+
+
+def test_shapes_without_kernels_are_refused() -> None:
+    view = host_pool("random:tiny-qwen3", "float32")
+    with pytest.raises(BackendMissing, match="heads of 64 in float32"):
+        FlashInferAttention(fake_flashinfer, view, 4, 16, deterministic=False)
+
+
+@pytest.mark.skipif(bool(importlib.util.find_spec("flashinfer")), reason="flashinfer is installed")
+def test_its_absence_is_told() -> None:
+    with pytest.raises(BackendMissing, match="extra cuda12 or cuda13"):
+        load_flashinfer()
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("flashinfer"), reason="needs flashinfer")
+def test_the_fake_has_the_real_names() -> None:
+    real = load_flashinfer()
+    fakes = dict(inspect.getmembers(fake_flashinfer, inspect.isfunction))
+    for name in ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"):
+        members = inspect.getmembers(getattr(fake_flashinfer, name), inspect.isfunction)
+        fakes |= {f"{name}.{member}": function for member, function in members if member not in ("attend", "keep")}
+    for name, fake in fakes.items():
+        target = real
+        for part in name.split("."):
+            target = getattr(target, part)
+        parameters = set(inspect.signature(inspect.unwrap(target)).parameters)
+        assert set(inspect.signature(fake).parameters) <= parameters, name

@@ -1,0 +1,45 @@
+"""What fits and what does not, in numbers."""
+
+import pytest
+
+from nodes.model_spec import resolve_model
+from nodes.worker.cuda.batch import host_batch
+from nodes.worker.cuda.memory import Footprint, activation_bytes, check_fit, largest_step, num_pages_that_fit
+from nodes.worker.errors import DeviceMemoryShort
+
+GIB = 1 << 30
+
+
+def test_the_bound_counts_the_widest_moment() -> None:
+    spec = resolve_model("random:qwen3-0.6b")
+    # 8192 rows: residual, norm, gate and up, their product, in bfloat16.
+    assert activation_bytes(spec, "bfloat16", 8192, 1) == 8192 * (2 * 1024 + 3 * 3072) * 2
+    # 256 rows that all draw: logits and four float32 copies outweigh the layers.
+    assert activation_bytes(spec, "bfloat16", 256, 256) == 256 * (2 * 2 * 1024 + 151_936 * 18)
+    assert activation_bytes(spec, "bfloat16", 128, 256) == activation_bytes(spec, "bfloat16", 256, 256) // 2
+    assert activation_bytes(spec, "float32", 8192, 1) == 2 * activation_bytes(spec, "bfloat16", 8192, 1)
+
+
+def test_pages_fill_what_is_left() -> None:
+    footprint = Footprint(total=80 * GIB, fraction=0.9, weights=15 * GIB, activations=1 * GIB)
+    assert footprint.left_for_pool == 56 * GIB
+    assert num_pages_that_fit(footprint, GIB) == 56
+    check_fit(footprint, 56 * GIB)
+    with pytest.raises(DeviceMemoryShort) as caught:
+        check_fit(footprint, 56 * GIB + 1)
+    for number in ("15.00 GiB", "1.00 GiB", "56.00 GiB", "90%", "80.00 GiB", "72.00 GiB"):
+        assert number in str(caught.value)
+
+
+def test_a_model_that_leaves_no_room_is_told() -> None:
+    with pytest.raises(DeviceMemoryShort, match="smallest pool"):
+        num_pages_that_fit(Footprint(total=16 * GIB, fraction=0.9, weights=15 * GIB, activations=GIB), 2 << 20)
+
+
+@pytest.mark.parametrize(("num_rows", "expected"), [(1, 1), (2, 2), (50, 50), (100_000, 8193)])
+def test_the_largest_step_has_all_rows_and_touches_the_padding_page_only(num_rows: int, expected: int) -> None:
+    batch = host_batch(largest_step(num_rows, 16, 8192), 16)
+    assert batch.num_rows == expected
+    assert batch.num_decodes == (2 if num_rows == 2 else 1)
+    assert set(batch.write_pages.tolist()) | set(batch.table.indices.tolist()) == {0}
+    assert batch.positions.max() < 8192
