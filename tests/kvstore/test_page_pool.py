@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import page_pool
+from kvstore import pool_header
 from kvstore.allocator import PageState
 from kvstore.errors import (
     PoolBusy,
@@ -116,11 +116,11 @@ def test_damaged_headers_are_told_apart(
 
 
 def test_a_header_of_other_fields_is_torn(shm: ShmHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_pool.msgspec.msgpack, "encode", lambda _: b"\xc0")
-    header = page_pool.encode_header(INFO)
+    monkeypatch.setattr(pool_header.msgspec.msgpack, "encode", lambda _: b"\xc0")
+    header = pool_header.encode_header(INFO)
     monkeypatch.undo()
     with pytest.raises(PoolTorn, match="cannot be read"):
-        page_pool.decode_header(header, "x", 10**9)
+        pool_header.decode_header(header, "x", 10**9)
 
 
 def test_short_files_are_torn(shm: ShmHost) -> None:
