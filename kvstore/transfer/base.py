@@ -1,8 +1,8 @@
 """The seam between a transfer and whatever moves its bytes.
 
-Implemented by `shm`; used by `puller`. Chosen by topology and reported, never silently downgraded. All calls are made
-on one thread. The caller owns deadlines: an engine that says nothing for ever (NIXL does when its peer hangs) is
-cancelled, and what it may still write stays quarantined until it completes.
+Implemented by `shm` and `cuda_ipc`; used by `puller`. Chosen by topology and reported, never silently downgraded. All
+calls are made on one thread. The caller owns deadlines: an engine that says nothing for ever (NIXL does when its peer
+hangs) is cancelled, and what it may still write stays quarantined until it completes.
 """
 
 import enum
@@ -52,7 +52,7 @@ class Transport(Protocol):
     name: str
 
     def register(self, pool: PagePool) -> int:
-        """Make a local pool a target; returns its region number."""
+        """Make a local pool a target; returns its region number. Raises PagesElsewhere: not memory of this kind."""
         ...
 
     def export(self, region: int) -> str:
@@ -87,6 +87,11 @@ class Transport(Protocol):
     @property
     def num_posted(self) -> int:
         """Transfers without a completion yet; while there are any, call `poll` again soon."""
+        ...
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds that may pass until the next `poll` while there are any, 0.0 for none."""
         ...
 
     def drain(self) -> list[Completion]:
