@@ -19,7 +19,10 @@ class MapPool(Message, frozen=True):
 
 
 class PoolHandle(Message, frozen=True):
-    """Where a pool lies. One file: header, page table, pages (see `kvstore/page_pool.py` for the offsets)."""
+    """Where a pool lies. One file: header, page table, pages (see `kvstore/page_pool.py` for the offsets).
+
+    `device` is `cpu`, or `cuda:N` of a pool whose pages are not in the file but there (`kvstore/cuda_pool.py`).
+    """
 
     group: str
     agent: str
@@ -27,6 +30,7 @@ class PoolHandle(Message, frozen=True):
     num_pages: int
     layout: KVLayout
     incarnation: int
+    device: str = "cpu"
 
 
 class OpenGrant(Message, frozen=True):

@@ -7,17 +7,16 @@ announced pages into granted ones. All decisions are in `core.py`; this file rec
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import ClassVar, assert_never
+from typing import TYPE_CHECKING, ClassVar, assert_never
 
 import msgspec
 
-from kvstore.errors import KVError, TransferError
+from kvstore.cuda_pool import CudaHost
+from kvstore.errors import DeviceError, DeviceFault, KVError, TransferError
 from kvstore.page_pool import MemoryHost, PagePool, ShmHost
 from kvstore.protocol import CloseGrant, MapPool, OpenGrant, PagesReady, PoolHandle
-from kvstore.transfer.base import Peer, Transport
-from kvstore.transfer.puller import PagePuller, Target
+from kvstore.transfer.base import Peer
 from kvstore.transfer.session import CopyEnded
-from kvstore.transfer.shm import ShmTransport
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
@@ -49,20 +48,26 @@ from nodes.kv_agent.events import (
     UnmapForeign,
 )
 from nodes.kv_agent.pools import take_pool
+from nodes.kv_agent.pullers import Pullers, make_transports
 from nodes.roles import KV_AGENT, NODE_CODEC, KVAgentAttributes
+
+if TYPE_CHECKING:
+    from kvstore.transfer.puller import Target
 
 
 class KVAgent(Actor):
-    """See the module. `host` is where pools live: files by default, the heap in simulations."""
+    """See the module. `host` is where pools live: files by default, the heap in simulations.
+
+    With pools on CUDA devices its process must be spawned, not forked (see `kvstore/cuda_memory.py`).
+    """
 
     role: ClassVar[str] = KV_AGENT
     codec: ClassVar[Codec] = NODE_CODEC
 
     def __init__(self, config: KVAgentConfig, host: MemoryHost | None = None) -> None:
         self._config = config
-        self._host: MemoryHost = host or ShmHost(config.directory)
-        self._transport: Transport = ShmTransport(self._host, config.quantum_bytes)
-        self._puller = PagePuller(self._transport)
+        self._host: MemoryHost = host or CudaHost(ShmHost(config.directory))
+        self._puller = Pullers(make_transports(config, self._host))
         self._pools: dict[str, PagePool] = {}
         self._targets: dict[str, Target] = {}
         self._peers: dict[SourceId, Peer] = {}
@@ -83,13 +88,14 @@ class KVAgent(Actor):
             pool, found = take_pool(self._host, self._config.prefix + wanted.group, wanted, self.ctx.address.epoch)
             self._pools[wanted.group] = pool
             self._targets[wanted.group] = self._puller.target(pool)
-            facts.append(Pool(wanted.group, pool.path, pool.num_pages, pool.layout, pool.info.incarnation))
-            self.ctx.log.info("pool", group=wanted.group, found=found, bytes=pool.info.file_bytes, path=pool.path)
+            info = pool.info
+            facts.append(Pool(info.group, pool.path, info.num_pages, info.layout, info.incarnation, info.device))
+            self.ctx.log.info("pool", group=info.group, found=found, bytes=_num_bytes(pool), path=pool.path)
         bounds = Bounds(self._config.max_grants, self._config.max_remembered, self._config.limits)
         self._core = AgentCore(self.ctx.address.actor_id, facts, bounds)
         attributes = KVAgentAttributes(
             groups=sorted(self._pools),
-            transports=[self._transport.name],
+            transports=self._puller.names,
             incarnations={group: pool.info.incarnation for group, pool in self._pools.items()},
         )
         self.ctx.announce(**msgspec.structs.asdict(attributes))
@@ -137,9 +143,13 @@ class KVAgent(Actor):
         for timer in (self._timer, self._pumping):
             if timer is not None:
                 timer.cancel()
-        self._transport.close()
+        self._puller.close()
         for pool in self._pools.values():
-            pool.close()
+            try:
+                pool.close()
+            except DeviceError as error:
+                # What it has on a device that failed goes with this process.
+                self.ctx.log.warning("pool not freed", group=pool.info.group, why=error.message)
             if self._config.unlink_on_stop:
                 self._host.unlink(pool.path)
         self._pools.clear()
@@ -150,7 +160,7 @@ class KVAgent(Actor):
         figures = self._core.gauges()
         for group, pool in self._pools.items():
             figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pool.num_pages - 1)
-            figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(pool.info.file_bytes)
+            figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(_num_bytes(pool))
         return figures
 
     # inside
@@ -218,13 +228,15 @@ class KVAgent(Actor):
         """The mapping of a source pool; one of the agent's own is mapped read-only like any other."""
         peer = self._peers.get(source)
         if peer is None:
-            peer = self._peers[source] = self._transport.connect(self._pools[source.group].path)
+            pool = self._pools[source.group]
+            peer = self._peers[source] = self._puller.connect(pool.path, pool.info.device)
         return peer
 
     async def _map_foreign(self, source: SourceId) -> None:
         try:
             answer = await self.ctx.ask(source.agent, MapPool(group=source.group), timeout_s=self._config.limits.map_s)
-            peer = self._transport.connect(self._path(source, answer.message))
+            handle = self._handle_of(source, answer.message)
+            peer = self._puller.connect(handle.path, handle.device)
         except CallError as error:
             self._handle(SourceRefused(source, error.code, f"asking {source.agent} for its pool: {error.message}"))
         except KVError as error:
@@ -235,15 +247,15 @@ class KVAgent(Actor):
             self._handle(SourceMapped(source, peer.info.incarnation, peer.info.layout.digest))
 
     @staticmethod
-    def _path(source: SourceId, answer: object) -> str:
+    def _handle_of(source: SourceId, answer: object) -> PoolHandle:
         if isinstance(answer, PoolHandle):
-            return answer.path
+            return answer
         raise TransferError("bad_answer", f"{source.agent} answered MapPool with {type(answer).__name__}")
 
     def _unmap(self, source: SourceId) -> None:
         peer = self._peers.pop(source, None)
         if peer is not None:
-            self._transport.disconnect(peer)
+            self._puller.disconnect(peer)
 
     def _set_timer(self) -> None:
         deadline = self._core.next_deadline
@@ -263,11 +275,19 @@ class KVAgent(Actor):
 
     def _keep_pumping(self) -> None:
         if self._pumping is None and self._puller.is_busy:
-            self._pumping = self.ctx.later(0.0, self._pump)
+            self._pumping = self.ctx.later(self._puller.pause_s, self._pump)
 
     def _pump(self) -> None:
         """Copy for a moment, then let the loop breathe."""
         self._pumping = None
         for ended in self._puller.pump(self.ctx.now()):
             self._handle(CopyDone(ended.grant_id, ended.event, ended.num_bytes))
+            if ended.event.code == DeviceFault.code:
+                # Nothing that this process does on the device succeeds any more; the next one makes the pools again.
+                self.ctx.end(f"a device failed: {ended.event.message}")
         self._keep_pumping()
+
+
+def _num_bytes(pool: PagePool) -> int:
+    """Bytes of file and pages, wherever they lie."""
+    return pool.info.pages_offset + pool.info.pages_bytes

@@ -5,7 +5,10 @@ from typing import Final
 
 import msgspec
 
+from kvstore.device import CPU, memory_kind
+from kvstore.errors import DeviceUnavailable
 from kvstore.layout import KVLayout
+from kvstore.transfer.cuda_ipc import DEFAULT_COPIES_PER_POLL
 from kvstore.transfer.session import SessionLimits
 from kvstore.transfer.shm import DEFAULT_QUANTUM_BYTES
 
@@ -17,24 +20,32 @@ class ConfigError(ValueError):
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool of one worker group: `num_pages` pages, the padding page included."""
+    """The pool of one worker group: `num_pages` pages, the padding page included.
+
+    `device` is where its pages lie: `cpu` (shared memory of the host) or `cuda:N`.
+    """
 
     group: str
     num_pages: int
     layout: KVLayout
+    device: str = CPU
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.group):
             raise ConfigError(f"group {self.group!r} must be letters, digits, '.', '_' or '-' (it names a file)")
         if self.num_pages < 2:
             raise ConfigError(f"pool of {self.group} needs at least 2 pages (page 0 is padding), got {self.num_pages}")
+        try:
+            memory_kind(self.device)
+        except DeviceUnavailable as error:
+            raise ConfigError(f"pool of {self.group}: {error.message}") from None
 
 
 class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The pools of one host. A segment's name is `prefix` + group, in `directory`; `prefix` names user and mesh.
 
     `unlink_on_stop` False leaves the segments to the next agent also after an orderly stop. `quantum_bytes` are copied
-    at a time, between two looks at the loop's other work.
+    at a time, between two looks at the loop's other work; on devices so many are `copies_per_poll` copies begun.
     """
 
     pools: list[PoolConfig]
@@ -42,6 +53,7 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = "kvmesh-"
     unlink_on_stop: bool = True
     quantum_bytes: int = DEFAULT_QUANTUM_BYTES
+    copies_per_poll: int = DEFAULT_COPIES_PER_POLL
     max_grants: int = 4096
     max_remembered: int = 4096
     limits: SessionLimits = SessionLimits()
