@@ -19,7 +19,7 @@ from kvstore.cuda_pool import CudaHost
 from kvstore.device import CPU, DevicePages
 from kvstore.errors import DeviceError, KVError, PagesElsewhere, TransferError
 from kvstore.page_pool import PagePool
-from kvstore.transfer.base import Completion, Descriptor, Direction, Peer
+from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages
 
 # Putting a copy into a stream takes 3 to 5 microseconds [not yet measured here], so a poll takes about a millisecond.
 DEFAULT_COPIES_PER_POLL: Final = 256
@@ -121,7 +121,13 @@ class CudaIpcTransport:
         self._close_unused()
 
     def post(
-        self, direction: Direction, region: int, peer: Peer, descriptors: Sequence[Descriptor], deadline: float
+        self,
+        direction: Direction,
+        region: int,
+        peer: Peer,
+        descriptors: Sequence[Descriptor],
+        deadline: float,
+        source: SourcePages | None = None,
     ) -> int:
         """See `Transport`. Reads only: an agent writes into its own pools and no others."""
         if direction is not Direction.READ or not isinstance(peer, DevicePeer):

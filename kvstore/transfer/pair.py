@@ -121,7 +121,7 @@ class Pair:
         return self._finish_current()
 
     def vouched(self, number: int, error: TransferError | None, *, is_sent: bool) -> list[Command]:
-        """The sender's word on a transfer. What it did not send would be waited for without end: the pair is aborted."""
+        """The sender's word on a transfer. What it did not send would be waited for for ever: the pair is aborted."""
         current = self._current
         if current is None or current.number != number or self.is_over:
             return []

@@ -12,7 +12,7 @@ from typing import Final
 from kvstore.device import CPU
 from kvstore.errors import PagesElsewhere, PoolClosed, TransferError
 from kvstore.page_pool import MemoryHost, PagePool, PoolInfo
-from kvstore.transfer.base import Completion, Descriptor, Direction, Peer
+from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages
 
 # 2 MiB take 0.2 to 0.4 ms, 1 ms on a busy host; larger pieces are not copied any faster.
 DEFAULT_QUANTUM_BYTES: Final = 2 << 20
@@ -105,7 +105,13 @@ class ShmTransport:
         self._peers = [known for known in self._peers if known is not peer]
 
     def post(
-        self, direction: Direction, region: int, peer: Peer, descriptors: Sequence[Descriptor], deadline: float
+        self,
+        direction: Direction,
+        region: int,
+        peer: Peer,
+        descriptors: Sequence[Descriptor],
+        deadline: float,
+        source: SourcePages | None = None,
     ) -> int:
         """See `Transport`. The source is mapped read-only, so there is no WRITE."""
         if direction is not Direction.READ or not isinstance(peer, MappedPeer):

@@ -14,8 +14,10 @@ import msgspec
 from kvstore.cuda_pool import CudaHost
 from kvstore.errors import DeviceError, DeviceFault, KVError, TransferError
 from kvstore.page_pool import MemoryHost, PagePool, ShmHost
-from kvstore.protocol import CloseGrant, MapPool, OpenGrant, PagesReady, PoolHandle
+from kvstore.protocol import CloseGrant, ClosePair, MapPool, OfferPair, OpenGrant, PagesReady, PoolHandle, SendPages
 from kvstore.transfer.base import Peer
+from kvstore.transfer.nccl_link import LinkMaker, NcclLinks
+from kvstore.transfer.pair import PAIR_ABORTED
 from kvstore.transfer.session import CopyEnded
 from mesh.actor import Actor, Call
 from mesh.address import Address
@@ -23,8 +25,9 @@ from mesh.codec import Codec
 from mesh.errors import CallError
 from mesh.message import HotMessage, Message
 from mesh.transport.base import Buffer
-from nodes.kv_agent.config import KVAgentConfig
+from nodes.kv_agent.config import NCCL, KVAgentConfig
 from nodes.kv_agent.core import AgentCore, Bounds, Pool
+from nodes.kv_agent.couriers import MeshCourier
 from nodes.kv_agent.events import (
     CancelPull,
     CloseAsked,
@@ -58,16 +61,21 @@ if TYPE_CHECKING:
 class KVAgent(Actor):
     """See the module. `host` is where pools live: files by default, the heap in simulations.
 
+    `links` makes NCCL communicators, if the configuration wants any.
     With pools on CUDA devices its process must be spawned, not forked (see `kvstore/cuda_memory.py`).
     """
 
     role: ClassVar[str] = KV_AGENT
     codec: ClassVar[Codec] = NODE_CODEC
 
-    def __init__(self, config: KVAgentConfig, host: MemoryHost | None = None) -> None:
+    def __init__(self, config: KVAgentConfig, host: MemoryHost | None = None, links: LinkMaker | None = None) -> None:
         self._config = config
         self._host: MemoryHost = host or CudaHost(ShmHost(config.directory))
-        self._puller = Pullers(make_transports(config, self._host))
+        self._pairs = None
+        if config.device_transport == NCCL:
+            self._pairs = MeshCourier(self, links or NcclLinks(), config.pair_timeout_s, self._keep_pumping)
+        remote = self._pairs.transport if self._pairs is not None else None
+        self._puller = Pullers(make_transports(config, self._host), remote)
         self._pools: dict[str, PagePool] = {}
         self._targets: dict[str, Target] = {}
         self._peers: dict[SourceId, Peer] = {}
@@ -104,12 +112,18 @@ class KVAgent(Actor):
         """Announcements of prefill schedulers."""
         if isinstance(message, PagesReady):
             self._handle(PagesAnnounced(sender, message))
+        elif isinstance(message, ClosePair) and self._pairs is not None:
+            self._pairs.transport.pair_failed(message.pair, PAIR_ABORTED, f"{sender.actor_id} has closed it")
+            self._keep_pumping()
         else:
             super().on_tell(sender, message, buffers)
 
     def on_ask(self, call: Call) -> None:
         """Where a pool lies; grants."""
         message = call.message
+        if isinstance(message, OfferPair | SendPages) and self._pairs is not None:
+            self._pairs.on_ask(call)
+            return
         if not isinstance(message, MapPool | OpenGrant | CloseGrant):
             super().on_ask(call)
             return
@@ -129,6 +143,8 @@ class KVAgent(Actor):
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         """Grants of a lost holder are revoked, transfers from a lost source end."""
+        if self._pairs is not None:
+            self._pairs.transport.agent_lost(peer.actor_id)
         self._handle(PeerGone(peer, reason))
 
     async def drain(self) -> None:
@@ -228,15 +244,14 @@ class KVAgent(Actor):
         """The mapping of a source pool; one of the agent's own is mapped read-only like any other."""
         peer = self._peers.get(source)
         if peer is None:
-            pool = self._pools[source.group]
-            peer = self._peers[source] = self._puller.connect(pool.path, pool.info.device)
+            peer = self._peers[source] = self._puller.connect(self._own_handle(source), is_own=True)
         return peer
 
     async def _map_foreign(self, source: SourceId) -> None:
         try:
             answer = await self.ctx.ask(source.agent, MapPool(group=source.group), timeout_s=self._config.limits.map_s)
             handle = self._handle_of(source, answer.message)
-            peer = self._puller.connect(handle.path, handle.device)
+            peer = self._puller.connect(handle, is_own=False)
         except CallError as error:
             self._handle(SourceRefused(source, error.code, f"asking {source.agent} for its pool: {error.message}"))
         except KVError as error:
@@ -245,6 +260,18 @@ class KVAgent(Actor):
             self._unmap(source)
             self._peers[source] = peer
             self._handle(SourceMapped(source, peer.info.incarnation, peer.info.layout.digest))
+
+    def _own_handle(self, source: SourceId) -> PoolHandle:
+        pool = self._pools[source.group]
+        return PoolHandle(
+            group=source.group,
+            agent=source.agent,
+            path=pool.path,
+            num_pages=pool.num_pages,
+            layout=pool.layout,
+            incarnation=pool.info.incarnation,
+            device=pool.info.device,
+        )
 
     @staticmethod
     def _handle_of(source: SourceId, answer: object) -> PoolHandle:

@@ -12,6 +12,9 @@ from kvstore.transfer.cuda_ipc import DEFAULT_COPIES_PER_POLL
 from kvstore.transfer.session import SessionLimits
 from kvstore.transfer.shm import DEFAULT_QUANTUM_BYTES
 
+CUDA_IPC: Final = "cuda_ipc"
+NCCL: Final = "nccl"
+
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -46,6 +49,8 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `unlink_on_stop` False leaves the segments to the next agent also after an orderly stop. `quantum_bytes` are copied
     at a time, between two looks at the loop's other work; on devices so many are `copies_per_poll` copies begun.
+    `device_transport` is how pages on devices of other agents come: `cuda_ipc` (same host) or `nccl`, for which a
+    communicator with each of them must be made within `pair_timeout_s`. Nothing else is tried where it fails.
     """
 
     pools: list[PoolConfig]
@@ -54,6 +59,8 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     unlink_on_stop: bool = True
     quantum_bytes: int = DEFAULT_QUANTUM_BYTES
     copies_per_poll: int = DEFAULT_COPIES_PER_POLL
+    device_transport: str = CUDA_IPC
+    pair_timeout_s: float = 20.0
     max_grants: int = 4096
     max_remembered: int = 4096
     limits: SessionLimits = SessionLimits()
@@ -64,3 +71,7 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"groups of a kv_agent must differ, got {', '.join(groups)}")
         if not _NAME.fullmatch(self.prefix):
             raise ConfigError(f"prefix {self.prefix!r} must be letters, digits, '.', '_' or '-' (it names files)")
+        if self.device_transport not in (CUDA_IPC, NCCL):
+            raise ConfigError(f"device_transport is {CUDA_IPC!r} or {NCCL!r}, not {self.device_transport!r}")
+        if self.device_transport == NCCL and all(pool.device == CPU for pool in self.pools):
+            raise ConfigError(f"device_transport {NCCL!r} moves pages on devices: give the pools a device")

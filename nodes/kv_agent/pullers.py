@@ -1,7 +1,8 @@
-"""The agent's transports, one for each kind of memory that its pools lie in, behind the face of one `PagePuller`.
+"""The agent's transports, by where pages lie and whose they are, behind the face of one `PagePuller`.
 
-Which transport copies is decided by where pages lie, `shm` in host memory and `cuda_ipc` on devices; the agent
-announces those it has. Nothing copies between the two kinds: such a pair of pools is refused.
+`shm` copies in host memory, `cuda_ipc` on the devices of a host. With `device_transport = "nccl"` pages on devices of
+other agents come by `nccl`, and only by it; between pools of one agent `cuda_ipc` copies all the same. The agent
+announces the transports that it has. Nothing copies between host memory and devices: such a pair of pools is refused.
 """
 
 from collections.abc import Iterable
@@ -11,8 +12,11 @@ from kvstore.cuda_pool import CudaHost
 from kvstore.device import CPU, CUDA, memory_kind
 from kvstore.errors import PagesElsewhere
 from kvstore.page_pool import MemoryHost, PagePool
+from kvstore.protocol import PoolHandle
 from kvstore.transfer.base import Peer, Transport
 from kvstore.transfer.cuda_ipc import CudaIpcTransport
+from kvstore.transfer.nccl import NcclTransport
+from kvstore.transfer.orders import RemotePeer
 from kvstore.transfer.puller import Ended, PagePuller, Target
 from kvstore.transfer.session import CopyEnded, StartCopy
 from kvstore.transfer.shm import ShmTransport
@@ -35,37 +39,45 @@ def make_transports(config: KVAgentConfig, host: MemoryHost) -> dict[str, Transp
 
 
 class Pullers:
-    """See the module. `transports` by kind of memory."""
+    """See the module. `transports` by kind of memory; `remote` for pages on devices of other agents."""
 
-    def __init__(self, transports: dict[str, Transport]) -> None:
+    def __init__(self, transports: dict[str, Transport], remote: NcclTransport | None = None) -> None:
         self._pullers = {kind: PagePuller(transport) for kind, transport in transports.items()}
+        self._remote = remote
+        self._remote_puller = PagePuller(remote) if remote is not None else None
+        # The same pool as the remote transport knows it, by its path.
+        self._remote_targets: dict[str, Target] = {}
 
     @property
     def names(self) -> list[str]:
         """Names of the transports, as announced."""
-        return sorted(puller.transport.name for puller in self._pullers.values())
+        return sorted(puller.transport.name for puller in self._all())
 
     @property
     def is_busy(self) -> bool:
         """Whether `pump` has more to do."""
-        return any(puller.is_busy for puller in self._pullers.values())
+        return any(puller.is_busy for puller in self._all())
 
     @property
     def pause_s(self) -> float:
         """Seconds that may pass until the next `pump`, while there is more to do."""
-        return min((puller.transport.pause_s for puller in self._pullers.values() if puller.is_busy), default=0.0)
+        return min((puller.transport.pause_s for puller in self._all() if puller.is_busy), default=0.0)
 
     def target(self, pool: PagePool) -> Target:
         """Register one of the agent's own pools."""
+        if self._remote_puller is not None and pool.info.device != CPU:
+            self._remote_targets[pool.path] = self._remote_puller.target(pool)
         return self._of(pool.info.device).target(pool)
 
-    def connect(self, path: str, device: str) -> Peer:
-        """Open a pool for reading. Raises PoolError, among them PagesElsewhere: the agent has no pool of its kind."""
-        return self._of(device).transport.connect(path)
+    def connect(self, handle: PoolHandle, *, is_own: bool) -> Peer:
+        """Reach a pool for reading. Raises PoolError, among them PagesElsewhere: the agent has no pool of its kind."""
+        if self._remote is not None and not is_own and handle.device != CPU:
+            return self._remote.reach(handle)
+        return self._of(handle.device).transport.connect(handle.path)
 
     def disconnect(self, peer: Peer) -> None:
         """Give a pool up; copies from it fail first."""
-        self._of(peer.info.device).transport.disconnect(peer)
+        self._puller_of(peer).transport.disconnect(peer)
 
     def start(self, grant_id: str, copy: StartCopy, target: Target, peer: Peer) -> Ended | None:
         """See `PagePuller.start`; a copy between two kinds of memory ends at once, with `mixed_memory`."""
@@ -73,23 +85,34 @@ class Pullers:
         if memory_kind(source) != memory_kind(destination):
             message = f"pages on {source} cannot be copied to {destination}: give both groups devices, or neither"
             return Ended(grant_id, CopyEnded(copy.copy_id, MIXED_MEMORY, message), 0)
-        return self._of(destination).start(grant_id, copy, target, peer)
+        if isinstance(peer, RemotePeer):
+            target = self._remote_targets[target.pool.path]
+        return self._puller_of(peer).start(grant_id, copy, target, peer)
 
     def cancel(self, grant_id: str, copy_id: int) -> None:
         """See `PagePuller.cancel`."""
-        for puller in self._pullers.values():
+        for puller in self._all():
             puller.cancel(grant_id, copy_id)
 
     def pump(self, now: float) -> Iterable[Ended]:
         """See `PagePuller.pump`; the ends of all transports."""
-        for puller in self._pullers.values():
+        for puller in self._all():
             if puller.is_busy:
                 yield from puller.pump(now)
 
     def close(self) -> None:
         """Close all transports."""
-        for puller in self._pullers.values():
+        for puller in self._all():
             puller.transport.close()
+
+    def _all(self) -> list[PagePuller]:
+        remote = [self._remote_puller] if self._remote_puller is not None else []
+        return [*self._pullers.values(), *remote]
+
+    def _puller_of(self, peer: Peer) -> PagePuller:
+        if isinstance(peer, RemotePeer) and self._remote_puller is not None:
+            return self._remote_puller
+        return self._of(peer.info.device)
 
     def _of(self, device: str) -> PagePuller:
         puller = self._pullers.get(memory_kind(device))

@@ -18,13 +18,18 @@ attempt it is about.
 from kvstore.protocol import (
     CacheEvents,
     CloseGrant,
+    ClosePair,
     GrantClosed,
     GrantOpened,
     MapPool,
+    OfferPair,
     OpenGrant,
     PagesPulled,
     PagesReady,
+    PagesSent,
+    PairAccepted,
     PoolHandle,
+    SendPages,
     TransferFailed,
 )
 from nodes.protocol.attempts import (
@@ -81,6 +86,11 @@ NodeMessage = (
     | CloseGrant
     | GrantClosed
     | CacheEvents
+    | OfferPair
+    | PairAccepted
+    | SendPages
+    | PagesSent
+    | ClosePair
     | Prepare
     | Prepared
     | Route
@@ -118,6 +128,7 @@ __all__ = [
     "CancelPrefill",
     "ChooseRoute",
     "CloseGrant",
+    "ClosePair",
     "Detokenize",
     "Detokenized",
     "GrantClosed",
@@ -126,9 +137,12 @@ __all__ = [
     "Load",
     "MapPool",
     "NodeMessage",
+    "OfferPair",
     "OpenGrant",
     "PagesPulled",
     "PagesReady",
+    "PagesSent",
+    "PairAccepted",
     "PoolHandle",
     "PrefillAccepted",
     "PrefillCancelled",
@@ -141,6 +155,7 @@ __all__ = [
     "ResendFrom",
     "Route",
     "RowError",
+    "SendPages",
     "StepPlan",
     "StepResult",
     "StepRow",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fake_devices import FakeCards, FakeDeviceMemory
+from fake_nccl import FakeLinks, FakeWire
 
 from kvstore.allocator import PageState
 from kvstore.cuda_pool import CudaHost
@@ -87,6 +88,7 @@ class World:
         self.bootstrap = Bootstrap()
         self.tables = tables or HeapHost()
         self.cards = FakeCards(num_devices=2)
+        self.wire = FakeWire()
         self.systems: dict[str, ActorSystem] = {}
         self.processes: dict[str, Process] = {}
         self.scheduler = Scheduler()
@@ -104,7 +106,7 @@ class World:
 
     async def agent(self, actor_id: str, settings: KVAgentConfig, epoch: int = 1) -> KVAgent:
         process = self.processes[actor_id] = Process(self.tables, self.cards)
-        agent = KVAgent(settings, process.host)
+        agent = KVAgent(settings, process.host, FakeLinks(self.wire, process.memory))
         await self.add(actor_id, agent, epoch)
         return agent
 
@@ -204,6 +206,86 @@ def test_pages_move_between_pools_on_devices(num_agents: int) -> None:
         await world.stop()
         assert world.cards.allocations == [], "agents free what they made"
         assert all(process.memory.num_open == 0 for process in world.processes.values())
+
+    run(main)
+
+
+def test_pages_of_another_agent_come_by_nccl_where_that_is_chosen() -> None:
+    async def main(world: World) -> None:
+        near = await world.agent("agent-0", config("cuda:0", "d", "q", device_transport="nccl"))
+        far = await world.agent("agent-1", config("cuda:1", "p", device_transport="nccl"))
+        await world.settle(4)
+        for member in world.scheduler.ctx.members.by_role("kv_agent"):
+            assert member.attributes["transports"] == ["cuda_ipc", "nccl"]
+        source, from_pool = await world.pool("agent-1", "p")
+        _, to_pool = await world.pool("agent-0", "d")
+        from_bytes, to_bytes = world.worker.bytes_of(from_pool), world.worker.bytes_of(to_pool)
+        from_bytes[:] = random.Random(3).randbytes(len(from_bytes))
+        await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
+        assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
+        for page, copied in ((8, 4), (9, 5), (3, 2)):
+            assert to_bytes[copied * SIZE :][:SIZE] == from_bytes[page * SIZE :][:SIZE]
+        assert world.wire.num_ids == 1
+        assert near.stats()["mesh_kv_transfer_bytes_total"] == 3 * SIZE
+        assert world.processes["agent-0"].memory.num_open == 0, "no handle is opened"
+        world.network.crash(Address("agent-0", 1))
+        while far._pairs is None or far._pairs.transport._halves:
+            await asyncio.sleep(0.1)
+
+    run(main)
+
+
+def test_pools_of_one_agent_are_copied_on_the_device_all_the_same() -> None:
+    async def main(world: World) -> None:
+        await world.agent("agent-0", config("cuda:0", "d", "p", device_transport="nccl"))
+        await world.settle(3)
+        source, _ = await world.pool("agent-0", "p")
+        await world.pool("agent-0", "d")
+        await world.order(source, "agent-0", [8], [4])
+        assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
+        assert world.wire.num_ids == 0
+
+    run(main)
+
+
+def test_an_agent_without_nccl_is_not_reached_in_another_way() -> None:
+    async def main(world: World) -> None:
+        await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))
+        await world.agent("agent-1", config("cuda:1", "p"))
+        await world.settle(4)
+        source, _ = await world.pool("agent-1", "p")
+        await world.pool("agent-0", "d")
+        await world.order(source, "agent-0", [8], [4])
+        end = await world.scheduler.ends()
+        assert isinstance(end, TransferFailed)
+        assert end.code == "not_served"
+        assert "agent-1 makes no communicator" in end.message
+
+    run(main)
+
+
+@pytest.mark.parametrize("dies", ["agent-0", "agent-1"])
+def test_an_agent_that_dies_in_the_middle_of_a_transfer(dies: str) -> None:
+    async def main(world: World) -> None:
+        world.wire.is_slow = True
+        agents = [await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))]
+        agents.append(await world.agent("agent-1", config("cuda:1", "p", device_transport="nccl")))
+        await world.settle(4)
+        source, _ = await world.pool("agent-1", "p")
+        await world.pool("agent-0", "d")
+        await world.order(source, "agent-0", [8], [4])
+        while not all(link.waiting for link in world.wire.links) or len(world.wire.links) < 2:
+            await asyncio.sleep(0.01)
+        world.network.crash(Address(dies, 1))
+        survivor = agents[0] if dies == "agent-1" else agents[1]
+        while survivor._puller.is_busy:
+            await asyncio.sleep(0.01)
+        if dies == "agent-1":
+            await world.scheduler.ends()
+            while not world.scheduler.heard[-1].quiesced:
+                await asyncio.sleep(0.01)
+            assert world.scheduler.heard[-1].code == "source_lost"
+            assert world.wire.links[0].is_aborted
 
     run(main)
 
@@ -342,5 +424,9 @@ def test_a_pool_whose_owner_lives_stops_the_start(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_used() -> None:
     with pytest.raises(ConfigError, match="pool of d: there is no device called 'gpu'"):
         config("gpu", "d")
+    with pytest.raises(ConfigError, match="device_transport is 'cuda_ipc' or 'nccl', not 'tcp'"):
+        config("cuda:0", "d", device_transport="tcp")
+    with pytest.raises(ConfigError, match="give the pools a device"):
+        config("cpu", "d", device_transport="nccl")
     with pytest.raises(TypeError, match="need a CudaHost, not a HeapHost"):
         KVAgent(config("cuda:0", "d"), HeapHost())
