@@ -49,9 +49,14 @@ class Pullers:
         self._remote_targets: dict[str, Target] = {}
 
     @property
+    def transports(self) -> list[Transport]:
+        """What copies."""
+        return [puller.transport for puller in self._all()]
+
+    @property
     def names(self) -> list[str]:
         """Names of the transports, as announced."""
-        return sorted(puller.transport.name for puller in self._all())
+        return sorted(transport.name for transport in self.transports)
 
     @property
     def is_busy(self) -> bool:
@@ -102,8 +107,8 @@ class Pullers:
 
     def close(self) -> None:
         """Close all transports."""
-        for puller in self._all():
-            puller.transport.close()
+        for transport in self.transports:
+            transport.close()
 
     def _all(self) -> list[PagePuller]:
         remote = [self._remote_puller] if self._remote_puller is not None else []
