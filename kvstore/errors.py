@@ -5,6 +5,7 @@ KVError
     SequenceError           a sequence handle is used against its own rules
     PoolError
         PoolExhaustedMemory the segment does not fit the host's shared memory
+            DeviceExhaustedMemory the pages do not fit the device's memory
         PoolMissing         no such segment
         PoolForeign         not a segment of ours
         PoolDenied          something of another user's, or no plain file, has the segment's name
@@ -12,6 +13,11 @@ KVError
         PoolMismatch        a sound segment of another layout, size, group or incarnation
         PoolBusy            another process owns the segment
         PoolClosed          used after `close`
+        PagesElsewhere      the pages are not in the memory that was asked for
+        DeviceError
+            DeviceUnavailable   no such device, no CUDA, or no CuPy
+            DeviceHandleInvalid another process's device memory cannot be opened
+            DeviceFault         CUDA failed; nothing on the device can be trusted any more
     TransferError           a transfer ended, or cannot begin; `code` says why
 """
 
@@ -68,6 +74,21 @@ class PoolExhaustedMemory(PoolError):
         self.available_bytes = available_bytes
 
 
+class DeviceExhaustedMemory(PoolExhaustedMemory):
+    """The pages do not fit the device; says how many bytes were asked for, how many are free, and of how many."""
+
+    code = "device_no_space"
+
+    def __init__(self, device: str, needed_bytes: int, available_bytes: int, total_bytes: int) -> None:
+        PoolError.__init__(
+            self,
+            f"{device} has {available_bytes} of its {total_bytes} bytes free and the pool's pages take {needed_bytes}: "
+            "give the pool fewer pages, or end what else uses the device (nvidia-smi lists it)",
+        )
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
+
 class PoolMissing(PoolError):
     """There is no segment at this path; its agent has not made it, or took it down."""
 
@@ -109,6 +130,37 @@ class PoolClosed(PoolError):
     """The pool's memory was used after `close`."""
 
     code = "pool_closed"
+
+
+class PagesElsewhere(PoolError):
+    """The pages lie in another memory than the one asked for, or are not mapped by this process."""
+
+    code = "pages_elsewhere"
+
+
+class DeviceError(PoolError):
+    """A device's memory cannot be had or used."""
+
+    code = "device"
+
+
+class DeviceUnavailable(DeviceError):
+    """There is no such device here, no CUDA driver, or no CuPy."""
+
+    code = "device_unavailable"
+
+
+class DeviceHandleInvalid(DeviceError):
+    """The handle of another process's device memory cannot be opened: its maker is gone, or it is out of reach."""
+
+    code = "device_handle"
+    retryable: ClassVar[bool] = True
+
+
+class DeviceFault(DeviceError):
+    """A CUDA call failed for no reason that the caller could have known; the process should be replaced."""
+
+    code = "device_fault"
 
 
 class TransferError(KVError):

@@ -1,12 +1,16 @@
 """The memory of one pool: a header, the page table, the pages, in one file that outlives the process that made it.
 
-    0                  header: magic, format, length and CRC-32 of what follows, MessagePack of `PoolInfo`
+    0                  header (`pool_header.py`): what follows, as `PoolInfo`
     info.table_offset  page table (`page_table.py`)
     info.pages_offset  pages, `info.layout.page_bytes` each; both offsets are multiples of 4096
 
+Pages of a pool on a device are not in the file, which then ends at `pages_offset`: the header says how a process that
+computes there opens them (`cuda_pool.py`), and one that only looks at the page table never touches the device.
+
 A kv_agent creates pools and holds each file's flock for as long as it lives; workers, schedulers and other agents map
 them by path. Not `multiprocessing.shared_memory`: on Python 3.11 the death of a process that had only attached unlinks
-the segment. `MemoryHost` is the seam: `ShmHost` for processes, `HeapHost` for simulations and tests.
+the segment. `MemoryHost` is the seam: `ShmHost` for processes, `HeapHost` for simulations and tests, and in
+`cuda_pool.py` `CudaHost` over either for pages on a device.
 """
 
 import contextlib
@@ -16,90 +20,25 @@ import glob
 import mmap
 import os
 import stat
-import struct
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-import msgspec
-
+from kvstore.device import CPU, DevicePages
 from kvstore.errors import (
+    PagesElsewhere,
     PoolBusy,
     PoolClosed,
     PoolDenied,
     PoolExhaustedMemory,
     PoolForeign,
-    PoolMismatch,
     PoolMissing,
-    PoolTorn,
 )
-from kvstore.layout import FORMAT_VERSION, ITEM_BYTES, KVLayout
+from kvstore.layout import KVLayout
 from kvstore.page_table import PageTable
+from kvstore.pool_header import HEADER_BYTES, PoolInfo, decode_header, encode_header
 
-MAGIC: Final = b"KVMESHPL"
-ALIGNMENT: Final = 4096
-HEADER_BYTES: Final = 4096
-
-_PREFIX: Final = struct.Struct("<8sIII")
 _DENIED: Final = "KV pools are plain files of one's own: have it removed, or give the mesh another --name"
-
-
-class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the header says. `incarnation` names this making of the pool: pages of another one are other pages."""
-
-    group: str
-    num_pages: int
-    layout: KVLayout
-    incarnation: int
-
-    @property
-    def table_offset(self) -> int:
-        """Byte offset of the page table."""
-        return HEADER_BYTES
-
-    @property
-    def pages_offset(self) -> int:
-        """Byte offset of page 0."""
-        table_bytes = PageTable.num_bytes(self.num_pages, self.layout.page_size)
-        return HEADER_BYTES + -(-table_bytes // ALIGNMENT) * ALIGNMENT
-
-    @property
-    def file_bytes(self) -> int:
-        """Bytes of the whole segment."""
-        return self.pages_offset + self.num_pages * self.layout.page_bytes
-
-
-def encode_header(info: PoolInfo) -> bytes:
-    """The header's bytes. Raises PoolMismatch if names or fingerprint are too long for it."""
-    body = msgspec.msgpack.encode(info)
-    if len(body) > HEADER_BYTES - _PREFIX.size:
-        raise PoolMismatch(f"the header of pool {info.group[:40]!r} takes {len(body)} bytes; shorten its names")
-    prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, len(body), zlib.crc32(body))
-    return (prefix + body).ljust(HEADER_BYTES, b"\0")
-
-
-def decode_header(data: bytes, path: str, file_bytes: int) -> PoolInfo:
-    """Read a header and check it against the segment's size. Raises PoolForeign or PoolTorn."""
-    if len(data) < HEADER_BYTES:
-        raise PoolTorn(f"{path} has {file_bytes} bytes, less than a header: its making was cut short; remove it")
-    magic, version, length, crc = _PREFIX.unpack_from(data)
-    if magic != MAGIC:
-        raise PoolForeign(f"{path} is not a KV pool: it begins with {magic!r}; choose another name or remove it")
-    if version != FORMAT_VERSION:
-        raise PoolForeign(f"{path} is a KV pool of format {version}, this version reads {FORMAT_VERSION}; remove it")
-    body = data[_PREFIX.size : _PREFIX.size + length]
-    if length > HEADER_BYTES - _PREFIX.size or zlib.crc32(body) != crc:
-        raise PoolTorn(f"the header of {path} is damaged (checksum): remove it, the pool starts empty")
-    try:
-        info = msgspec.msgpack.decode(body, type=PoolInfo)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise PoolTorn(f"the header of {path} cannot be read ({error}): remove it") from None
-    if info.num_pages < 2 or info.layout.page_size < 1 or info.layout.dtype not in ITEM_BYTES:
-        raise PoolTorn(f"the header of {path} describes no pool ({info}): remove it")
-    if file_bytes < info.file_bytes:
-        raise PoolTorn(f"{path} has {file_bytes} bytes and its header says {info.file_bytes}: remove it")
-    return info
 
 
 class PagePool:
@@ -113,11 +52,24 @@ class PagePool:
         self._memory: memoryview | None = memory
         self._table_view = memory[info.table_offset : info.pages_offset]
         self._pages_view = memory[info.pages_offset : info.file_bytes]
+        self._open_device: Callable[[], DevicePages] | None = None
+
+    def attach_device(self, open_pages: Callable[[], DevicePages], on_close: Callable[[], None]) -> None:
+        """Say how the pages on the device are opened, when somebody first asks for them, and given up with the pool."""
+        close_file = self._on_close
+
+        def close() -> None:
+            try:
+                on_close()
+            finally:
+                close_file()
+
+        self._open_device, self._on_close = open_pages, close
 
     @property
     def writable(self) -> bool:
         """Whether this mapping may write."""
-        return not self._open_memory().readonly
+        return not self._require_open().readonly
 
     @property
     def num_pages(self) -> int:
@@ -131,19 +83,35 @@ class PagePool:
 
     @property
     def pages_view(self) -> memoryview:
-        """All pages as bytes, `num_pages * layout.page_bytes`."""
-        self._open_memory()
+        """All pages as bytes, `num_pages * layout.page_bytes`. Raises PagesElsewhere if they lie on a device."""
+        self._require_open()
+        self._require_host_pages()
         return self._pages_view
+
+    @property
+    def device_pages(self) -> DevicePages:
+        """All pages, opened in this process on the device where they lie.
+
+        Raises PagesElsewhere if they lie in the file or if this process maps page tables only; DeviceError.
+        """
+        self._require_open()
+        if self._open_device is None:
+            where = "lie in its file" if self.info.device == CPU else f"on {self.info.device} are not mapped here"
+            raise PagesElsewhere(
+                f"the pages of {self.path} {where}: pools of CUDA devices are opened through a CudaHost"
+            )
+        return self._open_device()
 
     @property
     def table_view(self) -> memoryview:
         """The page table as bytes."""
-        self._open_memory()
+        self._require_open()
         return self._table_view
 
     def page(self, page: int) -> memoryview:
-        """Bytes of one page over all layers. Raises IndexError outside the pool."""
-        self._open_memory()
+        """Bytes of one page over all layers. Raises IndexError outside the pool, PagesElsewhere as `pages_view`."""
+        self._require_open()
+        self._require_host_pages()
         if not 0 <= page < self.num_pages:
             raise IndexError(f"page {page} of a pool of {self.num_pages}")
         return self._pages_view[page * self._page_bytes : (page + 1) * self._page_bytes]
@@ -162,10 +130,14 @@ class PagePool:
             self._memory = None
             self._on_close()
 
-    def _open_memory(self) -> memoryview:
+    def _require_open(self) -> memoryview:
         if self._memory is None:
             raise PoolClosed(f"the pool at {self.path} is closed")
         return self._memory
+
+    def _require_host_pages(self) -> None:
+        if self.info.device != CPU:
+            raise PagesElsewhere(f"the pages of {self.path} lie on {self.info.device}: see device_pages")
 
 
 class MemoryHost(Protocol):

@@ -19,7 +19,10 @@ class MapPool(Message, frozen=True):
 
 
 class PoolHandle(Message, frozen=True):
-    """Where a pool lies. One file: header, page table, pages (see `kvstore/page_pool.py` for the offsets)."""
+    """Where a pool lies. One file: header, page table, pages (see `kvstore/page_pool.py` for the offsets).
+
+    `device` is `cpu`, or `cuda:N` of a pool whose pages are not in the file but there (`kvstore/cuda_pool.py`).
+    """
 
     group: str
     agent: str
@@ -27,6 +30,7 @@ class PoolHandle(Message, frozen=True):
     num_pages: int
     layout: KVLayout
     incarnation: int
+    device: str = "cpu"
 
 
 class OpenGrant(Message, frozen=True):
@@ -102,6 +106,65 @@ class GrantClosed(Message, frozen=True):
     grant_id: str
 
 
+class OfferPair(Message, frozen=True):
+    """Ask a source's agent to make a communicator of two ranks, the asker's being 0. Answer: `PairAccepted`.
+
+    `pair` is the asker's name for it; `unique_id` is what NCCL gave rank 0. `timeout_s` is how long making it may take.
+    Sent by an agent whose transport is `nccl`, before it pulls pages of `group` for the first time.
+    """
+
+    pair: str
+    unique_id: bytes
+    group: str
+    incarnation: int
+    layout_digest: bytes
+    timeout_s: float
+
+
+class PairAccepted(Message, frozen=True):
+    """The other end makes its half of the communicator now. What fails from here on is seen by both."""
+
+    pair: str
+
+
+class SendPages(Message, frozen=True):
+    """Ask the other end of a pair to send bytes of a pool; the asker has begun to receive them. Answer: `PagesSent`.
+
+    `offsets[i]` and `sizes[i]` are bytes from page 0, one send each, in this order. `generations[j]` is what was
+    announced of `pages[j]`; the sender compares them before it sends and when it has sent. Orders of one pair are
+    carried out in the order of their coming.
+    """
+
+    pair: str
+    number: int
+    group: str
+    incarnation: int
+    offsets: list[int]
+    sizes: list[int]
+    pages: list[int]
+    generations: list[int]
+    timeout_s: float
+
+
+class PagesSent(Message, frozen=True):
+    """How a `SendPages` ended; `code` empty: all was sent, and was before and afterwards what had been announced.
+
+    `is_sent` False: nothing was, or not all, and the pair is of no use any more.
+    """
+
+    pair: str
+    number: int
+    is_sent: bool
+    code: str = ""
+    message: str = ""
+
+
+class ClosePair(Message, frozen=True):
+    """Tell the other end that a pair is given up: it aborts its half."""
+
+    pair: str
+
+
 class PageStored(Message, frozen=True):
     """A full page entered the prefix cache of `group`."""
 
@@ -145,4 +208,9 @@ KVMessage = (
     | CloseGrant
     | GrantClosed
     | CacheEvents
+    | OfferPair
+    | PairAccepted
+    | SendPages
+    | PagesSent
+    | ClosePair
 )

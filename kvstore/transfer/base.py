@@ -1,8 +1,8 @@
 """The seam between a transfer and whatever moves its bytes.
 
-Implemented by `shm`; used by `puller`. Chosen by topology and reported, never silently downgraded. All calls are made
-on one thread. The caller owns deadlines: an engine that says nothing for ever (NIXL does when its peer hangs) is
-cancelled, and what it may still write stays quarantined until it completes.
+Implemented by `shm`, `cuda_ipc` and `nccl`; used by `puller`. Chosen by topology and reported, never silently
+downgraded. All calls are made on one thread. The caller owns deadlines: an engine that says nothing for ever (NIXL does
+when its peer hangs) is cancelled, and what it may still write stays quarantined until it completes.
 """
 
 import enum
@@ -28,6 +28,13 @@ class Descriptor(NamedTuple):
     num_bytes: int
 
 
+class SourcePages(NamedTuple):
+    """The pages that a transfer reads, and what their page table should say of each."""
+
+    pages: Sequence[int]
+    generations: Sequence[int]
+
+
 class Completion(NamedTuple):
     """The end of a posted transfer: from now on it writes nothing. `error` None: all its bytes are there."""
 
@@ -41,8 +48,11 @@ class Peer(Protocol):
 
     info: PoolInfo
 
-    def generations(self, pages: Sequence[int]) -> list[int]:
-        """What the foreign page table says of these pages now. Raises ValueError for a page that it does not have."""
+    def generations(self, pages: Sequence[int]) -> list[int] | None:
+        """What the foreign page table says of these pages now. Raises ValueError for a page that it does not have.
+
+        None: it cannot be read from here, and the transport has the other end compare.
+        """
         ...
 
 
@@ -52,7 +62,7 @@ class Transport(Protocol):
     name: str
 
     def register(self, pool: PagePool) -> int:
-        """Make a local pool a target; returns its region number."""
+        """Make a local pool a target; returns its region number. Raises PagesElsewhere: not memory of this kind."""
         ...
 
     def export(self, region: int) -> str:
@@ -68,10 +78,17 @@ class Transport(Protocol):
         ...
 
     def post(
-        self, direction: Direction, region: int, peer: Peer, descriptors: Sequence[Descriptor], deadline: float
+        self,
+        direction: Direction,
+        region: int,
+        peer: Peer,
+        descriptors: Sequence[Descriptor],
+        deadline: float,
+        source: SourcePages | None = None,
     ) -> int:
         """Begin a transfer and return its handle; its `Completion` comes from `poll`, exactly once.
 
+        `source` is for peers that have no `generations`: what the other end compares before and after it sends.
         Raises TransferError `unsupported` or `bad_descriptor`; nothing is moved then.
         """
         ...
@@ -87,6 +104,11 @@ class Transport(Protocol):
     @property
     def num_posted(self) -> int:
         """Transfers without a completion yet; while there are any, call `poll` again soon."""
+        ...
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds that may pass until the next `poll` while there are any, 0.0 for none."""
         ...
 
     def drain(self) -> list[Completion]:

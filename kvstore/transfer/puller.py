@@ -1,7 +1,8 @@
 """Carries out a session's copies: compares generations, copies, compares again.
 
 A page's generation changes before anything else is written to it, so a copy whose pages had the right generations
-before and after it holds what was announced. Called by the kv_agent's core with the session's `StartCopy`.
+before and after it holds what was announced. A source whose page table cannot be read from here compares for itself,
+which is the transport's business. Called by the kv_agent's core with the session's `StartCopy`.
 """
 
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 from kvstore.errors import TransferError
 from kvstore.page_pool import PagePool
 from kvstore.page_table import PageTable
-from kvstore.transfer.base import Direction, Peer, Transport
+from kvstore.transfer.base import Direction, Peer, SourcePages, Transport
 from kvstore.transfer.plan import coalesce, page_descriptors
 from kvstore.transfer.session import CopyEnded, StartCopy
 
@@ -59,7 +60,8 @@ class PagePuller:
         if problem is None:
             parts = page_descriptors(coalesce(copy.source_pages, copy.pages), target.pool.layout.page_bytes)
             try:
-                handle = self.transport.post(Direction.READ, target.region, peer, parts, copy.deadline)
+                announced = SourcePages(copy.source_pages, copy.source_generations)
+                handle = self.transport.post(Direction.READ, target.region, peer, parts, copy.deadline, announced)
             except TransferError as error:
                 problem = error
             else:
@@ -95,7 +97,7 @@ def _compare(copy: StartCopy, target: Target, peer: Peer, when: str) -> Transfer
             found = look(pages)
         except ValueError as error:
             return TransferError("source_lost", f"the {side}'s page table could not be read {when} the copy: {error}")
-        if found != expected:
+        if found is not None and found != expected:
             page, wanted, there = next(one for one in zip(pages, expected, found, strict=True) if one[1] != one[2])
             text = f"{side} page {page} is of generation {there} {when} the copy, announced was {wanted}"
             return TransferError("stale_pages", text)

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from kvstore.errors import PoolClosed, TransferError
+from kvstore.device import CPU
+from kvstore.errors import PagesElsewhere, PoolClosed, TransferError
 from kvstore.page_pool import MemoryHost, PagePool, PoolInfo
-from kvstore.transfer.base import Completion, Descriptor, Direction, Peer
+from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages
 
 # 2 MiB take 0.2 to 0.4 ms, 1 ms on a busy host; larger pieces are not copied any faster.
 DEFAULT_QUANTUM_BYTES: Final = 2 << 20
@@ -65,8 +66,14 @@ class ShmTransport:
         """See `Transport`."""
         return len(self._posted)
 
+    @property
+    def pause_s(self) -> float:
+        """See `Transport`: `poll` does the work itself."""
+        return 0.0
+
     def register(self, pool: PagePool) -> int:
         """See `Transport`."""
+        _require_host(pool)
         region = len(self._regions)
         self._regions[region] = pool
         return region
@@ -77,7 +84,13 @@ class ShmTransport:
 
     def connect(self, address: str) -> MappedPeer:
         """See `Transport`."""
-        peer = MappedPeer(self._host.open(address, writable=False))
+        pool = self._host.open(address, writable=False)
+        try:
+            _require_host(pool)
+        except PagesElsewhere:
+            pool.close()
+            raise
+        peer = MappedPeer(pool)
         self._peers.append(peer)
         return peer
 
@@ -92,7 +105,13 @@ class ShmTransport:
         self._peers = [known for known in self._peers if known is not peer]
 
     def post(
-        self, direction: Direction, region: int, peer: Peer, descriptors: Sequence[Descriptor], deadline: float
+        self,
+        direction: Direction,
+        region: int,
+        peer: Peer,
+        descriptors: Sequence[Descriptor],
+        deadline: float,
+        source: SourcePages | None = None,
     ) -> int:
         """See `Transport`. The source is mapped read-only, so there is no WRITE."""
         if direction is not Direction.READ or not isinstance(peer, MappedPeer):
@@ -174,3 +193,8 @@ class ShmTransport:
             copy.error = TransferError(PoolClosed.code, "a pool was closed while its pages were copied")
         copy.num_bytes += done
         return done
+
+
+def _require_host(pool: PagePool) -> None:
+    if pool.info.device != CPU:
+        raise PagesElsewhere(f"the pages of {pool.path} lie on {pool.info.device}: `shm` copies in host memory only")

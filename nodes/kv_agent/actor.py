@@ -7,25 +7,27 @@ announced pages into granted ones. All decisions are in `core.py`; this file rec
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import ClassVar, assert_never
+from typing import TYPE_CHECKING, ClassVar, assert_never
 
 import msgspec
 
-from kvstore.errors import KVError, TransferError
+from kvstore.cuda_pool import CudaHost
+from kvstore.errors import DeviceError, DeviceFault, KVError, TransferError
 from kvstore.page_pool import MemoryHost, PagePool, ShmHost
-from kvstore.protocol import CloseGrant, MapPool, OpenGrant, PagesReady, PoolHandle
-from kvstore.transfer.base import Peer, Transport
-from kvstore.transfer.puller import PagePuller, Target
+from kvstore.protocol import CloseGrant, ClosePair, MapPool, OfferPair, OpenGrant, PagesReady, PoolHandle, SendPages
+from kvstore.transfer.base import Peer
+from kvstore.transfer.nccl_link import LinkMaker, NcclLinks
+from kvstore.transfer.pair import PAIR_ABORTED
 from kvstore.transfer.session import CopyEnded
-from kvstore.transfer.shm import ShmTransport
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
 from mesh.errors import CallError
 from mesh.message import HotMessage, Message
 from mesh.transport.base import Buffer
-from nodes.kv_agent.config import KVAgentConfig
+from nodes.kv_agent.config import NCCL, KVAgentConfig
 from nodes.kv_agent.core import AgentCore, Bounds, Pool
+from nodes.kv_agent.couriers import MeshCourier
 from nodes.kv_agent.events import (
     CancelPull,
     CloseAsked,
@@ -49,20 +51,31 @@ from nodes.kv_agent.events import (
     UnmapForeign,
 )
 from nodes.kv_agent.pools import take_pool
+from nodes.kv_agent.pullers import Pullers, make_transports
 from nodes.roles import KV_AGENT, NODE_CODEC, KVAgentAttributes
+
+if TYPE_CHECKING:
+    from kvstore.transfer.puller import Target
 
 
 class KVAgent(Actor):
-    """See the module. `host` is where pools live: files by default, the heap in simulations."""
+    """See the module. `host` is where pools live: files by default, the heap in simulations.
+
+    `links` makes NCCL communicators, if the configuration wants any.
+    With pools on CUDA devices its process must be spawned, not forked (see `kvstore/cuda_memory.py`).
+    """
 
     role: ClassVar[str] = KV_AGENT
     codec: ClassVar[Codec] = NODE_CODEC
 
-    def __init__(self, config: KVAgentConfig, host: MemoryHost | None = None) -> None:
+    def __init__(self, config: KVAgentConfig, host: MemoryHost | None = None, links: LinkMaker | None = None) -> None:
         self._config = config
-        self._host: MemoryHost = host or ShmHost(config.directory)
-        self._transport: Transport = ShmTransport(self._host, config.quantum_bytes)
-        self._puller = PagePuller(self._transport)
+        self._host: MemoryHost = host or CudaHost(ShmHost(config.directory))
+        self._pairs = None
+        if config.device_transport == NCCL:
+            self._pairs = MeshCourier(self, links or NcclLinks(), config.pair_timeout_s, self._keep_pumping)
+        remote = self._pairs.transport if self._pairs is not None else None
+        self._puller = Pullers(make_transports(config, self._host), remote)
         self._pools: dict[str, PagePool] = {}
         self._targets: dict[str, Target] = {}
         self._peers: dict[SourceId, Peer] = {}
@@ -83,13 +96,14 @@ class KVAgent(Actor):
             pool, found = take_pool(self._host, self._config.prefix + wanted.group, wanted, self.ctx.address.epoch)
             self._pools[wanted.group] = pool
             self._targets[wanted.group] = self._puller.target(pool)
-            facts.append(Pool(wanted.group, pool.path, pool.num_pages, pool.layout, pool.info.incarnation))
-            self.ctx.log.info("pool", group=wanted.group, found=found, bytes=pool.info.file_bytes, path=pool.path)
+            info = pool.info
+            facts.append(Pool(info.group, pool.path, info.num_pages, info.layout, info.incarnation, info.device))
+            self.ctx.log.info("pool", group=info.group, found=found, bytes=_num_bytes(pool), path=pool.path)
         bounds = Bounds(self._config.max_grants, self._config.max_remembered, self._config.limits)
         self._core = AgentCore(self.ctx.address.actor_id, facts, bounds)
         attributes = KVAgentAttributes(
             groups=sorted(self._pools),
-            transports=[self._transport.name],
+            transports=self._puller.names,
             incarnations={group: pool.info.incarnation for group, pool in self._pools.items()},
         )
         self.ctx.announce(**msgspec.structs.asdict(attributes))
@@ -98,12 +112,18 @@ class KVAgent(Actor):
         """Announcements of prefill schedulers."""
         if isinstance(message, PagesReady):
             self._handle(PagesAnnounced(sender, message))
+        elif isinstance(message, ClosePair) and self._pairs is not None:
+            self._pairs.transport.pair_failed(message.pair, PAIR_ABORTED, f"{sender.actor_id} has closed it")
+            self._keep_pumping()
         else:
             super().on_tell(sender, message, buffers)
 
     def on_ask(self, call: Call) -> None:
         """Where a pool lies; grants."""
         message = call.message
+        if isinstance(message, OfferPair | SendPages) and self._pairs is not None:
+            self._pairs.on_ask(call)
+            return
         if not isinstance(message, MapPool | OpenGrant | CloseGrant):
             super().on_ask(call)
             return
@@ -123,6 +143,8 @@ class KVAgent(Actor):
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         """Grants of a lost holder are revoked, transfers from a lost source end."""
+        if self._pairs is not None:
+            self._pairs.transport.agent_lost(peer.actor_id)
         self._handle(PeerGone(peer, reason))
 
     async def drain(self) -> None:
@@ -137,9 +159,13 @@ class KVAgent(Actor):
         for timer in (self._timer, self._pumping):
             if timer is not None:
                 timer.cancel()
-        self._transport.close()
+        self._puller.close()
         for pool in self._pools.values():
-            pool.close()
+            try:
+                pool.close()
+            except DeviceError as error:
+                # What it has on a device that failed goes with this process.
+                self.ctx.log.warning("pool not freed", group=pool.info.group, why=error.message)
             if self._config.unlink_on_stop:
                 self._host.unlink(pool.path)
         self._pools.clear()
@@ -150,7 +176,7 @@ class KVAgent(Actor):
         figures = self._core.gauges()
         for group, pool in self._pools.items():
             figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pool.num_pages - 1)
-            figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(pool.info.file_bytes)
+            figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(_num_bytes(pool))
         return figures
 
     # inside
@@ -218,13 +244,14 @@ class KVAgent(Actor):
         """The mapping of a source pool; one of the agent's own is mapped read-only like any other."""
         peer = self._peers.get(source)
         if peer is None:
-            peer = self._peers[source] = self._transport.connect(self._pools[source.group].path)
+            peer = self._peers[source] = self._puller.connect(self._own_handle(source), is_own=True)
         return peer
 
     async def _map_foreign(self, source: SourceId) -> None:
         try:
             answer = await self.ctx.ask(source.agent, MapPool(group=source.group), timeout_s=self._config.limits.map_s)
-            peer = self._transport.connect(self._path(source, answer.message))
+            handle = self._handle_of(source, answer.message)
+            peer = self._puller.connect(handle, is_own=False)
         except CallError as error:
             self._handle(SourceRefused(source, error.code, f"asking {source.agent} for its pool: {error.message}"))
         except KVError as error:
@@ -234,16 +261,28 @@ class KVAgent(Actor):
             self._peers[source] = peer
             self._handle(SourceMapped(source, peer.info.incarnation, peer.info.layout.digest))
 
+    def _own_handle(self, source: SourceId) -> PoolHandle:
+        pool = self._pools[source.group]
+        return PoolHandle(
+            group=source.group,
+            agent=source.agent,
+            path=pool.path,
+            num_pages=pool.num_pages,
+            layout=pool.layout,
+            incarnation=pool.info.incarnation,
+            device=pool.info.device,
+        )
+
     @staticmethod
-    def _path(source: SourceId, answer: object) -> str:
+    def _handle_of(source: SourceId, answer: object) -> PoolHandle:
         if isinstance(answer, PoolHandle):
-            return answer.path
+            return answer
         raise TransferError("bad_answer", f"{source.agent} answered MapPool with {type(answer).__name__}")
 
     def _unmap(self, source: SourceId) -> None:
         peer = self._peers.pop(source, None)
         if peer is not None:
-            self._transport.disconnect(peer)
+            self._puller.disconnect(peer)
 
     def _set_timer(self) -> None:
         deadline = self._core.next_deadline
@@ -263,11 +302,19 @@ class KVAgent(Actor):
 
     def _keep_pumping(self) -> None:
         if self._pumping is None and self._puller.is_busy:
-            self._pumping = self.ctx.later(0.0, self._pump)
+            self._pumping = self.ctx.later(self._puller.pause_s, self._pump)
 
     def _pump(self) -> None:
         """Copy for a moment, then let the loop breathe."""
         self._pumping = None
         for ended in self._puller.pump(self.ctx.now()):
             self._handle(CopyDone(ended.grant_id, ended.event, ended.num_bytes))
+            if ended.event.code == DeviceFault.code:
+                # Nothing that this process does on the device succeeds any more; the next one makes the pools again.
+                self.ctx.end(f"a device failed: {ended.event.message}")
         self._keep_pumping()
+
+
+def _num_bytes(pool: PagePool) -> int:
+    """Bytes of file and pages, wherever they lie."""
+    return pool.info.pages_offset + pool.info.pages_bytes

@@ -5,9 +5,15 @@ from typing import Final
 
 import msgspec
 
+from kvstore.device import CPU, memory_kind
+from kvstore.errors import DeviceUnavailable
 from kvstore.layout import KVLayout
+from kvstore.transfer.cuda_ipc import DEFAULT_COPIES_PER_POLL
 from kvstore.transfer.session import SessionLimits
 from kvstore.transfer.shm import DEFAULT_QUANTUM_BYTES
+
+CUDA_IPC: Final = "cuda_ipc"
+NCCL: Final = "nccl"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -17,24 +23,34 @@ class ConfigError(ValueError):
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool of one worker group: `num_pages` pages, the padding page included."""
+    """The pool of one worker group: `num_pages` pages, the padding page included.
+
+    `device` is where its pages lie: `cpu` (shared memory of the host) or `cuda:N`.
+    """
 
     group: str
     num_pages: int
     layout: KVLayout
+    device: str = CPU
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.group):
             raise ConfigError(f"group {self.group!r} must be letters, digits, '.', '_' or '-' (it names a file)")
         if self.num_pages < 2:
             raise ConfigError(f"pool of {self.group} needs at least 2 pages (page 0 is padding), got {self.num_pages}")
+        try:
+            memory_kind(self.device)
+        except DeviceUnavailable as error:
+            raise ConfigError(f"pool of {self.group}: {error.message}") from None
 
 
 class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The pools of one host. A segment's name is `prefix` + group, in `directory`; `prefix` names user and mesh.
 
     `unlink_on_stop` False leaves the segments to the next agent also after an orderly stop. `quantum_bytes` are copied
-    at a time, between two looks at the loop's other work.
+    at a time, between two looks at the loop's other work; on devices so many are `copies_per_poll` copies begun.
+    `device_transport` is how pages on devices of other agents come: `cuda_ipc` (same host) or `nccl`, for which a
+    communicator with each of them must be made within `pair_timeout_s`. Nothing else is tried where it fails.
     """
 
     pools: list[PoolConfig]
@@ -42,6 +58,9 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = "kvmesh-"
     unlink_on_stop: bool = True
     quantum_bytes: int = DEFAULT_QUANTUM_BYTES
+    copies_per_poll: int = DEFAULT_COPIES_PER_POLL
+    device_transport: str = CUDA_IPC
+    pair_timeout_s: float = 20.0
     max_grants: int = 4096
     max_remembered: int = 4096
     limits: SessionLimits = SessionLimits()
@@ -52,3 +71,7 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"groups of a kv_agent must differ, got {', '.join(groups)}")
         if not _NAME.fullmatch(self.prefix):
             raise ConfigError(f"prefix {self.prefix!r} must be letters, digits, '.', '_' or '-' (it names files)")
+        if self.device_transport not in (CUDA_IPC, NCCL):
+            raise ConfigError(f"device_transport is {CUDA_IPC!r} or {NCCL!r}, not {self.device_transport!r}")
+        if self.device_transport == NCCL and all(pool.device == CPU for pool in self.pools):
+            raise ConfigError(f"device_transport {NCCL!r} moves pages on devices: give the pools a device")

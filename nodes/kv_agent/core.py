@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, assert_never
 
+from kvstore.device import CPU
 from kvstore.layout import PADDING_PAGE, KVLayout
 from kvstore.protocol import GrantClosed, GrantOpened, OpenGrant, PoolHandle, TransferFailed
 from kvstore.transfer import session as transfer
@@ -50,6 +51,7 @@ class Pool(NamedTuple):
     num_pages: int
     layout: KVLayout
     incarnation: int
+    device: str = CPU
 
 
 class Bounds(NamedTuple):
@@ -175,6 +177,7 @@ class AgentCore:
             num_pages=pool.num_pages,
             layout=pool.layout,
             incarnation=pool.incarnation,
+            device=pool.device,
         )
         return Reply(event.call, handle)
 

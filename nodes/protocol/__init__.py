@@ -18,13 +18,18 @@ attempt it is about.
 from kvstore.protocol import (
     CacheEvents,
     CloseGrant,
+    ClosePair,
     GrantClosed,
     GrantOpened,
     MapPool,
+    OfferPair,
     OpenGrant,
     PagesPulled,
     PagesReady,
+    PagesSent,
+    PairAccepted,
     PoolHandle,
+    SendPages,
     TransferFailed,
 )
 from nodes.protocol.attempts import (
@@ -82,6 +87,11 @@ NodeMessage = (
     | CloseGrant
     | GrantClosed
     | CacheEvents
+    | OfferPair
+    | PairAccepted
+    | SendPages
+    | PagesSent
+    | ClosePair
     | Prepare
     | Prepared
     | Route
@@ -120,6 +130,7 @@ __all__ = [
     "CancelPrefill",
     "ChooseRoute",
     "CloseGrant",
+    "ClosePair",
     "Detokenize",
     "Detokenized",
     "Dismiss",
@@ -129,9 +140,12 @@ __all__ = [
     "Load",
     "MapPool",
     "NodeMessage",
+    "OfferPair",
     "OpenGrant",
     "PagesPulled",
     "PagesReady",
+    "PagesSent",
+    "PairAccepted",
     "PoolHandle",
     "PrefillAccepted",
     "PrefillCancelled",
@@ -144,6 +158,7 @@ __all__ = [
     "ResendFrom",
     "Route",
     "RowError",
+    "SendPages",
     "StepPlan",
     "StepResult",
     "StepRow",

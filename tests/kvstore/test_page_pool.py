@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvstore import page_pool
+from kvstore import pool_header
 from kvstore.allocator import PageState
 from kvstore.errors import (
     PoolBusy,
@@ -122,11 +122,11 @@ def test_damaged_headers_are_told_apart(
 
 
 def test_a_header_of_other_fields_is_torn(shm: ShmHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_pool.msgspec.msgpack, "encode", lambda _: b"\xc0")
-    header = page_pool.encode_header(INFO)
+    monkeypatch.setattr(pool_header.msgspec.msgpack, "encode", lambda _: b"\xc0")
+    header = pool_header.encode_header(INFO)
     monkeypatch.undo()
     with pytest.raises(PoolTorn, match="cannot be read"):
-        page_pool.decode_header(header, "x", 10**9)
+        pool_header.decode_header(header, "x", 10**9)
 
 
 def test_short_files_are_torn(shm: ShmHost) -> None:
@@ -145,7 +145,9 @@ def header_of(**fields: object) -> bytes:
     sound = msgspec.to_builtins(INFO)
     sound["layout"] |= {name: fields.pop(name) for name in list(fields) if name in sound["layout"]}
     body = msgspec.msgpack.encode({**sound, **fields})
-    return (page_pool._PREFIX.pack(page_pool.MAGIC, 1, len(body), zlib.crc32(body)) + body).ljust(HEADER_BYTES, b"\0")
+    return (pool_header._PREFIX.pack(pool_header.MAGIC, 1, len(body), zlib.crc32(body)) + body).ljust(
+        HEADER_BYTES, b"\0"
+    )
 
 
 @pytest.mark.parametrize("fields", [{"num_pages": 1}, {"num_pages": -5}, {"page_size": 0}, {"dtype": "int3"}])

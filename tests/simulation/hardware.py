@@ -45,7 +45,8 @@ class SlowWorker(WorkerActor):
 def slow_down(agent: KVAgent, copy_s: float, dice: random.Random) -> None:
     """Have each quantum of a copy take `copy_s`, and let a cancelled copy write on for up to twelve of them."""
     later = agent.ctx.later
-    transport: Any = agent._puller.transport
+    transport: Any
+    [transport] = agent._puller.transports
     cancel = transport.cancel
     agent.ctx.later = lambda delay_s, *callback: later(delay_s or copy_s, *callback)  # type: ignore[method-assign]
     transport.cancel = lambda handle: later(dice.random() * 12 * copy_s, cancel, handle)

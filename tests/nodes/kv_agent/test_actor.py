@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from kvstore.allocator import PageState
+from kvstore.cuda_pool import CudaHost
 from kvstore.errors import PoolBusy, PoolMissing
 from kvstore.layout import KVLayout
 from kvstore.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo, ShmHost
@@ -555,5 +556,5 @@ def test_settings_that_cannot_be_used(make: Callable[[], object], words: str) ->
 
 def test_files_are_the_default(tmp_path: Path) -> None:
     agent = KVAgent(config("d", directory=str(tmp_path)))
-    assert isinstance(agent._host, ShmHost)
-    assert agent._host.directory == tmp_path
+    assert isinstance(agent._host, CudaHost)
+    assert agent._host.path("x") == str(tmp_path / "x")

@@ -1,0 +1,257 @@
+"""Memory of CUDA devices: allocating what other processes can open, opening what they made, copying between the two.
+
+`DeviceMemory` is the seam; `load_cupy_memory` makes the one implementation, over CuPy's bindings of the CUDA runtime.
+The only file that imports CuPy, and only when device memory is first used: a process that never does needs neither
+CuPy nor a driver. Used by `cuda_pool.py` and `transfer/cuda_ipc.py`.
+
+A process that was forked after CUDA was used in its parent cannot use it; those that come here are spawned. Calls are
+made from any one thread at a time: the current device belongs to the thread, so each call sets it.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Generator, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from kvstore.errors import DeviceError, DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
+
+HANDLE_BYTES: Final = 64
+
+# cudaMalloc cuts small allocations out of one of 2 MiB, and a handle always names the whole one: what is a multiple of
+# it begins where its handle's allocation begins.
+_GRANULE_BYTES: Final = 2 << 20
+
+# cudaError_t; CuPy does not name these.
+_MEMORY_ALLOCATION: Final = 2
+_INITIALIZATION: Final = 3
+_NOT_READY: Final = 600
+_UNAVAILABLE: Final = frozenset({_INITIALIZATION, 35, 46, 100, 101, 802, 803})
+_FIRST_FAULT: Final = 700
+
+_LAZY_ENABLE_PEER_ACCESS: Final = 1
+
+
+class CopyRange(NamedTuple):
+    """Bytes to copy between two device addresses of this process."""
+
+    destination: int
+    source: int
+    num_bytes: int
+
+
+class CopyMark(Protocol):
+    """A point in a stream."""
+
+    def is_done(self) -> bool:
+        """Whether all that was put into the stream before this point has ended. Raises DeviceFault."""
+        ...
+
+    def wait(self) -> None:
+        """Block until it has. Raises DeviceFault."""
+        ...
+
+
+class CopyStream(Protocol):
+    """An order of copies that waits for nothing else on the device."""
+
+    def copy(self, ranges: Sequence[CopyRange]) -> CopyMark:
+        """Begin copies between device memories; the mark tells when they have ended.
+
+        Raises DeviceFault; none of the copies runs any more then.
+        """
+        ...
+
+
+class DeviceMemory(Protocol):
+    """Memory of the CUDA devices that this process sees. Devices are named by their ordinal."""
+
+    def num_devices(self) -> int:
+        """How many devices there are. Raises DeviceUnavailable."""
+        ...
+
+    def usage(self, device: int) -> tuple[int, int]:
+        """Bytes that are free, and bytes that there are. Raises DeviceUnavailable."""
+        ...
+
+    def allocate(self, device: int, num_bytes: int) -> int:
+        """The address of an allocation of its own, zeroed, that can be exported.
+
+        Raises DeviceExhaustedMemory, DeviceUnavailable.
+        """
+        ...
+
+    def free(self, device: int, pointer: int) -> None:
+        """Give an allocation back. Nothing may use it any more, in any process."""
+        ...
+
+    def export(self, device: int, pointer: int) -> bytes:
+        """The handle, 64 bytes, by which another process of this host opens an allocation. Raises DeviceFault."""
+        ...
+
+    def open(self, device: int, handle: bytes) -> int:
+        """The address in this process of what another one allocated on `device`; not for what this one allocated.
+
+        Raises DeviceHandleInvalid, DeviceUnavailable.
+        """
+        ...
+
+    def close(self, device: int, pointer: int) -> None:
+        """Give up what `open` returned. No copy may use it any more."""
+        ...
+
+    def stream(self, device: int) -> CopyStream:
+        """A new stream of copies, for destinations on `device`. Raises DeviceUnavailable."""
+        ...
+
+
+def load_cupy_memory() -> DeviceMemory:
+    """Device memory through CuPy. Raises DeviceUnavailable if CuPy is missing or cannot be loaded."""
+    return CupyMemory(_cupy())
+
+
+def _cupy() -> Any:
+    try:
+        return importlib.import_module("cupy")
+    except ImportError as error:
+        raise DeviceUnavailable(
+            f"CuPy cannot be imported ({error}): install kvmesh[cuda13], or kvmesh[cuda12] for a driver of CUDA 12"
+        ) from None
+
+
+class CupyMemory:
+    """See `DeviceMemory`. `cupy` is the module."""
+
+    def __init__(self, cupy: Any) -> None:
+        self._cupy = cupy
+        self._runtime = cupy.cuda.runtime
+
+    def num_devices(self) -> int:
+        """See `DeviceMemory`."""
+        with self._errors("counting devices"):
+            return int(self._runtime.getDeviceCount())
+
+    def usage(self, device: int) -> tuple[int, int]:
+        """See `DeviceMemory`."""
+        with self._on(device, "asking for its free memory"):
+            free_bytes, total_bytes = self._runtime.memGetInfo()
+        return int(free_bytes), int(total_bytes)
+
+    def allocate(self, device: int, num_bytes: int) -> int:
+        """See `DeviceMemory`. Takes whole 2 MiB; not from CuPy's memory pool, whose handles name other arrays too."""
+        size = -(-num_bytes // _GRANULE_BYTES) * _GRANULE_BYTES
+        with self._on(device, f"allocating {size} bytes"):
+            try:
+                pointer = int(self._runtime.malloc(size))
+            except self._runtime.CUDARuntimeError as error:
+                if error.status != _MEMORY_ALLOCATION:
+                    raise
+                free_bytes, total_bytes = self._runtime.memGetInfo()
+                raise DeviceExhaustedMemory(f"cuda:{device}", size, int(free_bytes), int(total_bytes)) from None
+            try:
+                self._runtime.memset(pointer, 0, size)
+                self._runtime.deviceSynchronize()
+            except BaseException:
+                self._runtime.free(pointer)
+                raise
+        return pointer
+
+    def free(self, device: int, pointer: int) -> None:
+        """See `DeviceMemory`."""
+        with self._on(device, "freeing memory"):
+            self._runtime.free(pointer)
+
+    def export(self, device: int, pointer: int) -> bytes:
+        """See `DeviceMemory`."""
+        with self._on(device, "exporting memory"):
+            return bytes(self._runtime.ipcGetMemHandle(pointer))
+
+    def open(self, device: int, handle: bytes) -> int:
+        """See `DeviceMemory`."""
+        if len(handle) != HANDLE_BYTES:
+            raise DeviceHandleInvalid(f"a handle of device memory has {HANDLE_BYTES} bytes, this one has {len(handle)}")
+        with self._on(device, "opening another process's memory", DeviceHandleInvalid):
+            return int(self._runtime.ipcOpenMemHandle(handle, _LAZY_ENABLE_PEER_ACCESS))
+
+    def close(self, device: int, pointer: int) -> None:
+        """See `DeviceMemory`."""
+        with self._on(device, "closing another process's memory"):
+            self._runtime.ipcCloseMemHandle(pointer)
+
+    def stream(self, device: int) -> "_CupyStream":
+        """See `DeviceMemory`. Non-blocking: it does not wait for the legacy default stream, nor that for it."""
+        with self._on(device, "making a stream"):
+            return _CupyStream(self, device, self._cupy.cuda.Stream(non_blocking=True))
+
+    def copy(self, device: int, stream: Any, ranges: Sequence[CopyRange]) -> "_CupyMark":
+        """Put copies into a stream of `device`, and a mark after them."""
+        runtime = self._runtime
+        with self._on(device, "copying pages"):
+            event = self._cupy.cuda.Event(disable_timing=True)
+            try:
+                for destination, source, num_bytes in ranges:
+                    runtime.memcpyAsync(destination, source, num_bytes, runtime.memcpyDefault, stream.ptr)
+                stream.record(event)
+            except BaseException:
+                # Without its mark nobody could tell when those that were begun have ended.
+                stream.synchronize()
+                raise
+        return _CupyMark(self, device, event)
+
+    def is_done(self, device: int, event: Any) -> bool:
+        """Whether an event has happened. Not `Event.done`, to which a fault looks like an event that never comes."""
+        with self._on(device, "looking at a copy"):
+            status = int(self._runtime.eventQuery(event.ptr))
+            if status not in (0, _NOT_READY):
+                raise self._runtime.CUDARuntimeError(status)
+        return status == 0
+
+    def wait(self, device: int, event: Any) -> None:
+        """Block until an event has happened."""
+        with self._on(device, "waiting for a copy"):
+            event.synchronize()
+
+    @contextlib.contextmanager
+    def _on(self, device: int, what: str, otherwise: type[DeviceError] = DeviceFault) -> Generator[None, None, None]:
+        with self._errors(f"{what} on cuda:{device}", otherwise):
+            self._runtime.setDevice(device)
+            yield
+
+    @contextlib.contextmanager
+    def _errors(self, what: str, otherwise: type[DeviceError] = DeviceFault) -> Generator[None, None, None]:
+        """CUDA's errors as ours; `otherwise` is what those are that say neither that there is no device nor a fault."""
+        try:
+            yield
+        except self._runtime.CUDARuntimeError as error:
+            status = int(error.status)
+            text = f"{what} failed: {error}"
+            if status in _UNAVAILABLE:
+                hint = "; was the process forked after its parent used CUDA?" if status == _INITIALIZATION else ""
+                raise DeviceUnavailable(f"{text}{hint}; see nvidia-smi for devices and driver") from None
+            if status >= _FIRST_FAULT:
+                raise DeviceFault(
+                    f"{text}; this process cannot use the device any more and has to be replaced"
+                ) from None
+            raise otherwise(text) from None
+
+
+class _CupyStream:
+    def __init__(self, memory: CupyMemory, device: int, stream: Any) -> None:
+        self._memory = memory
+        self._device = device
+        self._stream = stream
+
+    def copy(self, ranges: Sequence[CopyRange]) -> "_CupyMark":
+        return self._memory.copy(self._device, self._stream, ranges)
+
+
+class _CupyMark:
+    def __init__(self, memory: CupyMemory, device: int, event: Any) -> None:
+        self._memory = memory
+        self._device = device
+        self._event = event
+
+    def is_done(self) -> bool:
+        return self._memory.is_done(self._device, self._event)
+
+    def wait(self) -> None:
+        self._memory.wait(self._device, self._event)

@@ -1,0 +1,39 @@
+"""Names of devices, and what a pool's pages are on one: an address and a length, nothing that computes."""
+
+import re
+from typing import Final, NamedTuple
+
+from kvstore.errors import DeviceUnavailable
+
+CPU: Final = "cpu"
+CUDA: Final = "cuda"
+
+_CUDA_DEVICE: Final = re.compile(r"cuda(?::(\d{1,3}))?")
+
+
+class DevicePages(NamedTuple):
+    """The pages of a pool in device memory, page 0 first.
+
+    `device` is the CUDA ordinal, `pointer` the device address in this process (another process has another one),
+    `num_bytes` is `num_pages * layout.page_bytes`. Not owned: whoever holds it must not use it after its pool's close.
+    """
+
+    device: int
+    pointer: int
+    num_bytes: int
+
+
+def memory_kind(device: str) -> str:
+    """`cpu` or `cuda`: what kind of memory a device's name means. Raises DeviceUnavailable for any other name."""
+    if device == CPU:
+        return CPU
+    cuda_ordinal(device)
+    return CUDA
+
+
+def cuda_ordinal(device: str) -> int:
+    """The ordinal in `cuda` (0) or `cuda:N`. Raises DeviceUnavailable for any other name."""
+    match = _CUDA_DEVICE.fullmatch(device)
+    if match is None:
+        raise DeviceUnavailable(f"there is no device called {device!r}: give 'cpu' or 'cuda:N', as in 'cuda:0'")
+    return int(match[1] or 0)

@@ -1,0 +1,271 @@
+"""Pages between CUDA pools of one host: the destination's agent copies, on the device, out of the source pool.
+
+Copies go into a stream of their own for each destination device. `poll` puts a bounded number into it and asks the
+marks behind them whether they have ended, so the agent's loop never waits for a device. What is in a stream cannot be
+called back: a transfer that is cancelled or late puts nothing more in, and its completion comes when what it put in
+has ended, since until then its pages may still be written.
+
+No event crosses processes. Pages are announced after their worker has seen the step's tokens on the host, so the
+source is written; and they are said to be pulled after the mark behind them, so whoever reads them next does so later.
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from kvstore.cuda_memory import CopyMark, CopyRange, CopyStream
+from kvstore.cuda_pool import CudaHost
+from kvstore.device import CPU, DevicePages
+from kvstore.errors import DeviceError, KVError, PagesElsewhere, TransferError
+from kvstore.page_pool import PagePool
+from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages
+
+# Putting a copy into a stream takes 3 to 5 microseconds [not yet measured here], so a poll takes about a millisecond.
+DEFAULT_COPIES_PER_POLL: Final = 256
+
+# 1,024 polls that find nothing to do take a few milliseconds, ten times what a large transfer takes; who is slower
+# than that (a device under load, another device) is looked at once a millisecond.
+_EAGER_POLLS: Final = 1024
+_PAUSE_S: Final = 0.001
+
+
+class DevicePeer:
+    """A foreign pool with its pages open on the device."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+        self.info = pool.info
+        self.pages: DevicePages = pool.device_pages
+        self._table = pool.table()
+
+    def generations(self, pages: Sequence[int]) -> list[int]:
+        """See `Peer`."""
+        return self._table.peek_generations(pages)
+
+
+class _Copy:
+    """One posted transfer: what is not in the stream yet, and the mark behind what is."""
+
+    __slots__ = ("deadline", "error", "handle", "local", "mark", "num_bytes", "parts", "peer")
+
+    def __init__(
+        self, handle: int, local: PagePool, peer: DevicePeer, parts: deque[Descriptor], deadline: float
+    ) -> None:
+        self.handle = handle
+        self.local = local
+        self.peer = peer
+        self.parts = parts
+        self.deadline = deadline
+        self.mark: CopyMark | None = None
+        self.num_bytes = 0
+        self.error: TransferError | None = None
+
+
+class CudaIpcTransport:
+    """`Transport` between pools on the devices of one host."""
+
+    name = "cuda_ipc"
+
+    def __init__(self, host: CudaHost, copies_per_poll: int = DEFAULT_COPIES_PER_POLL) -> None:
+        self._host = host
+        self._copies_per_poll = copies_per_poll
+        self._regions: dict[int, PagePool] = {}
+        self._peers: list[DevicePeer] = []
+        self._leaving: list[DevicePeer] = []
+        self._posted: deque[_Copy] = deque()
+        self._streams: dict[int, CopyStream] = {}
+        self._last_handle = 0
+        self._num_idle = 0
+
+    @property
+    def num_posted(self) -> int:
+        """See `Transport`."""
+        return len(self._posted)
+
+    @property
+    def pause_s(self) -> float:
+        """See `Transport`."""
+        return 0.0 if self._num_idle < _EAGER_POLLS else _PAUSE_S
+
+    def register(self, pool: PagePool) -> int:
+        """See `Transport`. Raises PagesElsewhere for a pool in host memory."""
+        _require_device(pool)
+        region = len(self._regions)
+        self._regions[region] = pool
+        return region
+
+    def export(self, region: int) -> str:
+        """See `Transport`: the path of the file with header and page table."""
+        return self._regions[region].path
+
+    def connect(self, address: str) -> DevicePeer:
+        """See `Transport`. Opens the pages: an error of the device is one of this call."""
+        pool = self._host.open(address, writable=False)
+        try:
+            _require_device(pool)
+            peer = DevicePeer(pool)
+        except BaseException:
+            pool.close()
+            raise
+        self._peers.append(peer)
+        return peer
+
+    def disconnect(self, peer: Peer) -> None:
+        """See `Transport`. The handle is closed when no copy reads through it any more."""
+        for copy in self._posted:
+            if copy.peer is peer:
+                _end(copy, TransferError("source_lost", f"the pool of {peer.info.group} was given up"))
+        self._leaving += [known for known in self._peers if known is peer]
+        self._peers = [known for known in self._peers if known is not peer]
+        self._close_unused()
+
+    def post(
+        self,
+        direction: Direction,
+        region: int,
+        peer: Peer,
+        descriptors: Sequence[Descriptor],
+        deadline: float,
+        source: SourcePages | None = None,
+    ) -> int:
+        """See `Transport`. Reads only: an agent writes into its own pools and no others."""
+        if direction is not Direction.READ or not isinstance(peer, DevicePeer):
+            raise TransferError("unsupported", f"{self.name} only reads from pools that it has opened itself")
+        local = self._regions[region]
+        for part in descriptors:
+            fits = (
+                part.num_bytes > 0
+                and 0 <= part.local_offset <= local.info.pages_bytes - part.num_bytes
+                and 0 <= part.remote_offset <= peer.info.pages_bytes - part.num_bytes
+            )
+            if not fits:
+                raise TransferError("bad_descriptor", f"{part} lies outside the pools")
+        self._last_handle += 1
+        self._posted.append(_Copy(self._last_handle, local, peer, deque(merge(descriptors)), deadline))
+        self._num_idle = 0
+        return self._last_handle
+
+    def poll(self, now: float) -> list[Completion]:
+        """See `Transport`. Begins at most `copies_per_poll` copies, dealt out in turns, and waits for none."""
+        ended: list[Completion] = []
+        budget = self._copies_per_poll
+        for _ in range(len(self._posted)):
+            copy = self._posted.popleft()
+            if copy.error is None and now >= copy.deadline:
+                _end(copy, TransferError("deadline_exceeded", _progress(copy)))
+            if copy.parts and budget > 0:
+                budget -= self._advance(copy, budget)
+            if not copy.parts and _has_settled(copy):
+                ended.append(Completion(copy.handle, copy.num_bytes, copy.error))
+            else:
+                self._posted.append(copy)
+        # Whoever came first in this poll comes last in the next.
+        self._posted.rotate(-1)
+        self._num_idle = 0 if ended or budget < self._copies_per_poll else self._num_idle + 1
+        if ended:
+            self._close_unused()
+        return ended
+
+    def cancel(self, handle: int) -> None:
+        """See `Transport`."""
+        for copy in self._posted:
+            if copy.handle == handle:
+                _end(copy, TransferError("cancelled", "the transfer was cancelled"))
+
+    def drain(self) -> list[Completion]:
+        """See `Transport`. Blocks until the devices have done what is in their streams."""
+        ended: list[Completion] = []
+        while self._posted:
+            copy = self._posted.popleft()
+            _end(copy, TransferError("cancelled", "the transfer was cancelled"))
+            if copy.mark is not None:
+                try:
+                    copy.mark.wait()
+                except DeviceError as fault:
+                    copy.error = TransferError(fault.code, fault.message)
+            ended.append(Completion(copy.handle, copy.num_bytes, copy.error))
+        self._close_unused()
+        return ended
+
+    def close(self) -> None:
+        """See `Transport`."""
+        self.drain()
+        for peer in self._peers:
+            _close_pool(peer.pool)
+        self._peers.clear()
+        self._regions.clear()
+        self._streams.clear()
+
+    def _advance(self, copy: _Copy, budget: int) -> int:
+        """Put up to `budget` copies of one transfer into its stream; returns how many it took."""
+        count = min(budget, len(copy.parts))
+        parts = [copy.parts.popleft() for _ in range(count)]
+        try:
+            # Asked for each time: a pool that was closed says so, and its address must not be used.
+            target, source = copy.local.device_pages, copy.peer.pool.device_pages
+            stream = self._streams.get(target.device)
+            if stream is None:
+                stream = self._streams[target.device] = self._host.memory.stream(target.device)
+            ranges = [
+                CopyRange(target.pointer + part.local_offset, source.pointer + part.remote_offset, part.num_bytes)
+                for part in parts
+            ]
+            copy.mark = stream.copy(ranges)
+        except KVError as error:
+            _end(copy, TransferError(error.code, f"{error.message}; {_progress(copy)}"))
+            return 0
+        copy.num_bytes += sum(part.num_bytes for part in parts)
+        return count
+
+    def _close_unused(self) -> None:
+        used = [copy.peer for copy in self._posted]
+        for peer in self._leaving:
+            if not any(one is peer for one in used):
+                _close_pool(peer.pool)
+        self._leaving = [peer for peer in self._leaving if any(one is peer for one in used)]
+
+
+def merge(descriptors: Sequence[Descriptor]) -> list[Descriptor]:
+    """The same bytes in the same order, neighbours at both ends as one: each copy costs its start."""
+    merged: list[Descriptor] = []
+    for part in descriptors:
+        if merged:
+            last = merged[-1]
+            end = last.local_offset + last.num_bytes, last.remote_offset + last.num_bytes
+            if end == (part.local_offset, part.remote_offset):
+                merged[-1] = last._replace(num_bytes=last.num_bytes + part.num_bytes)
+                continue
+        merged.append(part)
+    return merged
+
+
+def _require_device(pool: PagePool) -> None:
+    if pool.info.device == CPU:
+        raise PagesElsewhere(f"the pages of {pool.path} lie in host memory: between them `shm` copies, not `cuda_ipc`")
+
+
+def _close_pool(pool: PagePool) -> None:
+    # A device that has failed cannot close a handle either; what this process had there goes with it.
+    with contextlib.suppress(DeviceError):
+        pool.close()
+
+
+def _end(copy: _Copy, error: TransferError) -> None:
+    """Put nothing more of this transfer into its stream. The first reason stays."""
+    copy.parts.clear()
+    if copy.error is None:
+        copy.error = error
+
+
+def _has_settled(copy: _Copy) -> bool:
+    """Whether nothing of the transfer runs on the device. A fault ends everything there, so nothing does after it."""
+    try:
+        return copy.mark is None or copy.mark.is_done()
+    except DeviceError as fault:
+        copy.error = TransferError(fault.code, fault.message)
+        return True
+
+
+def _progress(copy: _Copy) -> str:
+    return f"{len(copy.parts)} copies were not begun yet, {copy.num_bytes} bytes were"

@@ -1,0 +1,344 @@
+"""Pages between devices that do not share memory: NCCL, over a communicator of two ranks for each pair of agents.
+
+The destination's agent makes the pair (rank 0), receives, and is the only one that writes into its pool, as with every
+transport; the source's agent (rank 1) sends what it is ordered to. Page tables of other hosts cannot be read, so the
+source compares generations before and after it sends, and a transfer is complete when its bytes and that word are in.
+
+`pair.py` decides, `nccl_link.py` talks to NCCL, `Courier` carries messages. Chosen by the operator; where a pair cannot
+be made transfers fail with a reason, and nothing else is tried in its place. Logic tested over a fake; not yet run on a
+GPU.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, assert_never
+
+from kvstore.device import CPU, cuda_ordinal
+from kvstore.errors import DeviceError, KVError, PagesElsewhere, TransferError
+from kvstore.page_pool import PagePool
+from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
+from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages
+from kvstore.transfer.nccl_link import Broken, LinkMaker, Moved, PairLink, Ready, Stopped
+from kvstore.transfer.orders import Courier, RemotePeer, compare_generations, fits, sent_answer
+from kvstore.transfer.pair import PAIR_ABORTED, Abort, Command, Finished, Initialise, Pair, PairPhase, Run
+
+_MAX_PAIRS: Final = 64
+_EAGER_POLLS: Final = 1024
+_PAUSE_S: Final = 0.001
+
+Reply = Callable[[PagesSent], None]
+
+
+class _Half(NamedTuple):
+    """One half of a pair: `agent` is at the other end."""
+
+    name: str
+    agent: str
+    state: Pair
+    link: PairLink
+
+
+class _Receipt(NamedTuple):
+    """A transfer into a pool of this agent."""
+
+    half: _Half
+    peer: RemotePeer
+    ranges: list[tuple[int, int]]
+    order: SendPages
+    num_bytes: int
+
+
+class _Sending(NamedTuple):
+    """A transfer out of a pool of this agent."""
+
+    order: SendPages
+    ranges: list[tuple[int, int]]
+    reply: Reply
+
+
+class NcclTransport:
+    """`Transport` between pools on devices of different agents."""
+
+    name = "nccl"
+
+    def __init__(self, links: LinkMaker, courier: Courier, init_timeout_s: float = 20.0) -> None:
+        self._links = links
+        self._courier = courier
+        self._init_timeout_s = init_timeout_s
+        self._pools: list[PagePool] = []
+        # Halves of both roles by name; those in use for receiving by agent, source's and destination's device.
+        self._halves: dict[str, _Half] = {}
+        self._receiving: dict[tuple[str, str, int], str] = {}
+        self._receipts: dict[int, _Receipt] = {}
+        self._sendings: dict[tuple[str, int], _Sending] = {}
+        self._ended: list[Completion] = []
+        self._last_handle = 0
+        self._num_pairs = 0
+        self._num_idle = 0
+
+    @property
+    def num_posted(self) -> int:
+        """See `Transport`; what is sent for others counts too, and pairs that are being made or given up."""
+        return len(self._ended) + sum(half.state.is_busy for half in self._halves.values())
+
+    @property
+    def pause_s(self) -> float:
+        """See `Transport`."""
+        return 0.0 if self._num_idle < _EAGER_POLLS else _PAUSE_S
+
+    def register(self, pool: PagePool) -> int:
+        """See `Transport`. The pool can be sent from, too."""
+        if pool.info.device == CPU:
+            raise PagesElsewhere(f"the pages of {pool.path} lie in host memory: `nccl` moves pages of devices only")
+        self._pools.append(pool)
+        return len(self._pools) - 1
+
+    def export(self, region: int) -> str:
+        """See `Transport`; others reach the pool by its `PoolHandle` instead."""
+        return self._pools[region].path
+
+    def connect(self, address: str) -> Peer:
+        """See `Transport`. A path says nothing on another host: use `reach`."""
+        raise TransferError("unsupported", f"{self.name} reaches pools by their agents, not by the path {address}")
+
+    def reach(self, handle: PoolHandle) -> RemotePeer:
+        """A foreign pool as its agent describes it. Raises PagesElsewhere: not on a device."""
+        if handle.device == CPU:
+            raise PagesElsewhere(f"the pages of {handle.group} at {handle.agent} lie in host memory, not on a device")
+        return RemotePeer(handle)
+
+    def disconnect(self, peer: Peer) -> None:
+        """See `Transport`. The pair stays for the agent's other pools, until the agent is lost."""
+        gone = TransferError("source_lost", f"the pool of {peer.info.group} was given up")
+        for number, receipt in list(self._receipts.items()):
+            if receipt.peer is peer:
+                self._perform(receipt.half, receipt.half.state.cancel(number, gone))
+
+    def post(
+        self,
+        direction: Direction,
+        region: int,
+        peer: Peer,
+        descriptors: Sequence[Descriptor],
+        deadline: float,
+        source: SourcePages | None = None,
+    ) -> int:
+        """See `Transport`. The deadline also bounds how long the sender tries."""
+        if direction is not Direction.READ or not isinstance(peer, RemotePeer) or source is None:
+            raise TransferError("unsupported", f"{self.name} only reads announced pages of pools that it has reached")
+        pool = self._pools[region]
+        if not fits([(part.local_offset, part.num_bytes) for part in descriptors], pool.info) or not fits(
+            [(part.remote_offset, part.num_bytes) for part in descriptors], peer.info
+        ):
+            raise TransferError("bad_descriptor", "bytes outside the pools")
+        try:
+            pages = pool.device_pages
+            half = self._half_to(peer, pages.device)
+        except KVError as error:
+            raise TransferError(error.code, error.message) from None
+        self._last_handle += 1
+        order = SendPages(
+            pair=half.name,
+            number=self._last_handle,
+            group=peer.info.group,
+            incarnation=peer.info.incarnation,
+            offsets=[part.remote_offset for part in descriptors],
+            sizes=[part.num_bytes for part in descriptors],
+            pages=list(source.pages),
+            generations=list(source.generations),
+            timeout_s=max(0.001, deadline - self._courier.now()),
+        )
+        ranges = [(pages.pointer + part.local_offset, part.num_bytes) for part in descriptors]
+        self._receipts[self._last_handle] = _Receipt(half, peer, ranges, order, sum(order.sizes))
+        self._num_idle = 0
+        self._perform(half, half.state.queue(self._last_handle, deadline))
+        return self._last_handle
+
+    def poll(self, now: float) -> list[Completion]:
+        """See `Transport`. Fetches news, looks at deadlines; nothing in it waits."""
+        before = len(self._ended)
+        for half in list(self._halves.values()):
+            for news in half.link.news():
+                self._num_idle = 0
+                match news:
+                    case Ready():
+                        self._perform(half, half.state.initialised())
+                    case Moved(number):
+                        self._perform(half, half.state.moved(number))
+                    case Broken(message):
+                        self._perform(half, half.state.fail(message))
+                    case Stopped():
+                        self._perform(half, half.state.stopped())
+                    case _:
+                        assert_never(news)
+            self._perform(half, half.state.tick(now))
+            if half.state.phase is PairPhase.ABORTED:
+                del self._halves[half.name]
+                self._receiving = {key: name for key, name in self._receiving.items() if name != half.name}
+        self._num_idle = 0 if before else self._num_idle + 1
+        ended, self._ended = self._ended, []
+        return ended
+
+    def cancel(self, handle: int) -> None:
+        """See `Transport`. What is on its way is waited for: the other end is sending it."""
+        receipt = self._receipts.get(handle)
+        if receipt is not None:
+            cancelled = TransferError("cancelled", "the transfer was cancelled")
+            self._perform(receipt.half, receipt.half.state.cancel(handle, cancelled))
+
+    def drain(self) -> list[Completion]:
+        """See `Transport`. Aborts all pairs and waits until their kernels have ended."""
+        for half in list(self._halves.values()):
+            cancelled = TransferError("cancelled", "the transfer was cancelled")
+            for number in [number for number, receipt in self._receipts.items() if receipt.half is half]:
+                self._perform(half, half.state.cancel(number, cancelled))
+            if half.state.phase is not PairPhase.ABORTED:
+                half.state.fail("this agent stops")
+                half.link.stop()
+                self._courier.close(half.agent, half.name)
+                self._perform(half, half.state.stopped())
+        self._halves.clear()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        """See `Transport`."""
+        self.drain()
+        self._links.close()
+        self._receiving.clear()
+        self._pools.clear()
+
+    # what other agents say
+
+    def take_offer(self, agent: str, offer: OfferPair) -> None:
+        """Another agent wants pages of a pool of this one. Raises TransferError."""
+        pool = self._source(offer.group, offer.incarnation)
+        if offer.layout_digest != pool.layout.digest:
+            raise TransferError("layout_mismatch", f"the pool of {offer.group} has another layout than that of {agent}")
+        if offer.pair in self._halves:
+            return
+        self._require_room()
+        try:
+            link = self._links.link(cuda_ordinal(pool.info.device), offer.unique_id, 1)
+        except DeviceError as error:
+            raise TransferError(error.code, error.message) from None
+        half = self._halves[offer.pair] = _Half(offer.pair, agent, Pair(is_receiver=False), link)
+        self._num_idle = 0
+        self._perform(half, half.state.start(self._courier.now() + offer.timeout_s))
+
+    def take_order(self, agent: str, order: SendPages, reply: Reply) -> None:
+        """Another agent has begun to receive; `reply` is called once."""
+        half = self._halves.get(order.pair)
+        try:
+            if half is None or half.agent != agent or (order.pair, order.number) in self._sendings:
+                raise TransferError(PAIR_ABORTED, f"there is no pair {order.pair} of {agent} here any more")
+            pool = self._source(order.group, order.incarnation)
+            parts = list(zip(order.offsets, order.sizes, strict=False))
+            if len(order.offsets) != len(order.sizes) or not fits(parts, pool.info):
+                raise TransferError("bad_descriptor", "bytes outside the pool were ordered")
+            compare_generations(pool, order, "before")
+            base = pool.device_pages.pointer
+        except KVError as error:
+            reply(sent_answer(order, error, is_sent=False))
+            return
+        ranges = [(base + offset, size) for offset, size in parts]
+        self._sendings[order.pair, order.number] = _Sending(order, ranges, reply)
+        self._num_idle = 0
+        self._perform(half, half.state.queue(order.number, self._courier.now() + order.timeout_s))
+
+    def sent(self, answer: PagesSent) -> None:
+        """The other end has sent what it was ordered to, or not."""
+        receipt = self._receipts.get(answer.number)
+        if receipt is not None and receipt.half.name == answer.pair:
+            error = TransferError(answer.code, answer.message) if answer.code else None
+            commands = receipt.half.state.vouched(answer.number, error, is_sent=answer.is_sent)
+            self._perform(receipt.half, commands)
+
+    def pair_failed(self, pair: str, code: str, why: str) -> None:
+        """The other end refused, closed, or cannot be asked any more."""
+        half = self._halves.get(pair)
+        if half is not None:
+            self._perform(half, half.state.fail(why, code))
+
+    def agent_lost(self, agent: str) -> None:
+        """Another agent is gone: its pairs with this one are of no use."""
+        for half in list(self._halves.values()):
+            if half.agent == agent:
+                self._perform(half, half.state.fail(f"{agent} is gone", "source_lost"))
+
+    # inside
+
+    def _half_to(self, peer: RemotePeer, device: int) -> _Half:
+        key = (peer.agent, peer.info.device, device)
+        half = self._halves.get(self._receiving.get(key, ""))
+        if half is not None and not half.state.is_over:
+            return half
+        self._require_room()
+        unique_id = self._links.unique_id()
+        self._num_pairs += 1
+        name = f"{self._courier.name}/{self._num_pairs}"
+        half = _Half(name, peer.agent, Pair(is_receiver=True), self._links.link(device, unique_id, 0))
+        self._halves[name] = half
+        self._receiving[key] = name
+        offer = OfferPair(
+            pair=name,
+            unique_id=unique_id,
+            group=peer.info.group,
+            incarnation=peer.info.incarnation,
+            layout_digest=peer.info.layout.digest,
+            timeout_s=self._init_timeout_s,
+        )
+        self._courier.offer(peer.agent, offer)
+        self._perform(half, half.state.start(self._courier.now() + self._init_timeout_s))
+        return half
+
+    def _perform(self, half: _Half, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case Initialise():
+                    half.link.begin()
+                case Run(number):
+                    self._run(half, number)
+                case Abort():
+                    half.link.abort()
+                    self._courier.close(half.agent, half.name)
+                case Finished(number, error):
+                    self._finish(half, number, error)
+                case _:
+                    assert_never(command)
+
+    def _run(self, half: _Half, number: int) -> None:
+        sending = self._sendings.get((half.name, number))
+        if sending is not None:
+            half.link.move(number, sending.ranges)
+            return
+        receipt = self._receipts[number]
+        half.link.move(number, receipt.ranges)
+        self._courier.order(half.agent, receipt.order)
+
+    def _finish(self, half: _Half, number: int, error: TransferError | None) -> None:
+        sending = self._sendings.pop((half.name, number), None)
+        if sending is None:
+            receipt = self._receipts.pop(number)
+            self._ended.append(Completion(number, 0 if error else receipt.num_bytes, error))
+            return
+        is_sent = error is None
+        if error is None:
+            try:
+                compare_generations(
+                    self._source(sending.order.group, sending.order.incarnation), sending.order, "after"
+                )
+            except KVError as problem:
+                error = TransferError(problem.code, problem.message)
+        sending.reply(sent_answer(sending.order, error, is_sent=is_sent))
+
+    def _require_room(self) -> None:
+        if len(self._halves) >= _MAX_PAIRS:
+            raise TransferError("too_many_pairs", f"this agent has {_MAX_PAIRS} communicators already")
+
+    def _source(self, group: str, incarnation: int) -> PagePool:
+        for pool in self._pools:
+            if pool.info.group == group:
+                if pool.info.incarnation != incarnation:
+                    raise TransferError("source_changed", f"the pool of {group} was made again")
+                return pool
+        raise TransferError("unknown_group", f"there is no pool of group {group!r} on a device here")

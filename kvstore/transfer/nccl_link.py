@@ -1,0 +1,269 @@
+"""One half of a communicator of two ranks, on a real device: CuPy's binding of NCCL, and the threads that it needs.
+
+Everything that may block does so in a thread: making the communicator, which waits for the other end, in one of its
+own; sends and receives of all pairs of a device in one thread, because two communicators whose operations are started
+in different orders on one device can wait for each other for ever; aborting in one of its own, because it must reach a
+communicator on which another thread is stuck. What happened is fetched by `news`. Used by `nccl.py` only.
+
+Not yet run on a GPU. Two ranks need two devices: NCCL refuses a second rank on one (`Duplicate GPU detected`).
+"""
+
+import importlib
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import Any, Final, NamedTuple, Protocol
+
+from kvstore.errors import DeviceUnavailable
+
+UNIQUE_ID_BYTES: Final = 128
+
+_NUM_RANKS: Final = 2
+_NOT_READY: Final = 600
+_SCRATCH_BYTES: Final = 256
+
+
+class Ready(NamedTuple):
+    """The communicator is made and its connections are warm."""
+
+
+class Moved(NamedTuple):
+    """The sends or receives of this number have ended on the device."""
+
+    number: int
+
+
+class Broken(NamedTuple):
+    """The engine failed; nothing more will come of it but `Stopped`, after an abort."""
+
+    message: str
+
+
+class Stopped(NamedTuple):
+    """After an abort: nothing of this half runs on the device."""
+
+
+News = Ready | Moved | Broken | Stopped
+
+
+class PairLink(Protocol):
+    """One half of a communicator. None of the calls blocks but `stop`."""
+
+    def begin(self) -> None:
+        """Make the communicator; `Ready` or `Broken` comes of it."""
+        ...
+
+    def move(self, number: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Send (rank 1) or receive (rank 0) so many bytes at each device address, in this order, as one group."""
+        ...
+
+    def abort(self) -> None:
+        """End everything; `Stopped` comes of it."""
+        ...
+
+    def news(self) -> list[News]:
+        """What has happened since the last call."""
+        ...
+
+    def stop(self) -> None:
+        """Abort and wait until nothing runs any more."""
+        ...
+
+
+class LinkMaker(Protocol):
+    """Makes halves of communicators."""
+
+    def unique_id(self) -> bytes:
+        """What both halves of one communicator must be given. Raises DeviceUnavailable: no NCCL."""
+        ...
+
+    def link(self, device: int, unique_id: bytes, rank: int) -> PairLink:
+        """One half, on a device. Raises DeviceUnavailable."""
+        ...
+
+    def close(self) -> None:
+        """Let the threads go."""
+        ...
+
+
+class NcclLinks:
+    """See `LinkMaker`."""
+
+    def __init__(self) -> None:
+        self._movers: dict[int, ThreadPoolExecutor] = {}
+        # For the first exchange of each pair. Kept: freeing waits for all kernels of the device, and those of other
+        # pairs may be waiting for their other ends.
+        self._scratch: dict[int, int] = {}
+
+    def unique_id(self) -> bytes:
+        """See `LinkMaker`. 128 bytes; CuPy 13 had a tuple of them."""
+        return bytes(_nccl().get_unique_id())
+
+    def link(self, device: int, unique_id: bytes, rank: int) -> "NcclLink":
+        """See `LinkMaker`."""
+        cupy, nccl = _cupy(), _nccl()
+        if device not in self._movers:
+            try:
+                cupy.cuda.runtime.setDevice(device)
+                self._scratch[device] = int(cupy.cuda.runtime.malloc(_SCRATCH_BYTES))
+            except RuntimeError as error:
+                raise DeviceUnavailable(f"cuda:{device} cannot be used: {error}") from None
+            self._movers[device] = ThreadPoolExecutor(1, thread_name_prefix=f"nccl-{device}")
+        return NcclLink(_Engine(cupy, nccl, self._movers[device], device, self._scratch[device]), unique_id, rank)
+
+    def close(self) -> None:
+        """See `LinkMaker`."""
+        for mover in self._movers.values():
+            mover.shutdown(wait=False, cancel_futures=True)
+        self._movers.clear()
+
+
+class _Engine(NamedTuple):
+    """What all halves on one device share."""
+
+    cupy: Any
+    nccl: Any
+    mover: ThreadPoolExecutor
+    device: int
+    scratch: int
+
+
+class NcclLink:
+    """See `PairLink`."""
+
+    def __init__(self, engine: _Engine, unique_id: bytes, rank: int) -> None:
+        self._cupy, self._nccl, self._mover, self._device, self._scratch = engine
+        self._runtime = self._cupy.cuda.runtime
+        self._unique_id = unique_id
+        self._rank = rank
+        self._news: SimpleQueue[News] = SimpleQueue()
+        self._marks: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self._running: deque[tuple[int, Any]] = deque()
+        self._is_aborted = False
+        self._is_ready = False
+        self._stream: Any = None
+        # Made before it is initialised, so that an abort reaches it while initialising blocks.
+        self._communicator = self._nccl.NcclCommunicator.__new__(self._nccl.NcclCommunicator)
+
+    def begin(self) -> None:
+        """See `PairLink`."""
+        threading.Thread(target=self._initialise, name=f"nccl-init-{self._device}", daemon=True).start()
+
+    def move(self, number: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """See `PairLink`."""
+        self._mover.submit(self._move, number, list(ranges))
+
+    def abort(self) -> None:
+        """See `PairLink`."""
+        self._is_aborted = True
+        threading.Thread(target=self.stop, name=f"nccl-abort-{self._device}", daemon=True).start()
+
+    def stop(self) -> None:
+        """See `PairLink`. An abort ends the kernels of this communicator; the stream is empty after them."""
+        self._is_aborted = True
+        try:
+            self._runtime.setDevice(self._device)
+            self._communicator.abort()
+            if self._stream is not None:
+                self._stream.synchronize()
+        except RuntimeError as error:
+            self._news.put(Broken(f"aborting: {error}"))
+        self._news.put(Stopped())
+
+    def news(self) -> list[News]:
+        """See `PairLink`."""
+        found: list[News] = []
+        while True:
+            try:
+                found.append(self._news.get_nowait())
+            except Empty:
+                break
+        while not self._marks.empty():
+            self._running.append(self._marks.get_nowait())
+        try:
+            found += self._moved()
+            if self._is_ready and not self._is_aborted and self._running:
+                self._communicator.check_async_error()
+        except RuntimeError as error:
+            self._running.clear()
+            found.append(Broken(str(error)))
+        return found
+
+    def _moved(self) -> list[News]:
+        found: list[News] = []
+        if self._running:
+            self._runtime.setDevice(self._device)
+        while self._running:
+            number, event = self._running[0]
+            status = int(self._runtime.eventQuery(event.ptr))
+            if status == _NOT_READY:
+                break
+            if status:
+                raise self._runtime.CUDARuntimeError(status)
+            self._running.popleft()
+            found.append(Moved(number))
+        return found
+
+    def _initialise(self) -> None:
+        try:
+            self._runtime.setDevice(self._device)
+            self._stream = self._cupy.cuda.Stream(non_blocking=True)
+            self._communicator.__init__(_NUM_RANKS, self._unique_id, self._rank)
+            self._warm()
+        except RuntimeError as error:
+            self._news.put(Broken(f"making the communicator: {error}"))
+            return
+        self._is_ready = True
+        self._news.put(Ready())
+
+    def _warm(self) -> None:
+        """Exchange a few bytes: the first operation connects the two ends, which blocks until both have begun it."""
+        self._group([(self._scratch, _SCRATCH_BYTES)])
+        self._stream.synchronize()
+
+    def _move(self, number: int, ranges: Sequence[tuple[int, int]]) -> None:
+        if self._is_aborted:
+            return
+        try:
+            self._runtime.setDevice(self._device)
+            self._group(ranges)
+            event = self._cupy.cuda.Event(disable_timing=True)
+            self._stream.record(event)
+        except RuntimeError as error:
+            self._news.put(Broken(f"moving pages: {error}"))
+            return
+        self._marks.put((number, event))
+
+    def _group(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """One group: rank 0 receives, rank 1 sends. Bytes, so that any element type is moved as it is."""
+        other = 1 - self._rank
+        operation = self._communicator.send if self._rank else self._communicator.recv
+        self._nccl.groupStart()
+        try:
+            for pointer, num_bytes in ranges:
+                operation(pointer, num_bytes, self._nccl.NCCL_INT8, other, self._stream.ptr)
+        finally:
+            # A group that was begun must be ended, or the thread's next operations would join it.
+            self._nccl.groupEnd()
+
+
+def _cupy() -> Any:
+    return _import("cupy")
+
+
+def _nccl() -> Any:
+    module = _import("cupy.cuda.nccl")
+    if not module.available:
+        raise DeviceUnavailable("CuPy finds no NCCL: install nvidia-nccl-cu13 (or -cu12), as torch for CUDA does")
+    return module
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise DeviceUnavailable(
+            f"{name} cannot be imported ({error}): install kvmesh[cuda13] or kvmesh[cuda12]"
+        ) from None

@@ -1,0 +1,189 @@
+"""One communicator of two ranks, as one of its ends sees it: a state machine in which every transfer ends.
+
+    IDLE          nothing begun
+    INITIALISING  both ends make the communicator; transfers wait
+    READY         transfers run one after another, in the order in which both ends queue them
+    ABORTING      something failed or took too long; the engine is ending what may still write
+    ABORTED       nothing writes; transfers are refused, and whoever wants more makes another pair
+
+Sends and receives of two ranks meet by their order alone, so nothing can be taken out of the middle: a transfer that
+has begun is waited for, also when it is cancelled, and one that does not end in time takes the pair with it. What was
+not begun ends at once. An end is said when nothing can still write: for a running transfer of an aborted pair that is
+when the engine has said that it has stopped.
+
+At the receiving end a transfer has two halves, the bytes and the sender's word that they were the announced ones
+before and after; at the sending end only the bytes. Pure; owned by `nccl.py`.
+"""
+
+import enum
+from collections import deque
+from typing import Final, NamedTuple
+
+from kvstore.errors import TransferError
+
+PAIR_ABORTED: Final = "pair_aborted"
+
+
+class PairPhase(enum.Enum):
+    """State of a pair."""
+
+    IDLE = "idle"
+    INITIALISING = "initialising"
+    READY = "ready"
+    ABORTING = "aborting"
+    ABORTED = "aborted"
+
+
+class Initialise(NamedTuple):
+    """Make the communicator; `initialised` or `failed` comes of it."""
+
+
+class Run(NamedTuple):
+    """Put the transfer's sends or receives to the engine; `moved` comes of it."""
+
+    number: int
+
+
+class Abort(NamedTuple):
+    """End all that the engine does for this pair; `stopped` comes of it."""
+
+
+class Finished(NamedTuple):
+    """The transfer is over and writes nothing; `error` None: its bytes are there and are the right ones."""
+
+    number: int
+    error: TransferError | None
+
+
+Command = Initialise | Run | Abort | Finished
+
+
+class _Transfer:
+    __slots__ = ("deadline", "error", "is_moved", "is_vouched", "number")
+
+    def __init__(self, number: int, deadline: float, *, is_vouched: bool) -> None:
+        self.number = number
+        self.deadline = deadline
+        self.is_moved = False
+        self.is_vouched = is_vouched
+        self.error: TransferError | None = None
+
+
+class Pair:
+    """See the module. `is_receiver`: whether transfers also need the other end's word. All methods return commands."""
+
+    def __init__(self, *, is_receiver: bool) -> None:
+        self.phase = PairPhase.IDLE
+        self._is_receiver = is_receiver
+        self._deadline = 0.0
+        self._reason = TransferError(PAIR_ABORTED, "the pair was never initialised")
+        self._current: _Transfer | None = None
+        self._waiting: deque[_Transfer] = deque()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether another pair must be made for more transfers."""
+        return self.phase in (PairPhase.ABORTING, PairPhase.ABORTED)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is under way that the engine or the clock may end."""
+        changing = self.phase in (PairPhase.INITIALISING, PairPhase.ABORTING)
+        return changing or self._current is not None or bool(self._waiting)
+
+    def start(self, deadline: float) -> list[Command]:
+        """Begin; at `deadline` it must be ready."""
+        if self.phase is not PairPhase.IDLE:
+            return []
+        self.phase, self._deadline = PairPhase.INITIALISING, deadline
+        return [Initialise()]
+
+    def initialised(self) -> list[Command]:
+        """The communicator is there."""
+        if self.phase is not PairPhase.INITIALISING:
+            return []
+        self.phase = PairPhase.READY
+        return self._next()
+
+    def queue(self, number: int, deadline: float) -> list[Command]:
+        """A transfer, after those queued before."""
+        if self.is_over:
+            return [Finished(number, self._reason)]
+        self._waiting.append(_Transfer(number, deadline, is_vouched=not self._is_receiver))
+        return self._next()
+
+    def moved(self, number: int) -> list[Command]:
+        """The engine has done its part of a transfer."""
+        current = self._current
+        if current is None or current.number != number:
+            return []
+        current.is_moved = True
+        return self._finish_current()
+
+    def vouched(self, number: int, error: TransferError | None, *, is_sent: bool) -> list[Command]:
+        """The sender's word on a transfer. What it did not send would be waited for for ever: the pair is aborted."""
+        current = self._current
+        if current is None or current.number != number or self.is_over:
+            return []
+        current.is_vouched = True
+        if error is not None and current.error is None:
+            current.error = error
+        if not is_sent:
+            return self.fail(f"the other end sent nothing: {error.message if error else 'it does not say why'}")
+        return self._finish_current()
+
+    def cancel(self, number: int, error: TransferError) -> list[Command]:
+        """End a transfer early: at once if it has not begun, otherwise when it has ended."""
+        if self._current is not None and self._current.number == number:
+            if self._current.error is None:
+                self._current.error = error
+            return []
+        if not any(one.number == number for one in self._waiting):
+            return []
+        self._waiting = deque(one for one in self._waiting if one.number != number)
+        return [Finished(number, error)]
+
+    def tick(self, now: float) -> list[Command]:
+        """Time passed."""
+        commands: list[Command] = []
+        for late in [one for one in self._waiting if now >= one.deadline]:
+            self._waiting.remove(late)
+            commands.append(Finished(late.number, TransferError("deadline_exceeded", "the pair was busy until then")))
+        if self.phase is PairPhase.INITIALISING and now >= self._deadline:
+            return commands + self.fail("the communicator was not ready in time", "deadline_exceeded")
+        if not self.is_over and self._current is not None and now >= self._current.deadline:
+            return commands + self.fail("a transfer did not end in time", "deadline_exceeded")
+        return commands
+
+    def fail(self, why: str, code: str = PAIR_ABORTED) -> list[Command]:
+        """Give the pair up. Those that wait end now, the running one when the engine has stopped."""
+        if self.is_over:
+            return []
+        was_idle = self.phase is PairPhase.IDLE
+        self._reason = TransferError(code, why)
+        self.phase = PairPhase.ABORTED if was_idle else PairPhase.ABORTING
+        commands: list[Command] = [] if was_idle else [Abort()]
+        commands += [Finished(one.number, self._reason) for one in self._waiting]
+        self._waiting.clear()
+        return commands
+
+    def stopped(self) -> list[Command]:
+        """The engine has stopped: nothing of this pair writes any more."""
+        if self.phase is not PairPhase.ABORTING:
+            return []
+        self.phase = PairPhase.ABORTED
+        current, self._current = self._current, None
+        return [Finished(current.number, current.error or self._reason)] if current is not None else []
+
+    def _finish_current(self) -> list[Command]:
+        current = self._current
+        if current is None or self.is_over or not (current.is_moved and current.is_vouched):
+            return []
+        self._current = None
+        return [Finished(current.number, current.error), *self._next()]
+
+    def _next(self) -> list[Command]:
+        if self.phase is not PairPhase.READY or self._current is not None or not self._waiting:
+            return []
+        self._current = self._waiting.popleft()
+        return [Run(self._current.number)]

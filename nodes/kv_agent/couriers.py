@@ -1,0 +1,77 @@
+"""Carries what two agents of an NCCL pair say to each other, between the transport and the mesh.
+
+Asks are made here and answered here; what to say is `kvstore/transfer/nccl.py`'s. Used by `actor.py`.
+"""
+
+from collections.abc import Callable
+
+from kvstore.errors import TransferError
+from kvstore.protocol import ClosePair, OfferPair, PagesSent, PairAccepted, SendPages
+from kvstore.transfer.nccl import NcclTransport
+from kvstore.transfer.nccl_link import LinkMaker
+from mesh.actor import Actor, Call
+from mesh.errors import CallError
+
+
+class MeshCourier:
+    """See `Courier`. `wake` is called when the transport has something to do that nobody has told it."""
+
+    def __init__(self, actor: Actor, links: LinkMaker, init_timeout_s: float, wake: Callable[[], None]) -> None:
+        self._actor = actor
+        self._wake = wake
+        self.transport = NcclTransport(links, self, init_timeout_s)
+
+    @property
+    def name(self) -> str:
+        """See `Courier`."""
+        return str(self._actor.ctx.address)
+
+    def now(self) -> float:
+        """See `Courier`."""
+        return self._actor.ctx.now()
+
+    def offer(self, agent: str, offer: OfferPair) -> None:
+        """See `Courier`."""
+        self._actor.ctx.spawn(self._offer(agent, offer), name=f"offer {offer.pair}")
+
+    def order(self, agent: str, order: SendPages) -> None:
+        """See `Courier`."""
+        self._actor.ctx.spawn(self._order(agent, order), name=f"order {order.pair}")
+
+    def close(self, agent: str, pair: str) -> None:
+        """See `Courier`. If it is lost, the other end finds out by its own deadline, or when this agent is gone."""
+        self._actor.ctx.tell(agent, ClosePair(pair=pair))
+
+    def on_ask(self, call: Call) -> None:
+        """Answer another agent's `OfferPair` or `SendPages`."""
+        message, agent = call.message, call.sender.actor_id
+        if isinstance(message, OfferPair):
+            try:
+                self.transport.take_offer(agent, message)
+            except TransferError as error:
+                call.fail(error.code, error.message)
+            else:
+                call.reply(PairAccepted(pair=message.pair))
+        elif isinstance(message, SendPages):
+            self.transport.take_order(agent, message, call.reply)
+        self._wake()
+
+    async def _offer(self, agent: str, offer: OfferPair) -> None:
+        try:
+            await self._actor.ctx.ask(agent, offer, timeout_s=offer.timeout_s)
+        except CallError as error:
+            self.transport.pair_failed(offer.pair, error.code, f"{agent} makes no communicator: {error.message}")
+        self._wake()
+
+    async def _order(self, agent: str, order: SendPages) -> None:
+        try:
+            answer = (await self._actor.ctx.ask(agent, order, timeout_s=order.timeout_s)).message
+        except CallError as error:
+            self.transport.pair_failed(order.pair, error.code, f"{agent} does not send: {error.message}")
+        else:
+            if isinstance(answer, PagesSent):
+                self.transport.sent(answer)
+            else:
+                told = f"{agent} answered SendPages with {type(answer).__name__}"
+                self.transport.pair_failed(order.pair, "bad_answer", told)
+        self._wake()

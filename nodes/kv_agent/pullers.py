@@ -1,0 +1,129 @@
+"""The agent's transports, by where pages lie and whose they are, behind the face of one `PagePuller`.
+
+`shm` copies in host memory, `cuda_ipc` on the devices of a host. With `device_transport = "nccl"` pages on devices of
+other agents come by `nccl`, and only by it; between pools of one agent `cuda_ipc` copies all the same. The agent
+announces the transports that it has. Nothing copies between host memory and devices: such a pair of pools is refused.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from kvstore.cuda_pool import CudaHost
+from kvstore.device import CPU, CUDA, memory_kind
+from kvstore.errors import PagesElsewhere
+from kvstore.page_pool import MemoryHost, PagePool
+from kvstore.protocol import PoolHandle
+from kvstore.transfer.base import Peer, Transport
+from kvstore.transfer.cuda_ipc import CudaIpcTransport
+from kvstore.transfer.nccl import NcclTransport
+from kvstore.transfer.orders import RemotePeer
+from kvstore.transfer.puller import Ended, PagePuller, Target
+from kvstore.transfer.session import CopyEnded, StartCopy
+from kvstore.transfer.shm import ShmTransport
+from nodes.kv_agent.config import KVAgentConfig
+
+MIXED_MEMORY: Final = "mixed_memory"
+
+
+def make_transports(config: KVAgentConfig, host: MemoryHost) -> dict[str, Transport]:
+    """A transport for each kind of memory in the configuration. Raises TypeError: `host` cannot hold CUDA pools."""
+    kinds = {memory_kind(pool.device) for pool in config.pools} or {CPU}
+    transports: dict[str, Transport] = {}
+    if CPU in kinds:
+        transports[CPU] = ShmTransport(host, config.quantum_bytes)
+    if CUDA in kinds:
+        if not isinstance(host, CudaHost):
+            raise TypeError(f"pools on CUDA devices need a CudaHost, not a {type(host).__name__}")
+        transports[CUDA] = CudaIpcTransport(host, config.copies_per_poll)
+    return transports
+
+
+class Pullers:
+    """See the module. `transports` by kind of memory; `remote` for pages on devices of other agents."""
+
+    def __init__(self, transports: dict[str, Transport], remote: NcclTransport | None = None) -> None:
+        self._pullers = {kind: PagePuller(transport) for kind, transport in transports.items()}
+        self._remote = remote
+        self._remote_puller = PagePuller(remote) if remote is not None else None
+        # The same pool as the remote transport knows it, by its path.
+        self._remote_targets: dict[str, Target] = {}
+
+    @property
+    def transports(self) -> list[Transport]:
+        """What copies."""
+        return [puller.transport for puller in self._all()]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the transports, as announced."""
+        return sorted(transport.name for transport in self.transports)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `pump` has more to do."""
+        return any(puller.is_busy for puller in self._all())
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds that may pass until the next `pump`, while there is more to do."""
+        return min((puller.transport.pause_s for puller in self._all() if puller.is_busy), default=0.0)
+
+    def target(self, pool: PagePool) -> Target:
+        """Register one of the agent's own pools."""
+        if self._remote_puller is not None and pool.info.device != CPU:
+            self._remote_targets[pool.path] = self._remote_puller.target(pool)
+        return self._of(pool.info.device).target(pool)
+
+    def connect(self, handle: PoolHandle, *, is_own: bool) -> Peer:
+        """Reach a pool for reading. Raises PoolError, among them PagesElsewhere: the agent has no pool of its kind."""
+        if self._remote is not None and not is_own and handle.device != CPU:
+            return self._remote.reach(handle)
+        return self._of(handle.device).transport.connect(handle.path)
+
+    def disconnect(self, peer: Peer) -> None:
+        """Give a pool up; copies from it fail first."""
+        self._puller_of(peer).transport.disconnect(peer)
+
+    def start(self, grant_id: str, copy: StartCopy, target: Target, peer: Peer) -> Ended | None:
+        """See `PagePuller.start`; a copy between two kinds of memory ends at once, with `mixed_memory`."""
+        source, destination = peer.info.device, target.pool.info.device
+        if memory_kind(source) != memory_kind(destination):
+            message = f"pages on {source} cannot be copied to {destination}: give both groups devices, or neither"
+            return Ended(grant_id, CopyEnded(copy.copy_id, MIXED_MEMORY, message), 0)
+        if isinstance(peer, RemotePeer):
+            target = self._remote_targets[target.pool.path]
+        return self._puller_of(peer).start(grant_id, copy, target, peer)
+
+    def cancel(self, grant_id: str, copy_id: int) -> None:
+        """See `PagePuller.cancel`."""
+        for puller in self._all():
+            puller.cancel(grant_id, copy_id)
+
+    def pump(self, now: float) -> Iterable[Ended]:
+        """See `PagePuller.pump`; the ends of all transports."""
+        for puller in self._all():
+            if puller.is_busy:
+                yield from puller.pump(now)
+
+    def close(self) -> None:
+        """Close all transports."""
+        for transport in self.transports:
+            transport.close()
+
+    def _all(self) -> list[PagePuller]:
+        remote = [self._remote_puller] if self._remote_puller is not None else []
+        return [*self._pullers.values(), *remote]
+
+    def _puller_of(self, peer: Peer) -> PagePuller:
+        if isinstance(peer, RemotePeer) and self._remote_puller is not None:
+            return self._remote_puller
+        return self._of(peer.info.device)
+
+    def _of(self, device: str) -> PagePuller:
+        puller = self._pullers.get(memory_kind(device))
+        if puller is None:
+            raise PagesElsewhere(
+                f"pages on {device} cannot be copied by this agent, which has {', '.join(self.names)} only: "
+                "the pools of groups that exchange pages must all lie on devices, or all in host memory"
+            )
+        return puller

@@ -1,0 +1,221 @@
+"""The wrapper of CuPy, over a stand-in for its module: which calls it makes, and what becomes of CUDA's errors."""
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvstore import cuda_memory
+from kvstore.cuda_memory import CopyRange, CupyMemory, DeviceMemory, load_cupy_memory
+from kvstore.errors import DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
+
+MIB = 1 << 20
+
+
+class CUDARuntimeError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"cudaError{status}: text")
+        self.status = status
+
+
+class Runtime:
+    """What CuPy 14.2 calls the CUDA runtime's functions, and what it gives them. `fails` makes a function fail."""
+
+    CUDARuntimeError = CUDARuntimeError
+    memcpyDefault = 4
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.fails: dict[str, int] = {}
+        self.event_status = 0
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        self.calls.append((name, *arguments))
+        if name in self.fails:
+            raise CUDARuntimeError(self.fails[name])
+
+    def getDeviceCount(self) -> int:
+        self._call("getDeviceCount")
+        return 2
+
+    def setDevice(self, device: int) -> None:
+        self._call("setDevice", device)
+
+    def deviceSynchronize(self) -> None:
+        self._call("deviceSynchronize")
+
+    def memGetInfo(self) -> tuple[int, int]:
+        return 3 * MIB, 80 * MIB
+
+    def malloc(self, size: int) -> int:
+        self._call("malloc", size)
+        return 0x7000
+
+    def free(self, pointer: int) -> None:
+        self._call("free", pointer)
+
+    def memset(self, pointer: int, value: int, size: int) -> None:
+        self._call("memset", pointer, value, size)
+
+    def ipcGetMemHandle(self, pointer: int) -> bytes:
+        self._call("ipcGetMemHandle", pointer)
+        return bytes(64)
+
+    def ipcOpenMemHandle(self, handle: bytes, flags: int) -> int:
+        self._call("ipcOpenMemHandle", handle, flags)
+        return 0x9000
+
+    def ipcCloseMemHandle(self, pointer: int) -> None:
+        self._call("ipcCloseMemHandle", pointer)
+
+    def memcpyAsync(self, destination: int, source: int, size: int, kind: int, stream: int) -> None:
+        self._call("memcpyAsync", destination, source, size, kind, stream)
+
+    def eventQuery(self, event: int) -> int:
+        return self.event_status
+
+
+class Stream:
+    ptr = 77
+
+    def __init__(self, runtime: Runtime, non_blocking: bool) -> None:
+        assert non_blocking
+        self._runtime = runtime
+
+    def record(self, event: "Event") -> None:
+        self._runtime._call("record", event.ptr, self.ptr)
+
+    def synchronize(self) -> None:
+        self._runtime._call("streamSynchronize", self.ptr)
+
+
+class Event:
+    ptr = 88
+
+    def __init__(self, runtime: Runtime, disable_timing: bool) -> None:
+        assert disable_timing
+        self._runtime = runtime
+
+    def synchronize(self) -> None:
+        self._runtime._call("eventSynchronize", self.ptr)
+
+
+@pytest.fixture
+def runtime() -> Runtime:
+    return Runtime()
+
+
+@pytest.fixture
+def memory(runtime: Runtime) -> DeviceMemory:
+    cuda = SimpleNamespace(
+        runtime=runtime,
+        Stream=lambda non_blocking: Stream(runtime, non_blocking),
+        Event=lambda disable_timing: Event(runtime, disable_timing),
+    )
+    return CupyMemory(SimpleNamespace(cuda=cuda))
+
+
+def test_an_allocation_is_of_whole_granules_and_zeroed_before_anybody_sees_it(
+    runtime: Runtime, memory: DeviceMemory
+) -> None:
+    assert memory.allocate(1, 2 * MIB + 1) == 0x7000
+    assert memory.export(1, 0x7000) == bytes(64)
+    memory.free(1, 0x7000)
+    assert runtime.calls == [
+        ("setDevice", 1),
+        ("malloc", 4 * MIB),
+        ("memset", 0x7000, 0, 4 * MIB),
+        ("deviceSynchronize",),
+        ("setDevice", 1),
+        ("ipcGetMemHandle", 0x7000),
+        ("setDevice", 1),
+        ("free", 0x7000),
+    ]
+
+
+def test_too_little_memory_is_said_in_figures(runtime: Runtime, memory: DeviceMemory) -> None:
+    runtime.fails["malloc"] = 2
+    with pytest.raises(DeviceExhaustedMemory, match="cuda:0 has 3145728 of its 83886080 bytes free") as caught:
+        memory.allocate(0, 5 * MIB)
+    assert (caught.value.needed_bytes, caught.value.available_bytes) == (6 * MIB, 3 * MIB)
+    assert memory.usage(0) == (3 * MIB, 80 * MIB)
+
+
+def test_memory_that_cannot_be_zeroed_is_freed(runtime: Runtime, memory: DeviceMemory) -> None:
+    runtime.fails["memset"] = 1
+    with pytest.raises(DeviceFault):
+        memory.allocate(0, 1)
+    assert runtime.calls[-1] == ("free", 0x7000)
+
+
+def test_handles_are_opened_and_closed(runtime: Runtime, memory: DeviceMemory) -> None:
+    assert memory.open(1, b"h" * 64) == 0x9000
+    memory.close(1, 0x9000)
+    assert runtime.calls == [
+        ("setDevice", 1),
+        ("ipcOpenMemHandle", b"h" * 64, 1),
+        ("setDevice", 1),
+        ("ipcCloseMemHandle", 0x9000),
+    ]
+    with pytest.raises(DeviceHandleInvalid, match="this one has 3"):
+        memory.open(1, b"abc")
+    runtime.fails["ipcOpenMemHandle"] = 1
+    with pytest.raises(DeviceHandleInvalid, match="opening another process's memory on cuda:1 failed: cudaError1"):
+        memory.open(1, b"h" * 64)
+
+
+def test_copies_are_followed_by_their_mark(runtime: Runtime, memory: DeviceMemory) -> None:
+    stream = memory.stream(0)
+    mark = stream.copy([CopyRange(10, 20, 5), CopyRange(30, 40, 6)])
+    assert runtime.calls[-4:] == [
+        ("setDevice", 0),
+        ("memcpyAsync", 10, 20, 5, 4, 77),
+        ("memcpyAsync", 30, 40, 6, 4, 77),
+        ("record", 88, 77),
+    ]
+    runtime.event_status = 600
+    assert not mark.is_done()
+    runtime.event_status = 0
+    assert mark.is_done()
+    mark.wait()
+    assert runtime.calls[-1] == ("eventSynchronize", 88)
+    runtime.event_status = 700
+    with pytest.raises(DeviceFault, match="has to be replaced"):
+        mark.is_done()
+
+
+def test_copies_that_fail_to_begin_are_not_left_running(runtime: Runtime, memory: DeviceMemory) -> None:
+    stream = memory.stream(0)
+    runtime.fails["record"] = 1
+    with pytest.raises(DeviceFault, match="copying pages on cuda:0"):
+        stream.copy([CopyRange(10, 20, 5)])
+    assert runtime.calls[-1] == ("streamSynchronize", 77)
+
+
+@pytest.mark.parametrize("status", [3, 35, 46, 100, 101, 802, 803])
+def test_what_says_that_there_is_no_device(runtime: Runtime, memory: DeviceMemory, status: int) -> None:
+    runtime.fails["getDeviceCount"] = runtime.fails["setDevice"] = status
+    for use in (
+        memory.num_devices,
+        lambda: memory.usage(0),
+        lambda: memory.open(0, bytes(64)),
+        lambda: memory.stream(0),
+    ):
+        with pytest.raises(DeviceUnavailable, match="see nvidia-smi") as caught:
+            use()
+        assert ("forked" in caught.value.message) == (status == 3)
+
+
+def test_devices_are_counted(memory: DeviceMemory) -> None:
+    assert memory.num_devices() == 2
+
+
+def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(cuda_memory, "importlib", SimpleNamespace(import_module=missing))
+    with pytest.raises(DeviceUnavailable, match=r"install kvmesh\[cuda13\]"):
+        load_cupy_memory()
+    assert importlib.import_module("json")

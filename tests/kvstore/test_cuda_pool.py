@@ -1,0 +1,209 @@
+"""Pools on a device, over a fake of it: who opens what, when, and what is left afterwards."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from fake_devices import FakeCards, FakeDeviceMemory
+
+from kvstore.allocator import PageState
+from kvstore.cuda_memory import HANDLE_BYTES
+from kvstore.cuda_pool import CudaHost
+from kvstore.device import DevicePages, cuda_ordinal, memory_kind
+from kvstore.errors import (
+    DeviceExhaustedMemory,
+    DeviceHandleInvalid,
+    DeviceUnavailable,
+    PagesElsewhere,
+    PoolBusy,
+    PoolClosed,
+    PoolExhaustedMemory,
+)
+from kvstore.layout import KVLayout
+from kvstore.page_pool import HeapHost, MemoryHost, PoolInfo, ShmHost
+from kvstore.page_table import PageEntry
+
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, fingerprint="weights")
+INFO = PoolInfo(group="decode-0", num_pages=5, layout=LAYOUT, incarnation=7, device="cuda:0")
+
+
+@pytest.fixture(params=["shm", "heap"])
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHost:
+    return ShmHost(tmp_path) if request.param == "shm" else HeapHost()
+
+
+class Process:
+    """A process that uses the devices."""
+
+    def __init__(self, tables: MemoryHost, cards: FakeCards) -> None:
+        self.num_loads = 0
+        self.memory = FakeDeviceMemory(cards)
+        self.host = CudaHost(tables, self._load)
+
+    def _load(self) -> FakeDeviceMemory:
+        self.num_loads += 1
+        return self.memory
+
+
+@pytest.mark.parametrize(("name", "ordinal"), [("cuda", 0), ("cuda:0", 0), ("cuda:7", 7)])
+def test_names_of_devices(name: str, ordinal: int) -> None:
+    assert (cuda_ordinal(name), memory_kind(name), memory_kind("cpu")) == (ordinal, "cuda", "cpu")
+
+
+@pytest.mark.parametrize("name", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1000", "CPU"])
+def test_names_that_are_none(name: str) -> None:
+    with pytest.raises(DeviceUnavailable, match="give 'cpu' or 'cuda:N'"):
+        memory_kind(name)
+
+
+def test_the_file_has_no_pages_and_the_header_says_where_they_are(tables: MemoryHost) -> None:
+    assert INFO.file_bytes == INFO.pages_offset
+    assert INFO.pages_bytes == 5 * LAYOUT.page_bytes
+    agent = Process(tables, FakeCards())
+    pool = agent.host.create("kv-a", INFO)
+    header = tables.open(pool.path, writable=False).info
+    assert len(header.ipc_handle) == HANDLE_BYTES
+    assert msgspec.structs.replace(header, ipc_handle=b"") == INFO
+    if isinstance(tables, ShmHost):
+        assert Path(pool.path).stat().st_size == INFO.pages_offset
+    pool.close()
+
+
+def test_a_pool_is_one_memory_for_all_who_open_it(tables: MemoryHost) -> None:
+    cards = FakeCards()
+    agent, worker = Process(tables, cards), Process(tables, cards)
+    made = agent.host.create("kv-a", INFO)
+    mapped = worker.host.open(made.path, writable=True)
+    assert worker.num_loads == 0, "until pages are used, a mapping is of header and page table only"
+    mapped.table().write(3, PageEntry(PageState.RUNNING, 4, 2))
+    assert made.table().read(3) == PageEntry(PageState.RUNNING, 4, 2)
+    pages = mapped.device_pages
+    assert pages.num_bytes == INFO.pages_bytes
+    assert pages.pointer != made.device_pages.pointer, "each process has an address of its own"
+    worker.memory.view(pages.pointer)[:3] = b"abc"
+    assert bytes(agent.memory.view(made.device_pages.pointer)[:4]) == b"abc\0"
+    assert mapped.device_pages == pages
+    for pool in (mapped, made):
+        pool.close()
+        pool.close()
+        with pytest.raises(PoolClosed):
+            _ = pool.device_pages
+    assert (worker.memory.num_open, cards.allocations) == (0, [])
+
+
+def test_many_mappings_of_a_process_open_the_handle_once(tables: MemoryHost) -> None:
+    cards = FakeCards()
+    agent, worker = Process(tables, cards), Process(tables, cards)
+    made = agent.host.create("kv-a", INFO)
+    pools = [worker.host.open(made.path, writable=False) for _ in range(3)]
+    assert len({pool.device_pages for pool in pools}) == 1
+    assert worker.memory.num_open == 1
+    pools[0].close()
+    pools[2].close()
+    assert worker.memory.num_open == 1
+    assert worker.memory.view(pools[1].device_pages.pointer)
+    pools[1].close()
+    assert worker.memory.num_open == 0
+    made.close()
+
+
+def test_the_process_that_made_a_pool_uses_it_directly(tables: MemoryHost) -> None:
+    agent = Process(tables, FakeCards())
+    made = agent.host.create("kv-a", INFO)
+    again = agent.host.open(made.path, writable=False)
+    assert again.device_pages == made.device_pages
+    assert agent.memory.num_open == 0
+    made.close()
+    with pytest.raises(PoolClosed, match="freed by its owner"):
+        _ = again.device_pages
+    again.close()
+
+
+def test_who_maps_page_tables_only_never_touches_the_device(tables: MemoryHost) -> None:
+    agent = Process(tables, FakeCards())
+    made = agent.host.create("kv-a", INFO)
+    scheduler = tables.open(made.path, writable=True)
+    assert scheduler.table().read(3) is not None
+    with pytest.raises(PagesElsewhere, match="on cuda:0 are not mapped here"):
+        _ = scheduler.device_pages
+    for use in (lambda: scheduler.pages_view, lambda: scheduler.page(1)):
+        with pytest.raises(PagesElsewhere, match="lie on cuda:0"):
+            use()
+    scheduler.close()
+    made.close()
+
+
+def test_pools_in_host_memory_pass_through(tables: MemoryHost) -> None:
+    process = Process(tables, FakeCards())
+    info = msgspec.structs.replace(INFO, device="cpu")
+    pool = process.host.create("kv-a", info)
+    assert pool.path == process.host.path("kv-a")
+    again = process.host.open(pool.path, writable=False)
+    pool.page(2)[:2] = b"ab"
+    assert bytes(again.page(2)[:2]) == b"ab"
+    with pytest.raises(PagesElsewhere, match="lie in its file"):
+        _ = again.device_pages
+    process.host.unlink(pool.path)
+    assert process.num_loads == 0
+
+
+def test_a_device_without_room_says_the_figures_and_leaves_nothing(tables: MemoryHost) -> None:
+    cards = FakeCards(num_bytes=1000)
+    with pytest.raises(DeviceExhaustedMemory, match="cuda:0 has 1000 of its 1000 bytes free") as caught:
+        Process(tables, cards).host.create("kv-a", INFO)
+    assert isinstance(caught.value, PoolExhaustedMemory), "callers that end with `no memory` see it as such"
+    assert (caught.value.needed_bytes, caught.value.available_bytes) == (INFO.pages_bytes, 1000)
+    assert cards.allocations == []
+
+
+def test_a_device_that_is_not_there(tables: MemoryHost) -> None:
+    with pytest.raises(DeviceUnavailable, match="cuda:3"):
+        Process(tables, FakeCards()).host.create("kv-a", msgspec.structs.replace(INFO, device="cuda:3"))
+
+
+def test_pages_are_freed_if_the_file_cannot_be_made(tmp_path: Path) -> None:
+    cards = FakeCards()
+    first, second = Process(ShmHost(tmp_path), cards), Process(ShmHost(tmp_path), cards)
+    made = first.host.create("kv-a", INFO)
+    with pytest.raises(PoolBusy):
+        second.host.create("kv-a", INFO)
+    assert len(cards.allocations) == 1
+    made.close()
+
+
+def test_the_pages_of_a_dead_process_cannot_be_opened(tables: MemoryHost) -> None:
+    cards = FakeCards()
+    agent, worker = Process(tables, cards), Process(tables, cards)
+    made = agent.host.create("kv-a", INFO)
+    agent.memory.die()
+    late = worker.host.open(made.path, writable=True)
+    with pytest.raises(DeviceHandleInvalid):
+        _ = late.device_pages
+    late.close()
+    assert worker.memory.num_open == 0
+
+
+def test_a_header_without_a_handle(tables: MemoryHost) -> None:
+    worker = Process(tables, FakeCards())
+    tables.create("kv-a", INFO)
+    with pytest.raises(DeviceHandleInvalid, match="no handle"):
+        _ = worker.host.open(tables.path("kv-a"), writable=True).device_pages
+
+
+def test_two_makings_of_a_pool_are_two_memories(tmp_path: Path) -> None:
+    cards, tables = FakeCards(), ShmHost(tmp_path)
+    first, second, worker = (Process(tables, cards) for _ in range(3))
+    made = first.host.create("kv-a", INFO)
+    old = worker.host.open(made.path, writable=True)
+    _ = old.device_pages
+    made._on_close = lambda: None
+    tables.unlink(made.path)
+    remade = second.host.create("kv-a", msgspec.structs.replace(INFO, incarnation=8))
+    new = worker.host.open(remade.path, writable=True)
+    assert isinstance(new.device_pages, DevicePages)
+    assert new.device_pages != old.device_pages
+    assert worker.memory.num_open == 2
+    old.close()
+    assert worker.memory.num_open == 1
+    new.close()
+    remade.close()

@@ -1,0 +1,393 @@
+"""The transport between pools on devices, over a fake device whose copies run when the test lets them."""
+
+import random
+from pathlib import Path
+
+import pytest
+from fake_devices import FakeCards, FakeDeviceMemory
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.allocator import PageState
+from kvstore.cuda_pool import CudaHost
+from kvstore.errors import DeviceHandleInvalid, PagesElsewhere, PoolMissing, TransferError
+from kvstore.layout import KVLayout
+from kvstore.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo, ShmHost
+from kvstore.page_table import PageEntry
+from kvstore.transfer.base import Completion, Descriptor, Direction, Transport
+from kvstore.transfer.cuda_ipc import CudaIpcTransport, DevicePeer, merge
+from kvstore.transfer.puller import PagePuller
+from kvstore.transfer.session import CopyEnded, StartCopy
+from kvstore.transfer.shm import ShmTransport
+
+LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", page_size=4)
+SIZE = LAYOUT.page_bytes
+NUM_PAGES = 9
+NEVER = 1e9
+
+
+@pytest.fixture(params=["shm", "heap"])
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHost:
+    return ShmHost(tmp_path) if request.param == "shm" else HeapHost()
+
+
+class Process:
+    def __init__(self, tables: MemoryHost, cards: FakeCards) -> None:
+        self.memory = FakeDeviceMemory(cards)
+        self.host = CudaHost(tables, lambda: self.memory)
+
+    def pool(self, group: str, device: str = "cuda:0", incarnation: int = 1) -> PagePool:
+        info = PoolInfo(group=group, num_pages=NUM_PAGES, layout=LAYOUT, incarnation=incarnation, device=device)
+        pool = self.host.create(f"kv-{group}", info)
+        table = pool.table()
+        for page in range(1, NUM_PAGES):
+            table.write(page, PageEntry(PageState.RUNNING, generation=100 + page))
+        return pool
+
+    def bytes_of(self, pool: PagePool) -> memoryview:
+        return self.memory.view(pool.device_pages.pointer)
+
+
+class Pair:
+    """A source pool of another process with random content, and a destination with a transport."""
+
+    def __init__(self, tables: MemoryHost, *, copies_per_poll: int = 256, is_same: bool = False) -> None:
+        self.cards = FakeCards()
+        self.here = Process(tables, self.cards)
+        self.there = self.here if is_same else Process(tables, self.cards)
+        self.source, self.destination = self.there.pool("p"), self.here.pool("d")
+        self.from_bytes, self.to_bytes = self.there.bytes_of(self.source), self.here.bytes_of(self.destination)
+        self.from_bytes[:] = random.Random(1).randbytes(len(self.from_bytes))
+        self.transport = CudaIpcTransport(self.here.host, copies_per_poll)
+        self.region = self.transport.register(self.destination)
+        self.peer = self.transport.connect(self.source.path)
+
+    def post(self, parts: list[Descriptor], deadline: float = NEVER) -> int:
+        return self.transport.post(Direction.READ, self.region, self.peer, parts, deadline)
+
+    def codes(self, now: float = 0.0) -> dict[int, str]:
+        return {ended.handle: ended.error.code if ended.error else "" for ended in self.transport.poll(now)}
+
+
+def scattered(*pages: int) -> list[Descriptor]:
+    """Pages that no copy can take together."""
+    return [Descriptor(page * SIZE, (NUM_PAGES - page) * SIZE, SIZE) for page in pages]
+
+
+def test_it_is_a_transport(tables: MemoryHost) -> None:
+    process = Process(tables, FakeCards())
+    transport: Transport = CudaIpcTransport(process.host)
+    pool = process.pool("d")
+    assert (transport.name, transport.export(transport.register(pool))) == ("cuda_ipc", pool.path)
+    with pytest.raises(PoolMissing):
+        transport.connect(process.host.path("nothing"))
+    transport.close()
+
+
+@pytest.mark.parametrize("is_same", [False, True], ids=["of two agents", "of one agent"])
+def test_pages_arrive(tables: MemoryHost, is_same: bool) -> None:
+    pair = Pair(tables, is_same=is_same)
+    assert pair.here.memory.num_open == (0 if is_same else 1)
+    handle = pair.post([Descriptor(SIZE, 2 * SIZE, 3 * SIZE), Descriptor(5 * SIZE, 6 * SIZE, 10)])
+    [completion] = pair.transport.poll(0.0)
+    assert completion == Completion(handle, 3 * SIZE + 10, None)
+    assert pair.to_bytes[SIZE : 4 * SIZE] == pair.from_bytes[2 * SIZE : 5 * SIZE]
+    assert pair.to_bytes[5 * SIZE : 5 * SIZE + 10] == pair.from_bytes[6 * SIZE : 6 * SIZE + 10]
+    assert not any(pair.to_bytes[:SIZE])
+    assert not any(pair.to_bytes[5 * SIZE + 10 :])
+    assert pair.transport.num_posted == 0
+    pair.transport.close()
+    assert pair.here.memory.num_open == 0
+
+
+def test_a_poll_begins_a_bounded_number_of_copies_and_transfers_take_turns(tables: MemoryHost) -> None:
+    pair = Pair(tables, copies_per_poll=2)
+    pair.cards.copies_per_look = 0
+    long, short = pair.post(scattered(1, 2, 3)), pair.post(scattered(5))
+    stream_counts: list[int] = []
+    for _ in range(3):
+        assert pair.transport.poll(0.0) == []
+        stream_counts.append(pair.cards.num_waiting)
+    assert stream_counts == [2, 4, 4]
+    pair.cards.run(2)
+    assert pair.codes() == {}
+    pair.cards.run()
+    assert pair.codes() == {long: "", short: ""}
+
+
+def test_a_poll_never_waits_and_says_when_to_come_again(tables: MemoryHost) -> None:
+    pair = Pair(tables)
+    pair.cards.copies_per_look = 0
+    handle = pair.post(scattered(1))
+    for _ in range(1000):
+        assert pair.transport.poll(0.0) == []
+    assert pair.transport.pause_s == 0.0
+    for _ in range(100):
+        pair.transport.poll(0.0)
+    assert pair.transport.pause_s == 0.001
+    pair.post(scattered(2))
+    assert pair.transport.pause_s == 0.0, "there is something new to do"
+    pair.cards.run()
+    assert handle in pair.codes()
+
+
+def test_neighbours_are_copied_together() -> None:
+    parts = [
+        Descriptor(0, 10, 4),
+        Descriptor(4, 14, 4),
+        Descriptor(8, 18, 2),
+        Descriptor(10, 30, 1),
+        Descriptor(0, 31, 1),
+    ]
+    assert merge(parts) == [Descriptor(0, 10, 10), Descriptor(10, 30, 1), Descriptor(0, 31, 1)]
+    assert merge([]) == []
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Descriptor(0, 0, 0),
+        Descriptor(-1, 0, 4),
+        Descriptor(0, -1, 4),
+        Descriptor(NUM_PAGES * SIZE - 3, 0, 4),
+        Descriptor(0, NUM_PAGES * SIZE - 3, 4),
+    ],
+)
+def test_bytes_outside_the_pools_are_refused(tables: MemoryHost, part: Descriptor) -> None:
+    pair = Pair(tables)
+    with pytest.raises(TransferError, match="outside the pools"):
+        pair.post([Descriptor(0, 0, 4), part])
+    assert pair.transport.num_posted == 0
+
+
+def test_only_reading_from_what_it_opened(tables: MemoryHost) -> None:
+    pair = Pair(tables)
+    with pytest.raises(TransferError, match="only reads"):
+        pair.transport.post(Direction.WRITE, pair.region, pair.peer, [], NEVER)
+    assert pair.peer.generations([1, 8, 0]) == [101, 108, 0]
+    with pytest.raises(ValueError, match="of a table of 9"):
+        pair.peer.generations([9])
+
+
+def test_pools_of_two_kinds_of_memory_do_not_meet(tables: MemoryHost) -> None:
+    process = Process(tables, FakeCards())
+    host_pool, device_pool = process.pool("h", device="cpu"), process.pool("d")
+    for transport, stranger in ((CudaIpcTransport(process.host), host_pool), (ShmTransport(process.host), device_pool)):
+        with pytest.raises(PagesElsewhere):
+            transport.register(stranger)
+        with pytest.raises(PagesElsewhere):
+            transport.connect(stranger.path)
+
+
+def test_the_pool_of_a_dead_agent_cannot_be_connected(tables: MemoryHost) -> None:
+    pair = Pair(tables)
+    pair.transport.disconnect(pair.peer)
+    pair.there.memory.die()
+    with pytest.raises(DeviceHandleInvalid):
+        pair.transport.connect(pair.source.path)
+
+
+def test_what_is_in_the_stream_is_waited_for_however_a_transfer_ends(tables: MemoryHost) -> None:
+    pair = Pair(tables, copies_per_poll=2)
+    pair.cards.copies_per_look = 0
+    late = pair.post(scattered(1, 2, 3), deadline=1.0)
+    pair.transport.poll(0.0)
+    unwanted = pair.post(scattered(4))
+    orphaned = pair.post(scattered(5))
+    assert pair.codes(1.0) == {}, "two of its copies are still in the stream"
+    pair.transport.cancel(unwanted)
+    pair.transport.cancel(unwanted)
+    pair.transport.cancel(999)
+    pair.transport.disconnect(pair.peer)
+    assert pair.here.memory.num_open == 1, "copies in the stream still read through it"
+    before = bytes(pair.to_bytes)
+    pair.cards.run()
+    assert bytes(pair.to_bytes) != before
+    assert pair.codes(1.0) == {late: "deadline_exceeded", unwanted: "cancelled", orphaned: "source_lost"}
+    assert not any(pair.to_bytes[3 * SIZE : 4 * SIZE]), "nothing was put in after the deadline"
+    assert pair.here.memory.num_open == 0
+    pair.transport.disconnect(pair.peer)
+
+
+def test_disconnecting_one_peer_leaves_the_others(tables: MemoryHost) -> None:
+    pair = Pair(tables)
+    other = pair.transport.connect(pair.source.path)
+    pair.post(scattered(1))
+    pair.transport.disconnect(other)
+    assert pair.here.memory.num_open == 1
+    [completion] = pair.transport.poll(0.0)
+    assert completion.error is None
+
+
+def test_a_pool_closed_under_a_transfer_is_an_error_not_a_crash(tables: MemoryHost) -> None:
+    pair = Pair(tables, copies_per_poll=1)
+    handle = pair.post(scattered(1, 2))
+    assert pair.codes() == {}
+    pair.cards.run()
+    pair.peer.pool.close()
+    assert pair.codes() == {handle: "pool_closed"}
+
+
+def test_draining_waits_for_the_device_and_ends_everything(tables: MemoryHost) -> None:
+    pair = Pair(tables, copies_per_poll=2)
+    pair.cards.copies_per_look = 0
+    handles = [pair.post(scattered(page)) for page in (1, 2, 3)]
+    pair.transport.poll(0.0)
+    ended = pair.transport.drain()
+    assert sorted(completion.handle for completion in ended) == handles
+    assert {completion.error.code for completion in ended if completion.error} == {"cancelled"}
+    assert pair.cards.num_waiting == 0
+    pair.transport.close()
+    assert pair.here.memory.num_open == 0
+
+
+def test_a_device_that_fails_ends_all_transfers_and_takes_no_more(tables: MemoryHost) -> None:
+    pair = Pair(tables, copies_per_poll=1)
+    pair.cards.copies_per_look = 0
+    running, waiting = pair.post(scattered(1)), pair.post(scattered(2))
+    pair.transport.poll(0.0)
+    pair.cards.fault = "an illegal address"
+    codes = pair.codes() | pair.codes()
+    assert codes == {running: "device_fault", waiting: "device_fault"}
+    late = pair.post(scattered(3))
+    assert pair.codes() == {late: "device_fault"}
+    pair.transport.close()
+
+
+def test_a_stream_for_each_destination_device(tables: MemoryHost) -> None:
+    cards = FakeCards(num_devices=2)
+    here, there = Process(tables, cards), Process(tables, cards)
+    source = there.pool("p", device="cuda:1")
+    near, far = here.pool("n", device="cuda:1"), here.pool("f", device="cuda:0")
+    there.bytes_of(source)[:] = random.Random(2).randbytes(len(there.bytes_of(source)))
+    transport = CudaIpcTransport(here.host)
+    regions = [transport.register(near), transport.register(far), transport.register(near)]
+    peer = transport.connect(source.path)
+    for region in regions:
+        transport.post(Direction.READ, region, peer, [Descriptor(0, 0, NUM_PAGES * SIZE)], NEVER)
+    assert [ended.error for ended in transport.poll(0.0)] == [None] * 3
+    assert len(cards.streams) == 2
+    assert here.bytes_of(near) == here.bytes_of(far) == there.bytes_of(source)
+
+
+# puller
+
+
+def start_copy(copy_id: int = 1, pages: tuple[int, ...] = (2, 3, 5), targets: tuple[int, ...] = (4, 5, 1)) -> StartCopy:
+    return StartCopy(
+        copy_id, list(pages), [100 + page for page in pages], list(targets), [100 + page for page in targets], NEVER
+    )
+
+
+def test_pages_are_pulled_and_compared(tables: MemoryHost) -> None:
+    pair = Pair(tables)
+    puller = PagePuller(pair.transport)
+    assert puller.start("grant", start_copy(), puller.target(pair.destination), pair.peer) is None
+    assert pair.cards.num_waiting == 0
+    [ended] = puller.pump(0.0)
+    assert (ended.grant_id, ended.event, ended.num_bytes) == ("grant", CopyEnded(1), 3 * SIZE)
+    for page, copied in ((2, 4), (3, 5), (5, 1)):
+        assert pair.to_bytes[copied * SIZE :][:SIZE] == pair.from_bytes[page * SIZE :][:SIZE]
+
+
+@pytest.mark.parametrize("side", ["source", "destination"])
+def test_a_page_that_moves_on_while_the_device_copies_fails_the_copy(tables: MemoryHost, side: str) -> None:
+    pair = Pair(tables)
+    pair.cards.copies_per_look = 0
+    puller = PagePuller(pair.transport)
+    puller.start("grant", start_copy(), puller.target(pair.destination), pair.peer)
+    assert puller.pump(0.0) == []
+    pool, page = (pair.source, 3) if side == "source" else (pair.destination, 1)
+    pool.table().write(page, PageEntry(PageState.RUNNING, generation=999))
+    pair.cards.run()
+    [ended] = puller.pump(0.0)
+    assert ended.event.code == "stale_pages"
+    assert f"{side} page {page} is of generation 999 after the copy" in ended.event.message
+
+
+def test_a_lost_source_is_told_when_nothing_reads_it_any_more(tables: MemoryHost) -> None:
+    pair = Pair(tables)
+    pair.cards.copies_per_look = 0
+    puller = PagePuller(pair.transport)
+    puller.start("grant", start_copy(), puller.target(pair.destination), pair.peer)
+    puller.pump(0.0)
+    pair.transport.disconnect(pair.peer)
+    assert puller.pump(0.0) == []
+    pair.cards.run()
+    [ended] = puller.pump(0.0)
+    assert ended.event.code == "source_lost"
+    assert isinstance(pair.peer, DevicePeer)
+    assert pair.here.memory.num_open == 0
+
+
+# whatever happens in whatever order
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("post"), st.lists(st.integers(1, NUM_PAGES - 1), min_size=1, max_size=5, unique=True)),
+        st.tuples(st.just("poll"), st.integers(0, 3)),
+        st.tuples(st.just("run"), st.integers(1, 4)),
+        st.tuples(st.just("cancel"), st.integers(1, 6)),
+        st.tuples(st.just("reconnect"), st.none()),
+        st.tuples(st.just("fault"), st.none()),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=STEPS, copies_per_poll=st.integers(1, 3), ends=st.sampled_from(["polls", "drain"]))
+def test_every_transfer_ends_once_and_writes_nothing_afterwards(steps, copies_per_poll: int, ends: str) -> None:
+    pair = Pair(HeapHost(), copies_per_poll=copies_per_poll)
+    pair.cards.copies_per_look = 0
+    transport, now = pair.transport, 0.0
+    targets: dict[int, list[int]] = {}
+    ended: dict[int, Completion] = {}
+    frozen: dict[int, bytes] = {}
+
+    def take(completions: list[Completion]) -> None:
+        for completion in completions:
+            assert completion.handle not in ended
+            ended[completion.handle] = completion
+            for page in targets[completion.handle]:
+                found = bytes(pair.to_bytes[page * SIZE :][:SIZE])
+                if completion.error is None:
+                    assert found == bytes(pair.from_bytes[(NUM_PAGES - page) * SIZE :][:SIZE])
+                frozen[page] = found
+
+    for what, value in steps:
+        if what == "post":
+            # A page is granted to one transfer at a time, as in the agent.
+            busy = {page for handle, pages in targets.items() if handle not in ended for page in pages}
+            pages = [page for page in value if page not in busy]
+            for page in pages:
+                frozen.pop(page, None)
+            if pages:
+                targets[pair.post(scattered(*pages), deadline=now + 4.0)] = pages
+        elif what == "poll":
+            now += value
+            take(transport.poll(now))
+        elif what == "run":
+            pair.cards.run(value)
+        elif what == "cancel":
+            transport.cancel(value)
+        elif what == "reconnect" and not pair.cards.fault:
+            transport.disconnect(pair.peer)
+            pair.peer = transport.connect(pair.source.path)
+        elif what == "fault":
+            pair.cards.fault = "an illegal address"
+            for stream in pair.cards.streams:
+                stream.waiting.clear()
+        for page, content in frozen.items():
+            assert bytes(pair.to_bytes[page * SIZE :][:SIZE]) == content, "written after its completion"
+    if ends == "polls":
+        pair.cards.copies_per_look = None
+        for _ in range(40):
+            take(transport.poll(now))
+    else:
+        take(transport.drain())
+    assert ended.keys() == targets.keys()
+    assert (transport.num_posted, pair.cards.num_waiting) == (0, 0)
+    transport.close()
+    assert pair.cards.fault or pair.here.memory.num_open == 0

@@ -1,0 +1,430 @@
+"""The NCCL transport: two agents' halves of it, over fake communicators and a courier that the test runs."""
+
+import random
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from fake_devices import FakeCards, FakeDeviceMemory
+from fake_nccl import FakeLinks, FakeWire
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.allocator import PageState
+from kvstore.cuda_pool import CudaHost
+from kvstore.errors import PagesElsewhere, TransferError
+from kvstore.layout import KVLayout
+from kvstore.page_pool import HeapHost, PagePool, PoolInfo
+from kvstore.page_table import PageEntry
+from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
+from kvstore.transfer.base import Completion, Descriptor, Direction, SourcePages, Transport
+from kvstore.transfer.nccl import NcclTransport
+from kvstore.transfer.orders import RemotePeer
+from kvstore.transfer.puller import PagePuller
+from kvstore.transfer.session import CopyEnded, StartCopy
+
+LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", page_size=4)
+SIZE = LAYOUT.page_bytes
+NUM_PAGES = 9
+NEVER = 1e9
+
+
+class Agent:
+    """One agent's host, devices and transport; its courier puts messages into the world's post."""
+
+    def __init__(self, world: "World", name: str, group: str) -> None:
+        self.world = world
+        self.name = name
+        self.memory = FakeDeviceMemory(world.cards)
+        self.host = CudaHost(HeapHost(), lambda: self.memory)
+        info = PoolInfo(group=group, num_pages=NUM_PAGES, layout=LAYOUT, incarnation=1, device="cuda:0")
+        self.pool: PagePool = self.host.create(f"kv-{group}", info)
+        for page in range(1, NUM_PAGES):
+            self.pool.table().write(page, PageEntry(PageState.RUNNING, generation=100 + page))
+        self.bytes = self.memory.view(self.pool.device_pages.pointer)
+        self.links = FakeLinks(world.wire, self.memory)
+        self.transport = NcclTransport(self.links, self, init_timeout_s=5.0)
+        self.region = self.transport.register(self.pool)
+
+    def now(self) -> float:
+        return self.world.now
+
+    def handle(self) -> PoolHandle:
+        info = self.pool.info
+        return PoolHandle(
+            group=info.group,
+            agent=self.name,
+            path="/of/another/host",
+            num_pages=NUM_PAGES,
+            layout=LAYOUT,
+            incarnation=1,
+            device="cuda:0",
+        )
+
+    # Courier
+
+    def offer(self, agent: str, offer: OfferPair) -> None:
+        def ask() -> None:
+            try:
+                self.world.agents[agent].transport.take_offer(self.name, offer)
+            except TransferError as error:
+                self.transport.pair_failed(offer.pair, error.code, error.message)
+
+        self.world.post.append((ask, lambda: self.transport.pair_failed(offer.pair, "deadline_exceeded", "lost")))
+
+    def order(self, agent: str, order: SendPages) -> None:
+        def answer(sent: PagesSent) -> None:
+            lost = lambda: self.transport.pair_failed(order.pair, "deadline_exceeded", "lost")  # noqa: E731
+            self.world.post.append((lambda: self.transport.sent(sent), lost))
+
+        def ask() -> None:
+            self.world.agents[agent].transport.take_order(self.name, order, answer)
+
+        self.world.post.append((ask, lambda: self.transport.pair_failed(order.pair, "deadline_exceeded", "lost")))
+
+    def close(self, agent: str, pair: str) -> None:
+        def tell() -> None:
+            self.world.agents[agent].transport.pair_failed(pair, "pair_aborted", "closed")
+
+        self.world.post.append((tell, lambda: None))
+
+
+class World:
+    """`post`: messages on their way, each with what happens if it is lost."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.cards = FakeCards()
+        self.wire = FakeWire()
+        self.post: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
+        self.near = Agent(self, "near", "d")
+        self.far = Agent(self, "far", "p")
+        self.agents = {"near": self.near, "far": self.far}
+        self.far.bytes[:] = random.Random(1).randbytes(len(self.far.bytes))
+        self.peer = self.near.transport.reach(self.far.handle())
+
+    def send(self, pages: list[int], deadline: float = NEVER, generations: list[int] | None = None) -> int:
+        """Pull `pages` into those at the other end of the pool."""
+        parts = [Descriptor((NUM_PAGES - page) * SIZE, page * SIZE, SIZE) for page in pages]
+        announced = SourcePages(pages, generations or [100 + page for page in pages])
+        return self.near.transport.post(Direction.READ, self.near.region, self.peer, parts, deadline, announced)
+
+    def deliver(self, num_messages: int = 1000) -> None:
+        while self.post and num_messages:
+            num_messages -= 1
+            self.post.popleft()[0]()
+
+    def poll(self) -> list[Completion]:
+        self.far.transport.poll(self.now)
+        return self.near.transport.poll(self.now)
+
+    def settle(self, num_rounds: int = 20) -> dict[int, str]:
+        ended: list[Completion] = []
+        for _ in range(num_rounds):
+            self.deliver()
+            ended += self.poll()
+        return {one.handle: one.error.code if one.error else "" for one in ended}
+
+    def has_arrived(self, pages: list[int]) -> bool:
+        return all(
+            self.near.bytes[(NUM_PAGES - page) * SIZE :][:SIZE] == self.far.bytes[page * SIZE :][:SIZE]
+            for page in pages
+        )
+
+
+def test_it_is_a_transport() -> None:
+    world = World()
+    transport: Transport = world.near.transport
+    assert (transport.name, transport.export(world.near.region)) == ("nccl", world.near.pool.path)
+    with pytest.raises(TransferError, match="by their agents"):
+        transport.connect("/some/path")
+    assert world.peer.generations([1]) is None
+    transport.close()
+
+
+def test_pages_arrive_and_one_communicator_serves_many_transfers() -> None:
+    world = World()
+    first, second = world.send([1, 2]), world.send([5])
+    assert world.settle() == {first: "", second: ""}
+    assert world.has_arrived([1, 2, 5])
+    third = world.send([7])
+    assert world.settle() == {third: ""}
+    assert world.wire.num_ids == 1
+    assert (world.near.transport.num_posted, world.far.transport.num_posted) == (0, 0)
+
+
+def test_both_ways_are_two_communicators() -> None:
+    world = World()
+    world.near.bytes[:SIZE] = b"n" * SIZE
+    back = world.far.transport.reach(world.near.handle())
+    source = SourcePages([], [])
+    world.far.transport.post(Direction.READ, world.far.region, back, [Descriptor(SIZE, 0, SIZE)], NEVER, source)
+    handle = world.send([3])
+    assert world.settle() == {handle: ""}
+    assert world.far.bytes[SIZE : 2 * SIZE] == b"n" * SIZE
+    assert world.wire.num_ids == 2
+
+
+def test_a_page_that_moved_on_before_it_was_sent_takes_the_pair_with_it() -> None:
+    world = World()
+    stale, behind = world.send([1], generations=[999]), world.send([2])
+    assert world.settle() == {stale: "stale_pages", behind: "pair_aborted"}
+    again = world.send([2])
+    assert world.settle() == {again: ""}
+    assert world.wire.num_ids == 2, "the next transfer makes another"
+
+
+def test_a_page_that_moves_on_while_it_is_sent_fails_the_transfer_only() -> None:
+    world = World()
+    world.wire.is_slow = True
+    handle, behind = world.send([1]), world.send([2])
+    assert world.settle() == {}
+    world.far.pool.table().write(1, PageEntry(PageState.RUNNING, generation=999))
+    world.wire.step()
+    assert world.settle() == {handle: "stale_pages"}
+    world.wire.run()
+    assert world.settle() == {behind: ""}
+    assert world.wire.num_ids == 1
+
+
+def test_a_communicator_that_does_not_come_about_in_time() -> None:
+    world = World()
+    world.wire.is_deaf = True
+    handle = world.send([1])
+    assert world.settle() == {}
+    world.now = 5.0
+    [late] = world.near.transport.poll(5.0)
+    assert late.error is not None
+    assert (late.handle, late.error.code) == (handle, "deadline_exceeded")
+    assert world.settle() == {}
+    assert world.far.transport.num_posted == 0, "the other end has given up, too"
+
+
+def test_a_transfer_that_does_not_end_is_over_when_the_engine_has_stopped() -> None:
+    world = World()
+    world.wire.is_slow = world.wire.is_stuck = True
+    handle = world.send([1], deadline=3.0)
+    world.settle()
+    world.now = 3.0
+    assert world.settle() == {}, "its kernel may still write"
+    assert world.near.transport.num_posted == 1
+    for link in world.wire.links:
+        link.stop()
+    assert world.settle() == {handle: "deadline_exceeded"}
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"group": "x"}, "unknown_group"),
+        ({"incarnation": 2}, "source_changed"),
+        ({"layout": msgspec.structs.replace(LAYOUT, fingerprint="other")}, "layout_mismatch"),
+    ],
+)
+def test_a_pool_that_is_another_one_is_refused(change: dict, code: str) -> None:
+    world = World()
+    world.peer = world.near.transport.reach(msgspec.structs.replace(world.far.handle(), **change))
+    handle = world.send([1])
+    assert world.settle() == {handle: code}
+
+
+def test_a_host_without_nccl() -> None:
+    world = World()
+    world.far.links.is_missing = True
+    handle = world.send([1])
+    assert world.settle() == {handle: "device_unavailable"}
+    world.near.links.is_missing = True
+    with pytest.raises(TransferError, match="finds no NCCL"):
+        world.send([1])
+
+
+def test_what_cannot_be_posted_or_reached() -> None:
+    world = World()
+    transport, source = world.near.transport, SourcePages([1], [101])
+    for parts in ([Descriptor(0, 0, 0)], [Descriptor(-1, 0, 4)], [Descriptor(0, NUM_PAGES * SIZE - 3, 4)]):
+        with pytest.raises(TransferError, match="outside the pools"):
+            transport.post(Direction.READ, 0, world.peer, parts, NEVER, source)
+    for direction, announced in ((Direction.WRITE, source), (Direction.READ, None)):
+        with pytest.raises(TransferError, match="only reads announced pages"):
+            transport.post(direction, 0, world.peer, [], NEVER, announced)
+    host_handle = msgspec.structs.replace(world.far.handle(), device="cpu")
+    with pytest.raises(PagesElsewhere):
+        transport.reach(host_handle)
+    info = msgspec.structs.replace(world.near.pool.info, device="cpu", ipc_handle=b"")
+    with pytest.raises(PagesElsewhere):
+        transport.register(world.near.host.create("kv-h", info))
+    assert world.wire.num_ids == 0
+
+
+def test_there_is_a_bound_on_communicators() -> None:
+    world = World()
+    for number in range(64):
+        offer = OfferPair(
+            pair=f"p{number}",
+            unique_id=b"%d" % number,
+            group="p",
+            incarnation=1,
+            layout_digest=LAYOUT.digest,
+            timeout_s=9.0,
+        )
+        world.far.transport.take_offer("near", offer)
+        world.far.transport.take_offer("near", offer)
+    handle = world.send([1])
+    assert world.settle() == {handle: "too_many_pairs"}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {"pair": "nobody's"},
+        {"offsets": [0, 1]},
+        {"offsets": [-1]},
+        {"sizes": [NUM_PAGES * SIZE + 1]},
+        {"pages": [99], "generations": [1]},
+        {"incarnation": 7},
+    ],
+)
+def test_orders_that_cannot_be_carried_out_are_answered(order: dict) -> None:
+    world = World()
+    world.send([1])
+    world.deliver(1)
+    name = next(iter(world.far.transport._halves))
+    answers: list[PagesSent] = []
+    sound = SendPages(
+        pair=name,
+        number=9,
+        group="p",
+        incarnation=1,
+        offsets=[0],
+        sizes=[4],
+        pages=[1],
+        generations=[101],
+        timeout_s=9.0,
+    )
+    world.far.transport.take_order("near", msgspec.structs.replace(sound, **order), answers.append)
+    world.far.transport.take_order("a stranger", sound, answers.append)
+    assert [(answer.is_sent, bool(answer.code)) for answer in answers] == [(False, True)] * 2
+
+
+def test_a_lost_agent_ends_its_transfers() -> None:
+    world = World()
+    world.wire.is_slow = True
+    handle = world.send([1])
+    world.settle()
+    world.near.transport.agent_lost("far")
+    world.far.transport.agent_lost("near")
+    assert world.settle() == {handle: "source_lost"}
+    assert world.far.transport.num_posted == 0
+
+
+def test_draining_aborts_what_runs() -> None:
+    world = World()
+    world.wire.is_slow = world.wire.is_stuck = True
+    running, waiting = world.send([1]), world.send([2])
+    world.settle()
+    ended = world.near.transport.drain()
+    assert {one.handle: one.error.code for one in ended if one.error} == {running: "cancelled", waiting: "cancelled"}
+    assert world.near.transport.num_posted == 0
+    world.near.transport.close()
+    world.far.transport.close()
+
+
+def test_a_pulled_copy_is_compared_at_both_ends() -> None:
+    world = World()
+    puller = PagePuller(world.near.transport)
+    target = puller.target(world.near.pool)
+    copy = StartCopy(1, [2, 3], [102, 103], [4, 5], [104, 105], NEVER)
+    assert puller.start("grant", copy, target, world.peer) is None
+    world.wire.is_slow = True
+    for _ in range(5):
+        world.deliver()
+        world.far.transport.poll(0.0)
+        assert puller.pump(0.0) == []
+    world.near.pool.table().write(5, PageEntry(PageState.RUNNING, generation=999))
+    world.wire.run()
+    ended: list[CopyEnded] = []
+    for _ in range(5):
+        world.deliver()
+        world.far.transport.poll(0.0)
+        ended += [one.event for one in puller.pump(0.0)]
+    assert [one.code for one in ended] == ["stale_pages"]
+    assert "destination page 5" in ended[0].message
+    assert isinstance(world.peer, RemotePeer)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("post"), st.lists(st.integers(1, NUM_PAGES - 1), min_size=1, max_size=3, unique=True)),
+        st.tuples(st.just("poll"), st.floats(0, 2)),
+        st.tuples(st.just("deliver"), st.integers(1, 3)),
+        st.tuples(st.just("lose"), st.none()),
+        st.tuples(st.just("move"), st.none()),
+        st.tuples(st.just("cancel"), st.integers(1, 6)),
+        st.tuples(st.just("stale"), st.integers(1, NUM_PAGES - 1)),
+        st.tuples(st.just("agent lost"), st.none()),
+        st.tuples(st.just("disconnect"), st.none()),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps=STEPS, is_stuck=st.booleans(), ends=st.sampled_from(["polls", "drain"]))
+def test_every_transfer_ends_once_and_writes_nothing_afterwards(steps, is_stuck: bool, ends: str) -> None:
+    world = World()
+    world.wire.is_slow, world.wire.is_stuck = True, is_stuck
+    targets: dict[int, list[int]] = {}
+    ended: dict[int, Completion] = {}
+    frozen: dict[int, bytes] = {}
+
+    def take(completions: list[Completion]) -> None:
+        for completion in completions:
+            assert completion.handle not in ended
+            ended[completion.handle] = completion
+            if completion.error is None:
+                assert world.has_arrived(targets[completion.handle])
+            for page in targets[completion.handle]:
+                frozen[page] = bytes(world.near.bytes[(NUM_PAGES - page) * SIZE :][:SIZE])
+
+    for what, value in steps:
+        if what == "post":
+            busy = {page for handle, pages in targets.items() if handle not in ended for page in pages}
+            pages = [page for page in value if page not in busy]
+            for page in pages:
+                frozen.pop(page, None)
+            if pages:
+                targets[world.send(pages, deadline=world.now + 6.0)] = pages
+        elif what == "poll":
+            world.now += value
+            take(world.poll())
+        elif what == "deliver":
+            world.deliver(value)
+        elif what == "lose" and world.post:
+            world.post.popleft()[1]()
+        elif what == "move":
+            world.wire.step()
+        elif what == "cancel":
+            world.near.transport.cancel(value)
+        elif what == "stale":
+            world.far.pool.table().write(value, PageEntry(PageState.RUNNING, generation=999))
+        elif what == "agent lost":
+            world.near.transport.agent_lost("far")
+        elif what == "disconnect":
+            world.near.transport.disconnect(world.peer)
+            world.peer = world.near.transport.reach(world.far.handle())
+        for page, content in frozen.items():
+            assert bytes(world.near.bytes[(NUM_PAGES - page) * SIZE :][:SIZE]) == content, "written after its end"
+    if ends == "drain":
+        take(world.near.transport.drain())
+    else:
+        world.now += 100.0
+        for _ in range(30):
+            take(world.poll())
+            world.deliver()
+            for link in world.wire.links:
+                if (link.is_aborted and link.waiting) or (link.is_aborted and is_stuck):
+                    link.stop()
+            take(world.poll())
+    assert ended.keys() == targets.keys()
+    assert world.near.transport.num_posted == 0

@@ -1,0 +1,432 @@
+"""The kv_agent with pools on devices, over a fake of them, among other actors on the simulated network."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_devices import FakeCards, FakeDeviceMemory
+from fake_nccl import FakeLinks, FakeWire
+
+from kvstore.allocator import PageState
+from kvstore.cuda_pool import CudaHost
+from kvstore.errors import DeviceExhaustedMemory, DeviceUnavailable, PoolBusy, PoolMissing
+from kvstore.layout import KVLayout
+from kvstore.page_pool import HeapHost, MemoryHost, PagePool, ShmHost
+from kvstore.page_table import PageEntry
+from kvstore.protocol import (
+    CloseGrant,
+    GrantClosed,
+    MapPool,
+    OpenGrant,
+    PagesPulled,
+    PagesReady,
+    PoolHandle,
+    TransferFailed,
+)
+from kvstore.transfer.session import SessionLimits
+from mesh.actor import Actor
+from mesh.address import Address, Endpoint
+from mesh.options import SystemOptions
+from mesh.system import ActorSystem
+from mesh.testing import virtual_time
+from mesh.transport.simulation import SimulatedNetwork
+from nodes.kv_agent.actor import KVAgent
+from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
+from nodes.registry.actor import RegistryActor
+from nodes.roles import NODE_CODEC
+
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, page_size=4)
+SIZE = LAYOUT.page_bytes
+NUM_PAGES = 12
+
+
+class Bootstrap:
+    found: tuple[Address, Endpoint] | None = None
+
+    def lookup(self) -> tuple[Address, Endpoint] | None:
+        return self.found
+
+
+class Scheduler(Actor):
+    role = "scheduler"
+    codec = NODE_CODEC
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def on_tell(self, sender: Address, message: Any, buffers: Any) -> None:
+        self.heard.append(message)
+
+    async def ends(self) -> PagesPulled | TransferFailed:
+        async with asyncio.timeout(30):
+            while True:
+                for message in self.heard:
+                    if isinstance(message, TransferFailed) or message.complete:
+                        return message
+                await asyncio.sleep(0.01)
+
+
+class Process:
+    """A process with its own view of the devices."""
+
+    def __init__(self, tables: MemoryHost, cards: FakeCards) -> None:
+        self.memory = FakeDeviceMemory(cards)
+        self.host = CudaHost(tables, lambda: self.memory)
+
+    def bytes_of(self, pool: PagePool) -> memoryview:
+        return self.memory.view(pool.device_pages.pointer)
+
+
+class World:
+    """A registry, one scheduler that is both sides, and agents; one set of devices, page tables in `tables`."""
+
+    def __init__(self, tables: MemoryHost | None = None) -> None:
+        self.network = SimulatedNetwork(1)
+        self.bootstrap = Bootstrap()
+        self.tables = tables or HeapHost()
+        self.cards = FakeCards(num_devices=2)
+        self.wire = FakeWire()
+        self.systems: dict[str, ActorSystem] = {}
+        self.processes: dict[str, Process] = {}
+        self.scheduler = Scheduler()
+        # The worker's process: it computes on the devices, so it sees the pages.
+        self.worker = Process(self.tables, self.cards)
+
+    async def add(self, actor_id: str, actor: Actor, epoch: int = 1) -> None:
+        address = Address(actor_id, epoch)
+        options = SystemOptions(random=random.Random(actor_id))
+        system = ActorSystem(actor, address, self.network.transport(address), self.bootstrap, options)
+        await system.start()
+        self.systems[actor_id] = system
+        if actor_id == "registry":
+            self.bootstrap.found = (address, system.describe().endpoint)
+
+    async def agent(self, actor_id: str, settings: KVAgentConfig, epoch: int = 1) -> KVAgent:
+        process = self.processes[actor_id] = Process(self.tables, self.cards)
+        agent = KVAgent(settings, process.host, FakeLinks(self.wire, process.memory))
+        await self.add(actor_id, agent, epoch)
+        return agent
+
+    async def start(self) -> None:
+        await self.add("registry", RegistryActor())
+        await self.add("S", self.scheduler)
+
+    async def settle(self, num_members: int) -> None:
+        while len(self.scheduler.ctx.members.all()) < num_members:
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        for system in reversed(self.systems.values()):
+            await system.stop()
+
+    async def ask(self, agent: str, message: Any) -> Any:
+        return (await self.scheduler.ctx.ask(agent, message, timeout_s=2.0)).message
+
+    async def pool(self, agent: str, group: str) -> tuple[PoolHandle, PagePool]:
+        """Map a pool as its worker does; its scheduler, which sees the page table only, says that all pages run."""
+        handle = await self.ask(agent, MapPool(group=group))
+        scheduler = self.tables.open(handle.path, writable=True)
+        for page in range(1, scheduler.num_pages):
+            scheduler.table().write(page, PageEntry(PageState.RUNNING, generation=7))
+        return handle, self.worker.host.open(handle.path, writable=True)
+
+    async def order(self, source: PoolHandle, agent: str, source_pages: list[int], pages: list[int]) -> None:
+        await self.ask(
+            agent,
+            OpenGrant(
+                grant_id="g",
+                group="d",
+                pages=pages,
+                generations=[7] * len(pages),
+                layout_digest=LAYOUT.digest,
+                holder="S",
+                holder_epoch=1,
+                timeout_s=20.0,
+            ),
+        )
+        announced = PagesReady(
+            grant_id="g",
+            first=0,
+            total=len(pages),
+            source_group=source.group,
+            source_agent=source.agent,
+            source_incarnation=source.incarnation,
+            layout_digest=LAYOUT.digest,
+            pages=source_pages,
+            generations=[7] * len(source_pages),
+        )
+        self.scheduler.ctx.tell(agent, announced)
+
+
+def config(device: str, *groups: str, **changes: Any) -> KVAgentConfig:
+    pools = [PoolConfig(group=group, num_pages=NUM_PAGES, layout=LAYOUT, device=device) for group in groups]
+    fields: dict[str, Any] = {"pools": pools, "limits": SessionLimits(resend_s=0.5, map_s=1.0)}
+    return KVAgentConfig(**(fields | changes))
+
+
+def run(main: Callable[[World], Awaitable[None]], tables: MemoryHost | None = None) -> None:
+    async def whole() -> None:
+        world = World(tables)
+        await world.start()
+        await main(world)
+        await world.stop()
+
+    virtual_time.run(whole(), limit_s=600.0)
+
+
+@pytest.mark.parametrize("num_agents", [1, 2])
+def test_pages_move_between_pools_on_devices(num_agents: int) -> None:
+    async def main(world: World) -> None:
+        if num_agents == 1:
+            near = await world.agent("agent-0", config("cuda:0", "d", "p"))
+        else:
+            near = await world.agent("agent-0", config("cuda:0", "d"))
+            await world.agent("agent-1", config("cuda:1", "p"))
+        await world.settle(2 + num_agents)
+        source, from_pool = await world.pool(f"agent-{num_agents - 1}", "p")
+        _, to_pool = await world.pool("agent-0", "d")
+        assert source.device == ("cuda:0" if num_agents == 1 else "cuda:1")
+        from_bytes, to_bytes = world.worker.bytes_of(from_pool), world.worker.bytes_of(to_pool)
+        from_bytes[:] = random.Random(3).randbytes(len(from_bytes))
+        await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
+        assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
+        for page, copied in ((8, 4), (9, 5), (3, 2)):
+            assert to_bytes[copied * SIZE :][:SIZE] == from_bytes[page * SIZE :][:SIZE]
+        assert not any(to_bytes[6 * SIZE :])
+        figures = near.stats()
+        assert figures["mesh_kv_transfer_bytes_total"] == 3 * SIZE
+        assert figures['mesh_kv_pool_bytes{group="d"}'] == to_pool.info.pages_offset + NUM_PAGES * SIZE
+        members = world.scheduler.ctx.members.by_role("kv_agent")
+        assert {name for member in members for name in member.attributes["transports"]} == {"cuda_ipc"}
+        for pool in (from_pool, to_pool):
+            pool.close()
+        await world.stop()
+        assert world.cards.allocations == [], "agents free what they made"
+        assert all(process.memory.num_open == 0 for process in world.processes.values())
+
+    run(main)
+
+
+def test_pages_of_another_agent_come_by_nccl_where_that_is_chosen() -> None:
+    async def main(world: World) -> None:
+        near = await world.agent("agent-0", config("cuda:0", "d", "q", device_transport="nccl"))
+        far = await world.agent("agent-1", config("cuda:1", "p", device_transport="nccl"))
+        await world.settle(4)
+        for member in world.scheduler.ctx.members.by_role("kv_agent"):
+            assert member.attributes["transports"] == ["cuda_ipc", "nccl"]
+        source, from_pool = await world.pool("agent-1", "p")
+        _, to_pool = await world.pool("agent-0", "d")
+        from_bytes, to_bytes = world.worker.bytes_of(from_pool), world.worker.bytes_of(to_pool)
+        from_bytes[:] = random.Random(3).randbytes(len(from_bytes))
+        await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
+        assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
+        for page, copied in ((8, 4), (9, 5), (3, 2)):
+            assert to_bytes[copied * SIZE :][:SIZE] == from_bytes[page * SIZE :][:SIZE]
+        assert world.wire.num_ids == 1
+        assert near.stats()["mesh_kv_transfer_bytes_total"] == 3 * SIZE
+        assert world.processes["agent-0"].memory.num_open == 0, "no handle is opened"
+        world.network.crash(Address("agent-0", 1))
+        while far._pairs is None or far._pairs.transport._halves:
+            await asyncio.sleep(0.1)
+
+    run(main)
+
+
+def test_pools_of_one_agent_are_copied_on_the_device_all_the_same() -> None:
+    async def main(world: World) -> None:
+        await world.agent("agent-0", config("cuda:0", "d", "p", device_transport="nccl"))
+        await world.settle(3)
+        source, _ = await world.pool("agent-0", "p")
+        await world.pool("agent-0", "d")
+        await world.order(source, "agent-0", [8], [4])
+        assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
+        assert world.wire.num_ids == 0
+
+    run(main)
+
+
+def test_an_agent_without_nccl_is_not_reached_in_another_way() -> None:
+    async def main(world: World) -> None:
+        await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))
+        await world.agent("agent-1", config("cuda:1", "p"))
+        await world.settle(4)
+        source, _ = await world.pool("agent-1", "p")
+        await world.pool("agent-0", "d")
+        await world.order(source, "agent-0", [8], [4])
+        end = await world.scheduler.ends()
+        assert isinstance(end, TransferFailed)
+        assert end.code == "not_served"
+        assert "agent-1 makes no communicator" in end.message
+
+    run(main)
+
+
+@pytest.mark.parametrize("dies", ["agent-0", "agent-1"])
+def test_an_agent_that_dies_in_the_middle_of_a_transfer(dies: str) -> None:
+    async def main(world: World) -> None:
+        world.wire.is_slow = True
+        agents = [await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))]
+        agents.append(await world.agent("agent-1", config("cuda:1", "p", device_transport="nccl")))
+        await world.settle(4)
+        source, _ = await world.pool("agent-1", "p")
+        await world.pool("agent-0", "d")
+        await world.order(source, "agent-0", [8], [4])
+        while not all(link.waiting for link in world.wire.links) or len(world.wire.links) < 2:
+            await asyncio.sleep(0.01)
+        world.network.crash(Address(dies, 1))
+        survivor = agents[0] if dies == "agent-1" else agents[1]
+        while survivor._puller.is_busy:
+            await asyncio.sleep(0.01)
+        if dies == "agent-1":
+            await world.scheduler.ends()
+            while not world.scheduler.heard[-1].quiesced:
+                await asyncio.sleep(0.01)
+            assert world.scheduler.heard[-1].code == "source_lost"
+            assert world.wire.links[0].is_aborted
+
+    run(main)
+
+
+def test_a_grant_is_closed_when_the_device_has_done_what_it_was_told() -> None:
+    async def main(world: World) -> None:
+        world.cards.copies_per_look = 0
+        await world.agent("agent-0", config("cuda:0", "d", "p"))
+        await world.settle(3)
+        source, _ = await world.pool("agent-0", "p")
+        await world.pool("agent-0", "d")
+        await world.order(source, "agent-0", [1, 2], [3, 4])
+        while not world.cards.num_waiting:
+            await asyncio.sleep(0.001)
+        closing = asyncio.ensure_future(world.ask("agent-0", CloseGrant(grant_id="g")))
+        await asyncio.sleep(1.0)
+        assert not closing.done(), "a copy may still write"
+        world.cards.run()
+        assert await closing == GrantClosed(grant_id="g")
+
+    run(main)
+
+
+@pytest.mark.parametrize(("near", "far"), [("cuda:0", "cpu"), ("cpu", "cuda:0")])
+def test_pools_of_two_kinds_of_memory_are_refused(near: str, far: str) -> None:
+    async def main(world: World) -> None:
+        await world.agent("agent-0", config(near, "d"))
+        await world.agent("agent-1", config(far, "p"))
+        await world.settle(4)
+        source, _ = await world.pool("agent-1", "p")
+        await world.pool("agent-0", "d")
+        await world.order(source, "agent-0", [1], [2])
+        end = await world.scheduler.ends()
+        assert isinstance(end, TransferFailed)
+        assert (end.code, end.quiesced) == ("pages_elsewhere", True)
+        assert f"pages on {far} cannot be copied by this agent" in end.message
+
+    run(main)
+
+
+def test_so_are_those_of_one_agent_that_has_both() -> None:
+    async def main(world: World) -> None:
+        pools = [
+            PoolConfig(group="d", num_pages=NUM_PAGES, layout=LAYOUT, device="cuda:0"),
+            PoolConfig(group="p", num_pages=NUM_PAGES, layout=LAYOUT),
+        ]
+        await world.agent("agent-0", config("", pools=pools))
+        await world.settle(3)
+        [member] = world.scheduler.ctx.members.by_role("kv_agent")
+        assert member.attributes["transports"] == ["cuda_ipc", "shm"]
+        source, _ = await world.pool("agent-0", "p")
+        await world.pool("agent-0", "d")
+        await world.order(source, "agent-0", [1], [2])
+        end = await world.scheduler.ends()
+        assert isinstance(end, TransferFailed)
+        assert (end.code, end.quiesced) == ("mixed_memory", True)
+        assert "pages on cpu cannot be copied to cuda:0" in end.message
+
+    run(main)
+
+
+@pytest.mark.parametrize("files", [True, False])
+def test_the_next_agent_makes_the_pool_again(files: bool, tmp_path: Path) -> None:
+    tables: MemoryHost = ShmHost(tmp_path) if files else HeapHost()
+
+    async def main(world: World) -> None:
+        first = await world.agent("agent-0", config("cuda:0", "d", unlink_on_stop=False), epoch=1)
+        await world.settle(3)
+        old, pool = await world.pool("agent-0", "d")
+        _ = pool.device_pages
+        world.network.crash(Address("agent-0", 1))
+        # What kill -9 does: its memory on the device goes, the lock goes, the file stays.
+        first._pools["d"].close()
+        await world.agent("agent-0", config("cuda:0", "d"), epoch=2)
+        member = None
+        while member is None or member.address.epoch != 2:
+            await asyncio.sleep(0.1)
+            member = world.scheduler.ctx.members.get("agent-0")
+        assert member.attributes["incarnations"] == {"d": 2}
+        new = await world.ask("agent-0", MapPool(group="d"))
+        assert (old.incarnation, new.incarnation) == (1, 2)
+        mapped = world.worker.host.open(new.path, writable=True)
+        assert not any(world.worker.bytes_of(mapped))
+        pool.close()
+        mapped.close()
+
+    run(main, tables)
+
+
+def test_a_device_that_fails_ends_the_agent() -> None:
+    async def main(world: World) -> None:
+        world.cards.copies_per_look = 0
+        agent = await world.agent("agent-0", config("cuda:0", "d", "p"))
+        ends: list[str] = []
+        agent.ctx.end = ends.append  # type: ignore[method-assign]
+        await world.settle(3)
+        source, _ = await world.pool("agent-0", "p")
+        await world.pool("agent-0", "d")
+        await world.order(source, "agent-0", [1], [2])
+        while not world.cards.num_waiting:
+            await asyncio.sleep(0.001)
+        world.cards.fault = "an illegal address"
+        end = await world.scheduler.ends()
+        assert isinstance(end, TransferFailed)
+        assert (end.code, end.quiesced) == ("device_fault", True)
+        assert ends == ["a device failed: an illegal address"]
+        await agent.stop()
+        with pytest.raises(PoolMissing):
+            world.tables.open(source.path, writable=False)
+        del world.systems["agent-0"]
+
+    run(main)
+
+
+def test_a_start_that_cannot_be() -> None:
+    async def main(world: World) -> None:
+        world.cards.num_bytes = 1000
+        with pytest.raises(DeviceExhaustedMemory):
+            await world.agent("agent-0", config("cuda:0", "d"))
+        with pytest.raises(DeviceUnavailable):
+            await world.agent("agent-1", config("cuda:7", "d"))
+
+    run(main)
+
+
+def test_a_pool_whose_owner_lives_stops_the_start(tmp_path: Path) -> None:
+    async def main(world: World) -> None:
+        await world.agent("agent-0", config("cuda:0", "d"))
+        with pytest.raises(PoolBusy):
+            await world.agent("agent-1", config("cuda:0", "d"))
+        assert len(world.cards.allocations) == 1
+
+    run(main, ShmHost(tmp_path))
+
+
+def test_settings_that_cannot_be_used() -> None:
+    with pytest.raises(ConfigError, match="pool of d: there is no device called 'gpu'"):
+        config("gpu", "d")
+    with pytest.raises(ConfigError, match="device_transport is 'cuda_ipc' or 'nccl', not 'tcp'"):
+        config("cuda:0", "d", device_transport="tcp")
+    with pytest.raises(ConfigError, match="give the pools a device"):
+        config("cpu", "d", device_transport="nccl")
+    with pytest.raises(TypeError, match="need a CudaHost, not a HeapHost"):
+        KVAgent(config("cuda:0", "d"), HeapHost())
