@@ -142,7 +142,7 @@ def test_short_files_are_torn(shm: ShmHost) -> None:
 
 
 def header_of(**fields: object) -> bytes:
-    sound = msgspec.to_builtins(INFO)
+    sound = msgspec.to_builtins(INFO, builtin_types=(bytes,))
     sound["layout"] |= {name: fields.pop(name) for name in list(fields) if name in sound["layout"]}
     body = msgspec.msgpack.encode({**sound, **fields})
     return (pool_header._PREFIX.pack(pool_header.MAGIC, 1, len(body), zlib.crc32(body)) + body).ljust(
