@@ -14,18 +14,21 @@ from kvstore.allocator import PageState
 from kvstore.hashing import unpack_tokens
 from kvstore.page_pool import PagePool
 from kvstore.page_table import Torn
+from kvstore.transfer.base import Direction
 from nodes.kv_agent.actor import KVAgent
 from nodes.worker.actor import WorkerActor
 from nodes.worker.step import RunnableStep, run_isolated
+from tests.simulation.bad_moments import BadMoments
 
 
 class SlowWorker(WorkerActor):
     """A worker whose steps write every other row when they begin, and all of them when they end.
 
-    `errors` counts the rows that failed, by code.
+    `errors` counts the rows that failed, by code; `moments` says which steps take much longer than others.
     """
 
     errors: Counter[str]
+    moments: BadMoments
 
     def _run(self, step: RunnableStep) -> None:
         runner: Any = self._require_runner()
@@ -34,6 +37,7 @@ class SlowWorker(WorkerActor):
         num_tokens = sum(row.num_tokens for row in step.rows)
         timings = runner._timings
         delay_s = timings.step_ms * 1e-3 + timings.token_us * 1e-6 * num_tokens
+        delay_s += self.moments.stall_s(self._config.group, step)
         self.ctx.later(delay_s, self._end, step, self.ctx.now())
 
     def _end(self, step: RunnableStep, started: float) -> None:
@@ -42,14 +46,20 @@ class SlowWorker(WorkerActor):
         self._done(step, outcome, started)
 
 
-def slow_down(agent: KVAgent, copy_s: float, dice: random.Random) -> None:
-    """Have each quantum of a copy take `copy_s`, and let a cancelled copy write on for up to twelve of them."""
+def slow_down(agent: KVAgent, copy_s: float, most_late: int, moments: BadMoments, dice: random.Random) -> None:
+    """Have each quantum of a copy take `copy_s`, and let a cancelled copy write on for up to `most_late` of them."""
     later = agent.ctx.later
     transport: Any
     [transport] = agent._puller.transports
-    cancel = transport.cancel
+    cancel, post = transport.cancel, transport.post
+
+    def posted(direction: Direction, region: int, *more: Any) -> int:
+        moments.on_copy(transport._regions[region].info.group, copy_s)
+        return post(direction, region, *more)
+
     agent.ctx.later = lambda delay_s, *callback: later(delay_s or copy_s, *callback)  # type: ignore[method-assign]
-    transport.cancel = lambda handle: later(dice.random() * 12 * copy_s, cancel, handle)
+    transport.cancel = lambda handle: later(dice.random() * most_late * copy_s, cancel, handle)
+    transport.post = posted
 
 
 def corrupt_pages(pool: PagePool) -> Iterator[str]:

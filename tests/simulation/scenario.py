@@ -75,18 +75,22 @@ def draw_faults(draw: random.Random, theme: str) -> Faults:
         slow=rate() * draw.choice([1.0, 4.0]),
         slow_s=draw.choice([0.02, 0.5, 2.0]),
         reset=rate() * (0.5 if theme == "leavers" else 0.1),
-        silent_down=draw.choice([0.0, 0.3, 0.9]),
+        silent_down=draw.choice([0.0, 0.3, 0.9]) if theme != "silence" else 0.95,
         partition=draw.choice([0.0, 0.02, 0.1]),
         partition_s=(0.05, draw.choice([0.3, 2.5])),
     )
 
 
-THEMES = ["", "", "", "steps", "copies", "leavers"]
+THEMES = ["", "", "", "steps", "copies", "leavers", "stalls", "silence", "sources"]
 """What a seed is about: everything, or one kind of trouble often enough that rare coincidences come about.
 
 `steps`: schedulers die, alone or with their workers, while long steps run, and are back before those end. `copies`: so
-do schedulers and agents during slow copies in small pools, and clients leave. `leavers`: all clients leave or lose
-their gateway, in a network that loses much, in the middle of long answers.
+do schedulers and agents during slow copies in small pools, and clients leave; decode prefills for itself meanwhile, so
+that steps want the pages that copies still write. `sources`: prefill schedulers die during slow copies, and their
+successors want the pages that are still read. `stalls`: schedulers die while a step takes seconds; short prompts, which
+decode prefills itself, and long ones take turns, so that transfers want the pages that the step still writes.
+`leavers`: all clients leave or lose their gateway, in a network that loses much, in the middle of long answers.
+`silence`: gateways die, alone or with another, and are back before anybody has heard of it.
 """
 
 
@@ -94,12 +98,17 @@ def draw_clients(draw: random.Random, theme: str) -> list[Client]:
     """Up to a dozen calls within some seconds; short and long prompts, some with a common prefix, some that leave."""
     leaving, lengths, max_tokens = 0.25, [1, 4, 12, 12, 24, 40], [1, 8, 40, 200]
     if theme == "copies":
-        leaving, lengths = 0.5, [12, 24, 24]
+        leaving, lengths = 0.5, [2, 12, 24, 24]
+    elif theme == "sources":
+        # What fits decode's pool fits prefill's smaller one too, which serves it while decode is away.
+        lengths, max_tokens = [12, 24, 24], [1, 8, 40]
+    elif theme == "stalls":
+        lengths = [2, 3, 24]
     elif theme == "leavers":
         leaving, lengths, max_tokens = 1.0, [24, 40], [200]
     clients: list[Client] = []
     prefix = draw.choice([SHARED_PREFIX, SHARED_PAGES])
-    num_alike = draw.choice([0.4, 0.4, 0.9])
+    num_alike = {"stalls": 0.9, "sources": 0.1}.get(theme, draw.choice([0.4, 0.4, 0.9]))
     spread_s = draw.choice([0.1, 3.0, 3.0, 8.0])
     for number in range(draw.choice([4, 8, 8, 12])):
         words = " ".join(draw.choices(WORDS, k=draw.choice(lengths)))
@@ -152,6 +161,8 @@ def draw_calamities(draw: random.Random, theme: str, groups: list[str], clients:
         singles = ["scheduler-decode-0"]
     elif theme == "leavers":
         singles = ["gateway-0"]
+    elif theme == "silence":
+        pairs, shared = [[one, "gateway-0"] for one in (*engine[::2], "detokenizer-0", "tokenizer-0")], 0.7
     drawn: list[Calamity] = []
     for _ in range(draw.choice([0, 1, 2, 3, 5])):
         kind = draw.choice(["kill", "point", "point", "point", "hang", "pause"])
@@ -196,7 +207,7 @@ async def _client(mesh: SimulatedMesh, client: Client, number: int) -> list[str]
     return [
         f"{request_id}-{index} ({client}): {problem}"
         for index, outcome in enumerate(outcomes)
-        if (problem := _problem(client, outcome, mesh.num_pages - 1))
+        if (problem := _problem(client, outcome, mesh.speeds.num_pages - 1))
     ]
 
 
@@ -239,11 +250,11 @@ def run_seed(seed: int) -> Counter[str]:
     structlog.configure(wrapper_class=SILENT)
     draw = random.Random(f"scenario/{seed}")
     theme = draw.choice(THEMES)
-    mixed = draw.random() < 0.2 and theme != "copies"
+    mixed = draw.random() < 0.2 and theme not in ("copies", "sources")
     clients = draw_clients(draw, theme)
     faults = draw_faults(draw, theme)
     # Half of all meshes have a perfect network, but for what the dead do not say.
-    quiet = Faults(silent_down=draw.choice([0.0, 0.3]))
+    quiet = Faults(silent_down=draw.choice([0.0, 0.3]) if theme != "silence" else 0.95)
     mesh = SimulatedMesh(seed, quiet if draw.random() < 0.5 else faults, mixed, theme)
     calamities = draw_calamities(draw, theme, mesh.groups, clients)
     replay = f"replay: python -m tests.simulation --seed {seed}"
@@ -256,4 +267,4 @@ def run_seed(seed: int) -> Counter[str]:
     problems += [f"{num} rows failed with {code}" for code, num in mesh.errors.items() if code == CORRUPT_PAGE]
     assert not problems, "\n".join([*problems, mesh.network.report(60), str(mesh.faults), str(calamities), replay])
     counts = Counter(dict(mesh.network.counts)) + Counter({f"died: {role}": n for role, n in mesh.deaths.items()})
-    return counts + Counter({"died in a store": mesh.host.num_torn})
+    return counts + mesh.moments.counts + Counter({"died in a store": mesh.host.num_torn})

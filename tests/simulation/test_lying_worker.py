@@ -78,7 +78,7 @@ class LyingMesh(SimulatedMesh):
         if config.group.startswith("prefill"):
             return super()._worker(config)
         worker = LyingWorker(config, self.host)
-        worker.errors, worker.lie = self.errors, self.lie
+        worker.errors, worker.moments, worker.lie = self.errors, self.moments, self.lie
         return worker
 
 

@@ -2,27 +2,36 @@
 
 import pytest
 
-from tests.simulation.mutations import MOST_SEEDS, PLANTED, UNSEEN, first_caught
+from tests.simulation.mutations import MOST_SEEDS, PLANTED, first_caught
 
 KNOWN_SEEDS = {
-    "unacknowledged steps are not sent again": 0,
+    "unacknowledged steps are not sent again": 5,
     "any result is taken for the oldest step": 13,
-    "only the last result is kept": 13,
+    "only the last result is kept": 5,
     "pages are given back under a step that writes them": 32,
+    "pages are journalled before the step is acknowledged": 16,
     "locked pages are evicted": 1,
-    "a grant is closed while a copy writes": 73,
+    "a grant is closed while a copy writes": 9,
     "what nobody claims is held for good": 0,
-    "orphans are claimed for other tokens": 20,
-    "deltas are taken wherever they belong": 0,
+    "orphans are claimed for other tokens": 22,
+    "deltas are taken wherever they belong": 5,
     "a detokenizer takes tokens behind a gap": 13,
-    "a cancel is asked once": 40,
-    "attempts of a lost gateway go on": 4,
+    "a cancel is asked once": 24,
+    "attempts of a lost gateway go on": 19,
     "prefilled pages are kept for good": 2,
-    "pages are journalled before the step is acknowledged": 43,
-    "a stream begins behind the position asked for": 26,
-    "requests that never fit are taken": 32,
-    "leases at the registry never end": 35,
-    "a new incarnation is taken for the old one": 189,
+    "a stream begins behind the position asked for": 33,
+    "requests that never fit are taken": 15,
+    "leases at the registry never end": 7,
+    "a new incarnation is taken for the old one": 130,
+    "pages of a failed transfer are free at once": 9,
+    "a dead scheduler's grants stay open": 59,
+    "a pool is mapped while copies write": 85,
+    "a worker runs steps of every scheduler epoch": 116,
+    "a worker is adopted while a step runs": 283,
+    "the pool is taken over before the worker": 283,
+    "generations are not compared": 77,
+    "pages are counted that are not the first ones": 24,
+    "output of older attempts is not answered": 24,
 }
 NUM_NEARBY = 30
 """A change of the world moves what a seed shows; one of the next shows it too, most often."""
@@ -40,11 +49,3 @@ def test_a_planted_bug_is_seen_from_the_first_seed_on(name: str) -> None:
     caught = first_caught(name)
     assert caught is not None, f"nobody noticed within {MOST_SEEDS} seeds that {name}"
     print(f"{name}: seed {caught[0]}, {caught[1]}")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.xfail(reason="the world does not get there, or another guard covers it")
-@pytest.mark.parametrize("name", UNSEEN)
-def test_a_planted_bug_is_not_seen_yet(name: str) -> None:
-    assert first_caught(name) is not None

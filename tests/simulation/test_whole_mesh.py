@@ -15,6 +15,7 @@ NUM_SEEDS_OF_ALL = 10_000
 LIMIT_S = 3600
 FAULTS = {
     "dropped", "duplicated", "slowed", "reordered", "reset", "cut", "held", "silent_down", "hang", "died in a store",
+    "stalled", "died in a step", "died in a copy",
     "died: worker", "died: scheduler", "died: kv", "died: detokenizer", "died: tokenizer", "died: registry",
     "died: gateway", "died: lost pools",
 }  # fmt: skip

@@ -38,8 +38,10 @@ from nodes.scheduler.figures import leaks
 from nodes.tokenizer.actor import TokenizerActor
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.worker.config import WorkerConfig
+from tests.simulation.bad_moments import BadMoments
 from tests.simulation.deaths import MortalHost, MortalTransport
 from tests.simulation.hardware import SlowWorker, corrupt_pages, slow_down
+from tests.simulation.speeds import draw_speeds
 
 CONTEXT_LENGTH = 512
 SETTLE_S = 60.0
@@ -91,31 +93,13 @@ class SimulatedMesh:
         self.host = MortalHost(self.seed)
         self.bootstrap = SimulatedBootstrap()
         self.random = random.Random(f"mesh/{self.seed}")
-        self._draw_speeds()
+        self.speeds = draw_speeds(self.random, self.theme, self.groups)
+        self.moments = BadMoments(self.seed, self.theme, self.groups, self.processes)
         self.errors: Counter[str] = Counter()
         self._makers: dict[str, Callable[[], Actor]] = {}
         self._dead: dict[SimulatedProcess, asyncio.Event] = {}
         self._restarts: set[asyncio.Task[None]] = set()
         self._outside = contextvars.copy_context()
-
-    def _draw_speeds(self) -> None:
-        """From room for everybody to less than one may ask for; steps and copies from faster than the network's faults
-        to slower than a restart; restarts from sooner than anybody has noticed to later than everybody has.
-        """
-        draw = self.random
-        self.num_pages = draw.choice([21, 33, 48, 96])
-        self.copy_s = draw.choice([0.0005, 0.005, 0.05])
-        self.restart_s = draw.choice([(0.001, 0.02), (0.02, 1.0), (0.5, 6.0)])
-        steps = [2, 2, 30, 100 if self.num_pages > 48 else 30]
-        if self.theme == "steps":
-            self.num_pages, steps, self.restart_s = draw.choice([33, 48, 96]), [2, 30, 100], (0.001, 0.02)
-        elif self.theme == "copies":
-            self.num_pages, steps, self.copy_s = draw.choice([21, 33]), [2, 10], draw.choice([0.01, 0.05])
-            self.restart_s = (0.001, 0.02)
-        elif self.theme == "leavers":
-            self.num_pages, steps = 96, [100]
-        # Prefill and decode need not run on the same hardware.
-        self.step_ms = {group: draw.choice(steps) for group in self.groups}
 
     @property
     def groups(self) -> list[str]:
@@ -125,17 +109,20 @@ class SimulatedMesh:
         """Start everything at once, as the supervisor does, and wait until requests can be served."""
         spec = resolve_model("echo")
         layout = spec.kv_layout("float32", 16)
-        pools = [PoolConfig(group=group, num_pages=self.num_pages, layout=layout) for group in self.groups]
+        num_pages = {"prefill-0": self.speeds.num_prefill_pages}
+        pools = [
+            PoolConfig(group=group, num_pages=num_pages.get(group, self.speeds.num_pages), layout=layout)
+            for group in self.groups
+        ]
         agent = KVAgentConfig(pools=pools, unlink_on_stop=False, quantum_bytes=QUANTUM_BYTES)
         makers: dict[str, Callable[[], Actor]] = {
             "registry": RegistryActor,
             "kv-agent-0": lambda: KVAgent(agent, self.host),
         }
         for group in self.groups:
-            worker, scheduler = (
-                WorkerConfig(group=group, model=f"echo?step_ms={self.step_ms[group]}&token_us=50", agent="kv-agent-0"),
-                self._scheduler(group, spec),
-            )
+            model = f"echo?step_ms={self.speeds.step_ms[group]}&token_us=50"
+            worker = WorkerConfig(group=group, model=model, agent="kv-agent-0")
+            scheduler = self._scheduler(group, spec)
             makers[f"worker-{group}"] = lambda worker=worker: self._worker(worker)
             makers[f"scheduler-{group}"] = lambda scheduler=scheduler: SchedulerActor(scheduler, self.host)
         tokenizer = TokenizerConfig(model="echo", context_length=CONTEXT_LENGTH, use_threads=False, use_processes=False)
@@ -160,7 +147,7 @@ class SimulatedMesh:
 
     def _worker(self, config: WorkerConfig) -> SlowWorker:
         worker = SlowWorker(config, self.host)
-        worker.errors = self.errors
+        worker.errors, worker.moments = self.errors, self.moments
         return worker
 
     def _scheduler(self, group: str, spec: Any) -> SchedulerConfig:
@@ -192,7 +179,8 @@ class SimulatedMesh:
         self.actors[actor_id] = actor
         self._watch_asks(actor, actor_id)
         if isinstance(actor, KVAgent):
-            slow_down(actor, self.copy_s, random.Random(f"cancels/{self.seed}/{epoch}"))
+            dice = random.Random(f"cancels/{self.seed}/{epoch}")
+            slow_down(actor, self.speeds.copy_s, self.speeds.most_late, self.moments, dice)
         started = process.spawn(system.start())
         if actor_id == "registry":
             await asyncio.wait([started], timeout=1.0)
@@ -221,7 +209,9 @@ class SimulatedMesh:
         self._keep(task)
 
     async def _restart(self, address: Address) -> None:
-        await asyncio.sleep(self.random.uniform(*self.restart_s))
+        is_prefill = address.actor_id == "scheduler-prefill-0"
+        after_s = self.speeds.prefill_restart_s if is_prefill else self.speeds.restart_s
+        await asyncio.sleep(self.random.uniform(*after_s))
         if address.actor_id not in self.gone:
             await self._start(address.actor_id, address.epoch + 1)
 
@@ -311,6 +301,7 @@ class SimulatedMesh:
     async def settle(self) -> None:
         """No faults any more: within a bounded time nothing is held by anyone. Raises AssertionError naming what is."""
         self.network.calm()
+        self.moments.end()
         for process in self.processes.values():
             process.disarm()
         await self._until_none(ZOMBIE_S, lambda: self.held(ZOMBIES))
