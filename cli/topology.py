@@ -310,15 +310,15 @@ def _overlay(role: str, config: msgspec.Struct, overrides: dict[str, Any]) -> di
             why=f"a {role} has {', '.join(config.__struct_fields__)}",
             do="correct the topology file",
         )
-    fields.update(overrides)
-    check_config(role, fields)
-    return fields
+    # The environment has words only.
+    given = check_config(role, fields | overrides)
+    return fields | {name: msgspec.to_builtins(getattr(given, name)) for name in overrides}
 
 
 def check_config(role: str, fields: dict[str, Any]) -> msgspec.Struct:
     """The typed configuration of a role. Raises BadConfig."""
     try:
-        return msgspec.convert(fields, _config_type(role))
+        return msgspec.convert(fields, _config_type(role), strict=False)
     except (msgspec.ValidationError, ValueError) as error:
         raise BadConfig(
             f"the configuration of a {role} cannot be used", why=str(error), do="correct it; see meshctl config schema"

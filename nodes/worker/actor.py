@@ -8,8 +8,11 @@ works in virtual time.
 import asyncio
 import contextlib
 import gc
+import os
+import signal
+import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Final, assert_never
 
@@ -51,15 +54,27 @@ DEVICE_DEPTH: Final = 2
 """Steps on their way to a device: one computes, one waits behind it, so that the device never waits for the host."""
 
 
+def kill_this_process() -> None:
+    """As the supervisor would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class WorkerActor(Actor):
-    """One worker. `host` is where pools are mapped from; `make` builds the runner (tests give their own)."""
+    """One worker. `host` is where pools are mapped from; `make` and `kill` are for tests to give their own."""
 
     role: ClassVar[str] = "worker"
     codec: ClassVar[Codec] = Codec(NodeMessage, HotNodeMessage)
     ready_after_start: ClassVar[bool] = False
 
-    def __init__(self, config: WorkerConfig, host: MemoryHost, make: RunnerFactory = make_runner) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        host: MemoryHost,
+        make: RunnerFactory = make_runner,
+        kill: Callable[[], None] = kill_this_process,
+    ) -> None:
         self._config = config
+        self._kill = kill
         self._host = host
         self._make = make
         self._pool: PagePool | None = None
@@ -240,12 +255,28 @@ class WorkerActor(Actor):
 
     async def _run_in_thread(self, step: RunnableStep, thread: ThreadPoolExecutor) -> None:
         started = self.ctx.now()
-        if self._ahead is not None:
-            outcome = await self._ahead.run(step)
-        else:
-            loop = asyncio.get_running_loop()
-            outcome = await loop.run_in_executor(thread, run_isolated, self._require_runner(), step)
+        config = self._config
+        allowed_s = config.step_deadline_s + config.token_deadline_s * sum(row.num_tokens for row in step.rows)
+        deadline = self.ctx.later(allowed_s, self._die, f"step {step.step} has not ended within {allowed_s:g} s")
+        try:
+            if self._ahead is not None:
+                outcome = await self._ahead.run(step)
+            else:
+                loop = asyncio.get_running_loop()
+                outcome = await loop.run_in_executor(thread, run_isolated, self._require_runner(), step)
+        except Exception as error:  # noqa: BLE001 - what a row is to blame for is in the outcome
+            self._die(f"the device failed in step {step.step}: {type(error).__name__}: {error}")
+            return
+        finally:
+            deadline.cancel()
         self._done(step, outcome, started)
+
+    def _die(self, reason: str) -> None:
+        """Leave the steps to the next incarnation. A thread that hangs would hold up every gentler end."""
+        self.ctx.log.error("dying", why=reason)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._kill()
 
     def _done(self, step: RunnableStep, outcome: StepOutcome, started: float) -> None:
         now = self.ctx.now()

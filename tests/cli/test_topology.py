@@ -97,6 +97,8 @@ def test_overrides_of_a_role():
     topology = planned(roles={"gateway": {"max_inflight": 9}, "scheduler": {"policy": "longest_prefix"}})
     assert configs(topology, "gateway")[0].max_inflight == 9
     assert {config.policy for config in configs(topology, "scheduler")} == {"longest_prefix"}
+    (from_environment,) = configs(planned(roles={"gateway": {"max_inflight": "9"}}), "gateway")
+    assert from_environment.max_inflight == 9
     with pytest.raises(BadConfig, match=r"roles\.gateway\.max_inflite"):
         planned(roles={"gateway": {"max_inflite": 9}})
     with pytest.raises(BadConfig, match="gateway"):

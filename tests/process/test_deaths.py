@@ -89,6 +89,20 @@ def test_a_request_that_kills_its_worker_fails_alone(host):
     host.assert_nothing_left()
 
 
+def test_a_step_past_its_deadline_ends_the_worker_and_in_the_end_the_request(host):
+    deadlines = {"KVMESH_ROLES__WORKER__STEP_DEADLINE_S": "1e-6", "KVMESH_ROLES__WORKER__TOKEN_DEADLINE_S": "0"}
+    mesh = host.up("--model", "random:tiny-llama", "--served-name", "echo", "--mixed", "1", **deadlines)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        host.say("No step can be so quick.", max_tokens=4)
+    assert json.loads(caught.value.read())["error"]["code"] == "poisoned_request"
+    assert host.ps()["worker-mixed-0"]["num_restarts"] == 3
+    assert "has not ended within 1e-06 s" in host.meshctl("logs", "worker-mixed-0").stdout
+    host.wait_ready()
+    mesh.terminate()
+    assert mesh.wait(30) == 0
+    host.assert_nothing_left()
+
+
 def test_a_spent_budget_is_loud_and_the_mesh_goes_on(host):
     mesh = host.up(*ECHO, "--detokenizers", "2", KVMESH_SUPERVISION__RESTART_BUDGET="1")
     for _ in range(2):

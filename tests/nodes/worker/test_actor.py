@@ -1,11 +1,15 @@
 """The worker's actor over a recorded context: bring-up, steps inline and in its thread, adoption, draining."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 import threading
 from array import array
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvstore.errors import PoolMissing
@@ -32,9 +36,7 @@ class RecordedContext:
     def __init__(self, answers: list[Any]) -> None:
         self.address = Address("worker-0", 5)
         self.metrics = Metrics()
-        self.log = SimpleNamespace(
-            info=lambda *_, **__: None, debug=lambda *_, **__: None, warning=lambda *_, **__: None
-        )
+        self.log = SimpleNamespace(**dict.fromkeys(("info", "debug", "warning", "error"), lambda *_, **__: None))
         self.answers = answers
         self.told: list[tuple[str, Any]] = []
         self.announced: list[tuple[str, dict]] = []
@@ -272,6 +274,66 @@ def test_models_load_and_run_in_one_thread_of_their_own() -> None:
         await actor.stop()
 
     asyncio.run(main())
+
+
+def test_a_step_that_hangs_is_the_end_of_the_worker() -> None:
+    async def main() -> None:
+        host, model = HeapHost(), "random:tiny-llama"
+        runner, killed = ThreadedRunner(), asyncio.Event()
+        quick = msgspec.structs.replace(config(model), step_deadline_s=0.05, token_deadline_s=0.01)
+        actor = WorkerActor(quick, host, lambda *_: runner, killed.set)
+        context = await started(actor, pool(host, model))
+        adopt(actor)
+        actor.on_tell(SCHEDULER, *plan(1, [7]))
+        await context.until_told(1)
+        await asyncio.sleep(0.1)
+        assert not killed.is_set(), "a step that has ended has no deadline"
+        runner.gate.clear()
+        actor.on_tell(SCHEDULER, *plan(2, [7]))
+        await asyncio.wait_for(killed.wait(), 5)
+        assert len(context.told) == 1
+        runner.gate.set()
+        await actor.stop()
+
+    asyncio.run(main())
+
+
+class FailingDevice:
+    """Launches every step, and fails when it is waited for."""
+
+    numerics = "failing"
+
+    def run(self, step: RunnableStep) -> StepOutcome:
+        raise AssertionError("a pipelined runner is launched")
+
+    def launch(self, step: RunnableStep) -> int:
+        return step.step
+
+    def finish(self, launched: int) -> StepOutcome:
+        raise RuntimeError("unspecified launch failure")
+
+
+def test_a_device_that_fails_is_the_end_of_the_worker() -> None:
+    async def main() -> None:
+        host, model = HeapHost(), "random:tiny-llama"
+        killed = asyncio.Event()
+        actor = WorkerActor(config(model), host, lambda *_: FailingDevice(), killed.set)
+        context = await started(actor, pool(host, model))
+        adopt(actor)
+        actor.on_tell(SCHEDULER, *plan(1, [7]))
+        await asyncio.wait_for(killed.wait(), 5)
+        assert context.told == [], "it is not the request's fault"
+        await actor.stop()
+
+    asyncio.run(main())
+
+
+def test_a_process_whose_thread_hangs_can_be_killed_from_inside() -> None:
+    program = (
+        "import threading\nfrom nodes.worker.actor import kill_this_process\n"
+        "threading.Thread(target=threading.Event().wait).start()\nkill_this_process()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == -signal.SIGKILL
 
 
 def test_bring_up_failures_are_typed() -> None:
