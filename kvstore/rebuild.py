@@ -181,9 +181,8 @@ def _rebuild_tree(cache: PrefixCache, by_parent: dict[bytes, list[_Full]]) -> di
     firsts = [one for pages in by_parent.values() for one in pages if one.entry.is_first]
     starts: list[tuple[Node | None, bytes, _Full]] = [(None, first.entry.parent_hash, first) for first in firsts]
     while starts:
+        # No hash is there twice, and a first page continues none: nobody is come upon twice.
         above, root, one = starts.pop()
-        if one.entry.page_hash in cached:
-            continue
         run = [one]
         while len(following := _following(by_parent, run[-1])) == 1:
             run.append(following[0])
