@@ -75,6 +75,7 @@ class GatewayCore:
         self._cancels = CancelLedger(retry_s=0.5, give_up_s=config.recovery_timeout_s)
         self._detokenizers: list[str] = []
         self._schedulers: dict[str, int] = {}
+        self._stand_ins: frozenset[str] = frozenset()
         self._resends: dict[tuple[str, str], list[ResendFrom]] = {}
         self._commands: list[Command] = []
         self.num_resends = 0
@@ -139,7 +140,7 @@ class GatewayCore:
             case DetokenizersChanged():
                 self._detokenizers = event.ready
             case SchedulersChanged():
-                self._schedulers = event.ready
+                self._schedulers, self._stand_ins = event.ready, event.stand_ins
                 for log in self._requests.values():
                     self._on_return(log)
             case ClientGone():
@@ -217,7 +218,9 @@ class GatewayCore:
         log = self._requests.get(event.request_id)
         if log is None or log.attempt != event.attempt or log.phase is not Phase.SUBMITTING:
             return
-        if event.failure.code in NOT_HELD:
+        code = event.failure.code
+        # What is too much for a prefill group's pool may fit that of the decode group that it stands in for.
+        if code in NOT_HELD or (code == "never_fits" and log.scheduler in self._stand_ins):
             log.failure = event.failure
             log.excluded.append(log.scheduler)
             self._ask_route(log)

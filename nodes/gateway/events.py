@@ -100,9 +100,10 @@ class DetokenizersChanged(NamedTuple):
 
 
 class SchedulersChanged(NamedTuple):
-    """The schedulers that are ready now, with their epochs."""
+    """The schedulers that are ready now, with their epochs; `stand_ins` decode only while nobody else is there."""
 
     ready: dict[str, int]
+    stand_ins: frozenset[str] = frozenset()
 
 
 class ClientGone(NamedTuple):

@@ -212,7 +212,9 @@ class GatewayService:
         if DETOKENIZER in roles:
             self.handle(DetokenizersChanged([m.actor_id for m in self._ctx.members.by_role(DETOKENIZER)]))
         if SCHEDULER in roles:
-            self.handle(SchedulersChanged({m.actor_id: m.epoch for m in self._ctx.members.by_role(SCHEDULER)}))
+            ready = self._ctx.members.by_role(SCHEDULER)
+            stand_ins = frozenset(m.actor_id for m in ready if m.attributes.get("phase") == "prefill")
+            self.handle(SchedulersChanged({m.actor_id: m.epoch for m in ready}, stand_ins))
 
     def on_peer_lost(self, actor_id: str, epoch: int) -> None:
         """An incarnation is gone or cut off."""

@@ -233,6 +233,30 @@ def test_a_scheduler_that_is_back_before_its_death_is_known_is_used_at_once(runn
     assert one(running.handle(SchedulersChanged({"d0": 3}), 0.4), SendSubmit).message.attempt == 2
 
 
+def test_what_does_not_fit_a_stand_in_waits_for_whom_it_stands_in_for(core: GatewayCore) -> None:
+    too_much = Failure("never_fits", "more pages than the pool has", retryable=False)
+    core.handle(SchedulersChanged({"p0": 1}, frozenset({"p0"})), 0.0)
+    core.handle(opened(route=Route(decode="p0", detokenizer="t0")), 0.0)
+    assert one(core.handle(SubmitFailed("r", 0, too_much), 0.1), AskRoute).message.excluded == ["p0"]
+    assert core.handle(RouteChosen("r", 0, Route(decode="p0", detokenizer="t0")), 0.2) == []
+    assert one(core.handle(Tick(), 3.0), AskRoute).message.excluded == []
+    core.handle(SchedulersChanged({"p0": 1, "d0": 2}, frozenset({"p0"})), 3.0)
+    again = core.handle(RouteChosen("r", 0, Route(decode="d0", detokenizer="t0")), 3.1)
+    assert one(again, SendSubmit).scheduler == "d0"
+    # A decode group's word is the last.
+    assert one(core.handle(SubmitFailed("r", 0, too_much), 3.2), End).failure == too_much
+
+
+def test_what_fits_nobody_who_comes_is_told_why(core: GatewayCore) -> None:
+    too_much = Failure("never_fits", "more pages than the pool has", retryable=False)
+    core.handle(SchedulersChanged({"p0": 1}, frozenset({"p0"})), 0.0)
+    core.handle(opened(route=Route(decode="p0", detokenizer="t0")), 0.0)
+    core.handle(SubmitFailed("r", 0, too_much), 0.1)
+    late = CONFIG.recovery_timeout_s + 1
+    ended = core.handle(RouteFailed("r", 0, Failure("no_route", "nobody is there")), late)
+    assert one(ended, End).failure == too_much
+
+
 def test_a_scheduler_comes_back_but_the_detokenizer_is_gone(running: GatewayCore) -> None:
     running.handle(batch(delta(0, [7, 8], 0, "ab")), 0.1)
     running.handle(PeerLost("d0", 1), 0.2)
