@@ -177,6 +177,14 @@ def _ready_at_once(start: Any) -> Any:
     return mutated
 
 
+def _believe_stand_ins(on_submit_failed: Any) -> Any:
+    def mutated(self: GatewayCore, event: Any, now: float) -> None:
+        self._stand_ins = frozenset()
+        on_submit_failed(self, event, now)
+
+    return mutated
+
+
 def _forget_holders(peer_gone: Any) -> Any:
     def mutated(self: AgentCore, peer: Any, reason: str, now: float) -> Any:
         sessions = self._sessions
@@ -290,6 +298,7 @@ PLANTED: dict[str, Patches] = {
     ],
     "a stream begins behind the position asked for": [_around(Streams, "reopen", _off_by_one)],
     "requests that never fit are taken": [_around(Calls, "_problem", _let_anything_in)],
+    "a stand-in has the last word on what fits": [_around(GatewayCore, "_on_submit_failed", _believe_stand_ins)],
     "leases at the registry never end": [_around(RegistryCore, "expire", lambda _: _nothing)],
     "a new incarnation is taken for the old one": [_around(Membership, "_update", _same_incarnation)],
     "pages of a failed transfer are free at once": [_around(SequencePages, "take_back", _free_at_once)],

@@ -45,6 +45,8 @@ def draw_speeds(draw: random.Random, theme: str, groups: list[str]) -> Speeds:
     elif theme == "leavers":
         num_pages, steps = 96, [100]
     elif theme == "silence":
+        # Who asks for more than prefill has room for waits until decode is back.
+        num_prefill_pages = 16
         restart_s = prefill_restart_s = (0.001, 0.02)
     elif theme == "stalls":
         num_pages, steps, copy_s = draw.choice([33, 48, 96]), [2, 10], draw.choice([0.0005, 0.005])

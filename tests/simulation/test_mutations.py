@@ -21,6 +21,7 @@ KNOWN_SEEDS = {
     "prefilled pages are kept for good": 2,
     "a stream begins behind the position asked for": 33,
     "requests that never fit are taken": 15,
+    "a stand-in has the last word on what fits": 22,
     "leases at the registry never end": 7,
     "a new incarnation is taken for the old one": 130,
     "pages of a failed transfer are free at once": 9,
