@@ -54,25 +54,13 @@ def activation_bytes(spec: ModelSpec, dtype: str, max_batch_tokens: int, max_dra
     return max(layers, drawing)
 
 
-def num_pages_that_fit(footprint: Footprint, page_bytes: int) -> int:
-    """Pages of the largest pool, the padding page included. Raises DeviceMemoryShort if there is no room for two."""
-    num_pages = footprint.left_for_pool // page_bytes
-    if num_pages < 2:
-        raise DeviceMemoryShort(_shortage(footprint, 2 * page_bytes, "the smallest pool"))
-    return num_pages
-
-
 def check_fit(footprint: Footprint, pool_bytes: int) -> None:
-    """Raise DeviceMemoryShort unless a pool of `pool_bytes` leaves room for the rest."""
-    if pool_bytes > footprint.left_for_pool:
-        raise DeviceMemoryShort(_shortage(footprint, pool_bytes, "the pool"))
-
-
-def _shortage(footprint: Footprint, pool_bytes: int, pool: str) -> str:
-    budget = footprint.total * footprint.fraction
-    return (
-        f"weights ({footprint.weights / _GIB:.2f} GiB), activations ({footprint.activations / _GIB:.2f} GiB) and {pool}"
-        f" ({pool_bytes / _GIB:.2f} GiB) take more than {footprint.fraction:.0%} of the device's"
-        f" {footprint.total / _GIB:.2f} GiB, which is {budget / _GIB:.2f} GiB: give the pool fewer pages, lower the"
-        " tokens of a step, or raise the memory fraction"
+    """Raise DeviceMemoryShort, with the numbers, unless a pool of `pool_bytes` leaves room for the rest."""
+    if pool_bytes <= footprint.left_for_pool:
+        return
+    raise DeviceMemoryShort(
+        f"weights ({footprint.weights / _GIB:.2f} GiB), activations ({footprint.activations / _GIB:.2f} GiB) and the"
+        f" pool ({pool_bytes / _GIB:.2f} GiB) take more than {footprint.fraction:.0%} of the device's"
+        f" {footprint.total / _GIB:.2f} GiB, which is {footprint.total * footprint.fraction / _GIB:.2f} GiB: give the"
+        " pool fewer pages, lower the tokens of a step, or raise the memory fraction"
     )

@@ -1,4 +1,4 @@
-"""How much memory the largest step takes on a device, asked of the device itself: the arithmetic is in `device_memory`."""
+"""How much memory the largest step takes, asked of the device itself; the arithmetic is in `device_memory`."""
 
 from array import array
 

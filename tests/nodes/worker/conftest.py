@@ -1,4 +1,7 @@
-"""Makes `torch_running` and the KV store's `fake_devices` importable; keeps torch's threads from spinning while others want the cores."""
+"""Makes `torch_running` and the KV store's `fake_devices` importable.
+
+Keeps torch's threads from spinning while others want the cores.
+"""
 
 import sys
 from pathlib import Path
