@@ -69,7 +69,8 @@ def up(
 
     options: dict[str, Any] = {
         "model": model, "name": name, "prefill": prefill, "decode": decode, "mixed": mixed, "host": host, "port": port,
-        "dtype": dtype, "device": device, "mem_fraction": mem_fraction, "deterministic": deterministic, "gateways": gateways, "tokenizers": tokenizers, "detokenizers": detokenizers,
+        "dtype": dtype, "device": device, "mem_fraction": mem_fraction, "deterministic": deterministic,
+        "gateways": gateways, "tokenizers": tokenizers, "detokenizers": detokenizers,
         "context_length": context_length, "kv__pages": kv_pages, "kv__memory": kv_memory,
         "max_running": max_running, "chunk": chunk, "local_prefill_max": local_prefill_max, "served_name": served_name,
     }  # fmt: skip
