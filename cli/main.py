@@ -42,6 +42,13 @@ def up(
     host: Annotated[str | None, typer.Option(help="Address of the HTTP server.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N: where models compute.")] = None,
+    mem_fraction: Annotated[
+        float | None, typer.Option(help="Share of a device's memory for weights, activations and KV.")
+    ] = None,
+    deterministic: Annotated[
+        bool | None, typer.Option("--deterministic", help="On a device: bits do not depend on the batch; slower.")
+    ] = None,
     gateways: Annotated[int | None, typer.Option(help="Number of gateways, all on the one port.")] = None,
     tokenizers: Annotated[int | None, typer.Option(help="Number of tokenizers.")] = None,
     detokenizers: Annotated[int | None, typer.Option(help="Number of detokenizers.")] = None,
@@ -62,7 +69,8 @@ def up(
 
     options: dict[str, Any] = {
         "model": model, "name": name, "prefill": prefill, "decode": decode, "mixed": mixed, "host": host, "port": port,
-        "dtype": dtype, "gateways": gateways, "tokenizers": tokenizers, "detokenizers": detokenizers,
+        "dtype": dtype, "device": device, "mem_fraction": mem_fraction, "deterministic": deterministic,
+        "gateways": gateways, "tokenizers": tokenizers, "detokenizers": detokenizers,
         "context_length": context_length, "kv__pages": kv_pages, "kv__memory": kv_memory,
         "max_running": max_running, "chunk": chunk, "local_prefill_max": local_prefill_max, "served_name": served_name,
     }  # fmt: skip

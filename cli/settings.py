@@ -16,6 +16,10 @@ from cli.errors import BadConfig
 
 ENVIRONMENT_PREFIX: Final = "KVMESH_"
 
+_CPU_CHUNK: Final = 256
+_DEVICE_CHUNK: Final = 2048
+"""A device needs some thousand rows for its products to be as fast as it can multiply."""
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=256)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -25,6 +29,10 @@ Name = Annotated[
         pattern=r"^[a-z0-9][a-z0-9-]{0,23}$",
         description="Lower-case letters, digits and dashes, at most 24: it names sockets, whose paths are short.",
     ),
+]
+
+Device = Annotated[
+    str, msgspec.Meta(pattern=r"^(cpu|cuda(:\d{1,3})?)$", description="cpu, cuda (which is cuda:0) or cuda:N.")
 ]
 
 
@@ -55,6 +63,10 @@ class SupervisionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One mesh on one host.
 
+    `device` is where all workers compute and all KV pools lie; on a CUDA device weights, activations and pools take at
+    most `mem_fraction` of its memory. `deterministic` makes bits there independent of the batch (on the CPU they always
+    are). `chunk`, if left alone, is 256 on the CPU and 2,048 on a device.
+
     `prefill` and `decode` count worker groups of each kind, `mixed` groups that do both; with `mixed` set and the other
     two left alone there are only mixed ones. `served_name` is what clients call the model, by default the model's own
     name. `roles` overrides fields of a role's own configuration: `[roles.gateway] max_inflight = 100`.
@@ -64,6 +76,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     model: Annotated[str, msgspec.Meta(min_length=1)] = "tiny"
     served_name: str = ""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Device = "cpu"
+    mem_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=0.98)] = 0.9
+    deterministic: bool = False
     host: str = "127.0.0.1"
     port: Port = 8000
     prefill: Count | None = None
@@ -74,12 +89,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     detokenizers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     context_length: Annotated[int, msgspec.Meta(ge=2)] | None = None
     max_running: Positive = 256
-    chunk: Positive = 256
+    chunk: Positive | None = None
     local_prefill_max: Annotated[int, msgspec.Meta(ge=0)] | None = None
     threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     kv: KVSettings = KVSettings()
     supervision: SupervisionSettings = SupervisionSettings()
     roles: dict[str, dict[str, Any]] = {}
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of one prefill chunk, default filled in."""
+        return self.chunk or (_CPU_CHUNK if self.device == "cpu" else _DEVICE_CHUNK)
 
     @property
     def groups(self) -> tuple[int, int, int]:

@@ -7,9 +7,11 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from cli.device_pools import DeviceLoad, DeviceMemory, device_pages
 from cli.errors import BadConfig, NoMemory
 from cli.launch.mesh_directory import segment_prefix
 from cli.settings import Settings, parse_bytes
+from kvstore.device import CPU, cuda_ordinal
 from kvstore.layout import KVLayout
 from kvstore.page_pool import PoolInfo
 from nodes import roles
@@ -62,6 +64,8 @@ _DEFAULT_CONTEXTS: Final = 4
 _MIN_DEFAULT_TOKENS: Final = 16_384
 _USABLE_SHARE: Final = 0.8
 _MIN_POOL_TOKENS: Final = 256
+_COMPILE_S: Final = 1200.0
+"""The first start on a host compiles FlashInfer's kernels, minutes each on a few cores."""
 
 Start = Literal["plain", "fork"]
 
@@ -70,6 +74,7 @@ class ActorLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """One actor to start. `start`: `plain` is a new interpreter, `fork` is forked from the warm zygote.
 
     `config` is what it is configured with alone, `supervised` what it is told besides under a supervisor.
+    `start_timeout_s`: seconds until it has to be ready.
     """
 
     actor_id: str
@@ -78,6 +83,7 @@ class ActorLaunch(msgspec.Struct, frozen=True, kw_only=True):
     supervised: dict[str, Any] = {}
     start: Start = "plain"
     drain_tier: int = 1
+    start_timeout_s: float = 120.0
 
     @property
     def supervised_config(self) -> dict[str, Any]:
@@ -86,15 +92,17 @@ class ActorLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(NamedTuple):
-    """What the plan depends on besides settings and model."""
+    """What the plan depends on besides settings and model. `device`: the one that the settings name, if any."""
 
     num_cores: int
     pool_free_bytes: int
     uid: int
+    device: DeviceMemory | None = None
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole mesh. `pool_bytes` is what all KV pools take in `pool_directory`, in files beginning with `prefix`.
+    """A whole mesh. `pool_bytes` is what all KV pools take in `pool_directory`, in files beginning with `prefix`, where
+    pools on a device have only their page tables.
 
     `preloads` are the modules that the zygote imports.
     """
@@ -141,6 +149,13 @@ class _Planner:
                 do="give --context-length at most that",
             )
         self._groups = self._name_groups()
+        self._device = CPU if settings.device == CPU else f"cuda:{cuda_ordinal(settings.device)}"
+        if self._device != CPU and spec.source == "echo":
+            raise BadConfig(
+                f"echo cannot run on {settings.device}",
+                why="it computes nothing",
+                do="leave --device out, or give a model",
+            )
         self._num_threads = settings.threads or max(1, machine.num_cores // len(self._groups))
         self._prefix = segment_prefix(machine.uid, settings.name)
 
@@ -149,7 +164,7 @@ class _Planner:
         for role in settings.roles:
             _config_type(role)
         pools = self._pools()
-        pool_bytes = sum(_file_bytes(pool.group, pool.num_pages, pool.layout) for pool in pools)
+        pool_bytes = sum(_file_bytes(pool.group, pool.num_pages, pool.layout, pool.device) for pool in pools)
         if pool_bytes > self._machine.pool_free_bytes:
             raise NoMemory(
                 f"the KV pools do not fit into {settings.kv.directory}",
@@ -184,10 +199,11 @@ class _Planner:
         )
 
     def _preloads(self, actors: list[ActorLaunch]) -> list[str]:
-        modules = [ACTOR_MODULES[launch.role] for launch in actors if launch.start == "fork"]
-        if modules and self._spec.source != "echo":
+        forked = {launch.role for launch in actors if launch.start == "fork"}
+        modules = [ACTOR_MODULES[role] for role in forked]
+        if roles.WORKER in forked and self._spec.source != "echo":
             modules.append(_TORCH_MODULE)
-        return sorted(set(modules))
+        return sorted(modules)
 
     def _name_groups(self) -> list[tuple[Phase, str]]:
         counts = self._settings.groups
@@ -216,11 +232,12 @@ class _Planner:
 
     def _scheduler(self, phase: Phase, group: str) -> SchedulerConfig:
         settings = self._settings
-        if settings.chunk % settings.kv.page_size:
+        chunk, page_size = settings.chunk_tokens, settings.kv.page_size
+        if chunk % page_size:
             raise BadConfig(
-                f"a prefill chunk of {settings.chunk} tokens cannot be used",
-                why=f"it is not a multiple of the page of {settings.kv.page_size} tokens",
-                do=f"give --chunk {max(1, settings.chunk // settings.kv.page_size) * settings.kv.page_size}, say",
+                f"a prefill chunk of {chunk} tokens cannot be used",
+                why=f"it is not a multiple of the page of {page_size} tokens",
+                do=f"give --chunk {max(1, chunk // page_size) * page_size}, say",
             )
         config = SchedulerConfig(
             group=group,
@@ -229,9 +246,9 @@ class _Planner:
             context_length=self._context_length,
             phase=phase,
             eos_token_ids=self._spec.eos_token_ids,
-            page_size=settings.kv.page_size,
+            page_size=page_size,
             step_tokens=self._step_tokens,
-            chunk_tokens=settings.chunk,
+            chunk_tokens=chunk,
             max_running=settings.max_running,
         )
         if settings.local_prefill_max is None:
@@ -240,7 +257,7 @@ class _Planner:
 
     @property
     def _step_tokens(self) -> int:
-        return max(self._settings.chunk + self._settings.max_running, 512)
+        return max(self._settings.chunk_tokens + self._settings.max_running, 512)
 
     def _worker(self, group: str) -> WorkerConfig:
         return WorkerConfig(
@@ -250,16 +267,28 @@ class _Planner:
             dtype=self._settings.dtype,
             page_size=self._settings.kv.page_size,
             num_threads=self._num_threads,
-            max_batch_tokens=max(2048, self._step_tokens),
+            max_batch_tokens=self._max_batch_tokens,
+            device=self._device,
+            deterministic=self._settings.deterministic,
+            mem_fraction=self._settings.mem_fraction,
         )
+
+    @property
+    def _max_batch_tokens(self) -> int:
+        return max(2048, self._step_tokens)
 
     def _pools(self) -> list[PoolConfig]:
         layout = self._spec.kv_layout(self._settings.dtype, self._settings.kv.page_size)
         num_pages = self._num_pages(layout)
-        return [PoolConfig(group=group, num_pages=num_pages, layout=layout) for _, group in self._groups]
+        return [
+            PoolConfig(group=group, num_pages=num_pages, layout=layout, device=self._device)
+            for _, group in self._groups
+        ]
 
     def _num_pages(self, layout: KVLayout) -> int:
         kv = self._settings.kv
+        if self._device != CPU:
+            return self._num_device_pages(layout)
         if kv.pages is not None:
             return kv.pages
         if kv.memory is not None:
@@ -283,16 +312,29 @@ class _Planner:
         tokens = max(self._context_length * _DEFAULT_CONTEXTS, _MIN_DEFAULT_TOKENS)
         return min(layout.num_pages_for(tokens) + 1, fitting)
 
+    def _num_device_pages(self, layout: KVLayout) -> int:
+        settings, memory = self._settings, self._machine.device
+        assert memory is not None, "a device that nobody has asked for its memory"
+        wanted = settings.kv.pages
+        if wanted is None and settings.kv.memory is not None:
+            wanted = max(2, parse_bytes(settings.kv.memory) // layout.page_bytes)
+        load = DeviceLoad(self._spec, layout.dtype, self._max_batch_tokens, len(self._groups), settings.mem_fraction)
+        return device_pages(memory, load, layout, wanted, layout.num_pages_for(_MIN_POOL_TOKENS) + 1)
+
     def _launch(self, actor_id: str, config: msgspec.Struct, **supervised: object) -> ActorLaunch:
         role = next(role for role, config_type in CONFIG_TYPES.items() if isinstance(config, config_type))
+        supervision = self._settings.supervision
+        # A process that was forked cannot use CUDA if anything before it in the family has.
+        uses_cuda = self._device != CPU and role in (roles.KV_AGENT, roles.WORKER)
         return ActorLaunch(
             actor_id=actor_id,
             role=role,
             config=_overlay(role, config, self._settings.roles.get(role, {})),
             # Somebody waits until an actor is back, and an interpreter takes half a second to start.
-            start="fork" if self._settings.supervision.fork else "plain",
+            start="fork" if supervision.fork and not uses_cuda else "plain",
             drain_tier=_DRAIN_TIERS[role],
             supervised=supervised,
+            start_timeout_s=max(supervision.start_timeout_s, _COMPILE_S if uses_cuda else 0.0),
         )
 
 
@@ -332,8 +374,8 @@ def _config_type(role: str) -> type[msgspec.Struct]:
     return config_type
 
 
-def _file_bytes(group: str, num_pages: int, layout: KVLayout) -> int:
-    return PoolInfo(group=group, num_pages=num_pages, layout=layout, incarnation=0).file_bytes
+def _file_bytes(group: str, num_pages: int, layout: KVLayout, device: str = CPU) -> int:
+    return PoolInfo(group=group, num_pages=num_pages, layout=layout, incarnation=0, device=device).file_bytes
 
 
 def _pages_in(num_bytes: int, layout: KVLayout) -> int:

@@ -12,7 +12,7 @@ from kvstore.protocol import PoolHandle
 def map_pool(host: MemoryHost, handle: PoolHandle) -> PagePool:
     """Map the pool of `handle` for writing. Raises PoolMismatch besides what `MemoryHost.open` raises."""
     pool = host.open(handle.path, writable=True)
-    for name in ("group", "num_pages", "layout", "incarnation"):
+    for name in ("group", "num_pages", "layout", "incarnation", "device"):
         found, told = getattr(pool.info, name), getattr(handle, name)
         if found != told:
             pool.close()

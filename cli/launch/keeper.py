@@ -103,7 +103,7 @@ class ProcessKeeper:
             kill_after_s=supervision.kill_after_s,
             drain_timeout_s=supervision.drain_timeout_s,
         )
-        actors = [Supervised(a.actor_id, a.drain_tier, supervision.start_timeout_s) for a in topology.actors]
+        actors = [Supervised(a.actor_id, a.drain_tier, a.start_timeout_s) for a in topology.actors]
         self.core = Supervisor(actors, policy, directory.epochs())
 
     def begin(self, manifest: Manifest) -> None:

@@ -11,7 +11,9 @@ from cli.exit_codes import ExitCode
 from cli.launch.children import name_process
 from cli.launch.mesh_directory import MeshDirectory, StartError
 from cli.topology import check_config
-from kvstore.errors import PoolDenied, PoolExhaustedMemory
+from kvstore.cuda_pool import CudaHost
+from kvstore.device import CPU
+from kvstore.errors import DeviceError, DeviceUnavailable, PoolDenied, PoolExhaustedMemory
 from kvstore.page_pool import ShmHost
 from mesh.actor import Actor
 from mesh.address import Address
@@ -20,6 +22,11 @@ from mesh.run import run_actor
 from mesh.run_directory import RunDirectory
 from nodes import roles
 from nodes.model_spec import ModelError
+from nodes.worker.errors import DeviceMemoryShort, WorkerError
+
+StartFailure = CliError | ModelError | BindError | PoolDenied | PoolExhaustedMemory | DeviceError | WorkerError
+"""What an actor's start may end with that a person has to know of."""
+_START_FAILURES: Final = (CliError, ModelError, BindError, PoolDenied, PoolExhaustedMemory, DeviceError, WorkerError)
 
 NO_FD: Final = -1
 
@@ -53,13 +60,13 @@ def run_role(run: RoleRun) -> int:
             supervisor_fd=run.supervisor_fd if supervised else None,
             drain_timeout_s=run.drain_timeout_s,
         )
-    except (CliError, ModelError, BindError, PoolDenied, PoolExhaustedMemory) as error:
+    except _START_FAILURES as error:
         directory.write_error(address, StartError(error.code, str(error)))
         sys.stderr.write(f"{error}\n")
         return exit_code_of(error)
 
 
-def exit_code_of(error: CliError | ModelError | BindError | PoolDenied | PoolExhaustedMemory) -> ExitCode:
+def exit_code_of(error: StartFailure) -> ExitCode:
     """The code that tells the supervisor whether another try can help."""
     match error:
         case CliError():
@@ -68,10 +75,13 @@ def exit_code_of(error: CliError | ModelError | BindError | PoolDenied | PoolExh
             return ExitCode.BAD_MODEL
         case BindError():
             return ExitCode.CANNOT_BIND
-        case PoolDenied():
-            return ExitCode.BAD_CONFIG
-        case PoolExhaustedMemory():
+        case PoolExhaustedMemory() | DeviceMemoryShort():
             return ExitCode.NO_MEMORY
+        case PoolDenied() | DeviceUnavailable() | WorkerError():
+            return ExitCode.BAD_CONFIG
+        case DeviceError():
+            # The agent that made the pages has just died, or the device failed in this process: the next one may do.
+            return ExitCode.FAILED
 
 
 def make_actor(role: str, config: msgspec.Struct, run: RunDirectory) -> Actor:
@@ -120,7 +130,7 @@ def make_actor(role: str, config: msgspec.Struct, run: RunDirectory) -> Actor:
 
             assert isinstance(config, WorkerConfig)
             prepare_environment()
-            return WorkerActor(config, ShmHost())
+            return WorkerActor(config, ShmHost() if config.device == CPU else CudaHost(ShmHost()))
 
 
 def main_of_fork(run: RoleRun, log: str) -> int:

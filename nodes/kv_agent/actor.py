@@ -7,12 +7,12 @@ announced pages into granted ones. All decisions are in `core.py`; this file rec
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, assert_never
+from typing import TYPE_CHECKING, ClassVar, Final, assert_never
 
 import msgspec
 
 from kvstore.cuda_pool import CudaHost
-from kvstore.errors import DeviceError, DeviceFault, KVError, TransferError
+from kvstore.errors import DeviceError, DeviceExhaustedMemory, DeviceFault, KVError, TransferError
 from kvstore.page_pool import MemoryHost, PagePool, ShmHost
 from kvstore.protocol import CloseGrant, ClosePair, MapPool, OfferPair, OpenGrant, PagesReady, PoolHandle, SendPages
 from kvstore.transfer.base import Peer
@@ -25,7 +25,7 @@ from mesh.codec import Codec
 from mesh.errors import CallError
 from mesh.message import HotMessage, Message
 from mesh.transport.base import Buffer
-from nodes.kv_agent.config import NCCL, KVAgentConfig
+from nodes.kv_agent.config import NCCL, KVAgentConfig, PoolConfig
 from nodes.kv_agent.core import AgentCore, Bounds, Pool
 from nodes.kv_agent.couriers import MeshCourier
 from nodes.kv_agent.events import (
@@ -50,12 +50,14 @@ from nodes.kv_agent.events import (
     Tick,
     UnmapForeign,
 )
-from nodes.kv_agent.pools import take_pool
+from nodes.kv_agent.pools import Possession, take_pool
 from nodes.kv_agent.pullers import Pullers, make_transports
 from nodes.roles import KV_AGENT, NODE_CODEC, KVAgentAttributes
 
 if TYPE_CHECKING:
     from kvstore.transfer.puller import Target
+
+_MEMORY_RETRY_S: Final = 0.25
 
 
 class KVAgent(Actor):
@@ -93,7 +95,7 @@ class KVAgent(Actor):
         """Take the pools. Raises PoolError, which names the pool and what to do; nothing is left half made."""
         facts: list[Pool] = []
         for wanted in self._config.pools:
-            pool, found = take_pool(self._host, self._config.prefix + wanted.group, wanted, self.ctx.address.epoch)
+            pool, found = await self._take(wanted)
             self._pools[wanted.group] = pool
             self._targets[wanted.group] = self._puller.target(pool)
             info = pool.info
@@ -180,6 +182,18 @@ class KVAgent(Actor):
         return figures
 
     # inside
+
+    async def _take(self, wanted: PoolConfig) -> Possession:
+        """`take_pool`, again and again while its device is full: who maps pages of a dead agent is just ending."""
+        deadline = self.ctx.now() + self._config.device_wait_s
+        while True:
+            try:
+                return take_pool(self._host, self._config.prefix + wanted.group, wanted, self.ctx.address.epoch)
+            except DeviceExhaustedMemory as error:
+                if self.ctx.now() >= deadline:
+                    raise
+                self.ctx.log.info("waiting for memory", group=wanted.group, why=error.message)
+                await asyncio.sleep(_MEMORY_RETRY_S)
 
     def _handle(self, event: Event) -> None:
         """Give the core an event, and those that come of what it wants done."""

@@ -51,6 +51,8 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     at a time, between two looks at the loop's other work; on devices so many are `copies_per_poll` copies begun.
     `device_transport` is how pages on devices of other agents come: `cuda_ipc` (same host) or `nccl`, for which a
     communicator with each of them must be made within `pair_timeout_s`. Nothing else is tried where it fails.
+    `device_wait_s` is how long a start waits for memory on a device that processes of an earlier mesh, or of an agent
+    that died, still hold.
     """
 
     pools: list[PoolConfig]
@@ -61,6 +63,7 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     copies_per_poll: int = DEFAULT_COPIES_PER_POLL
     device_transport: str = CUDA_IPC
     pair_timeout_s: float = 20.0
+    device_wait_s: float = 15.0
     max_grants: int = 4096
     max_remembered: int = 4096
     limits: SessionLimits = SessionLimits()

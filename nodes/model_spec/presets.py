@@ -64,6 +64,10 @@ RANDOM_MODELS: Final[dict[str, ModelSpec]] = {
         _random("qwen2.5-0.5b", "qwen2", _shape(24, 896, 4864, (14, 2, 64), 151_936, 32_768), rope=_MILLION),
         _random("qwen3-0.6b", "qwen3", _shape(28, 1024, 3072, (16, 8, 128), 151_936, 40_960), rope=_MILLION),
         _random(
+            "qwen3-8b", "qwen3", _shape(36, 4096, 12_288, (32, 8, 128), 151_936, 40_960), rope=_MILLION,
+            tie_word_embeddings=False,
+        ),
+        _random(
             "llama-3.2-1b", "llama", _shape(16, 2048, 8192, (32, 8, 64), 128_256, 131_072), rope=_LLAMA3,
             rms_norm_eps=1e-5,
         ),

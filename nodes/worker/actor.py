@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, assert_never
 
 import msgspec
 
+from kvstore.device import CPU
 from kvstore.mapping import map_pool
 from kvstore.page_pool import MemoryHost, PagePool
 from kvstore.protocol import MapPool, PoolHandle
@@ -142,8 +143,14 @@ class WorkerActor(Actor):
             self._dispatch(AdoptArrived(call.message, call))
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """See `Actor.on_members`: a pool that was made again has to be mapped again."""
+        """See `Actor.on_members`: a pool that was made again has to be mapped again.
+
+        Pages on a device die with their agent, and their memory is free only when this process lets go of it too: the
+        next agent needs it.
+        """
         config, pool = self._config, self._pool
+        if pool is not None and pool.info.device != CPU and any(one.actor_id == config.agent for one in left):
+            self.ctx.end(f"{config.agent} is gone, and the pages of {config.group} on {pool.info.device} with it")
         if pool is not None and is_replaced(self.ctx.members, config.agent, config.group, pool.info.incarnation):
             self.ctx.end(f"{config.agent} has made the pool of {config.group} again")
         self._members_changed.set()
@@ -158,11 +165,22 @@ class WorkerActor(Actor):
             await self._idle.wait()
 
     async def stop(self) -> None:
-        """Give back thread and pool; a step in its thread finishes on the memory that its tensors keep mapped."""
+        """Give back thread and pool.
+
+        In host memory a step in its thread finishes on what its tensors keep mapped. A device's memory is unmapped at
+        once, so its steps are waited for; who waits too long is ended by `mesh.run`.
+        """
+        if self._core is not None:
+            self._core.is_draining = True
         if self._ahead is not None:
             self._ahead.stop()
         if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            is_on_device = self._pool is not None and self._pool.info.device != CPU
+            # Behind what the thread does now, and before anything else gets in.
+            last = self._thread.submit(self._synchronize) if is_on_device else None
+            self._thread.shutdown(wait=False, cancel_futures=last is None)
+            if last is not None:
+                await asyncio.wrap_future(last)
         self._runner = None
         if self._pool is not None:
             self._pool.close()
@@ -201,6 +219,13 @@ class WorkerActor(Actor):
         gc.collect()
         gc.freeze()
         return runner
+
+    def _synchronize(self) -> None:
+        if isinstance(self._runner, PipelinedRunner):
+            try:
+                self._runner.synchronize()
+            except Exception as error:  # noqa: BLE001 # a device that failed computes nothing more either
+                self.ctx.log.warning("device failed at the end", why=f"{type(error).__name__}: {error}")
 
     def _on_dismiss(self, sender: Address, message: Dismiss) -> None:
         """End, so that the supervisor starts another; unless it is another scheduler's or another worker's business."""

@@ -4,33 +4,15 @@ torch takes any object with `__cuda_array_interface__` (version 3, Numba's and C
 neither CuPy nor DLPack is needed here; bytes, because the protocol has no name for bfloat16.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kvstore.device import DevicePages
 from kvstore.layout import KVLayout
 from nodes.worker.errors import DeviceUnfit
 from nodes.worker.pool_view import PoolView
-
-
-class DevicePages(Protocol):
-    """What a pool on a CUDA device says of its pages: address, size in bytes, and number of the device."""
-
-    @property
-    def pointer(self) -> int:
-        """Device address of page 0, in this process."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all pages."""
-        ...
-
-    @property
-    def device(self) -> int:
-        """Number of the CUDA device, as this process sees it."""
-        ...
 
 
 class _CudaBytes:

@@ -87,7 +87,15 @@ class PipelinedRunner(Runner, Protocol):
         ...
 
     def finish(self, launched: Any) -> StepOutcome:
-        """Wait for a launched step. May be called in another thread than `launch`. May raise if the device failed."""
+        """Wait for a launched step. May be called in another thread than `launch`. May raise if the device failed.
+
+        When it returns nothing of the step runs any more, whether it drew tokens or not: others are told then that its
+        pages are written, and copy them in streams that wait for nothing.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until nothing runs on the device for this runner; its pages may be unmapped then. May raise."""
         ...
 
 

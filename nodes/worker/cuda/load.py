@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import torch
 
+from kvstore.device import CPU, cuda_ordinal
 from kvstore.page_pool import PagePool
 from nodes.model_spec import ModelSpec
 from nodes.worker.config import WorkerConfig
@@ -12,11 +13,12 @@ from nodes.worker.cuda.buckets import MAX_BUCKET, Buckets, bucket_sizes
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInferKernels, load_flashinfer
 from nodes.worker.cuda.graphs import DecodeGraphs, GraphRecorder
 from nodes.worker.cuda.kernels import Kernels, TorchKernels
-from nodes.worker.cuda.memory import Footprint, activation_bytes, check_fit, measured_activation_bytes
+from nodes.worker.cuda.memory import measured_activation_bytes
 from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.runner import CudaRunner
-from nodes.worker.device_view import DevicePages, view_device_pages
-from nodes.worker.errors import BackendMissing, WorkerError
+from nodes.worker.device_memory import Footprint, activation_bytes, check_fit, weight_bytes
+from nodes.worker.device_view import view_device_pages
+from nodes.worker.errors import BackendMissing, DeviceMemoryShort, DeviceUnfit, WorkerError
 from nodes.worker.loader import SafetensorsWeights, WeightSource
 from nodes.worker.pool_view import TORCH_DTYPES, PoolView
 from nodes.worker.random_weights import RandomWeights
@@ -26,33 +28,48 @@ TILE_ROWS: Final = 64
 
 
 def load_cuda_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> CudaRunner:
-    """Load `spec`'s weights onto the pool's device. Raises WorkerError or ModelError. Not yet run on a GPU.
+    """Load `spec`'s weights onto the pool's device. Raises WorkerError, ModelError or PoolError.
 
-    Must be called in the thread that will launch the steps: the current device and stream are a thread's own.
+    Must be called in the thread that will launch the steps: the current device and stream are a thread's own. Nothing
+    runs on the device any more when it returns. Not yet run on a GPU.
     """
     if not torch.cuda.is_available():
         raise BackendMissing(
             f"{config.device} was asked for, and torch {torch.__version__} sees no CUDA device: install a CUDA build of"
             " torch and the driver, or set the worker's device to cpu"
         )
-    pages: DevicePages | None = getattr(pool, "device_pages", None)
-    if pages is None:
+    if pool.info.device == CPU:
         raise BackendMissing(
             f"the pool of {config.group} is in the host's memory and the worker's device is {config.device}: give the"
             " kv_agent the same device"
         )
-    device = torch.device("cuda", pages.device)
+    if cuda_ordinal(pool.info.device) != cuda_ordinal(config.device):
+        raise DeviceUnfit(
+            f"the pool of {config.group} is on {pool.info.device} and the worker's device is {config.device}: give both"
+            " the same"
+        )
+    device = torch.device("cuda", cuda_ordinal(pool.info.device))
     torch.cuda.set_device(device)
     if config.deterministic:
         # Else a product may be cut along its inner dimension, and the parts summed in bfloat16.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    view = view_device_pages(pages, pool.info.layout)
-    runner, network, attention = build_runner(spec, config, view)
-    with torch.inference_mode():
-        measured = measured_activation_bytes(network, attention, config.max_batch_tokens, view.layout.page_size)
-    bound = activation_bytes(spec, pool.info.layout.dtype, config.max_batch_tokens, MAX_BUCKET)
+    view = view_device_pages(pool.device_pages, pool.info.layout)
+    dtype = pool.info.layout.dtype
+    bound = activation_bytes(spec, dtype, config.max_batch_tokens, MAX_BUCKET)
     _, total = torch.cuda.mem_get_info(device)
-    check_fit(Footprint(total, config.mem_fraction, network.weight_bytes, max(measured, bound)), pages.num_bytes)
+    footprint = Footprint(total, config.mem_fraction, weight_bytes(spec, dtype), bound)
+    check_fit(footprint, pool.info.pages_bytes)
+    try:
+        runner, network, attention = build_runner(spec, config, view)
+        with torch.inference_mode():
+            measured = measured_activation_bytes(network, attention, config.max_batch_tokens, view.layout.page_size)
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryShort(
+            f"{device} has no room for {spec.name} beside a pool of {pool.info.pages_bytes / (1 << 30):.2f} GiB: give"
+            f" the pool fewer pages, lower the memory fraction, or end what else uses the device ({error})"
+        ) from None
+    check_fit(footprint._replace(weights=network.weight_bytes, activations=max(measured, bound)), pool.info.pages_bytes)
+    runner.synchronize()
     return runner
 
 

@@ -97,6 +97,11 @@ class CudaRunner:
             token_ids.append(token_id)
         return StepOutcome(token_ids, errors)
 
+    def synchronize(self) -> None:
+        """See `PipelinedRunner.synchronize`."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def logits(self, step: RunnableStep) -> dict[int, Tensor]:
         """Logits `[vocab]` of each row that samples, by the row's index in the plan; for tests."""
         with torch.inference_mode():

@@ -9,8 +9,9 @@ from test_device_runner import IDS, decode_step, mixed_step, text
 from test_parity import save_model
 from torch_running import Row, logits_by_chunks, step
 
-from nodes.worker.cuda.memory import activation_bytes, measured_activation_bytes
+from nodes.worker.cuda.memory import measured_activation_bytes
 from nodes.worker.cuda.runner import CudaRunner
+from nodes.worker.device_memory import activation_bytes
 
 pytestmark = GPU
 MODEL = "random:tiny-qwen3"

@@ -411,6 +411,20 @@ def test_a_start_that_cannot_be() -> None:
     run(main)
 
 
+def test_a_start_waits_for_memory_that_others_are_about_to_let_go() -> None:
+    """A pool fills its device. A worker that maps the pages of a dead agent keeps them until it ends too."""
+
+    async def main(world: World) -> None:
+        num_bytes, world.cards.num_bytes = world.cards.num_bytes, 1000
+        begin = asyncio.get_running_loop().time()
+        asyncio.get_running_loop().call_later(3.0, setattr, world.cards, "num_bytes", num_bytes)
+        agent = await world.agent("agent-0", config("cuda:0", "d"))
+        assert 3.0 <= asyncio.get_running_loop().time() - begin < 4.0
+        await agent.stop()
+
+    run(main)
+
+
 def test_a_pool_whose_owner_lives_stops_the_start(tmp_path: Path) -> None:
     async def main(world: World) -> None:
         await world.agent("agent-0", config("cuda:0", "d"))

@@ -46,6 +46,9 @@ class FakeDevice:
     def run(self, step: RunnableStep) -> StepOutcome:
         return self.finish(self.launch(step))
 
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+
 
 def step(number: int, tokens: list[int], from_rows: list[int] | None = None) -> RunnableStep:
     sources = from_rows or [-1] * len(tokens)

@@ -1,10 +1,14 @@
 """What fits and what does not, in numbers."""
 
 import pytest
+from device_running import host_pool
 
 from nodes.model_spec import resolve_model
+from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.batch import host_batch
-from nodes.worker.cuda.memory import Footprint, activation_bytes, check_fit, largest_step, num_pages_that_fit
+from nodes.worker.cuda.load import build_runner
+from nodes.worker.cuda.memory import largest_step
+from nodes.worker.device_memory import Footprint, activation_bytes, check_fit, weight_bytes
 from nodes.worker.errors import DeviceMemoryShort
 
 GIB = 1 << 30
@@ -20,20 +24,23 @@ def test_the_bound_counts_the_widest_moment() -> None:
     assert activation_bytes(spec, "float32", 8192, 1) == 2 * activation_bytes(spec, "bfloat16", 8192, 1)
 
 
-def test_pages_fill_what_is_left() -> None:
+def test_weights_are_counted_as_the_network_holds_them() -> None:
+    for model in ("random:tiny-qwen2", "random:tiny-llama", "random:tiny-qwen3"):
+        spec, view = resolve_model(model), host_pool(model, "bfloat16", 4)
+        config = WorkerConfig(group="g", model=model, agent="a", dtype="bfloat16")
+        assert weight_bytes(spec, "bfloat16") == build_runner(spec, config, view)[1].weight_bytes
+    assert weight_bytes(resolve_model("random:qwen3-8b"), "bfloat16") / 1e9 == pytest.approx(16.4, abs=0.05)
+    assert weight_bytes(resolve_model("random:qwen3-0.6b"), "bfloat16") / 1e9 == pytest.approx(1.21, abs=0.01)
+
+
+def test_a_pool_may_take_what_is_left() -> None:
     footprint = Footprint(total=80 * GIB, fraction=0.9, weights=15 * GIB, activations=1 * GIB)
     assert footprint.left_for_pool == 56 * GIB
-    assert num_pages_that_fit(footprint, GIB) == 56
     check_fit(footprint, 56 * GIB)
     with pytest.raises(DeviceMemoryShort) as caught:
         check_fit(footprint, 56 * GIB + 1)
     for number in ("15.00 GiB", "1.00 GiB", "56.00 GiB", "90%", "80.00 GiB", "72.00 GiB"):
         assert number in str(caught.value)
-
-
-def test_a_model_that_leaves_no_room_is_told() -> None:
-    with pytest.raises(DeviceMemoryShort, match="smallest pool"):
-        num_pages_that_fit(Footprint(total=16 * GIB, fraction=0.9, weights=15 * GIB, activations=GIB), 2 << 20)
 
 
 @pytest.mark.parametrize(("num_rows", "expected"), [(1, 1), (2, 2), (50, 50), (100_000, 8193)])

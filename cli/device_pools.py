@@ -1,0 +1,76 @@
+"""How many pages the KV pools on one CUDA device get: what is left when all that share the device have theirs. Pure.
+
+Each worker group has weights and activations of its own there, and each process that uses the device a context. Bounds
+of the model's share come from `nodes/worker/device_memory.py`; the worker checks with what it measures.
+"""
+
+from typing import Final, NamedTuple
+
+from cli.errors import NoMemory
+from kvstore.layout import KVLayout
+from nodes.model_spec import ModelSpec
+from nodes.worker.cuda.buckets import MAX_BUCKET
+from nodes.worker.device_memory import activation_bytes, weight_bytes
+
+WORKER_OVERHEAD_BYTES: Final = 1280 << 20
+"""A worker's CUDA context and libraries (about 500 MiB), FlashInfer's workspace (129 MiB), captured graphs. Estimated,
+not yet measured on a GPU."""
+AGENT_OVERHEAD_BYTES: Final = 512 << 20
+"""The kv_agent's CUDA context. Estimated, not yet measured on a GPU."""
+_GIB: Final = 1 << 30
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes of one device's memory, all of it and what nobody uses now. `name` as in `cuda:0`."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+class DeviceLoad(NamedTuple):
+    """What `num_groups` workers of one model need on a device, besides their pools, and how much they may use."""
+
+    spec: ModelSpec
+    dtype: str
+    max_batch_tokens: int
+    num_groups: int
+    mem_fraction: float
+
+    @property
+    def group_bytes(self) -> int:
+        """Weights, activations and overhead of one worker."""
+        activations = activation_bytes(self.spec, self.dtype, self.max_batch_tokens, MAX_BUCKET)
+        return weight_bytes(self.spec, self.dtype) + activations + WORKER_OVERHEAD_BYTES
+
+
+def device_pages(memory: DeviceMemory, load: DeviceLoad, layout: KVLayout, wanted: int | None, least: int) -> int:
+    """Pages of each group's pool: `wanted`, or as many as fit. Raises NoMemory, with the numbers, below `least`."""
+    budget = min(int(memory.total_bytes * load.mem_fraction), memory.free_bytes)
+    left = (budget - AGENT_OVERHEAD_BYTES) // load.num_groups - load.group_bytes
+    fitting = left // layout.page_bytes
+    if fitting >= (least if wanted is None else wanted):
+        return fitting if wanted is None else wanted
+    raise NoMemory(
+        f"{load.spec.name} does not fit into {memory.name}",
+        why=_account(memory, load, layout, least if wanted is None else wanted),
+        do="use fewer groups, "
+        + ("give pools fewer pages" if wanted is not None else "a smaller chunk")
+        + ", raise --mem-fraction, or end what else uses the device (nvidia-smi lists it)",
+    )
+
+
+def _account(memory: DeviceMemory, load: DeviceLoad, layout: KVLayout, num_pages: int) -> str:
+    budget = int(memory.total_bytes * load.mem_fraction)
+    weights = weight_bytes(load.spec, load.dtype)
+    activations = activation_bytes(load.spec, load.dtype, load.max_batch_tokens, MAX_BUCKET)
+    return (
+        f"{load.num_groups} groups of weights ({_gib(weights)}), activations ({_gib(activations)}), context and graphs"
+        f" ({_gib(WORKER_OVERHEAD_BYTES)}) and a pool of {num_pages} pages ({_gib(num_pages * layout.page_bytes)}), and"
+        f" the kv_agent's context ({_gib(AGENT_OVERHEAD_BYTES)}), take more than {load.mem_fraction:.0%} of"
+        f" {_gib(memory.total_bytes)}, which is {_gib(budget)}, or than the {_gib(memory.free_bytes)} that are free"
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB"

@@ -1,0 +1,66 @@
+"""Whether a model, its activations and a KV pool fit into a device's memory, and how large a pool may be (arithmetic).
+
+Needs no torch: `meshctl up` plans pools by it, the worker checks with it what it has measured. The bounds are of what
+the device network and its sampler hold at once, tensor by tensor, not of what an allocator makes of it.
+"""
+
+import math
+from typing import Final, NamedTuple
+
+from kvstore.layout import ITEM_BYTES
+from nodes.model_spec import ModelSpec
+from nodes.model_spec.weight_index import expected_shapes
+from nodes.worker.errors import DeviceMemoryShort
+
+_SAMPLER_COPIES: Final = 4
+"""Float32 matrices of `[rows, vocab]` that the sampler has at once: logits, scaled, weights, and one being made."""
+_GIB: Final = 1 << 30
+
+
+class Footprint(NamedTuple):
+    """Bytes on one device. `total` is the device's whole memory, `fraction` the share that may be used."""
+
+    total: int
+    fraction: float
+    weights: int
+    activations: int
+
+    @property
+    def left_for_pool(self) -> int:
+        """Bytes that the pool may take; negative if weights and activations do not fit themselves."""
+        return int(self.total * self.fraction) - self.weights - self.activations
+
+
+def weight_bytes(spec: ModelSpec, dtype: str) -> int:
+    """Bytes of all weights of `spec` in `dtype`, and of the float32 table of rotary angles, on a device."""
+    parameters = sum(math.prod(shape) for shape in expected_shapes(spec).values())
+    return parameters * ITEM_BYTES[dtype] + spec.context_length * spec.head_dim * 4
+
+
+def activation_bytes(spec: ModelSpec, dtype: str, max_batch_tokens: int, max_draws: int) -> int:
+    """A bound on the memory of one step of `max_batch_tokens` rows, of which `max_draws` draw.
+
+    The widest moment of a layer is either at attention (residual, norm, joint projection, result) or at the
+    feed-forward product (residual, gate and up, their product); logits and the sampler's copies come after both.
+    """
+    size = ITEM_BYTES[dtype]
+    heads = spec.num_heads * spec.head_dim
+    joint = heads + 2 * spec.num_kv_heads * spec.head_dim
+    attention = 2 * spec.hidden_size + joint + heads
+    feed_forward = 2 * spec.hidden_size + 3 * spec.intermediate_size
+    layers = max_batch_tokens * max(attention, feed_forward) * size
+    draws = min(max_draws, max_batch_tokens)
+    drawing = max_batch_tokens * 2 * spec.hidden_size * size + draws * spec.vocab_size * (size + 4 * _SAMPLER_COPIES)
+    return max(layers, drawing)
+
+
+def check_fit(footprint: Footprint, pool_bytes: int) -> None:
+    """Raise DeviceMemoryShort, with the numbers, unless a pool of `pool_bytes` leaves room for the rest."""
+    if pool_bytes <= footprint.left_for_pool:
+        return
+    raise DeviceMemoryShort(
+        f"weights ({footprint.weights / _GIB:.2f} GiB), activations ({footprint.activations / _GIB:.2f} GiB) and the"
+        f" pool ({pool_bytes / _GIB:.2f} GiB) take more than {footprint.fraction:.0%} of the device's"
+        f" {footprint.total / _GIB:.2f} GiB, which is {footprint.total * footprint.fraction / _GIB:.2f} GiB: give the"
+        " pool fewer pages, lower the tokens of a step, or raise the memory fraction"
+    )

@@ -1,0 +1,180 @@
+"""Meshes on a CUDA device: who is spawned, who is told the device, and how its memory is shared out."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.device_pools import AGENT_OVERHEAD_BYTES, DeviceLoad, DeviceMemory
+from cli.errors import BadConfig, NoMemory
+from cli.exit_codes import ExitCode
+from cli.launch import nvidia_smi
+from cli.launch.nvidia_smi import ask_device, device_id, parse_memory
+from cli.launch.role import exit_code_of
+from cli.settings import KVSettings, Settings, SupervisionSettings
+from cli.topology import Machine, check_config, plan_topology
+from kvstore.errors import DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
+from nodes.model_spec import resolve_model
+from nodes.worker.errors import BackendMissing, DeviceMemoryShort
+
+GIB = 1 << 30
+H100 = DeviceMemory("cuda:0", 80 * GIB, 79 * GIB)
+
+
+def planned(model="random:qwen3-0.6b", memory=H100, device="cuda", **options):
+    machine = Machine(8, 8 << 30, 1000, memory)
+    return plan_topology(Settings(model=model, device=device, **options), resolve_model(model), model, machine)
+
+
+def configs(topology, role):
+    return [check_config(role, launch.config) for launch in topology.actors if launch.role == role]
+
+
+def test_who_uses_cuda_is_spawned_and_the_warm_process_has_no_torch():
+    topology = planned()
+    starts = {launch.actor_id: launch.start for launch in topology.actors}
+    assert {name for name, start in starts.items() if start == "plain"} == {
+        "kv-agent-0", "worker-prefill-0", "worker-decode-0",
+    }  # fmt: skip
+    assert topology.forks
+    assert not [name for name in topology.preloads if "worker" in name or "kv_agent" in name]
+    assert "nodes.worker.runner" in planned(device="cpu").preloads
+    timeouts = {launch.role: launch.start_timeout_s for launch in topology.actors}
+    assert timeouts["worker"] > 600 > timeouts["gateway"]
+    assert {launch.start_timeout_s for launch in planned(device="cpu").actors} == {120.0}
+    patient = planned(supervision=SupervisionSettings(start_timeout_s=5000.0))
+    assert {launch.start_timeout_s for launch in patient.actors} == {5000.0}
+
+
+@pytest.mark.parametrize(("device", "name"), [("cuda", "cuda:0"), ("cuda:0", "cuda:0"), ("cuda:3", "cuda:3")])
+def test_pool_and_worker_are_told_the_same_device(device, name):
+    topology = planned(device=device, mem_fraction=0.8, deterministic=True)
+    (agent,) = configs(topology, "kv_agent")
+    assert {pool.device for pool in agent.pools} == {name}
+    for worker in configs(topology, "worker"):
+        assert (worker.device, worker.mem_fraction, worker.deterministic) == (name, 0.8, True)
+
+
+def test_settings_of_workers_that_have_no_flag():
+    topology = planned(roles={"worker": {"attention": "torch", "cuda_graphs": False}})
+    assert {(worker.attention, worker.cuda_graphs) for worker in configs(topology, "worker")} == {("torch", False)}
+
+
+def test_chunks_are_larger_on_a_device():
+    assert {one.chunk_tokens for one in configs(planned(), "scheduler")} == {2048}
+    assert {one.chunk_tokens for one in configs(planned(device="cpu"), "scheduler")} == {256}
+    assert {one.chunk_tokens for one in configs(planned(chunk=512), "scheduler")} == {512}
+    for worker, scheduler in zip(configs(planned(), "worker"), configs(planned(), "scheduler"), strict=True):
+        assert worker.max_batch_tokens >= scheduler.step_tokens >= 2048 + 256
+
+
+@given(
+    st.sampled_from(["random:qwen3-0.6b", "random:qwen3-8b", "random:llama-3.2-1b"]),
+    st.integers(1, 200), st.integers(0, 40), st.integers(1, 4), st.sampled_from([0.3, 0.9, 0.98]),
+)  # fmt: skip
+def test_groups_share_the_device_and_fit(model, total_gib, used_gib, num_groups, fraction):
+    memory = DeviceMemory("cuda:0", total_gib * GIB, max(0, total_gib - used_gib) * GIB)
+    try:
+        topology = planned(model, memory, mixed=num_groups, mem_fraction=fraction)
+    except NoMemory:
+        return
+    (agent,) = configs(topology, "kv_agent")
+    layout = agent.pools[0].layout
+    load = DeviceLoad(resolve_model(model), "bfloat16", configs(topology, "worker")[0].max_batch_tokens, num_groups, 0)
+    taken = sum(pool.num_pages * layout.page_bytes + load.group_bytes for pool in agent.pools) + AGENT_OVERHEAD_BYTES
+    assert len(agent.pools) == num_groups
+    assert taken <= min(memory.free_bytes, memory.total_bytes * fraction)
+    # Nothing is left lying either: one page more for each would not fit.
+    assert taken + num_groups * (layout.page_bytes + 1) > min(memory.free_bytes, int(memory.total_bytes * fraction))
+
+
+def test_an_8b_model_on_an_h100():
+    (agent,) = configs(planned("random:qwen3-8b", mixed=1), "kv_agent")
+    [pool] = agent.pools
+    # 72 GiB, less 15.3 of weights, about a gigabyte of activations, 1.75 of contexts.
+    assert 380_000 < pool.num_pages * 16 < 400_000
+    with pytest.raises(NoMemory, match="does not fit into cuda:0") as caught:
+        planned("random:qwen3-8b", DeviceMemory("cuda:0", 24 * GIB, 23 * GIB), prefill=1, decode=1)
+    for part in ("2 groups", "15.28 GiB", "90% of 24.00 GiB", "21.60 GiB", "23.00 GiB that are free"):
+        assert part in caught.value.why
+
+
+def test_pages_as_asked_for():
+    pages = {pool.num_pages for pool in configs(planned(kv=KVSettings(pages=77)), "kv_agent")[0].pools}
+    assert pages == {77}
+    [agent] = configs(planned(kv=KVSettings(memory="1GiB")), "kv_agent")
+    assert {pool.num_pages for pool in agent.pools} == {GIB // agent.pools[0].layout.page_bytes}
+    with pytest.raises(NoMemory, match="does not fit"):
+        planned(kv=KVSettings(memory="60GiB"))
+
+
+def test_shared_memory_holds_page_tables_only():
+    topology = planned()
+    assert 0 < topology.pool_bytes < 64 << 20
+
+
+def test_what_cannot_be_on_a_device():
+    with pytest.raises(BadConfig, match="echo cannot run on cuda"):
+        planned("echo")
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"device": "gpu"}, Settings)
+
+
+@pytest.mark.parametrize(
+    ("visible", "ordinal", "expected"),
+    [(None, 2, "2"), ("0,1", 1, "1"), ("3", 0, "3"), ("GPU-5f, GPU-77", 1, "GPU-77")],
+)
+def test_devices_are_numbered_as_cuda_does(visible, ordinal, expected):
+    assert device_id(ordinal, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == expected
+
+
+@pytest.mark.parametrize(("visible", "ordinal"), [("", 0), ("0,1", 2)])
+def test_devices_that_are_hidden(visible, ordinal):
+    with pytest.raises(BadConfig, match=f"cuda:{ordinal} cannot be used"):
+        device_id(ordinal, {"CUDA_VISIBLE_DEVICES": visible})
+
+
+def test_what_nvidia_smi_answers():
+    assert parse_memory("cuda:0", "143771, 143160\n") == DeviceMemory("cuda:0", 143771 << 20, 143160 << 20)
+    for text in ("", "[N/A], [N/A]", "1\n2", "143771, 143160\n143771, 143160\n"):
+        with pytest.raises(BadConfig, match="cannot be used"):
+            parse_memory("cuda:0", text)
+
+
+def stand_in(directory, script):
+    tool = directory / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o700)
+
+
+def test_nvidia_smi_is_asked_and_its_refusals_are_passed_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BadConfig) as caught:
+        ask_device(0, {})
+    assert "no nvidia-smi" in caught.value.why
+    assert "--device cpu" in caught.value.do
+    stand_in(tmp_path, 'if [ "$4" = 1 ]; then echo 81559, 80991; else echo "No devices were found"; exit 6; fi')
+    assert ask_device(1, {}) == DeviceMemory("cuda:1", 81559 << 20, 80991 << 20)
+    with pytest.raises(BadConfig) as caught:
+        ask_device(0, {})
+    assert "No devices were found" in caught.value.why
+    monkeypatch.setattr(nvidia_smi, "_TIMEOUT_S", 0.1)
+    stand_in(tmp_path, "exec /bin/sleep 5")
+    with pytest.raises(BadConfig) as caught:
+        ask_device(0, {})
+    assert "does not answer" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DeviceUnavailable("no CUDA"), ExitCode.BAD_CONFIG),
+        (BackendMissing("no FlashInfer"), ExitCode.BAD_CONFIG),
+        (DeviceExhaustedMemory("cuda:0", 2, 1, 3), ExitCode.NO_MEMORY),
+        (DeviceMemoryShort("too much"), ExitCode.NO_MEMORY),
+        (DeviceFault("illegal address"), ExitCode.FAILED),
+        (DeviceHandleInvalid("its maker is gone"), ExitCode.FAILED),
+    ],
+)
+def test_what_a_start_on_a_device_ends_with(error, code):
+    assert exit_code_of(error) == code

@@ -1,0 +1,67 @@
+"""Whole meshes on one device, for the tests beside it: started with patience, since kernels may have to be compiled."""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+from tests.chaos.chaos_mesh import ChaosMesh
+from tests.chaos.streams import Answer, Wave, bodies
+from tests.process.conftest import Host
+
+# FlashInfer has kernels for heads of 64; deterministic, so that company does not show in the bits.
+MODEL = ("--model", "random:tiny-qwen3", "--served-name", "tiny", "--dtype", "bfloat16", "--deterministic")
+POOLS = ("--kv-memory", "128MiB", "--mem-fraction", "0.5")
+APART = ("--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
+MIXED = ("--mixed", "1")
+START_S = 420.0
+NUM_REQUESTS = 12
+
+
+@contextlib.contextmanager
+def mesh_on(device: str, *options: str) -> Iterator[ChaosMesh]:
+    """A mesh that is ready; its actors' last words go to stdout if it does not get there."""
+    host = Host(tempfile.mkdtemp(prefix="kg"))
+    try:
+        process = host.up(
+            *MODEL, *POOLS, "--device", device, *options, wait=False, KVMESH_SUPERVISION__RESTART_BUDGET="1000"
+        )
+        chaos = ChaosMesh(host, process)
+        try:
+            host.wait_until(lambda: process.poll() is not None or answers(host), "the mesh is ready", START_S)
+            assert process.poll() is None, process.log.read_text()
+        except AssertionError:
+            for log in sorted((host.run_directory / "logs").glob("*.log")):
+                print(f"== {log.name}\n{log.read_text()[-3000:]}")
+            raise
+        chaos.settled(60.0)
+        yield chaos
+        process.terminate()
+        assert process.wait(60) == 0
+        host.assert_nothing_left()
+    finally:
+        host.clean()
+        shutil.rmtree(host.base)
+
+
+def answers(host: Host) -> bool:
+    """Whether requests can be served."""
+    try:
+        with urllib.request.urlopen(host.url + "/health/ready", timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def answers_of(mesh: ChaosMesh, salt: str, **wave: Any) -> list[Answer]:
+    """What a wave of greedy and sampled requests is answered with."""
+    answers = asyncio.run(Wave(mesh.port, bodies(salt, NUM_REQUESTS, 96), num_clients=6, **wave).run())
+    assert not [answer.broken for answer in answers if answer.broken]
+    return answers
+
+
+def pages_moved(mesh: ChaosMesh) -> float:
+    return sum(value for name, value in mesh.metrics().items() if name.startswith("mesh_kv_transfer_pages_total"))

@@ -1,0 +1,61 @@
+"""A whole mesh on one GPU: prefill and decode in processes of their own over `cuda_ipc`, and the death of a worker."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from gpu_mesh import APART, MIXED, answers_of, mesh_on, pages_moved
+
+from tests.chaos.chaos_mesh import ChaosMesh
+from tests.chaos.streams import Answer, differences
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.process,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+    # The first start on a host compiles kernels.
+    pytest.mark.timeout(900),
+]
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[ChaosMesh]:
+    with mesh_on("cuda:0", *APART) as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="module")
+def undisturbed(apart: ChaosMesh) -> list[Answer]:
+    answers = answers_of(apart, "undisturbed")
+    assert len({answer.text for answer in answers}) > len(answers) // 2, "texts that are all alike prove nothing"
+    return answers
+
+
+def test_prefill_and_decode_apart_give_the_text_of_one_process(apart: ChaosMesh, undisturbed: list[Answer]) -> None:
+    assert pages_moved(apart) > len(undisturbed), "pages did move"
+    with mesh_on("cuda:0", *MIXED) as mixed:
+        assert not differences(answers_of(mixed, "mixed"), undisturbed)
+
+
+@pytest.mark.parametrize("actor_id", ["worker-decode-0", "worker-prefill-0", "scheduler-decode-0"])
+def test_kill_9_under_load_does_not_show_in_the_text(
+    apart: ChaosMesh, undisturbed: list[Answer], actor_id: str
+) -> None:
+    """The next worker opens the same pages: what was computed is not computed again, but for the steps in flight."""
+    before = apart.settled(120.0)
+    at = sum(answer.num_events for answer in undisturbed) // 3
+    answers = answers_of(apart, actor_id, at=at, blow=lambda: apart.strike(actor_id))
+    after = apart.settled(120.0)
+    assert after.epochs[actor_id] == before.epochs[actor_id] + 1
+    assert after.epochs["kv-agent-0"] == before.epochs["kv-agent-0"], "whoever owns the pages lives on"
+    assert not differences(answers, undisturbed)
+
+
+def test_the_death_of_the_agent_takes_the_pages_and_no_request(apart: ChaosMesh, undisturbed: list[Answer]) -> None:
+    """Its memory is free only when the workers have let go of it too; then pools are made again and mapped anew."""
+    before = apart.settled(120.0)
+    at = sum(answer.num_events for answer in undisturbed) // 3
+    answers = answers_of(apart, "agent", at=at, blow=lambda: apart.strike("kv-agent-0"))
+    after = apart.settled(180.0)
+    assert after.epochs["kv-agent-0"] > before.epochs["kv-agent-0"]
+    assert not differences(answers, undisturbed)
