@@ -84,6 +84,7 @@ class WorkerActor(Actor):
         self._thread: ThreadPoolExecutor | None = None
         self._ahead: StepsAhead | None = None
         self._last_end = 0.0
+        self._is_stopping = False
         self._events: deque[Event] = deque()
         self._dispatching = False
         self._idle = asyncio.Event()
@@ -170,6 +171,7 @@ class WorkerActor(Actor):
         In host memory a step in its thread finishes on what its tensors keep mapped. A device's memory is unmapped at
         once, so its steps are waited for; who waits too long is ended by `mesh.run`.
         """
+        self._is_stopping = True
         if self._core is not None:
             self._core.is_draining = True
         if self._ahead is not None:
@@ -290,6 +292,8 @@ class WorkerActor(Actor):
                 loop = asyncio.get_running_loop()
                 outcome = await loop.run_in_executor(thread, run_isolated, self._require_runner(), step)
         except Exception as error:  # noqa: BLE001 - what a row is to blame for is in the outcome
+            if self._is_stopping:
+                return
             self._die(f"the device failed in step {step.step}: {type(error).__name__}: {error}")
             return
         finally:

@@ -312,6 +312,9 @@ class FailingDevice:
     def finish(self, launched: int) -> StepOutcome:
         raise RuntimeError("unspecified launch failure")
 
+    def synchronize(self) -> None:
+        raise RuntimeError("unspecified launch failure")
+
 
 def test_a_device_that_fails_is_the_end_of_the_worker() -> None:
     async def main() -> None:
