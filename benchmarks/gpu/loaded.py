@@ -6,7 +6,7 @@ With `device="cpu"` the same runner computes on the host with plain torch: that 
 import gc
 from array import array
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from kvstore.cuda_pool import CudaHost
 from kvstore.layout import KVLayout
@@ -20,7 +20,8 @@ GREEDY = Sampling(temperature=0.0)
 SAMPLED = Sampling(temperature=0.6, seed=7)
 
 
-class Loaded(NamedTuple):
+@dataclass
+class Loaded:
     """A model that is ready to run steps over `pool`."""
 
     spec: ModelSpec
@@ -53,10 +54,11 @@ def load(model: str, num_tokens: int, max_batch_tokens: int, device: str, **opti
 
 
 def unload(loaded: Loaded) -> None:
-    """Give the memory back; `loaded` must not be used any more, nor kept."""
+    """Give all memory back, whoever still holds `loaded`."""
     loaded.runner.synchronize()
-    loaded.pool.close()
+    del loaded.runner
     gc.collect()
+    loaded.pool.close()
     if loaded.pool.info.device != "cpu":
         import torch
 

@@ -78,7 +78,6 @@ def main() -> None:
     loaded = load(args.model, most * (args.context + args.steps + 32), max(most, 64), args.device)
     ours = {batch: decode(loaded, batch, args.context, args.steps) for batch in args.batches}
     unload(loaded)
-    del loaded
     try:
         model = build_peer(spec, args.device)
         for batch in args.batches:
