@@ -10,26 +10,20 @@ published, on other devices: nano-vllm 1,434 tok/s (RTX 4070 laptop), vLLM 8,588
 
 import argparse
 import json
-import os
 import random
-import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from array import array
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.gpu.figures import say
 from benchmarks.gpu.loaded import Loaded, load, unload
+from benchmarks.gpu.served import ask, served
 from kvstore.layout import KVLayout
 from nodes.request import Sampling
 from nodes.worker.step import RunnableRow, RunnableStep
 
 MODEL = "random:qwen3-0.6b"
-READY_S = 400.0
 
 
 def workload(num_sequences: int = 256, longest: int = 1024) -> list[tuple[list[int], int]]:
@@ -135,53 +129,19 @@ def count_drawn(loaded: Loaded, launched: object) -> int:
 
 def run_mesh(model: str, requests: list[tuple[list[int], int]], device: str) -> float:
     """Seconds, of a mixed group with all other roles."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    name = f"bench-{os.getpid()}"
-    words = ["up", "--name", name, "--port", str(port), "--model", model, "--mixed", "1", "--device", device]
-    mesh = subprocess.Popen([sys.executable, "-m", "cli", *words], stdin=subprocess.DEVNULL, start_new_session=True)
-    try:
-        wait_ready(mesh, port)
-        complete(port, model, requests[0][0], 8)
+
+    def complete(request: tuple[list[int], int]) -> int:
+        with ask(port, model, *request, temperature=0.6, seed=1) as response:
+            return json.loads(response.read())["usage"]["completion_tokens"]
+
+    with served(model, device, "--mixed", "1") as port:
+        complete((requests[0][0], 8))
         start = time.perf_counter()
         with ThreadPoolExecutor(len(requests)) as clients:
-            counts = list(clients.map(lambda one: complete(port, model, *one), requests))
+            counts = list(clients.map(complete, requests))
         taken = time.perf_counter() - start
-    finally:
-        mesh.send_signal(signal.SIGTERM)
-        try:
-            mesh.wait(40)
-        except subprocess.TimeoutExpired:
-            os.killpg(mesh.pid, signal.SIGKILL)
     assert counts == [count for _, count in requests], "every request gets its tokens"
     return taken
-
-
-def wait_ready(mesh: "subprocess.Popen[bytes]", port: int) -> None:
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline:
-        if mesh.poll() is not None:
-            sys.exit(f"the mesh ended with {mesh.returncode}")
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=1).close()
-        except OSError:
-            time.sleep(0.2)
-        else:
-            return
-    sys.exit(f"the mesh was not ready within {READY_S:.0f} s")
-
-
-def complete(port: int, model: str, prompt: list[int], num_output: int) -> int:
-    """Output tokens of one request, not streamed."""
-    body = {
-        "model": model, "prompt": prompt, "max_tokens": num_output, "temperature": 0.6, "seed": 1, "ignore_eos": True,
-    }  # fmt: skip
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=600) as response:
-        return json.loads(response.read())["usage"]["completion_tokens"]
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ MODULES = sorted(path.stem for path in (Path(__file__).parents[2] / "benchmarks/
 H200 = Roofline(4.3e12, 790e12)
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name not in ("figures", "loaded")])
+@pytest.mark.parametrize("name", [name for name in MODULES if name not in ("figures", "loaded", "served")])
 def test_every_benchmark_can_be_started(name):
     assert callable(importlib.import_module(f"benchmarks.gpu.{name}").main)
 

@@ -44,6 +44,7 @@ STEPS: Final = (
     Step("gaps", ("-m", "benchmarks.gpu.gaps"), 90.0),
     Step("planning", ("-m", "benchmarks.gpu.planning"), 90.0),
     Step("transformers", ("-m", "benchmarks.gpu.transformers_peer"), 150.0),
+    Step("handoff", ("-m", "benchmarks.gpu.handoff"), 150.0),
     Step("throughput-mesh", ("-m", "benchmarks.gpu.throughput", "--mesh"), 150.0),
     Step("kernel-tests", (*_PYTEST, "tests/gpu/worker/test_kernels_gpu.py"), 90.0),
     Step("runner-tests", (*_PYTEST, "tests/gpu/worker/test_runner_gpu.py", "-k", f"not ({_PARITY})"), 150.0),
