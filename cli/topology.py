@@ -54,8 +54,9 @@ _DRAIN_TIERS: Final = {
     roles.SCHEDULER: 1,
     roles.DETOKENIZER: 1,
     roles.WORKER: 2,
-    roles.KV_AGENT: 2,
-    roles.REGISTRY: 3,
+    # Memory on a device must not be freed while another process still has it mapped.
+    roles.KV_AGENT: 3,
+    roles.REGISTRY: 4,
 }
 
 _KV_AGENT_ID: Final = "kv-agent-0"

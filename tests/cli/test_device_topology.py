@@ -46,6 +46,11 @@ def test_who_uses_cuda_is_spawned_and_the_warm_process_has_no_torch():
     assert {launch.start_timeout_s for launch in patient.actors} == {5000.0}
 
 
+def test_the_agent_frees_the_device_after_the_workers_have_let_go_of_it():
+    tiers = {launch.role: launch.drain_tier for launch in planned().actors}
+    assert tiers["gateway"] < tiers["scheduler"] < tiers["worker"] < tiers["kv_agent"] < tiers["registry"]
+
+
 @pytest.mark.parametrize(("device", "name"), [("cuda", "cuda:0"), ("cuda:0", "cuda:0"), ("cuda:3", "cuda:3")])
 def test_pool_and_worker_are_told_the_same_device(device, name):
     topology = planned(device=device, mem_fraction=0.8, deterministic=True)

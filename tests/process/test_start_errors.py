@@ -1,10 +1,12 @@
 """A start that cannot succeed says what, why and what to do, exits with its code, and leaves nothing behind."""
 
+import os
 import resource
 import shutil
 import signal
 import socket
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,26 @@ def test_shared_memory_that_ends_only_when_it_is_taken(host):
     failed = up_within(host, resource.RLIMIT_FSIZE, 1 << 20, *ECHO, "--mixed", "1", "--kv-memory", "16MiB")
     assert_says(failed, 8, "bytes of shared memory")
     assert "--shm-size" in failed.stderr
+    host.assert_nothing_left()
+
+
+def test_a_host_without_a_device(host):
+    failed = host.meshctl("up", "--model", "random:tiny-qwen3", "--device", "cuda", PATH="/nowhere")
+    assert_says(failed, 5, "the device cuda:0 cannot be used")
+    host.assert_nothing_left(within_s=1.0)
+
+
+@pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed here")
+def test_a_device_that_only_the_plan_has_seen(host):
+    """An agent that cannot use CUDA says so once, and nobody starts it again and again."""
+    tool = host.base / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 81559, 80991\n")
+    tool.chmod(0o700)
+    options = ("--model", "random:tiny-qwen3", "--mixed", "1", "--kv-memory", "16MiB", "--port", str(host.port))
+    path = f"{host.base}:{os.environ['PATH']}"
+    failed = host.meshctl("up", *options, "--device", "cuda", PATH=path)
+    assert_says(failed, 5, "CuPy cannot be imported")
+    assert "kvmesh[cuda13]" in failed.stderr
     host.assert_nothing_left()
 
 

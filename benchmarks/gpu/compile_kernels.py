@@ -1,0 +1,58 @@
+"""Has FlashInfer compile the kernels that tests and benchmarks use, several at once: nobody waits for them later.
+
+    python -m benchmarks.gpu.compile_kernels
+
+Each process runs one small layer of one shape through every kernel; FlashInfer keeps what it has compiled. Not yet run
+on a GPU.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+
+import msgspec
+
+from benchmarks.gpu.figures import say
+from nodes.model_spec import resolve_model
+
+# Heads of 64 and of 128; a group of 4 decodes by the kernels of prefill, one of 2 by its own.
+MODELS = ("random:tiny-qwen3", "random:qwen3-0.6b", "random:qwen3-8b")
+
+
+def run_one(model: str, device: str) -> None:
+    from kvstore.cuda_pool import CudaHost
+    from kvstore.page_pool import HeapHost, PoolInfo
+    from nodes.worker.config import WorkerConfig
+    from nodes.worker.cuda.load import load_cuda_runner
+
+    spec = msgspec.structs.replace(
+        resolve_model(model), num_layers=1, vocab_size=1024, intermediate_size=256, hidden_size=256, dtype="bfloat16"
+    )
+    info = PoolInfo(group="g", num_pages=9, layout=spec.kv_layout(), incarnation=1, device=device)
+    pool = CudaHost(HeapHost()).create("g", info)
+    config = WorkerConfig(
+        group="g", model=model, agent="", device=device, attention="flashinfer", cuda_graphs=False, max_batch_tokens=64
+    )
+    print(load_cuda_runner(spec, config, pool).numerics)
+    pool.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--model", help="one model, in this process")
+    args = parser.parse_args()
+    if args.model:
+        run_one(args.model, args.device)
+        return
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "benchmarks.gpu.compile_kernels", "--device", args.device, "--model"]
+    children = [subprocess.Popen([*command, model]) for model in MODELS]
+    codes = [child.wait() for child in children]
+    say("kernels of FlashInfer, compiled or found", f"{time.perf_counter() - start:.0f} s", f"{len(MODELS)} shapes")
+    sys.exit(max(codes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Pages pulled over `cuda_ipc` out of another process's pool, beside a plain copy on the device of as many bytes.
+
+    python -m benchmarks.gpu.transfer
+
+4,096 tokens of KV of each shape: 256 pages, 448 and 576 MiB. The source's process is spawned and makes its pool as a
+kv_agent does; this one makes the destination's and copies poll by poll, as an agent's loop does. Pages lie in one run,
+or scattered as after hours of use. Not yet run on a GPU.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.gpu.figures import say
+from benchmarks.gpu.roofline import copy_seconds
+from kvstore.cuda_pool import CudaHost
+from kvstore.layout import KVLayout
+from kvstore.page_pool import PoolInfo, ShmHost
+from kvstore.transfer.base import Descriptor, Direction
+from kvstore.transfer.cuda_ipc import CudaIpcTransport
+from kvstore.transfer.plan import coalesce, page_descriptors
+from nodes.model_spec import resolve_model
+
+GOAL = 0.8
+NUM_TOKENS = 4096
+MODELS = ("random:qwen3-0.6b", "random:qwen3-8b")
+
+
+def be_source(directory: Path, model: str, device: str) -> None:
+    """The other process: makes a pool, says where, and keeps it until stdin ends."""
+    layout = resolve_model(model).kv_layout()
+    info = PoolInfo(group="p", num_pages=1 + layout.num_pages_for(NUM_TOKENS), layout=layout, incarnation=1)
+    pool = CudaHost(ShmHost(directory)).create("kv-p", info_on(info, device))
+    print(pool.path, flush=True)
+    sys.stdin.read()
+    pool.close()
+
+
+def info_on(info: PoolInfo, device: str) -> PoolInfo:
+    import msgspec
+
+    return msgspec.structs.replace(info, device=device)
+
+
+def pull(transport: CudaIpcTransport, region: int, peer: object, parts: list[Descriptor]) -> tuple[float, float]:
+    """Seconds of one transfer, and of its longest poll."""
+    start = time.perf_counter()
+    transport.post(Direction.READ, region, peer, parts, float("inf"))  # type: ignore[arg-type]
+    longest = 0.0
+    while transport.num_posted:
+        begin = time.perf_counter()
+        for ended in transport.poll(0.0):
+            if ended.error is not None:
+                raise ended.error
+        longest = max(longest, time.perf_counter() - begin)
+    return time.perf_counter() - start, longest
+
+
+def run(model: str, layout: KVLayout, directory: Path, path: str, device: str) -> None:
+    host = CudaHost(ShmHost(directory))
+    num_pages = layout.num_pages_for(NUM_TOKENS)
+    info = PoolInfo(group="d", num_pages=1 + num_pages, layout=layout, incarnation=1)
+    pool = host.create("kv-d", info_on(info, device))
+    transport = CudaIpcTransport(host)
+    region, peer = transport.register(pool), transport.connect(path)
+    pages = list(range(1, 1 + num_pages))
+    scattered = random.Random(1).sample(pages, num_pages)
+    num_bytes = num_pages * layout.page_bytes
+    plain = copy_seconds(device, num_bytes)
+    for order, targets in (("in one run", pages), ("scattered", scattered)):
+        parts = page_descriptors(coalesce(pages, targets), layout.page_bytes)
+        pull(transport, region, peer, parts)
+        taken = [pull(transport, region, peer, parts) for _ in range(20)]
+        median = statistics.median(seconds for seconds, _ in taken)
+        say(
+            f"{model.removeprefix('random:')}, {num_bytes >> 20} MiB {order}",
+            f"{num_bytes / median / 1e9:,.0f} GB/s, {median * 1e3:.2f} ms",
+            f"{plain / median:.2f} of a plain copy ({num_bytes / plain / 1e9:,.0f} GB/s)",
+            f"{GOAL:.2f}",
+        )
+        print(f"    longest poll {max(longest for _, longest in taken) * 1e3:.2f} ms", flush=True)
+    transport.close()
+    pool.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--source", nargs=2, metavar=("DIRECTORY", "MODEL"), help="be the process of the source")
+    args = parser.parse_args()
+    if args.source:
+        be_source(Path(args.source[0]), args.source[1], args.device)
+        return
+    for model in MODELS:
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+            words = ["-m", "benchmarks.gpu.transfer", "--device", args.device, "--source", directory, model]
+            # Spawned: a fork of a process that has used CUDA cannot use it.
+            source = subprocess.Popen(
+                [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ
+            )
+            assert source.stdin is not None
+            assert source.stdout is not None
+            try:
+                path = source.stdout.readline().strip()
+                if not path:
+                    sys.exit("the process of the source pool ended")
+                run(model, resolve_model(model).kv_layout(), Path(directory), path, args.device)
+            finally:
+                source.stdin.close()
+                try:
+                    source.wait(20)
+                except subprocess.TimeoutExpired:
+                    source.kill()
+                    source.wait()
+
+
+if __name__ == "__main__":
+    main()
