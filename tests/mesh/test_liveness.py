@@ -43,7 +43,8 @@ def test_only_who_is_watched_is_missed():
 
 EVENTS = st.one_of(
     st.tuples(st.sampled_from(["watch", "heard", "forget"]), st.sampled_from([A, B])),
-    st.tuples(st.just("tick"), st.sampled_from([0.5, 0.9, 1.0, 30.0])),
+    # Exact in binary: sums of others would differ from themselves in the last bit, just where limits are compared.
+    st.tuples(st.just("tick"), st.sampled_from([0.5, 0.875, 1.0, 30.0])),
 )
 
 
