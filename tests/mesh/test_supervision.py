@@ -352,3 +352,13 @@ def test_a_wish_may_change_while_it_is_fulfilled():
     assert comes(core, "a", 4.0) == [Drain("a", 2)], "what is starting is drained once it is ready"
     ended(core, "a", 5.0)
     assert states(core)["a"] == "drained"
+
+
+def test_an_actor_is_drained_while_it_starts():
+    core = ready_mesh(Supervised("a"), Supervised("b"))
+    core.handle(Exited("a", 1, "crash"), 1.0)
+    core.handle(Tick(), 1.0)
+    core.handle(Spawned("a", 2), 1.1)
+    assert done(core.handle(Renew(("a",), stay_away=True), 1.2)) == [Kill("a", 2)], "it holds nothing yet"
+    assert ended(core, "a", 1.3, "signal 9") == [Died("a", 2, "signal 9")]
+    assert states(core) == {"a": "drained", "b": "ready"}
