@@ -32,10 +32,10 @@ def get(url: str, timeout_s: float = 10.0) -> bytes:
 
 
 @contextmanager
-def mesh(*options: str, tree: Path | None = None) -> Iterator[tuple[int, str]]:
+def mesh(*options: str, tree: Path | None = None, timeout_s: float = START_TIMEOUT_S) -> Iterator[tuple[int, str]]:
     """A mesh of its own in the foreground of a child process: `(port, name)` once `/health/ready` says 200.
 
-    `tree` is another checkout to run it from, with the packages installed here.
+    `tree` is another checkout to run it from, with the packages installed here. It has `timeout_s` to be ready.
     """
     port, name = free_port(), f"bench-{os.getpid()}-{time.time_ns() % 100_000}"
     command = [sys.executable, "-m", "cli", "up", "--port", str(port), "--name", name, *options]
@@ -43,7 +43,7 @@ def mesh(*options: str, tree: Path | None = None) -> Iterator[tuple[int, str]]:
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=tree, env=environment)
         try:
-            _wait_ready(process, port, Path(log.name))
+            _wait_ready(process, port, Path(log.name), timeout_s)
             yield port, name
         finally:
             process.send_signal(signal.SIGTERM)
@@ -54,8 +54,8 @@ def mesh(*options: str, tree: Path | None = None) -> Iterator[tuple[int, str]]:
                 raise
 
 
-def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the mesh did not start (exit {process.returncode}):\n{log.read_text()}")
@@ -65,7 +65,7 @@ def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             time.sleep(0.1)
         else:
             return
-    raise RuntimeError(f"the mesh was not ready in {START_TIMEOUT_S:.0f} s:\n{log.read_text()}")
+    raise RuntimeError(f"the mesh was not ready in {timeout_s:.0f} s:\n{log.read_text()}")
 
 
 def actors(name: str) -> list[dict[str, Any]]:

@@ -35,6 +35,18 @@ class SourcePages(NamedTuple):
     generations: Sequence[int]
 
 
+def require_inside(descriptors: Sequence[Descriptor], local: PoolInfo, remote: PoolInfo) -> None:
+    """Raises TransferError `bad_descriptor` unless all bytes lie inside the pages of both pools."""
+    for part in descriptors:
+        fits = (
+            part.num_bytes > 0
+            and 0 <= part.local_offset <= local.pages_bytes - part.num_bytes
+            and 0 <= part.remote_offset <= remote.pages_bytes - part.num_bytes
+        )
+        if not fits:
+            raise TransferError("bad_descriptor", f"{part} lies outside the pools")
+
+
 class Completion(NamedTuple):
     """The end of a posted transfer: from now on it writes nothing. `error` None: all its bytes are there."""
 

@@ -19,7 +19,7 @@ from kvstore.cuda_pool import CudaHost
 from kvstore.device import CPU, DevicePages
 from kvstore.errors import DeviceError, KVError, PagesElsewhere, TransferError
 from kvstore.page_pool import PagePool
-from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages
+from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages, require_inside
 
 # Putting a copy into a stream takes 3 to 5 microseconds [not yet measured here], so a poll takes about a millisecond.
 DEFAULT_COPIES_PER_POLL: Final = 256
@@ -133,14 +133,7 @@ class CudaIpcTransport:
         if direction is not Direction.READ or not isinstance(peer, DevicePeer):
             raise TransferError("unsupported", f"{self.name} only reads from pools that it has opened itself")
         local = self._regions[region]
-        for part in descriptors:
-            fits = (
-                part.num_bytes > 0
-                and 0 <= part.local_offset <= local.info.pages_bytes - part.num_bytes
-                and 0 <= part.remote_offset <= peer.info.pages_bytes - part.num_bytes
-            )
-            if not fits:
-                raise TransferError("bad_descriptor", f"{part} lies outside the pools")
+        require_inside(descriptors, local.info, peer.info)
         self._last_handle += 1
         self._posted.append(_Copy(self._last_handle, local, peer, deque(merge(descriptors)), deadline))
         self._num_idle = 0

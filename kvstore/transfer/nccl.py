@@ -16,7 +16,7 @@ from kvstore.device import CPU, cuda_ordinal
 from kvstore.errors import DeviceError, KVError, PagesElsewhere, TransferError
 from kvstore.page_pool import PagePool
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
-from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages
+from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages, require_inside
 from kvstore.transfer.nccl_link import Broken, LinkMaker, Moved, PairLink, Ready, Stopped
 from kvstore.transfer.orders import Courier, RemotePeer, compare_generations, fits, sent_answer
 from kvstore.transfer.pair import PAIR_ABORTED, Abort, Command, Finished, Initialise, Pair, PairPhase, Run
@@ -126,10 +126,7 @@ class NcclTransport:
         if direction is not Direction.READ or not isinstance(peer, RemotePeer) or source is None:
             raise TransferError("unsupported", f"{self.name} only reads announced pages of pools that it has reached")
         pool = self._pools[region]
-        if not fits([(part.local_offset, part.num_bytes) for part in descriptors], pool.info) or not fits(
-            [(part.remote_offset, part.num_bytes) for part in descriptors], peer.info
-        ):
-            raise TransferError("bad_descriptor", "bytes outside the pools")
+        require_inside(descriptors, pool.info, peer.info)
         try:
             pages = pool.device_pages
             half = self._half_to(peer, pages.device)

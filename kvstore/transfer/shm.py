@@ -12,7 +12,7 @@ from typing import Final
 from kvstore.device import CPU
 from kvstore.errors import PagesElsewhere, PoolClosed, TransferError
 from kvstore.page_pool import MemoryHost, PagePool, PoolInfo
-from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages
+from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages, require_inside
 
 # 2 MiB take 0.2 to 0.4 ms, 1 ms on a busy host; larger pieces are not copied any faster.
 DEFAULT_QUANTUM_BYTES: Final = 2 << 20
@@ -117,15 +117,7 @@ class ShmTransport:
         if direction is not Direction.READ or not isinstance(peer, MappedPeer):
             raise TransferError("unsupported", f"{self.name} only reads from pools that it has mapped itself")
         pool = self._regions[region]
-        local_bytes, remote_bytes = len(pool.pages_view), len(peer.pool.pages_view)
-        for part in descriptors:
-            fits = (
-                part.num_bytes > 0
-                and 0 <= part.local_offset <= local_bytes - part.num_bytes
-                and 0 <= part.remote_offset <= remote_bytes - part.num_bytes
-            )
-            if not fits:
-                raise TransferError("bad_descriptor", f"{part} lies outside the pools")
+        require_inside(descriptors, pool.info, peer.info)
         self._last_handle += 1
         copy = _Copy(self._last_handle, peer, pool.pages_view, descriptors)
         copy.deadline = deadline

@@ -225,15 +225,15 @@ class GatewayCore:
             log.excluded.append(log.scheduler)
             self._ask_route(log)
             return
-        if event.failure.code == "attempt_over":
+        if code == "attempt_over":
             # It was cancelled there, by us or because we seemed lost: only this number is spoilt.
             self._next_attempt(log, event.failure._replace(retryable=True), [], now, has_run=False)
             return
-        if event.failure.code != "peer_lost":
+        if code != "peer_lost":
             self._cancel(log, now)
         log.epoch = self._schedulers.get(log.scheduler, 0)
         # Silence is no sign that the request brings anything down; a death of whoever heard it may be.
-        has_run = event.was_heard and event.failure.code != "deadline_exceeded"
+        has_run = event.was_heard and code != "deadline_exceeded"
         self._next_attempt(log, event.failure, [log.scheduler], now, has_run=has_run)
 
     def _on_attempt_failed(self, event: AttemptFailed, now: float) -> None:

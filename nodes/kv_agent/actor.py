@@ -258,14 +258,14 @@ class KVAgent(Actor):
         """The mapping of a source pool; one of the agent's own is mapped read-only like any other."""
         peer = self._peers.get(source)
         if peer is None:
-            peer = self._peers[source] = self._puller.connect(self._own_handle(source), is_own=True)
+            peer = self._peers[source] = self._puller.connect_own(self._pools[source.group])
         return peer
 
     async def _map_foreign(self, source: SourceId) -> None:
         try:
             answer = await self.ctx.ask(source.agent, MapPool(group=source.group), timeout_s=self._config.limits.map_s)
             handle = self._handle_of(source, answer.message)
-            peer = self._puller.connect(handle, is_own=False)
+            peer = self._puller.connect(handle)
         except CallError as error:
             self._handle(SourceRefused(source, error.code, f"asking {source.agent} for its pool: {error.message}"))
         except KVError as error:
@@ -274,18 +274,6 @@ class KVAgent(Actor):
             self._unmap(source)
             self._peers[source] = peer
             self._handle(SourceMapped(source, peer.info.incarnation, peer.info.layout.digest))
-
-    def _own_handle(self, source: SourceId) -> PoolHandle:
-        pool = self._pools[source.group]
-        return PoolHandle(
-            group=source.group,
-            agent=source.agent,
-            path=pool.path,
-            num_pages=pool.num_pages,
-            layout=pool.layout,
-            incarnation=pool.info.incarnation,
-            device=pool.info.device,
-        )
 
     @staticmethod
     def _handle_of(source: SourceId, answer: object) -> PoolHandle:

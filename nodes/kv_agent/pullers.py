@@ -74,9 +74,13 @@ class Pullers:
             self._remote_targets[pool.path] = self._remote_puller.target(pool)
         return self._of(pool.info.device).target(pool)
 
-    def connect(self, handle: PoolHandle, *, is_own: bool) -> Peer:
-        """Reach a pool for reading. Raises PoolError, among them PagesElsewhere: the agent has no pool of its kind."""
-        if self._remote is not None and not is_own and handle.device != CPU:
+    def connect_own(self, pool: PagePool) -> Peer:
+        """Read from one of the agent's own pools, mapped like any other. Raises PoolError."""
+        return self._of(pool.info.device).transport.connect(pool.path)
+
+    def connect(self, handle: PoolHandle) -> Peer:
+        """Reach another agent's pool for reading. Raises PoolError, among them PagesElsewhere: no pool of its kind."""
+        if self._remote is not None and handle.device != CPU:
             return self._remote.reach(handle)
         return self._of(handle.device).transport.connect(handle.path)
 

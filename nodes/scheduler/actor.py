@@ -5,7 +5,6 @@ one step; a step's result is followed by its `Wake` at once, because the worker 
 """
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from typing import Any, ClassVar, assert_never
 
@@ -22,6 +21,7 @@ from mesh.codec import Codec
 from mesh.errors import CallError
 from mesh.membership import READY, Member
 from mesh.message import Message
+from mesh.persistent_ask import PersistentAsk
 from mesh.transport.base import Buffer, Lane
 from nodes.protocol import Adopt, StepResult
 from nodes.roles import NODE_CODEC, SCHEDULER, SchedulerAttributes, is_replaced
@@ -67,7 +67,7 @@ class SchedulerActor(Actor):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._drained = asyncio.Event()
-        self._members_changed = asyncio.Event()
+        self._persistent = PersistentAsk(config.ask_retry_s)
 
     async def start(self) -> None:
         """Map the pool and take over what an earlier incarnation left in it.
@@ -111,7 +111,7 @@ class SchedulerActor(Actor):
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
         """See `Actor.on_members`."""
-        self._members_changed.set()
+        self._persistent.members_changed()
         ready = {one.actor_id: ReadyPeer(one.role, one.epoch) for one in self.ctx.members.all() if one.state == READY}
         self._handle(MembersChanged(ready))
         config, pool = self._config, self._pool
@@ -155,24 +155,8 @@ class SchedulerActor(Actor):
         )  # fmt: skip
 
     async def _ask_until_answered(self, actor_id: str, message: Message, what: str) -> Any:
-        config = self._config
-        while True:
-            self._members_changed.clear()
-            try:
-                answer = await self.ctx.ask(actor_id, message, timeout_s=config.adopt_timeout_s)
-            except CallError as error:
-                if not error.retryable:
-                    raise
-                self.ctx.log.info("waiting", what=what, peer=actor_id, why=str(error))
-                # The usual reason is that the view of the mesh is not here yet, or that the peer has just died too.
-                await self._members_change(config.ask_retry_s)
-            else:
-                return answer.message
-
-    async def _members_change(self, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._members_changed.wait()
+        timeout_s = self._config.adopt_timeout_s
+        return await self._persistent.ask(self.ctx, actor_id, message, timeout_s=timeout_s, what=what)
 
     def _handle(self, event: Event) -> None:
         """Feed the core. Its `Wake` follows at the end of the loop turn."""

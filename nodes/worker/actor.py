@@ -6,7 +6,6 @@ works in virtual time.
 """
 
 import asyncio
-import contextlib
 import gc
 import os
 import signal
@@ -25,8 +24,8 @@ from kvstore.protocol import MapPool, PoolHandle
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
-from mesh.errors import CallError
 from mesh.membership import Member
+from mesh.persistent_ask import PersistentAsk
 from mesh.transport.base import Buffer
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.protocol import Adopt, Adopted, Dismiss, HotNodeMessage, NodeMessage, StepPlan
@@ -89,14 +88,16 @@ class WorkerActor(Actor):
         self._dispatching = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._members_changed = asyncio.Event()
+        self._persistent = PersistentAsk(config.map_retry_s)
         self._adopted = Adopted(last_step=0, worker_epoch=0, numerics="", vocab_size=0)
 
     async def start(self) -> None:
         """Map the pool and load the model, then announce `ready`. Raises ModelError, PoolError or WorkerError."""
         config = self._config
         spec = resolve_model(config.model)
-        handle = await self._ask_for_pool()
+        handle: PoolHandle = await self._persistent.ask(
+            self.ctx, config.agent, MapPool(group=config.group), timeout_s=config.map_timeout_s, what="the pool"
+        )
         wanted = spec.kv_layout(config.dtype, config.page_size)
         if handle.layout.digest != wanted.digest:
             raise LayoutMismatch(
@@ -154,7 +155,7 @@ class WorkerActor(Actor):
             self.ctx.end(f"{config.agent} is gone, and the pages of {config.group} on {pool.info.device} with it")
         if pool is not None and is_replaced(self.ctx.members, config.agent, config.group, pool.info.incarnation):
             self.ctx.end(f"{config.agent} has made the pool of {config.group} again")
-        self._members_changed.set()
+        self._persistent.members_changed()
 
     async def drain(self) -> None:
         """Begin no more steps; return when the running one is done. The others are sent to whoever follows."""
@@ -190,23 +191,6 @@ class WorkerActor(Actor):
     def stats(self) -> dict[str, float]:
         """See `Actor.stats`."""
         return {"mesh_worker_queued_steps": float(self._core.num_queued) if self._core else 0.0}
-
-    async def _ask_for_pool(self) -> PoolHandle:
-        config = self._config
-        while True:
-            self._members_changed.clear()
-            try:
-                answer = await self.ctx.ask(config.agent, MapPool(group=config.group), timeout_s=config.map_timeout_s)
-            except CallError as error:
-                if not error.retryable:
-                    raise
-                self.ctx.log.info("waiting for the pool", agent=config.agent, why=str(error))
-                # The usual reason is that the view of the mesh is not here yet.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(config.map_retry_s):
-                        await self._members_changed.wait()
-            else:
-                return answer.message
 
     async def _load(self, spec: ModelSpec, pool: PagePool) -> Runner:
         if spec.source == "echo":

@@ -8,20 +8,10 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.recovery import ROLES
 from tests.chaos.streams import NUM_CLIENTS, Answer, Wave, bodies, differences
 from tests.process.conftest import Host
 from tests.serving.held import held
-
-ROLES = {
-    "registry": "registry",
-    "tokenizer": "tokenizer-0",
-    "prefill scheduler": "scheduler-prefill-0",
-    "decode scheduler": "scheduler-decode-0",
-    "prefill worker": "worker-prefill-0",
-    "decode worker": "worker-decode-0",
-    "detokenizer": "detokenizer-0",
-    "kv_agent": "kv-agent-0",
-}
 
 GATEWAY = "gateway-0"
 

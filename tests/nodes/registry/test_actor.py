@@ -3,13 +3,14 @@
 import asyncio
 from random import Random
 
+import msgspec
 import pytest
 
 from mesh.actor import Actor
 from mesh.address import Address
 from mesh.codec import Codec
 from mesh.errors import RemoteError
-from mesh.frames import Join, Ping
+from mesh.frames import Join, MembersChanged, Ping
 from mesh.options import SystemOptions
 from mesh.run_directory import RunDirectory
 from mesh.system import ActorSystem
@@ -64,6 +65,27 @@ def test_a_member_that_crashes_is_gone_after_its_lease():
         assert a.registration.view.get("b") is None
         await asyncio.sleep(60)
         assert mesh.members() == ["a#1", "registry#1"]
+        for system in (a, mesh.registry):
+            await system.stop()
+
+    run(main())
+
+
+def test_who_is_known_by_hearsay_is_told_nothing():
+    """It has not joined this registry, would refuse what it tells, and gets everything with its own join."""
+
+    async def main():
+        mesh = Mesh()
+        await mesh.start(RegistryActor(), "registry")
+        a = await mesh.start(Nobody(), "a")
+        actor = mesh.registry.actor
+        told = []
+        actor.ctx.tell = lambda actor_id, *_, **__: told.append(actor_id)
+        heard = msgspec.structs.replace(a.describe(), actor_id="b", epoch=4)
+        actor.core.join(Join(member=a.describe(), known_epoch=0, known_version=0, hearsay=[heard]), actor.ctx.now())
+        assert "b#4" in mesh.members()
+        actor._tell_all(MembersChanged(registry_epoch=1, version=9, upserted=[], left=[]))
+        assert told == ["a"]
         for system in (a, mesh.registry):
             await system.stop()
 
