@@ -47,7 +47,7 @@ def up(
         float | None, typer.Option(help="Share of a device's memory for weights, activations and KV.")
     ] = None,
     deterministic: Annotated[
-        bool | None, typer.Option("--deterministic", help="On a device: bits do not depend on the batch; slower.")
+        bool | None, typer.Option("--deterministic", help="On a device: fixed tiles, no split sequences; slower.")
     ] = None,
     gateways: Annotated[int | None, typer.Option(help="Number of gateways, all on the one port.")] = None,
     tokenizers: Annotated[int | None, typer.Option(help="Number of tokenizers.")] = None,

@@ -64,8 +64,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One mesh on one host.
 
     `device` is where all workers compute and all KV pools lie; on a CUDA device weights, activations and pools take at
-    most `mem_fraction` of its memory. `deterministic` makes bits there independent of the batch (on the CPU they always
-    are). `chunk`, if left alone, is 256 on the CPU and 2,048 on a device.
+    most `mem_fraction` of its memory. `deterministic` takes fixed tiles and splits no sequence there, so that bits
+    depend less on the batch, which no GPU has shown yet (on the CPU they never do). `chunk`, if left alone, is 256 on
+    the CPU and 2,048 on a device.
 
     `prefill` and `decode` count worker groups of each kind, `mixed` groups that do both; with `mixed` set and the other
     two left alone there are only mixed ones. `served_name` is what clients call the model, by default the model's own
