@@ -54,7 +54,7 @@ class CudaHost:
 
         Raises DeviceError and DeviceExhaustedMemory too.
         """
-        if info.device == CPU:
+        if info.device == CPU or info.is_freed:
             return self._tables.create(name, info)
         device = cuda_ordinal(info.device)
         pages = DevicePages(device, self.memory.allocate(device, info.pages_bytes), info.pages_bytes)
@@ -80,7 +80,7 @@ class CudaHost:
         No work on the device may use them any more when the pool is closed.
         """
         pool = self._tables.open(path, writable=writable, own=own)
-        if pool.info.device != CPU:
+        if pool.info.device != CPU and not pool.info.is_freed:
             use = _Use(self, pool)
             pool.attach_device(use.pages, use.close)
         return pool
@@ -88,6 +88,10 @@ class CudaHost:
     def unlink(self, path: str) -> None:
         """See `MemoryHost`."""
         self._tables.unlink(path)
+
+    def mark(self, path: str, info: PoolInfo) -> None:
+        """See `MemoryHost`."""
+        self._tables.mark(path, info)
 
     def is_made_here(self, pool: PagePool) -> bool:
         """Whether this process made the pool's pages."""

@@ -23,10 +23,11 @@ from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
 from mesh.errors import CallError
+from mesh.membership import Member
 from mesh.message import HotMessage, Message
 from mesh.transport.base import Buffer
-from nodes.kv_agent.config import NCCL, KVAgentConfig, PoolConfig
-from nodes.kv_agent.core import AgentCore, Bounds, Pool
+from nodes.kv_agent.config import NCCL, Bounds, KVAgentConfig, PoolConfig
+from nodes.kv_agent.core import AgentCore, Pool
 from nodes.kv_agent.couriers import MeshCourier
 from nodes.kv_agent.events import (
     CancelPull,
@@ -35,6 +36,8 @@ from nodes.kv_agent.events import (
     CopyDone,
     Draining,
     Event,
+    GroupHeld,
+    GroupReleased,
     MapAsked,
     MapForeign,
     OpenAsked,
@@ -45,13 +48,16 @@ from nodes.kv_agent.events import (
     SourceId,
     SourceMapped,
     SourceRefused,
+    SourceReleased,
     StartPull,
     Tell,
     Tick,
     UnmapForeign,
 )
+from nodes.kv_agent.memory_actions import MemoryActions
 from nodes.kv_agent.pools import Possession, take_pool
 from nodes.kv_agent.pullers import Pullers, make_transports
+from nodes.protocol.memory import HasLetGo, LetGo, ListMemory, ReleaseMemory, ResumeMemory
 from nodes.roles import KV_AGENT, NODE_CODEC, KVAgentAttributes
 
 if TYPE_CHECKING:
@@ -90,6 +96,7 @@ class KVAgent(Actor):
         self._pumping: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
         self._core = AgentCore("", [], Bounds())
+        self._memory: MemoryActions | None = None
 
     async def start(self) -> None:
         """Take the pools. Raises PoolError, which names the pool and what to do; nothing is left half made."""
@@ -97,18 +104,61 @@ class KVAgent(Actor):
         for wanted in self._config.pools:
             pool, found = await self._take(wanted)
             self._pools[wanted.group] = pool
-            self._targets[wanted.group] = self._puller.target(pool)
             info = pool.info
-            facts.append(Pool(info.group, pool.path, info.num_pages, info.layout, info.incarnation, info.device))
+            facts.append(_facts(pool))
             self.ctx.log.info("pool", group=info.group, found=found, bytes=_num_bytes(pool), path=pool.path)
         bounds = Bounds(self._config.max_grants, self._config.max_remembered, self._config.limits)
         self._core = AgentCore(self.ctx.address.actor_id, facts, bounds)
+        infos = [pool.info for pool in self._pools.values()]
+        self._memory = MemoryActions(self, self._host, infos, self._name_of, self._config.device_wait_s)
+        for group, pool in self._pools.items():
+            self.put_pool(group, pool, is_offered=not pool.info.is_released)
+        self.on_members([], [], [])
+
+    # what `MemoryActions` needs
+
+    def pool(self, group: str) -> PagePool:
+        """See `PoolOwner`."""
+        return self._pools[group]
+
+    def stop_copies(self, group: str) -> None:
+        """See `PoolOwner`."""
+        self._handle(GroupReleased(group))
+        self._announce()
+
+    def is_copying(self, group: str) -> bool:
+        """See `PoolOwner`."""
+        return self._core.is_using(group)
+
+    def forget_pool(self, group: str) -> None:
+        """See `PoolOwner`."""
+        self._targets.pop(group, None)
+        self._unmap(SourceId(self.ctx.address.actor_id, group))
+
+    def put_pool(self, group: str, pool: PagePool, *, is_offered: bool) -> None:
+        """See `PoolOwner`."""
+        self._pools[group] = pool
+        if not pool.info.is_freed and group not in self._targets:
+            self._targets[group] = self._puller.target(pool)
+        self._handle(GroupHeld(_facts(pool)) if is_offered else GroupReleased(group))
+        self._announce()
+
+    def handle(self, group: str) -> PoolHandle:
+        """See `PoolOwner`."""
+        return self._core.handle_of(group)
+
+    def _announce(self) -> None:
+        pools = self._pools.items()
         attributes = KVAgentAttributes(
             groups=sorted(self._pools),
             transports=self._puller.names,
-            incarnations={group: pool.info.incarnation for group, pool in self._pools.items()},
+            incarnations={group: pool.info.incarnation for group, pool in pools if not pool.info.is_freed},
+            released=sorted(group for group, pool in pools if pool.info.is_released),
         )
         self.ctx.announce(**msgspec.structs.asdict(attributes))
+
+    def _name_of(self, group: str) -> str:
+        return self._config.prefix + group
 
     def on_tell(self, sender: Address, message: Message | HotMessage, buffers: Sequence[Buffer]) -> None:
         """Announcements of prefill schedulers."""
@@ -125,6 +175,13 @@ class KVAgent(Actor):
         message = call.message
         if isinstance(message, OfferPair | SendPages) and self._pairs is not None:
             self._pairs.on_ask(call)
+            return
+        if isinstance(message, ReleaseMemory | ResumeMemory | ListMemory) and self._memory is not None:
+            self._memory.on_ask(call)
+            return
+        if isinstance(message, LetGo):
+            self._handle(SourceReleased(SourceId(call.sender.actor_id, message.group)))
+            call.reply(HasLetGo(group=message.group, number=message.number))
             return
         if not isinstance(message, MapPool | OpenGrant | CloseGrant):
             super().on_ask(call)
@@ -148,6 +205,13 @@ class KVAgent(Actor):
         if self._pairs is not None:
             self._pairs.transport.agent_lost(peer.actor_id)
         self._handle(PeerGone(peer, reason))
+        if self._memory is not None:
+            self._memory.on_peer_lost(peer)
+
+    def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
+        """Whoever maps a pool comes, goes, and lets go of it."""
+        if self._memory is not None:
+            self._memory.on_members(left)
 
     async def drain(self) -> None:
         """Open no more grants; return when those that are open have ended, by their deadlines at the latest."""
@@ -161,6 +225,8 @@ class KVAgent(Actor):
         for timer in (self._timer, self._pumping):
             if timer is not None:
                 timer.cancel()
+        if self._memory is not None:
+            self._memory.stop()
         self._puller.close()
         for pool in self._pools.values():
             try:
@@ -188,7 +254,7 @@ class KVAgent(Actor):
         deadline = self.ctx.now() + self._config.device_wait_s
         while True:
             try:
-                return take_pool(self._host, self._config.prefix + wanted.group, wanted, self.ctx.address.epoch)
+                return take_pool(self._host, self._name_of(wanted.group), wanted, self.ctx.address.epoch)
             except DeviceExhaustedMemory as error:
                 if self.ctx.now() >= deadline:
                     raise
@@ -209,6 +275,8 @@ class KVAgent(Actor):
             self._is_handling = False
         if self._idle is not None and not self._core.num_live:
             self._idle.set()
+        if self._memory is not None:
+            self._memory.copies_changed()
         self._set_timer()
         self._keep_pumping()
 
@@ -218,6 +286,8 @@ class KVAgent(Actor):
                 call = self._calls.pop(number, None)
                 if call is not None:
                     call.reply(message)
+                    if isinstance(message, PoolHandle) and self._memory is not None:
+                        self._memory.on_mapped(message.group, call.sender)
             case Refuse(number, code, reason, retryable):
                 call = self._calls.pop(number, None)
                 if call is not None:
@@ -319,4 +389,11 @@ class KVAgent(Actor):
 
 def _num_bytes(pool: PagePool) -> int:
     """Bytes of file and pages, wherever they lie."""
+    if pool.info.is_freed:
+        return pool.info.file_bytes
     return pool.info.pages_offset + pool.info.pages_bytes
+
+
+def _facts(pool: PagePool) -> Pool:
+    info = pool.info
+    return Pool(info.group, pool.path, info.num_pages, info.layout, info.incarnation, info.device)

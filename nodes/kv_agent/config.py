@@ -1,7 +1,7 @@
 """Settings of one kv_agent. Made by `cli` from the topology; read by the files of this folder only."""
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -9,7 +9,7 @@ from kvstore.device import CPU, memory_kind
 from kvstore.errors import DeviceUnavailable
 from kvstore.layout import KVLayout
 from kvstore.transfer.cuda_ipc import DEFAULT_COPIES_PER_POLL
-from kvstore.transfer.session import SessionLimits
+from kvstore.transfer.session import DEFAULT_LIMITS, SessionLimits
 from kvstore.transfer.shm import DEFAULT_QUANTUM_BYTES
 
 CUDA_IPC: Final = "cuda_ipc"
@@ -78,3 +78,11 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"device_transport is {CUDA_IPC!r} or {NCCL!r}, not {self.device_transport!r}")
         if self.device_transport == NCCL and all(pool.device == CPU for pool in self.pools):
             raise ConfigError(f"device_transport {NCCL!r} moves pages on devices: give the pools a device")
+
+
+class Bounds(NamedTuple):
+    """Limits of the whole agent: grants that may write, and ended ones kept to answer late announcements."""
+
+    max_grants: int = 4096
+    max_remembered: int = 4096
+    session: SessionLimits = DEFAULT_LIMITS

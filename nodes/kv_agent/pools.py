@@ -1,20 +1,23 @@
 """Taking the agent's own pools into possession at start: what an earlier agent left is used again if it fits.
 
-A pool on a device is always made again: its pages died with the agent that made them.
+A pool on a device is always made again: its pages died with the agent that made them. One whose pages an operator has
+had freed stays without them, whatever it lies on: see `memory.py`.
 
 Called by `actor.py`, once for each configured pool, before the agent is ready.
 """
 
 from typing import NamedTuple
 
+import msgspec
+
 from kvstore.device import CPU
-from kvstore.errors import PoolForeign, PoolMismatch, PoolMissing, PoolTorn
+from kvstore.errors import KVError, PoolForeign, PoolMismatch, PoolMissing, PoolTorn
 from kvstore.page_pool import MemoryHost, PagePool, PoolInfo
 from nodes.kv_agent.config import PoolConfig
 
 
 class Possession(NamedTuple):
-    """A pool that this agent owns now. `found` says how it began: `made`, `reopened`, or why it was replaced."""
+    """A pool that this agent owns now. `found`: `made`, `reopened`, `released`, or why it was replaced."""
 
     pool: PagePool
     found: str
@@ -27,6 +30,7 @@ def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int)
     PoolExhaustedMemory (of the host or the device), DeviceError, PoolMismatch (names too long for a header).
     """
     path = host.path(name)
+    released: PoolInfo | None = None
     try:
         pool = host.open(path, writable=True, own=True)
     except PoolMissing:
@@ -36,7 +40,8 @@ def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int)
     else:
         problem = _difference(pool.info, wanted)
         if problem is None:
-            return Possession(pool, "reopened")
+            return Possession(pool, "released" if pool.info.is_freed else "reopened")
+        released = pool.info if pool.info.is_released else None
         pool.close()
         found = f"replaced: {problem}"
     host.unlink(path)
@@ -47,7 +52,30 @@ def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int)
         incarnation=incarnation,
         device=wanted.device,
     )
+    if released is not None:
+        unwanted = released.is_unwanted
+        info = msgspec.structs.replace(info, weights=released.weights, is_unwanted=unwanted, is_freed=unwanted)
     return Possession(host.create(name, info), found)
+
+
+def free_pool(host: MemoryHost, name: str, pool: PagePool) -> PagePool:
+    """Free the pages of an own pool that is marked as unwanted. Returns what is left of it, which is this agent's too.
+
+    Nobody may use the pages any more. Raises DeviceError.
+    """
+    pool.close()
+    return host.create(name, msgspec.structs.replace(pool.info, ipc_handle=b"", is_freed=True))
+
+
+def make_pool(host: MemoryHost, name: str, freed: PagePool, incarnation: int) -> tuple[PagePool, KVError | None]:
+    """Make a freed pool again, as `incarnation`: the pool; or what was left of it, as before, and why it cannot be."""
+    info = msgspec.structs.replace(freed.info, incarnation=incarnation, weights="", is_unwanted=False, is_freed=False)
+    # The lock is given up for the file that takes the place of this one.
+    freed.close()
+    try:
+        return host.create(name, info), None
+    except KVError as error:
+        return host.open(host.path(name), writable=True, own=True), error
 
 
 def _difference(info: PoolInfo, wanted: PoolConfig) -> PoolMismatch | None:
@@ -55,6 +83,6 @@ def _difference(info: PoolInfo, wanted: PoolConfig) -> PoolMismatch | None:
         found, asked = getattr(info, name), getattr(wanted, name)
         if found != asked:
             return PoolMismatch(f"it has {name} {found}, configured is {asked}")
-    if info.device != CPU:
+    if info.device != CPU and not info.is_freed:
         return PoolMismatch(f"its pages on {info.device} died with the agent that made it")
     return None

@@ -9,6 +9,7 @@
     detokenizer -> gateway              TextBatch
     detokenizer -> scheduler            StopAt, Resend
     scheduler -> gateway                AttemptFailed
+    operator -> kv_agent -> holders     see `nodes/protocol/memory.py`
     scheduler -> subscribers            Load on topic `load`, CacheEvents on topic `kv_events`
 
 Everything told may be lost, repeated or late; whoever waits for progress asks again, and every message names the
@@ -48,6 +49,16 @@ from nodes.protocol.handoff import (
     PrefillDone,
     PrefillFailed,
     PrefillOrder,
+)
+from nodes.protocol.memory import (
+    HasLetGo,
+    HasTakenUp,
+    LetGo,
+    ListMemory,
+    MemoryList,
+    ReleaseMemory,
+    ResumeMemory,
+    TakeUp,
 )
 from nodes.protocol.output import (
     StopAt,
@@ -115,6 +126,14 @@ NodeMessage = (
     | PrefillCancelled
     | StopAt
     | Load
+    | ReleaseMemory
+    | ResumeMemory
+    | ListMemory
+    | MemoryList
+    | LetGo
+    | HasLetGo
+    | TakeUp
+    | HasTakenUp
 )
 """Control messages: MessagePack maps, told apart by their tag."""
 
@@ -136,9 +155,14 @@ __all__ = [
     "Dismiss",
     "GrantClosed",
     "GrantOpened",
+    "HasLetGo",
+    "HasTakenUp",
     "HotNodeMessage",
+    "LetGo",
+    "ListMemory",
     "Load",
     "MapPool",
+    "MemoryList",
     "NodeMessage",
     "OfferPair",
     "OpenGrant",
@@ -154,8 +178,10 @@ __all__ = [
     "PrefillOrder",
     "Prepare",
     "Prepared",
+    "ReleaseMemory",
     "Resend",
     "ResendFrom",
+    "ResumeMemory",
     "Route",
     "RowError",
     "SendPages",
@@ -167,6 +193,7 @@ __all__ = [
     "StreamOpen",
     "Submit",
     "Submitted",
+    "TakeUp",
     "TextBatch",
     "TextDelta",
     "TokenBatch",

@@ -13,7 +13,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, Final, assert_never
+from functools import partial
+from typing import Any, ClassVar, Final, TypeVar, assert_never
 
 import msgspec
 
@@ -24,11 +25,13 @@ from kvstore.protocol import MapPool, PoolHandle
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
-from mesh.membership import Member
+from mesh.errors import CallError
+from mesh.membership import RELEASED, Member
 from mesh.persistent_ask import PersistentAsk
 from mesh.transport.base import Buffer
 from nodes.model_spec import ModelSpec, resolve_model
-from nodes.protocol import Adopt, Adopted, Dismiss, HotNodeMessage, NodeMessage, StepPlan
+from nodes.protocol import Adopt, Adopted, Dismiss, HotNodeMessage, LetGo, NodeMessage, StepPlan, TakeUp
+from nodes.protocol.memory import KEEP, MEMORY_RELEASED, RELOAD, HasLetGo
 from nodes.roles import is_replaced
 from nodes.worker.config import WorkerConfig
 from nodes.worker.core import (
@@ -46,9 +49,19 @@ from nodes.worker.core import (
     WorkerCore,
 )
 from nodes.worker.errors import LayoutMismatch
+from nodes.worker.residence_actions import ResidenceActions, give_back_heap
 from nodes.worker.runners import RunnerFactory, make_runner
-from nodes.worker.step import PipelinedRunner, RunnableStep, Runner, StepOutcome, run_isolated
+from nodes.worker.step import (
+    PipelinedRunner,
+    RemappableRunner,
+    RunnableStep,
+    Runner,
+    StepOutcome,
+    run_isolated,
+)
 from nodes.worker.steps_ahead import StepsAhead
+
+_Result = TypeVar("_Result")
 
 DEVICE_DEPTH: Final = 2
 """Steps on their way to a device: one computes, one waits behind it, so that the device never waits for the host."""
@@ -89,6 +102,7 @@ class WorkerActor(Actor):
         self._idle = asyncio.Event()
         self._idle.set()
         self._persistent = PersistentAsk(config.map_retry_s)
+        self._residence = ResidenceActions(self)
         self._adopted = Adopted(last_step=0, worker_epoch=0, numerics="", vocab_size=0)
 
     async def start(self) -> None:
@@ -96,15 +110,14 @@ class WorkerActor(Actor):
         config = self._config
         spec = resolve_model(config.model)
         handle: PoolHandle = await self._persistent.ask(
-            self.ctx, config.agent, MapPool(group=config.group), timeout_s=config.map_timeout_s, what="the pool"
+            self.ctx,
+            config.agent,
+            MapPool(group=config.group),
+            timeout_s=config.map_timeout_s,
+            what="the pool",
+            refused=self._on_refusal,
         )
-        wanted = spec.kv_layout(config.dtype, config.page_size)
-        if handle.layout.digest != wanted.digest:
-            raise LayoutMismatch(
-                f"{config.agent} has made the pool of {config.group} for {handle.layout}, and {config.model} needs"
-                f" {wanted}. Give agent, scheduler and worker of a group the same model, dtype and page size."
-            )
-        pool = self._pool = map_pool(self._host, handle)
+        pool = self._map(spec, handle)
         runner = self._runner = await self._load(spec, pool)
         self._core = WorkerCore(
             Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens),
@@ -124,6 +137,7 @@ class WorkerActor(Actor):
             vocab_size=spec.vocab_size,
             numerics=runner.numerics,
             max_batch_tokens=config.max_batch_tokens,
+            memory_saver=config.memory_saver,
         )
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
@@ -136,9 +150,13 @@ class WorkerActor(Actor):
             super().on_tell(sender, message, buffers)
 
     def on_ask(self, call: Call) -> None:
-        """Take in a scheduler; see `Actor.on_ask`."""
-        if not isinstance(call.message, Adopt):
+        """Take in a scheduler, let go of memory, take it up; see `Actor.on_ask`."""
+        if isinstance(call.message, LetGo | TakeUp):
+            self._on_order(call, call.message)
+        elif not isinstance(call.message, Adopt):
             super().on_ask(call)
+        elif not self._residence.is_held:
+            call.fail(MEMORY_RELEASED, f"the memory of {self._config.group} is released", retryable=True)
         elif self._core is None:
             call.fail("not_ready", "the model is still being loaded", retryable=True)
         else:
@@ -192,19 +210,85 @@ class WorkerActor(Actor):
         """See `Actor.stats`."""
         return {"mesh_worker_queued_steps": float(self._core.num_queued) if self._core else 0.0}
 
+    # what `ResidenceActions` needs
+
+    def stop_steps(self, *, is_stopped: bool) -> bool:
+        """See `Resident`."""
+        assert self._core is not None, "there is nothing to let go before the model is loaded"
+        self._core.is_draining = is_stopped
+        return self._core.is_running
+
+    async def release_memory(self, weights: str) -> None:
+        """See `Resident`."""
+        if self._ahead is not None:
+            self._ahead.stop()
+            self._ahead = None
+        runner, self._runner = self._runner, None
+        if isinstance(runner, RemappableRunner) and weights != RELOAD:
+            self._runner = runner
+            await self._in_thread(partial(runner.unmap, backs_up=weights != KEEP))
+        del runner
+        pool, self._pool = self._pool, None
+        await self._in_thread(give_back_heap)
+        if pool is not None:
+            pool.close()
+
+    async def take_memory(self, handle: PoolHandle) -> None:
+        """See `Resident`."""
+        spec = resolve_model(self._config.model)
+        pool, runner = self._map(spec, handle), self._runner
+        if isinstance(runner, RemappableRunner):
+            await self._in_thread(partial(runner.remap, pool))
+            self._begin_ahead(runner)
+        else:
+            self._runner = await self._load(spec, pool)
+
+    def _on_order(self, call: Call, order: LetGo | TakeUp) -> None:
+        if self._core is not None:
+            self._residence.on_order(call, order)
+        elif isinstance(order, LetGo) and self._pool is None:
+            call.reply(HasLetGo(group=order.group, number=order.number))
+        else:
+            call.fail("not_ready", "the model is still being loaded", retryable=True)
+            if isinstance(order, LetGo):
+                self.ctx.end(f"the memory of {order.group} is wanted back")
+
+    def _on_refusal(self, error: CallError) -> None:
+        if error.code == MEMORY_RELEASED:
+            self.ctx.announce(RELEASED, group=self._config.group)
+
+    def _map(self, spec: ModelSpec, handle: PoolHandle) -> PagePool:
+        config = self._config
+        wanted = spec.kv_layout(config.dtype, config.page_size)
+        if handle.layout.digest != wanted.digest:
+            raise LayoutMismatch(
+                f"{config.agent} has made the pool of {config.group} for {handle.layout}, and {config.model} needs"
+                f" {wanted}. Give agent, scheduler and worker of a group the same model, dtype and page size."
+            )
+        self._pool = map_pool(self._host, handle)
+        return self._pool
+
     async def _load(self, spec: ModelSpec, pool: PagePool) -> Runner:
         if spec.source == "echo":
             return self._make(spec, self._config, pool)
         # One thread for loading and running: torch keeps its number of threads per calling thread.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="runner")
-        loop = asyncio.get_running_loop()
-        runner = await loop.run_in_executor(self._thread, self._make, spec, self._config, pool)
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="runner")
+        runner = await self._in_thread(partial(self._make, spec, self._config, pool))
+        self._begin_ahead(runner)
+        return runner
+
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+        if self._thread is None:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _begin_ahead(self, runner: Runner) -> None:
         if isinstance(runner, PipelinedRunner):
+            assert self._thread is not None, "a device's runner has a thread"
             self._ahead = StepsAhead(runner, self._thread)
         # A full collection walks everything that torch has imported: a tenth of a second between two tokens.
         gc.collect()
         gc.freeze()
-        return runner
 
     def _synchronize(self) -> None:
         if isinstance(self._runner, PipelinedRunner):
@@ -236,6 +320,7 @@ class WorkerActor(Actor):
             self._dispatching = False
         if not self._core.is_running:
             self._idle.set()
+            self._residence.steps_ended()
 
     def _perform(self, command: Command) -> None:
         match command:

@@ -17,7 +17,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `device` is `cpu`, `cuda` or `cuda:N`; what follows concerns CUDA. `attention` is `auto` (FlashInfer where the model
     allows it), `flashinfer` or `torch`; `cuda_graphs` replays decode steps; `deterministic` splits no sequence and
     computes products in tiles of fixed rows, at a cost in speed. `mem_fraction` is the share of the device's memory
-    that weights, activations and pool may take together.
+    that weights, activations and pool may take together. With `memory_saver` weights lie where they can be released,
+    and kept in the host's memory meanwhile (torch-memory-saver).
     """
 
     group: str
@@ -32,6 +33,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: bool = True
     deterministic: bool = False
     mem_fraction: float = 0.9
+    memory_saver: bool = False
     step_deadline_s: float = 30.0
     token_deadline_s: float = 0.5
     map_timeout_s: float = 5.0
