@@ -206,8 +206,8 @@ class MemoryCore:
     def _resume(self, group: _Group) -> None:
         if group.wish is None or group.is_changing:
             return
-        group.reason = ""
         if not group.is_there:
+            # Why the last try failed stays to be read until one does not.
             group.is_changing = True
             self._commands.append(MakePool(group.name))
             return
@@ -218,6 +218,7 @@ class MemoryCore:
     def _on_made(self, group: _Group) -> None:
         group.is_changing = False
         group.is_there = True
+        group.reason = ""
         self._held(group)
 
     def _on_refused(self, group: _Group, reason: str) -> None:
