@@ -50,6 +50,9 @@ def up(
     deterministic: Annotated[
         bool | None, typer.Option("--deterministic", help="On a device: fixed tiles, no split sequences; slower.")
     ] = None,
+    memory_saver: Annotated[
+        bool | None, typer.Option("--memory-saver", help="On a device: `release` backs weights up in host memory.")
+    ] = None,
     gateways: Annotated[int | None, typer.Option(help="Number of gateways, all on the one port.")] = None,
     tokenizers: Annotated[int | None, typer.Option(help="Number of tokenizers.")] = None,
     detokenizers: Annotated[int | None, typer.Option(help="Number of detokenizers.")] = None,
@@ -71,6 +74,7 @@ def up(
     options: dict[str, Any] = {
         "model": model, "name": name, "prefill": prefill, "decode": decode, "mixed": mixed, "host": host, "port": port,
         "dtype": dtype, "device": device, "mem_fraction": mem_fraction, "deterministic": deterministic,
+        "memory_saver": memory_saver,
         "gateways": gateways, "tokenizers": tokenizers, "detokenizers": detokenizers,
         "context_length": context_length, "kv__pages": kv_pages, "kv__memory": kv_memory,
         "max_running": max_running, "chunk": chunk, "local_prefill_max": local_prefill_max, "served_name": served_name,

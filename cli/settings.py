@@ -65,7 +65,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `device` is where all workers compute and all KV pools lie; on a CUDA device weights, activations and pools take at
     most `mem_fraction` of its memory. `deterministic` takes fixed tiles and splits no sequence there, so that bits
-    depend less on the batch, which no GPU has shown yet (on the CPU they never do). `chunk`, if left alone, is 256 on
+    depend less on the batch, which no GPU has shown yet (on the CPU they never do). With `memory_saver` weights can be
+    released into the host's memory while the mesh lives. `chunk`, if left alone, is 256 on
     the CPU and 2,048 on a device.
 
     `prefill` and `decode` count worker groups of each kind, `mixed` groups that do both; with `mixed` set and the other
@@ -80,6 +81,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device: Device = "cpu"
     mem_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=0.98)] = 0.9
     deterministic: bool = False
+    memory_saver: bool = False
     host: str = "127.0.0.1"
     port: Port = 8000
     prefill: Count | None = None

@@ -157,6 +157,12 @@ class _Planner:
                 why="it computes nothing",
                 do="leave --device out, or give a model",
             )
+        if settings.memory_saver and self._device == CPU:
+            raise BadConfig(
+                "there is no memory saver on the CPU",
+                why="it keeps in the host's memory what lies in a device's",
+                do="leave --memory-saver out: `meshctl release` drops weights there, and `resume` reads them again",
+            )
         self._num_threads = settings.threads or max(1, machine.num_cores // len(self._groups))
         self._prefix = segment_prefix(machine.uid, settings.name)
 
@@ -272,6 +278,7 @@ class _Planner:
             device=self._device,
             deterministic=self._settings.deterministic,
             mem_fraction=self._settings.mem_fraction,
+            memory_saver=self._settings.memory_saver,
         )
 
     @property

@@ -333,11 +333,17 @@ class MemoryCore:
         return GroupMemory(
             group=group.name,
             state=state,
-            weights="" if group.wish is None else group.wish.weights,
+            weights="" if group.wish is None else self._weights(group, group.wish),
             pool_bytes=group.num_bytes if group.is_there else 0,
             waiting_for=[holder.actor_id for holder in pending],
             reason=group.reason,
         )
+
+    def _weights(self, group: _Group, wish: Wish) -> str:
+        """How they are released. A backup ends with its process, and the next one has none while it waits."""
+        if wish.weights == BACKUP and not all(worker.saver for worker in self._workers(group)):
+            return RELOAD
+        return wish.weights
 
 
 def _names(message: ReleaseMemory | ResumeMemory | ListMemory) -> Sequence[str]:
