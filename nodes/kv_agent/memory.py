@@ -309,6 +309,9 @@ class MemoryCore:
             for holder in pending:
                 if holder not in group.asked:
                     group.asked.add(holder)
+                    if group.wish is None:
+                        # It maps the pool from the moment that it hears of it.
+                        group.mappers.add(holder)
                     self._commands.append(
                         AskTakeUp(group.name, group.number, holder)
                         if group.wish is None

@@ -16,6 +16,7 @@ from mesh.codec import Codec
 from mesh.errors import CallError
 from mesh.options import SystemOptions
 from mesh.system import ActorSystem
+from mesh.testing.processes import ProcessState
 from mesh.testing.virtual_time import run
 from mesh.transport.faults import Faults
 from nodes.protocol import MemoryList, ReleaseMemory, ResumeMemory
@@ -121,12 +122,20 @@ async def _sleep(mesh: SimulatedMesh, operator: Operator, sleep: Sleep, deaths: 
     else:
         await operator.until(question, "released")
         for group in sleep.groups:
-            size = len(mesh.host._pools[mesh.host.path(f"kvmesh-{group}")])
-            assert sleep.keep_kv or size == HEADER_BYTES, f"{group} still takes {size} bytes"
+            _assert_released(mesh, group, is_kept=sleep.keep_kv)
         await asyncio.sleep(sleep.lasts_s)
     dying += [asyncio.ensure_future(_die(mesh, one)) for one in deaths if one.of_end]
     await operator.until(ResumeMemory(groups=sleep.groups), "held")
     await asyncio.gather(*dying)
+
+
+def _assert_released(mesh: SimulatedMesh, group: str, *, is_kept: bool) -> None:
+    size = len(mesh.host._pools[mesh.host.path(f"kvmesh-{group}")])
+    assert is_kept or size == HEADER_BYTES, f"{group} still takes {size} bytes"
+    for role in ("worker", "scheduler"):
+        actor_id = f"{role}-{group}"
+        if mesh.processes[actor_id].state is ProcessState.RUNNING:
+            assert mesh.actors[actor_id]._pool is None, f"{actor_id} still maps its pool"
 
 
 async def _operator(mesh: SimulatedMesh) -> tuple[Operator, ActorSystem]:
