@@ -8,6 +8,9 @@ captured (`GraphRecorder`), so that the algorithm chosen for it is connected.
 The host waits for nothing here. A rank that is gone makes the others' kernels run for ever: the worker's deadline of a
 step calls `abort`, which ends them, and kills the process; `check` then keeps a result that an abort cut short from
 being told. Making the communicator blocks until all ranks have come, so it is done in a thread that can be given up.
+Communicators are aborted, never destroyed: destroying waits for the other ranks. Even an abort returns only when the
+graphs that captured the communicator are freed (`commDestroySync`), after it has ended the kernels, so nobody waits for
+it.
 
 Not yet run on a GPU. One device per rank: NCCL refuses a second rank on one, but for `NCCL_MULTI_RANK_GPU_ENABLE=1` of
 version 2.30.
@@ -139,7 +142,7 @@ class NcclCollectives:
             raise CollectiveFailed(self._failure) from error
 
     def _fail(self, why: str) -> None:
-        """Set the failure, then abort once, in the background: it waits for kernels, and must not hold up a loop."""
+        """Set the failure, then abort, once."""
         with self._lock:
             if self._failure:
                 return

@@ -48,7 +48,7 @@ def rank_runner(
     pool = HeapHost().create("g", PoolInfo(group="g", num_pages=num_pages, layout=layout, incarnation=1))
     view = PoolView(pool.pages_view, layout)
     view.pages.fill_(torch.nan)
-    config = WorkerConfig(group="g", model=str(model), agent="a", dtype=dtype, tp_rank=rank, tp_size=size, **options)
+    config = WorkerConfig(group="g", model=str(model), agent="a", dtype=dtype, **options)
     return build_runner(spec, config, view, group)[0]
 
 

@@ -1,5 +1,6 @@
 """A group of ranks computes what one worker computes: logits, pages, and the same tokens at every rank."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ PAGES = list(range(20, 30))
 SIZES = [16, 48, 33, 1, 22, 29, 1]
 SAMPLED = Sampling(temperature=1.5, seed=9, top_p=0.95)
 MODEL = "random:tiny-qwen3"
+SOON_S = 20.0
 # Heads, and with eight ranks the vocabulary (300), do not go up evenly everywhere.
 KINDS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "llama-biases-untied": (
@@ -166,6 +168,25 @@ def test_captured_steps_draw_what_eager_ones_draw() -> None:
     assert in_ranks(2, replayed) == [(expected, 12)] * 2
 
 
+def test_steps_launched_ahead_take_their_input_from_where_each_rank_left_it() -> None:
+    def ahead(group: Collectives) -> list[list[int]]:
+        runner = rank_runner(MODEL, group)
+        launched = runner.launch(step(Row(0, IDS[:20], PAGES[:3], SAMPLED, prompt=20)))
+        output = []
+        for number in range(8):
+            plan = step(Row(20 + number, [-1], PAGES[:3], SAMPLED, prompt=20))
+            following = runner.launch(plan._replace(rows=[plan.rows[0]._replace(from_row=0)]))
+            output.append(list(runner.finish(launched).token_ids))
+            launched = following
+        return output
+
+    runner = rank_runner(MODEL, None)
+    expected = [list(runner.run(step(Row(0, IDS[:20], PAGES[:3], SAMPLED, prompt=20))).token_ids)]
+    for number in range(7):
+        expected.append(list(runner.run(step(Row(20 + number, expected[-1], PAGES[:3], SAMPLED, prompt=20))).token_ids))
+    assert in_ranks(2, ahead) == [expected] * 2
+
+
 def test_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same through the calls that a device would get; bfloat16, whose number CuPy has no name for."""
     library = FakeNccl()
@@ -183,6 +204,22 @@ def test_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     # The first step draws nothing, the second does.
     assert [name for name, _, _ in library.calls[0]][: 2 * len(sums) + 1] == [*sums, *sums, "allGather"]
     assert {stream for _, _, stream in library.calls[0]} == {77}
+
+
+def test_a_result_that_an_abort_cut_short_is_not_told() -> None:
+    """On a device an abort ends what hangs, and the event behind the step comes as if all were well."""
+
+    def work(group: Collectives) -> str:
+        runner = rank_runner(MODEL, group)
+        launched = runner.launch(step(Row(0, IDS[:20], PAGES[:2], GREEDY, prompt=20)))
+        both.wait(SOON_S)
+        group.abort()
+        with pytest.raises(CollectiveFailed) as caught:
+            runner.finish(launched)
+        return str(caught.value)
+
+    both = threading.Barrier(2)
+    assert in_ranks(2, work) == ["the group was aborted"] * 2
 
 
 def test_what_fails_at_one_rank_ends_the_step_at_all_and_is_no_rows_fault() -> None:
