@@ -4,16 +4,19 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from device_running import Repeater
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from rank_running import FakeNccl, in_ranks, rank_runner
 from test_parity import LLAMA3, PLAIN, save_model
 from torch_running import GREEDY, Row, logits_by_chunks, step
 
 from kvstore.transfer.plan import held_heads
-from nodes.model_spec import resolve_model
-from nodes.model_spec.tensor_parallel import Part
+from nodes.model_spec import ModelSpec, resolve_model
+from nodes.model_spec.tensor_parallel import Part, fitting_tp_sizes
 from nodes.request import Sampling
 from nodes.worker.collectives import Collectives
 from nodes.worker.cuda import nccl_collectives
@@ -67,6 +70,33 @@ def test_logits_agree_with_one_rank_and_are_the_same_at_all(saved: Any, name: st
     assert torch.allclose(found[0], alone, atol=1e-5, rtol=0)
     assert torch.allclose(found[0], reference, atol=1e-4, rtol=0)
     assert all(torch.equal(other, found[0]) for other in found[1:]), "ranks would draw different tokens"
+
+
+SPECS = st.builds(
+    lambda architecture, kv, group, inner, vocab, biases, tied: msgspec.structs.replace(
+        resolve_model(MODEL), architecture=architecture, num_heads=kv * group, num_kv_heads=kv, head_dim=8,
+        hidden_size=24, intermediate_size=inner, vocab_size=vocab, num_layers=2, context_length=64,
+        qkv_bias=biases, o_bias=biases, mlp_bias=biases, tie_word_embeddings=tied,
+    ),
+    st.sampled_from(["llama", "qwen2", "qwen3"]), st.integers(1, 4), st.integers(1, 4), st.sampled_from([12, 24, 60]),
+    st.integers(1, 70), st.booleans(), st.booleans(),
+)  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(SPECS, st.integers(2, 6), st.booleans())
+def test_models_of_any_shape(spec: ModelSpec, size: int, deterministic: bool) -> None:
+    """With vocabularies smaller than the group, biases everywhere, heads dealt out and repeated."""
+    assume(size in fitting_tp_sizes(spec))
+    ids = [token % spec.vocab_size for token in IDS[:30]]
+
+    def logits(group: Collectives | None) -> torch.Tensor:
+        return logits_by_chunks(rank_runner(spec, group, deterministic=deterministic), ids, PAGES, [17, 12, 1])
+
+    alone = logits(None)
+    found = in_ranks(size, logits)
+    assert torch.allclose(found[0], alone, atol=1e-5, rtol=1e-5)
+    assert all(torch.equal(other, found[0]) for other in found[1:])
 
 
 @pytest.mark.parametrize(("name", "size"), CASES)
