@@ -114,11 +114,8 @@ class NcclCollectives:
 
     def check(self) -> None:
         """See `Collectives`. Asks NCCL for what failed since, such as a lost connection."""
-        if not self._failure:
-            try:
-                self._communicator.check_async_error()
-            except RuntimeError as error:
-                self._fail(f"NCCL: {error}")
+        if found := self._asynchronous_error():
+            self._fail(found)
         if self._failure:
             raise CollectiveFailed(self._failure)
 
@@ -129,6 +126,16 @@ class NcclCollectives:
     def close(self) -> None:
         """See `Collectives`. By an abort, because a gentler end waits for all other ranks."""
         self._fail("the group was closed")
+
+    def _asynchronous_error(self) -> str:
+        # Locked, because an abort frees what is asked here.
+        with self._lock:
+            try:
+                if not self._failure:
+                    self._communicator.check_async_error()
+            except RuntimeError as error:
+                return f"NCCL: {error}"
+        return ""
 
     def _queue(self, x: Tensor, operation: Any, *arguments: int) -> None:
         if self._failure:

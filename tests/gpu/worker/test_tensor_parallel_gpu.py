@@ -1,5 +1,6 @@
 """Ranks over NCCL: what one device can show, and two ranks where there are two, or where NCCL takes two on one."""
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -10,33 +11,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_rank import computed
+from gpu_rank import MODEL, computed
 from gpu_running import GPU, SLOW, build
 from safetensors.torch import load_file
 from test_device_runner import text
 
 from nodes.worker.cuda.graphs import GraphRecorder
 from nodes.worker.cuda.nccl_collectives import NcclCollectives, NcclCollectivesMaker
-from nodes.worker.errors import CollectiveFailed, GroupNotFormed
+from nodes.worker.errors import GroupNotFormed
 
 pytestmark = [*GPU, pytest.mark.skipif(not importlib.util.find_spec("cupy"), reason="needs cupy"), SLOW]
-MODEL = "random:tiny-qwen2"
 PROCESS = Path(__file__).parent / "gpu_rank.py"
+LIBRARY = os.environ.get("KVMESH_NCCL_LIBRARY", "")
+"""An NCCL from version 2.30 on that takes several ranks on a device, with AllReduce and AllGather by ring."""
 
 
-def several_on_one() -> bool:
-    """Whether NCCL was asked to take several ranks on a device, and can."""
-    from cupy.cuda import nccl
-
-    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and nccl.get_version() >= 23_000
-
-
-def second_device() -> str:
+def second_device() -> tuple[str, dict[str, str]]:
+    """The device of rank 1, and what both ranks need in their environment."""
     if torch.cuda.device_count() > 1:
-        return "cuda:1"
-    if several_on_one():
-        return "cuda:0"
-    pytest.skip("needs two CUDA devices, or NCCL 2.30 with NCCL_MULTI_RANK_GPU_ENABLE=1")
+        return "cuda:1", {}
+    if not LIBRARY:
+        pytest.skip("needs two CUDA devices, or KVMESH_NCCL_LIBRARY: an NCCL that takes two ranks on one")
+    several = {"LD_PRELOAD": LIBRARY, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_ALGO": "Ring", "NCCL_MAX_CTAS": "8"}
+    return "cuda:0", several
 
 
 @pytest.fixture
@@ -93,56 +90,45 @@ def test_a_rank_that_stays_alone_gives_up_and_the_device_lives_on() -> None:
     assert float(torch.ones(10, device="cuda").sum()) == 10
 
 
-def start(what: str, unique_id: bytes, device: str, *files: str) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    arguments = [sys.executable, str(PROCESS), what, unique_id.hex(), "1", "2", device, *files]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment)
+@contextlib.contextmanager
+def two_ranks(*of: tuple[str, ...]) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Two processes of `gpu_rank.py`, each with what it is to do and a file, that know of each other."""
+    device, variables = second_device()
+    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(PROCESS), what, str(rank), "2", on, *files],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )
+        for rank, (on, (what, *files)) in enumerate(zip(("cuda:0", device), of, strict=True))
+    ]  # fmt: skip
+    try:
+        processes[1].stdin.write(processes[0].stdout.readline())
+        processes[1].stdin.flush()
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
-    device, file = second_device(), tmp_path / "second.safetensors"
-    expected = computed(MODEL, None, "cuda:0")
-    maker = NcclCollectivesMaker(120.0)
-    unique_id = maker.unique_id()
-    process = start("model", unique_id, device, str(file))
-    try:
-        group = maker.connect(unique_id, 0, 2, "cuda:0")
-        first = computed(MODEL, group, "cuda:0")
-        assert process.communicate(timeout=120)[0].splitlines()[-1] == "done"
-        group.check()
-        second = load_file(file)
-    finally:
-        process.kill()
-        process.communicate()
+    files = [str(tmp_path / f"{rank}.safetensors") for rank in (0, 1)]
+    with two_ranks(("model", files[0]), ("model", files[1])) as processes:
+        for process in processes:
+            assert process.communicate(timeout=300)[0].splitlines()[-1] == "done"
+    first, second = map(load_file, files)
     assert all(torch.equal(first[name], second[name]) for name in first), "ranks must draw the same tokens"
-    assert torch.allclose(first["logits"], expected["logits"], atol=0.06, rtol=0.06)
-    group.close()
+    assert torch.allclose(first["logits"], computed(None, "cuda:0")["logits"], atol=0.06, rtol=0.06)
 
 
 def test_what_a_dead_rank_leaves_hanging_ends_by_an_abort() -> None:
-    device = second_device()
-    maker = NcclCollectivesMaker(120.0)
-    unique_id = maker.unique_id()
-    process = start("sums", unique_id, device)
-    try:
-        group = maker.connect(unique_id, 0, 2, "cuda:0")
-        x, done = torch.ones(1 << 20, device="cuda:0"), torch.cuda.Event()
-        for _ in range(20):
-            group.all_reduce(x)
-        torch.cuda.synchronize()
-        process.kill()
-        process.communicate()
-        group.all_reduce(x)
-        done.record()
-        time.sleep(2.0)
-        print(f"with the other rank dead the sum {'ended' if done.query() else 'hangs'}")
-        begin = time.monotonic()
-        group.abort()
-        done.synchronize()
-        print(f"aborting it took {time.monotonic() - begin:.2f} s")
-        with pytest.raises(CollectiveFailed):
-            group.check()
-        assert float(torch.ones(10, device="cuda:0").sum()) == 10
-    finally:
-        process.kill()
-        process.communicate()
+    with two_ranks(("lose",), ("sums",)) as (survivor, victim):
+        assert survivor.stdout.readline() == "running\n"
+        victim.kill()
+        victim.wait()
+        survivor.stdin.write("\n")
+        survivor.stdin.flush()
+        found = survivor.stdout.readline()
+        print(found)
+        assert "aborted in" in found
