@@ -22,9 +22,12 @@ from nodes.worker.collectives import Collectives
 from nodes.worker.cuda import nccl_collectives
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.cuda.graphs import DecodeGraphs
+from nodes.worker.cuda.kernels import TorchKernels
 from nodes.worker.cuda.nccl_collectives import NcclCollectivesMaker
+from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.runner import CudaRunner
-from nodes.worker.errors import CollectiveFailed
+from nodes.worker.device_memory import weight_bytes
+from nodes.worker.errors import CollectiveFailed, WeightsUnfit
 from nodes.worker.loader import SafetensorsWeights
 from nodes.worker.random_weights import RandomWeights
 from nodes.worker.step import run_isolated
@@ -35,6 +38,7 @@ SIZES = [16, 48, 33, 1, 22, 29, 1]
 SAMPLED = Sampling(temperature=1.5, seed=9, top_p=0.95)
 MODEL = "random:tiny-qwen3"
 SOON_S = 20.0
+CPU = torch.device("cpu")
 # Heads, and with eight ranks the vocabulary (300), do not go up evenly everywhere.
 KINDS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "llama-biases-untied": (
@@ -70,6 +74,27 @@ def test_logits_agree_with_one_rank_and_are_the_same_at_all(saved: Any, name: st
     assert torch.allclose(found[0], alone, atol=1e-5, rtol=0)
     assert torch.allclose(found[0], reference, atol=1e-4, rtol=0)
     assert all(torch.equal(other, found[0]) for other in found[1:]), "ranks would draw different tokens"
+
+
+class SlicesOnly:
+    """A safetensors file of which no tensor can be read whole."""
+
+    def __init__(self, file: Any) -> None:
+        self.get_slice = file.get_slice
+
+
+def test_no_more_of_a_file_is_read_than_the_part(saved: Any) -> None:
+    spec = resolve_model(str(saved["llama-biases-untied"][0]))
+    source = SafetensorsWeights(spec, torch.float32)
+    source._files = {
+        name: SlicesOnly(file) if spec.shard(0, 2).part_of(name) else file for name, file in source._files.items()
+    }
+    assert sum(isinstance(file, SlicesOnly) for file in source._files.values()) == 2 + 3 * (7 + 3 + 2)
+    network = in_ranks(2, lambda group: DeviceNetwork(spec, source, TorchKernels(), CPU, collectives=group))[0]
+    assert network.weight_bytes == weight_bytes(spec, "float32", 2)
+    source._shapes = source._shapes | {"lm_head.weight": (299, 64)}
+    with pytest.raises(WeightsUnfit, match=r"'lm_head.weight' in .* has shape \[300, 64\], config.json asks for"):
+        in_ranks(2, lambda group: DeviceNetwork(spec, source, TorchKernels(), CPU, collectives=group))
 
 
 SPECS = st.builds(
