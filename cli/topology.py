@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from cli.device_pools import DeviceLoad, DeviceMemory, device_pages
+from cli.device_pools import DeviceLoad, DeviceMemory, check_memory_saver, device_pages
 from cli.errors import BadConfig, NoMemory
 from cli.launch.mesh_directory import segment_prefix
 from cli.settings import Settings, parse_bytes
@@ -157,12 +157,7 @@ class _Planner:
                 why="it computes nothing",
                 do="leave --device out, or give a model",
             )
-        if settings.memory_saver and self._device == CPU:
-            raise BadConfig(
-                "there is no memory saver on the CPU",
-                why="it keeps in the host's memory what lies in a device's",
-                do="leave --memory-saver out: `meshctl release` drops weights there, and `resume` reads them again",
-            )
+        check_memory_saver(settings, self._device)
         self._num_threads = settings.threads or max(1, machine.num_cores // len(self._groups))
         self._prefix = segment_prefix(machine.uid, settings.name)
 

@@ -137,7 +137,7 @@ class WorkerActor(Actor):
             vocab_size=spec.vocab_size,
             numerics=runner.numerics,
             max_batch_tokens=config.max_batch_tokens,
-            memory_saver=config.memory_saver,
+            memory_saver=config.memory_saver and config.tp_size == 1,
         )
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
@@ -244,12 +244,14 @@ class WorkerActor(Actor):
             self._runner = await self._load(spec, pool)
 
     def _on_order(self, call: Call, order: LetGo | TakeUp) -> None:
-        if self._core is not None:
+        # Ranks of a group live and end together: the next ones wait for the pool before they meet.
+        is_alone = self._config.tp_size == 1
+        if self._core is not None and (is_alone or isinstance(order, TakeUp)):
             self._residence.on_order(call, order)
         elif isinstance(order, LetGo) and self._pool is None:
             call.reply(HasLetGo(group=order.group, number=order.number))
         else:
-            call.fail("not_ready", "the model is still being loaded", retryable=True)
+            call.fail("not_ready", "it ends, or is still loading its model", retryable=True)
             if isinstance(order, LetGo):
                 self.ctx.end(f"the memory of {order.group} is wanted back")
 

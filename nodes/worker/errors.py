@@ -7,8 +7,12 @@
       DeviceUnfit       "device_unfit"        the device does not see the pool's memory as it should
       DeviceMemoryShort "device_memory_short" weights, activations and pool do not fit into the device's memory
       MemorySaverMissing "memory_saver_missing" weights were to be releasable, and torch-memory-saver is not there
+      GroupNotFormed    "group_not_formed"    the ranks of a tensor-parallel group did not find each other (retryable)
 
-None is retryable: the supervisor's restarts do not cure them.
+None but the last is retryable: the supervisor's restarts do not cure them.
+
+`CollectiveFailed` ("collective_failed") is why a worker of a group cannot go on: another rank is gone, hangs or has
+gone another way. It is no row's fault, so no row is run again for it; the whole group is replaced.
 """
 
 from typing import ClassVar
@@ -59,3 +63,16 @@ class MemorySaverMissing(WorkerError):
     """Weights cannot be put where their memory can be given back and taken again."""
 
     code = "memory_saver_missing"
+
+
+class GroupNotFormed(WorkerError):
+    """The ranks of a group did not find each other in time. Another try, with a new unique id, may succeed."""
+
+    code = "group_not_formed"
+    retryable = True
+
+
+class CollectiveFailed(Exception):
+    """An operation of all ranks did not come about; the group computes nothing more."""
+
+    code: ClassVar[str] = "collective_failed"
