@@ -3,17 +3,22 @@
 Unlike the CPU's backends these keep the plan of the step between calls, because a captured graph has no arguments.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from nodes.worker.attention.kinds import FULL, AttentionKind
 from nodes.worker.cuda.batch import DeviceBatch, HostBatch, PageTable
 from nodes.worker.pool_view import PoolView
 
 
 class DeviceAttention(Protocol):
-    """Causal attention with grouped heads over pages, and the writing of pages. One step at a time."""
+    """Causal attention with grouped heads over pages, and the writing of pages. One step at a time.
+
+    How far back a layer sees is its `AttentionKind`, given when the backend is made.
+    """
 
     can_capture: ClassVar[bool]
     """Whether `attend` may be captured as part of a CUDA graph."""
@@ -36,12 +41,22 @@ class DeviceAttention(Protocol):
 
 
 class TorchAttention:
-    """Gathers each sequence's pages and attends in float32. Slow, right, on any device."""
+    """Gathers each sequence's pages and attends in float32. Slow, right, on any device.
+
+    `kinds` are those of the layers, all of them seeing everything by default.
+    """
 
     can_capture: ClassVar[bool] = False
 
-    def __init__(self, pool: PoolView, num_heads: int, static: DeviceBatch | None = None) -> None:
+    def __init__(
+        self,
+        pool: PoolView,
+        num_heads: int,
+        kinds: Sequence[AttentionKind] = (),
+        static: DeviceBatch | None = None,
+    ) -> None:
         """`static`: arrays at fixed addresses that are read in the place of those that `plan` is given."""
+        self._kinds = tuple(kinds) or (FULL,) * pool.layout.num_layers
         self._static = static
         self._pool = pool
         self._num_heads = num_heads
@@ -69,21 +84,24 @@ class TorchAttention:
         for i in range(table.num_sequences):
             rows = slice(int(table.query_indptr[i]), int(table.query_indptr[i + 1]))
             found = pages[arrays.indices[int(table.indptr[i]) : int(table.indptr[i + 1])]]
-            out[rows] = self._attend_one(q[rows], found, int(table.lengths[i])).to(out.dtype)
+            out[rows] = self._attend_one(q[rows], found, int(table.lengths[i]), self._kinds[layer]).to(out.dtype)
         return out.view(q.shape[0], -1)
 
     def for_bucket(self, num_rows: int, on_device: DeviceBatch) -> "TorchAttention":
         """See `DeviceAttention`. It cannot be captured, but a `Recorder` may run it again instead, as tests do."""
         del num_rows
-        return TorchAttention(self._pool, self._num_heads, on_device)
+        return TorchAttention(self._pool, self._num_heads, self._kinds, on_device)
 
-    def _attend_one(self, q: Tensor, pages: Tensor, length: int) -> Tensor:
+    def _attend_one(self, q: Tensor, pages: Tensor, length: int, kind: AttentionKind) -> Tensor:
         """`q` is the last rows of a sequence of `length` positions on `pages`, `[pages, 2, page, kv_heads, dim]`."""
         keys, values = pages.transpose(0, 1).flatten(1, 2)[:, :length].float().unbind(0)
         num_rows, _, dim = q.shape
         grouped = q.float().view(num_rows, -1, self._group, dim)
         scores = torch.einsum("rhgd,phd->hgrp", grouped, keys) * self._scale
         positions = torch.arange(length, device=q.device)
-        hidden = positions > (positions[length - num_rows :]).unsqueeze(1)
+        rows = positions[length - num_rows :].unsqueeze(1)
+        hidden = positions > rows
+        if kind.window:
+            hidden |= positions <= rows - kind.window
         weights = scores.masked_fill_(hidden, -torch.inf).softmax(-1)
         return torch.einsum("hgrp,phd->rhgd", weights, values).reshape(num_rows, -1, dim)

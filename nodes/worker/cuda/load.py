@@ -7,6 +7,7 @@ import torch
 from kvstore.device import CPU, cuda_ordinal
 from kvstore.page_pool import PagePool
 from nodes.model_spec import ModelSpec
+from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.attention import DeviceAttention, TorchAttention
 from nodes.worker.cuda.buckets import MAX_BUCKET, Buckets, bucket_sizes
@@ -118,11 +119,12 @@ def fingerprint(device: torch.device, dtype: torch.dtype, attention: str, *, gra
 
 def _backends(spec: ModelSpec, config: WorkerConfig, view: PoolView) -> tuple[Kernels, DeviceAttention, str]:
     """Kernels and attention as configured, and their name for the fingerprint."""
+    kinds = kinds_of(spec.layer_windows)
     if view.pages.device.type == "cuda" and config.attention != "torch":
         try:
             flashinfer: Any = load_flashinfer()
             attention = FlashInferAttention(
-                flashinfer, view, spec.num_heads, config.max_batch_tokens, deterministic=config.deterministic
+                flashinfer, view, spec.num_heads, config.max_batch_tokens, kinds, deterministic=config.deterministic
             )
         except WorkerError:
             if config.attention == "flashinfer":
@@ -131,4 +133,4 @@ def _backends(spec: ModelSpec, config: WorkerConfig, view: PoolView) -> tuple[Ke
             return FlashInferKernels(flashinfer), attention, f"flashinfer-{flashinfer.__version__}"
     if config.attention == "flashinfer":
         raise BackendMissing(f"FlashInfer computes on CUDA devices, and the pool is on {view.pages.device}")
-    return TorchKernels(), TorchAttention(view, spec.num_heads), "torch"
+    return TorchKernels(), TorchAttention(view, spec.num_heads, kinds), "torch"

@@ -73,13 +73,26 @@ class _Planned:
             keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
             scores = torch.einsum("rhd,phd->hrp", rows.float(), keys) * q.shape[2] ** -0.5
             limit = torch.arange(length - len(rows), length).unsqueeze(1)
-            weights = scores.masked_fill(torch.arange(length) > limit, -torch.inf).softmax(-1)
+            positions = torch.arange(length)
+            hidden = positions > limit
+            if self.window_left >= 0:
+                hidden |= positions < limit - self.window_left
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
             result[query_indptr[i] : query_indptr[i + 1]] = torch.einsum("hrp,phd->rhd", weights, values).to(q.dtype)
         return result
 
     def keep(
-        self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, seq_lens: Tensor, page_size: int, dtype: object
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        seq_lens: Tensor,
+        page_size: int,
+        dtype: object,
+        window_left: int,
     ) -> None:
+        assert window_left >= -1
+        self.window_left = window_left
         assert all(x.dtype == torch.int32 for x in (indptr, indices, last_page_len, seq_lens))
         assert all(x.device.type == "cpu" for x in (indptr, last_page_len, seq_lens)), "plan would wait for the device"
         assert len(indices) >= indptr[-1]
@@ -113,6 +126,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
 
     def reset_workspace_buffer(self, *, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
         assert float_workspace_buffer.dtype == int_workspace_buffer.dtype == torch.uint8
+        self.float_workspace, self.int_workspace = float_workspace_buffer, int_workspace_buffer
 
     def plan(
         self,
@@ -124,6 +138,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
         num_kv_heads: int,
         head_dim: int,
         page_size: int,
+        window_left: int,
         q_data_type: torch.dtype,
         kv_data_type: torch.dtype,
         seq_lens: Tensor,
@@ -137,7 +152,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
             assert len(indices) <= len(self.buffer)
             self.buffer[: len(indices)].copy_(indices)
             indices = self.buffer
-        self.keep(indptr, indices, last_page_len, seq_lens, page_size, q_data_type)
+        self.keep(indptr, indices, last_page_len, seq_lens, page_size, q_data_type, window_left)
         assert kv_data_type == q_data_type
 
     def run(self, *, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], out: Tensor | None = None) -> Tensor:
@@ -163,6 +178,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Planned):
         head_dim_qk: int,
         page_size: int,
         causal: bool,
+        window_left: int,
         q_data_type: torch.dtype,
         kv_data_type: torch.dtype,
         seq_lens: Tensor,
@@ -175,7 +191,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_Planned):
         assert head_dim_qk in (64, 128, 256)
         assert disable_split_kv in (False, True)
         assert max_token_per_sequence == (qo_indptr[1:] - qo_indptr[:-1]).max()
-        self.keep(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, seq_lens, page_size, q_data_type)
+        self.keep(
+            paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, seq_lens, page_size, q_data_type, window_left
+        )
         self.query_indptr = qo_indptr.tolist()
 
     def run(self, *, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], out: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from test_device_runner import IDS, fill, mixed_step, text
 from torch_running import logits_by_chunks
 
 from nodes.model_spec import resolve_model
+from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInferKernels, load_flashinfer
 from nodes.worker.cuda.graphs import DecodeGraphs
@@ -19,14 +20,16 @@ from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.errors import BackendMissing
 from nodes.worker.random_weights import RandomWeights
 
-MODELS = ["random:tiny-qwen2", "random:tiny-qwen3"]
+MODELS = ["random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-mistral", "random:tiny-qwen2-sliding"]
 
 
 def fake_runner(model: str, sizes: list[int] | None = None, *, deterministic: bool = False) -> CudaRunner:
     spec = resolve_model(model)
     view = host_pool(model, "bfloat16")
     with torch.inference_mode():
-        attention = FlashInferAttention(fake_flashinfer, view, spec.num_heads, 512, deterministic=deterministic)
+        attention = FlashInferAttention(
+            fake_flashinfer, view, spec.num_heads, 512, kinds_of(spec.layer_windows), deterministic=deterministic
+        )
         kernels, weights = FlashInferKernels(fake_flashinfer), RandomWeights(spec, torch.bfloat16)
         network = DeviceNetwork(spec, weights, kernels, torch.device("cpu"))
         graphs = DecodeGraphs(network, attention, Buckets(sizes), Repeater(), 400) if sizes else None
@@ -52,10 +55,21 @@ def test_a_mixed_step_gives_each_row_its_own() -> None:
     assert all(torch.allclose(rows[i].float(), others[i].float(), atol=0.02, rtol=0.02) for i in rows)
 
 
-def test_replayed_steps_draw_the_same() -> None:
-    plain, replaying = fake_runner("random:tiny-qwen3"), fake_runner("random:tiny-qwen3", [1, 2, 4, 8])
+@pytest.mark.parametrize("model", ["random:tiny-qwen3", "random:tiny-qwen2-sliding"])
+def test_replayed_steps_draw_the_same(model: str) -> None:
+    plain, replaying = fake_runner(model), fake_runner(model, [1, 2, 4, 8])
     for count in (5, 1, 8):
         assert text(replaying, count, 6) == text(plain, count, 6)
+
+
+def test_each_kind_of_layer_has_its_plan_and_its_schedule() -> None:
+    """What one kind's plan left on the device must still be there when a layer of the other kind has run."""
+    bucket = fake_runner("random:tiny-qwen2-sliding", [2])._graphs._captured[2].attention
+    wrappers = list(bucket._wrappers.values())
+    assert [wrapper.window_left for wrapper in wrappers] == [-1, 39], "a window of 40 positions has 39 on the left"
+    schedules = {wrapper.int_workspace.data_ptr() for wrapper in wrappers}
+    assert len(schedules) == 2
+    assert len({wrapper.float_workspace.data_ptr() for wrapper in wrappers}) == 1
 
 
 def test_shapes_without_kernels_are_refused() -> None:

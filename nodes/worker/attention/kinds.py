@@ -1,0 +1,23 @@
+"""What the layers of a model attend to. A backend prepares one plan for each kind that its layers have.
+
+A window of W lets a position see W positions, itself among them, as in transformers (`kv > q - W`); FlashInfer counts
+what lies left of it, `window_left = W - 1` (`kv >= q - window_left`, `variants.cuh` of 0.6.13). Pages that have fallen
+out of every window stay where they are: nothing is evicted, a sequence takes as much memory as without a window.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+
+class AttentionKind(NamedTuple):
+    """`window` positions at most are seen, itself among them; 0: all positions up to itself."""
+
+    window: int = 0
+
+
+FULL: Final = AttentionKind()
+
+
+def kinds_of(windows: Sequence[int]) -> tuple[AttentionKind, ...]:
+    """The kinds of a model's layers, from `ModelSpec.layer_windows`."""
+    return tuple(AttentionKind(window) for window in windows)

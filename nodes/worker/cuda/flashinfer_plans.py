@@ -1,0 +1,174 @@
+"""FlashInfer's wrappers: how they are made, what memory they share, and how a step is planned on them.
+
+Not yet run on a GPU: written after the sources of 0.6.13, as all of `flashinfer_backend`, which hands the module in.
+
+One 128 MiB workspace serves all wrappers, as all run on one stream and none leaves anything there for the next. A
+schedule, though, is read by every layer of the step, so each kind of layer has its own. A wrapper's `plan` writes its
+schedule to its own page-locked buffer and copies it to the device on the stream, later than the call returns: the
+buffer must not be written again before that copy was made, so each plan waits for the copies of the plan before. With
+two steps in flight that copy is behind the step before the last, which has ended when the next is planned, so the wait
+costs nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nodes.worker.attention.kinds import FULL, AttentionKind
+from nodes.worker.cuda.batch import DeviceBatch, PageTable, pinned
+from nodes.worker.pool_view import PoolView
+
+_WORKSPACE_BYTES: Final = 128 << 20
+_SCHEDULE_BYTES: Final = 1 << 20
+"""Per kind, for all buckets: a decode schedule takes a few KiB, and FlashInfer's default is 8 MiB."""
+_PLAIN_GROUPS: Final = (1, 2, 3)
+"""Query heads per KV head for which the kernel without tensor cores is there and faster (mini-sglang's limit of 4)."""
+
+
+class HostTable(NamedTuple):
+    """A `PageTable` in page-locked memory, for `plan`, which reads it on the host and copies it to the device."""
+
+    query_indptr: Tensor
+    indptr: Tensor
+    last_page_len: Tensor
+    lengths: Tensor
+    most_rows: int
+
+
+class Planner:
+    """What all wrappers of one worker have in common: pool, shapes, workspaces. `kinds` are those of the layers."""
+
+    def __init__(
+        self,
+        flashinfer: Any,
+        pool: PoolView,
+        num_heads: int,
+        max_rows: int,
+        kinds: Sequence[AttentionKind],
+        *,
+        deterministic: bool,
+    ) -> None:
+        layout = pool.layout
+        self.flashinfer = flashinfer
+        self.device = pool.pages.device
+        self.dtype = pool.pages.dtype
+        self.num_heads = num_heads
+        self.layout = layout
+        self.deterministic = deterministic
+        self.kinds = tuple(kinds) or (FULL,) * layout.num_layers
+        self.distinct = tuple(dict.fromkeys(self.kinds))
+        self.tensor_cores = deterministic or num_heads // layout.num_kv_heads not in _PLAIN_GROUPS
+        self.layers = [(pool.pages[:, index, 0], pool.pages[:, index, 1]) for index in range(layout.num_layers)]
+        self.workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
+        self.schedules = [
+            torch.empty(_SCHEDULE_BYTES, dtype=torch.uint8, device=self.device) for _ in range(len(self.distinct))
+        ]
+        self.numbers = torch.arange(max_rows + 1, dtype=torch.int32, device=self.device)
+        self._copied = torch.cuda.Event() if self.device.type == "cuda" else None
+
+    def wait(self) -> None:
+        """Return when the copies of the last plan have been made."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def planned(self) -> None:
+        """All copies of a plan have been begun."""
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self.device))
+
+    def decode_wrapper(self) -> Any:
+        """For one row of each sequence, any number of them."""
+        return self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            float_workspace_buffer=self.workspace,
+            kv_layout="NHD",
+            use_tensor_cores=self.tensor_cores,
+            backend="fa2",
+        )
+
+    def prefill_wrapper(self) -> Any:
+        """For several rows of each sequence."""
+        return self.flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+            float_workspace_buffer=self.workspace, kv_layout="NHD", backend="fa2"
+        )
+
+    def captured_wrapper(self, number: int, num_rows: int, indices: Tensor) -> Any:
+        """For one row of each of exactly `num_rows` sequences and the layers of kind `number` of `distinct`."""
+        wrapper = self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            float_workspace_buffer=self.workspace,
+            kv_layout="NHD",
+            use_cuda_graph=True,
+            use_tensor_cores=self.tensor_cores,
+            paged_kv_indptr_buffer=torch.zeros(num_rows + 1, dtype=torch.int32, device=self.device),
+            paged_kv_indices_buffer=indices,
+            paged_kv_last_page_len_buffer=torch.ones(num_rows, dtype=torch.int32, device=self.device),
+            backend="fa2",
+        )
+        wrapper.reset_workspace_buffer(
+            float_workspace_buffer=self.workspace, int_workspace_buffer=self.schedules[number]
+        )
+        return wrapper
+
+    def on_host(self, table: PageTable) -> HostTable:
+        """For the plans of all kinds."""
+        arrays = (table.query_indptr, table.indptr, table.last_page_len, table.lengths)
+        counts = table.query_indptr[1:] - table.query_indptr[:-1]
+        query_indptr, indptr, last_page_len, lengths = (pinned(array, self.device) for array in arrays)
+        return HostTable(query_indptr, indptr, last_page_len, lengths, int(counts.max()))
+
+    def plan_decode(self, wrapper: Any, table: HostTable, indices: Tensor, kind: AttentionKind) -> None:
+        """Schedule one row of each sequence of `table`, whose page numbers on the device are `indices`."""
+        wrapper.plan(
+            indptr=table.indptr,
+            indices=indices,
+            last_page_len=table.last_page_len,
+            num_qo_heads=self.num_heads,
+            num_kv_heads=self.layout.num_kv_heads,
+            head_dim=self.layout.head_dim,
+            page_size=self.layout.page_size,
+            # FlashInfer counts what lies left of a position, and -1 is all.
+            window_left=kind.window - 1,
+            q_data_type=self.dtype,
+            kv_data_type=self.dtype,
+            seq_lens=table.lengths,
+            # Whole sequences rather than splits of fixed size: those change the number of blocks, which a captured
+            # graph cannot.
+            disable_split_kv=self.deterministic,
+        )
+
+    def plan_prefill(self, wrapper: Any, table: HostTable, indices: Tensor, kind: AttentionKind) -> None:
+        """Schedule several rows of each sequence of `table`: cached prefix and new rows at once, after the append."""
+        wrapper.plan(
+            qo_indptr=table.query_indptr,
+            paged_kv_indptr=table.indptr,
+            paged_kv_indices=indices,
+            paged_kv_last_page_len=table.last_page_len,
+            num_qo_heads=self.num_heads,
+            num_kv_heads=self.layout.num_kv_heads,
+            head_dim_qk=self.layout.head_dim,
+            page_size=self.layout.page_size,
+            causal=True,
+            window_left=kind.window - 1,
+            q_data_type=self.dtype,
+            kv_data_type=self.dtype,
+            seq_lens=table.lengths,
+            max_token_per_sequence=table.most_rows,
+            disable_split_kv=self.deterministic,
+        )
+
+    def append(self, layer: int, k: Tensor, v: Tensor, arrays: DeviceBatch) -> None:
+        """Write rows to their pages. Each row is a sequence of one page here, its position the offset in that page."""
+        num_rows = k.shape[0]
+        self.flashinfer.append_paged_kv_cache(
+            append_key=k,
+            append_value=v,
+            batch_indices=self.numbers[:num_rows],
+            positions=arrays.write_offsets,
+            paged_kv_cache=self.layers[layer],
+            kv_indices=arrays.write_pages,
+            kv_indptr=self.numbers[: num_rows + 1],
+            # Not read by the kernel but for its length.
+            kv_last_page_len=self.numbers[:num_rows],
+            kv_layout="NHD",
+        )
