@@ -34,7 +34,15 @@ def run_one(model: str, device: str) -> None:
     info = PoolInfo(group="g", num_pages=9, layout=spec.kv_layout(), incarnation=1, device=device)
     pool = CudaHost(HeapHost()).create("g", info)
     config = WorkerConfig(
-        group="g", model=model, agent="", device=device, attention="flashinfer", cuda_graphs=False, max_batch_tokens=64
+        group="g",
+        model=model,
+        agent="",
+        device=device,
+        attention="flashinfer",
+        cuda_graphs=False,
+        max_batch_tokens=64,
+        # Its kernels are those of the other choice and one more.
+        prefill_attention="paged" if spec.sliding_layers else "merged",
     )
     print(load_cuda_runner(spec, config, pool).numerics)
     pool.close()

@@ -42,6 +42,7 @@ STEPS: Final = (
     Step("transfer", ("-m", "benchmarks.gpu.transfer"), 60.0),
     Step("throughput", ("-m", "benchmarks.gpu.throughput"), 120.0),
     Step("gaps", ("-m", "benchmarks.gpu.gaps"), 90.0),
+    Step("prefill-attention", ("-m", "benchmarks.gpu.prefill_attention"), 60.0),
     Step("planning", ("-m", "benchmarks.gpu.planning"), 90.0),
     Step("transformers", ("-m", "benchmarks.gpu.transformers_peer"), 150.0),
     Step("handoff", ("-m", "benchmarks.gpu.handoff"), 150.0),

@@ -11,7 +11,19 @@ from torch import Tensor
 
 from nodes.worker.attention.kinds import FULL, AttentionKind
 from nodes.worker.cuda.batch import DeviceBatch, HostBatch, PageTable
+from nodes.worker.cuda.merged import attend_part, merge
+from nodes.worker.errors import BackendMissing
 from nodes.worker.pool_view import PoolView
+
+
+def check_mergeable(kinds: Sequence[AttentionKind]) -> None:
+    """Raises BackendMissing if a layer has a window: over what is cached it begins elsewhere for each row and sequence,
+    which no call of FlashInfer can be told.
+    """
+    if any(kind.window for kind in kinds):
+        raise BackendMissing(
+            "prefill_attention merged does not compute sliding windows: set the worker's prefill_attention to paged"
+        )
 
 
 class DeviceAttention(Protocol):
@@ -43,7 +55,8 @@ class DeviceAttention(Protocol):
 class TorchAttention:
     """Gathers each sequence's pages and attends in float32. Slow, right, on any device.
 
-    `kinds` are those of the layers, all of them seeing everything by default.
+    `kinds` are those of the layers, all of them seeing everything by default. `merged`: sequences with several rows go
+    the way of `nodes.worker.cuda.merged`; raises BackendMissing where a layer has a window.
     """
 
     can_capture: ClassVar[bool] = False
@@ -54,20 +67,27 @@ class TorchAttention:
         num_heads: int,
         kinds: Sequence[AttentionKind] = (),
         static: DeviceBatch | None = None,
+        *,
+        merged: bool = False,
     ) -> None:
         """`static`: arrays at fixed addresses that are read in the place of those that `plan` is given."""
         self._kinds = tuple(kinds) or (FULL,) * pool.layout.num_layers
+        if merged:
+            check_mergeable(self._kinds)
+        self._merged = merged
         self._static = static
         self._pool = pool
         self._num_heads = num_heads
         self._group = num_heads // pool.layout.num_kv_heads
         self._scale = pool.layout.head_dim**-0.5
         self._table: PageTable | None = None
+        self._cached: PageTable | None = None
         self._on_device: DeviceBatch | None = None
 
     def plan(self, batch: HostBatch, on_device: DeviceBatch) -> None:
         """See `DeviceAttention`."""
         self._table = batch.table
+        self._cached = batch.table.cached(self._pool.layout.page_size) if self._merged else None
         self._on_device = on_device if self._static is None else self._static
         if self._static is not None:
             self._static.indices[: on_device.indices.shape[0]].copy_(on_device.indices)
@@ -83,6 +103,9 @@ class TorchAttention:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for i in range(table.num_sequences):
             rows = slice(int(table.query_indptr[i]), int(table.query_indptr[i + 1]))
+            if self._cached is not None and rows.stop - rows.start > 1:
+                out[rows] = self._attend_merged(q[rows], k[rows], v[rows], pages, self._cached, i).to(out.dtype)
+                continue
             found = pages[arrays.indices[int(table.indptr[i]) : int(table.indptr[i + 1])]]
             out[rows] = self._attend_one(q[rows], found, int(table.lengths[i]), self._kinds[layer]).to(out.dtype)
         return out.view(q.shape[0], -1)
@@ -90,7 +113,14 @@ class TorchAttention:
     def for_bucket(self, num_rows: int, on_device: DeviceBatch) -> "TorchAttention":
         """See `DeviceAttention`. It cannot be captured, but a `Recorder` may run it again instead, as tests do."""
         del num_rows
-        return TorchAttention(self._pool, self._num_heads, self._kinds, on_device)
+        return TorchAttention(self._pool, self._num_heads, self._kinds, on_device, merged=self._merged)
+
+    @staticmethod
+    def _attend_merged(q: Tensor, k: Tensor, v: Tensor, pages: Tensor, cached: PageTable, number: int) -> Tensor:
+        """Sequence `number`, whose new rows are `q`, `k` and `v`."""
+        indices = torch.from_numpy(cached.indices[cached.indptr[number] : cached.indptr[number + 1]]).to(q.device)
+        keys, values = pages[indices].transpose(0, 1).flatten(1, 2)[:, : int(cached.lengths[number])].unbind(0)
+        return merge(*attend_part(q, k, v, causal=True), *attend_part(q, keys, values, causal=False))
 
     def _attend_one(self, q: Tensor, pages: Tensor, length: int, kind: AttentionKind) -> Tensor:
         """`q` is the last rows of a sequence of `length` positions on `pages`, `[pages, 2, page, kv_heads, dim]`."""

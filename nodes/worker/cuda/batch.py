@@ -49,6 +49,18 @@ class PageTable(NamedTuple):
             self.lengths[begin:end],
         )
 
+    def cached(self, page_size: int) -> "PageTable":
+        """The same rows over what was there before the first of each sequence: no pages at all for some, perhaps."""
+        lengths = self.lengths - (self.query_indptr[1:] - self.query_indptr[:-1])
+        num_pages = (-(-lengths // page_size)).astype(np.int64)
+        return PageTable(
+            self.query_indptr,
+            _indptr(num_pages),
+            self.indices[_runs(self.indptr[:-1].astype(np.int64), num_pages)],
+            np.where(num_pages > 0, lengths - (num_pages - 1) * page_size, 0).astype(np.int32),
+            lengths,
+        )
+
 
 class HostBatch(NamedTuple):
     """One step, on the host. Arrays of `[rows]`: the input token, its position, and the page and offset of its KV.

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from nodes.worker.attention.kinds import AttentionKind
-from nodes.worker.cuda.batch import DeviceBatch, HostBatch
+from nodes.worker.cuda.attention import check_mergeable
+from nodes.worker.cuda.batch import DeviceBatch, HostBatch, PageTable
+from nodes.worker.cuda.flashinfer_merged import MergedPrefill
 from nodes.worker.cuda.flashinfer_plans import Planner
 from nodes.worker.errors import BackendMissing
 from nodes.worker.pool_view import PoolView
@@ -75,7 +77,8 @@ class FlashInferAttention:
     """See `attention.DeviceAttention`. Rows of decoding sequences first, through one kernel, then those of chunks.
 
     `kinds` are those of the layers, all of them seeing everything by default; a plan is made for each that occurs.
-    Raises BackendMissing for shapes that FlashInfer has no kernels for.
+    `merged`: chunks attend in two parts, see `flashinfer_merged`. Raises BackendMissing for shapes that FlashInfer has
+    no kernels for, and for windows where `merged`.
     """
 
     can_capture: ClassVar[bool] = True
@@ -89,6 +92,7 @@ class FlashInferAttention:
         kinds: Sequence[AttentionKind] = (),
         *,
         deterministic: bool,
+        merged: bool = False,
     ) -> None:
         layout = pool.layout
         if layout.head_dim not in HEAD_DIMS or pool.pages.dtype not in (torch.bfloat16, torch.float16):
@@ -97,8 +101,12 @@ class FlashInferAttention:
                 f" {', '.join(map(str, HEAD_DIMS))} in bfloat16: set the worker's attention to torch"
             )
         self._planner = planner = Planner(flashinfer, pool, num_heads, max_rows, kinds, deterministic=deterministic)
-        self._decode = {kind: planner.decode_wrapper() for kind in planner.distinct}
-        self._prefill = {kind: planner.prefill_wrapper() for kind in planner.distinct}
+        self._merged = None
+        if merged:
+            check_mergeable(planner.kinds)
+            self._merged = MergedPrefill(planner)
+        self._decode = {kind: planner.decode_wrapper(kind) for kind in planner.distinct}
+        self._prefill = {} if merged else {kind: planner.prefill_wrapper() for kind in planner.distinct}
         self._arrays: DeviceBatch | None = None
         self._num_decodes = 0
 
@@ -112,10 +120,7 @@ class FlashInferAttention:
             for kind, wrapper in self._decode.items():
                 planner.plan_decode(wrapper, decodes, on_device.indices[:first], kind)
         if split < table.num_sequences:
-            chunks = planner.on_host(table.part(split, table.num_sequences))
-            indices = on_device.indices[first : int(table.indptr[-1])]
-            for kind, wrapper in self._prefill.items():
-                planner.plan_prefill(wrapper, chunks, indices, kind)
+            self._plan_chunks(table.part(split, table.num_sequences), on_device.indices[first : int(table.indptr[-1])])
         planner.planned()
         self._arrays, self._num_decodes = on_device, split
 
@@ -128,13 +133,23 @@ class FlashInferAttention:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if split:
             self._decode[kind].run(q=q[:split], paged_kv_cache=pages, out=out[:split])
-        if split < q.shape[0]:
+        if split < q.shape[0] and self._merged is not None:
+            self._merged.run(q[split:], k[split:], v[split:], pages, out[split:])
+        elif split < q.shape[0]:
             self._prefill[kind].run(q=q[split:], paged_kv_cache=pages, out=out[split:])
         return out.view(q.shape[0], -1)
 
     def for_bucket(self, num_rows: int, on_device: DeviceBatch) -> "FlashInferBucket":
         """See `DeviceAttention`."""
         return FlashInferBucket(self._planner, num_rows, on_device)
+
+    def _plan_chunks(self, chunks: PageTable, indices: Tensor) -> None:
+        if self._merged is not None:
+            self._merged.plan(chunks)
+            return
+        table = self._planner.on_host(chunks)
+        for kind, wrapper in self._prefill.items():
+            self._planner.plan_prefill(wrapper, table, indices, kind)
 
 
 class FlashInferBucket:

@@ -59,7 +59,7 @@ class Planner:
         self.deterministic = deterministic
         self.kinds = tuple(kinds) or (FULL,) * layout.num_layers
         self.distinct = tuple(dict.fromkeys(self.kinds))
-        self.tensor_cores = deterministic or num_heads // layout.num_kv_heads not in _PLAIN_GROUPS
+        self._tensor_cores = deterministic or num_heads // layout.num_kv_heads not in _PLAIN_GROUPS
         self.layers = [(pool.pages[:, index, 0], pool.pages[:, index, 1]) for index in range(layout.num_layers)]
         self.workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
         self.schedules = [
@@ -78,12 +78,16 @@ class Planner:
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self.device))
 
-    def decode_wrapper(self) -> Any:
+    def tensor_cores(self, kind: AttentionKind) -> bool:
+        """Which kernel decodes. The one without tensor cores reads what lies before a window and masks it."""
+        return self._tensor_cores or kind.window > 0
+
+    def decode_wrapper(self, kind: AttentionKind) -> Any:
         """For one row of each sequence, any number of them."""
         return self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             float_workspace_buffer=self.workspace,
             kv_layout="NHD",
-            use_tensor_cores=self.tensor_cores,
+            use_tensor_cores=self.tensor_cores(kind),
             backend="fa2",
         )
 
@@ -93,13 +97,19 @@ class Planner:
             float_workspace_buffer=self.workspace, kv_layout="NHD", backend="fa2"
         )
 
+    def ragged_wrapper(self) -> Any:
+        """For several rows of each sequence over keys and values that lie beside them."""
+        return self.flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
+            float_workspace_buffer=self.workspace, kv_layout="NHD", backend="fa2"
+        )
+
     def captured_wrapper(self, number: int, num_rows: int, indices: Tensor) -> Any:
         """For one row of each of exactly `num_rows` sequences and the layers of kind `number` of `distinct`."""
         wrapper = self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             float_workspace_buffer=self.workspace,
             kv_layout="NHD",
             use_cuda_graph=True,
-            use_tensor_cores=self.tensor_cores,
+            use_tensor_cores=self.tensor_cores(self.distinct[number]),
             paged_kv_indptr_buffer=torch.zeros(num_rows + 1, dtype=torch.int32, device=self.device),
             paged_kv_indices_buffer=indices,
             paged_kv_last_page_len_buffer=torch.ones(num_rows, dtype=torch.int32, device=self.device),
@@ -137,8 +147,13 @@ class Planner:
             disable_split_kv=self.deterministic,
         )
 
-    def plan_prefill(self, wrapper: Any, table: HostTable, indices: Tensor, kind: AttentionKind) -> None:
-        """Schedule several rows of each sequence of `table`: cached prefix and new rows at once, after the append."""
+    def plan_prefill(
+        self, wrapper: Any, table: HostTable, indices: Tensor, kind: AttentionKind, *, causal: bool = True
+    ) -> None:
+        """Schedule several rows of each sequence of `table`.
+
+        `causal`: they are its last positions, cached prefix and new rows at once, after the append; else each sees all.
+        """
         wrapper.plan(
             qo_indptr=table.query_indptr,
             paged_kv_indptr=table.indptr,
@@ -148,12 +163,26 @@ class Planner:
             num_kv_heads=self.layout.num_kv_heads,
             head_dim_qk=self.layout.head_dim,
             page_size=self.layout.page_size,
-            causal=True,
+            causal=causal,
             window_left=kind.window - 1,
             q_data_type=self.dtype,
             kv_data_type=self.dtype,
             seq_lens=table.lengths,
             max_token_per_sequence=table.most_rows,
+            disable_split_kv=self.deterministic,
+        )
+
+    def plan_ragged(self, wrapper: Any, table: HostTable) -> None:
+        """Schedule the rows of each sequence of `table` among themselves."""
+        wrapper.plan(
+            qo_indptr=table.query_indptr,
+            kv_indptr=table.query_indptr,
+            num_qo_heads=self.num_heads,
+            num_kv_heads=self.layout.num_kv_heads,
+            head_dim_qk=self.layout.head_dim,
+            causal=True,
+            q_data_type=self.dtype,
+            kv_data_type=self.dtype,
             disable_split_kv=self.deterministic,
         )
 

@@ -2,7 +2,7 @@
 
 import importlib.util
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
@@ -55,6 +55,7 @@ def build(
     deterministic: bool = False,
     num_pages: int = 200,
     max_batch_tokens: int = 512,
+    prefill_attention: Literal["paged", "merged"] = "paged",
 ) -> Built:
     spec = resolve_model(str(model))
     layout = spec.kv_layout(dtype, 16)
@@ -62,6 +63,6 @@ def build(
     view = view_device_pages(pages, layout)
     config = WorkerConfig(
         group="g", model=str(model), agent="a", dtype=dtype, device="cuda:0", attention=attention, cuda_graphs=graphs,
-        deterministic=deterministic, max_batch_tokens=max_batch_tokens,
+        deterministic=deterministic, max_batch_tokens=max_batch_tokens, prefill_attention=prefill_attention,
     )  # fmt: skip
     return Built(*build_runner(spec, config, view), view, pages)

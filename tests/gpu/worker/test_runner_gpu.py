@@ -58,6 +58,20 @@ def test_flashinfer_agrees_with_torch(model: str, deterministic: bool) -> None:
     assert not found.isnan().any(), "what pages hold behind the last position is not seen"
 
 
+@NEEDS_FLASHINFER
+@SLOW
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_flashinfer_agrees_with_torch_where_chunks_are_merged(deterministic: bool) -> None:
+    """Against torch's single call over pages, and its own merging."""
+    fast = build(MODEL, "flashinfer", deterministic=deterministic, prefill_attention="merged")
+    found = logits_by_chunks(fast.runner, IDS, list(range(1, 11)), SIZES)
+    for choice in ("paged", "merged"):
+        plain = build(MODEL, "torch", prefill_attention=choice)
+        expected = logits_by_chunks(plain.runner, IDS, list(range(1, 11)), SIZES)
+        assert torch.allclose(found.float(), expected.float(), atol=0.03, rtol=0.03)
+    assert not found.isnan().any(), "what pages hold behind the cached positions is not seen"
+
+
 @pytest.mark.parametrize("attention", BACKENDS)
 def test_rows_of_a_mixed_step_do_not_see_each_other(attention: str) -> None:
     runner = build(MODEL, attention).runner

@@ -48,10 +48,11 @@ def host_pool(model: str, dtype: str, num_pages: int = 200, page_size: int = 16)
 
 
 def device_runner(
-    model: str | Path, dtype: str = "auto", *, num_pages: int = 200, page_size: int = 16, deterministic: bool = False
+    model: str | Path, dtype: str = "auto", *, num_pages: int = 200, page_size: int = 16, **options: object
 ) -> CudaRunner:
+    """`options` are fields of WorkerConfig."""
     name = str(model)
-    config = WorkerConfig(group="g", model=name, agent="a", dtype=dtype, deterministic=deterministic)
+    config = WorkerConfig(group="g", model=name, agent="a", dtype=dtype, **options)
     return build_runner(resolve_model(name), config, host_pool(name, dtype, num_pages, page_size))[0]
 
 

@@ -23,12 +23,20 @@ from nodes.worker.random_weights import RandomWeights
 MODELS = ["random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-mistral", "random:tiny-qwen2-sliding"]
 
 
-def fake_runner(model: str, sizes: list[int] | None = None, *, deterministic: bool = False) -> CudaRunner:
+def fake_runner(
+    model: str, sizes: list[int] | None = None, *, deterministic: bool = False, merged: bool = False
+) -> CudaRunner:
     spec = resolve_model(model)
     view = host_pool(model, "bfloat16")
     with torch.inference_mode():
         attention = FlashInferAttention(
-            fake_flashinfer, view, spec.num_heads, 512, kinds_of(spec.layer_windows), deterministic=deterministic
+            fake_flashinfer,
+            view,
+            spec.num_heads,
+            512,
+            kinds_of(spec.layer_windows),
+            deterministic=deterministic,
+            merged=merged,
         )
         kernels, weights = FlashInferKernels(fake_flashinfer), RandomWeights(spec, torch.bfloat16)
         network = DeviceNetwork(spec, weights, kernels, torch.device("cpu"))
@@ -45,14 +53,30 @@ def test_logits_are_those_of_the_torch_backend(model: str, deterministic: bool) 
     assert torch.allclose(found.float(), expected.float(), atol=0.02, rtol=0.02)
 
 
-def test_a_mixed_step_gives_each_row_its_own() -> None:
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_mixed_step_gives_each_row_its_own(merged: bool) -> None:
     model = "random:tiny-qwen3"
-    expected, found = device_runner(model, "bfloat16"), fake_runner(model)
+    expected, found = device_runner(model, "bfloat16"), fake_runner(model, merged=merged)
     for runner in (expected, found):
         fill(runner, 1)
     rows, others = expected.logits(mixed_step(1)), found.logits(mixed_step(1))
     assert rows.keys() == others.keys()
     assert all(torch.allclose(rows[i].float(), others[i].float(), atol=0.02, rtol=0.02) for i in rows)
+
+
+def test_merged_chunks_agree_with_those_of_one_call() -> None:
+    model, sizes = "random:tiny-qwen3", [16, 48, 33, 1, 22, 29, 1]
+    expected = logits_by_chunks(device_runner(model, "bfloat16"), IDS, list(range(1, 11)), sizes)
+    found = logits_by_chunks(fake_runner(model, merged=True), IDS, list(range(1, 11)), sizes)
+    assert torch.allclose(found.float(), expected.float(), atol=0.02, rtol=0.02)
+
+
+def test_what_cannot_be_merged_is_refused() -> None:
+    with pytest.raises(BackendMissing, match="sliding windows"):
+        fake_runner("random:tiny-mistral", merged=True)
+    view = host_pool("random:tiny-qwen3", "bfloat16")
+    with pytest.raises(BackendMissing, match="no 130 heads of 64"):
+        FlashInferAttention(fake_flashinfer, view, 130, 16, deterministic=False, merged=True)
 
 
 @pytest.mark.parametrize("model", ["random:tiny-qwen3", "random:tiny-qwen2-sliding"])
@@ -87,9 +111,10 @@ def test_its_absence_is_told() -> None:
 @pytest.mark.skipif(not importlib.util.find_spec("flashinfer"), reason="needs flashinfer")
 def test_the_fake_has_the_real_names() -> None:
     real = load_flashinfer()
-    fakes = dict(inspect.getmembers(fake_flashinfer, inspect.isfunction))
-    for name in ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"):
-        members = inspect.getmembers(getattr(fake_flashinfer, name), inspect.isfunction)
+    functions = inspect.getmembers(fake_flashinfer, inspect.isfunction)
+    fakes = {name: f for name, f in functions if f.__module__ == "fake_flashinfer" and not name.startswith("_")}
+    for name, wrapper in inspect.getmembers(fake_flashinfer, inspect.isclass):
+        members = inspect.getmembers(wrapper, inspect.isfunction) if name.startswith("Batch") else []
         fakes |= {f"{name}.{member}": function for member, function in members if member not in ("attend", "keep")}
     for name, fake in fakes.items():
         target = real
