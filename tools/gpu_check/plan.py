@@ -34,6 +34,7 @@ class Outcome(NamedTuple):
 STEPS: Final = (
     Step("kernels", ("-m", "benchmarks.gpu.compile_kernels"), 300.0),
     Step("parity", (*_PYTEST, "tests/gpu/worker/test_runner_gpu.py", "-k", _PARITY), 150.0),
+    Step("attention", (*_PYTEST, "tests/gpu/worker/test_attention_gpu.py"), 120.0),
     Step("memory", (*_PYTEST, "tests/gpu/test_cuda_pool.py", "tests/gpu/test_cuda_ipc.py"), 90.0),
     Step("serving", (*_PYTEST, "tests/gpu/test_serving_gpu.py"), 240.0),
     Step("roofline", ("-m", "benchmarks.gpu.roofline"), 60.0),

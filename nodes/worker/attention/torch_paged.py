@@ -112,7 +112,7 @@ class PagedPlan(NamedTuple):
 class TorchPagedAttention:
     """See `AttentionBackend`. `kinds` are those of the layers, all of them seeing everything by default.
 
-    Raises BackendMissing for page sizes that do not divide the split.
+    Raises BackendMissing for page sizes that do not divide the split, and for cross-attention.
     """
 
     def __init__(self, pool: PoolView, num_heads: int, kinds: Sequence[AttentionKind] = ()) -> None:
@@ -120,6 +120,10 @@ class TorchPagedAttention:
         self._kinds = tuple(kinds) or (FULL,) * layout.num_layers
         if SPLIT % layout.page_size:
             raise BackendMissing(f"page size {layout.page_size} does not divide {SPLIT}: use 1, 2, 4, 8, 16, 32 or 64")
+        if any(kind.cross for kind in self._kinds):
+            raise BackendMissing(
+                "the CPU backend computes no cross-attention: set the worker's device to a CUDA device"
+            )
         self._pool = pool
         self.layout = layout
         self.num_heads = num_heads

@@ -68,6 +68,9 @@ class HostBatch(NamedTuple):
     `sources[r]` >= 0: the token is what that row of the plan before drew, and only the device knows it. `sampled` are
     the batch's rows whose logits are wanted, `sampling` the indices of the same rows in the step, `draws` how. The
     first `num_decodes` sequences have one row each.
+
+    `encoder`, for cross-attention alone: the same rows over the pages of their encoder states, no pages where there are
+    none. `host_batch` leaves it out: steps do not name such pages yet.
     """
 
     token_ids: Ints
@@ -80,6 +83,7 @@ class HostBatch(NamedTuple):
     sampled: Ints
     sampling: list[int]
     draws: list[Draw]
+    encoder: PageTable | None = None
 
     @property
     def num_rows(self) -> int:

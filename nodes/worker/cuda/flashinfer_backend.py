@@ -8,7 +8,7 @@ How steps are planned is in `flashinfer_plans`.
 import importlib
 import os
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from nodes.worker.attention.kinds import AttentionKind
 from nodes.worker.cuda.attention import check_mergeable
 from nodes.worker.cuda.batch import DeviceBatch, HostBatch, PageTable
+from nodes.worker.cuda.flashinfer_cross import CrossAttention
 from nodes.worker.cuda.flashinfer_merged import MergedPrefill
 from nodes.worker.cuda.flashinfer_plans import Planner
 from nodes.worker.errors import BackendMissing
@@ -74,14 +75,13 @@ class FlashInferKernels:
 
 
 class FlashInferAttention:
-    """See `attention.DeviceAttention`. Rows of decoding sequences first, through one kernel, then those of chunks.
+    """See `attention.DeviceAttention` and `CrossAttending`. Rows of decoding sequences go through one kernel, those of
+    chunks through another.
 
     `kinds` are those of the layers, all of them seeing everything by default; a plan is made for each that occurs.
     `merged`: chunks attend in two parts, see `flashinfer_merged`. Raises BackendMissing for shapes that FlashInfer has
     no kernels for, and for windows where `merged`.
     """
-
-    can_capture: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -101,6 +101,8 @@ class FlashInferAttention:
                 f" {', '.join(map(str, HEAD_DIMS))} in bfloat16: set the worker's attention to torch"
             )
         self._planner = planner = Planner(flashinfer, pool, num_heads, max_rows, kinds, deterministic=deterministic)
+        self._cross = CrossAttention(planner) if any(kind.cross for kind in planner.kinds) else None
+        self.can_capture = self._cross is None
         self._merged = None
         if merged:
             check_mergeable(planner.kinds)
@@ -121,6 +123,9 @@ class FlashInferAttention:
                 planner.plan_decode(wrapper, decodes, on_device.indices[:first], kind)
         if split < table.num_sequences:
             self._plan_chunks(table.part(split, table.num_sequences), on_device.indices[first : int(table.indptr[-1])])
+        if self._cross is not None:
+            assert batch.encoder is not None, "cross-attention without a table of encoder states"
+            self._cross.plan(batch.encoder)
         planner.planned()
         self._arrays, self._num_decodes = on_device, split
 
@@ -128,8 +133,9 @@ class FlashInferAttention:
         """See `DeviceAttention`."""
         planner, split = self._planner, self._num_decodes
         assert self._arrays is not None, "attention before its plan"
-        planner.append(layer, k, v, self._arrays)
         kind, pages = planner.kinds[layer], planner.layers[layer]
+        assert not kind.cross, "attention over itself in a layer of cross-attention"
+        planner.append(layer, k, v, self._arrays)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if split:
             self._decode[kind].run(q=q[:split], paged_kv_cache=pages, out=out[:split])
@@ -139,8 +145,17 @@ class FlashInferAttention:
             self._prefill[kind].run(q=q[split:], paged_kv_cache=pages, out=out[split:])
         return out.view(q.shape[0], -1)
 
+    def attend_cross(self, layer: int, q: Tensor) -> Tensor:
+        """See `attention.CrossAttending`."""
+        assert self._cross is not None, "cross-attention in a layer of another kind"
+        assert self._planner.kinds[layer].cross, "cross-attention in a layer of another kind"
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self._cross.run(q, self._planner.layers[layer], out)
+        return out.view(q.shape[0], -1)
+
     def for_bucket(self, num_rows: int, on_device: DeviceBatch) -> "FlashInferBucket":
         """See `DeviceAttention`."""
+        assert self.can_capture, "cross-attention is not captured"
         return FlashInferBucket(self._planner, num_rows, on_device)
 
     def _plan_chunks(self, chunks: PageTable, indices: Tensor) -> None:
@@ -155,9 +170,8 @@ class FlashInferAttention:
 class FlashInferBucket:
     """Decode attention of a fixed number of rows, with its arrays at fixed addresses; see `DeviceAttention`."""
 
-    can_capture: ClassVar[bool] = True
-
     def __init__(self, planner: Planner, num_rows: int, on_device: DeviceBatch) -> None:
+        self.can_capture = True
         self._planner = planner
         self._arrays = on_device
         self._wrappers = {
