@@ -18,7 +18,7 @@ from nodes.worker.cuda.attention import check_mergeable
 from nodes.worker.cuda.batch import DeviceBatch, HostBatch, PageTable
 from nodes.worker.cuda.flashinfer_cross import CrossAttention
 from nodes.worker.cuda.flashinfer_merged import MergedPrefill
-from nodes.worker.cuda.flashinfer_plans import Planner
+from nodes.worker.cuda.flashinfer_plans import Captured, Planner
 from nodes.worker.errors import BackendMissing
 from nodes.worker.pool_view import PoolView
 
@@ -174,25 +174,20 @@ class FlashInferBucket:
         self.can_capture = True
         self._planner = planner
         self._arrays = on_device
-        self._wrappers = {
-            kind: planner.captured_wrapper(number, num_rows, on_device.indices)
-            for number, kind in enumerate(planner.distinct)
-        }
+        self._captured = Captured(planner, num_rows, on_device.indices)
 
     def plan(self, batch: HostBatch, on_device: DeviceBatch) -> None:
         """See `DeviceAttention`; `on_device.indices` are copied to where the captured graph reads them."""
         planner = self._planner
         planner.wait()
-        table = planner.on_host(batch.table)
-        for kind, wrapper in self._wrappers.items():
-            planner.plan_decode(wrapper, table, on_device.indices, kind)
+        self._captured.plan(planner.on_host(batch.table), on_device.indices)
         planner.planned()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `DeviceAttention`."""
         planner = self._planner
         planner.append(layer, k, v, self._arrays)
-        wrapper = self._wrappers[planner.kinds[layer]]
+        wrapper = self._captured.wrappers[planner.kinds[layer]]
         return wrapper.run(q=q, paged_kv_cache=planner.layers[layer]).view(q.shape[0], -1)
 
     def for_bucket(self, num_rows: int, on_device: DeviceBatch) -> "FlashInferBucket":

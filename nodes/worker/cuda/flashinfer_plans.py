@@ -8,6 +8,13 @@ schedule to its own page-locked buffer and copies it to the device on the stream
 buffer must not be written again before that copy was made, so each plan waits for the copies of the plan before. With
 two steps in flight that copy is behind the step before the last, which has ended when the next is planned, so the wait
 costs nothing.
+
+Nothing else in a plan waits for the device, as all that it reads lies on the host. What it costs there, by the sources:
+decoding by tensor cores it takes Python's `max` over the tensor of lengths, one small tensor for each row (4 us a row,
+0.9 ms for 256, measured on a CPU), for a number that only other backends read. `fast_decode_plan`, public in 0.6.13 and
+up to 0.6.18 at least, leaves that out, and the filling of the arrays, for wrappers with arrays of their own that were
+planned before: those of captured steps. Others keep it: to prefill, the longest sequence could be told as
+`max_sequence_kv`, but then the plan for "fa2" fails (0.6.13).
 """
 
 from collections.abc import Sequence
@@ -61,6 +68,7 @@ class Planner:
         self.layout = layout
         self.deterministic = deterministic
         self.kinds = tuple(kinds) or (FULL,) * layout.num_layers
+        self.fast_plan = getattr(flashinfer, "fast_decode_plan", None)
         self.distinct = tuple(dict.fromkeys(kind for kind in self.kinds if not kind.cross))
         self._tensor_cores = deterministic or num_heads // layout.num_kv_heads not in _PLAIN_GROUPS
         self.layers = [(pool.pages[:, index, 0], pool.pages[:, index, 1]) for index in range(layout.num_layers)]
@@ -106,23 +114,6 @@ class Planner:
             float_workspace_buffer=self.workspace, kv_layout="NHD", backend="fa2"
         )
 
-    def captured_wrapper(self, number: int, num_rows: int, indices: Tensor) -> Any:
-        """For one row of each of exactly `num_rows` sequences and the layers of kind `number` of `distinct`."""
-        wrapper = self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            float_workspace_buffer=self.workspace,
-            kv_layout="NHD",
-            use_cuda_graph=True,
-            use_tensor_cores=self.tensor_cores(self.distinct[number]),
-            paged_kv_indptr_buffer=torch.zeros(num_rows + 1, dtype=torch.int32, device=self.device),
-            paged_kv_indices_buffer=indices,
-            paged_kv_last_page_len_buffer=torch.ones(num_rows, dtype=torch.int32, device=self.device),
-            backend="fa2",
-        )
-        wrapper.reset_workspace_buffer(
-            float_workspace_buffer=self.workspace, int_workspace_buffer=self.schedules[number]
-        )
-        return wrapper
-
     def on_host(self, table: PageTable) -> HostTable:
         """For the plans of all kinds."""
         arrays = (table.query_indptr, table.indptr, table.last_page_len, table.lengths)
@@ -148,6 +139,25 @@ class Planner:
             # Whole sequences rather than splits of fixed size: those change the number of blocks, which a captured
             # graph cannot.
             disable_split_kv=self.deterministic,
+        )
+
+    def plan_again(self, wrapper: Any, table: HostTable, indices: Tensor, kind: AttentionKind) -> None:
+        """As `plan_decode`, for a wrapper that has been planned so before and whose arrays are filled already."""
+        assert self.fast_plan is not None, "see Captured"
+        self.fast_plan(
+            wrapper,
+            indptr=table.indptr,
+            indices=indices,
+            last_page_len=table.last_page_len,
+            num_qo_heads=self.num_heads,
+            num_kv_heads=self.layout.num_kv_heads,
+            head_dim=self.layout.head_dim,
+            page_size=self.layout.page_size,
+            window_left=kind.window - 1,
+            q_data_type=self.dtype,
+            kv_data_type=self.dtype,
+            disable_split_kv=self.deterministic,
+            global_override_indptr_cpu=table.indptr,
         )
 
     def plan_prefill(
@@ -204,3 +214,51 @@ class Planner:
             kv_last_page_len=self.numbers[:num_rows],
             kv_layout="NHD",
         )
+
+
+class Captured:
+    """Decode wrappers for exactly `num_rows` sequences, one for each kind, and the arrays that captured kernels read.
+
+    Page numbers go to `indices`.
+    """
+
+    def __init__(self, planner: Planner, num_rows: int, indices: Tensor) -> None:
+        self._planner = planner
+        self._indptr = torch.zeros(num_rows + 1, dtype=torch.int32, device=planner.device)
+        self._last_page_len = torch.ones(num_rows, dtype=torch.int32, device=planner.device)
+        self._indices = indices
+        self.wrappers = {
+            kind: self._wrapper(kind, schedule)
+            for kind, schedule in zip(planner.distinct, planner.schedules, strict=True)
+        }
+        self._planned = False
+
+    def plan(self, table: HostTable, indices: Tensor) -> None:
+        """Schedule one row of each sequence of `table` for all kinds."""
+        planner = self._planner
+        again = self._planned and planner.fast_plan is not None
+        if again:
+            self._indptr.copy_(table.indptr, non_blocking=True)
+            self._last_page_len.copy_(table.last_page_len, non_blocking=True)
+            self._indices[: indices.shape[0]].copy_(indices, non_blocking=True)
+        for kind, wrapper in self.wrappers.items():
+            # The plan of the kernel without tensor cores takes no maximum.
+            if again and planner.tensor_cores(kind):
+                planner.plan_again(wrapper, table, indices, kind)
+            else:
+                planner.plan_decode(wrapper, table, indices, kind)
+        self._planned = True
+
+    def _wrapper(self, kind: AttentionKind, schedule: Tensor) -> Any:
+        wrapper = self._planner.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            float_workspace_buffer=self._planner.workspace,
+            kv_layout="NHD",
+            use_cuda_graph=True,
+            use_tensor_cores=self._planner.tensor_cores(kind),
+            paged_kv_indptr_buffer=self._indptr,
+            paged_kv_indices_buffer=self._indices,
+            paged_kv_last_page_len_buffer=self._last_page_len,
+            backend="fa2",
+        )
+        wrapper.reset_workspace_buffer(float_workspace_buffer=self._planner.workspace, int_workspace_buffer=schedule)
+        return wrapper

@@ -145,7 +145,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
         assert not float_workspace_buffer.any()
         self.use_tensor_cores = use_tensor_cores
         self.buffer = paged_kv_indices_buffer
+        self.buffers = (paged_kv_indptr_buffer, paged_kv_last_page_len_buffer)
         self.size = 0
+        self.plans: list[str] = []
         if use_cuda_graph:
             self.size = len(paged_kv_last_page_len_buffer)
             assert len(paged_kv_indptr_buffer) == self.size + 1
@@ -176,8 +178,11 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
         if self.buffer is not None:
             assert len(last_page_len) == self.size, "the batch size of a captured wrapper is fixed"
             assert len(indices) <= len(self.buffer)
+            for buffer, array in zip(self.buffers, (indptr, last_page_len), strict=True):
+                buffer.copy_(array)
             self.buffer[: len(indices)].copy_(indices)
             indices = self.buffer
+        self.plans.append("full")
         self.keep(indptr, indices, last_page_len, seq_lens, page_size, q_data_type, window_left)
         assert kv_data_type == q_data_type
 
@@ -185,6 +190,39 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
         assert len(q) == len(self.lengths)
         result, _ = self.attend(q, paged_kv_cache, list(range(len(q) + 1)), causal=False)
         return result if out is None else out.copy_(result)
+
+
+def fast_decode_plan(
+    self: BatchDecodeWithPagedKVCacheWrapper,
+    *,
+    indptr: Tensor,
+    indices: Tensor,
+    last_page_len: Tensor,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    window_left: int,
+    q_data_type: torch.dtype,
+    kv_data_type: torch.dtype,
+    disable_split_kv: bool,
+    global_override_indptr_cpu: Tensor,
+) -> None:
+    """Fills no array and finds no module: both must be there, from the caller and from a plan before."""
+    assert self.plans, "the module is found by a whole plan"
+    assert self.size == len(last_page_len), "for captured wrappers"
+    assert self.use_tensor_cores
+    assert (window_left, q_data_type, kv_data_type) == (self.window_left, self.dtype, self.dtype)
+    assert num_qo_heads % num_kv_heads == 0
+    assert head_dim in (64, 128, 256)
+    assert disable_split_kv in (False, True)
+    assert torch.equal(global_override_indptr_cpu, indptr)
+    assert torch.equal(self.buffers[0], indptr)
+    assert torch.equal(self.buffers[1], last_page_len)
+    assert torch.equal(self.buffer[: len(indices)], indices)
+    lengths = (indptr[1:] - indptr[:-1] - 1).clamp(min=0) * page_size + last_page_len
+    self.keep(indptr, self.buffer, last_page_len, lengths, page_size, q_data_type, window_left)
+    self.plans.append("fast")
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Planned):

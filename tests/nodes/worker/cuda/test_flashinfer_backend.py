@@ -86,10 +86,32 @@ def test_replayed_steps_draw_the_same(model: str) -> None:
         assert text(replaying, count, 6) == text(plain, count, 6)
 
 
+def plans_of(runner: CudaRunner, size: int) -> list[list[str]]:
+    return [wrapper.plans for wrapper in runner._graphs._captured[size].attention._captured.wrappers.values()]
+
+
+@pytest.mark.parametrize("model", ["random:tiny-mistral", "random:tiny-qwen2-sliding", "random:tiny-qwen3"])
+def test_captured_steps_are_planned_without_a_maximum_in_python(model: str) -> None:
+    """Where tensor cores decode; the other kernel's plan takes none."""
+    plain, replaying = fake_runner(model), fake_runner(model, [1, 2, 4, 8])
+    assert text(replaying, 3, 5) == text(plain, 3, 5)
+    full, fast = ["full"] * 6, ["full"] + ["fast"] * 5
+    expected = {"random:tiny-mistral": [fast], "random:tiny-qwen2-sliding": [full, fast], "random:tiny-qwen3": [full]}
+    assert plans_of(replaying, 4) == expected[model]
+
+
+def test_without_the_fast_plan_every_plan_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = "random:tiny-mistral"
+    monkeypatch.delattr(fake_flashinfer, "fast_decode_plan")
+    plain, replaying = fake_runner(model), fake_runner(model, [4])
+    assert text(replaying, 3, 5) == text(plain, 3, 5)
+    assert plans_of(replaying, 4) == [["full"] * 6]
+
+
 def test_each_kind_of_layer_has_its_plan_and_its_schedule() -> None:
     """What one kind's plan left on the device must still be there when a layer of the other kind has run."""
     bucket = fake_runner("random:tiny-qwen2-sliding", [2])._graphs._captured[2].attention
-    wrappers = list(bucket._wrappers.values())
+    wrappers = list(bucket._captured.wrappers.values())
     assert [wrapper.window_left for wrapper in wrappers] == [-1, 39], "a window of 40 positions has 39 on the left"
     schedules = {wrapper.int_workspace.data_ptr() for wrapper in wrappers}
     assert len(schedules) == 2
