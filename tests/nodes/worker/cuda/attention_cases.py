@@ -14,6 +14,7 @@ from torch_running import Row, step
 from kvstore.layout import KVLayout
 from nodes.worker.attention.kinds import CROSS, FULL, AttentionKind
 from nodes.worker.cuda.batch import HostBatch, PageTable, host_batch, pack, unpack
+from nodes.worker.pool_view import PoolView
 
 PAGE = 16
 NUM_PAGES = 120
@@ -31,6 +32,14 @@ class Shape(NamedTuple):
 def layout_of(num_heads: int, num_kv_heads: int, head_dim: int, dtype: str, kinds: Sequence[AttentionKind]) -> KVLayout:
     assert num_heads % num_kv_heads == 0
     return KVLayout(num_layers=len(kinds), num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype, page_size=PAGE)
+
+
+def random_pool(num_heads: int, num_kv_heads: int, head_dim: int, dtype: str) -> PoolView:
+    layout = layout_of(num_heads, num_kv_heads, head_dim, dtype, KINDS)
+    view = PoolView(bytearray(NUM_PAGES * layout.page_bytes), layout)
+    torch.manual_seed(99)
+    view.pages.copy_(torch.randn(view.pages.shape))
+    return view
 
 
 def batch_of(shapes: Sequence[Shape], seed: int = 0) -> HostBatch:

@@ -6,7 +6,7 @@ import fake_flashinfer
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_cases import KINDS, MIXED, NUM_PAGES, Shape, attend, batch_of, layout_of, rows_of
+from attention_cases import KINDS, MIXED, Shape, attend, batch_of, random_pool, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,14 +21,6 @@ from nodes.worker.pool_view import PoolView
 SHAPES = st.lists(
     st.builds(Shape, st.integers(0, 60), st.sampled_from([1, 1, 2, 17, 40]), st.integers(0, 50)), min_size=1, max_size=5
 )
-
-
-def random_pool(num_heads: int, num_kv_heads: int, head_dim: int, dtype: str) -> PoolView:
-    layout = layout_of(num_heads, num_kv_heads, head_dim, dtype, KINDS)
-    view = PoolView(bytearray(NUM_PAGES * layout.page_bytes), layout)
-    torch.manual_seed(99)
-    view.pages.copy_(torch.randn(view.pages.shape))
-    return view
 
 
 def dense(view: PoolView, layer: int, kind: AttentionKind, batch: HostBatch, q: torch.Tensor) -> torch.Tensor:

@@ -142,5 +142,7 @@ def test_the_fake_has_the_real_names() -> None:
         target = real
         for part in name.split("."):
             target = getattr(target, part)
-        parameters = set(inspect.signature(inspect.unwrap(target)).parameters)
-        assert set(inspect.signature(fake).parameters) <= parameters, name
+        parameters = inspect.signature(inspect.unwrap(target)).parameters
+        # From 0.6.18 on some are taken as `**` and checked by FlashInfer itself.
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            assert set(inspect.signature(fake).parameters) <= set(parameters), name
