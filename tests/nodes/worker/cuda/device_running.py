@@ -7,6 +7,7 @@ import torch
 
 from kvstore.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
+from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.attention import TorchAttention
 from nodes.worker.cuda.buckets import Buckets
@@ -63,6 +64,6 @@ def replaying_runner(model: str | Path, sizes: list[int], dtype: str = "auto") -
     source = RandomWeights if spec.source == "random" else SafetensorsWeights
     with torch.inference_mode():
         network = DeviceNetwork(spec, source(spec, torch_dtype), TorchKernels(), torch.device("cpu"))
-        attention, recorder = TorchAttention(view, spec.num_heads), Repeater()
+        attention, recorder = TorchAttention(view, spec.num_heads, kinds_of(spec.layer_windows)), Repeater()
         graphs = DecodeGraphs(network, attention, Buckets(sizes), recorder, 400)
     return CudaRunner(network, attention, 16, 256, "test", graphs), recorder
