@@ -13,6 +13,7 @@ from torch_running import Row, step
 from kvstore.page_pool import HeapHost, PagePool, PoolInfo
 from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
+from nodes.worker.cuda import load
 from nodes.worker.cuda.graphs import DecodeGraphs
 from nodes.worker.cuda.load import build_runner
 from nodes.worker.errors import MemorySaverMissing
@@ -57,10 +58,10 @@ def runner_over(first: PagePool, **options: Any) -> Any:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
-    found, load = Library(), importlib.import_module
+    found, others = Library(), importlib.import_module
 
     def imported(name: str, *arguments: Any) -> Any:
-        return SimpleNamespace(torch_memory_saver=found) if name == "torch_memory_saver" else load(name, *arguments)
+        return SimpleNamespace(torch_memory_saver=found) if name == "torch_memory_saver" else others(name, *arguments)
 
     monkeypatch.setattr(importlib, "import_module", imported)
     return found
@@ -105,7 +106,14 @@ def test_graphs_are_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
         captured.append(attention._pool.pages.data_ptr())
 
     monkeypatch.setattr("nodes.worker.cuda.load.GraphRecorder", lambda _device: None)
-    monkeypatch.setattr("nodes.worker.cuda.load.TorchAttention.can_capture", True)
+    backends = load._backends
+
+    def capturable(*arguments: Any) -> Any:
+        kernels, attention, version = backends(*arguments)
+        attention.can_capture = True
+        return kernels, attention, version
+
+    monkeypatch.setattr(load, "_backends", capturable)
     monkeypatch.setattr(DecodeGraphs, "__init__", capture)
     first, second = pool(1), pool(2)
     runner = runner_over(first)
@@ -118,12 +126,12 @@ def test_graphs_are_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = importlib.import_module
+    imported = importlib.import_module
 
     def missing(name: str, *arguments: Any) -> Any:
         if name == "torch_memory_saver":
             raise ModuleNotFoundError("No module named 'torch_memory_saver'")
-        return load(name, *arguments)
+        return imported(name, *arguments)
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(MemorySaverMissing, match="extra cuda12 or cuda13"):
