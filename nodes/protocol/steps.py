@@ -69,13 +69,18 @@ class Adopt(Message, frozen=True):
 
 
 class Adopted(Message, frozen=True):
-    """`last_step` is the last step the worker ran for the scheduler before (0: none)."""
+    """`last_step` is the last step the worker ran for the scheduler before (0: none).
+
+    `incarnation` is that of the pool it computes on (0: it does not say). A scheduler that has mapped another one ends:
+    its pages are not there.
+    """
 
     last_step: int
     worker_epoch: int
     numerics: str
     vocab_size: int
     max_batch_tokens: int = 0
+    incarnation: int = 0
 
 
 class Dismiss(Message, frozen=True):

@@ -20,10 +20,10 @@ from mesh.address import Address
 from mesh.codec import Codec
 from mesh.errors import CallError
 from mesh.membership import READY, RELEASED, Member
-from mesh.message import Message
+from mesh.message import HotMessage, Message
 from mesh.persistent_ask import PersistentAsk
 from mesh.transport.base import Buffer, Lane
-from nodes.protocol import Adopt, HasLetGo, LetGo, StepResult
+from nodes.protocol import Adopt, Adopted, HasLetGo, LetGo, StepResult
 from nodes.protocol.memory import MEMORY_RELEASED
 from nodes.roles import NODE_CODEC, SCHEDULER, SchedulerAttributes, is_replaced
 from nodes.scheduler.config import ConfigError, SchedulerConfig
@@ -94,7 +94,7 @@ class SchedulerActor(Actor):
         self.on_members([], [], [])
 
     async def _take_over(self) -> PoolHandle | None:
-        """Map the pool and adopt the worker; None if the memory was wanted back before both was done."""
+        """Map the pool and adopt the worker; None if the memory is wanted back, or the worker is on another pool."""
         handle = await self._ask_until_answered(self._config.agent, MapPool(group=self._config.group), "the pool")
         if handle.layout.page_size != self._config.page_size:
             raise ConfigError(
@@ -107,14 +107,15 @@ class SchedulerActor(Actor):
         wanted_back = asyncio.ensure_future(self._is_wanted_back.wait())
         try:
             await asyncio.wait((adopting, wanted_back), return_when=asyncio.FIRST_COMPLETED)
-            if adopting.done() and not wanted_back.done():
-                adopting.result()
+            if adopting.done() and not wanted_back.done() and not self._is_elsewhere(adopting.result()):
                 return handle
         finally:
             adopting.cancel()
             wanted_back.cancel()
         pool.close()
         self._pool = None
+        # One of two has heard of another pool than the other; both will.
+        await asyncio.sleep(self._config.ask_retry_s)
         return None
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
@@ -269,11 +270,19 @@ class SchedulerActor(Actor):
             case _:
                 assert_never(command)
 
+    def _is_elsewhere(self, message: Message | HotMessage) -> bool:
+        """Whether a worker was adopted that computes on another making of the pool than is mapped here."""
+        mapped = self._pool.info.incarnation if self._pool is not None else 0
+        return isinstance(message, Adopted) and message.incarnation not in (0, mapped)
+
     async def _ask(self, command: Ask) -> None:
         try:
             answer = await self.ctx.ask(command.actor_id, command.message, timeout_s=command.timeout_s)
         except CallError as error:
             event: Event = AskFailed(command.tag, error.code, error.message, error.retryable)
         else:
+            if self._is_elsewhere(answer.message):
+                self.ctx.end(f"{command.actor_id} computes on another pool of {self._config.group} than is mapped here")
+                return
             event = Answered(command.tag, answer.message)
         self._handle(event)

@@ -129,6 +129,7 @@ class WorkerActor(Actor):
             numerics=runner.numerics,
             vocab_size=spec.vocab_size,
             max_batch_tokens=config.max_batch_tokens,
+            incarnation=pool.info.incarnation,
         )
         self.ctx.announce(
             "ready",
@@ -223,6 +224,8 @@ class WorkerActor(Actor):
         if self._ahead is not None:
             self._ahead.stop()
             self._ahead = None
+        if self._core is not None:
+            self._core.forget()
         runner, self._runner = self._runner, None
         if isinstance(runner, RemappableRunner) and weights != RELOAD:
             self._runner = runner
@@ -237,6 +240,7 @@ class WorkerActor(Actor):
         """See `Resident`."""
         spec = resolve_model(self._config.model)
         pool, runner = self._map(spec, handle), self._runner
+        self._adopted = msgspec.structs.replace(self._adopted, incarnation=handle.incarnation)
         if isinstance(runner, RemappableRunner):
             await self._in_thread(partial(runner.remap, pool))
             self._begin_ahead(runner)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 
+import msgspec
 import pytest
 import structlog
 
@@ -393,6 +394,23 @@ def test_a_scheduler_that_is_starting_lets_go_and_begins_again() -> None:
             mapped.table()
         assert [type(message) for _, message in ctx.asked[:4]] == [MapPool, Adopt, MapPool, Adopt]
         assert ctx.ended == []
+        await one.stop()
+
+    run(scenario)
+
+
+def test_a_worker_on_another_making_of_the_pool_is_not_taken_over() -> None:
+    async def scenario() -> None:
+        adopted = Adopted(last_step=0, worker_epoch=3, numerics="", vocab_size=100, incarnation=1)
+        elsewhere = msgspec.structs.replace(adopted, incarnation=2)
+        one, ctx, _ = actor(adopted=[elsewhere, adopted, adopted, elsewhere])
+        await one.start()
+        assert [type(message) for _, message in ctx.asked] == [MapPool, Adopt, MapPool, Adopt], "it begins again"
+        await asyncio.sleep(0.01)
+        assert ctx.announced[-1][0] == "ready"
+        one.on_peer_lost(W, "gone")
+        await asyncio.sleep(0.01)
+        assert ctx.ended == ["w computes on another pool of m than is mapped here"]
         await one.stop()
 
     run(scenario)

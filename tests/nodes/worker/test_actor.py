@@ -89,7 +89,7 @@ def test_echo_over_the_pool() -> None:
         assert state == "ready"
         assert (attributes["group"], attributes["vocab_size"], attributes["numerics"]) == ("g", 259, "echo")
         assert adopt(actor) == Adopted(
-            last_step=0, worker_epoch=5, numerics="echo", vocab_size=259, max_batch_tokens=2048
+            last_step=0, worker_epoch=5, numerics="echo", vocab_size=259, max_batch_tokens=2048, incarnation=1
         )
         actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
         actor.on_tell(SCHEDULER, *plan(2, [7], start=3))

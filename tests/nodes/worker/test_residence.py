@@ -151,6 +151,12 @@ def test_a_worker_without_memory_runs_nothing_and_goes_on_with_a_new_pool() -> N
         call = order(actor, TakeUp(group="g", number=2, pool=again))
         assert await answer_of(call) == HasTakenUp(group="g", number=2)
         assert context.announced[-1] == ("ready", {})
+        # A scheduler that slept through it has to adopt again, and hears of the other pool.
+        actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
+        assert len(context.told) == 1
+        assert adopt(actor, epoch=1).incarnation == 2
+        actor.on_tell(SCHEDULER, *plan(1, [4, 5, 6], epoch=2))
+        assert len(context.told) == 1
         adopt(actor, epoch=3)
         actor.on_tell(SCHEDULER, *plan(1, [4, 5, 6], epoch=3))
         await context.until_told(2)
