@@ -97,11 +97,23 @@ def _gib(num_bytes: int) -> str:
     return f"{num_bytes / _GIB:.2f} GiB"
 
 
-def check_memory_saver(settings: Settings, device: str) -> None:
-    """Raises BadConfig if weights are to be saved from a device that there is not."""
+def check_device_options(settings: Settings, device: str) -> None:
+    """Raises BadConfig where what is asked for takes a device, or goes not with the rest."""
     if settings.memory_saver and device == CPU:
         raise BadConfig(
             "there is no memory saver on the CPU",
             why="it keeps in the host's memory what lies in a device's",
             do="leave --memory-saver out: `meshctl release` drops weights there, and `resume` reads them again",
+        )
+    if settings.pool_in_worker and device == CPU:
+        raise BadConfig(
+            "workers cannot make their KV pools on the CPU",
+            why="pools in host memory are files, which outlive workers and cost no context",
+            do="leave --pool-in-worker out, or give --device cuda",
+        )
+    if settings.pool_in_worker and settings.memory_saver:
+        raise BadConfig(
+            "--pool-in-worker and --memory-saver cannot be used together",
+            why="a worker that makes its pool ends when its memory is released, and with it the backup of its weights",
+            do="leave out one of them",
         )

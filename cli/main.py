@@ -53,6 +53,10 @@ def up(
     memory_saver: Annotated[
         bool | None, typer.Option("--memory-saver", help="On a device: `release` backs weights up in host memory.")
     ] = None,
+    pool_in_worker: Annotated[
+        bool | None,
+        typer.Option("--pool-in-worker", help="On a device: workers make their KV pools, which die with them."),
+    ] = None,
     gateways: Annotated[int | None, typer.Option(help="Number of gateways, all on the one port.")] = None,
     tokenizers: Annotated[int | None, typer.Option(help="Number of tokenizers.")] = None,
     detokenizers: Annotated[int | None, typer.Option(help="Number of detokenizers.")] = None,
@@ -75,6 +79,7 @@ def up(
         "model": model, "name": name, "prefill": prefill, "decode": decode, "mixed": mixed, "host": host, "port": port,
         "dtype": dtype, "device": device, "mem_fraction": mem_fraction, "deterministic": deterministic,
         "memory_saver": memory_saver,
+        "pool_in_worker": pool_in_worker,
         "gateways": gateways, "tokenizers": tokenizers, "detokenizers": detokenizers,
         "context_length": context_length, "kv__pages": kv_pages, "kv__memory": kv_memory,
         "max_running": max_running, "chunk": chunk, "local_prefill_max": local_prefill_max, "served_name": served_name,

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from cli.device_pools import DeviceLoad, DeviceMemory, check_memory_saver, device_pages
+from cli.device_pools import DeviceLoad, DeviceMemory, check_device_options, device_pages
 from cli.errors import BadConfig, NoMemory
 from cli.launch.mesh_directory import segment_prefix
 from cli.settings import Settings, parse_bytes
@@ -157,7 +157,7 @@ class _Planner:
                 why="it computes nothing",
                 do="leave --device out, or give a model",
             )
-        check_memory_saver(settings, self._device)
+        check_device_options(settings, self._device)
         self._num_threads = settings.threads or max(1, machine.num_cores // len(self._groups))
         self._prefix = segment_prefix(machine.uid, settings.name)
 
@@ -274,6 +274,7 @@ class _Planner:
             deterministic=self._settings.deterministic,
             mem_fraction=self._settings.mem_fraction,
             memory_saver=self._settings.memory_saver,
+            pool_in_worker=self._settings.pool_in_worker,
         )
 
     @property
@@ -282,9 +283,9 @@ class _Planner:
 
     def _pools(self) -> list[PoolConfig]:
         layout = self._spec.kv_layout(self._settings.dtype, self._settings.kv.page_size)
-        num_pages = self._num_pages(layout)
+        num_pages, in_worker = self._num_pages(layout), self._settings.pool_in_worker
         return [
-            PoolConfig(group=group, num_pages=num_pages, layout=layout, device=self._device)
+            PoolConfig(group=group, num_pages=num_pages, layout=layout, device=self._device, in_worker=in_worker)
             for _, group in self._groups
         ]
 

@@ -54,7 +54,7 @@ class CudaHost:
 
         Raises DeviceError and DeviceExhaustedMemory too.
         """
-        if info.device == CPU or info.is_freed:
+        if info.device == CPU or info.is_freed or info.is_in_worker:
             return self._tables.create(name, info)
         device = cuda_ordinal(info.device)
         pages = DevicePages(device, self.memory.allocate(device, info.pages_bytes), info.pages_bytes)
@@ -73,6 +73,29 @@ class CudaHost:
 
         pool.attach_device(lambda: pages, free)
         return pool
+
+    def make_pages(self, pool: PagePool) -> bytes:
+        """Allocate the pages of an opened pool here, in the place of its owner: the handle that others open them by.
+
+        They are freed when `pool` is closed. Raises DeviceError and DeviceExhaustedMemory.
+        """
+        info = pool.info
+        device = cuda_ordinal(info.device)
+        pages = DevicePages(device, self.memory.allocate(device, info.pages_bytes), info.pages_bytes)
+        making = _Making(pool.path, info.incarnation)
+        try:
+            handle = self.memory.export(device, pages.pointer)
+        except BaseException:
+            self.memory.free(device, pages.pointer)
+            raise
+        self._made[making] = pages
+
+        def free() -> None:
+            del self._made[making]
+            self.memory.free(device, pages.pointer)
+
+        pool.attach_device(lambda: pages, free)
+        return handle
 
     def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
         """See `MemoryHost`. The pages of a pool on a device are opened by its `device_pages`, which raises DeviceError.

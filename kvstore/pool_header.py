@@ -49,6 +49,8 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
     `device` is where the pages lie, `cpu` (in the file) or `cuda:N`; `ipc_handle` is then the 64 bytes of the
     cudaIpcMemHandle of their allocation, which begins with page 0.
 
+    `is_in_worker`: the group's worker makes the pages, in its own process; the handle is there once it has.
+
     The rest is what an operator has had released, and outlives every process. While `weights` is not empty (`keep`,
     `backup`, `reload`: how those of the group's workers go) nobody may map the pool; `is_unwanted`: its pages are to be
     freed when nobody uses them; `is_freed`: they are, and the file ends behind this header.
@@ -63,6 +65,7 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""
     is_unwanted: bool = False
     is_freed: bool = False
+    is_in_worker: bool = False
 
     @property
     def is_released(self) -> bool:

@@ -9,12 +9,21 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, assert_never
 
-import msgspec
-
 from kvstore.cuda_pool import CudaHost
 from kvstore.errors import DeviceError, DeviceExhaustedMemory, DeviceFault, KVError, TransferError
 from kvstore.page_pool import MemoryHost, PagePool, ShmHost
-from kvstore.protocol import CloseGrant, ClosePair, MapPool, OfferPair, OpenGrant, PagesReady, PoolHandle, SendPages
+from kvstore.protocol import (
+    CloseGrant,
+    ClosePair,
+    MakePages,
+    MapPool,
+    OfferPages,
+    OfferPair,
+    OpenGrant,
+    PagesReady,
+    PoolHandle,
+    SendPages,
+)
 from kvstore.transfer.base import Peer
 from kvstore.transfer.nccl_link import LinkMaker, NcclLinks
 from kvstore.transfer.pair import PAIR_ABORTED
@@ -36,8 +45,6 @@ from nodes.kv_agent.events import (
     CopyDone,
     Draining,
     Event,
-    GroupHeld,
-    GroupReleased,
     MapAsked,
     MapForeign,
     OpenAsked,
@@ -54,11 +61,12 @@ from nodes.kv_agent.events import (
     Tick,
     UnmapForeign,
 )
-from nodes.kv_agent.memory_actions import MemoryActions
+from nodes.kv_agent.held_pools import HeldPools
+from nodes.kv_agent.own_pools import held_bytes
 from nodes.kv_agent.pools import Possession, take_pool
 from nodes.kv_agent.pullers import Pullers, make_transports
 from nodes.protocol.memory import HasLetGo, LetGo, ListMemory, ReleaseMemory, ResumeMemory
-from nodes.roles import KV_AGENT, NODE_CODEC, KVAgentAttributes
+from nodes.roles import KV_AGENT, NODE_CODEC
 
 if TYPE_CHECKING:
     from kvstore.transfer.puller import Target
@@ -96,7 +104,7 @@ class KVAgent(Actor):
         self._pumping: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
         self._core = AgentCore("", [], Bounds())
-        self._memory: MemoryActions | None = None
+        self._held: HeldPools | None = None
 
     async def start(self) -> None:
         """Take the pools. Raises PoolError, which names the pool and what to do; nothing is left half made."""
@@ -105,60 +113,28 @@ class KVAgent(Actor):
             pool, found = await self._take(wanted)
             self._pools[wanted.group] = pool
             info = pool.info
-            facts.append(_facts(pool))
-            self.ctx.log.info("pool", group=info.group, found=found, bytes=_num_bytes(pool), path=pool.path)
+            facts.append(Pool.of(pool))
+            self.ctx.log.info("pool", group=info.group, found=found, bytes=held_bytes(pool), path=pool.path)
         bounds = Bounds(self._config.max_grants, self._config.max_remembered, self._config.limits)
         self._core = AgentCore(self.ctx.address.actor_id, facts, bounds)
-        infos = [pool.info for pool in self._pools.values()]
-        self._memory = MemoryActions(self, self._host, infos, self._name_of, self._config.device_wait_s)
-        for group, pool in self._pools.items():
-            self.put_pool(group, pool, is_offered=not pool.info.is_released)
-        self.on_members([], [], [])
-
-    # what `MemoryActions` needs
-
-    def pool(self, group: str) -> PagePool:
-        """See `PoolOwner`."""
-        return self._pools[group]
-
-    def stop_copies(self, group: str) -> None:
-        """See `PoolOwner`."""
-        self._handle(GroupReleased(group))
-        self._announce()
-
-    def is_copying(self, group: str) -> bool:
-        """See `PoolOwner`."""
-        return self._core.is_using(group)
-
-    def forget_pool(self, group: str) -> None:
-        """See `PoolOwner`."""
-        self._targets.pop(group, None)
-        self._unmap(SourceId(self.ctx.address.actor_id, group))
-
-    def put_pool(self, group: str, pool: PagePool, *, is_offered: bool) -> None:
-        """See `PoolOwner`."""
-        self._pools[group] = pool
-        if not pool.info.is_freed and group not in self._targets:
-            self._targets[group] = self._puller.target(pool)
-        self._handle(GroupHeld(_facts(pool)) if is_offered else GroupReleased(group))
-        self._announce()
-
-    def handle(self, group: str) -> PoolHandle:
-        """See `PoolOwner`."""
-        return self._core.handle_of(group)
-
-    def _announce(self) -> None:
-        pools = self._pools.items()
-        attributes = KVAgentAttributes(
-            groups=sorted(self._pools),
-            transports=self._puller.names,
-            incarnations={group: pool.info.incarnation for group, pool in pools if not pool.info.is_freed},
-            released=sorted(group for group, pool in pools if pool.info.is_released),
+        self._held = HeldPools(
+            self, self._pools, self._targets, self._puller, self._host, self._name_of, self._config.device_wait_s
         )
-        self.ctx.announce(**msgspec.structs.asdict(attributes))
 
-    def _name_of(self, group: str) -> str:
-        return self._config.prefix + group
+    # what `HeldPools` needs
+
+    @property
+    def core(self) -> AgentCore:
+        """See `HeldBy`."""
+        return self._core
+
+    def feed(self, event: Event) -> None:
+        """See `HeldBy`."""
+        self._handle(event)
+
+    def unmap(self, source: SourceId) -> None:
+        """See `HeldBy`."""
+        self._unmap(source)
 
     def on_tell(self, sender: Address, message: Message | HotMessage, buffers: Sequence[Buffer]) -> None:
         """Announcements of prefill schedulers."""
@@ -176,8 +152,11 @@ class KVAgent(Actor):
         if isinstance(message, OfferPair | SendPages) and self._pairs is not None:
             self._pairs.on_ask(call)
             return
-        if isinstance(message, ReleaseMemory | ResumeMemory | ListMemory) and self._memory is not None:
-            self._memory.on_ask(call)
+        if isinstance(message, ReleaseMemory | ResumeMemory | ListMemory) and self._held is not None:
+            self._held.on_wish(call)
+            return
+        if isinstance(message, MakePages | OfferPages) and self._held is not None:
+            self._held.on_pages(call, message)
             return
         if isinstance(message, LetGo):
             self._handle(SourceReleased(SourceId(call.sender.actor_id, message.group)))
@@ -205,13 +184,13 @@ class KVAgent(Actor):
         if self._pairs is not None:
             self._pairs.transport.agent_lost(peer.actor_id)
         self._handle(PeerGone(peer, reason))
-        if self._memory is not None:
-            self._memory.on_peer_lost(peer)
+        if self._held is not None:
+            self._held.on_peer_lost(peer)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
         """Whoever maps a pool comes, goes, and lets go of it."""
-        if self._memory is not None:
-            self._memory.on_members(left)
+        if self._held is not None:
+            self._held.on_members(left)
 
     async def drain(self) -> None:
         """Open no more grants; return when those that are open have ended, by their deadlines at the latest."""
@@ -225,8 +204,8 @@ class KVAgent(Actor):
         for timer in (self._timer, self._pumping):
             if timer is not None:
                 timer.cancel()
-        if self._memory is not None:
-            self._memory.stop()
+        if self._held is not None:
+            self._held.stop()
         self._puller.close()
         for pool in self._pools.values():
             try:
@@ -244,10 +223,13 @@ class KVAgent(Actor):
         figures = self._core.gauges()
         for group, pool in self._pools.items():
             figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pool.num_pages - 1)
-            figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(_num_bytes(pool))
+            figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(held_bytes(pool))
         return figures
 
     # inside
+
+    def _name_of(self, group: str) -> str:
+        return self._config.prefix + group
 
     async def _take(self, wanted: PoolConfig) -> Possession:
         """`take_pool`, again and again while its device is full: who maps pages of a dead agent is just ending."""
@@ -275,8 +257,8 @@ class KVAgent(Actor):
             self._is_handling = False
         if self._idle is not None and not self._core.num_live:
             self._idle.set()
-        if self._memory is not None:
-            self._memory.copies_changed()
+        if self._held is not None:
+            self._held.copies_changed()
         self._set_timer()
         self._keep_pumping()
 
@@ -286,8 +268,8 @@ class KVAgent(Actor):
                 call = self._calls.pop(number, None)
                 if call is not None:
                     call.reply(message)
-                    if isinstance(message, PoolHandle) and self._memory is not None:
-                        self._memory.on_mapped(message.group, call.sender)
+                    if isinstance(message, PoolHandle) and self._held is not None:
+                        self._held.mapped(message.group, call.sender)
             case Refuse(number, code, reason, retryable):
                 call = self._calls.pop(number, None)
                 if call is not None:
@@ -385,15 +367,3 @@ class KVAgent(Actor):
                 # Nothing that this process does on the device succeeds any more; the next one makes the pools again.
                 self.ctx.end(f"a device failed: {ended.event.message}")
         self._keep_pumping()
-
-
-def _num_bytes(pool: PagePool) -> int:
-    """Bytes of file and pages, wherever they lie."""
-    if pool.info.is_freed:
-        return pool.info.file_bytes
-    return pool.info.pages_offset + pool.info.pages_bytes
-
-
-def _facts(pool: PagePool) -> Pool:
-    info = pool.info
-    return Pool(info.group, pool.path, info.num_pages, info.layout, info.incarnation, info.device)

@@ -25,15 +25,19 @@ class ConfigError(ValueError):
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The pool of one worker group: `num_pages` pages, the padding page included.
 
-    `device` is where its pages lie: `cpu` (shared memory of the host) or `cuda:N`.
+    `device` is where its pages lie: `cpu` (shared memory of the host) or `cuda:N`. `in_worker`: the group's worker
+    makes those on a device, see `worker_pools.py`.
     """
 
     group: str
     num_pages: int
     layout: KVLayout
     device: str = CPU
+    in_worker: bool = False
 
     def __post_init__(self) -> None:
+        if self.in_worker and self.device == CPU:
+            raise ConfigError(f"pool of {self.group}: pages in host memory are the kv_agent's, not a worker's")
         if not _NAME.fullmatch(self.group):
             raise ConfigError(f"group {self.group!r} must be letters, digits, '.', '_' or '-' (it names a file)")
         if self.num_pages < 2:

@@ -116,8 +116,8 @@ class AgentCore:
             case Draining():
                 self._is_draining = True
                 return []
-            case GroupReleased(group):
-                return self._release(group, now)
+            case GroupReleased():
+                return self._withdraw(event, now)
             case GroupHeld(pool):
                 self._own.put(pool)
                 return []
@@ -256,15 +256,16 @@ class AgentCore:
                 commands += self._feed(session, transfer.SourceRefused(code, message), now)
         return commands
 
-    def _release(self, group: str, now: float) -> list[Command]:
+    def _withdraw(self, event: GroupReleased, now: float) -> list[Command]:
         """Nothing may be written to an own pool, or read from it: `is_using` says when nothing is any more."""
-        source, message = self._own.release(group), f"the memory of {group} is released"
+        group, code, message = event
+        source = self._own.withdraw(group, code, message)
         commands: list[Command] = []
         for session in list(self._sessions.values()):
             if session.grant.group == group:
-                commands += self._feed(session, transfer.Revoked(MEMORY_RELEASED, message), now)
+                commands += self._feed(session, transfer.Revoked(code, message), now)
             elif source_of(session) == source:
-                commands += self._feed(session, transfer.SourceRefused(MEMORY_RELEASED, message), now)
+                commands += self._feed(session, transfer.SourceRefused(code, message), now)
         return commands
 
     def handle_of(self, group: str) -> PoolHandle:

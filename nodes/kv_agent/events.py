@@ -97,9 +97,11 @@ class Draining(NamedTuple):
 
 
 class GroupReleased(NamedTuple):
-    """The pool of a group is to be freed: nothing begins with it any more, and what has begun ends."""
+    """Nobody has the pool of a group any more: nothing begins with it, and what has begun ends. Why, for who asks."""
 
     group: str
+    code: str
+    message: str
 
 
 class GroupHeld(NamedTuple):

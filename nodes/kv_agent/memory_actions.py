@@ -11,7 +11,7 @@ import msgspec
 
 from kvstore.errors import DeviceExhaustedMemory, KVError
 from kvstore.page_pool import MemoryHost, PagePool
-from kvstore.pool_header import PoolInfo, incarnation_of
+from kvstore.pool_header import PoolInfo
 from kvstore.protocol import PoolHandle
 from mesh.actor import Call, Context
 from mesh.address import Address
@@ -64,6 +64,10 @@ class PoolOwner(Protocol):
         """The pool of a group, or what a release left of it."""
         ...
 
+    def next_incarnation(self) -> int:
+        """What the next making of a pool is called."""
+        ...
+
     def stop_copies(self, group: str) -> None:
         """Let nobody map the pool, nor copy from or to it."""
         ...
@@ -84,6 +88,14 @@ class PoolOwner(Protocol):
         """Where the pool of a group lies, for whoever maps it."""
         ...
 
+    def mapped(self, group: str, holder: Address) -> None:
+        """Somebody was told so."""
+        ...
+
+    def lost(self, address: Address) -> None:
+        """An incarnation is gone for certain."""
+        ...
+
 
 class MemoryActions:
     """See the module. `name` makes a pool's name of its group; `wait_s`: for device memory that others still have."""
@@ -98,7 +110,6 @@ class MemoryActions:
         self._core = MemoryCore(_facts(info) for info in infos)
         self._calls: dict[int, Call] = {}
         self._num_calls = 0
-        self._num_made = 0
         self._stopping: set[str] = set()
         self._events: list[MemoryEvent] = []
         self._is_handling = False
@@ -122,7 +133,7 @@ class MemoryActions:
         for member in left:
             now = members.get(member.actor_id)
             if now is None or now.epoch > member.epoch:
-                self._handle(HolderLost(member.address))
+                self._lost(member.address)
         holders = [_seen(member) for member in members.all() if member.role in (SCHEDULER, WORKER)]
         self._handle(MembersSeen(holders, frozenset(member.address for member in members.all())))
 
@@ -130,7 +141,11 @@ class MemoryActions:
         """A link ended. That is a death only if nobody counts it a member, or a later incarnation is there."""
         member = self._owner.ctx.members.get(peer.actor_id)
         if member is None or member.epoch > peer.epoch:
-            self._handle(HolderLost(peer))
+            self._lost(peer)
+
+    def _lost(self, address: Address) -> None:
+        self._handle(HolderLost(address))
+        self._owner.lost(address)
 
     def copies_changed(self) -> None:
         """Copies may have ended."""
@@ -207,8 +222,7 @@ class MemoryActions:
     async def _make(self, group: str) -> None:
         owner = self._owner
         deadline = owner.ctx.now() + self._wait_s
-        self._num_made += 1
-        incarnation = incarnation_of(owner.ctx.address.epoch, self._num_made)
+        incarnation = owner.next_incarnation()
         while True:
             left = owner.pool(group)
             owner.forget_pool(group)

@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 from kvstore.device import CPU
 from kvstore.layout import KVLayout
+from kvstore.page_pool import PagePool
+from kvstore.pool_header import PoolInfo
 from kvstore.protocol import PoolHandle
 from kvstore.transfer.session import TransferSession
 from nodes.kv_agent.events import Refuse, SourceId
 from nodes.kv_agent.sources import SourceFacts
+from nodes.kv_agent.worker_pools import PAGES_PENDING
 from nodes.protocol.memory import MEMORY_RELEASED
 
 
@@ -25,15 +28,21 @@ class Pool(NamedTuple):
     incarnation: int
     device: str = CPU
 
+    @classmethod
+    def of(cls, pool: PagePool) -> "Pool":
+        """What the header says."""
+        info = pool.info
+        return cls(info.group, pool.path, info.num_pages, info.layout, info.incarnation, info.device)
+
 
 class OwnPools:
-    """By group. A released pool keeps its facts, but nobody gets at it."""
+    """By group. A pool that is away keeps its facts, but nobody gets at it."""
 
     def __init__(self, actor_id: str, pools: Iterable[Pool]) -> None:
         self._actor_id = actor_id
         self._pools = {pool.group: pool for pool in pools}
         self._digests = {group: pool.layout.digest for group, pool in self._pools.items()}
-        self._released: set[str] = set()
+        self._away: dict[str, tuple[str, str]] = {}
         # Shared with `Sources`, which reads it.
         self.sources = {self._source(group): self._facts(group) for group in self._pools}
 
@@ -45,9 +54,9 @@ class OwnPools:
         """What the layout of a known group hashes to."""
         return self._digests[group]
 
-    def release(self, group: str) -> SourceId:
+    def withdraw(self, group: str, code: str, message: str) -> SourceId:
         """Nobody may begin anything with it any more. Returns it as a source of copies."""
-        self._released.add(group)
+        self._away[group] = code, message
         self.sources.pop(self._source(group), None)
         return self._source(group)
 
@@ -55,7 +64,7 @@ class OwnPools:
         """It is there, again or for the first time."""
         self._pools[pool.group] = pool
         self._digests[pool.group] = pool.layout.digest
-        self._released.discard(pool.group)
+        self._away.pop(pool.group, None)
         self.sources[self._source(pool.group)] = self._facts(pool.group)
 
     def handle(self, pool: Pool) -> PoolHandle:
@@ -75,9 +84,8 @@ class OwnPools:
         if group not in self._pools:
             known = ", ".join(sorted(self._pools)) or "none"
             return Refuse(call, "unknown_group", f"{self._actor_id} has no pool of group {group!r} (it has: {known})")
-        if group in self._released:
-            message = f"the memory of {group} is released; `meshctl resume {group}` brings it back"
-            return Refuse(call, MEMORY_RELEASED, message, retryable=True)
+        if group in self._away:
+            return Refuse(call, *self._away[group], retryable=True)
         return None
 
     def _source(self, group: str) -> SourceId:
@@ -85,6 +93,18 @@ class OwnPools:
 
     def _facts(self, group: str) -> SourceFacts:
         return SourceFacts(self._pools[group].incarnation, self._digests[group])
+
+
+def held_bytes(pool: PagePool) -> int:
+    """Bytes of file and pages, wherever they lie."""
+    return pool.info.file_bytes if pool.info.is_freed else pool.info.pages_offset + pool.info.pages_bytes
+
+
+def absence(info: PoolInfo) -> tuple[str, str]:
+    """Why a pool that is not offered is not: code and message."""
+    if info.is_released:
+        return MEMORY_RELEASED, f"the memory of {info.group} is released; `meshctl resume {info.group}` brings it back"
+    return PAGES_PENDING, f"the worker of {info.group} has not made its pages yet"
 
 
 def source_of(session: TransferSession) -> SourceId | None:

@@ -22,9 +22,12 @@ from kvstore.protocol import (
     ClosePair,
     GrantClosed,
     GrantOpened,
+    MakePages,
     MapPool,
+    OfferPages,
     OfferPair,
     OpenGrant,
+    PagesOffered,
     PagesPulled,
     PagesReady,
     PagesSent,
@@ -134,6 +137,9 @@ NodeMessage = (
     | HasLetGo
     | TakeUp
     | HasTakenUp
+    | MakePages
+    | OfferPages
+    | PagesOffered
 )
 """Control messages: MessagePack maps, told apart by their tag."""
 
@@ -161,11 +167,14 @@ __all__ = [
     "LetGo",
     "ListMemory",
     "Load",
+    "MakePages",
     "MapPool",
     "MemoryList",
     "NodeMessage",
+    "OfferPages",
     "OfferPair",
     "OpenGrant",
+    "PagesOffered",
     "PagesPulled",
     "PagesReady",
     "PagesSent",

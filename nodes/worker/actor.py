@@ -19,9 +19,8 @@ from typing import Any, ClassVar, Final, TypeVar, assert_never
 import msgspec
 
 from kvstore.device import CPU
-from kvstore.mapping import map_pool
 from kvstore.page_pool import MemoryHost, PagePool
-from kvstore.protocol import MapPool, PoolHandle
+from kvstore.protocol import PoolHandle
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
@@ -48,7 +47,7 @@ from nodes.worker.core import (
     StepRefused,
     WorkerCore,
 )
-from nodes.worker.errors import LayoutMismatch
+from nodes.worker.pool_taking import ask_for_pool, make_pages, take_pool
 from nodes.worker.residence_actions import ResidenceActions, give_back_heap
 from nodes.worker.runners import RunnerFactory, make_runner
 from nodes.worker.step import (
@@ -109,15 +108,10 @@ class WorkerActor(Actor):
         """Map the pool and load the model, then announce `ready`. Raises ModelError, PoolError or WorkerError."""
         config = self._config
         spec = resolve_model(config.model)
-        handle: PoolHandle = await self._persistent.ask(
-            self.ctx,
-            config.agent,
-            MapPool(group=config.group),
-            timeout_s=config.map_timeout_s,
-            what="the pool",
-            refused=self._on_refusal,
-        )
-        pool = self._map(spec, handle)
+        handle = await ask_for_pool(self.ctx, self._persistent, config, self._on_refusal)
+        pool = self._pool = take_pool(self._host, config, spec, handle)
+        if config.pool_in_worker:
+            await make_pages(self.ctx, self._persistent, config, self._host, pool)
         runner = self._runner = await self._load(spec, pool)
         self._core = WorkerCore(
             Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens),
@@ -138,7 +132,7 @@ class WorkerActor(Actor):
             vocab_size=spec.vocab_size,
             numerics=runner.numerics,
             max_batch_tokens=config.max_batch_tokens,
-            memory_saver=config.memory_saver and config.tp_size == 1,
+            memory_saver=config.memory_saver and self._releases_in_place,
         )
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
@@ -239,7 +233,8 @@ class WorkerActor(Actor):
     async def take_memory(self, handle: PoolHandle) -> None:
         """See `Resident`."""
         spec = resolve_model(self._config.model)
-        pool, runner = self._map(spec, handle), self._runner
+        pool = self._pool = take_pool(self._host, self._config, spec, handle)
+        runner = self._runner
         self._adopted = msgspec.structs.replace(self._adopted, incarnation=handle.incarnation)
         if isinstance(runner, RemappableRunner):
             await self._in_thread(partial(runner.remap, pool))
@@ -247,10 +242,13 @@ class WorkerActor(Actor):
         else:
             self._runner = await self._load(spec, pool)
 
+    @property
+    def _releases_in_place(self) -> bool:
+        """Ranks of a group live and end together, and pages made here go with this process: the next ones wait."""
+        return self._config.tp_size == 1 and not self._config.pool_in_worker
+
     def _on_order(self, call: Call, order: LetGo | TakeUp) -> None:
-        # Ranks of a group live and end together: the next ones wait for the pool before they meet.
-        is_alone = self._config.tp_size == 1
-        if self._core is not None and (is_alone or isinstance(order, TakeUp)):
+        if self._core is not None and (self._releases_in_place or isinstance(order, TakeUp)):
             self._residence.on_order(call, order)
         elif isinstance(order, LetGo) and self._pool is None:
             call.reply(HasLetGo(group=order.group, number=order.number))
@@ -262,17 +260,6 @@ class WorkerActor(Actor):
     def _on_refusal(self, error: CallError) -> None:
         if error.code == MEMORY_RELEASED:
             self.ctx.announce(RELEASED, group=self._config.group)
-
-    def _map(self, spec: ModelSpec, handle: PoolHandle) -> PagePool:
-        config = self._config
-        wanted = spec.kv_layout(config.dtype, config.page_size)
-        if handle.layout.digest != wanted.digest:
-            raise LayoutMismatch(
-                f"{config.agent} has made the pool of {config.group} for {handle.layout}, and {config.model} needs"
-                f" {wanted}. Give agent, scheduler and worker of a group the same model, dtype and page size."
-            )
-        self._pool = map_pool(self._host, handle)
-        return self._pool
 
     async def _load(self, spec: ModelSpec, pool: PagePool) -> Runner:
         if spec.source == "echo":

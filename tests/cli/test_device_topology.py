@@ -66,6 +66,8 @@ def test_pool_and_worker_are_told_the_same_device(device, name):
     for worker in configs(topology, "worker"):
         assert (worker.device, worker.mem_fraction, worker.deterministic) == (name, 0.8, True)
         assert worker.memory_saver
+    (agent,) = configs(planned(device=device, pool_in_worker=True), "kv_agent")
+    assert all(pool.in_worker for pool in agent.pools)
 
 
 def test_settings_of_workers_that_have_no_flag():
@@ -144,6 +146,10 @@ def test_what_cannot_be_on_a_device():
         planned("echo")
     with pytest.raises(BadConfig, match="no memory saver on the CPU"):
         planned(device="cpu", memory_saver=True)
+    with pytest.raises(BadConfig, match="cannot make their KV pools on the CPU"):
+        planned(device="cpu", pool_in_worker=True)
+    with pytest.raises(BadConfig, match="cannot be used together"):
+        planned(memory_saver=True, pool_in_worker=True)
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"device": "gpu"}, Settings)
 

@@ -1,0 +1,156 @@
+"""The pools that an agent holds while it lives: they are given up, made again and offered, and the mesh is told.
+
+The hands of `memory_actions.py` and `worker_pool_actions.py`; `HeldBy` is what is needed of the actor.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+
+from kvstore.page_pool import MemoryHost, PagePool
+from kvstore.pool_header import incarnation_of
+from kvstore.protocol import MakePages, OfferPages, PoolHandle
+from kvstore.transfer.puller import Target
+from mesh.actor import Call, Context
+from mesh.address import Address
+from mesh.membership import Member
+from nodes.kv_agent.core import AgentCore
+from nodes.kv_agent.events import Event, GroupHeld, GroupReleased, SourceId
+from nodes.kv_agent.memory_actions import MemoryActions
+from nodes.kv_agent.own_pools import Pool, absence
+from nodes.kv_agent.pullers import Pullers
+from nodes.kv_agent.worker_pool_actions import WorkerPoolActions
+from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
+from nodes.roles import KVAgentAttributes
+
+
+class HeldBy(Protocol):
+    """The actor: its core takes `feed`'s events, and it has mapped its own pools like those of others."""
+
+    ctx: Context
+
+    @property
+    def core(self) -> AgentCore:
+        """Grants and transfers."""
+        ...
+
+    def feed(self, event: Event) -> None:
+        """Give the core an event."""
+        ...
+
+    def unmap(self, source: SourceId) -> None:
+        """Give up a mapping that copies read from."""
+        ...
+
+
+class HeldPools:
+    """See `PoolOwner`. `pools` and `targets` are the actor's own, by group; `name` makes a pool's name of its group."""
+
+    def __init__(
+        self,
+        actor: HeldBy,
+        pools: dict[str, PagePool],
+        targets: dict[str, Target],
+        puller: Pullers,
+        host: MemoryHost,
+        name: Callable[[str], str],
+        wait_s: float,
+    ) -> None:
+        self.ctx = actor.ctx
+        self._actor = actor
+        self._pools = pools
+        self._targets = targets
+        self._puller = puller
+        self._numbers = itertools.count(1)
+        infos = [pool.info for pool in pools.values()]
+        self._memory = MemoryActions(self, host, infos, name, wait_s)
+        self._made = WorkerPoolActions(self, host, infos, name)
+        for group, pool in list(pools.items()):
+            self.put_pool(group, pool, is_offered=not pool.info.is_released)
+        self.on_members(())
+
+    # what the actor tells
+
+    def on_wish(self, call: Call) -> None:
+        """An operator asks for memory, or how it stands."""
+        assert isinstance(call.message, ReleaseMemory | ResumeMemory | ListMemory), "nothing else is asked for"
+        self._memory.on_ask(call)
+
+    def on_pages(self, call: Call, message: MakePages | OfferPages) -> None:
+        """A worker makes pages itself."""
+        self._made.on_ask(call, message)
+
+    def on_members(self, left: Iterable[Member]) -> None:
+        """The view of the mesh changed."""
+        self._memory.on_members(left)
+
+    def on_peer_lost(self, peer: Address) -> None:
+        """A link ended."""
+        self._memory.on_peer_lost(peer)
+
+    def copies_changed(self) -> None:
+        """Copies may have ended."""
+        self._memory.copies_changed()
+        self._made.copies_changed()
+
+    def stop(self) -> None:
+        """The actor ends."""
+        self._memory.stop()
+
+    # see `PoolOwner`
+
+    def pool(self, group: str) -> PagePool:
+        """See `PoolOwner`."""
+        return self._pools[group]
+
+    def next_incarnation(self) -> int:
+        """See `PoolOwner`."""
+        return incarnation_of(self.ctx.address.epoch, next(self._numbers))
+
+    def stop_copies(self, group: str) -> None:
+        """See `PoolOwner`."""
+        self._actor.feed(GroupReleased(group, *absence(self._pools[group].info)))
+        self._announce()
+
+    def is_copying(self, group: str) -> bool:
+        """See `PoolOwner`."""
+        return self._actor.core.is_using(group)
+
+    def forget_pool(self, group: str) -> None:
+        """See `PoolOwner`."""
+        self._targets.pop(group, None)
+        self._actor.unmap(SourceId(self.ctx.address.actor_id, group))
+
+    def put_pool(self, group: str, pool: PagePool, *, is_offered: bool) -> None:
+        """See `PoolOwner`."""
+        self._pools[group] = pool
+        if not pool.info.is_freed and group not in self._targets:
+            self._targets[group] = self._puller.target(pool)
+        self._actor.feed(GroupHeld(Pool.of(pool)))
+        if not is_offered or self._made.is_pending(group):
+            self._actor.feed(GroupReleased(group, *absence(pool.info)))
+        self._announce()
+
+    def handle(self, group: str) -> PoolHandle:
+        """See `PoolOwner`."""
+        return self._actor.core.handle_of(group)
+
+    def mapped(self, group: str, holder: Address) -> None:
+        """See `PoolOwner`."""
+        self._memory.on_mapped(group, holder)
+
+    def lost(self, address: Address) -> None:
+        """See `PoolOwner`."""
+        self._made.on_lost(address)
+
+    def _announce(self) -> None:
+        pools = self._pools.items()
+        attributes = KVAgentAttributes(
+            groups=sorted(self._pools),
+            transports=self._puller.names,
+            incarnations={group: pool.info.incarnation for group, pool in pools if not pool.info.is_freed},
+            released=sorted(group for group, pool in pools if pool.info.is_released),
+        )
+        self.ctx.announce(**msgspec.structs.asdict(attributes))
