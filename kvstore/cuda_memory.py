@@ -2,13 +2,14 @@
 
 `DeviceMemory` is the seam; `load_cupy_memory` makes the one implementation, over CuPy's bindings of the CUDA runtime.
 The only file that imports CuPy, and only when device memory is first used: a process that never does needs neither
-CuPy nor a driver. Used by `cuda_pool.py` and `transfer/cuda_ipc.py`.
+CuPy nor a driver. Used by `cuda_pool.py`, `transfer/cuda_ipc.py` and `transfer/staging.py`.
 
-A process that was forked after CUDA was used in its parent cannot use it; those that come here are spawned. Calls are
-made from any one thread at a time: the current device belongs to the thread, so each call sets it.
+A process that was forked after CUDA was used in its parent cannot use it; those that come here are spawned. Calls may
+come from any thread: the current device belongs to the thread, so each call sets it. A stream is used by one thread.
 """
 
 import contextlib
+import ctypes
 import importlib
 from collections.abc import Generator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
@@ -29,14 +30,22 @@ _UNAVAILABLE: Final = frozenset({_INITIALIZATION, 35, 46, 100, 101, 802, 803})
 _FIRST_FAULT: Final = 700
 
 _LAZY_ENABLE_PEER_ACCESS: Final = 1
+_HOST_ALLOC_PORTABLE: Final = 1
 
 
 class CopyRange(NamedTuple):
-    """Bytes to copy between two device addresses of this process."""
+    """Bytes to copy between two addresses of this process: on devices, or of page-locked host memory."""
 
     destination: int
     source: int
     num_bytes: int
+
+
+class HostBuffer(NamedTuple):
+    """Page-locked memory of this process: copies between it and a device run beside everything else."""
+
+    pointer: int
+    view: memoryview
 
 
 class CopyMark(Protocol):
@@ -97,6 +106,14 @@ class DeviceMemory(Protocol):
 
     def close(self, device: int, pointer: int) -> None:
         """Give up what `open` returned. No copy may use it any more."""
+        ...
+
+    def allocate_host(self, device: int, num_bytes: int) -> HostBuffer:
+        """Page-locked host memory for copies to and from a device. Raises DeviceFault, DeviceUnavailable."""
+        ...
+
+    def free_host(self, device: int, buffer: HostBuffer) -> None:
+        """Give it back. No copy may use it any more, nor anybody its view."""
         ...
 
     def stream(self, device: int) -> CopyStream:
@@ -176,6 +193,18 @@ class CupyMemory:
         """See `DeviceMemory`."""
         with self._on(device, "closing another process's memory"):
             self._runtime.ipcCloseMemHandle(pointer)
+
+    def allocate_host(self, device: int, num_bytes: int) -> HostBuffer:
+        """See `DeviceMemory`. Portable: any device's copies may use it."""
+        with self._on(device, f"allocating {num_bytes} bytes of page-locked host memory"):
+            pointer = int(self._runtime.hostAlloc(num_bytes, _HOST_ALLOC_PORTABLE))
+        return HostBuffer(pointer, memoryview((ctypes.c_ubyte * num_bytes).from_address(pointer)).cast("B"))
+
+    def free_host(self, device: int, buffer: HostBuffer) -> None:
+        """See `DeviceMemory`."""
+        buffer.view.release()
+        with self._on(device, "freeing page-locked host memory"):
+            self._runtime.freeHost(buffer.pointer)
 
     def stream(self, device: int) -> "_CupyStream":
         """See `DeviceMemory`. Non-blocking: it does not wait for the legacy default stream, nor that for it."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvstore.cuda_memory import HANDLE_BYTES, CopyRange
+from kvstore.cuda_memory import HANDLE_BYTES, CopyRange, HostBuffer
 from kvstore.errors import DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
 
 
@@ -60,6 +60,7 @@ class FakeDeviceMemory:
         FakeDeviceMemory.processes += 1
         self.cards = cards
         self.mapped: dict[int, Mapped] = {}
+        self.host_buffers: list[Allocation] = []
         self._next = FakeDeviceMemory.processes << 40
 
     def num_devices(self) -> int:
@@ -114,6 +115,17 @@ class FakeDeviceMemory:
             self.mapped[pointer] = Mapped(allocation, num_opens - 1)
             return
         self._require_unused(allocation)
+
+    def allocate_host(self, device: int, num_bytes: int) -> HostBuffer:
+        self._require(device)
+        allocation = Allocation(self, device, num_bytes)
+        self.host_buffers.append(allocation)
+        return HostBuffer(self._map(allocation, 0), memoryview(allocation.data))
+
+    def free_host(self, device: int, buffer: HostBuffer) -> None:
+        allocation, _ = self.mapped.pop(buffer.pointer)
+        self._require_unused(allocation)
+        self.host_buffers.remove(allocation)
 
     def stream(self, device: int) -> "FakeStream":
         self._require(device)
