@@ -1,9 +1,9 @@
 """Pages from another process over the `tcp` transport: `python -m benchmarks.tcp_transfer`.
 
 64 MiB of pages over loopback, sent by a process of its own, for 1 to 4 connections: in one run, and in pieces of
-192 KiB that lie scattered at both ends. Beside it, interleaved in the same run: a plain socket (`sendall` and `recv_into` of as
-many bytes, 2 MiB a call) and one memcpy of them. Medians of all rounds. Loopback copies every byte twice in the kernel,
-on the cores of both ends.
+192 KiB that lie scattered at both ends. Beside it, interleaved in the same run: a plain socket (`sendall` and
+`recv_into` of as many bytes, 2 MiB a call) and one memcpy of them. Medians of all rounds. Loopback copies every byte
+twice in the kernel, on the cores of both ends.
 """
 
 import argparse

@@ -8,7 +8,7 @@ import msgspec
 from kvstore.device import CPU, memory_kind
 from kvstore.errors import DeviceUnavailable
 from kvstore.layout import KVLayout
-from kvstore.transfer.cuda_ipc import DEFAULT_COPIES_PER_POLL
+from kvstore.transfer.cuda_ipc import DEFAULT_COPIES_PER_POLL, DEFAULT_GATHER_FROM
 from kvstore.transfer.session import SessionLimits
 from kvstore.transfer.shm import DEFAULT_QUANTUM_BYTES
 from kvstore.transfer.tcp_link import TCP, TcpSettings
@@ -50,7 +50,8 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The pools of one host. A segment's name is `prefix` + group, in `directory`; `prefix` names user and mesh.
 
     `unlink_on_stop` False leaves the segments to the next agent also after an orderly stop. `quantum_bytes` are copied
-    at a time, between two looks at the loop's other work; on devices so many are `copies_per_poll` copies begun.
+    at a time, between two looks at the loop's other work; on devices so many are `copies_per_poll` copies begun. From
+    `gather_from` on, copies within a device are made by one kernel, compiled at start; 0: each by a call of its own.
     `device_transport` is how pages on devices of other agents come: `cuda_ipc` (same host), `nccl`, or `tcp`, which
     stages them in host memory. With `nccl` and `tcp` a pair with each of them must be made within `pair_timeout_s`.
     Nothing else is tried where it fails, unless `device_fallback` is `tcp`: pairs for which no communicator of NCCL
@@ -75,6 +76,7 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     device_fallback: str = ""
     host_transport: str = SHM
     tcp: TcpSettings = TcpSettings()
+    gather_from: int = DEFAULT_GATHER_FROM
 
     def __post_init__(self) -> None:
         groups = [pool.group for pool in self.pools]

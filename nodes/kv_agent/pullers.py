@@ -40,7 +40,7 @@ def make_transports(config: KVAgentConfig, host: MemoryHost) -> dict[str, Transp
     if CUDA in kinds:
         if not isinstance(host, CudaHost):
             raise TypeError(f"pools on CUDA devices need a CudaHost, not a {type(host).__name__}")
-        transports[CUDA] = CudaIpcTransport(host, config.copies_per_poll)
+        transports[CUDA] = CudaIpcTransport(host, config.copies_per_poll, config.gather_from)
     return transports
 
 
