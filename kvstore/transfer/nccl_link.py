@@ -5,7 +5,8 @@ own; sends and receives of all pairs of a device in one thread, because two comm
 in different orders on one device can wait for each other for ever; aborting in one of its own, because it must reach a
 communicator on which another thread is stuck. See `link.py` for the seam.
 
-Not yet run on a GPU. Two ranks need two devices: NCCL refuses a second rank on one (`Duplicate GPU detected`).
+Not yet run on a GPU. Two ranks need two devices: NCCL refuses a second rank on one, but for a build of 2.30 or newer
+that is told to allow it, which `tests/gpu/test_nccl_one_device.py` uses.
 """
 
 import importlib
