@@ -22,6 +22,8 @@ from kvstore.transfer.pair import PAIR_ABORTED, Abort, Command, Finished, Initia
 
 _MAX_PAIRS: Final = 64
 _PAUSE_S: Final = 0.001
+# Of one order: dealing them out is work for the agent's loop.
+_MAX_PARTS: Final = 1 << 16
 
 Reply = Callable[[PagesSent], None]
 
@@ -236,8 +238,11 @@ class PairTransport:
                 raise TransferError(PAIR_ABORTED, f"there is no pair {order.pair} of {agent} here any more")
             pool = self._source(order.group, order.incarnation)
             parts = list(zip(order.offsets, order.sizes, strict=False))
-            if len(order.offsets) != len(order.sizes) or not fits(parts, pool.info):
-                raise TransferError("bad_descriptor", "bytes outside the pool were ordered")
+            is_sound = len(order.offsets) == len(order.sizes) <= _MAX_PARTS
+            if not is_sound or not fits(parts, pool.info):
+                raise TransferError(
+                    "bad_descriptor", f"bytes outside the pool were ordered, or more than {_MAX_PARTS} parts"
+                )
             compare_generations(pool, order, "before")
             memory = _memory_of(pool)
         except KVError as error:

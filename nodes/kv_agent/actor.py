@@ -5,7 +5,7 @@ announced pages into granted ones. All decisions are in `core.py`; this file rec
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, assert_never
 
@@ -86,6 +86,8 @@ class KVAgent(Actor):
         self._pools: dict[str, PagePool] = {}
         self._targets: dict[str, Target] = {}
         self._peers: dict[SourceId, Peer] = {}
+        # How often each agent was lost: what it said before is not acted on afterwards.
+        self._losses: Counter[str] = Counter()
         self._calls: dict[int, Call] = {}
         self._last_call = 0
         self._events: deque[Event] = deque()
@@ -157,6 +159,7 @@ class KVAgent(Actor):
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         """Grants of a lost holder are revoked, transfers from a lost source end."""
+        self._losses[peer.actor_id] += 1
         if self._pairs is not None:
             self._pairs.transport.agent_lost(peer.actor_id)
         self._handle(PeerGone(peer, reason))
@@ -284,9 +287,13 @@ class KVAgent(Actor):
         return peer
 
     async def _map_foreign(self, source: SourceId) -> None:
+        num_losses = self._losses[source.agent]
         try:
             answer = await self.ctx.ask(source.agent, MapPool(group=source.group), timeout_s=self._config.limits.map_s)
             handle = self._handle_of(source, answer.message)
+            if self._losses[source.agent] != num_losses:
+                # Nobody would unmap it: the loss has been dealt with.
+                raise TransferError("source_lost", f"{source.agent} was lost when it had just answered")
             peer = self._puller.connect(handle)
         except CallError as error:
             self._handle(SourceRefused(source, error.code, f"asking {source.agent} for its pool: {error.message}"))

@@ -283,6 +283,7 @@ def test_there_is_a_bound_on_communicators() -> None:
         {"sizes": [NUM_PAGES * SIZE + 1]},
         {"pages": [99], "generations": [1]},
         {"incarnation": 7},
+        {"offsets": [0] * 65537, "sizes": [4] * 65537},
     ],
 )
 def test_orders_that_cannot_be_carried_out_are_answered(order: dict) -> None:

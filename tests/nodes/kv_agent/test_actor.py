@@ -401,6 +401,30 @@ def test_an_ask_that_was_given_up_is_not_answered() -> None:
     run(main)
 
 
+def test_a_source_that_is_lost_when_it_has_just_answered_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(world: World) -> None:
+        near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
+        await world.start(near, far)
+        source, _ = await world.pool(world.p, "agent-1", "p")
+        await world.pool(world.d, "agent-0", "d")
+        ask = near.ctx.ask
+
+        async def ask_and_lose(*arguments: Any, **options: Any) -> Any:
+            answer = await ask(*arguments, **options)
+            near.on_peer_lost(Address("agent-1", 1), "its lease ran out")
+            return answer
+
+        monkeypatch.setattr(near.ctx, "ask", ask_and_lose)
+        await world.ask(world.d, "agent-0", grant([1]))
+        world.p.ctx.tell("agent-0", ready(source, [1]))
+        end = await world.d.ends()
+        assert isinstance(end, TransferFailed)
+        assert end.code == "source_lost"
+        assert not near._peers
+
+    run(main)
+
+
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_a_source_pool_that_changed_between_announcement_and_copy(is_gone: bool) -> None:
     async def main(world: World) -> None:
