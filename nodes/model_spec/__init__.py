@@ -4,7 +4,7 @@ Called by every role that needs to know the model (gateway, tokenizer, scheduler
 before anything is started. Needs no torch; `nodes.model_spec.vocabulary` loads the tokenizer itself.
 """
 
-from nodes.model_spec.errors import ModelDamaged, ModelError, ModelNotFound, ModelUnsupported
+from nodes.model_spec.errors import ModelDamaged, ModelError, ModelNotFound, ModelUnsupported, TensorParallelUnfit
 from nodes.model_spec.resolve import known_models, resolve_model
 from nodes.model_spec.spec import EchoTimings, ModelSpec, RopeParameters
 
@@ -16,6 +16,7 @@ __all__ = [
     "ModelSpec",
     "ModelUnsupported",
     "RopeParameters",
+    "TensorParallelUnfit",
     "known_models",
     "resolve_model",
 ]

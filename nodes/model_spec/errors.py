@@ -4,6 +4,7 @@
       ModelNotFound        "model_not_found"      no such directory, preset or file in it
       ModelDamaged         "model_damaged"        files that contradict each other or themselves
       ModelUnsupported     "model_unsupported"    well-formed, but nothing here computes it
+      TensorParallelUnfit  "tensor_parallel_unfit" it cannot be cut for so many ranks
 
 None is retryable: each says what is wrong, why, and what to do.
 """
@@ -39,3 +40,10 @@ class ModelUnsupported(ModelError):
     """The model is well-formed, but of a kind that the worker does not compute."""
 
     code = "model_unsupported"
+
+
+class TensorParallelUnfit(ModelError):
+    """Heads or columns of the model cannot be dealt out evenly to so many ranks."""
+
+    code = "tensor_parallel_unfit"
+    param = "tp"

@@ -6,6 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from kvstore.layout import KVLayout
+from nodes.model_spec.tensor_parallel import Shard, shard_of
 
 COMPUTE_DTYPES: Final = ("float32", "bfloat16")
 
@@ -82,16 +83,27 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"dtype {dtype!r} cannot be computed in; use auto, {' or '.join(COMPUTE_DTYPES)}")
         return chosen
 
-    def kv_layout(self, dtype: str = "auto", page_size: int = 16) -> KVLayout:
-        """Layout of this model's KV pool; `dtype` as for `compute_dtype`."""
+    def kv_layout(self, dtype: str = "auto", page_size: int = 16, tp_rank: int = 0, tp_size: int = 1) -> KVLayout:
+        """Layout of the KV pool of one rank of this model; `dtype` as for `compute_dtype`.
+
+        Raises TensorParallelUnfit if the model cannot be cut for `tp_size` ranks.
+        """
+        # The echo model computes nothing that could be cut: each rank keeps all of it.
+        num_kv_heads = 1 if self.source == "echo" else self.shard(tp_rank, tp_size).num_kv_heads
         return KVLayout(
             num_layers=self.num_layers,
-            num_kv_heads=self.num_kv_heads,
+            num_kv_heads=num_kv_heads,
             head_dim=self.head_dim,
             dtype=self.compute_dtype(dtype),
             page_size=page_size,
+            tp_rank=tp_rank,
+            tp_size=tp_size,
             fingerprint=self.fingerprint,
         )
+
+    def shard(self, tp_rank: int = 0, tp_size: int = 1) -> Shard:
+        """What one rank of a tensor-parallel group holds of this model. Raises TensorParallelUnfit."""
+        return shard_of(self, tp_rank, tp_size)
 
     def shape_digest(self) -> bytes:
         """16 bytes of what the weights' shapes and the computation depend on, without names and places of files."""

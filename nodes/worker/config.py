@@ -18,6 +18,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     allows it), `flashinfer` or `torch`; `cuda_graphs` replays decode steps; `deterministic` splits no sequence and
     computes products in tiles of fixed rows, at a cost in speed. `mem_fraction` is the share of the device's memory
     that weights, activations and pool may take together.
+
+    `tp_size` > 1: the worker is rank `tp_rank` of a group that computes one model together, each on a part of it (see
+    `nodes.model_spec.tensor_parallel`), over a pool of its own. The ranks are given the same steps.
     """
 
     group: str
@@ -32,6 +35,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: bool = True
     deterministic: bool = False
     mem_fraction: float = 0.9
+    tp_rank: int = 0
+    tp_size: int = 1
     step_deadline_s: float = 30.0
     token_deadline_s: float = 0.5
     map_timeout_s: float = 5.0

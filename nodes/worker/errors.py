@@ -6,8 +6,12 @@
       BackendMissing    "backend_missing"     nothing here computes this model, dtype or device
       DeviceUnfit       "device_unfit"        the device does not see the pool's memory as it should
       DeviceMemoryShort "device_memory_short" weights, activations and pool do not fit into the device's memory
+      GroupNotFormed    "group_not_formed"    the ranks of a tensor-parallel group did not find each other (retryable)
 
-None is retryable: the supervisor's restarts do not cure them.
+None but the last is retryable: the supervisor's restarts do not cure them.
+
+`CollectiveFailed` ("collective_failed") is why a worker of a group cannot go on: another rank is gone, hangs or has
+gone another way. It is no row's fault, so no row is run again for it; the whole group is replaced.
 """
 
 from typing import ClassVar
@@ -52,3 +56,16 @@ class DeviceMemoryShort(WorkerError):
     """Weights, activations and pool do not fit into the device's memory."""
 
     code = "device_memory_short"
+
+
+class GroupNotFormed(WorkerError):
+    """The ranks of a group did not find each other in time. Another try, with a new unique id, may succeed."""
+
+    code = "group_not_formed"
+    retryable = True
+
+
+class CollectiveFailed(Exception):
+    """An operation of all ranks did not come about; the group computes nothing more."""
+
+    code: ClassVar[str] = "collective_failed"

@@ -1,0 +1,93 @@
+"""What the ranks of a tensor-parallel group do together: the seam between the network and what connects the ranks.
+
+Implemented by `shm_collectives` (processes of one host, tensors in its memory) and `cuda.nccl_collectives`. A group
+exists once: whatever fails in it ends it, and another group is made under another unique id by new workers.
+"""
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from kvstore.device import CPU
+from nodes.worker.config import WorkerConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORM_TIMEOUT_S: Final = 120.0
+
+
+class Collectives(Protocol):
+    """One rank of a group. All ranks call the same operations in the same order, on tensors of equal shape and dtype.
+
+    Operations are called from the thread that runs the steps, on its current stream; on a device they are queued and
+    return, and may be captured in CUDA graphs, by all ranks in the same order. They raise CollectiveFailed where it is
+    seen at once that they will not come about; so do all that follow.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This rank, `0 .. size-1`."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        ...
+
+    def all_reduce(self, x: "Tensor") -> "Tensor":
+        """The sum over all ranks, of the same shape; the same bits at every rank. May be `x` itself, overwritten."""
+        ...
+
+    def all_gather(self, x: "Tensor") -> "Tensor":
+        """`[rows, n]` of each rank side by side in the order of the ranks: `[rows, size * n]`."""
+        ...
+
+    def check(self) -> None:
+        """Raise CollectiveFailed if any operation so far has failed or was aborted: its results are no good.
+
+        To be called when the device's results have been waited for, because an abort ends what hangs there.
+        """
+        ...
+
+    def abort(self) -> None:
+        """End the group from any thread, without waiting: a hung operation raises, or ends on the device. Idempotent.
+
+        On one host the other ranks notice at once.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of everything. Nothing runs any more, and no captured operation will be replayed."""
+        ...
+
+
+class CollectivesMaker(Protocol):
+    """Makes groups; one per process."""
+
+    def unique_id(self) -> bytes:
+        """What all ranks of one group must be given. Made in rank 0's process, by the maker that then connects.
+
+        Raises WorkerError or DeviceError.
+        """
+        ...
+
+    def connect(self, unique_id: bytes, rank: int, size: int, device: str) -> Collectives:
+        """Join the group, in the thread that will run the steps; returns when all ranks have. `device` as configured.
+
+        Raises GroupNotFormed (`group_not_formed`) after a time limit, or when another rank turned out to be gone.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of unique ids that nobody has connected with; groups stay."""
+        ...
+
+
+def collectives_maker(config: WorkerConfig) -> CollectivesMaker:
+    """What connects the ranks of a worker with these settings; imports torch."""
+    if config.device == CPU:
+        from nodes.worker.shm_collectives import ShmCollectivesMaker
+
+        return ShmCollectivesMaker(FORM_TIMEOUT_S)
+    from nodes.worker.cuda.nccl_collectives import NcclCollectivesMaker
+
+    return NcclCollectivesMaker(FORM_TIMEOUT_S)
