@@ -89,7 +89,10 @@ class _Job(NamedTuple):
 
 
 class TcpLinks:
-    """See `LinkMaker`. `load` gives the devices' memory, for pools that lie there."""
+    """See `LinkMaker`. `load` gives the devices' memory, for pools that lie there.
+
+    `wake` may be set: it is called, in any thread, when one of its halves has news.
+    """
 
     name: ClassVar[str] = TCP
     kinds: ClassVar[frozenset[str]] = frozenset({CPU, CUDA})
@@ -100,6 +103,7 @@ class TcpLinks:
         self._settings = settings
         self._load = load
         self._listener: TcpListener | None = None
+        self.wake: Callable[[], None] = _nobody
 
     def open(self) -> tuple[str, int]:
         """Listen; returns address and port. Raises TransferError `tcp_unavailable`."""
@@ -135,7 +139,7 @@ class TcpLinks:
                 return HostCarrier()
             return StagedCarrier(memory, cuda_ordinal(device), meeting.chunk_bytes)
 
-        return TcpLink(meeting, rank, carrier, self._listener, expected)
+        return TcpLink(meeting, rank, carrier, self._listener, expected, lambda: self.wake())
 
     def close(self) -> None:
         """See `LinkMaker`."""
@@ -154,7 +158,9 @@ class TcpLink:
         carrier: Callable[[], Carrier],
         listener: TcpListener | None,
         expected: Expected | None,
+        wake: Callable[[], None],
     ) -> None:
+        self._wake = wake
         self._meeting = meeting
         self._rank = rank
         self._carrier = carrier
@@ -179,7 +185,7 @@ class TcpLink:
         dealt = shares(parts, self._meeting.num_streams, self._meeting.chunk_bytes)
         busy = [(queue, chunks) for queue, chunks in zip(self._jobs, dealt, strict=True) if chunks]
         if not busy:
-            self._news.put(Moved(number))
+            self._say(Moved(number))
             return
         with self._lock:
             self._left[number] = len(busy)
@@ -219,7 +225,11 @@ class TcpLink:
         with self._lock:
             for connection in self._sockets:
                 connection.close()
-        self._news.put(Stopped())
+        self._say(Stopped())
+
+    def _say(self, news: News) -> None:
+        self._news.put(news)
+        self._wake()
 
     # threads
 
@@ -233,11 +243,11 @@ class TcpLink:
             connections = self._dial() if self._rank else self._await()
             carriers = self._carriers(len(connections))
         except (OSError, KVError) as error:
-            self._news.put(_broken("meeting the other end over tcp", error))
+            self._say(_broken("meeting the other end over tcp", error))
             return
         for index, (connection, carrier) in enumerate(zip(connections, carriers, strict=True)):
             self._start(self._work, f"stream-{index}", index, connection, carrier)
-        self._news.put(Ready())
+        self._say(Ready())
 
     def _carriers(self, count: int) -> list[Carrier]:
         carriers: list[Carrier] = []
@@ -301,9 +311,9 @@ class TcpLink:
                     if is_last:
                         del self._left[job.number]
                 if is_last:
-                    self._news.put(Moved(job.number))
+                    self._say(Moved(job.number))
         except (OSError, KVError) as error:
-            self._news.put(_broken("moving pages over tcp", error))
+            self._say(_broken("moving pages over tcp", error))
         finally:
             carrier.close()
 
@@ -317,6 +327,10 @@ class TcpLink:
         receive_all(connection, [memoryview(header)])
         require_header(bytes(header), job.number, num_bytes_of(job.chunks))
         carrier.receive(connection, job.memory, job.chunks)
+
+
+def _nobody() -> None:
+    """Nobody is woken: news are looked for now and then."""
 
 
 def _broken(what: str, error: OSError | KVError) -> Broken:

@@ -5,8 +5,9 @@ announced pages into granted ones. All decisions are in `core.py`; this file rec
 """
 
 import asyncio
+import contextlib
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, assert_never
 
 import msgspec
@@ -106,6 +107,7 @@ class KVAgent(Actor):
         for engine in self._links.values():
             if isinstance(engine, TcpLinks):
                 host, port = engine.open()
+                engine.wake = self._waker()
                 self.ctx.log.info("tcp", host=host, port=port)
         facts: list[Pool] = []
         for wanted in self._config.pools:
@@ -334,6 +336,22 @@ class KVAgent(Actor):
     def _keep_pumping(self) -> None:
         if self._pumping is None and self._puller.is_busy:
             self._pumping = self.ctx.later(self._puller.pause_s, self._pump)
+
+    def _waker(self) -> Callable[[], None]:
+        """What threads call when there is something to pump."""
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            # A thread may outlive the loop by its last words.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._pump_soon)
+
+        return wake
+
+    def _pump_soon(self) -> None:
+        if self._pumping is not None:
+            self._pumping.cancel()
+            self._pumping = self.ctx.later(0.0, self._pump)
 
     def _pump(self) -> None:
         """Copy for a moment, then let the loop breathe."""

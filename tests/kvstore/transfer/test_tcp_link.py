@@ -6,6 +6,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -128,6 +129,21 @@ def test_bytes_arrive_where_they_belong_and_nowhere_else(kinds: str) -> None:
     assert ends.bytes[0][7:12] == ends.bytes[1][9:14]
     ends.close()
     assert [memory.host_buffers for memory in ends.memories] == [[], []], "page-locked memory is given back"
+
+
+def test_whoever_waits_for_news_is_woken(ends: Ends) -> None:
+    woken = threading.Semaphore(0)
+    ends.makers[0].wake = woken.release
+    for link in ends.links:
+        link.begin()
+    assert woken.acquire(timeout=20)
+    assert ends.links[0].news() == [Ready()]
+    until(ends.links[1], bool)
+    ends.move(1, [(0, SIZE)], [(0, SIZE)])
+    assert woken.acquire(timeout=20)
+    assert ends.links[0].news() == [Moved(1)]
+    ends.links[0].abort()
+    assert woken.acquire(timeout=20)
 
 
 def test_nothing_to_move_has_moved(ends: Ends) -> None:
