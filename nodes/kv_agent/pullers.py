@@ -126,6 +126,18 @@ class Pullers:
             return self._remote.reach(handle)
         return self._of(handle.device).transport.connect(handle.path)
 
+    def withdraw(self, group: str) -> None:
+        """Send nothing more of a group's pool to other agents; what is being sent goes on, see `is_sending`.
+
+        `target` with a pool of that group offers it again.
+        """
+        if self._remote is not None:
+            self._remote.withdraw(group)
+
+    def is_sending(self, group: str) -> bool:
+        """Whether pages of a group's pool are being read for another agent, which the agent's core does not know."""
+        return self._remote is not None and self._remote.is_sending(group)
+
     def disconnect(self, peer: Peer) -> None:
         """Give a pool up; copies from it fail first."""
         self._puller_of(peer).transport.disconnect(peer)

@@ -131,12 +131,19 @@ class World:
         return handle, self.worker.host.open(handle.path, writable=True)
 
     async def order(
-        self, source: PoolHandle, agent: str, source_pages: list[int], pages: list[int], timeout_s: float = 20.0
+        self,
+        source: PoolHandle,
+        agent: str,
+        source_pages: list[int],
+        pages: list[int],
+        *,
+        timeout_s: float = 20.0,
+        grant_id: str = "g",
     ) -> None:
         await self.ask(
             agent,
             OpenGrant(
-                grant_id="g",
+                grant_id=grant_id,
                 group="d",
                 pages=pages,
                 generations=[7] * len(pages),
@@ -147,7 +154,7 @@ class World:
             ),
         )
         announced = PagesReady(
-            grant_id="g",
+            grant_id=grant_id,
             first=0,
             total=len(pages),
             source_group=source.group,

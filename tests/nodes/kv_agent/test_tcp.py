@@ -116,6 +116,23 @@ def test_a_transfer_that_is_late_is_quiet_when_its_threads_have_ended(
     run(main)
 
 
+def test_a_pool_that_is_withdrawn_is_not_sent_and_offered_again_it_is() -> None:
+    async def main(world: World) -> None:
+        agents = await two(world, "cpu")
+        assert not agents.far._puller.is_sending("p")
+        agents.far._puller.withdraw("p")
+        await world.order(agents.source, "agent-0", [8], [4])
+        end = await world.scheduler.ends()
+        assert isinstance(end, TransferFailed)
+        assert end.code == "unknown_group"
+        agents.far._puller.target(agents.far._pools["p"])
+        world.scheduler.heard.clear()
+        await world.order(agents.source, "agent-0", [8], [4], grant_id="again")
+        assert await world.scheduler.ends() == PagesPulled(grant_id="again", num_pages=1, complete=True)
+
+    run(main)
+
+
 def test_an_agent_whose_address_is_not_there_does_not_start() -> None:
     async def main(world: World) -> None:
         settings = config("cpu", "d", host_transport="tcp", tcp=TcpSettings(host="192.0.2.1", trusted_network=True))
