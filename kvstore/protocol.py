@@ -135,10 +135,11 @@ class GrantClosed(Message, frozen=True):
 
 
 class OfferPair(Message, frozen=True):
-    """Ask a source's agent to make a communicator of two ranks, the asker's being 0. Answer: `PairAccepted`.
+    """Ask a source's agent to make a pair of two ranks, the asker's being 0. Answer: `PairAccepted`.
 
-    `pair` is the asker's name for it; `unique_id` is what NCCL gave rank 0. `timeout_s` is how long making it may take.
-    Sent by an agent whose transport is `nccl`, before it pulls pages of `group` for the first time.
+    `pair` is the asker's name for it; `unique_id` is what NCCL gave rank 0, or with `transport` `tcp` where rank 0
+    listens (`kvstore/transfer/tcp_wire.py`). `timeout_s` is how long making it may take. Sent by an agent whose
+    transport is `nccl` or `tcp`, before it pulls pages of `group` for the first time.
     """
 
     pair: str
@@ -147,10 +148,11 @@ class OfferPair(Message, frozen=True):
     incarnation: int
     layout_digest: bytes
     timeout_s: float
+    transport: str = "nccl"
 
 
 class PairAccepted(Message, frozen=True):
-    """The other end makes its half of the communicator now. What fails from here on is seen by both."""
+    """The other end makes its half of the pair now. What fails from here on is seen by both."""
 
     pair: str
 

@@ -38,11 +38,13 @@ class KVAgentAttributes(Part, frozen=True):
     """What a kv_agent announces: its pools, how pages get out of them, and whose memory is `released`.
 
     `incarnations` by group: a pool of another incarnation is another pool, and whoever mapped the old one has nothing.
+    `fallbacks` by agent: what its pages come by instead of the transport of the operator's choice, and why.
     """
 
     groups: list[str] = []
     transports: list[str] = []
     incarnations: dict[str, int] = {}
+    fallbacks: dict[str, str] = {}
     released: list[str] = []
 
 

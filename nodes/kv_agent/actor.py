@@ -5,19 +5,18 @@ announced pages into granted ones. All decisions are in `core.py`; this file rec
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, assert_never
+import contextlib
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, assert_never
 
 from kvstore.cuda_pool import CudaHost
-from kvstore.errors import DeviceError, DeviceExhaustedMemory, DeviceFault, KVError, TransferError
+from kvstore.errors import DeviceError, DeviceFault, KVError, TransferError
 from kvstore.page_pool import MemoryHost, PagePool, ShmHost
 from kvstore.protocol import (
     CloseGrant,
     ClosePair,
-    MakePages,
     MapPool,
-    OfferPages,
     OfferPair,
     OpenGrant,
     PagesReady,
@@ -25,9 +24,10 @@ from kvstore.protocol import (
     SendPages,
 )
 from kvstore.transfer.base import Peer
-from kvstore.transfer.nccl_link import LinkMaker, NcclLinks
+from kvstore.transfer.link import LinkMaker
 from kvstore.transfer.pair import PAIR_ABORTED
 from kvstore.transfer.session import CopyEnded
+from kvstore.transfer.tcp_link import TcpLinks
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
@@ -35,7 +35,7 @@ from mesh.errors import CallError
 from mesh.membership import Member
 from mesh.message import HotMessage, Message
 from mesh.transport.base import Buffer
-from nodes.kv_agent.config import NCCL, Bounds, KVAgentConfig, PoolConfig
+from nodes.kv_agent.config import Bounds, KVAgentConfig
 from nodes.kv_agent.core import AgentCore, Pool
 from nodes.kv_agent.couriers import MeshCourier
 from nodes.kv_agent.events import (
@@ -55,7 +55,6 @@ from nodes.kv_agent.events import (
     SourceId,
     SourceMapped,
     SourceRefused,
-    SourceReleased,
     StartPull,
     Tell,
     Tick,
@@ -63,38 +62,41 @@ from nodes.kv_agent.events import (
 )
 from nodes.kv_agent.held_pools import HeldPools
 from nodes.kv_agent.own_pools import held_bytes
-from nodes.kv_agent.pools import Possession, take_pool
-from nodes.kv_agent.pullers import Pullers, make_transports
-from nodes.protocol.memory import HasLetGo, LetGo, ListMemory, ReleaseMemory, ResumeMemory
+from nodes.kv_agent.pools import take_when_free
+from nodes.kv_agent.pullers import Pullers, make_links, make_remote, make_transports
 from nodes.roles import KV_AGENT, NODE_CODEC
 
 if TYPE_CHECKING:
     from kvstore.transfer.puller import Target
 
-_MEMORY_RETRY_S: Final = 0.25
-
 
 class KVAgent(Actor):
     """See the module. `host` is where pools live: files by default, the heap in simulations.
 
-    `links` makes NCCL communicators, if the configuration wants any.
+    `links` are the engines of transports between agents, by name; given, they are used instead of the real ones.
     With pools on CUDA devices its process must be spawned, not forked (see `kvstore/cuda_memory.py`).
     """
 
     role: ClassVar[str] = KV_AGENT
     codec: ClassVar[Codec] = NODE_CODEC
 
-    def __init__(self, config: KVAgentConfig, host: MemoryHost | None = None, links: LinkMaker | None = None) -> None:
+    def __init__(
+        self, config: KVAgentConfig, host: MemoryHost | None = None, links: Mapping[str, LinkMaker] | None = None
+    ) -> None:
         self._config = config
         self._host: MemoryHost = host or CudaHost(ShmHost(config.directory))
-        self._pairs = None
-        if config.device_transport == NCCL:
-            self._pairs = MeshCourier(self, links or NcclLinks(), config.pair_timeout_s, self._keep_pumping)
-        remote = self._pairs.transport if self._pairs is not None else None
+        self._links = links if links is not None else make_links(config, self._host)
+        courier = MeshCourier(self, self._keep_pumping)
+        remote = make_remote(config, self._links, courier, self._announce_fallbacks)
+        self._pairs: MeshCourier | None = None
+        if remote is not None:
+            courier.transport, self._pairs = remote, courier
         self._puller = Pullers(make_transports(config, self._host), remote)
         self._pools: dict[str, PagePool] = {}
         self._targets: dict[str, Target] = {}
         self._peers: dict[SourceId, Peer] = {}
+        # How often each agent was lost: what it said before is not acted on afterwards.
+        self._losses: Counter[str] = Counter()
         self._calls: dict[int, Call] = {}
         self._last_call = 0
         self._events: deque[Event] = deque()
@@ -107,10 +109,19 @@ class KVAgent(Actor):
         self._held: HeldPools | None = None
 
     async def start(self) -> None:
-        """Take the pools. Raises PoolError, which names the pool and what to do; nothing is left half made."""
+        """Take the pools. Raises PoolError, which names the pool and what to do; nothing is left half made.
+
+        Raises TransferError `tcp_unavailable` where the configured address cannot be listened at.
+        """
+        for engine in self._links.values():
+            if isinstance(engine, TcpLinks):
+                host, port = engine.open()
+                engine.wake = self._waker()
+                self.ctx.log.info("tcp", host=host, port=port)
         facts: list[Pool] = []
         for wanted in self._config.pools:
-            pool, found = await self._take(wanted)
+            name = self._name_of(wanted.group)
+            pool, found = await take_when_free(self.ctx, self._host, name, wanted, self._config.device_wait_s)
             self._pools[wanted.group] = pool
             info = pool.info
             facts.append(Pool.of(pool))
@@ -152,15 +163,7 @@ class KVAgent(Actor):
         if isinstance(message, OfferPair | SendPages) and self._pairs is not None:
             self._pairs.on_ask(call)
             return
-        if isinstance(message, ReleaseMemory | ResumeMemory | ListMemory) and self._held is not None:
-            self._held.on_wish(call)
-            return
-        if isinstance(message, MakePages | OfferPages) and self._held is not None:
-            self._held.on_pages(call, message)
-            return
-        if isinstance(message, LetGo):
-            self._handle(SourceReleased(SourceId(call.sender.actor_id, message.group)))
-            call.reply(HasLetGo(group=message.group, number=message.number))
+        if self._held is not None and self._held.on_ask(call):
             return
         if not isinstance(message, MapPool | OpenGrant | CloseGrant):
             super().on_ask(call)
@@ -181,6 +184,7 @@ class KVAgent(Actor):
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         """Grants of a lost holder are revoked, transfers from a lost source end."""
+        self._losses[peer.actor_id] += 1
         if self._pairs is not None:
             self._pairs.transport.agent_lost(peer.actor_id)
         self._handle(PeerGone(peer, reason))
@@ -224,6 +228,9 @@ class KVAgent(Actor):
         for group, pool in self._pools.items():
             figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pool.num_pages - 1)
             figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(held_bytes(pool))
+        if self._pairs is not None:
+            figures["mesh_kv_fallbacks"] = float(len(self._pairs.transport.fallbacks))
+            figures["mesh_kv_fallbacks_total"] = float(self._pairs.transport.num_fallbacks)
         return figures
 
     # inside
@@ -231,17 +238,12 @@ class KVAgent(Actor):
     def _name_of(self, group: str) -> str:
         return self._config.prefix + group
 
-    async def _take(self, wanted: PoolConfig) -> Possession:
-        """`take_pool`, again and again while its device is full: who maps pages of a dead agent is just ending."""
-        deadline = self.ctx.now() + self._config.device_wait_s
-        while True:
-            try:
-                return take_pool(self._host, self._name_of(wanted.group), wanted, self.ctx.address.epoch)
-            except DeviceExhaustedMemory as error:
-                if self.ctx.now() >= deadline:
-                    raise
-                self.ctx.log.info("waiting for memory", group=wanted.group, why=error.message)
-                await asyncio.sleep(_MEMORY_RETRY_S)
+    def _announce_fallbacks(self) -> None:
+        """Pages of an agent come another way than the first choice now, or again by that."""
+        assert self._pairs is not None
+        fallbacks = self._pairs.transport.fallbacks
+        self.ctx.log.warning("fallbacks", now=fallbacks)
+        self.ctx.announce(fallbacks=fallbacks)
 
     def _handle(self, event: Event) -> None:
         """Give the core an event, and those that come of what it wants done."""
@@ -314,9 +316,13 @@ class KVAgent(Actor):
         return peer
 
     async def _map_foreign(self, source: SourceId) -> None:
+        num_losses = self._losses[source.agent]
         try:
             answer = await self.ctx.ask(source.agent, MapPool(group=source.group), timeout_s=self._config.limits.map_s)
             handle = self._handle_of(source, answer.message)
+            if self._losses[source.agent] != num_losses:
+                # Nobody would unmap it: the loss has been dealt with.
+                raise TransferError("source_lost", f"{source.agent} was lost when it had just answered")
             peer = self._puller.connect(handle)
         except CallError as error:
             self._handle(SourceRefused(source, error.code, f"asking {source.agent} for its pool: {error.message}"))
@@ -357,6 +363,22 @@ class KVAgent(Actor):
     def _keep_pumping(self) -> None:
         if self._pumping is None and self._puller.is_busy:
             self._pumping = self.ctx.later(self._puller.pause_s, self._pump)
+
+    def _waker(self) -> Callable[[], None]:
+        """What threads call when there is something to pump."""
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            # A thread may outlive the loop by its last words.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._pump_soon)
+
+        return wake
+
+    def _pump_soon(self) -> None:
+        if self._pumping is not None:
+            self._pumping.cancel()
+            self._pumping = self.ctx.later(0.0, self._pump)
 
     def _pump(self) -> None:
         """Copy for a moment, then let the loop breathe."""

@@ -44,7 +44,7 @@ from nodes.kv_agent.events import (
     UnmapForeign,
 )
 from nodes.kv_agent.figures import gauges
-from nodes.kv_agent.own_pools import OwnPools, Pool, is_used, source_of
+from nodes.kv_agent.own_pools import OwnPools, Pool, source_of
 from nodes.kv_agent.sources import SourceFacts, Sources
 from nodes.protocol.memory import MEMORY_RELEASED
 
@@ -273,10 +273,6 @@ class AgentCore:
         pool = self._own.get(group)
         assert pool is not None, "asked for a group of this agent"
         return self._own.handle(pool)
-
-    def is_using(self, group: str) -> bool:
-        """Whether a copy may still write to the pool of a group, or read from it."""
-        return is_used(self._sessions.values(), SourceId(self._actor_id, group))
 
     def _revoke_older(self, holder: Address, now: float) -> list[Command]:
         """A holder in a later epoch does not know of its earlier grants."""

@@ -17,12 +17,12 @@ from mesh.actor import Call, Context
 from mesh.address import Address
 from mesh.membership import Member
 from nodes.kv_agent.core import AgentCore
-from nodes.kv_agent.events import Event, GroupHeld, GroupReleased, SourceId
+from nodes.kv_agent.events import Event, GroupHeld, GroupReleased, SourceId, SourceReleased
 from nodes.kv_agent.memory_actions import MemoryActions
-from nodes.kv_agent.own_pools import Pool, absence
+from nodes.kv_agent.own_pools import Pool, absence, is_read, is_used
 from nodes.kv_agent.pullers import Pullers
 from nodes.kv_agent.worker_pool_actions import WorkerPoolActions
-from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
+from nodes.protocol.memory import HasLetGo, LetGo, ListMemory, ReleaseMemory, ResumeMemory
 from nodes.roles import KVAgentAttributes
 
 
@@ -73,14 +73,27 @@ class HeldPools:
 
     # what the actor tells
 
-    def on_wish(self, call: Call) -> None:
-        """An operator asks for memory, or how it stands."""
-        assert isinstance(call.message, ReleaseMemory | ResumeMemory | ListMemory), "nothing else is asked for"
-        self._memory.on_ask(call)
+    def on_ask(self, call: Call) -> bool:
+        """Take in an ask about memory. False: it is about something else."""
+        match call.message:
+            case ReleaseMemory() | ResumeMemory() | ListMemory():
+                self._memory.on_ask(call)
+            case MakePages() | OfferPages():
+                self._made.on_ask(call, call.message)
+            case LetGo():
+                self._let_go(call, call.message)
+            case _:
+                return False
+        return True
 
-    def on_pages(self, call: Call, message: MakePages | OfferPages) -> None:
-        """A worker makes pages itself."""
-        self._made.on_ask(call, message)
+    def _let_go(self, call: Call, order: LetGo) -> None:
+        """Another agent wants its pool unmapped: no copy from it is begun, and those that run end."""
+        source = SourceId(call.sender.actor_id, order.group)
+        self._actor.feed(SourceReleased(source))
+        if is_read(self._actor.core.sessions, source):
+            call.fail("not_ready", f"pages of {order.group} are still being copied", retryable=True)
+        else:
+            call.reply(HasLetGo(group=order.group, number=order.number))
 
     def on_members(self, left: Iterable[Member]) -> None:
         """The view of the mesh changed."""
@@ -116,7 +129,7 @@ class HeldPools:
 
     def is_copying(self, group: str) -> bool:
         """See `PoolOwner`."""
-        return self._actor.core.is_using(group)
+        return is_used(self._actor.core.sessions, SourceId(self.ctx.address.actor_id, group))
 
     def forget_pool(self, group: str) -> None:
         """See `PoolOwner`."""
@@ -153,4 +166,7 @@ class HeldPools:
             incarnations={group: pool.info.incarnation for group, pool in pools if not pool.info.is_freed},
             released=sorted(group for group, pool in pools if pool.info.is_released),
         )
-        self.ctx.announce(**msgspec.structs.asdict(attributes))
+        told = msgspec.structs.asdict(attributes)
+        # Told by whoever finds them.
+        del told["fallbacks"]
+        self.ctx.announce(**told)

@@ -46,13 +46,12 @@ from nodes.kv_agent.memory_events import (
     Wanted,
     Wish,
 )
-from nodes.kv_agent.pools import free_pool, make_pool
+from nodes.kv_agent.pools import MEMORY_RETRY_S, free_pool, make_pool
 from nodes.protocol.memory import HasLetGo, HasTakenUp, LetGo, ListMemory, ReleaseMemory, ResumeMemory, TakeUp
 from nodes.roles import SCHEDULER, WORKER
 
 ASK_TIMEOUT_S: Final = 5.0
 """A worker that loads weights takes longer: it is asked again, and answers when it is done."""
-_MEMORY_RETRY_S: Final = 0.25
 
 
 class PoolOwner(Protocol):
@@ -230,7 +229,7 @@ class MemoryActions:
             owner.put_pool(group, pool, is_offered=problem is None)
             if not isinstance(problem, DeviceExhaustedMemory) or owner.ctx.now() >= deadline:
                 break
-            await asyncio.sleep(_MEMORY_RETRY_S)
+            await asyncio.sleep(MEMORY_RETRY_S)
         owner.ctx.log.info("pool", group=group, found="made again" if problem is None else problem.message)
         self._handle(PoolMade(group) if problem is None else PoolRefused(group, problem.message))
 

@@ -118,3 +118,8 @@ def is_used(sessions: Iterable[TransferSession], pool: SourceId) -> bool:
         not session.is_quiesced and (session.grant.group == pool.group or source_of(session) == pool)
         for session in sessions
     )
+
+
+def is_read(sessions: Iterable[TransferSession], pool: SourceId) -> bool:
+    """Whether a copy may still read from a pool."""
+    return any(not session.is_quiesced and source_of(session) == pool for session in sessions)

@@ -6,14 +6,18 @@ had freed stays without them, whatever it lies on: see `memory.py`.
 Called by `actor.py`, once for each configured pool, before the agent is ready.
 """
 
-from typing import NamedTuple
+import asyncio
+from typing import Final, NamedTuple
 
 import msgspec
 
 from kvstore.device import CPU
-from kvstore.errors import KVError, PoolForeign, PoolMismatch, PoolMissing, PoolTorn
+from kvstore.errors import DeviceExhaustedMemory, KVError, PoolForeign, PoolMismatch, PoolMissing, PoolTorn
 from kvstore.page_pool import MemoryHost, PagePool, PoolInfo
+from mesh.actor import Context
 from nodes.kv_agent.config import PoolConfig
+
+MEMORY_RETRY_S: Final = 0.25
 
 
 class Possession(NamedTuple):
@@ -57,6 +61,19 @@ def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int)
         unwanted = released.is_unwanted
         info = msgspec.structs.replace(info, weights=released.weights, is_unwanted=unwanted, is_freed=unwanted)
     return Possession(host.create(name, info), found)
+
+
+async def take_when_free(ctx: Context, host: MemoryHost, name: str, wanted: PoolConfig, wait_s: float) -> Possession:
+    """`take_pool`, again and again while its device is full: who maps pages of a dead agent is just ending."""
+    deadline = ctx.now() + wait_s
+    while True:
+        try:
+            return take_pool(host, name, wanted, ctx.address.epoch)
+        except DeviceExhaustedMemory as error:
+            if ctx.now() >= deadline:
+                raise
+            ctx.log.info("waiting for memory", group=wanted.group, why=error.message)
+            await asyncio.sleep(MEMORY_RETRY_S)
 
 
 def free_pool(host: MemoryHost, name: str, pool: PagePool) -> PagePool:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_world import LAYOUT, NUM_PAGES, SIZE, Scheduler, World, config, grant, ready, run
 from fake_devices import FakeCards, FakeDeviceMemory
+from pool_world import LAYOUT, NUM_PAGES, SIZE, Scheduler, World, config, grant, ready, run
 
 from kvstore.cuda_pool import CudaHost
 from kvstore.errors import PoolMismatch
