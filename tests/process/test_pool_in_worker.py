@@ -8,7 +8,7 @@ from tests.chaos.chaos_mesh import ChaosMesh
 from tests.chaos.streams import differences
 from tests.process.device_mesh import APART, MIXED, answers_of, pages_moved
 from tests.process.test_software_device import software_mesh
-from tests.process.test_software_release import memory
+from tests.process.test_software_release import COPY_TABLES, memory
 from tests.software_device.device import bytes_in_use
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -49,6 +49,6 @@ def test_prefill_and_decode_apart_copy_between_pages_of_workers(tmp_path: Path) 
         assert after.epochs["scheduler-decode-0"] > before.epochs["scheduler-decode-0"]
         found = memory(mesh, "release", "--reload-weights")
         assert {one["state"] for one in found.values()} == {"released"}
-        assert bytes_in_use(tmp_path) == 0
+        assert bytes_in_use(tmp_path) <= COPY_TABLES
         assert {one["state"] for one in memory(mesh, "resume").values()} == {"held"}
         assert not differences(answers_of(mesh, "undisturbed"), undisturbed)

@@ -14,6 +14,9 @@ from tests.software_device.device import bytes_in_use
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.timeout(300)]
 
+COPY_TABLES = 1 << 20
+"""At most what the kv_agent keeps on a device to copy scattered pages with."""
+
 
 def memory(mesh: ChaosMesh, *arguments: str) -> dict[str, Any]:
     """What `meshctl` says of each group."""
@@ -33,7 +36,8 @@ def released(mesh: ChaosMesh, directory: Path, *options: str) -> set[str]:
     in_use = bytes_in_use(directory)
     found = memory(mesh, "release", *options)
     assert {one["state"] for one in found.values()} == {"released"}
-    assert bytes_in_use(directory) == (in_use if "--keep-kv" in options else 0)
+    left = bytes_in_use(directory)
+    assert left == in_use if "--keep-kv" in options else left <= COPY_TABLES, "what the agent copies with stays"
     assert {one["state"] for one in memory(mesh, "resume").values()} == {"held"}
     assert bytes_in_use(directory) == in_use
     return {one["weights"] for one in found.values()}
