@@ -13,9 +13,11 @@ class MapPool(Message, frozen=True):
     """Ask a kv_agent for the pool of a worker group. Answer: `PoolHandle`.
 
     Grants of the asker's earlier incarnations are revoked; the answer waits until none of them is written any more.
+    Each tensor-parallel rank has a pool of its own; the page table is that of rank 0's.
     """
 
     group: str
+    rank: int = 0
 
 
 class PoolHandle(Message, frozen=True):
