@@ -21,4 +21,4 @@ class GroupFormed(Message, frozen=True):
     """`epochs[r]` is the incarnation of rank r; these and no others. `unique_id` is what connects them."""
 
     epochs: list[int]
-    unique_id: bytes = b""
+    unique_id: bytes
