@@ -17,7 +17,7 @@ from kvstore.transfer.base import Peer, Transport
 from kvstore.transfer.cuda_ipc import CudaIpcTransport
 from kvstore.transfer.nccl import NcclTransport
 from kvstore.transfer.orders import RemotePeer
-from kvstore.transfer.puller import Ended, PagePuller, Target
+from kvstore.transfer.puller import Cut, Ended, PagePuller, Target
 from kvstore.transfer.session import CopyEnded, StartCopy
 from kvstore.transfer.shm import ShmTransport
 from nodes.kv_agent.config import KVAgentConfig
@@ -88,7 +88,7 @@ class Pullers:
         """Give a pool up; copies from it fail first."""
         self._puller_of(peer).transport.disconnect(peer)
 
-    def start(self, grant_id: str, copy: StartCopy, target: Target, peer: Peer) -> Ended | None:
+    def start(self, grant_id: str, copy: StartCopy, target: Target, peer: Peer, cut: Cut | None = None) -> Ended | None:
         """See `PagePuller.start`; a copy between two kinds of memory ends at once, with `mixed_memory`."""
         source, destination = peer.info.device, target.pool.info.device
         if memory_kind(source) != memory_kind(destination):
@@ -96,7 +96,7 @@ class Pullers:
             return Ended(grant_id, CopyEnded(copy.copy_id, MIXED_MEMORY, message), 0)
         if isinstance(peer, RemotePeer):
             target = self._remote_targets[target.pool.path]
-        return self._puller_of(peer).start(grant_id, copy, target, peer)
+        return self._puller_of(peer).start(grant_id, copy, target, peer, cut)
 
     def cancel(self, grant_id: str, copy_id: int) -> None:
         """See `PagePuller.cancel`."""

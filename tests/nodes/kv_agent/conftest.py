@@ -1,6 +1,7 @@
-"""Makes `fake_devices` importable, the one of the KV store's tests."""
+"""Makes `agent_world` importable, and `fake_devices`, the one of the KV store's tests."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "kvstore"))
+sys.path.insert(0, str(Path(__file__).parent))
