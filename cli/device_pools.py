@@ -17,6 +17,8 @@ WORKER_OVERHEAD_BYTES: Final = 1280 << 20
 not yet measured on a GPU."""
 AGENT_OVERHEAD_BYTES: Final = 512 << 20
 """The kv_agent's CUDA context. Estimated, not yet measured on a GPU."""
+GROUP_OVERHEAD_BYTES: Final = 512 << 20
+"""NCCL's buffers for a tensor-parallel group, at each rank. Estimated, not yet measured on a GPU."""
 _GIB: Final = 1 << 30
 
 
@@ -29,19 +31,37 @@ class DeviceMemory(NamedTuple):
 
 
 class DeviceLoad(NamedTuple):
-    """What `num_groups` workers of one model need on a device, besides their pools, and how much they may use."""
+    """What `num_groups` workers of one model need on a device, besides their pools, and how much they may use.
+
+    With `tp_size` > 1 each of them is one rank of a tensor-parallel group, whose others are on other devices.
+    """
 
     spec: ModelSpec
     dtype: str
     max_batch_tokens: int
     num_groups: int
     mem_fraction: float
+    tp_size: int = 1
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights of one worker."""
+        return weight_bytes(self.spec, self.dtype, self.tp_size)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Activations of one worker's largest step."""
+        return activation_bytes(self.spec, self.dtype, self.max_batch_tokens, MAX_BUCKET, self.tp_size)
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What one worker's process takes of the device besides."""
+        return WORKER_OVERHEAD_BYTES + (GROUP_OVERHEAD_BYTES if self.tp_size > 1 else 0)
 
     @property
     def group_bytes(self) -> int:
         """Weights, activations and overhead of one worker."""
-        activations = activation_bytes(self.spec, self.dtype, self.max_batch_tokens, MAX_BUCKET)
-        return weight_bytes(self.spec, self.dtype) + activations + WORKER_OVERHEAD_BYTES
+        return self.weight_bytes + self.activation_bytes + self.overhead_bytes
 
 
 def device_pages(memory: DeviceMemory, load: DeviceLoad, layout: KVLayout, wanted: int | None, least: int) -> int:
@@ -62,11 +82,10 @@ def device_pages(memory: DeviceMemory, load: DeviceLoad, layout: KVLayout, wante
 
 def _account(memory: DeviceMemory, load: DeviceLoad, layout: KVLayout, num_pages: int) -> str:
     budget = int(memory.total_bytes * load.mem_fraction)
-    weights = weight_bytes(load.spec, load.dtype)
-    activations = activation_bytes(load.spec, load.dtype, load.max_batch_tokens, MAX_BUCKET)
+    pages = f"{num_pages} pages ({_gib(num_pages * layout.page_bytes)})"
     return (
-        f"{load.num_groups} groups of weights ({_gib(weights)}), activations ({_gib(activations)}), context and graphs"
-        f" ({_gib(WORKER_OVERHEAD_BYTES)}) and a pool of {num_pages} pages ({_gib(num_pages * layout.page_bytes)}), and"
+        f"{load.num_groups} groups of weights ({_gib(load.weight_bytes)}), activations ({_gib(load.activation_bytes)}),"
+        f" context and graphs ({_gib(load.overhead_bytes)}) and a pool of {pages}, and"
         f" the kv_agent's context ({_gib(AGENT_OVERHEAD_BYTES)}), take more than {load.mem_fraction:.0%} of"
         f" {_gib(memory.total_bytes)}, which is {_gib(budget)}, or than the {_gib(memory.free_bytes)} that are free"
     )

@@ -22,7 +22,7 @@ from mesh.run import run_actor
 from mesh.run_directory import RunDirectory
 from nodes import roles
 from nodes.model_spec import ModelError
-from nodes.worker.errors import DeviceMemoryShort, WorkerError
+from nodes.worker.errors import DeviceMemoryShort, GroupNotFormed, WorkerError
 
 StartFailure = CliError | ModelError | BindError | PoolDenied | PoolExhaustedMemory | DeviceError | WorkerError
 """What an actor's start may end with that a person has to know of."""
@@ -77,6 +77,9 @@ def exit_code_of(error: StartFailure) -> ExitCode:
             return ExitCode.CANNOT_BIND
         case PoolExhaustedMemory() | DeviceMemoryShort():
             return ExitCode.NO_MEMORY
+        case GroupNotFormed():
+            # Another rank was not there in time; the next one may be.
+            return ExitCode.FAILED
         case PoolDenied() | DeviceUnavailable() | WorkerError():
             return ExitCode.BAD_CONFIG
         case DeviceError():

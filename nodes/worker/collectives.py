@@ -4,10 +4,15 @@ Implemented by `shm_collectives` (processes of one host, tensors in its memory) 
 exists once: whatever fails in it ends it, and another group is made under another unique id by new workers.
 """
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+from kvstore.device import CPU
+from nodes.worker.config import WorkerConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+FORM_TIMEOUT_S: Final = 120.0
 
 
 class Collectives(Protocol):
@@ -71,3 +76,18 @@ class CollectivesMaker(Protocol):
         Raises GroupNotFormed (`group_not_formed`) after a time limit, or when another rank turned out to be gone.
         """
         ...
+
+    def close(self) -> None:
+        """Let go of unique ids that nobody has connected with; groups stay."""
+        ...
+
+
+def collectives_maker(config: WorkerConfig) -> CollectivesMaker:
+    """What connects the ranks of a worker with these settings; imports torch."""
+    if config.device == CPU:
+        from nodes.worker.shm_collectives import ShmCollectivesMaker
+
+        return ShmCollectivesMaker(FORM_TIMEOUT_S)
+    from nodes.worker.cuda.nccl_collectives import NcclCollectivesMaker
+
+    return NcclCollectivesMaker(FORM_TIMEOUT_S)

@@ -5,6 +5,7 @@ the device network and its sampler hold at once, tensor by tensor, not of what a
 """
 
 import math
+from fractions import Fraction
 from typing import Final, NamedTuple
 
 from kvstore.layout import ITEM_BYTES
@@ -14,6 +15,8 @@ from nodes.worker.errors import DeviceMemoryShort
 
 _SAMPLER_COPIES: Final = 4
 """Float32 matrices of `[rows, vocab]` that the sampler has at once: logits, scaled, weights, and one being made."""
+SUMMED_ROWS: Final = 512
+"""Rows that are summed over ranks at once where the sum is taken in a fixed order, which needs all ranks' rows."""
 _GIB: Final = 1 << 30
 
 
@@ -31,24 +34,36 @@ class Footprint(NamedTuple):
         return int(self.total * self.fraction) - self.weights - self.activations
 
 
-def weight_bytes(spec: ModelSpec, dtype: str) -> int:
-    """Bytes of all weights of `spec` in `dtype`, and of the float32 table of rotary angles, on a device."""
-    parameters = sum(math.prod(shape) for shape in expected_shapes(spec).values())
+def weight_bytes(spec: ModelSpec, dtype: str, tp_size: int = 1) -> int:
+    """Bytes of the weights of `spec` in `dtype`, and of the float32 table of rotary angles, on the device of a rank.
+
+    Of rank 0, which has a few biases more than the others. Raises TensorParallelUnfit.
+    """
+    shard = spec.shard(0, tp_size)
+    parameters = 0
+    for name, shape in expected_shapes(spec).items():
+        part = shard.part_of(name)
+        share = 1 if part is None else Fraction(part.end - part.begin, shape[part.dim])
+        parameters += int(math.prod(shape) * share)
     return parameters * ITEM_BYTES[dtype] + spec.context_length * spec.head_dim * 4
 
 
-def activation_bytes(spec: ModelSpec, dtype: str, max_batch_tokens: int, max_draws: int) -> int:
-    """A bound on the memory of one step of `max_batch_tokens` rows, of which `max_draws` draw.
+def activation_bytes(spec: ModelSpec, dtype: str, max_batch_tokens: int, max_draws: int, tp_size: int = 1) -> int:
+    """A bound on the memory of one step of `max_batch_tokens` rows, of which `max_draws` draw, on each rank's device.
 
     The widest moment of a layer is either at attention (residual, norm, joint projection, result) or at the
     feed-forward product (residual, gate and up, their product); logits and the sampler's copies come after both.
     """
     size = ITEM_BYTES[dtype]
-    heads = spec.num_heads * spec.head_dim
-    joint = heads + 2 * spec.num_kv_heads * spec.head_dim
+    shard = spec.shard(0, tp_size)
+    heads = shard.num_heads * spec.head_dim
+    joint = heads + 2 * shard.num_kv_heads * spec.head_dim
     attention = 2 * spec.hidden_size + joint + heads
-    feed_forward = 2 * spec.hidden_size + 3 * spec.intermediate_size
+    feed_forward = 2 * spec.hidden_size + 3 * len(shard.inner)
     layers = max_batch_tokens * max(attention, feed_forward) * size
+    if tp_size > 1:
+        # The ranks' rows as they come, and row by row.
+        layers += min(SUMMED_ROWS, max_batch_tokens) * 2 * tp_size * spec.hidden_size * size
     draws = min(max_draws, max_batch_tokens)
     drawing = max_batch_tokens * 2 * spec.hidden_size * size + draws * spec.vocab_size * (size + 4 * _SAMPLER_COPIES)
     return max(layers, drawing)

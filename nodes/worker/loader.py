@@ -5,13 +5,14 @@ packed at once, so that no more than the packed weights stay in memory; pages of
 """
 
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec
+from nodes.model_spec.tensor_parallel import Part, Shard
 from nodes.model_spec.weight_index import expected_shapes
 from nodes.worker.errors import WeightsUnfit
 
@@ -22,6 +23,26 @@ class WeightSource(Protocol):
     def tensor(self, name: str) -> Tensor:
         """One tensor; raises WeightsUnfit if it is missing, damaged or of another shape."""
         ...
+
+    def part(self, name: str, part: Part) -> Tensor:
+        """A part of one tensor, with zeros for what lies beyond its end; raises as `tensor` does.
+
+        No more of a file is read than the part.
+        """
+        ...
+
+
+class RankWeights:
+    """The parts of all tensors that one rank of a tensor-parallel group holds, under the names of the whole tensors."""
+
+    def __init__(self, source: WeightSource, shard: Shard) -> None:
+        self._source = source
+        self._shard = shard
+
+    def tensor(self, name: str) -> Tensor:
+        """As of `WeightSource`."""
+        part = self._shard.part_of(name)
+        return self._source.tensor(name) if part is None else self._source.part(name, part)
 
 
 class SafetensorsWeights:
@@ -43,17 +64,40 @@ class SafetensorsWeights:
 
     def tensor(self, name: str) -> Tensor:
         """See `WeightSource`."""
+        return self._read(name, None).to(self._dtype)
+
+    def part(self, name: str, part: Part) -> Tensor:
+        """See `WeightSource`."""
+        return padded_part(self._read(name, part), part).to(self._dtype)
+
+    def _read(self, name: str, part: Part | None) -> Tensor:
         if name not in self._files:
             raise WeightsUnfit(
                 f"{self._directory} has no tensor {name!r}, which its config.json asks for. Download the model again."
             )
+        file = self._files[name]
         try:
-            tensor = cast("Tensor", self._files[name].get_tensor(name))
+            if part is None:
+                whole = cast("Tensor", file.get_tensor(name))
+                self._check_shape(name, tuple(whole.shape))
+                return whole
+            found = cast("Any", file.get_slice(name))
+            shape = self._check_shape(name, tuple(cast("list[int]", found.get_shape())))
+            begin, end = (min(index, shape[part.dim]) for index in (part.begin, part.end))
+            return cast("Tensor", found[begin:end] if part.dim == 0 else found[:, begin:end])
         except SafetensorError as error:
             raise WeightsUnfit(f"{name!r} in {self._directory} cannot be read: {error}. Download it again.") from error
-        if tuple(tensor.shape) != self._shapes[name]:
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if shape != self._shapes[name]:
             raise WeightsUnfit(
-                f"{name!r} in {self._directory} has shape {list(tensor.shape)}, config.json asks for"
+                f"{name!r} in {self._directory} has shape {list(shape)}, config.json asks for"
                 f" {list(self._shapes[name])}. Weights and config.json are of different models."
             )
-        return tensor.to(self._dtype)
+        return shape
+
+
+def padded_part(found: Tensor, part: Part) -> Tensor:
+    """`found` with zeros behind it in the part's dimension, up to the part's length."""
+    missing = part.end - part.begin - found.shape[part.dim]
+    return torch.cat((found, found.new_zeros(missing, *found.shape[1:]))) if missing and part.dim == 0 else found

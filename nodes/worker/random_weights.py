@@ -5,13 +5,16 @@ repeats one drawn piece of prime length: no two rows of a matrix are alike, and 
 """
 
 import hashlib
+import math
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec
+from nodes.model_spec.tensor_parallel import Part
 from nodes.model_spec.weight_index import expected_shapes
+from nodes.worker.loader import padded_part
 
 _PIECE: Final = 1_048_573
 _DEVIATION: Final = 0.02
@@ -28,17 +31,30 @@ class RandomWeights:
     def tensor(self, name: str) -> Tensor:
         """See `WeightSource`; raises KeyError for a name that the model does not have."""
         shape = self._shapes[name]
+        return self._numbers(name, 0, math.prod(shape)).view(shape)
+
+    def part(self, name: str, part: Part) -> Tensor:
+        """See `WeightSource`; the same numbers as in the whole tensor."""
+        shape = self._shapes[name]
+        if part.dim:
+            return self.tensor(name)[:, part.begin : part.end].contiguous()
+        begin, end = (min(index, shape[0]) for index in (part.begin, part.end))
+        width = math.prod(shape[1:])
+        return padded_part(self._numbers(name, begin * width, end * width).view(end - begin, *shape[1:]), part)
+
+    def _numbers(self, name: str, begin: int, end: int) -> Tensor:
+        """Elements `begin .. end-1` of a tensor that is flattened."""
         digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        size = 1
-        for length in shape:
-            size *= length
-        piece = torch.randn(min(size, _PIECE), generator=generator) * _DEVIATION
+        piece = torch.randn(min(math.prod(self._shapes[name]), _PIECE), generator=generator) * _DEVIATION
         if name.endswith("norm.weight"):
             piece += 1
         piece = piece.to(self._dtype)
-        tensor = torch.empty(size, dtype=self._dtype)
-        for begin in range(0, size, _PIECE):
-            part = tensor[begin : begin + _PIECE]
-            part.copy_(piece[: part.shape[0]])
-        return tensor.view(shape)
+        tensor = torch.empty(end - begin, dtype=self._dtype)
+        at = begin
+        while at < end:
+            first = at % _PIECE
+            part = piece[first : first + end - at]
+            tensor[at - begin :][: part.shape[0]] = part
+            at += part.shape[0]
+        return tensor

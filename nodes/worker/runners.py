@@ -1,21 +1,39 @@
 """Which runner computes a model. Called by the actor, in the thread that will run the steps."""
 
-from collections.abc import Callable
+from typing import Protocol
 
+from kvstore.device import CPU
 from kvstore.page_pool import PagePool
 from nodes.model_spec import ModelSpec
+from nodes.worker.collectives import Collectives
 from nodes.worker.config import WorkerConfig
 from nodes.worker.echo import EchoRunner
+from nodes.worker.errors import CollectiveFailed, GroupNotFormed
 from nodes.worker.step import Runner
 
-RunnerFactory = Callable[[ModelSpec, WorkerConfig, PagePool], Runner]
+
+class RunnerFactory(Protocol):
+    """See `make_runner`."""
+
+    def __call__(
+        self, spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives | None = None, /
+    ) -> Runner:
+        """A runner of `spec` over `pool`."""
+        ...
 
 
-def make_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> Runner:
-    """A runner of `spec` over `pool`, weights loaded. Raises `WorkerError`."""
+def make_runner(
+    spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives | None = None
+) -> Runner:
+    """A runner of `spec` over `pool`, weights loaded; of this rank's part where there are `collectives`.
+
+    Raises `WorkerError` or `ModelError`; the group is then over for all its ranks.
+    """
     if spec.source == "echo":
         return EchoRunner(pool.pages_view, pool.layout, spec.eos_token_ids[0], spec.echo)
-    if config.device != "cpu":
+    if collectives is not None:
+        return _make_rank(spec, config, pool, collectives)
+    if config.device != CPU:
         from nodes.worker.cuda.load import load_cuda_runner
 
         return load_cuda_runner(spec, config, pool)
@@ -23,3 +41,17 @@ def make_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> Runner
     from nodes.worker.runner import load_torch_runner
 
     return load_torch_runner(spec, config, pool)
+
+
+def _make_rank(spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives) -> Runner:
+    from nodes.worker.cuda.load import load_cuda_runner, load_host_runner
+
+    load = load_host_runner if config.device == CPU else load_cuda_runner
+    try:
+        return load(spec, config, pool, collectives)
+    except CollectiveFailed as error:
+        raise GroupNotFormed(f"the ranks of {config.group} were lost while they loaded {spec.name}: {error}") from error
+    except Exception:
+        # The others may be waiting for this one in their first operation.
+        collectives.abort()
+        raise

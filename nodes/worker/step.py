@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_chec
 
 from nodes.protocol import RowError
 from nodes.request import Sampling
+from nodes.worker.errors import CollectiveFailed
 
 if TYPE_CHECKING:
     from array import array
@@ -102,10 +103,13 @@ class PipelinedRunner(Runner, Protocol):
 def run_isolated(runner: Runner, step: RunnableStep) -> StepOutcome:
     """Run a step; if it raises, run its rows one by one, so that only the guilty ones fail (`poisoned_request`).
 
-    Steps are idempotent, so rows that had already written their pages write the same again.
+    Steps are idempotent, so rows that had already written their pages write the same again. Raises CollectiveFailed:
+    what other ranks do not run again cannot be run again alone.
     """
     try:
         return runner.run(step)
+    except CollectiveFailed:
+        raise
     except Exception as error:  # noqa: BLE001 # supervision boundary: whatever one request provokes must not end the batch
         if len(step.rows) == 1:
             return StepOutcome([-1], [RowError(step.rows[0].row, POISONED, f"{type(error).__name__}: {error}"[:500])])

@@ -10,6 +10,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from nodes.worker.errors import CollectiveFailed
 from nodes.worker.step import PipelinedRunner, RunnableStep, StepOutcome, outcome_of, run_isolated, with_inputs
 
 
@@ -65,6 +66,8 @@ class StepsAhead:
         if step.rows:
             try:
                 launched: Any = await loop.run_in_executor(self._thread, self._runner.launch, step)
+            except CollectiveFailed:
+                raise
             except Exception:  # noqa: BLE001 # run again below, where one row can be blamed
                 pass
             else:

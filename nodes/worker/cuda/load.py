@@ -7,6 +7,7 @@ import torch
 from kvstore.device import CPU, cuda_ordinal
 from kvstore.page_pool import PagePool
 from nodes.model_spec import ModelSpec
+from nodes.worker.collectives import Collectives
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.attention import DeviceAttention, TorchAttention
 from nodes.worker.cuda.buckets import MAX_BUCKET, Buckets, bucket_sizes
@@ -27,8 +28,12 @@ TILE_ROWS: Final = 64
 """Rows of one product with `deterministic`: as many as memory speed allows nearly for the price of one."""
 
 
-def load_cuda_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> CudaRunner:
-    """Load `spec`'s weights onto the pool's device. Raises WorkerError, ModelError or PoolError.
+def load_cuda_runner(
+    spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives | None = None
+) -> CudaRunner:
+    """Load `spec`'s weights onto the pool's device. Raises WorkerError, ModelError, PoolError or CollectiveFailed.
+
+    With `collectives` only this rank's parts are loaded, and all ranks must load.
 
     Must be called in the thread that will launch the steps: the current device and stream are a thread's own. Nothing
     runs on the device any more when it returns. Not yet run on a GPU.
@@ -55,12 +60,13 @@ def load_cuda_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> C
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     view = view_device_pages(pool.device_pages, pool.info.layout)
     dtype = pool.info.layout.dtype
-    bound = activation_bytes(spec, dtype, config.max_batch_tokens, MAX_BUCKET)
+    size = 1 if collectives is None else collectives.size
+    bound = activation_bytes(spec, dtype, config.max_batch_tokens, MAX_BUCKET, size)
     _, total = torch.cuda.mem_get_info(device)
-    footprint = Footprint(total, config.mem_fraction, weight_bytes(spec, dtype), bound)
+    footprint = Footprint(total, config.mem_fraction, weight_bytes(spec, dtype, size), bound)
     check_fit(footprint, pool.info.pages_bytes)
     try:
-        runner, network, attention = build_runner(spec, config, view)
+        runner, network, attention = build_runner(spec, config, view, collectives)
         with torch.inference_mode():
             measured = measured_activation_bytes(network, attention, config.max_batch_tokens, view.layout.page_size)
     except torch.OutOfMemoryError as error:
@@ -73,8 +79,19 @@ def load_cuda_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> C
     return runner
 
 
+def load_host_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives) -> CudaRunner:
+    """One rank of a group on the CPU: the device's network over a pool in the host's memory, not the CPU's own.
+
+    Its bits are not those of one worker alone. Raises WorkerError, ModelError or CollectiveFailed. Must be called in
+    the thread that will run the steps: the number of threads is a thread's own setting.
+    """
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    return build_runner(spec, config, PoolView(pool.pages_view, pool.layout), collectives)[0]
+
+
 def build_runner(
-    spec: ModelSpec, config: WorkerConfig, view: PoolView
+    spec: ModelSpec, config: WorkerConfig, view: PoolView, collectives: Collectives | None = None
 ) -> tuple[CudaRunner, DeviceNetwork, DeviceAttention]:
     """A runner over `view` on whatever device that is; on the CPU, where tests build it, with the torch backend only.
 
@@ -86,19 +103,25 @@ def build_runner(
         weights: WeightSource = (
             RandomWeights(spec, dtype) if spec.source == "random" else SafetensorsWeights(spec, dtype)
         )
-        kernels, attention, version = _backends(spec, config, view)
-        network = DeviceNetwork(spec, weights, kernels, device, TILE_ROWS if config.deterministic else 0)
+        shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
+        kernels, attention, version = _backends(shard.num_heads, config, view)
+        tile_rows = TILE_ROWS if config.deterministic else 0
+        network = DeviceNetwork(spec, weights, kernels, device, tile_rows, collectives)
         graphs = None
         if config.cuda_graphs and attention.can_capture:
             most = min(MAX_BUCKET, config.max_batch_tokens)
             max_pages = most * (view.layout.num_pages_for(spec.context_length) + 1)
             graphs = DecodeGraphs(network, attention, Buckets(bucket_sizes(most)), GraphRecorder(device), max_pages)
-        numerics = fingerprint(device, dtype, version, graphs=graphs is not None, deterministic=config.deterministic)
+        numerics = fingerprint(
+            device, dtype, version, graphs=graphs is not None, deterministic=config.deterministic, tp_size=shard.size
+        )
         runner = CudaRunner(network, attention, view.layout.page_size, config.max_batch_tokens, numerics, graphs)
     return runner, network, attention
 
 
-def fingerprint(device: torch.device, dtype: torch.dtype, attention: str, *, graphs: bool, deterministic: bool) -> str:
+def fingerprint(
+    device: torch.device, dtype: torch.dtype, attention: str, *, graphs: bool, deterministic: bool, tp_size: int = 1
+) -> str:
     """Names everything that bits depend on, as far as it is known without computing: see `Runner.numerics`.
 
     `attention` is the backend with its version. Graphs count, because their steps are padded to other numbers of rows.
@@ -111,18 +134,20 @@ def fingerprint(device: torch.device, dtype: torch.dtype, attention: str, *, gra
         str(dtype).removeprefix("torch."),
         attention,
         "graphs" if graphs else "eager",
+        # Sums over the inner dimension are cut otherwise.
+        *((f"tp{tp_size}",) if tp_size > 1 else ()),
         "fixed" if deterministic else "varies",
     )
     return "/".join(parts)
 
 
-def _backends(spec: ModelSpec, config: WorkerConfig, view: PoolView) -> tuple[Kernels, DeviceAttention, str]:
+def _backends(num_heads: int, config: WorkerConfig, view: PoolView) -> tuple[Kernels, DeviceAttention, str]:
     """Kernels and attention as configured, and their name for the fingerprint."""
     if view.pages.device.type == "cuda" and config.attention != "torch":
         try:
             flashinfer: Any = load_flashinfer()
             attention = FlashInferAttention(
-                flashinfer, view, spec.num_heads, config.max_batch_tokens, deterministic=config.deterministic
+                flashinfer, view, num_heads, config.max_batch_tokens, deterministic=config.deterministic
             )
         except WorkerError:
             if config.attention == "flashinfer":
@@ -131,4 +156,4 @@ def _backends(spec: ModelSpec, config: WorkerConfig, view: PoolView) -> tuple[Ke
             return FlashInferKernels(flashinfer), attention, f"flashinfer-{flashinfer.__version__}"
     if config.attention == "flashinfer":
         raise BackendMissing(f"FlashInfer computes on CUDA devices, and the pool is on {view.pages.device}")
-    return TorchKernels(), TorchAttention(view, spec.num_heads), "torch"
+    return TorchKernels(), TorchAttention(view, num_heads), "torch"

@@ -18,6 +18,7 @@ from nodes.worker.cuda.batch import KNOWN, DeviceBatch, HostBatch, host_batch, p
 from nodes.worker.cuda.graphs import DecodeGraphs
 from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.sampler import sample_on_device
+from nodes.worker.errors import CollectiveFailed
 from nodes.worker.sampler import NOT_DRAWN
 from nodes.worker.step import MISSING_INPUT, POISONED, RunnableRow, RunnableStep, StepOutcome
 
@@ -68,7 +69,22 @@ class CudaRunner:
         return self.finish(self.launch(step))
 
     def launch(self, step: RunnableStep) -> Launched:
-        """See `PipelinedRunner.launch`."""
+        """See `PipelinedRunner.launch`. Raises CollectiveFailed for whatever goes wrong in a group of ranks."""
+        collectives = self._network.collectives
+        try:
+            return self._launch(step)
+        except CollectiveFailed:
+            raise
+        except Exception as error:
+            if collectives is None:
+                raise
+            # The other ranks may be in the middle of this step, and cannot be told to begin it again.
+            collectives.abort()
+            raise CollectiveFailed(
+                f"step {step.step} failed at rank {collectives.rank}: {type(error).__name__}: {error}"
+            ) from error
+
+    def _launch(self, step: RunnableStep) -> Launched:
         with torch.inference_mode():
             batch, logits = self._forward(step)
             tokens = self._draw(step, batch, logits) if batch.draws else None
@@ -80,9 +96,11 @@ class CudaRunner:
         return self._last
 
     def finish(self, launched: Launched) -> StepOutcome:
-        """See `PipelinedRunner.finish`."""
+        """See `PipelinedRunner.finish`. Raises CollectiveFailed if the ranks' group failed meanwhile."""
         drawn = launched.drawn()
         inputs = launched.before.drawn() if launched.before is not None else {}
+        if self._network.collectives is not None:
+            self._network.collectives.check()
         token_ids: list[int] = []
         errors: list[RowError] = []
         for row in launched.rows:

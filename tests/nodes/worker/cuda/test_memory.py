@@ -2,6 +2,7 @@
 
 import pytest
 from device_running import host_pool
+from rank_running import in_ranks, rank_runner
 
 from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
@@ -31,6 +32,25 @@ def test_weights_are_counted_as_the_network_holds_them() -> None:
         assert weight_bytes(spec, "bfloat16") == build_runner(spec, config, view)[1].weight_bytes
     assert weight_bytes(resolve_model("random:qwen3-8b"), "bfloat16") / 1e9 == pytest.approx(16.4, abs=0.05)
     assert weight_bytes(resolve_model("random:qwen3-0.6b"), "bfloat16") / 1e9 == pytest.approx(1.21, abs=0.01)
+
+
+def test_a_rank_has_its_share_of_weights_and_activations() -> None:
+    spec = resolve_model("random:qwen3-8b")
+    whole, half = weight_bytes(spec, "bfloat16"), weight_bytes(spec, "bfloat16", 2)
+    table = spec.context_length * spec.head_dim * 4
+    norms = 2 * (spec.num_layers * (2 * spec.hidden_size + 2 * spec.head_dim) + spec.hidden_size)
+    assert 2 * half == whole + table + norms
+    # 8192 rows: residual and norm whole, a quarter of gate and up and their product; 512 rows of all ranks, twice.
+    layers = 8192 * (2 * 4096 + 3 * 12_288 // 4) * 2
+    assert activation_bytes(spec, "bfloat16", 8192, 1, 4) == layers + 512 * 2 * 4 * 4096 * 2
+    # Every rank draws from the whole vocabulary.
+    assert activation_bytes(spec, "bfloat16", 256, 256, 8) == activation_bytes(spec, "bfloat16", 256, 256)
+
+
+def test_a_rank_weighs_what_is_counted() -> None:
+    # A vocabulary that is padded, and a KV head that is held twice.
+    found = in_ranks(4, lambda group: rank_runner("random:tiny-qwen3", group)._network.weight_bytes)
+    assert found == [weight_bytes(resolve_model("random:tiny-qwen3"), "float32", 4)] * 4
 
 
 def test_a_pool_may_take_what_is_left() -> None:

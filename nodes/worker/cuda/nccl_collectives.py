@@ -1,0 +1,180 @@
+"""Collectives between CUDA devices by NCCL, through CuPy's binding: the only file of the worker that imports CuPy.
+
+Operations are queued on torch's current stream on tensors of torch, by address, so they can be captured in CUDA graphs
+as any kernel; NCCL takes operations of one communicator in and outside of graphs (`NCCL_GRAPH_MIXING_SUPPORT`, on by
+itself). Whatever first happens to a communicator connects it, which cannot be captured: a size is run before it is
+captured (`GraphRecorder`), so that the algorithm chosen for it is connected.
+
+The host waits for nothing here. A rank that is gone makes the others' kernels run for ever: the worker's deadline of a
+step calls `abort`, which ends them, and kills the process; `check` then keeps a result that an abort cut short from
+being told. Making the communicator blocks until all ranks have come, so it is done in a thread that can be given up.
+
+Not yet run on a GPU. One device per rank: NCCL refuses a second rank on one, but for `NCCL_MULTI_RANK_GPU_ENABLE=1` of
+version 2.30.
+"""
+
+import importlib
+import os
+import threading
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from kvstore.device import cuda_ordinal
+from nodes.worker.errors import BackendMissing, CollectiveFailed, GroupNotFormed
+
+_SUM: Final = 0
+_DTYPES: Final = {torch.float32: 7, torch.float16: 6, torch.bfloat16: 9}
+"""`ncclDataType_t`; CuPy has no name for bfloat16, and passes the number on."""
+_GRAPH_REGISTER: Final = "NCCL_GRAPH_REGISTER"
+
+
+class NcclCollectivesMaker:
+    """See `CollectivesMaker`. `form_timeout_s` bounds `connect`."""
+
+    def __init__(self, form_timeout_s: float) -> None:
+        self._form_timeout_s = form_timeout_s
+
+    def unique_id(self) -> bytes:
+        """See `CollectivesMaker`. A thread of NCCL waits for the others at an address that is in it."""
+        try:
+            return bytes(_nccl().get_unique_id())
+        except RuntimeError as error:
+            raise GroupNotFormed(
+                f"NCCL makes no unique id: {error}; see NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME for the interface"
+            ) from error
+
+    def close(self) -> None:
+        """See `CollectivesMaker`. What NCCL keeps for a unique id ends with the process."""
+
+    def connect(self, unique_id: bytes, rank: int, size: int, device: str) -> "NcclCollectives":
+        """See `CollectivesMaker`. Raises BackendMissing where there is no NCCL."""
+        nccl, on = _nccl(), torch.device("cuda", cuda_ordinal(device))
+        # Registered buffers would stay pinned for as long as a graph lives.
+        os.environ.setdefault(_GRAPH_REGISTER, "0")
+        # Made before it is initialised, so that an abort reaches it while initialising blocks.
+        communicator = nccl.NcclCommunicator.__new__(nccl.NcclCommunicator)
+        outcome: list[Exception | None] = []
+
+        def initialise() -> None:
+            try:
+                _set_device(on)
+                communicator.__init__(size, unique_id, rank)
+            except Exception as error:  # noqa: BLE001 # told by the thread that waits
+                outcome.append(error)
+            else:
+                outcome.append(None)
+
+        thread = threading.Thread(target=initialise, name="nccl-init", daemon=True)
+        thread.start()
+        thread.join(self._form_timeout_s)
+        if not outcome:
+            _in_background(communicator.abort)
+            raise GroupNotFormed(
+                f"rank {rank} of {size} did not find the others within {self._form_timeout_s:g} s; see why their"
+                " workers ended or did not start"
+            )
+        if outcome[0] is not None:
+            raise GroupNotFormed(
+                f"rank {rank} of {size} on {on} could not join ({outcome[0]}): each rank needs a device of its own;"
+                " NCCL_DEBUG=INFO says more"
+            ) from outcome[0]
+        return NcclCollectives(communicator, rank, size, on)
+
+
+class NcclCollectives:
+    """See `Collectives`."""
+
+    def __init__(self, communicator: Any, rank: int, size: int, device: torch.device) -> None:
+        self.rank = rank
+        self.size = size
+        self._communicator = communicator
+        self._device = device
+        self._failure = ""
+        self._lock = threading.Lock()
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See `Collectives`. In place, where `x` is contiguous."""
+        x = x.contiguous()
+        address = x.data_ptr()
+        self._queue(x, self._communicator.allReduce, address, address, x.numel(), _DTYPES[x.dtype], _SUM)
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """See `Collectives`."""
+        x = x.contiguous()
+        num_rows, width = x.shape
+        parts = torch.empty(self.size, num_rows, width, dtype=x.dtype, device=x.device)
+        self._queue(x, self._communicator.allGather, x.data_ptr(), parts.data_ptr(), x.numel(), _DTYPES[x.dtype])
+        return parts.transpose(0, 1).reshape(num_rows, self.size * width)
+
+    def check(self) -> None:
+        """See `Collectives`. Asks NCCL for what failed since, such as a lost connection."""
+        if not self._failure:
+            try:
+                self._communicator.check_async_error()
+            except RuntimeError as error:
+                self._fail(f"NCCL: {error}")
+        if self._failure:
+            raise CollectiveFailed(self._failure)
+
+    def abort(self) -> None:
+        """See `Collectives`. The others do not notice."""
+        self._fail("the group was aborted")
+
+    def close(self) -> None:
+        """See `Collectives`. By an abort, because a gentler end waits for all other ranks."""
+        self._fail("the group was closed")
+
+    def _queue(self, x: Tensor, operation: Any, *arguments: int) -> None:
+        if self._failure:
+            raise CollectiveFailed(self._failure)
+        if not x.numel():
+            return
+        try:
+            operation(*arguments, _stream(self._device))
+        except RuntimeError as error:
+            self._fail(f"NCCL: {error}")
+            raise CollectiveFailed(self._failure) from error
+
+    def _fail(self, why: str) -> None:
+        """Set the failure, then abort once, in the background: it waits for kernels, and must not hold up a loop."""
+        with self._lock:
+            if self._failure:
+                return
+            self._failure = why
+        _in_background(self._abort)
+
+    def _abort(self) -> None:
+        _set_device(self._device)
+        try:
+            self._communicator.abort()
+        except RuntimeError as error:
+            self._failure += f"; and aborting it: {error}"
+
+
+def _in_background(work: Any) -> None:
+    threading.Thread(target=work, name="nccl-abort", daemon=True).start()
+
+
+def _set_device(device: torch.device) -> None:
+    """The current device is a thread's own."""
+    torch.cuda.set_device(device)
+
+
+def _stream(device: torch.device) -> int:
+    """Handle of the stream that torch queues on now, a capturing one included."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def _nccl() -> Any:
+    try:
+        module = importlib.import_module("cupy.cuda.nccl")
+    except ImportError as error:
+        raise BackendMissing(
+            f"cupy.cuda.nccl cannot be imported ({error}): install kvmesh[cuda13] or kvmesh[cuda12]"
+        ) from None
+    if not module.available:
+        raise BackendMissing("CuPy finds no NCCL: install nvidia-nccl-cu13 (or -cu12), as torch for CUDA does")
+    return module

@@ -1,0 +1,306 @@
+"""Collectives between processes of one host, over tensors in its memory: what a group on the CPU computes with.
+
+Data goes through one anonymous shared-memory file, in which each rank writes two slots, by turns. For each piece of an
+operation a rank writes its slot, tells every other rank so by one message on the socket between the two, waits for
+theirs, and reads all slots in the order of the ranks, so that a sum has the same bits at every rank and in every run.
+Two slots are enough: who has heard of piece n from all knows that all have read piece n - 1.
+
+Sockets rather than words in shared memory that are polled: a waiting rank sleeps, and a rank that dies, however it
+does, is known to all others at once by the end of its sockets. Messages carry the piece's number and shape, so that
+ranks which compute different things notice instead of mixing them. Rank 0 listens on an abstract socket whose name is
+in the unique id, so nothing is left lying in any directory; peers must be of the same user.
+"""
+
+import itertools
+import mmap
+import os
+import secrets
+import select
+import socket
+import struct
+import threading
+import time
+from contextlib import ExitStack
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvstore.device import CPU
+from nodes.worker.errors import CollectiveFailed, GroupNotFormed
+
+SLOT_BYTES: Final = 1 << 20
+"""Larger operations are done in pieces of so many bytes."""
+
+_NAME_BYTES: Final = 16
+_HELLO: Final = struct.Struct("<4sII")
+_MAGIC: Final = b"kvtp"
+_PIECE: Final = struct.Struct("<QBQ")
+"""Number of the piece in the group's life, kind of the operation, bytes of the whole operation."""
+_SUM: Final = 1
+_GATHER: Final = 2
+_PEER_CREDENTIALS: Final = struct.Struct("3i")
+_ROUND_ROBIN: Final = 2
+
+
+class ShmCollectivesMaker:
+    """See `CollectivesMaker`. `form_timeout_s` bounds `connect`, `wait_timeout_s` the waiting for others in one piece.
+
+    The latter must be longer than ranks may be apart, which is most while they load weights; a hanging step is ended
+    long before by the worker's own deadline.
+    """
+
+    def __init__(self, form_timeout_s: float, wait_timeout_s: float = 600.0) -> None:
+        self._form_timeout_s = form_timeout_s
+        self._wait_timeout_s = wait_timeout_s
+        self._listeners: dict[bytes, socket.socket] = {}
+
+    def unique_id(self) -> bytes:
+        """See `CollectivesMaker`. Whoever has it finds rank 0 listening, or knows that it is gone."""
+        unique_id = secrets.token_bytes(_NAME_BYTES)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(_address(unique_id))
+        listener.listen()
+        self._listeners[unique_id] = listener
+        return unique_id
+
+    def close(self) -> None:
+        """See `CollectivesMaker`."""
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
+
+    def connect(self, unique_id: bytes, rank: int, size: int, device: str) -> "ShmCollectives":
+        """See `CollectivesMaker`."""
+        if device != CPU:
+            raise GroupNotFormed(f"ranks on {device} are not connected through the host's memory")
+        end = time.monotonic() + self._form_timeout_s
+        try:
+            if rank == 0:
+                listener = self._listeners.pop(unique_id, None)
+                if listener is None:
+                    raise GroupNotFormed("rank 0 was given a unique id that was not made in its process")
+                with listener:
+                    links = _invite(listener, size, end)
+            else:
+                links = _join(unique_id, rank, size, end)
+        except OSError as error:
+            raise GroupNotFormed(
+                f"rank {rank} of {size} did not find the others within {self._form_timeout_s:g} s"
+                f" ({type(error).__name__}: {error}); see why their workers ended or did not start"
+            ) from error
+        return ShmCollectives(rank, size, links, self._wait_timeout_s)
+
+
+class _Links(NamedTuple):
+    """What a rank has of its group: the shared memory, and a socket to each other rank."""
+
+    memory: mmap.mmap
+    peers: dict[int, socket.socket]
+
+
+class ShmCollectives:
+    """See `Collectives`. Used from one thread but for `abort`."""
+
+    def __init__(self, rank: int, size: int, links: _Links, wait_timeout_s: float) -> None:
+        self.rank = rank
+        self.size = size
+        self._memory, self._peers = links
+        self._wait_timeout_s = wait_timeout_s
+        slots = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._slots = slots.view(_ROUND_ROBIN, size, SLOT_BYTES)
+        self._num_pieces = 0
+        self._failure = ""
+        # An abort comes from another thread, and must not shut sockets whose numbers are somebody else's by then.
+        self._lock = threading.Lock()
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See `Collectives`. Summed in float32."""
+        flat = torch.empty(x.numel(), dtype=x.dtype)
+        source = x.reshape(-1)
+        step = SLOT_BYTES // x.element_size()
+        for begin in range(0, source.shape[0], step):
+            parts = self._exchange(_SUM, source[begin : begin + step], x.nbytes)
+            total = parts[0].to(torch.float32, copy=True)
+            for part in parts[1:]:
+                total += part
+            flat[begin : begin + step] = total
+        return flat.view(x.shape)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """See `Collectives`."""
+        num_rows, width = x.shape
+        gathered = torch.empty(self.size, num_rows * width, dtype=x.dtype)
+        source = x.reshape(-1)
+        step = SLOT_BYTES // x.element_size()
+        for begin in range(0, source.shape[0], step):
+            gathered[:, begin : begin + step] = self._exchange(_GATHER, source[begin : begin + step], x.nbytes)
+        return gathered.view(self.size, num_rows, width).transpose(0, 1).reshape(num_rows, self.size * width)
+
+    def check(self) -> None:
+        """See `Collectives`."""
+        if self._failure:
+            raise CollectiveFailed(self._failure)
+
+    def abort(self) -> None:
+        """See `Collectives`."""
+        self._fail("the group was aborted")
+
+    def close(self) -> None:
+        """See `Collectives`. The others see it as the end of this rank."""
+        self._fail("the group was closed")
+        with self._lock:
+            for peer in self._peers.values():
+                peer.close()
+            self._peers.clear()
+
+    def _exchange(self, kind: int, piece: Tensor, num_bytes: int) -> Tensor:
+        """The pieces of all ranks, `[size, len(piece)]`, good until the next piece but one."""
+        self.check()
+        number = self._num_pieces
+        self._num_pieces += 1
+        slots = self._slots[number % _ROUND_ROBIN].view(piece.dtype)[:, : piece.shape[0]]
+        slots[self.rank] = piece
+        self._meet(_PIECE.pack(number, kind, num_bytes))
+        return slots
+
+    def _meet(self, message: bytes) -> None:
+        """Tell all others, and wait until all have told the same. Raises CollectiveFailed, and shuts the group then."""
+        try:
+            for rank, peer in self._peers.items():
+                self._tell(rank, peer, message)
+            self._await_all(message, time.monotonic() + self._wait_timeout_s)
+        except CollectiveFailed as error:
+            self._fail(str(error))
+            raise CollectiveFailed(self._failure) from error
+
+    @staticmethod
+    def _tell(rank: int, peer: socket.socket, message: bytes) -> None:
+        try:
+            # Never full: no rank is more than a piece ahead of another.
+            peer.send(message)
+        except OSError as error:
+            raise CollectiveFailed(f"rank {rank} is gone") from error
+
+    def _await_all(self, message: bytes, end: float) -> None:
+        waiting = {peer.fileno(): rank for rank, peer in self._peers.items()}
+        poll = select.poll()
+        for fd in waiting:
+            poll.register(fd, select.POLLIN)
+        while waiting:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                raise CollectiveFailed(f"ranks {sorted(waiting.values())} did not come in {self._wait_timeout_s:g} s")
+            for fd, _ in poll.poll(left_s * 1000):
+                # Only once: whoever has answered may be a piece ahead before the last one has.
+                poll.unregister(fd)
+                rank = waiting.pop(fd)
+                found = _received(self._peers[rank])
+                if not found:
+                    raise CollectiveFailed(f"rank {rank} is gone")
+                if found != message:
+                    other, here = _PIECE.unpack(found), _PIECE.unpack(message)
+                    raise CollectiveFailed(f"rank {rank} computes something else: {other}, and here {here}")
+
+    def _fail(self, why: str) -> None:
+        with self._lock:
+            self._failure = self._failure or why
+            for peer in self._peers.values():
+                try:
+                    peer.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    # The other end was faster.
+                    continue
+
+
+def _invite(listener: socket.socket, size: int, end: float) -> _Links:
+    """Rank 0: wait for all others, then give each the shared memory and a socket to each other rank."""
+    with ExitStack() as stack:
+        peers: dict[int, socket.socket] = {}
+        while len(peers) < size - 1:
+            listener.settimeout(_left(end))
+            peer = stack.enter_context(listener.accept()[0])
+            if not _is_ours(peer):
+                continue
+            peer.settimeout(_left(end))
+            rank = _greeted(peer.recv(_HELLO.size), size)
+            if rank in peers:
+                raise GroupNotFormed(f"two workers said that they are rank {rank}")
+            peers[rank] = peer
+        fd = os.memfd_create("kvmesh-tp", os.MFD_CLOEXEC)
+        stack.callback(os.close, fd)
+        os.ftruncate(fd, _ROUND_ROBIN * size * SLOT_BYTES)
+        ends = {rank: [fd] for rank in peers}
+        for one, other in itertools.combinations(sorted(peers), 2):
+            pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            for rank, side in zip((one, other), pair, strict=True):
+                ends[rank].append(stack.enter_context(side).fileno())
+        for rank, peer in peers.items():
+            socket.send_fds(peer, [_MAGIC], ends[rank])
+        memory = mmap.mmap(fd, 0)
+        return _Links(memory, {rank: _kept(peer) for rank, peer in peers.items()})
+
+
+def _join(unique_id: bytes, rank: int, size: int, end: float) -> _Links:
+    """Any other rank."""
+    with ExitStack() as stack:
+        hub = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        hub.settimeout(_left(end))
+        hub.connect(_address(unique_id))
+        if not _is_ours(hub):
+            raise GroupNotFormed("another user's process listens under the group's unique id")
+        hub.send(_HELLO.pack(_MAGIC, rank, size))
+        hub.settimeout(_left(end))
+        found, fds, _, _ = socket.recv_fds(hub, len(_MAGIC), size, socket.MSG_CMSG_CLOEXEC)
+        others = [other for other in range(1, size) if other != rank]
+        for fd in fds:
+            stack.callback(os.close, fd)
+        if found != _MAGIC or len(fds) != 1 + len(others):
+            raise GroupNotFormed("rank 0 has ended while it waited for the others, or waited for other ones")
+        peers = {0: _kept(hub)}
+        for other, fd in zip(others, fds[1:], strict=True):
+            peers[other] = socket.socket(fileno=os.dup(fd))
+        return _Links(mmap.mmap(fds[0], 0), peers)
+
+
+def _received(peer: socket.socket) -> bytes:
+    """One message; none at the end, however it came."""
+    try:
+        return peer.recv(_PIECE.size)
+    except ConnectionError:
+        return b""
+
+
+def _address(unique_id: bytes) -> bytes:
+    return b"\0kvmesh-tp-" + unique_id.hex().encode()
+
+
+def _is_ours(peer: socket.socket) -> bool:
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    _, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
+    return uid == os.getuid()
+
+
+def _greeted(hello: bytes, size: int) -> int:
+    """The rank that joins. Raises GroupNotFormed."""
+    if len(hello) != _HELLO.size:
+        raise GroupNotFormed("a rank ended while it joined")
+    magic, rank, its_size = _HELLO.unpack(hello)
+    if magic != _MAGIC or its_size != size or not 0 < rank < size:
+        raise GroupNotFormed(f"rank {rank} of {its_size} wants to join a group of {size}")
+    return rank
+
+
+def _kept(peer: socket.socket) -> socket.socket:
+    """The same connection, not closed with what it was made in."""
+    kept = peer.dup()
+    kept.settimeout(None)
+    return kept
+
+
+def _left(end: float) -> float:
+    """Seconds until `end`. Raises TimeoutError when it has passed."""
+    left_s = end - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("too late")
+    return left_s
