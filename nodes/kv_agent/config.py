@@ -104,5 +104,5 @@ def _check_ranks(pools: list[PoolConfig]) -> None:
     if [pool.layout.tp_rank for pool in pools] != list(range(first.layout.tp_size)):
         ranks = ", ".join(str(pool.layout.tp_rank) for pool in pools)
         raise ConfigError(f"{first.group} needs a pool for each of its {first.layout.tp_size} ranks, got {ranks}")
-    if any((pool.num_pages, pool.layout.digest) != (first.num_pages, first.layout.digest) for pool in pools):
+    if len({(pool.num_pages, pool.layout.tp_size, pool.layout.digest) for pool in pools}) > 1:
         raise ConfigError(f"the pools of the ranks of {first.group} must have as many pages and hold one model")

@@ -30,7 +30,7 @@ from mesh.transport.base import Buffer
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.protocol import Adopt, Adopted, Dismiss, HotNodeMessage, JoinGroup, NodeMessage, StepPlan
 from nodes.roles import is_replaced
-from nodes.worker.collectives import CollectivesMaker
+from nodes.worker.collectives import CollectivesMaker, collectives_maker
 from nodes.worker.config import WorkerConfig
 from nodes.worker.core import (
     AdoptArrived,
@@ -62,12 +62,6 @@ def kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _collectives_maker(config: WorkerConfig) -> CollectivesMaker:
-    from nodes.worker.collectives import collectives_maker
-
-    return collectives_maker(config)
-
-
 class WorkerActor(Actor):
     """One worker. `host` is where pools are mapped from; what follows it is for tests to give their own."""
 
@@ -81,7 +75,7 @@ class WorkerActor(Actor):
         host: MemoryHost,
         make: RunnerFactory = make_runner,
         kill: Callable[[], None] = kill_this_process,
-        collectives: Callable[[WorkerConfig], CollectivesMaker] = _collectives_maker,
+        collectives: Callable[[WorkerConfig], CollectivesMaker] = collectives_maker,
     ) -> None:
         self._config = config
         self._kill = kill
