@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from mesh.address import Address
 from mesh.membership import Member
 from nodes.protocol import GroupFormed, JoinGroup
-from nodes.worker.core import AdoptArrived, Command, Event, WorkerCore
+from nodes.worker.core import AdoptArrived, AnswerAdopt, Command, Event, WorkerCore
 
 STALE: Final = "stale_epoch"
 MISMATCH: Final = "group_mismatch"
@@ -112,6 +112,9 @@ class RankCore(WorkerCore):
     Another scheduler's adoption waits until nothing runs any more, queued steps included. To drop those would leave the
     ranks that have begun them waiting for this one. If a step cannot end because another rank never got it, only the
     end of the group helps: `num_deferred` is what the actor looks at.
+
+    The same scheduler's is answered at once: it holds the pages of the steps that run, and what such a step waits for
+    may be that this scheduler sends it to another rank again.
     """
 
     _deferred: tuple[AdoptArrived, ...] = ()
@@ -123,9 +126,12 @@ class RankCore(WorkerCore):
 
     def handle(self, event: Event) -> list[Command]:
         """See `WorkerCore.handle`."""
-        if isinstance(event, AdoptArrived) and self.is_running and event.adopt.scheduler_epoch > self.scheduler_epoch:
-            self._deferred = (*self._deferred[-MAX_DEFERRED + 1 :], event)
-            return []
+        if isinstance(event, AdoptArrived) and self.is_running:
+            if event.adopt.scheduler_epoch > self.scheduler_epoch:
+                self._deferred = (*self._deferred[-MAX_DEFERRED + 1 :], event)
+                return []
+            if event.adopt.scheduler_epoch == self.scheduler_epoch:
+                return [AnswerAdopt(event.call, self._last_step)]
         commands = super().handle(event)
         if self._deferred and not self.is_running:
             deferred, self._deferred = self._deferred, ()
