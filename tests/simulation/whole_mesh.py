@@ -171,7 +171,7 @@ class SimulatedMesh:
             tp_rank=rank,
             tp_size=self.tp_size(group),
             workers=self.worker_ids(group),
-            adopt_grace_s=4.0,
+            adopt_grace_s=1.0,
         )
 
     def _worker(self, config: WorkerConfig) -> SlowWorker:
