@@ -1,4 +1,4 @@
-"""Meshes whose groups are two tensor-parallel ranks each: they say what one worker says, and a dead rank loses nothing."""
+"""Meshes of groups of two tensor-parallel ranks: they say what one worker says, and a rank that dies loses nothing."""
 
 import asyncio
 import shutil
