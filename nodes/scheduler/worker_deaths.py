@@ -38,16 +38,16 @@ class WorkerDeaths:
         self._orders = orders
         self._attempts = attempts
         self._endings = endings
-        self._suspects: list[Sequence] = []
+        self._suspects: dict[int, Sequence] = {}
         self.num_poisoned = 0
 
     def next_suspect(self) -> Sequence | None:
         """Who goes through the next step alone."""
         while self._suspects:
-            first = self._suspects[0]
+            row_id, first = next(iter(self._suspects.items()))
             if first.num_deaths and first.stage in (Stage.PREFILL, Stage.DECODE):
                 return first
-            del self._suspects[0]
+            del self._suspects[row_id]
         return None
 
     def take_back(self, steps: list[Step], now: float) -> None:
@@ -58,14 +58,13 @@ class WorkerDeaths:
         sequences = list({sequence.row_id: sequence for step in steps for sequence in step.sequences}.values())
         for sequence in sequences:
             if sequence.stage >= Stage.PREEMPTED:
-                if not sequence.num_inflight:
-                    self._results.settle(sequence)
+                # All steps that were not answered are taken back, so none of its is in flight any more.
+                self._results.settle(sequence)
             elif len(sequences) == 1 and sequence.num_deaths > MAX_DEATHS:
                 self._poisoned(sequence, now)
             else:
                 self._running.rewind(sequence)
-                if sequence not in self._suspects:
-                    self._suspects.append(sequence)
+                self._suspects[sequence.row_id] = sequence
 
     def away_for_good(self, now: float) -> None:
         """No worker for too long: whoever waits for it is told, and can go elsewhere."""
@@ -85,5 +84,6 @@ class WorkerDeaths:
             self._endings.fail(sequence, POISONED, message, retryable=False, now=now)
 
     def _fail_order(self, grant_id: str, code: str, message: str, now: float) -> None:
-        if (held := self._orders.fail(grant_id, code, message, now)) is not None:
-            self._endings.leave(held, now)
+        held = self._orders.fail(grant_id, code, message, now)
+        assert held is not None, "an order that is computed has its sequence"
+        self._endings.leave(held, now)

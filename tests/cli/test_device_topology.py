@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.device_pools import AGENT_OVERHEAD_BYTES, DeviceLoad, DeviceMemory
+from cli.device_pools import (
+    AGENT_OVERHEAD_BYTES,
+    GROUP_OVERHEAD_BYTES,
+    WORKER_OVERHEAD_BYTES,
+    DeviceLoad,
+    DeviceMemory,
+    device_pages,
+)
 from cli.errors import BadConfig, NoMemory
 from cli.exit_codes import ExitCode
 from cli.launch import nvidia_smi
@@ -15,7 +22,7 @@ from cli.settings import KVSettings, Settings, SupervisionSettings
 from cli.topology import Machine, check_config, plan_topology
 from kvstore.errors import DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
 from nodes.model_spec import resolve_model
-from nodes.worker.errors import BackendMissing, DeviceMemoryShort
+from nodes.worker.errors import BackendMissing, DeviceMemoryShort, GroupNotFormed
 
 GIB = 1 << 30
 H100 = DeviceMemory("cuda:0", 80 * GIB, 79 * GIB)
@@ -105,6 +112,19 @@ def test_an_8b_model_on_an_h100():
         assert part in caught.value.why
 
 
+def test_a_rank_leaves_more_room_than_a_worker_alone():
+    spec = resolve_model("random:qwen3-8b")
+    alone, rank = (DeviceLoad(spec, "bfloat16", 2304, 1, 0.9, size) for size in (1, 4))
+    assert rank.weight_bytes < 0.26 * alone.weight_bytes
+    assert rank.group_bytes == (
+        rank.weight_bytes + rank.activation_bytes + WORKER_OVERHEAD_BYTES + GROUP_OVERHEAD_BYTES
+    )
+    layouts = spec.kv_layout(), spec.kv_layout(tp_rank=3, tp_size=4)
+    pages = [device_pages(H100, load, layout, None, 1) for load, layout in zip((alone, rank), layouts, strict=True)]
+    # A page is a quarter as large, and three quarters of the weights are elsewhere.
+    assert 4.6 < pages[1] / pages[0] < 5.2
+
+
 def test_pages_as_asked_for():
     pages = {pool.num_pages for pool in configs(planned(kv=KVSettings(pages=77)), "kv_agent")[0].pools}
     assert pages == {77}
@@ -180,6 +200,7 @@ def test_nvidia_smi_is_asked_and_its_refusals_are_passed_on(tmp_path, monkeypatc
         (DeviceMemoryShort("too much"), ExitCode.NO_MEMORY),
         (DeviceFault("illegal address"), ExitCode.FAILED),
         (DeviceHandleInvalid("its maker is gone"), ExitCode.FAILED),
+        (GroupNotFormed("rank 1 did not come"), ExitCode.FAILED),
     ],
 )
 def test_what_a_start_on_a_device_ends_with(error, code):

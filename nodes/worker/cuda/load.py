@@ -104,7 +104,7 @@ def build_runner(
             RandomWeights(spec, dtype) if spec.source == "random" else SafetensorsWeights(spec, dtype)
         )
         shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
-        kernels, attention, version = _backends(shard.num_heads, config, view)
+        kernels, attention, version = _backends(spec, config, view, shard.num_heads)
         tile_rows = TILE_ROWS if config.deterministic else 0
         network = DeviceNetwork(spec, weights, kernels, device, tile_rows, collectives)
         graphs = None
@@ -141,7 +141,9 @@ def fingerprint(
     return "/".join(parts)
 
 
-def _backends(num_heads: int, config: WorkerConfig, view: PoolView) -> tuple[Kernels, DeviceAttention, str]:
+def _backends(
+    spec: ModelSpec, config: WorkerConfig, view: PoolView, num_heads: int
+) -> tuple[Kernels, DeviceAttention, str]:
     """Kernels and attention as configured, and their name for the fingerprint."""
     if view.pages.device.type == "cuda" and config.attention != "torch":
         try:

@@ -8,6 +8,9 @@ captured (`GraphRecorder`), so that the algorithm chosen for it is connected.
 The host waits for nothing here. A rank that is gone makes the others' kernels run for ever: the worker's deadline of a
 step calls `abort`, which ends them, and kills the process; `check` then keeps a result that an abort cut short from
 being told. Making the communicator blocks until all ranks have come, so it is done in a thread that can be given up.
+Communicators are aborted, never destroyed: destroying waits for the other ranks. Even an abort returns only when the
+graphs that captured the communicator are freed (`commDestroySync`), after it has ended the kernels, so nobody waits for
+it.
 
 Not yet run on a GPU. One device per rank: NCCL refuses a second rank on one, but for `NCCL_MULTI_RANK_GPU_ENABLE=1` of
 version 2.30.
@@ -111,11 +114,8 @@ class NcclCollectives:
 
     def check(self) -> None:
         """See `Collectives`. Asks NCCL for what failed since, such as a lost connection."""
-        if not self._failure:
-            try:
-                self._communicator.check_async_error()
-            except RuntimeError as error:
-                self._fail(f"NCCL: {error}")
+        if found := self._asynchronous_error():
+            self._fail(found)
         if self._failure:
             raise CollectiveFailed(self._failure)
 
@@ -126,6 +126,16 @@ class NcclCollectives:
     def close(self) -> None:
         """See `Collectives`. By an abort, because a gentler end waits for all other ranks."""
         self._fail("the group was closed")
+
+    def _asynchronous_error(self) -> str:
+        # Locked, because an abort frees what is asked here.
+        with self._lock:
+            try:
+                if not self._failure:
+                    self._communicator.check_async_error()
+            except RuntimeError as error:
+                return f"NCCL: {error}"
+        return ""
 
     def _queue(self, x: Tensor, operation: Any, *arguments: int) -> None:
         if self._failure:
@@ -139,7 +149,7 @@ class NcclCollectives:
             raise CollectiveFailed(self._failure) from error
 
     def _fail(self, why: str) -> None:
-        """Set the failure, then abort once, in the background: it waits for kernels, and must not hold up a loop."""
+        """Set the failure, then abort, once."""
         with self._lock:
             if self._failure:
                 return

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nodes.model_spec import resolve_model
+from nodes.worker.collectives import Collectives
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.attention import DeviceAttention
 from nodes.worker.cuda.load import build_runner
@@ -31,9 +32,9 @@ BACKENDS = ["torch", pytest.param("flashinfer", marks=[NEEDS_FLASHINFER, SLOW])]
 class Pages:
     """A pool's pages as `DevicePages`, every bit of them set: NaN in bfloat16 and float32."""
 
-    def __init__(self, num_bytes: int) -> None:
-        self.memory = torch.full((num_bytes,), 0xFF, dtype=torch.uint8, device="cuda:0")
-        self.pointer, self.num_bytes, self.device = self.memory.data_ptr(), num_bytes, 0
+    def __init__(self, num_bytes: int, device: str = "cuda:0") -> None:
+        self.memory = torch.full((num_bytes,), 0xFF, dtype=torch.uint8, device=device)
+        self.pointer, self.num_bytes, self.device = self.memory.data_ptr(), num_bytes, self.memory.device.index
 
 
 class Built(NamedTuple):
@@ -55,13 +56,17 @@ def build(
     deterministic: bool = False,
     num_pages: int = 200,
     max_batch_tokens: int = 512,
+    group: Collectives | None = None,
+    device: str = "cuda:0",
 ) -> Built:
+    """`group`: the runner is of that rank of it."""
     spec = resolve_model(str(model))
-    layout = spec.kv_layout(dtype, 16)
-    pages = Pages(num_pages * layout.page_bytes)
+    rank, size = (0, 1) if group is None else (group.rank, group.size)
+    layout = spec.kv_layout(dtype, 16, rank, size)
+    pages = Pages(num_pages * layout.page_bytes, device)
     view = view_device_pages(pages, layout)
     config = WorkerConfig(
-        group="g", model=str(model), agent="a", dtype=dtype, device="cuda:0", attention=attention, cuda_graphs=graphs,
+        group="g", model=str(model), agent="a", dtype=dtype, device=device, attention=attention, cuda_graphs=graphs,
         deterministic=deterministic, max_batch_tokens=max_batch_tokens,
     )  # fmt: skip
-    return Built(*build_runner(spec, config, view), view, pages)
+    return Built(*build_runner(spec, config, view, group), view, pages)

@@ -176,6 +176,16 @@ def test_the_first_pages_of_a_failed_handoff_stay_in_the_cache(cause) -> None:
     assert bench.cache.num_available() == 19
 
 
+def test_what_was_found_in_a_cache_at_the_first_try_is_what_counts() -> None:
+    bench = Bench()
+    one = bench.ordered(cached=True)
+    one.num_cached_tokens = 0
+    bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=1), 1.5)
+    failing(bench, "prefill failed")
+    assert bench.cache.match(one.token_ids).num_tokens == 8
+    assert one.num_cached_tokens == 0
+
+
 @pytest.mark.parametrize("cause", CAUSES)
 def test_pages_that_are_all_in_are_good_whatever_fails_after(cause) -> None:
     bench = Bench()

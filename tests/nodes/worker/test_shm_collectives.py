@@ -1,6 +1,7 @@
 """Ranks of one host: sums and gatherings of any size, and that nobody waits for ever for a rank that does not come."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent / "cuda"))
 from rank_running import in_ranks, rank_runner
 from test_tensor_parallel import MODEL, decoded
 
+from nodes.worker import shm_collectives
 from nodes.worker.collectives import Collectives
 from nodes.worker.errors import CollectiveFailed, GroupNotFormed
 from nodes.worker.shm_collectives import SLOT_BYTES, ShmCollectivesMaker
@@ -199,13 +201,42 @@ def test_two_workers_of_one_rank() -> None:
     assert all("rank 0 has ended" in reason or "did not find" in reason for reason in reasons[1:])
 
 
+def test_who_hangs_up_while_joining() -> None:
+    maker = ShmCollectivesMaker(5.0)
+    unique_id = maker.unique_id()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(shm_collectives._address(unique_id))
+    with pytest.raises(GroupNotFormed, match="a rank ended while it joined"):
+        maker.connect(unique_id, 0, 2, "cpu")
+
+
+def test_other_users_are_neither_let_in_nor_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    maker = ShmCollectivesMaker(0.3)
+    unique_id = maker.unique_id()
+    uid = os.getuid()
+    monkeypatch.setattr(shm_collectives.os, "getuid", lambda: uid + 1)
+    with pytest.raises(GroupNotFormed, match="another user's process listens"):
+        maker.connect(unique_id, 1, 2, "cpu")
+    with pytest.raises(GroupNotFormed, match="did not find the others"):
+        maker.connect(unique_id, 0, 2, "cpu")
+
+
+def test_ranks_on_a_device_are_connected_otherwise() -> None:
+    with pytest.raises(GroupNotFormed, match="ranks on cuda:0"):
+        ShmCollectivesMaker(1.0).connect(bytes(16), 0, 2, "cuda:0")
+
+
 def test_nothing_is_left_behind() -> None:
     in_ranks(3, lambda group: group.all_reduce(torch.ones(2, 2)))
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         in_ranks(3, lambda group: group.all_reduce(torch.ones(2, 2)))
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert "kvmesh-tp" not in Path("/proc/net/unix").read_text()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    maker = ShmCollectivesMaker(SOON_S)
+    unique_id = maker.unique_id()
+    assert unique_id.hex() in Path("/proc/net/unix").read_text()
+    maker.connect(unique_id, 0, 1, "cpu").close()
+    assert unique_id.hex() not in Path("/proc/net/unix").read_text()
 
 
 def sum_for_ever(group: Collectives) -> None:

@@ -10,12 +10,21 @@ import pytest
 
 from nodes.protocol import RowError
 from nodes.request import Sampling
-from nodes.worker.step import MISSING_INPUT, POISONED, PipelinedRunner, RunnableRow, RunnableStep, StepOutcome
+from nodes.worker.errors import CollectiveFailed
+from nodes.worker.step import (
+    MISSING_INPUT,
+    POISONED,
+    PipelinedRunner,
+    RunnableRow,
+    RunnableStep,
+    StepOutcome,
+    run_isolated,
+)
 from nodes.worker.steps_ahead import StepsAhead
 
 
 class FakeDevice:
-    """Adds one to every input token. Launching a 13 raises; finishing a 99 is the device's own failure."""
+    """Adds one to every input token. Launching 13 raises, 17 as a lost rank does; finishing 99 fails the device."""
 
     numerics = "fake"
 
@@ -30,6 +39,8 @@ class FakeDevice:
             inputs.append(self.drawn[row.from_row] if row.from_row >= 0 else step.token_ids[row.token_offset])
         if 13 in inputs:
             raise MemoryError("thirteen")
+        if 17 in inputs:
+            raise CollectiveFailed("rank 1 is gone")
         self.log.append(f"launch {step.step}")
         self.drawn = {row.row: token + 1 for row, token in zip(step.rows, inputs, strict=True)}
         return step.step, list(self.drawn.values())
@@ -112,3 +123,12 @@ def test_a_device_that_fails_is_passed_on(number: int) -> None:
     steps = [step(1, [99 if number == 1 else 1]), step(2, [99]), step(3, [1])]
     results = run_all(FakeDevice(), *steps)
     assert isinstance(results[number - 1], OSError)
+
+
+def test_a_rank_that_lost_the_others_runs_no_row_again() -> None:
+    device = FakeDevice()
+    [result] = run_all(device, step(1, [5, 17]))
+    assert isinstance(result, CollectiveFailed)
+    assert device.log == []
+    with pytest.raises(CollectiveFailed):
+        run_isolated(FakeDevice(), step(1, [5, 17]))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kvstore.page_pool import HeapHost, PoolInfo
-from nodes.model_spec import resolve_model
+from nodes.model_spec import ModelSpec, resolve_model
 from nodes.worker.collectives import Collectives
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.load import build_runner
@@ -39,16 +39,21 @@ def in_ranks(
 
 
 def rank_runner(
-    model: str | Path, group: Collectives | None, dtype: str = "auto", *, num_pages: int = 60, **options: Any
+    model: str | Path | ModelSpec,
+    group: Collectives | None,
+    dtype: str = "auto",
+    *,
+    num_pages: int = 60,
+    **options: Any,
 ) -> CudaRunner:
     """The runner of one rank over a pool of its own, in the host's memory."""
-    spec = resolve_model(str(model))
+    spec = model if isinstance(model, ModelSpec) else resolve_model(str(model))
     rank, size = (0, 1) if group is None else (group.rank, group.size)
     layout = spec.kv_layout(dtype, 16, rank, size)
     pool = HeapHost().create("g", PoolInfo(group="g", num_pages=num_pages, layout=layout, incarnation=1))
     view = PoolView(pool.pages_view, layout)
     view.pages.fill_(torch.nan)
-    config = WorkerConfig(group="g", model=str(model), agent="a", dtype=dtype, tp_rank=rank, tp_size=size, **options)
+    config = WorkerConfig(group="g", model=spec.name, agent="a", dtype=dtype, **options)
     return build_runner(spec, config, view, group)[0]
 
 

@@ -1,26 +1,33 @@
 """A group of ranks computes what one worker computes: logits, pages, and the same tokens at every rank."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from device_running import Repeater
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from rank_running import FakeNccl, in_ranks, rank_runner
 from test_parity import LLAMA3, PLAIN, save_model
 from torch_running import GREEDY, Row, logits_by_chunks, step
 
 from kvstore.transfer.plan import held_heads
-from nodes.model_spec import resolve_model
-from nodes.model_spec.tensor_parallel import Part
+from nodes.model_spec import ModelSpec, resolve_model
+from nodes.model_spec.tensor_parallel import Part, fitting_tp_sizes
 from nodes.request import Sampling
 from nodes.worker.collectives import Collectives
 from nodes.worker.cuda import nccl_collectives
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.cuda.graphs import DecodeGraphs
+from nodes.worker.cuda.kernels import TorchKernels
 from nodes.worker.cuda.nccl_collectives import NcclCollectivesMaker
+from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.runner import CudaRunner
-from nodes.worker.errors import CollectiveFailed
+from nodes.worker.device_memory import weight_bytes
+from nodes.worker.errors import CollectiveFailed, WeightsUnfit
 from nodes.worker.loader import SafetensorsWeights
 from nodes.worker.random_weights import RandomWeights
 from nodes.worker.step import run_isolated
@@ -30,6 +37,8 @@ PAGES = list(range(20, 30))
 SIZES = [16, 48, 33, 1, 22, 29, 1]
 SAMPLED = Sampling(temperature=1.5, seed=9, top_p=0.95)
 MODEL = "random:tiny-qwen3"
+SOON_S = 20.0
+CPU = torch.device("cpu")
 # Heads, and with eight ranks the vocabulary (300), do not go up evenly everywhere.
 KINDS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "llama-biases-untied": (
@@ -65,6 +74,54 @@ def test_logits_agree_with_one_rank_and_are_the_same_at_all(saved: Any, name: st
     assert torch.allclose(found[0], alone, atol=1e-5, rtol=0)
     assert torch.allclose(found[0], reference, atol=1e-4, rtol=0)
     assert all(torch.equal(other, found[0]) for other in found[1:]), "ranks would draw different tokens"
+
+
+class SlicesOnly:
+    """A safetensors file of which no tensor can be read whole."""
+
+    def __init__(self, file: Any) -> None:
+        self.get_slice = file.get_slice
+
+
+def test_no_more_of_a_file_is_read_than_the_part(saved: Any) -> None:
+    spec = resolve_model(str(saved["llama-biases-untied"][0]))
+    source = SafetensorsWeights(spec, torch.float32)
+    source._files = {
+        name: SlicesOnly(file) if spec.shard(0, 2).part_of(name) else file for name, file in source._files.items()
+    }
+    assert sum(isinstance(file, SlicesOnly) for file in source._files.values()) == 2 + 3 * (7 + 3 + 2)
+    network = in_ranks(2, lambda group: DeviceNetwork(spec, source, TorchKernels(), CPU, collectives=group))[0]
+    assert network.weight_bytes == weight_bytes(spec, "float32", 2)
+    source._shapes = source._shapes | {"lm_head.weight": (299, 64)}
+    with pytest.raises(WeightsUnfit, match=r"'lm_head.weight' in .* has shape \[300, 64\], config.json asks for"):
+        in_ranks(2, lambda group: DeviceNetwork(spec, source, TorchKernels(), CPU, collectives=group))
+
+
+SPECS = st.builds(
+    lambda architecture, kv, group, inner, vocab, biases, tied: msgspec.structs.replace(
+        resolve_model(MODEL), architecture=architecture, num_heads=kv * group, num_kv_heads=kv, head_dim=8,
+        hidden_size=24, intermediate_size=inner, vocab_size=vocab, num_layers=2, context_length=64,
+        qkv_bias=biases, o_bias=biases, mlp_bias=biases, tie_word_embeddings=tied,
+    ),
+    st.sampled_from(["llama", "qwen2", "qwen3"]), st.integers(1, 4), st.integers(1, 4), st.sampled_from([12, 24, 60]),
+    st.integers(1, 70), st.booleans(), st.booleans(),
+)  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(SPECS, st.integers(2, 6), st.booleans())
+def test_models_of_any_shape(spec: ModelSpec, size: int, deterministic: bool) -> None:
+    """With vocabularies smaller than the group, biases everywhere, heads dealt out and repeated."""
+    assume(size in fitting_tp_sizes(spec))
+    ids = [token % spec.vocab_size for token in IDS[:30]]
+
+    def logits(group: Collectives | None) -> torch.Tensor:
+        return logits_by_chunks(rank_runner(spec, group, deterministic=deterministic), ids, PAGES, [17, 12, 1])
+
+    alone = logits(None)
+    found = in_ranks(size, logits)
+    assert torch.allclose(found[0], alone, atol=1e-5, rtol=1e-5)
+    assert all(torch.equal(other, found[0]) for other in found[1:])
 
 
 @pytest.mark.parametrize(("name", "size"), CASES)
@@ -166,6 +223,25 @@ def test_captured_steps_draw_what_eager_ones_draw() -> None:
     assert in_ranks(2, replayed) == [(expected, 12)] * 2
 
 
+def test_steps_launched_ahead_take_their_input_from_where_each_rank_left_it() -> None:
+    def ahead(group: Collectives) -> list[list[int]]:
+        runner = rank_runner(MODEL, group)
+        launched = runner.launch(step(Row(0, IDS[:20], PAGES[:3], SAMPLED, prompt=20)))
+        output = []
+        for number in range(8):
+            plan = step(Row(20 + number, [-1], PAGES[:3], SAMPLED, prompt=20))
+            following = runner.launch(plan._replace(rows=[plan.rows[0]._replace(from_row=0)]))
+            output.append(list(runner.finish(launched).token_ids))
+            launched = following
+        return output
+
+    runner = rank_runner(MODEL, None)
+    expected = [list(runner.run(step(Row(0, IDS[:20], PAGES[:3], SAMPLED, prompt=20))).token_ids)]
+    for number in range(7):
+        expected.append(list(runner.run(step(Row(20 + number, expected[-1], PAGES[:3], SAMPLED, prompt=20))).token_ids))
+    assert in_ranks(2, ahead) == [expected] * 2
+
+
 def test_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same through the calls that a device would get; bfloat16, whose number CuPy has no name for."""
     library = FakeNccl()
@@ -183,6 +259,22 @@ def test_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     # The first step draws nothing, the second does.
     assert [name for name, _, _ in library.calls[0]][: 2 * len(sums) + 1] == [*sums, *sums, "allGather"]
     assert {stream for _, _, stream in library.calls[0]} == {77}
+
+
+def test_a_result_that_an_abort_cut_short_is_not_told() -> None:
+    """On a device an abort ends what hangs, and the event behind the step comes as if all were well."""
+
+    def work(group: Collectives) -> str:
+        runner = rank_runner(MODEL, group)
+        launched = runner.launch(step(Row(0, IDS[:20], PAGES[:2], GREEDY, prompt=20)))
+        both.wait(SOON_S)
+        group.abort()
+        with pytest.raises(CollectiveFailed) as caught:
+            runner.finish(launched)
+        return str(caught.value)
+
+    both = threading.Barrier(2)
+    assert in_ranks(2, work) == ["the group was aborted"] * 2
 
 
 def test_what_fails_at_one_rank_ends_the_step_at_all_and_is_no_rows_fault() -> None:

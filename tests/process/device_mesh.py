@@ -1,11 +1,11 @@
-"""Whole meshes on one device, for the tests beside it: started with patience, since kernels may have to be compiled."""
+"""Whole meshes on devices, of silicon or of software: started with patience, since kernels may have to be compiled."""
 
 import asyncio
 import contextlib
 import shutil
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests.chaos.chaos_mesh import ChaosMesh
@@ -13,8 +13,7 @@ from tests.chaos.streams import Answer, Wave, bodies
 from tests.process.conftest import Host
 
 # FlashInfer has kernels for heads of 64; deterministic, so that company does not show in the bits.
-MODEL = ("--model", "random:tiny-qwen3", "--served-name", "tiny", "--dtype", "bfloat16", "--deterministic")
-POOLS = ("--kv-memory", "128MiB", "--mem-fraction", "0.5")
+MODEL = ("--model", "random:tiny-qwen3", "--served-name", "tiny", "--deterministic")
 APART = ("--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
 MIXED = ("--mixed", "1")
 START_S = 420.0
@@ -22,13 +21,24 @@ NUM_REQUESTS = 12
 
 
 @contextlib.contextmanager
-def mesh_on(device: str, *options: str) -> Iterator[ChaosMesh]:
-    """A mesh that is ready; its actors' last words go to stdout if it does not get there."""
+def mesh_on(
+    device: str,
+    *options: str,
+    dtype: str = "bfloat16",
+    kv_memory: str = "128MiB",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[ChaosMesh]:
+    """A mesh that is ready; its actors' last words go to stdout if it does not get there.
+
+    `environment`: what all its processes have besides.
+    """
     host = Host(tempfile.mkdtemp(prefix="kg"))
+    host.environment.update(environment or {})
     try:
         process = host.up(
-            *MODEL, *POOLS, "--device", device, *options, wait=False, KVMESH_SUPERVISION__RESTART_BUDGET="1000"
-        )
+            *MODEL, "--dtype", dtype, "--kv-memory", kv_memory, "--mem-fraction", "0.5", "--device", device, *options,
+            wait=False, KVMESH_SUPERVISION__RESTART_BUDGET="1000",
+        )  # fmt: skip
         chaos = ChaosMesh(host, process)
         try:
             host.wait_until(lambda: process.poll() is not None or answers(host), "the mesh is ready", START_S)
