@@ -19,7 +19,8 @@ class ListActors(Message, frozen=True):
 class ActorStatus(Part, frozen=True):
     """One actor. `pid` 0 and an empty endpoint where there is no process; `reason` says why not, or what went before.
 
-    `state` is that of `mesh/supervision/core.py`, or what the living actor says of itself.
+    `state` is that of `mesh/supervision/core.py`, or what the living actor says of itself. `notes` are what people
+    should know of what it announces: whose pages come another way than was chosen.
     """
 
     actor_id: str
@@ -31,6 +32,7 @@ class ActorStatus(Part, frozen=True):
     num_restarts: int = 0
     uptime_s: float = 0.0
     reason: str = ""
+    notes: list[str] = []
 
 
 class ActorList(Message, frozen=True):

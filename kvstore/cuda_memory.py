@@ -2,18 +2,21 @@
 
 `DeviceMemory` is the seam; `load_cupy_memory` makes the one implementation, over CuPy's bindings of the CUDA runtime.
 The only file that imports CuPy, and only when device memory is first used: a process that never does needs neither
-CuPy nor a driver. Used by `cuda_pool.py` and `transfer/cuda_ipc.py`.
+CuPy nor a driver. Used by `cuda_pool.py`, `transfer/cuda_ipc.py` and `transfer/staging.py`.
 
-A process that was forked after CUDA was used in its parent cannot use it; those that come here are spawned. Calls are
-made from any one thread at a time: the current device belongs to the thread, so each call sets it.
+A process that was forked after CUDA was used in its parent cannot use it; those that come here are spawned. Calls may
+come from any thread: the current device belongs to the thread, so each call sets it. A stream is used by one thread.
 """
 
 import contextlib
+import ctypes
 import importlib
-from collections.abc import Generator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from kvstore.errors import DeviceError, DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
+from kvstore.gather import MAX_TABLE_BYTES, GatherKernel, table_of
 
 HANDLE_BYTES: Final = 64
 
@@ -29,14 +32,24 @@ _UNAVAILABLE: Final = frozenset({_INITIALIZATION, 35, 46, 100, 101, 802, 803})
 _FIRST_FAULT: Final = 700
 
 _LAZY_ENABLE_PEER_ACCESS: Final = 1
+_HOST_ALLOC_PORTABLE: Final = 1
+# Kernels in a stream at a time, each with up to 2,048 copies.
+_NUM_TABLES: Final = 8
 
 
 class CopyRange(NamedTuple):
-    """Bytes to copy between two device addresses of this process."""
+    """Bytes to copy between two addresses of this process: on devices, or of page-locked host memory."""
 
     destination: int
     source: int
     num_bytes: int
+
+
+class HostBuffer(NamedTuple):
+    """Page-locked memory of this process: copies between it and a device run beside everything else."""
+
+    pointer: int
+    view: memoryview
 
 
 class CopyMark(Protocol):
@@ -58,6 +71,13 @@ class CopyStream(Protocol):
         """Begin copies between device memories; the mark tells when they have ended.
 
         Raises DeviceFault; none of the copies runs any more then.
+        """
+        ...
+
+    def gather(self, ranges: Sequence[CopyRange]) -> CopyMark:
+        """The same by one kernel, for up to `gather.MAX_RANGES` ranges within the stream's device.
+
+        The stream must have been made for it. Raises as `copy`.
         """
         ...
 
@@ -99,8 +119,19 @@ class DeviceMemory(Protocol):
         """Give up what `open` returned. No copy may use it any more."""
         ...
 
-    def stream(self, device: int) -> CopyStream:
-        """A new stream of copies, for destinations on `device`. Raises DeviceUnavailable."""
+    def allocate_host(self, device: int, num_bytes: int) -> HostBuffer:
+        """Page-locked host memory for copies to and from a device. Raises DeviceFault, DeviceUnavailable."""
+        ...
+
+    def free_host(self, device: int, buffer: HostBuffer) -> None:
+        """Give it back. No copy may use it any more, nor anybody its view."""
+        ...
+
+    def stream(self, device: int, *, gathers: bool = False) -> CopyStream:
+        """A new stream of copies, for destinations on `device`. With `gathers` its kernel is compiled now.
+
+        Raises DeviceUnavailable.
+        """
         ...
 
 
@@ -177,19 +208,68 @@ class CupyMemory:
         with self._on(device, "closing another process's memory"):
             self._runtime.ipcCloseMemHandle(pointer)
 
-    def stream(self, device: int) -> "_CupyStream":
+    def allocate_host(self, device: int, num_bytes: int) -> HostBuffer:
+        """See `DeviceMemory`. Portable: any device's copies may use it."""
+        with self._on(device, f"allocating {num_bytes} bytes of page-locked host memory"):
+            pointer = int(self._runtime.hostAlloc(num_bytes, _HOST_ALLOC_PORTABLE))
+        return HostBuffer(pointer, memoryview((ctypes.c_ubyte * num_bytes).from_address(pointer)).cast("B"))
+
+    def free_host(self, device: int, buffer: HostBuffer) -> None:
+        """See `DeviceMemory`."""
+        buffer.view.release()
+        with self._on(device, "freeing page-locked host memory"):
+            self._runtime.freeHost(buffer.pointer)
+
+    def stream(self, device: int, *, gathers: bool = False) -> "_CupyStream":
         """See `DeviceMemory`. Non-blocking: it does not wait for the legacy default stream, nor that for it."""
         with self._on(device, "making a stream"):
-            return _CupyStream(self, device, self._cupy.cuda.Stream(non_blocking=True))
+            stream = self._cupy.cuda.Stream(non_blocking=True)
+            return _CupyStream(self, device, stream, self._tables(device) if gathers else None)
 
     def copy(self, device: int, stream: Any, ranges: Sequence[CopyRange]) -> "_CupyMark":
         """Put copies into a stream of `device`, and a mark after them."""
         runtime = self._runtime
+
+        def put() -> None:
+            for destination, source, num_bytes in ranges:
+                runtime.memcpyAsync(destination, source, num_bytes, runtime.memcpyDefault, stream.ptr)
+
+        return self._marked(device, stream, put)
+
+    def gather(self, device: int, stream: Any, tables: "_Tables", ranges: Sequence[CopyRange]) -> "_CupyMark":
+        """The same by one kernel; by single copies where all tables are still read by kernels before it."""
+        slot = tables.free_slot()
+        if slot is None:
+            return self.copy(device, stream, ranges)
+        runtime, table = self._runtime, table_of(ranges)
+        size = len(table.data)
+        slot.host.view[:size] = table.data
+
+        def put() -> None:
+            runtime.memcpyAsync(slot.pointer, slot.host.pointer, size, runtime.memcpyDefault, stream.ptr)
+            tables.kernel.launch(stream, slot.pointer, table)
+
+        slot.mark = self._marked(device, stream, put)
+        return slot.mark
+
+    def _tables(self, device: int) -> "_Tables":
+        """Compiles the kernel for the current device, `device`."""
+        try:
+            kernel = GatherKernel(self._cupy)
+        except (RuntimeError, ImportError, OSError, self._cupy.cuda.compiler.CompileException) as error:
+            raise DeviceUnavailable(
+                f"the kernel that copies scattered pages cannot be compiled for cuda:{device} ({error}): install NVRTC "
+                "(kvmesh[cuda13] or kvmesh[cuda12]), or set [roles.kv_agent] gather_from = 0 to copy page by page"
+            ) from None
+        host = self.allocate_host(device, _NUM_TABLES * MAX_TABLE_BYTES)
+        pointer = int(self._runtime.malloc(_NUM_TABLES * MAX_TABLE_BYTES))
+        return _Tables(kernel, pointer, host)
+
+    def _marked(self, device: int, stream: Any, put: Callable[[], None]) -> "_CupyMark":
         with self._on(device, "copying pages"):
             event = self._cupy.cuda.Event(disable_timing=True)
             try:
-                for destination, source, num_bytes in ranges:
-                    runtime.memcpyAsync(destination, source, num_bytes, runtime.memcpyDefault, stream.ptr)
+                put()
                 stream.record(event)
             except BaseException:
                 # Without its mark nobody could tell when those that were begun have ended.
@@ -221,7 +301,8 @@ class CupyMemory:
         """CUDA's errors as ours; `otherwise` is what those are that say neither that there is no device nor a fault."""
         try:
             yield
-        except self._runtime.CUDARuntimeError as error:
+        except (self._runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
+            # A launch is a call of the driver; from 100 on its codes mean what the runtime's do.
             status = int(error.status)
             text = f"{what} failed: {error}"
             if status in _UNAVAILABLE:
@@ -234,14 +315,47 @@ class CupyMemory:
             raise otherwise(text) from None
 
 
+class _Slot:
+    """Room for one table, on the host and on the device; `mark` behind the kernel that read it last."""
+
+    def __init__(self, pointer: int, host: HostBuffer) -> None:
+        self.pointer = pointer
+        self.host = host
+        self.mark: _CupyMark | None = None
+
+
+class _Tables:
+    """The kernel of a stream and its tables. They live as long as the process, like the stream."""
+
+    def __init__(self, kernel: GatherKernel, pointer: int, host: HostBuffer) -> None:
+        self.kernel = kernel
+        offsets = [number * MAX_TABLE_BYTES for number in range(_NUM_TABLES)]
+        self._slots = deque(
+            _Slot(pointer + at, HostBuffer(host.pointer + at, host.view[at : at + MAX_TABLE_BYTES])) for at in offsets
+        )
+
+    def free_slot(self) -> _Slot | None:
+        """The one used longest ago, if its kernel has ended. Raises DeviceFault."""
+        slot = self._slots[0]
+        if slot.mark is not None and not slot.mark.is_done():
+            return None
+        self._slots.rotate(-1)
+        return slot
+
+
 class _CupyStream:
-    def __init__(self, memory: CupyMemory, device: int, stream: Any) -> None:
+    def __init__(self, memory: CupyMemory, device: int, stream: Any, tables: _Tables | None) -> None:
         self._memory = memory
         self._device = device
         self._stream = stream
+        self._tables = tables
 
     def copy(self, ranges: Sequence[CopyRange]) -> "_CupyMark":
         return self._memory.copy(self._device, self._stream, ranges)
+
+    def gather(self, ranges: Sequence[CopyRange]) -> "_CupyMark":
+        assert self._tables is not None, "the stream was not made for it"
+        return self._memory.gather(self._device, self._stream, self._tables, ranges)
 
 
 class _CupyMark:

@@ -19,6 +19,7 @@ KVError
             DeviceHandleInvalid another process's device memory cannot be opened
             DeviceFault         CUDA failed; nothing on the device can be trusted any more
     TransferError           a transfer ended, or cannot begin; `code` says why
+        PairUnmade          it never began, because two agents could not meet
 """
 
 from typing import ClassVar
@@ -169,3 +170,7 @@ class TransferError(KVError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class PairUnmade(TransferError):
+    """Two agents did not come together over a transport; nothing was moved, and another transport may be tried."""

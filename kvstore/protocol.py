@@ -109,10 +109,12 @@ class GrantClosed(Message, frozen=True):
 
 
 class OfferPair(Message, frozen=True):
-    """Ask a source's agent to make a communicator of two ranks, the asker's being 0. Answer: `PairAccepted`.
+    """Ask a source's agent to make a pair of two ranks, the asker's being 0. Answer: `PairAccepted`.
 
-    `pair` is the asker's name for it; `unique_id` is what NCCL gave rank 0. `timeout_s` is how long making it may take.
-    Sent by an agent whose transport is `nccl`, before it pulls pages of `group` for the first time.
+    `pair` is the asker's name for it; `unique_id` is what NCCL gave rank 0, or with `transport` `tcp` where rank 0
+    listens (`kvstore/transfer/tcp_wire.py`). `timeout_s` is how long making it may take. Sent by an agent whose
+    transport is `nccl` or `tcp`, before it pulls pages of `group` from where its rank `rank` has them for the first
+    time.
     """
 
     pair: str
@@ -121,10 +123,12 @@ class OfferPair(Message, frozen=True):
     incarnation: int
     layout_digest: bytes
     timeout_s: float
+    transport: str = "nccl"
+    rank: int = 0
 
 
 class PairAccepted(Message, frozen=True):
-    """The other end makes its half of the communicator now. What fails from here on is seen by both."""
+    """The other end makes its half of the pair now. What fails from here on is seen by both."""
 
     pair: str
 
@@ -134,7 +138,8 @@ class SendPages(Message, frozen=True):
 
     `offsets[i]` and `sizes[i]` are bytes from page 0, one send each, in this order. `generations[j]` is what was
     announced of `pages[j]`; the sender compares them before it sends and when it has sent. Orders of one pair are
-    carried out in the order of their coming.
+    carried out in the order of their coming. `rank` is the tensor-parallel rank whose pool is meant; generations are
+    those of rank 0, whose page table tells of all.
     """
 
     pair: str
@@ -146,6 +151,7 @@ class SendPages(Message, frozen=True):
     pages: list[int]
     generations: list[int]
     timeout_s: float
+    rank: int = 0
 
 
 class PagesSent(Message, frozen=True):

@@ -37,11 +37,13 @@ class KVAgentAttributes(Part, frozen=True):
     """What a kv_agent announces: its pools and how pages get out of them.
 
     `incarnations` by group: a pool of another incarnation is another pool, and whoever mapped the old one has nothing.
+    `fallbacks` by agent: what its pages come by instead of the transport of the operator's choice, and why.
     """
 
     groups: list[str] = []
     transports: list[str] = []
     incarnations: dict[str, int] = {}
+    fallbacks: dict[str, str] = {}
 
 
 def is_replaced(members: Membership, agent: str, group: str, incarnation: int) -> bool:

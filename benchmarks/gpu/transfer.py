@@ -4,7 +4,8 @@
 
 4,096 tokens of KV of each shape: 256 pages, 448 and 576 MiB. The source's process is spawned and makes its pool as a
 kv_agent does; this one makes the destination's and copies poll by poll, as an agent's loop does. Pages lie in one run,
-or scattered as after hours of use. Not yet run on a GPU.
+or scattered as after hours of use; scattered ones are copied by one kernel (`gather`), and by a call each (`memcpy`).
+Last, pieces of 16 KiB, as small models have them. Not yet run on a GPU.
 """
 
 import argparse
@@ -29,6 +30,8 @@ from nodes.model_spec import resolve_model
 
 GOAL = 0.8
 NUM_TOKENS = 4096
+PIECE_BYTES = 16 << 10
+NUM_PIECES = 4096
 MODELS = ("random:qwen3-0.6b", "random:qwen3-8b")
 
 
@@ -67,25 +70,33 @@ def run(model: str, layout: KVLayout, directory: Path, path: str, device: str) -
     num_pages = layout.num_pages_for(NUM_TOKENS)
     info = PoolInfo(group="d", num_pages=1 + num_pages, layout=layout, incarnation=1)
     pool = host.create("kv-d", info_on(info, device))
-    transport = CudaIpcTransport(host)
-    region, peer = transport.register(pool), transport.connect(path)
     pages = list(range(1, 1 + num_pages))
     scattered = random.Random(1).sample(pages, num_pages)
     num_bytes = num_pages * layout.page_bytes
     plain = copy_seconds(device, num_bytes)
-    for order, targets in (("in one run", pages), ("scattered", scattered)):
-        parts = page_descriptors(coalesce(pages, targets), layout.page_bytes)
-        pull(transport, region, peer, parts)
-        taken = [pull(transport, region, peer, parts) for _ in range(20)]
-        median = statistics.median(seconds for seconds, _ in taken)
-        say(
-            f"{model.removeprefix('random:')}, {num_bytes >> 20} MiB {order}",
-            f"{num_bytes / median / 1e9:,.0f} GB/s, {median * 1e3:.2f} ms",
-            f"{plain / median:.2f} of a plain copy ({num_bytes / plain / 1e9:,.0f} GB/s)",
-            f"{GOAL:.2f}",
-        )
-        print(f"    longest poll {max(longest for _, longest in taken) * 1e3:.2f} ms", flush=True)
-    transport.close()
+    small = [Descriptor(at, at, PIECE_BYTES) for at in range(0, 2 * PIECE_BYTES * NUM_PIECES, 2 * PIECE_BYTES)]
+    orders = {
+        "in one run": page_descriptors(coalesce(pages, pages), layout.page_bytes),
+        "scattered": page_descriptors(coalesce(pages, scattered), layout.page_bytes),
+        f"{NUM_PIECES} pieces of 16 KiB": small,
+    }
+    for name, gather_from in (("gather", 2), ("memcpy", 0)):
+        transport = CudaIpcTransport(host, gather_from=gather_from)
+        region, peer = transport.register(pool), transport.connect(path)
+        for order, parts in orders.items():
+            size = sum(part.num_bytes for part in parts)
+            limit = plain if size == num_bytes else copy_seconds(device, size)
+            pull(transport, region, peer, parts)
+            taken = [pull(transport, region, peer, parts) for _ in range(20)]
+            median = statistics.median(seconds for seconds, _ in taken)
+            say(
+                f"{model.removeprefix('random:')}, {size >> 20} MiB {order}, {name}",
+                f"{size / median / 1e9:,.0f} GB/s, {median * 1e3:.2f} ms",
+                f"{limit / median:.2f} of a plain copy ({size / limit / 1e9:,.0f} GB/s)",
+                f"{GOAL:.2f}",
+            )
+            print(f"    longest poll {max(longest for _, longest in taken) * 1e3:.2f} ms", flush=True)
+        transport.close()
     pool.close()
 
 

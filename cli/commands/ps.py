@@ -1,5 +1,7 @@
 """`meshctl ps`: every actor of a mesh, as its supervisor sees it."""
 
+import sys
+
 import msgspec
 
 from cli.client import ask_supervisor, find_mesh
@@ -18,6 +20,9 @@ def ps(name: str, output: str) -> ExitCode:
         return ExitCode.OK
     rows = [_row(actor) for actor in answer.actors]
     print_table(["ACTOR", "ROLE", "STATE", "PID", "EPOCH", "RESTARTS", "UPTIME", "ENDPOINT"], rows)
+    for actor in answer.actors:
+        for note in actor.notes:
+            sys.stdout.write(f"{actor.actor_id}: {note}\n")
     return ExitCode.OK
 
 

@@ -283,6 +283,7 @@ class ProcessKeeper:
             num_restarts=watch.num_restarts,
             uptime_s=self._loop.time() - self._since[actor_id] if process is not None else 0.0,
             reason=watch.reason,
+            notes=_notes(member) if lives and member is not None else [],
         )
 
     def _write_manifest(self) -> None:
@@ -310,3 +311,8 @@ def actor_environment(num_threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(num_threads),
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def _notes(member: Member) -> list[str]:
+    fallbacks: dict[str, str] = member.attributes.get("fallbacks", {})
+    return [f"pages of {agent} come by {text}" for agent, text in fallbacks.items()]

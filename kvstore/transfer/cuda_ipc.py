@@ -1,6 +1,7 @@
 """Pages between CUDA pools of one host: the destination's agent copies, on the device, out of the source pool.
 
-Copies go into a stream of their own for each destination device. `poll` puts a bounded number into it and asks the
+Copies go into a stream of their own for each destination device, from `gather_from` at a time as one kernel that copies
+them all (`kvstore/gather.py`), where both ends are on that device. `poll` puts a bounded number into it and asks the
 marks behind them whether they have ended, so the agent's loop never waits for a device. What is in a stream cannot be
 called back: a transfer that is cancelled or late puts nothing more in, and its completion comes when what it put in
 has ended, since until then its pages may still be written.
@@ -16,13 +17,18 @@ from typing import Final
 
 from kvstore.cuda_memory import CopyMark, CopyRange, CopyStream
 from kvstore.cuda_pool import CudaHost
-from kvstore.device import CPU, DevicePages
+from kvstore.device import CPU, DevicePages, cuda_ordinal
 from kvstore.errors import DeviceError, KVError, PagesElsewhere, TransferError
+from kvstore.gather import MAX_RANGES
 from kvstore.page_pool import PagePool
 from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages, require_inside
 
 # Putting a copy into a stream takes 3 to 5 microseconds [not yet measured here], so a poll takes about a millisecond.
 DEFAULT_COPIES_PER_POLL: Final = 256
+# From so many copies on one launch is cheaper than as many calls [not yet measured]; and in one launch a copy costs the
+# host about an eighth of a call.
+DEFAULT_GATHER_FROM: Final = 4
+_GATHERED_PER_CALL: Final = 8
 
 # 1,024 polls that find nothing to do take a few milliseconds, ten times what a large transfer takes; who is slower
 # than that (a device under load, another device) is looked at once a millisecond.
@@ -67,9 +73,15 @@ class CudaIpcTransport:
 
     name = "cuda_ipc"
 
-    def __init__(self, host: CudaHost, copies_per_poll: int = DEFAULT_COPIES_PER_POLL) -> None:
+    def __init__(
+        self,
+        host: CudaHost,
+        copies_per_poll: int = DEFAULT_COPIES_PER_POLL,
+        gather_from: int = DEFAULT_GATHER_FROM,
+    ) -> None:
         self._host = host
         self._copies_per_poll = copies_per_poll
+        self._gather_from = gather_from
         self._regions: dict[int, PagePool] = {}
         self._peers: list[DevicePeer] = []
         self._leaving: list[DevicePeer] = []
@@ -89,8 +101,12 @@ class CudaIpcTransport:
         return 0.0 if self._num_idle < _EAGER_POLLS else _PAUSE_S
 
     def register(self, pool: PagePool) -> int:
-        """See `Transport`. Raises PagesElsewhere for a pool in host memory."""
+        """See `Transport`. Raises PagesElsewhere for a pool in host memory, DeviceUnavailable.
+
+        Makes the stream of the pool's device, and compiles its kernel, so that no transfer has to wait for that.
+        """
         _require_device(pool)
+        self._stream_of(cuda_ordinal(pool.info.device))
         region = len(self._regions)
         self._regions[region] = pool
         return region
@@ -191,25 +207,32 @@ class CudaIpcTransport:
         self._streams.clear()
 
     def _advance(self, copy: _Copy, budget: int) -> int:
-        """Put up to `budget` copies of one transfer into its stream; returns how many it took."""
-        count = min(budget, len(copy.parts))
-        parts = [copy.parts.popleft() for _ in range(count)]
+        """Put up to `budget` copies of one transfer into its stream, more by a kernel; returns what it took of that."""
         try:
             # Asked for each time: a pool that was closed says so, and its address must not be used.
             target, source = copy.local.device_pages, copy.peer.pool.device_pages
-            stream = self._streams.get(target.device)
-            if stream is None:
-                stream = self._streams[target.device] = self._host.memory.stream(target.device)
+            # A kernel reads another device's memory only where peer access was enabled, and ends the process if not.
+            is_near = target.device == source.device
+            gathers = is_near and 0 < self._gather_from <= len(copy.parts)
+            limit = min(MAX_RANGES, budget * _GATHERED_PER_CALL) if gathers else budget
+            parts = [copy.parts.popleft() for _ in range(min(limit, len(copy.parts)))]
             ranges = [
                 CopyRange(target.pointer + part.local_offset, source.pointer + part.remote_offset, part.num_bytes)
                 for part in parts
             ]
-            copy.mark = stream.copy(ranges)
+            stream = self._stream_of(target.device)
+            copy.mark = stream.gather(ranges) if gathers else stream.copy(ranges)
         except KVError as error:
             _end(copy, TransferError(error.code, f"{error.message}; {_progress(copy)}"))
             return 0
         copy.num_bytes += sum(part.num_bytes for part in parts)
-        return count
+        return -(-len(parts) // _GATHERED_PER_CALL) if gathers else len(parts)
+
+    def _stream_of(self, device: int) -> CopyStream:
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = self._host.memory.stream(device, gathers=self._gather_from > 0)
+        return stream
 
     def _close_unused(self) -> None:
         used = [copy.peer for copy in self._posted]

@@ -3,9 +3,10 @@
 Everything that may block does so in a thread: making the communicator, which waits for the other end, in one of its
 own; sends and receives of all pairs of a device in one thread, because two communicators whose operations are started
 in different orders on one device can wait for each other for ever; aborting in one of its own, because it must reach a
-communicator on which another thread is stuck. What happened is fetched by `news`. Used by `nccl.py` only.
+communicator on which another thread is stuck. See `link.py` for the seam.
 
-Not yet run on a GPU. Two ranks need two devices: NCCL refuses a second rank on one (`Duplicate GPU detected`).
+Not yet run on a GPU. Two ranks need two devices: NCCL refuses a second rank on one, but for a build of 2.30 or newer
+that is told to allow it, which `tests/gpu/test_nccl_one_device.py` uses.
 """
 
 import importlib
@@ -14,9 +15,11 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple
 
+from kvstore.device import CUDA, DevicePages, cuda_ordinal
 from kvstore.errors import DeviceUnavailable
+from kvstore.transfer.link import Broken, Memory, Moved, News, Ready, Stopped
 
 UNIQUE_ID_BYTES: Final = 128
 
@@ -25,71 +28,13 @@ _NOT_READY: Final = 600
 _SCRATCH_BYTES: Final = 256
 
 
-class Ready(NamedTuple):
-    """The communicator is made and its connections are warm."""
-
-
-class Moved(NamedTuple):
-    """The sends or receives of this number have ended on the device."""
-
-    number: int
-
-
-class Broken(NamedTuple):
-    """The engine failed; nothing more will come of it but `Stopped`, after an abort."""
-
-    message: str
-
-
-class Stopped(NamedTuple):
-    """After an abort: nothing of this half runs on the device."""
-
-
-News = Ready | Moved | Broken | Stopped
-
-
-class PairLink(Protocol):
-    """One half of a communicator. None of the calls blocks but `stop`."""
-
-    def begin(self) -> None:
-        """Make the communicator; `Ready` or `Broken` comes of it."""
-        ...
-
-    def move(self, number: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """Send (rank 1) or receive (rank 0) so many bytes at each device address, in this order, as one group."""
-        ...
-
-    def abort(self) -> None:
-        """End everything; `Stopped` comes of it."""
-        ...
-
-    def news(self) -> list[News]:
-        """What has happened since the last call."""
-        ...
-
-    def stop(self) -> None:
-        """Abort and wait until nothing runs any more."""
-        ...
-
-
-class LinkMaker(Protocol):
-    """Makes halves of communicators."""
-
-    def unique_id(self) -> bytes:
-        """What both halves of one communicator must be given. Raises DeviceUnavailable: no NCCL."""
-        ...
-
-    def link(self, device: int, unique_id: bytes, rank: int) -> PairLink:
-        """One half, on a device. Raises DeviceUnavailable."""
-        ...
-
-    def close(self) -> None:
-        """Let the threads go."""
-        ...
-
-
 class NcclLinks:
     """See `LinkMaker`."""
+
+    name: ClassVar[str] = "nccl"
+    kinds: ClassVar[frozenset[str]] = frozenset({CUDA})
+    # 1,024 looks that find nothing take a few milliseconds.
+    eager_polls: ClassVar[int] = 1024
 
     def __init__(self) -> None:
         self._movers: dict[int, ThreadPoolExecutor] = {}
@@ -101,17 +46,17 @@ class NcclLinks:
         """See `LinkMaker`. 128 bytes; CuPy 13 had a tuple of them."""
         return bytes(_nccl().get_unique_id())
 
-    def link(self, device: int, unique_id: bytes, rank: int) -> "NcclLink":
+    def link(self, device: str, unique_id: bytes, rank: int) -> "NcclLink":
         """See `LinkMaker`."""
-        cupy, nccl = _cupy(), _nccl()
-        if device not in self._movers:
+        cupy, nccl, ordinal = _cupy(), _nccl(), cuda_ordinal(device)
+        if ordinal not in self._movers:
             try:
-                cupy.cuda.runtime.setDevice(device)
-                self._scratch[device] = int(cupy.cuda.runtime.malloc(_SCRATCH_BYTES))
+                cupy.cuda.runtime.setDevice(ordinal)
+                self._scratch[ordinal] = int(cupy.cuda.runtime.malloc(_SCRATCH_BYTES))
             except RuntimeError as error:
-                raise DeviceUnavailable(f"cuda:{device} cannot be used: {error}") from None
-            self._movers[device] = ThreadPoolExecutor(1, thread_name_prefix=f"nccl-{device}")
-        return NcclLink(_Engine(cupy, nccl, self._movers[device], device, self._scratch[device]), unique_id, rank)
+                raise DeviceUnavailable(f"cuda:{ordinal} cannot be used: {error}") from None
+            self._movers[ordinal] = ThreadPoolExecutor(1, thread_name_prefix=f"nccl-{ordinal}")
+        return NcclLink(_Engine(cupy, nccl, self._movers[ordinal], ordinal, self._scratch[ordinal]), unique_id, rank)
 
     def close(self) -> None:
         """See `LinkMaker`."""
@@ -151,9 +96,11 @@ class NcclLink:
         """See `PairLink`."""
         threading.Thread(target=self._initialise, name=f"nccl-init-{self._device}", daemon=True).start()
 
-    def move(self, number: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """See `PairLink`."""
-        self._mover.submit(self._move, number, list(ranges))
+    def move(self, number: int, memory: Memory, parts: Sequence[tuple[int, int]]) -> None:
+        """See `PairLink`. One group of sends or receives."""
+        assert isinstance(memory, DevicePages)
+        ranges = [(memory.pointer + offset, num_bytes) for offset, num_bytes in parts]
+        self._mover.submit(self._move, number, ranges)
 
     def abort(self) -> None:
         """See `PairLink`."""

@@ -1,7 +1,7 @@
-"""One communicator of two ranks, as one of its ends sees it: a state machine in which every transfer ends.
+"""A pair of agents between which bytes move, as one end sees it: a state machine in which every transfer ends.
 
     IDLE          nothing begun
-    INITIALISING  both ends make the communicator; transfers wait
+    INITIALISING  both ends meet (a communicator of NCCL, connections of TCP); transfers wait
     READY         transfers run one after another, in the order in which both ends queue them
     ABORTING      something failed or took too long; the engine is ending what may still write
     ABORTED       nothing writes; transfers are refused, and whoever wants more makes another pair
@@ -12,14 +12,14 @@ not begun ends at once. An end is said when nothing can still write: for a runni
 when the engine has said that it has stopped.
 
 At the receiving end a transfer has two halves, the bytes and the sender's word that they were the announced ones
-before and after; at the sending end only the bytes. Pure; owned by `nccl.py`.
+before and after; at the sending end only the bytes. Pure; owned by `pair_transport.py`.
 """
 
 import enum
 from collections import deque
 from typing import Final, NamedTuple
 
-from kvstore.errors import TransferError
+from kvstore.errors import PairUnmade, TransferError
 
 PAIR_ABORTED: Final = "pair_aborted"
 
@@ -35,7 +35,7 @@ class PairPhase(enum.Enum):
 
 
 class Initialise(NamedTuple):
-    """Make the communicator; `initialised` or `failed` comes of it."""
+    """Meet the other end; `initialised` or `fail` comes of it."""
 
 
 class Run(NamedTuple):
@@ -99,7 +99,7 @@ class Pair:
         return [Initialise()]
 
     def initialised(self) -> list[Command]:
-        """The communicator is there."""
+        """Both ends have met."""
         if self.phase is not PairPhase.INITIALISING:
             return []
         self.phase = PairPhase.READY
@@ -150,17 +150,20 @@ class Pair:
             self._waiting.remove(late)
             commands.append(Finished(late.number, TransferError("deadline_exceeded", "the pair was busy until then")))
         if self.phase is PairPhase.INITIALISING and now >= self._deadline:
-            return commands + self.fail("the communicator was not ready in time", "deadline_exceeded")
+            return commands + self.fail("the two ends had not met in time", "deadline_exceeded")
         if not self.is_over and self._current is not None and now >= self._current.deadline:
             return commands + self.fail("a transfer did not end in time", "deadline_exceeded")
         return commands
 
     def fail(self, why: str, code: str = PAIR_ABORTED) -> list[Command]:
-        """Give the pair up. Those that wait end now, the running one when the engine has stopped."""
+        """Give the pair up. Those that wait end now, the running one when the engine has stopped.
+
+        The reason is a PairUnmade if the ends had not met yet.
+        """
         if self.is_over:
             return []
         was_idle = self.phase is PairPhase.IDLE
-        self._reason = TransferError(code, why)
+        self._reason = (TransferError if self.phase is PairPhase.READY else PairUnmade)(code, why)
         self.phase = PairPhase.ABORTED if was_idle else PairPhase.ABORTING
         commands: list[Command] = [] if was_idle else [Abort()]
         commands += [Finished(one.number, self._reason) for one in self._waiting]

@@ -5,8 +5,9 @@ announced pages into granted ones. All decisions are in `core.py`; this file rec
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
+import contextlib
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Final, assert_never
 
 import msgspec
@@ -16,16 +17,17 @@ from kvstore.errors import DeviceError, DeviceExhaustedMemory, DeviceFault, KVEr
 from kvstore.page_pool import MemoryHost, PagePool, ShmHost
 from kvstore.protocol import CloseGrant, ClosePair, MapPool, OfferPair, OpenGrant, PagesReady, PoolHandle, SendPages
 from kvstore.transfer.base import Peer
-from kvstore.transfer.nccl_link import LinkMaker, NcclLinks
+from kvstore.transfer.link import LinkMaker
 from kvstore.transfer.pair import PAIR_ABORTED
 from kvstore.transfer.session import CopyEnded
+from kvstore.transfer.tcp_link import TcpLinks
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
 from mesh.errors import CallError
 from mesh.message import HotMessage, Message
 from mesh.transport.base import Buffer
-from nodes.kv_agent.config import NCCL, KVAgentConfig, PoolConfig
+from nodes.kv_agent.config import KVAgentConfig, PoolConfig
 from nodes.kv_agent.core import AgentCore, Bounds
 from nodes.kv_agent.couriers import MeshCourier
 from nodes.kv_agent.events import (
@@ -52,7 +54,7 @@ from nodes.kv_agent.events import (
 )
 from nodes.kv_agent.pool_facts import Pool
 from nodes.kv_agent.pools import Possession, take_group
-from nodes.kv_agent.pullers import Pullers, make_transports
+from nodes.kv_agent.pullers import Pullers, make_links, make_remote, make_transports
 from nodes.kv_agent.rank_pulls import RankPulls, require_ranks
 from nodes.roles import KV_AGENT, NODE_CODEC, KVAgentAttributes
 
@@ -62,25 +64,31 @@ _MEMORY_RETRY_S: Final = 0.25
 class KVAgent(Actor):
     """See the module. `host` is where pools live: files by default, the heap in simulations.
 
-    `links` makes NCCL communicators, if the configuration wants any.
+    `links` are the engines of transports between agents, by name; given, they are used instead of the real ones.
     With pools on CUDA devices its process must be spawned, not forked (see `kvstore/cuda_memory.py`).
     """
 
     role: ClassVar[str] = KV_AGENT
     codec: ClassVar[Codec] = NODE_CODEC
 
-    def __init__(self, config: KVAgentConfig, host: MemoryHost | None = None, links: LinkMaker | None = None) -> None:
+    def __init__(
+        self, config: KVAgentConfig, host: MemoryHost | None = None, links: Mapping[str, LinkMaker] | None = None
+    ) -> None:
         self._config = config
         self._host: MemoryHost = host or CudaHost(ShmHost(config.directory))
-        self._pairs = None
-        if config.device_transport == NCCL:
-            self._pairs = MeshCourier(self, links or NcclLinks(), config.pair_timeout_s, self._keep_pumping)
-        remote = self._pairs.transport if self._pairs is not None else None
+        self._links = links if links is not None else make_links(config, self._host)
+        courier = MeshCourier(self, self._keep_pumping)
+        remote = make_remote(config, self._links, courier, self._announce_fallbacks)
+        self._pairs: MeshCourier | None = None
+        if remote is not None:
+            courier.transport, self._pairs = remote, courier
         self._puller = Pullers(make_transports(config, self._host), remote)
         self._pulls = RankPulls(self._puller)
         # Of each group the pools of all its ranks, of rank 0 the one with the page table.
         self._ranks: dict[str, list[PagePool]] = {}
         self._peers: dict[SourceId, list[Peer]] = {}
+        # How often each agent was lost: what it said before is not acted on afterwards.
+        self._losses: Counter[str] = Counter()
         self._calls: dict[int, Call] = {}
         self._last_call = 0
         self._events: deque[Event] = deque()
@@ -92,7 +100,15 @@ class KVAgent(Actor):
         self._core = AgentCore("", [], Bounds())
 
     async def start(self) -> None:
-        """Take the pools. Raises PoolError, which names the pool and what to do; nothing is left half made."""
+        """Take the pools. Raises PoolError, which names the pool and what to do; nothing is left half made.
+
+        Raises TransferError `tcp_unavailable` where the configured address cannot be listened at.
+        """
+        for engine in self._links.values():
+            if isinstance(engine, TcpLinks):
+                host, port = engine.open()
+                engine.wake = self._waker()
+                self.ctx.log.info("tcp", host=host, port=port)
         facts: list[Pool] = []
         for group, wanted in self._config.groups.items():
             taken = await self._take(wanted)
@@ -145,6 +161,7 @@ class KVAgent(Actor):
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         """Grants of a lost holder are revoked, transfers from a lost source end."""
+        self._losses[peer.actor_id] += 1
         if self._pairs is not None:
             self._pairs.transport.agent_lost(peer.actor_id)
         self._handle(PeerGone(peer, reason))
@@ -179,9 +196,19 @@ class KVAgent(Actor):
         for group, pools in self._ranks.items():
             figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pools[0].num_pages - 1)
             figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(sum(map(_num_bytes, pools)))
+        if self._pairs is not None:
+            figures["mesh_kv_fallbacks"] = float(len(self._pairs.transport.fallbacks))
+            figures["mesh_kv_fallbacks_total"] = float(self._pairs.transport.num_fallbacks)
         return figures
 
     # inside
+
+    def _announce_fallbacks(self) -> None:
+        """Pages of an agent come another way than the first choice now, or again by that."""
+        assert self._pairs is not None
+        fallbacks = self._pairs.transport.fallbacks
+        self.ctx.log.warning("fallbacks", now=fallbacks)
+        self.ctx.announce(fallbacks=fallbacks)
 
     async def _take(self, wanted: list[PoolConfig]) -> list[Possession]:
         """`take_group`, again and again while its device is full: who maps pages of a dead agent is just ending."""
@@ -282,11 +309,14 @@ class KVAgent(Actor):
 
     async def _connect(self, source: SourceId, peers: list[Peer]) -> None:
         """Reach the pools of all ranks of a source. Raises CallError, KVError."""
-        num_ranks = 1
+        num_ranks, num_losses = 1, self._losses[source.agent]
         while len(peers) < num_ranks:
             ask = MapPool(group=source.group, rank=len(peers))
             answer = await self.ctx.ask(source.agent, ask, timeout_s=self._config.limits.map_s)
             handle = self._handle_of(source, answer.message)
+            if self._losses[source.agent] != num_losses:
+                # Nobody would unmap it: the loss has been dealt with.
+                raise TransferError("source_lost", f"{source.agent} was lost when it had just answered")
             peers.append(self._puller.connect(handle))
             num_ranks = peers[0].info.layout.tp_size
         require_ranks(peers)
@@ -320,6 +350,22 @@ class KVAgent(Actor):
     def _keep_pumping(self) -> None:
         if self._pumping is None and self._puller.is_busy:
             self._pumping = self.ctx.later(self._puller.pause_s, self._pump)
+
+    def _waker(self) -> Callable[[], None]:
+        """What threads call when there is something to pump."""
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            # A thread may outlive the loop by its last words.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._pump_soon)
+
+        return wake
+
+    def _pump_soon(self) -> None:
+        if self._pumping is not None:
+            self._pumping.cancel()
+            self._pumping = self.ctx.later(0.0, self._pump)
 
     def _pump(self) -> None:
         """Copy for a moment, then let the loop breathe."""

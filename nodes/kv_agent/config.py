@@ -8,12 +8,14 @@ import msgspec
 from kvstore.device import CPU, memory_kind
 from kvstore.errors import DeviceUnavailable
 from kvstore.layout import KVLayout
-from kvstore.transfer.cuda_ipc import DEFAULT_COPIES_PER_POLL
+from kvstore.transfer.cuda_ipc import DEFAULT_COPIES_PER_POLL, DEFAULT_GATHER_FROM
 from kvstore.transfer.session import SessionLimits
 from kvstore.transfer.shm import DEFAULT_QUANTUM_BYTES
+from kvstore.transfer.tcp_link import TCP, TcpSettings
 
 CUDA_IPC: Final = "cuda_ipc"
 NCCL: Final = "nccl"
+SHM: Final = "shm"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -54,9 +56,13 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The pools of one host. Names of segments in `directory` begin with `prefix`, which names user and mesh.
 
     `unlink_on_stop` False leaves the segments to the next agent also after an orderly stop. `quantum_bytes` are copied
-    at a time, between two looks at the loop's other work; on devices so many are `copies_per_poll` copies begun.
-    `device_transport` is how pages on devices of other agents come: `cuda_ipc` (same host) or `nccl`, for which a
-    communicator with each of them must be made within `pair_timeout_s`. Nothing else is tried where it fails.
+    at a time, between two looks at the loop's other work; on devices so many are `copies_per_poll` copies begun. From
+    `gather_from` on, copies within a device are made by one kernel, compiled at start; 0: each by a call of its own.
+    `device_transport` is how pages on devices of other agents come: `cuda_ipc` (same host), `nccl`, or `tcp`, which
+    stages them in host memory. With `nccl` and `tcp` a pair with each of them must be made within `pair_timeout_s`.
+    Nothing else is tried where it fails, unless `device_fallback` is `tcp`: pairs for which no communicator of NCCL
+    could be made then use that, and the agent says so. `host_transport` is how pages in host memory of other agents
+    come: `shm` (same host) or `tcp`. Both ends of a pair must have the transport; `tcp` is how it listens and sends.
     `device_wait_s` is how long a start waits for memory on a device that processes of an earlier mesh, or of an agent
     that died, still hold.
     """
@@ -73,6 +79,10 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_grants: int = 4096
     max_remembered: int = 4096
     limits: SessionLimits = SessionLimits()
+    device_fallback: str = ""
+    host_transport: str = SHM
+    tcp: TcpSettings = TcpSettings()
+    gather_from: int = DEFAULT_GATHER_FROM
 
     def __post_init__(self) -> None:
         names = [pool.name for pool in self.pools]
@@ -82,12 +92,19 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
             _check_ranks(group)
         if not _NAME.fullmatch(self.prefix):
             raise ConfigError(f"prefix {self.prefix!r} must be letters, digits, '.', '_' or '-' (it names files)")
-        if self.device_transport not in (CUDA_IPC, NCCL):
-            raise ConfigError(f"device_transport is {CUDA_IPC!r} or {NCCL!r}, not {self.device_transport!r}")
-        if self.device_transport == NCCL and any(pool.layout.tp_size > 1 for pool in self.pools):
-            raise ConfigError(f"device_transport {NCCL!r} moves pages of whole models, not of tensor-parallel ranks")
+        if self.device_transport not in (CUDA_IPC, NCCL, TCP):
+            raise ConfigError(f"device_transport is {CUDA_IPC!r}, {NCCL!r} or {TCP!r}, not {self.device_transport!r}")
         if self.device_transport == NCCL and all(pool.device == CPU for pool in self.pools):
             raise ConfigError(f"device_transport {NCCL!r} moves pages on devices: give the pools a device")
+        if self.host_transport not in (SHM, TCP):
+            raise ConfigError(f"host_transport is {SHM!r} or {TCP!r}, not {self.host_transport!r}")
+        if self.device_fallback not in ("", TCP):
+            raise ConfigError(f"device_fallback is empty or {TCP!r}, not {self.device_fallback!r}")
+        if self.device_fallback and self.device_transport != NCCL:
+            raise ConfigError(f"device_fallback is for device_transport {NCCL!r}, not {self.device_transport!r}")
+        problem = self.tcp.problem()
+        if problem:
+            raise ConfigError(f"tcp: {problem}")
 
     @property
     def groups(self) -> dict[str, list[PoolConfig]]:

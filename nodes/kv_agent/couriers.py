@@ -1,14 +1,13 @@
-"""Carries what two agents of an NCCL pair say to each other, between the transport and the mesh.
+"""Carries what two agents of a pair say to each other, between their transports and the mesh.
 
-Asks are made here and answered here; what to say is `kvstore/transfer/nccl.py`'s. Used by `actor.py`.
+Asks are made here and answered here; what to say is `kvstore/transfer/pair_transport.py`'s. Used by `actor.py`.
 """
 
 from collections.abc import Callable
 
 from kvstore.errors import TransferError
 from kvstore.protocol import ClosePair, OfferPair, PagesSent, PairAccepted, SendPages
-from kvstore.transfer.nccl import NcclTransport
-from kvstore.transfer.nccl_link import LinkMaker
+from kvstore.transfer.choice import ChosenTransport
 from mesh.actor import Actor, Call
 from mesh.errors import CallError
 
@@ -16,10 +15,10 @@ from mesh.errors import CallError
 class MeshCourier:
     """See `Courier`. `wake` is called when the transport has something to do that nobody has told it."""
 
-    def __init__(self, actor: Actor, links: LinkMaker, init_timeout_s: float, wake: Callable[[], None]) -> None:
+    def __init__(self, actor: Actor, wake: Callable[[], None]) -> None:
         self._actor = actor
         self._wake = wake
-        self.transport = NcclTransport(links, self, init_timeout_s)
+        self.transport: ChosenTransport = ChosenTransport({}, lambda: None)
 
     @property
     def name(self) -> str:
@@ -60,7 +59,7 @@ class MeshCourier:
         try:
             await self._actor.ctx.ask(agent, offer, timeout_s=offer.timeout_s)
         except CallError as error:
-            self.transport.pair_failed(offer.pair, error.code, f"{agent} makes no communicator: {error.message}")
+            self.transport.pair_failed(offer.pair, error.code, f"{agent} makes no pair: {error.message}")
         self._wake()
 
     async def _order(self, agent: str, order: SendPages) -> None:

@@ -1,26 +1,32 @@
 """The agent's transports, by where pages lie and whose they are, behind the face of one `PagePuller`.
 
-`shm` copies in host memory, `cuda_ipc` on the devices of a host. With `device_transport = "nccl"` pages on devices of
-other agents come by `nccl`, and only by it; between pools of one agent `cuda_ipc` copies all the same. The agent
-announces the transports that it has. Nothing copies between host memory and devices: such a pair of pools is refused.
+`shm` copies in host memory, `cuda_ipc` on the devices of a host. Pages of other agents come by what the configuration
+names in their stead, `nccl` or `tcp`, and only by it; between pools of one agent `shm` and `cuda_ipc` copy all the
+same. The agent announces the transports that it has. Nothing copies between host memory and devices: such a pair of
+pools is refused.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from kvstore.cuda_memory import DeviceMemory
 from kvstore.cuda_pool import CudaHost
 from kvstore.device import CPU, CUDA, memory_kind
-from kvstore.errors import PagesElsewhere
+from kvstore.errors import DeviceUnavailable, PagesElsewhere
 from kvstore.page_pool import MemoryHost, PagePool
 from kvstore.protocol import PoolHandle
 from kvstore.transfer.base import Peer, Transport
+from kvstore.transfer.choice import ChosenTransport
 from kvstore.transfer.cuda_ipc import CudaIpcTransport
-from kvstore.transfer.nccl import NcclTransport
-from kvstore.transfer.orders import RemotePeer
+from kvstore.transfer.link import LinkMaker
+from kvstore.transfer.nccl_link import NcclLinks
+from kvstore.transfer.orders import Courier, RemotePeer
+from kvstore.transfer.pair_transport import PairTransport
 from kvstore.transfer.puller import Cut, Ended, PagePuller, Target
 from kvstore.transfer.session import CopyEnded, StartCopy
 from kvstore.transfer.shm import ShmTransport
-from nodes.kv_agent.config import KVAgentConfig
+from kvstore.transfer.tcp_link import TCP, TcpLinks
+from nodes.kv_agent.config import NCCL, KVAgentConfig
 
 MIXED_MEMORY: Final = "mixed_memory"
 
@@ -34,14 +40,49 @@ def make_transports(config: KVAgentConfig, host: MemoryHost) -> dict[str, Transp
     if CUDA in kinds:
         if not isinstance(host, CudaHost):
             raise TypeError(f"pools on CUDA devices need a CudaHost, not a {type(host).__name__}")
-        transports[CUDA] = CudaIpcTransport(host, config.copies_per_poll)
+        transports[CUDA] = CudaIpcTransport(host, config.copies_per_poll, config.gather_from)
     return transports
 
 
-class Pullers:
-    """See the module. `transports` by kind of memory; `remote` for pages on devices of other agents."""
+def chosen_names(config: KVAgentConfig) -> dict[str, list[str]]:
+    """By kind of memory: names of the transports between agents, in the order in which they are tried."""
+    chosen: dict[str, list[str]] = {}
+    if config.device_transport in (NCCL, TCP):
+        chosen[CUDA] = [config.device_transport, *([config.device_fallback] if config.device_fallback else [])]
+    if config.host_transport == TCP:
+        chosen[CPU] = [TCP]
+    return chosen
 
-    def __init__(self, transports: dict[str, Transport], remote: NcclTransport | None = None) -> None:
+
+def make_links(config: KVAgentConfig, host: MemoryHost) -> dict[str, LinkMaker]:
+    """The engines that the configuration names."""
+    makers: dict[str, Callable[[], LinkMaker]] = {
+        NCCL: NcclLinks,
+        TCP: lambda: TcpLinks(config.tcp, lambda: _memory_of(host)),
+    }
+    return {name: makers[name]() for names in chosen_names(config).values() for name in names}
+
+
+def make_remote(
+    config: KVAgentConfig, links: Mapping[str, LinkMaker], courier: Courier, changed: Callable[[], None]
+) -> ChosenTransport | None:
+    """The transports between agents; None: the configuration names none."""
+    chosen = chosen_names(config)
+    made = {name: PairTransport(maker, courier, config.pair_timeout_s) for name, maker in links.items()}
+    choices = {kind: [made[name] for name in names] for kind, names in chosen.items()}
+    return ChosenTransport(choices, changed) if choices else None
+
+
+def _memory_of(host: MemoryHost) -> DeviceMemory:
+    if not isinstance(host, CudaHost):
+        raise DeviceUnavailable(f"a {type(host).__name__} holds no pools on devices")
+    return host.memory
+
+
+class Pullers:
+    """See the module. `transports` by kind of memory; `remote` for pages of other agents."""
+
+    def __init__(self, transports: dict[str, Transport], remote: ChosenTransport | None = None) -> None:
         self._pullers = {kind: PagePuller(transport) for kind, transport in transports.items()}
         self._remote = remote
         self._remote_puller = PagePuller(remote) if remote is not None else None
@@ -51,7 +92,8 @@ class Pullers:
     @property
     def transports(self) -> list[Transport]:
         """What copies."""
-        return [puller.transport for puller in self._all()]
+        remote = self._remote.transports if self._remote is not None else []
+        return [*(puller.transport for puller in self._pullers.values()), *remote]
 
     @property
     def names(self) -> list[str]:
@@ -70,7 +112,7 @@ class Pullers:
 
     def target(self, pool: PagePool) -> Target:
         """Register one of the agent's own pools."""
-        if self._remote_puller is not None and pool.info.device != CPU:
+        if self._remote_puller is not None and self._is_remote(pool.info.device):
             self._remote_targets[pool.path] = self._remote_puller.target(pool)
         return self._of(pool.info.device).target(pool)
 
@@ -80,9 +122,21 @@ class Pullers:
 
     def connect(self, handle: PoolHandle) -> Peer:
         """Reach another agent's pool for reading. Raises PoolError, among them PagesElsewhere: no pool of its kind."""
-        if self._remote is not None and handle.device != CPU:
+        if self._remote is not None and self._is_remote(handle.device):
             return self._remote.reach(handle)
         return self._of(handle.device).transport.connect(handle.path)
+
+    def withdraw(self, group: str) -> None:
+        """Send nothing more of a group's pool to other agents; what is being sent goes on, see `is_sending`.
+
+        `target` with a pool of that group offers it again.
+        """
+        if self._remote is not None:
+            self._remote.withdraw(group)
+
+    def is_sending(self, group: str) -> bool:
+        """Whether pages of a group's pool are being read for another agent, which the agent's core does not know."""
+        return self._remote is not None and self._remote.is_sending(group)
 
     def disconnect(self, peer: Peer) -> None:
         """Give a pool up; copies from it fail first."""
@@ -95,7 +149,7 @@ class Pullers:
             message = f"pages on {source} cannot be copied to {destination}: give both groups devices, or neither"
             return Ended(grant_id, CopyEnded(copy.copy_id, MIXED_MEMORY, message), 0)
         if isinstance(peer, RemotePeer):
-            target = self._remote_targets[target.pool.path]
+            target = self._remote_targets[target.pool.path]._replace(table=target.table)
         return self._puller_of(peer).start(grant_id, copy, target, peer, cut)
 
     def cancel(self, grant_id: str, copy_id: int) -> None:
@@ -111,8 +165,11 @@ class Pullers:
 
     def close(self) -> None:
         """Close all transports."""
-        for transport in self.transports:
-            transport.close()
+        for puller in self._all():
+            puller.transport.close()
+
+    def _is_remote(self, device: str) -> bool:
+        return self._remote is not None and self._remote.moves(device)
 
     def _all(self) -> list[PagePuller]:
         remote = [self._remote_puller] if self._remote_puller is not None else []

@@ -5,9 +5,9 @@ generation, whatever rank is looked at, because the group's scheduler hands it o
 all ranks, each rank's bytes are copied while rank 0's generations are compared before and after, and the copy has ended
 when the last rank's has; it has failed when one has.
 
-Between groups of equal size rank r is copied from rank r, whole pages at once. Between unequal sizes pages are cut by
-heads (`kvstore/transfer/plan.py`), a few pages at a time, because the pieces are many; only in host memory is that
-done, elsewhere it is refused as `unequal_ranks`. Ranks' pages from another host are refused as `remote_ranks`.
+Between groups of equal size rank r is copied from rank r, whole pages at once, by whatever transport. Between unequal
+sizes pages are cut by heads (`kvstore/transfer/plan.py`), a few pages at a time, because the pieces are many; only in
+the memory of one host is that done, elsewhere it is refused as `unequal_ranks`.
 
 Used by `actor.py`.
 """
@@ -26,7 +26,6 @@ from kvstore.transfer.session import CopyEnded, StartCopy
 from nodes.kv_agent.pullers import Pullers
 
 UNEQUAL_RANKS: Final = "unequal_ranks"
-REMOTE_RANKS: Final = "remote_ranks"
 MAX_PIECES: Final = 4096
 """Pieces of pages that are lined up at once: planning them takes some milliseconds of the agent's loop."""
 
@@ -127,13 +126,13 @@ class RankPulls:
 
 def _refusal(group: str, targets: Sequence[Target], source: Sequence[Peer]) -> tuple[str, str] | None:
     """Why the pools of these ranks cannot be copied to those."""
-    between = f"{len(source)} ranks of {source[0].info.group} to {len(targets)} of {group}"
-    if any(isinstance(peer, RemotePeer) for peer in source):
-        return REMOTE_RANKS, f"pages of {between} cannot come from another host: only those of whole models can"
+    if len(targets) == len(source):
+        return None
     is_on_host = all(one.info.device == CPU for one in (*source, *(target.pool for target in targets)))
-    if len(targets) != len(source) and not is_on_host:
-        return UNEQUAL_RANKS, f"pages of {between} would be cut by heads, which is done in host memory only"
-    return None
+    if is_on_host and not any(isinstance(peer, RemotePeer) for peer in source):
+        return None
+    between = f"{len(source)} ranks of {source[0].info.group} to {len(targets)} of {group}"
+    return UNEQUAL_RANKS, f"pages of {between} would be cut by heads, which is done in one host's memory only"
 
 
 def _equal_parts(copy: StartCopy, targets: Sequence[Target], source: Sequence[Peer]) -> Iterator[_Part]:

@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvstore.cuda_memory import HANDLE_BYTES, CopyRange
+from kvstore.cuda_memory import HANDLE_BYTES, CopyRange, HostBuffer
 from kvstore.errors import DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
+from kvstore.gather import MAX_RANGES
 
 
 class Allocation:
@@ -60,6 +61,8 @@ class FakeDeviceMemory:
         FakeDeviceMemory.processes += 1
         self.cards = cards
         self.mapped: dict[int, Mapped] = {}
+        self.host_buffers: list[Allocation] = []
+        self.has_no_compiler = False
         self._next = FakeDeviceMemory.processes << 40
 
     def num_devices(self) -> int:
@@ -115,9 +118,22 @@ class FakeDeviceMemory:
             return
         self._require_unused(allocation)
 
-    def stream(self, device: int) -> "FakeStream":
+    def allocate_host(self, device: int, num_bytes: int) -> HostBuffer:
         self._require(device)
-        stream = FakeStream(self)
+        allocation = Allocation(self, device, num_bytes)
+        self.host_buffers.append(allocation)
+        return HostBuffer(self._map(allocation, 0), memoryview(allocation.data))
+
+    def free_host(self, device: int, buffer: HostBuffer) -> None:
+        allocation, _ = self.mapped.pop(buffer.pointer)
+        self._require_unused(allocation)
+        self.host_buffers.remove(allocation)
+
+    def stream(self, device: int, *, gathers: bool = False) -> "FakeStream":
+        self._require(device)
+        if gathers and self.has_no_compiler:
+            raise DeviceUnavailable("the kernel that copies scattered pages cannot be compiled")
+        stream = FakeStream(self, device, gathers=gathers)
         self.cards.streams.append(stream)
         return stream
 
@@ -164,8 +180,11 @@ class FakeDeviceMemory:
 
 
 class FakeStream:
-    def __init__(self, memory: FakeDeviceMemory) -> None:
+    def __init__(self, memory: FakeDeviceMemory, device: int, *, gathers: bool) -> None:
         self.memory = memory
+        self.device = device
+        self.gathers = gathers
+        self.num_launches = 0
         self.waiting: deque[tuple[Allocation, int, Allocation, int, int]] = deque()
         self.num_put = 0
         self.num_done = 0
@@ -180,6 +199,15 @@ class FakeStream:
             self.waiting.append((target, target_at, origin, origin_at, num_bytes))
         self.num_put += len(ranges)
         return FakeMark(self, self.num_put)
+
+    def gather(self, ranges: Sequence[CopyRange]) -> "FakeMark":
+        assert self.gathers, "the stream was not made for it"
+        assert 0 < len(ranges) <= MAX_RANGES
+        for destination, source, num_bytes in ranges:
+            for pointer in (destination, source):
+                assert self.memory.find(pointer, num_bytes)[0].device == self.device, "a kernel reads its own device"
+        self.num_launches += 1
+        return self.copy(ranges)
 
     def run(self, num_copies: int | None = None) -> None:
         for _ in range(len(self.waiting) if num_copies is None else min(num_copies, len(self.waiting))):

@@ -1,5 +1,6 @@
 """The wrapper of CuPy, over a stand-in for its module: which calls it makes, and what becomes of CUDA's errors."""
 
+import ctypes
 import importlib
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from kvstore import cuda_memory
 from kvstore.cuda_memory import CopyRange, CupyMemory, DeviceMemory, load_cupy_memory
 from kvstore.errors import DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
+from kvstore.gather import PIECE_BYTES, table_of
 
 MIB = 1 << 20
 
@@ -29,6 +31,7 @@ class Runtime:
         self.calls: list[tuple[Any, ...]] = []
         self.fails: dict[str, int] = {}
         self.event_status = 0
+        self.launch_status = 0
 
     def _call(self, name: str, *arguments: Any) -> None:
         self.calls.append((name, *arguments))
@@ -72,6 +75,14 @@ class Runtime:
     def memcpyAsync(self, destination: int, source: int, size: int, kind: int, stream: int) -> None:
         self._call("memcpyAsync", destination, source, size, kind, stream)
 
+    def hostAlloc(self, size: int, flags: int) -> int:
+        self._call("hostAlloc", size, flags)
+        self.host = ctypes.create_string_buffer(size)
+        return ctypes.addressof(self.host)
+
+    def freeHost(self, pointer: int) -> None:
+        self._call("freeHost", pointer)
+
     def eventQuery(self, event: int) -> int:
         return self.event_status
 
@@ -88,6 +99,22 @@ class Stream:
 
     def synchronize(self) -> None:
         self._runtime._call("streamSynchronize", self.ptr)
+
+    def __enter__(self) -> None:
+        self._runtime._call("stream current", self.ptr)
+
+    def __exit__(self, *_: object) -> None:
+        self._runtime._call("stream left")
+
+
+class Driver:
+    class CUDADriverError(CUDARuntimeError):
+        pass
+
+
+class Compiler:
+    class CompileException(Exception):
+        pass
 
 
 class Event:
@@ -110,10 +137,28 @@ def runtime() -> Runtime:
 def memory(runtime: Runtime) -> DeviceMemory:
     cuda = SimpleNamespace(
         runtime=runtime,
+        driver=Driver,
+        compiler=Compiler,
         Stream=lambda non_blocking: Stream(runtime, non_blocking),
         Event=lambda disable_timing: Event(runtime, disable_timing),
     )
-    return CupyMemory(SimpleNamespace(cuda=cuda))
+
+    class RawKernel:
+        """As of CuPy 14.2."""
+
+        def __init__(self, code: str, name: str, options: tuple[str, ...] = ()) -> None:
+            assert f"void {name}(" in code
+            assert all(option.startswith("-") for option in options)
+
+        def compile(self) -> None:
+            runtime._call("compile")
+
+        def __call__(self, grid: tuple[int], block: tuple[int], args: tuple[int, ...]) -> None:
+            runtime._call("launch", grid, block, args)
+            if runtime.launch_status:
+                raise Driver.CUDADriverError(runtime.launch_status)
+
+    return CupyMemory(SimpleNamespace(cuda=cuda, RawKernel=RawKernel, uint64=int))
 
 
 def test_an_allocation_is_of_whole_granules_and_zeroed_before_anybody_sees_it(
@@ -183,6 +228,68 @@ def test_copies_are_followed_by_their_mark(runtime: Runtime, memory: DeviceMemor
     runtime.event_status = 700
     with pytest.raises(DeviceFault, match="has to be replaced"):
         mark.is_done()
+
+
+def test_scattered_copies_are_one_launch_behind_their_table(runtime: Runtime, memory: DeviceMemory) -> None:
+    stream = memory.stream(1, gathers=True)
+    assert [call[0] for call in runtime.calls] == ["setDevice", "compile", "setDevice", "hostAlloc", "malloc"]
+    runtime.calls.clear()
+    ranges = [CopyRange(0x100, 0x900, 40), CopyRange(0x200, 0xA00, PIECE_BYTES + 1)]
+    mark = stream.gather(ranges)
+    table = table_of(ranges)
+    start = ctypes.addressof(runtime.host)
+    assert (
+        runtime.calls
+        == [
+            ("setDevice", 1),
+            ("setDevice", 1),
+            ("memcpyAsync", 0x7000, start, len(table.data), 4, 77),
+            ("stream current", 77),
+            ("launch", (3,), (256,), (0x7000, 2, 3)),
+            ("stream left",),
+            ("record", 88, 77),
+        ][1:]
+    )
+    assert runtime.host.raw[: len(table.data)] == table.data
+    assert mark.is_done()
+
+
+def test_a_table_is_not_written_while_a_kernel_may_read_it(runtime: Runtime, memory: DeviceMemory) -> None:
+    stream = memory.stream(0, gathers=True)
+    runtime.event_status = 600
+    for _ in range(8):
+        stream.gather([CopyRange(1, 2, 3)])
+    tables = {call[1] for call in runtime.calls if call[0] == "memcpyAsync"}
+    assert len(tables) == 8
+    runtime.calls.clear()
+    stream.gather([CopyRange(1, 2, 3)])
+    assert ("memcpyAsync", 1, 2, 3, 4, 77) in runtime.calls, "the ninth is copied by itself"
+    assert "launch" not in [call[0] for call in runtime.calls]
+    runtime.event_status = 0
+    stream.gather([CopyRange(1, 2, 3)])
+    assert "launch" in [call[0] for call in runtime.calls]
+
+
+def test_a_kernel_that_cannot_be_compiled_or_launched(runtime: Runtime, memory: DeviceMemory) -> None:
+    stream = memory.stream(0, gathers=True)
+    runtime.launch_status = 719
+    with pytest.raises(DeviceFault, match="copying pages on cuda:0 failed"):
+        stream.gather([CopyRange(1, 2, 3)])
+    assert runtime.calls[-1] == ("streamSynchronize", 77)
+    runtime.fails["compile"] = 999
+    with pytest.raises(DeviceUnavailable, match="gather_from = 0"):
+        memory.stream(0, gathers=True)
+    memory.stream(0)
+
+
+def test_page_locked_memory_can_be_written_and_is_given_back(runtime: Runtime, memory: DeviceMemory) -> None:
+    buffer = memory.allocate_host(1, 100)
+    buffer.view[:4] = b"abcd"
+    assert runtime.host.raw[:4] == b"abcd"
+    memory.free_host(1, buffer)
+    assert runtime.calls[-1] == ("freeHost", buffer.pointer)
+    with pytest.raises(ValueError, match="released"):
+        buffer.view[0]
 
 
 def test_copies_that_fail_to_begin_are_not_left_running(runtime: Runtime, memory: DeviceMemory) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvstore.allocator import PageState
 from kvstore.cuda_pool import CudaHost
-from kvstore.errors import DeviceHandleInvalid, PagesElsewhere, PoolMissing, TransferError
+from kvstore.errors import DeviceHandleInvalid, DeviceUnavailable, PagesElsewhere, PoolMissing, TransferError
 from kvstore.layout import KVLayout
 from kvstore.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo, ShmHost
 from kvstore.page_table import PageEntry
@@ -51,14 +51,16 @@ class Process:
 class Pair:
     """A source pool of another process with random content, and a destination with a transport."""
 
-    def __init__(self, tables: MemoryHost, *, copies_per_poll: int = 256, is_same: bool = False) -> None:
-        self.cards = FakeCards()
+    def __init__(
+        self, tables: MemoryHost, *, copies_per_poll: int = 256, gather_from: int = 0, is_same: bool = False
+    ) -> None:
+        self.cards = FakeCards(num_devices=2)
         self.here = Process(tables, self.cards)
         self.there = self.here if is_same else Process(tables, self.cards)
         self.source, self.destination = self.there.pool("p"), self.here.pool("d")
         self.from_bytes, self.to_bytes = self.there.bytes_of(self.source), self.here.bytes_of(self.destination)
         self.from_bytes[:] = random.Random(1).randbytes(len(self.from_bytes))
-        self.transport = CudaIpcTransport(self.here.host, copies_per_poll)
+        self.transport = CudaIpcTransport(self.here.host, copies_per_poll, gather_from)
         self.region = self.transport.register(self.destination)
         self.peer = self.transport.connect(self.source.path)
 
@@ -129,6 +131,51 @@ def test_a_poll_never_waits_and_says_when_to_come_again(tables: MemoryHost) -> N
     assert pair.transport.pause_s == 0.0, "there is something new to do"
     pair.cards.run()
     assert handle in pair.codes()
+
+
+def test_scattered_pages_are_copied_by_one_kernel(tables: MemoryHost) -> None:
+    pair = Pair(tables, gather_from=3)
+    [stream] = pair.cards.streams
+    assert stream.gathers, "its kernel is compiled when the pool is registered"
+    few, many = pair.post(scattered(1, 2)), pair.post(scattered(4, 5, 6))
+    pair.cards.copies_per_look = 0
+    assert pair.codes() == {}
+    assert (stream.num_launches, pair.cards.num_waiting) == (1, 5)
+    pair.cards.run()
+    assert pair.codes() == {few: "", many: ""}
+    for page in (1, 2, 4, 5, 6):
+        copied = pair.to_bytes[page * SIZE : (page + 1) * SIZE]
+        assert copied == pair.from_bytes[(NUM_PAGES - page) * SIZE :][:SIZE]
+
+
+def test_a_kernel_takes_less_of_a_poll_than_its_copies_would(tables: MemoryHost) -> None:
+    pair = Pair(tables, copies_per_poll=1, gather_from=2)
+    pair.cards.copies_per_look = 0
+    pair.post([Descriptor(8 * number, 16 * number, 4) for number in range(20)])
+    waiting: list[int] = []
+    for _ in range(3):
+        pair.transport.poll(0.0)
+        waiting.append(pair.cards.num_waiting)
+    assert waiting == [8, 16, 20]
+    assert pair.cards.streams[0].num_launches == 3
+
+
+def test_pages_of_another_device_are_not_read_by_a_kernel(tables: MemoryHost) -> None:
+    pair = Pair(tables, gather_from=1)
+    elsewhere = pair.there.pool("q", "cuda:1")
+    peer = pair.transport.connect(elsewhere.path)
+    pair.transport.post(Direction.READ, pair.region, peer, scattered(1, 2, 3), NEVER)
+    assert list(pair.codes().values()) == [""]
+    assert sum(stream.num_launches for stream in pair.cards.streams) == 0
+
+
+def test_a_device_for_which_the_kernel_cannot_be_compiled(tables: MemoryHost) -> None:
+    process = Process(tables, FakeCards())
+    process.memory.has_no_compiler = True
+    pool = process.pool("d")
+    with pytest.raises(DeviceUnavailable, match="cannot be compiled"):
+        CudaIpcTransport(process.host).register(pool)
+    CudaIpcTransport(process.host, gather_from=0).register(pool)
 
 
 def test_neighbours_are_copied_together() -> None:
@@ -337,9 +384,16 @@ STEPS = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(steps=STEPS, copies_per_poll=st.integers(1, 3), ends=st.sampled_from(["polls", "drain"]))
-def test_every_transfer_ends_once_and_writes_nothing_afterwards(steps, copies_per_poll: int, ends: str) -> None:
-    pair = Pair(HeapHost(), copies_per_poll=copies_per_poll)
+@given(
+    steps=STEPS,
+    copies_per_poll=st.integers(1, 3),
+    gather_from=st.integers(0, 2),
+    ends=st.sampled_from(["polls", "drain"]),
+)
+def test_every_transfer_ends_once_and_writes_nothing_afterwards(
+    steps, copies_per_poll: int, gather_from: int, ends: str
+) -> None:
+    pair = Pair(HeapHost(), copies_per_poll=copies_per_poll, gather_from=gather_from)
     pair.cards.copies_per_look = 0
     transport, now = pair.transport, 0.0
     targets: dict[int, list[int]] = {}

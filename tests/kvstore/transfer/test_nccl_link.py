@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from kvstore.device import DevicePages
 from kvstore.errors import DeviceUnavailable
 from kvstore.transfer import nccl_link
-from kvstore.transfer.nccl_link import Broken, Moved, NcclLinks, News, PairLink, Ready, Stopped
+from kvstore.transfer.link import Broken, Moved, News, PairLink, Ready, Stopped
+from kvstore.transfer.nccl_link import NcclLinks
+
+PAGES = DevicePages(3, 0x10000, 4096)
 
 
 class CUDARuntimeError(RuntimeError):
@@ -111,7 +115,7 @@ def until(link: PairLink, is_there: Callable[[list[News]], bool]) -> list[News]:
 @pytest.mark.parametrize(("rank", "operation"), [(0, "recv"), (1, "send")])
 def test_a_half_is_made_warmed_and_moves_in_the_devices_thread(library: Library, rank: int, operation: str) -> None:
     links = NcclLinks()
-    link = links.link(3, links.unique_id(), rank)
+    link = links.link("cuda:3", links.unique_id(), rank)
     link.begin()
     assert until(link, bool) == [Ready()]
     [(_, thread, arguments)] = library.named("init")
@@ -119,7 +123,7 @@ def test_a_half_is_made_warmed_and_moves_in_the_devices_thread(library: Library,
     assert library.named(operation)[0][2] == (0x500, 256, 0, 1 - rank, 7), "connected before it is used"
     library.calls.clear()
     library.event_status = 600
-    link.move(5, [(10, 100), (20, 200)])
+    link.move(5, PAGES, [(10, 100), (20, 200)])
     while not library.named("record"):
         time.sleep(0.001)
     assert [name for name, _, _ in library.calls if name != "setDevice"] == [
@@ -139,7 +143,7 @@ def test_a_half_is_made_warmed_and_moves_in_the_devices_thread(library: Library,
 def test_an_abort_reaches_a_communicator_that_is_still_being_made(library: Library) -> None:
     library.init_blocks.clear()
     links = NcclLinks()
-    link = links.link(0, links.unique_id(), 0)
+    link = links.link("cuda:0", links.unique_id(), 0)
     link.begin()
     while not library.named("init"):
         time.sleep(0.001)
@@ -148,7 +152,7 @@ def test_an_abort_reaches_a_communicator_that_is_still_being_made(library: Libra
     found = until(link, lambda found: len(found) == 2)
     assert Stopped() in found
     assert any(isinstance(news, Broken) for news in found)
-    link.move(1, [(1, 1)])
+    link.move(1, PAGES, [(1, 1)])
     links._movers[0].submit(lambda: None).result(10)
     assert not library.named("recv"), "nothing begins after an abort"
     links.close()
@@ -156,19 +160,19 @@ def test_an_abort_reaches_a_communicator_that_is_still_being_made(library: Libra
 
 def test_what_the_engine_says_of_its_failures(library: Library) -> None:
     links = NcclLinks()
-    link = links.link(0, links.unique_id(), 1)
+    link = links.link("cuda:0", links.unique_id(), 1)
     link.begin()
     until(link, bool)
     library.send_error = "NCCL_ERROR_INVALID_ARGUMENT"
-    link.move(1, [(1, 1)])
+    link.move(1, PAGES, [(1, 1)])
     assert until(link, bool) == [Broken("moving pages: NCCL_ERROR_INVALID_ARGUMENT")]
     assert library.calls[-1][0] == "groupEnd", "a group that was begun is ended"
     library.send_error, library.event_status = "", 600
-    link.move(2, [(1, 1)])
+    link.move(2, PAGES, [(1, 1)])
     library.async_error = "NCCL_ERROR_REMOTE_ERROR"
     assert until(link, bool) == [Broken("NCCL_ERROR_REMOTE_ERROR")]
     library.async_error, library.event_status = "", 700
-    link.move(3, [(1, 1)])
+    link.move(3, PAGES, [(1, 1)])
     assert until(link, bool) == [Broken("cudaError700")]
     link.stop()
     assert until(link, bool) == [Stopped()]

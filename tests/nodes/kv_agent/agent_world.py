@@ -1,32 +1,29 @@
-"""Agents among other actors on the simulated network: a registry, two schedulers, messages about three pages."""
+"""Agents with pools on fake devices or in host memory, and a scheduler that is both sides, on the simulated network."""
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from typing import Any
 
+from fake_devices import FakeCards, FakeDeviceMemory
+from fake_links import FakeLinks, FakeWire
+
 from kvstore.allocator import PageState
+from kvstore.cuda_pool import CudaHost
+from kvstore.device import CPU
 from kvstore.layout import KVLayout
 from kvstore.page_pool import HeapHost, MemoryHost, PagePool
 from kvstore.page_table import PageEntry
-from kvstore.protocol import (
-    GrantClosed,
-    MapPool,
-    OpenGrant,
-    PagesPulled,
-    PagesReady,
-    PoolHandle,
-    TransferFailed,
-)
+from kvstore.protocol import MapPool, OpenGrant, PagesPulled, PagesReady, PoolHandle, TransferFailed
+from kvstore.transfer.link import LinkMaker
 from kvstore.transfer.session import SessionLimits
-from mesh.actor import Actor, Call
+from mesh.actor import Actor
 from mesh.address import Address, Endpoint
 from mesh.options import SystemOptions
 from mesh.system import ActorSystem
-from mesh.testing import virtual_time
 from mesh.transport.simulation import SimulatedNetwork
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
+from nodes.kv_agent.pullers import chosen_names
 from nodes.registry.actor import RegistryActor
 from nodes.roles import NODE_CODEC
 
@@ -43,139 +40,134 @@ class Bootstrap:
 
 
 class Scheduler(Actor):
-    """Keeps what it is told; maps pools and writes their page tables as a scheduler does."""
-
     role = "scheduler"
     codec = NODE_CODEC
 
     def __init__(self) -> None:
-        self.heard: list[PagesPulled | TransferFailed] = []
-        self.news = asyncio.Event()
+        self.heard: list[Any] = []
 
     def on_tell(self, sender: Address, message: Any, buffers: Any) -> None:
         self.heard.append(message)
-        self.news.set()
 
-    async def until(self, is_there: Callable[[PagesPulled | TransferFailed], bool]) -> PagesPulled | TransferFailed:
+    async def ends(self) -> PagesPulled | TransferFailed:
         async with asyncio.timeout(30):
             while True:
                 for message in self.heard:
-                    if is_there(message):
+                    if isinstance(message, TransferFailed) or message.complete:
                         return message
-                self.news.clear()
-                await self.news.wait()
-
-    async def ends(self) -> PagesPulled | TransferFailed:
-        return await self.until(lambda message: isinstance(message, TransferFailed) or message.complete)
+                await asyncio.sleep(0.01)
 
 
-class SlowAgent(KVAgent):
-    """Copies one quantum each millisecond: on virtual time a copy would otherwise be over within its instant."""
+class Process:
+    """A process with its own view of the devices."""
 
-    def _keep_pumping(self) -> None:
-        if self._pumping is None and self._puller.is_busy:
-            self._pumping = self.ctx.later(0.001, self._pump)
+    def __init__(self, tables: MemoryHost, cards: FakeCards) -> None:
+        self.memory = FakeDeviceMemory(cards)
+        self.host = CudaHost(tables, lambda: self.memory)
 
+    def links(self, settings: KVAgentConfig, wire: FakeWire) -> dict[str, LinkMaker]:
+        names = {name for names in chosen_names(settings).values() for name in names}
+        return {name: FakeLinks(wire, self.memory, name) for name in names}
 
-class Nonsense(Actor):
-    """Answers every ask with what was not asked for."""
-
-    role = "kv_agent"
-    codec = NODE_CODEC
-
-    def on_ask(self, call: Call) -> None:
-        call.reply(GrantClosed(grant_id="?"))
+    def bytes_of(self, pool: PagePool) -> memoryview:
+        return pool.pages_view if pool.info.device == CPU else self.memory.view(pool.device_pages.pointer)
 
 
 class World:
-    """A registry, two schedulers D and P, and as many agents as wanted."""
+    """A registry, one scheduler that is both sides, and agents; one set of devices, page tables in `tables`.
 
-    def __init__(self) -> None:
+    `has_sockets`: agents have real engines of the transports between them, not fakes.
+    """
+
+    def __init__(self, tables: MemoryHost | None = None, *, has_sockets: bool = False) -> None:
+        self.has_sockets = has_sockets
         self.network = SimulatedNetwork(1)
         self.bootstrap = Bootstrap()
-        self.host: MemoryHost = HeapHost()
+        self.tables = tables or HeapHost()
+        self.cards = FakeCards(num_devices=2)
+        self.wire = FakeWire()
         self.systems: dict[str, ActorSystem] = {}
-        self.actors: dict[str, Actor] = {}
-        self.d, self.p = Scheduler(), Scheduler()
+        self.processes: dict[str, Process] = {}
+        self.scheduler = Scheduler()
+        # The worker's process: it computes on the devices, so it sees the pages.
+        self.worker = Process(self.tables, self.cards)
 
-    async def add(self, actor_id: str, actor: Actor, epoch: int = 1) -> ActorSystem:
+    async def add(self, actor_id: str, actor: Actor, epoch: int = 1) -> None:
         address = Address(actor_id, epoch)
         options = SystemOptions(random=random.Random(actor_id))
         system = ActorSystem(actor, address, self.network.transport(address), self.bootstrap, options)
         await system.start()
         self.systems[actor_id] = system
-        self.actors[actor_id] = actor
         if actor_id == "registry":
             self.bootstrap.found = (address, system.describe().endpoint)
-        return system
 
-    async def start(self, *agents: KVAgent) -> None:
+    async def agent(self, actor_id: str, settings: KVAgentConfig, epoch: int = 1) -> KVAgent:
+        process = self.processes[actor_id] = Process(self.tables, self.cards)
+        agent = KVAgent(settings, process.host, None if self.has_sockets else process.links(settings, self.wire))
+        await self.add(actor_id, agent, epoch)
+        return agent
+
+    async def start(self) -> None:
         await self.add("registry", RegistryActor())
-        await self.add("D", self.d)
-        await self.add("P", self.p)
-        for number, agent in enumerate(agents):
-            await self.add(f"agent-{number}", agent)
-        while len(self.d.ctx.members.all()) < 3 + len(agents) - 1:
-            await asyncio.sleep(0.05)
+        await self.add("S", self.scheduler)
 
-    async def sees(self, actor_id: str, member: str) -> None:
-        while self.actors[actor_id].ctx.members.get(member) is None:
+    async def settle(self, num_members: int) -> None:
+        while len(self.scheduler.ctx.members.all()) < num_members:
             await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
         for system in reversed(self.systems.values()):
             await system.stop()
 
-    async def ask(self, scheduler: Scheduler, agent: str, message: Any) -> Any:
-        return (await scheduler.ctx.ask(agent, message, timeout_s=2.0)).message
+    async def ask(self, agent: str, message: Any) -> Any:
+        return (await self.scheduler.ctx.ask(agent, message, timeout_s=2.0)).message
 
-    async def pool(self, scheduler: Scheduler, agent: str, group: str) -> tuple[PoolHandle, PagePool]:
-        """Map a pool as its scheduler does, and say that all its pages are running ones of generation 7."""
-        handle = await self.ask(scheduler, agent, MapPool(group=group))
-        pool = self.host.open(handle.path, writable=True)
-        table = pool.table()
-        for page in range(1, pool.num_pages):
-            table.write(page, PageEntry(PageState.RUNNING, generation=7))
-        return handle, pool
+    async def pool(self, agent: str, group: str) -> tuple[PoolHandle, PagePool]:
+        """Map a pool as its worker does; its scheduler, which sees the page table only, says that all pages run."""
+        handle = await self.ask(agent, MapPool(group=group))
+        scheduler = self.tables.open(handle.path, writable=True)
+        for page in range(1, scheduler.num_pages):
+            scheduler.table().write(page, PageEntry(PageState.RUNNING, generation=7))
+        return handle, self.worker.host.open(handle.path, writable=True)
+
+    async def order(
+        self,
+        source: PoolHandle,
+        agent: str,
+        source_pages: list[int],
+        pages: list[int],
+        *,
+        timeout_s: float = 20.0,
+        grant_id: str = "g",
+    ) -> None:
+        await self.ask(
+            agent,
+            OpenGrant(
+                grant_id=grant_id,
+                group="d",
+                pages=pages,
+                generations=[7] * len(pages),
+                layout_digest=LAYOUT.digest,
+                holder="S",
+                holder_epoch=1,
+                timeout_s=timeout_s,
+            ),
+        )
+        announced = PagesReady(
+            grant_id=grant_id,
+            first=0,
+            total=len(pages),
+            source_group=source.group,
+            source_agent=source.agent,
+            source_incarnation=source.incarnation,
+            layout_digest=LAYOUT.digest,
+            pages=source_pages,
+            generations=[7] * len(source_pages),
+        )
+        self.scheduler.ctx.tell(agent, announced)
 
 
-def config(*groups: str, **changes: Any) -> KVAgentConfig:
-    pools = [PoolConfig(group=group, num_pages=NUM_PAGES, layout=LAYOUT) for group in groups]
-    fields: dict[str, Any] = {"pools": pools, "limits": SessionLimits(resend_s=0.5, map_s=1.0), "quantum_bytes": SIZE}
+def config(device: str, *groups: str, **changes: Any) -> KVAgentConfig:
+    pools = [PoolConfig(group=group, num_pages=NUM_PAGES, layout=LAYOUT, device=device) for group in groups]
+    fields: dict[str, Any] = {"pools": pools, "limits": SessionLimits(resend_s=0.5, map_s=1.0)}
     return KVAgentConfig(**(fields | changes))
-
-
-def grant(pages: list[int], grant_id: str = "g", timeout_s: float = 20.0, group: str = "d") -> OpenGrant:
-    return OpenGrant(
-        grant_id=grant_id,
-        group=group,
-        pages=pages,
-        generations=[7] * len(pages),
-        layout_digest=LAYOUT.digest,
-        holder="D",
-        holder_epoch=1,
-        timeout_s=timeout_s,
-    )
-
-
-def ready(source: PoolHandle, pages: list[int], *, first: int = 0, total: int = 0, grant_id: str = "g") -> PagesReady:
-    return PagesReady(
-        grant_id=grant_id,
-        first=first,
-        total=total or len(pages),
-        source_group=source.group,
-        source_agent=source.agent,
-        source_incarnation=source.incarnation,
-        layout_digest=LAYOUT.digest,
-        pages=pages,
-        generations=[7] * len(pages),
-    )
-
-
-def run(main: Callable[[World], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        world = World()
-        await main(world)
-        await world.stop()
-
-    virtual_time.run(whole(), limit_s=600.0)

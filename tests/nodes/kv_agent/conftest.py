@@ -1,4 +1,4 @@
-"""Makes `agent_world` importable, and `fake_devices`, the one of the KV store's tests."""
+"""Makes `fake_devices`, the one of the KV store's tests, and `agent_world` importable."""
 
 import sys
 from pathlib import Path

@@ -4,10 +4,11 @@ import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from agent_world import LAYOUT, NUM_PAGES, SIZE, Nonsense, SlowAgent, World, config, grant, ready, run
+from two_schedulers import LAYOUT, NUM_PAGES, SIZE, Nonsense, SlowAgent, World, config, grant, ready, run
 
 from kvstore.allocator import PageState
 from kvstore.cuda_pool import CudaHost
@@ -60,7 +61,7 @@ def test_pages_move_between_pools_of_one_agent() -> None:
         assert figures["mesh_kv_grants_open"] == 0
         members = world.d.ctx.members.by_role("kv_agent")
         incarnations = {"d": 1, "p": 1}
-        expected = {"groups": ["d", "p"], "transports": ["shm"], "incarnations": incarnations}
+        expected = {"groups": ["d", "p"], "transports": ["shm"], "incarnations": incarnations, "fallbacks": {}}
         assert members[0].attributes == expected
 
     run(main)
@@ -238,6 +239,30 @@ def test_an_ask_that_was_given_up_is_not_answered() -> None:
             await asyncio.sleep(0.01)
         while agent.stats()["mesh_kv_grants_open"]:
             await asyncio.sleep(0.01)
+
+    run(main)
+
+
+def test_a_source_that_is_lost_when_it_has_just_answered_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(world: World) -> None:
+        near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
+        await world.start(near, far)
+        source, _ = await world.pool(world.p, "agent-1", "p")
+        await world.pool(world.d, "agent-0", "d")
+        ask = near.ctx.ask
+
+        async def ask_and_lose(*arguments: Any, **options: Any) -> Any:
+            answer = await ask(*arguments, **options)
+            near.on_peer_lost(Address("agent-1", 1), "its lease ran out")
+            return answer
+
+        monkeypatch.setattr(near.ctx, "ask", ask_and_lose)
+        await world.ask(world.d, "agent-0", grant([1]))
+        world.p.ctx.tell("agent-0", ready(source, [1]))
+        end = await world.d.ends()
+        assert isinstance(end, TransferFailed)
+        assert end.code == "source_lost"
+        assert not near._peers
 
     run(main)
 

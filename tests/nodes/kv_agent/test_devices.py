@@ -7,164 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_devices import FakeCards, FakeDeviceMemory
-from fake_nccl import FakeLinks, FakeWire
+from agent_world import LAYOUT, NUM_PAGES, SIZE, World, config
 
-from kvstore.allocator import PageState
-from kvstore.cuda_pool import CudaHost
 from kvstore.errors import DeviceExhaustedMemory, DeviceUnavailable, PoolBusy, PoolMissing
-from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, MemoryHost, PagePool, ShmHost
-from kvstore.page_table import PageEntry
+from kvstore.page_pool import HeapHost, MemoryHost, ShmHost
 from kvstore.protocol import (
     CloseGrant,
     GrantClosed,
     MapPool,
-    OpenGrant,
     PagesPulled,
-    PagesReady,
-    PoolHandle,
     TransferFailed,
 )
-from kvstore.transfer.session import SessionLimits
-from mesh.actor import Actor
-from mesh.address import Address, Endpoint
-from mesh.options import SystemOptions
-from mesh.system import ActorSystem
+from kvstore.transfer.tcp_link import TcpSettings
+from mesh.address import Address
 from mesh.testing import virtual_time
-from mesh.transport.simulation import SimulatedNetwork
 from nodes.kv_agent.actor import KVAgent
-from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
-from nodes.registry.actor import RegistryActor
-from nodes.roles import NODE_CODEC
-
-LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, page_size=4)
-SIZE = LAYOUT.page_bytes
-NUM_PAGES = 12
-
-
-class Bootstrap:
-    found: tuple[Address, Endpoint] | None = None
-
-    def lookup(self) -> tuple[Address, Endpoint] | None:
-        return self.found
-
-
-class Scheduler(Actor):
-    role = "scheduler"
-    codec = NODE_CODEC
-
-    def __init__(self) -> None:
-        self.heard: list[Any] = []
-
-    def on_tell(self, sender: Address, message: Any, buffers: Any) -> None:
-        self.heard.append(message)
-
-    async def ends(self) -> PagesPulled | TransferFailed:
-        async with asyncio.timeout(30):
-            while True:
-                for message in self.heard:
-                    if isinstance(message, TransferFailed) or message.complete:
-                        return message
-                await asyncio.sleep(0.01)
-
-
-class Process:
-    """A process with its own view of the devices."""
-
-    def __init__(self, tables: MemoryHost, cards: FakeCards) -> None:
-        self.memory = FakeDeviceMemory(cards)
-        self.host = CudaHost(tables, lambda: self.memory)
-
-    def bytes_of(self, pool: PagePool) -> memoryview:
-        return self.memory.view(pool.device_pages.pointer)
-
-
-class World:
-    """A registry, one scheduler that is both sides, and agents; one set of devices, page tables in `tables`."""
-
-    def __init__(self, tables: MemoryHost | None = None) -> None:
-        self.network = SimulatedNetwork(1)
-        self.bootstrap = Bootstrap()
-        self.tables = tables or HeapHost()
-        self.cards = FakeCards(num_devices=2)
-        self.wire = FakeWire()
-        self.systems: dict[str, ActorSystem] = {}
-        self.processes: dict[str, Process] = {}
-        self.scheduler = Scheduler()
-        # The worker's process: it computes on the devices, so it sees the pages.
-        self.worker = Process(self.tables, self.cards)
-
-    async def add(self, actor_id: str, actor: Actor, epoch: int = 1) -> None:
-        address = Address(actor_id, epoch)
-        options = SystemOptions(random=random.Random(actor_id))
-        system = ActorSystem(actor, address, self.network.transport(address), self.bootstrap, options)
-        await system.start()
-        self.systems[actor_id] = system
-        if actor_id == "registry":
-            self.bootstrap.found = (address, system.describe().endpoint)
-
-    async def agent(self, actor_id: str, settings: KVAgentConfig, epoch: int = 1) -> KVAgent:
-        process = self.processes[actor_id] = Process(self.tables, self.cards)
-        agent = KVAgent(settings, process.host, FakeLinks(self.wire, process.memory))
-        await self.add(actor_id, agent, epoch)
-        return agent
-
-    async def start(self) -> None:
-        await self.add("registry", RegistryActor())
-        await self.add("S", self.scheduler)
-
-    async def settle(self, num_members: int) -> None:
-        while len(self.scheduler.ctx.members.all()) < num_members:
-            await asyncio.sleep(0.05)
-
-    async def stop(self) -> None:
-        for system in reversed(self.systems.values()):
-            await system.stop()
-
-    async def ask(self, agent: str, message: Any) -> Any:
-        return (await self.scheduler.ctx.ask(agent, message, timeout_s=2.0)).message
-
-    async def pool(self, agent: str, group: str) -> tuple[PoolHandle, PagePool]:
-        """Map a pool as its worker does; its scheduler, which sees the page table only, says that all pages run."""
-        handle = await self.ask(agent, MapPool(group=group))
-        scheduler = self.tables.open(handle.path, writable=True)
-        for page in range(1, scheduler.num_pages):
-            scheduler.table().write(page, PageEntry(PageState.RUNNING, generation=7))
-        return handle, self.worker.host.open(handle.path, writable=True)
-
-    async def order(self, source: PoolHandle, agent: str, source_pages: list[int], pages: list[int]) -> None:
-        await self.ask(
-            agent,
-            OpenGrant(
-                grant_id="g",
-                group="d",
-                pages=pages,
-                generations=[7] * len(pages),
-                layout_digest=LAYOUT.digest,
-                holder="S",
-                holder_epoch=1,
-                timeout_s=20.0,
-            ),
-        )
-        announced = PagesReady(
-            grant_id="g",
-            first=0,
-            total=len(pages),
-            source_group=source.group,
-            source_agent=source.agent,
-            source_incarnation=source.incarnation,
-            layout_digest=LAYOUT.digest,
-            pages=source_pages,
-            generations=[7] * len(source_pages),
-        )
-        self.scheduler.ctx.tell(agent, announced)
-
-
-def config(device: str, *groups: str, **changes: Any) -> KVAgentConfig:
-    pools = [PoolConfig(group=group, num_pages=NUM_PAGES, layout=LAYOUT, device=device) for group in groups]
-    fields: dict[str, Any] = {"pools": pools, "limits": SessionLimits(resend_s=0.5, map_s=1.0)}
-    return KVAgentConfig(**(fields | changes))
+from nodes.kv_agent.config import ConfigError, PoolConfig
 
 
 def run(main: Callable[[World], Awaitable[None]], tables: MemoryHost | None = None) -> None:
@@ -229,7 +87,7 @@ def test_pages_of_another_agent_come_by_nccl_where_that_is_chosen() -> None:
         assert near.stats()["mesh_kv_transfer_bytes_total"] == 3 * SIZE
         assert world.processes["agent-0"].memory.num_open == 0, "no handle is opened"
         world.network.crash(Address("agent-0", 1))
-        while far._pairs is None or far._pairs.transport._halves:
+        while far._pairs is None or far._pairs.transport.transports[0]._halves:
             await asyncio.sleep(0.1)
 
     run(main)
@@ -259,7 +117,40 @@ def test_an_agent_without_nccl_is_not_reached_in_another_way() -> None:
         end = await world.scheduler.ends()
         assert isinstance(end, TransferFailed)
         assert end.code == "not_served"
-        assert "agent-1 makes no communicator" in end.message
+        assert "agent-1 makes no pair" in end.message
+
+    run(main)
+
+
+def test_a_fallback_is_announced_counted_and_withdrawn() -> None:
+    choice = {"device_transport": "nccl", "device_fallback": "tcp", "pair_timeout_s": 2.0}
+
+    async def main(world: World) -> None:
+        near = await world.agent("agent-0", config("cuda:0", "d", **choice))
+        await world.agent("agent-1", config("cuda:1", "p", device_transport="tcp"))
+        await world.settle(4)
+        source, from_pool = await world.pool("agent-1", "p")
+        _, to_pool = await world.pool("agent-0", "d")
+        from_bytes, to_bytes = world.worker.bytes_of(from_pool), world.worker.bytes_of(to_pool)
+        from_bytes[:] = random.Random(3).randbytes(len(from_bytes))
+        await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
+        assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
+        assert to_bytes[4 * SIZE : 6 * SIZE] == from_bytes[8 * SIZE : 10 * SIZE]
+
+        async def announced() -> dict[str, Any]:
+            await asyncio.sleep(1.0)
+            [member] = [one for one in world.scheduler.ctx.members.all() if one.address.actor_id == "agent-0"]
+            return member.attributes
+
+        attributes = await announced()
+        assert attributes["transports"] == ["cuda_ipc", "nccl", "tcp"]
+        assert attributes["fallbacks"]["agent-1"].startswith("tcp instead of nccl: agent-1 makes no pair")
+        figures = near.stats()
+        assert (figures["mesh_kv_fallbacks"], figures["mesh_kv_fallbacks_total"]) == (1.0, 1.0)
+        world.network.crash(Address("agent-1", 1))
+        while near.stats()["mesh_kv_fallbacks"]:
+            await asyncio.sleep(0.1)
+        assert (await announced())["fallbacks"] == {}
 
     run(main)
 
@@ -438,8 +329,21 @@ def test_a_pool_whose_owner_lives_stops_the_start(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_used() -> None:
     with pytest.raises(ConfigError, match="pool of d: there is no device called 'gpu'"):
         config("gpu", "d")
-    with pytest.raises(ConfigError, match="device_transport is 'cuda_ipc' or 'nccl', not 'tcp'"):
-        config("cuda:0", "d", device_transport="tcp")
+    for change, why in (
+        ({"device_transport": "shm"}, "device_transport is 'cuda_ipc', 'nccl' or 'tcp', not 'shm'"),
+        ({"host_transport": "nccl"}, "host_transport is 'shm' or 'tcp', not 'nccl'"),
+        ({"device_transport": "nccl", "device_fallback": "shm"}, "device_fallback is empty or 'tcp', not 'shm'"),
+        ({"device_fallback": "tcp"}, "device_fallback is for device_transport 'nccl', not 'cuda_ipc'"),
+        ({"tcp": TcpSettings(host="0.0.0.0")}, "means every address"),
+        ({"tcp": TcpSettings(host="10.0.0.1")}, "set trusted_network"),
+        ({"tcp": TcpSettings(host="a name")}, "is no IP address"),
+        ({"tcp": TcpSettings(port=70000)}, "port is 0 to 65535"),
+        ({"tcp": TcpSettings(num_streams=0)}, "num_streams is 1 to 16"),
+        ({"tcp": TcpSettings(chunk_bytes=1)}, "chunk_bytes is 65536 to"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            config("cuda:0", "d", **change)
+    config("cuda:0", "d", tcp=TcpSettings(host="10.0.0.1", trusted_network=True), device_transport="tcp")
     with pytest.raises(ConfigError, match="give the pools a device"):
         config("cpu", "d", device_transport="nccl")
     with pytest.raises(TypeError, match="need a CudaHost, not a HeapHost"):

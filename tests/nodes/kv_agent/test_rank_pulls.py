@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_world import World, grant, ready, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from two_schedulers import World, grant, ready, run
 
 from kvstore.allocator import PageState
 from kvstore.errors import PoolBusy, TransferError
@@ -179,7 +179,7 @@ def test_what_cannot_be_copied_is_refused() -> None:
     ]
     refused = bench.pulls.start("g", bench.copy([2], [3]), "d", far)
     assert refused is not None
-    assert refused.event.code == "remote_ranks"
+    assert refused.event.code == "unequal_ranks"
     assert not bench.puller.is_busy
 
 
@@ -243,9 +243,6 @@ def test_an_agent_has_the_pools_of_all_ranks_or_none() -> None:
         with pytest.raises(ConfigError):
             KVAgentConfig(pools=wrong)
     assert [pool.name for pool in KVAgentConfig(pools=two[::-1]).groups["d"]] == ["d", "d.1"]
-    with pytest.raises(ConfigError, match="tensor-parallel"):
-        KVAgentConfig(pools=[PoolConfig(group="d", num_pages=9, layout=one.layout, device="cuda") for one in two],
-                      device_transport="nccl")  # fmt: skip
 
 
 # agents

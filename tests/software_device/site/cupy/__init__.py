@@ -1,6 +1,9 @@
 """What kvmesh uses of CuPy, over files: see README.md one folder up."""
 
-from cupy import cuda
+from numpy import uint64
 
-__all__ = ["cuda"]
+from cupy import cuda
+from cupy.raw import RawKernel
+
+__all__ = ["RawKernel", "cuda", "uint64"]
 __version__ = "14.2.0+software"

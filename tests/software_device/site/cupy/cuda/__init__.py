@@ -4,12 +4,19 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable
+from typing import Self
 
-from cupy.cuda import runtime
+from cupy.cuda import compiler, driver, runtime
 
-__all__ = ["Event", "Stream", "runtime"]
+__all__ = ["Event", "Stream", "compiler", "driver", "runtime"]
 
 _numbers = itertools.count(1)
+_entered = threading.local()
+
+
+def current_stream() -> "Stream":
+    """The stream that this thread has entered."""
+    return _entered.streams[-1]
 
 
 class Event:
@@ -58,6 +65,13 @@ class Stream:
 
     def synchronize(self) -> None:
         self.record().synchronize()
+
+    def __enter__(self) -> Self:
+        _entered.streams = [*getattr(_entered, "streams", []), self]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _entered.streams = _entered.streams[:-1]
 
     def _run(self) -> None:
         while True:

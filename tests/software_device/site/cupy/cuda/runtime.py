@@ -39,6 +39,7 @@ class _Mapping(NamedTuple):
 
 
 _mappings: dict[int, _Mapping] = {}
+_host_buffers: dict[int, Any] = {}
 _current = [0]
 _used_by: list[int] = []
 
@@ -90,6 +91,18 @@ def malloc(size: int) -> int:
 
 def free(pointer: int) -> None:
     _unmap(pointer, is_own=True)
+
+
+def hostAlloc(size: int, flags: int) -> int:
+    _begin()
+    buffer = ctypes.create_string_buffer(size)
+    _host_buffers[ctypes.addressof(buffer)] = buffer
+    return ctypes.addressof(buffer)
+
+
+def freeHost(pointer: int) -> None:
+    if _host_buffers.pop(pointer, None) is None:
+        raise CUDARuntimeError(_INVALID_VALUE)
 
 
 def memset(pointer: int, value: int, size: int) -> None:

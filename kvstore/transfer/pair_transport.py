@@ -1,29 +1,29 @@
-"""Pages between devices that do not share memory: NCCL, over a communicator of two ranks for each pair of agents.
+"""Pages between agents that do not map each other's pools: a pair for each two of them, over NCCL or over TCP.
 
 The destination's agent makes the pair (rank 0), receives, and is the only one that writes into its pool, as with every
 transport; the source's agent (rank 1) sends what it is ordered to. Page tables of other hosts cannot be read, so the
 source compares generations before and after it sends, and a transfer is complete when its bytes and that word are in.
 
-`pair.py` decides, `nccl_link.py` talks to NCCL, `Courier` carries messages. Chosen by the operator; where a pair cannot
-be made transfers fail with a reason, and nothing else is tried in its place. Logic tested over a fake; not yet run on a
-GPU.
+`pair.py` decides, a `LinkMaker` (`nccl_link.py`, `tcp_link.py`) moves bytes, `Courier` carries messages. Chosen by the
+operator; where a pair cannot be made its transfers end with PairUnmade, and what follows is `choice.py`'s.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, assert_never
 
-from kvstore.device import CPU, cuda_ordinal
-from kvstore.errors import DeviceError, KVError, PagesElsewhere, TransferError
+from kvstore.device import CPU, memory_kind
+from kvstore.errors import DeviceError, KVError, PagesElsewhere, PairUnmade, TransferError
 from kvstore.page_pool import PagePool
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages, require_inside
-from kvstore.transfer.nccl_link import Broken, LinkMaker, Moved, PairLink, Ready, Stopped
+from kvstore.transfer.link import Broken, LinkMaker, Memory, Moved, PairLink, Ready, Stopped
 from kvstore.transfer.orders import Courier, RemotePeer, compare_generations, fits, sent_answer
 from kvstore.transfer.pair import PAIR_ABORTED, Abort, Command, Finished, Initialise, Pair, PairPhase, Run
 
 _MAX_PAIRS: Final = 64
-_EAGER_POLLS: Final = 1024
 _PAUSE_S: Final = 0.001
+# Of one order: dealing them out is work for the agent's loop.
+_MAX_PARTS: Final = 1 << 16
 
 Reply = Callable[[PagesSent], None]
 
@@ -42,7 +42,8 @@ class _Receipt(NamedTuple):
 
     half: _Half
     peer: RemotePeer
-    ranges: list[tuple[int, int]]
+    memory: Memory
+    parts: list[tuple[int, int]]
     order: SendPages
     num_bytes: int
 
@@ -51,23 +52,25 @@ class _Sending(NamedTuple):
     """A transfer out of a pool of this agent."""
 
     order: SendPages
-    ranges: list[tuple[int, int]]
+    memory: Memory
+    parts: list[tuple[int, int]]
     reply: Reply
 
 
-class NcclTransport:
-    """`Transport` between pools on devices of different agents."""
-
-    name = "nccl"
+class PairTransport:
+    """`Transport` between pools of different agents; `links` is the engine, whose name it has."""
 
     def __init__(self, links: LinkMaker, courier: Courier, init_timeout_s: float = 20.0) -> None:
+        self.name = links.name
         self._links = links
         self._courier = courier
         self._init_timeout_s = init_timeout_s
         self._pools: list[PagePool] = []
+        # Those that others may read, by group and rank.
+        self._sources: dict[tuple[str, int], PagePool] = {}
         # Halves of both roles by name; those in use for receiving by agent, source's and destination's device.
         self._halves: dict[str, _Half] = {}
-        self._receiving: dict[tuple[str, str, int], str] = {}
+        self._receiving: dict[tuple[str, str, str], str] = {}
         self._receipts: dict[int, _Receipt] = {}
         self._sendings: dict[tuple[str, int], _Sending] = {}
         self._ended: list[Completion] = []
@@ -83,13 +86,13 @@ class NcclTransport:
     @property
     def pause_s(self) -> float:
         """See `Transport`."""
-        return 0.0 if self._num_idle < _EAGER_POLLS else _PAUSE_S
+        return 0.0 if self._num_idle < self._links.eager_polls else _PAUSE_S
 
     def register(self, pool: PagePool) -> int:
-        """See `Transport`. The pool can be sent from, too."""
-        if pool.info.device == CPU:
-            raise PagesElsewhere(f"the pages of {pool.path} lie in host memory: `nccl` moves pages of devices only")
+        """See `Transport`. The pool can be sent from, too, instead of an earlier one of its group and rank."""
+        self._require_kind(pool.info.device, pool.path)
         self._pools.append(pool)
+        self._sources[pool.info.group, pool.info.layout.tp_rank] = pool
         return len(self._pools) - 1
 
     def export(self, region: int) -> str:
@@ -101,9 +104,8 @@ class NcclTransport:
         raise TransferError("unsupported", f"{self.name} reaches pools by their agents, not by the path {address}")
 
     def reach(self, handle: PoolHandle) -> RemotePeer:
-        """A foreign pool as its agent describes it. Raises PagesElsewhere: not on a device."""
-        if handle.device == CPU:
-            raise PagesElsewhere(f"the pages of {handle.group} at {handle.agent} lie in host memory, not on a device")
+        """A foreign pool as its agent describes it. Raises PagesElsewhere: in memory that this engine cannot move."""
+        self._require_kind(handle.device, f"{handle.group} at {handle.agent}")
         return RemotePeer(handle)
 
     def disconnect(self, peer: Peer) -> None:
@@ -127,11 +129,8 @@ class NcclTransport:
             raise TransferError("unsupported", f"{self.name} only reads announced pages of pools that it has reached")
         pool = self._pools[region]
         require_inside(descriptors, pool.info, peer.info)
-        try:
-            pages = pool.device_pages
-            half = self._half_to(peer, pages.device)
-        except KVError as error:
-            raise TransferError(error.code, error.message) from None
+        memory = _memory_of(pool)
+        half = self._half_to(peer, pool.info.device)
         self._last_handle += 1
         order = SendPages(
             pair=half.name,
@@ -143,9 +142,10 @@ class NcclTransport:
             pages=list(source.pages),
             generations=list(source.generations),
             timeout_s=max(0.001, deadline - self._courier.now()),
+            rank=peer.info.layout.tp_rank,
         )
-        ranges = [(pages.pointer + part.local_offset, part.num_bytes) for part in descriptors]
-        self._receipts[self._last_handle] = _Receipt(half, peer, ranges, order, sum(order.sizes))
+        parts = [(part.local_offset, part.num_bytes) for part in descriptors]
+        self._receipts[self._last_handle] = _Receipt(half, peer, memory, parts, order, sum(order.sizes))
         self._num_idle = 0
         self._perform(half, half.state.queue(self._last_handle, deadline))
         return self._last_handle
@@ -161,8 +161,8 @@ class NcclTransport:
                         self._perform(half, half.state.initialised())
                     case Moved(number):
                         self._perform(half, half.state.moved(number))
-                    case Broken(message):
-                        self._perform(half, half.state.fail(message))
+                    case Broken(message, code):
+                        self._perform(half, half.state.fail(message, code))
                     case Stopped():
                         self._perform(half, half.state.stopped())
                     case _:
@@ -203,24 +203,33 @@ class NcclTransport:
         self._links.close()
         self._receiving.clear()
         self._pools.clear()
+        self._sources.clear()
 
     # what other agents say
 
     def take_offer(self, agent: str, offer: OfferPair) -> None:
         """Another agent wants pages of a pool of this one. Raises TransferError."""
-        pool = self._source(offer.group, offer.incarnation)
+        pool = self._source(offer.group, offer.incarnation, offer.rank)
         if offer.layout_digest != pool.layout.digest:
             raise TransferError("layout_mismatch", f"the pool of {offer.group} has another layout than that of {agent}")
         if offer.pair in self._halves:
             return
         self._require_room()
         try:
-            link = self._links.link(cuda_ordinal(pool.info.device), offer.unique_id, 1)
+            link = self._links.link(pool.info.device, offer.unique_id, 1)
         except DeviceError as error:
             raise TransferError(error.code, error.message) from None
         half = self._halves[offer.pair] = _Half(offer.pair, agent, Pair(is_receiver=False), link)
         self._num_idle = 0
         self._perform(half, half.state.start(self._courier.now() + offer.timeout_s))
+
+    def withdraw(self, group: str) -> None:
+        """Send nothing more out of this group's pool; what is being sent goes on, see `is_sending`."""
+        self._sources = {key: pool for key, pool in self._sources.items() if key[0] != group}
+
+    def is_sending(self, group: str) -> bool:
+        """Whether pages of this group's pool may still be read."""
+        return any(one.order.group == group for one in self._sendings.values())
 
     def take_order(self, agent: str, order: SendPages, reply: Reply) -> None:
         """Another agent has begun to receive; `reply` is called once."""
@@ -228,19 +237,26 @@ class NcclTransport:
         try:
             if half is None or half.agent != agent or (order.pair, order.number) in self._sendings:
                 raise TransferError(PAIR_ABORTED, f"there is no pair {order.pair} of {agent} here any more")
-            pool = self._source(order.group, order.incarnation)
+            pool = self._source(order.group, order.incarnation, order.rank)
             parts = list(zip(order.offsets, order.sizes, strict=False))
-            if len(order.offsets) != len(order.sizes) or not fits(parts, pool.info):
-                raise TransferError("bad_descriptor", "bytes outside the pool were ordered")
-            compare_generations(pool, order, "before")
-            base = pool.device_pages.pointer
+            is_sound = len(order.offsets) == len(order.sizes) <= _MAX_PARTS
+            if not is_sound or not fits(parts, pool.info):
+                raise TransferError(
+                    "bad_descriptor", f"bytes outside the pool were ordered, or more than {_MAX_PARTS} parts"
+                )
+            # Rank 0's page table tells of the pages of all ranks.
+            compare_generations(self._source(order.group, order.incarnation), order, "before")
+            memory = _memory_of(pool)
         except KVError as error:
             reply(sent_answer(order, error, is_sent=False))
             return
-        ranges = [(base + offset, size) for offset, size in parts]
-        self._sendings[order.pair, order.number] = _Sending(order, ranges, reply)
+        self._sendings[order.pair, order.number] = _Sending(order, memory, parts, reply)
         self._num_idle = 0
         self._perform(half, half.state.queue(order.number, self._courier.now() + order.timeout_s))
+
+    def knows(self, pair: str) -> bool:
+        """Whether a pair of this name is one of this transport."""
+        return pair in self._halves
 
     def sent(self, answer: PagesSent) -> None:
         """The other end has sent what it was ordered to, or not."""
@@ -264,16 +280,20 @@ class NcclTransport:
 
     # inside
 
-    def _half_to(self, peer: RemotePeer, device: int) -> _Half:
+    def _half_to(self, peer: RemotePeer, device: str) -> _Half:
         key = (peer.agent, peer.info.device, device)
         half = self._halves.get(self._receiving.get(key, ""))
         if half is not None and not half.state.is_over:
             return half
         self._require_room()
-        unique_id = self._links.unique_id()
+        try:
+            unique_id = self._links.unique_id()
+            link = self._links.link(device, unique_id, 0)
+        except KVError as error:
+            raise PairUnmade(error.code, error.message) from None
         self._num_pairs += 1
-        name = f"{self._courier.name}/{self._num_pairs}"
-        half = _Half(name, peer.agent, Pair(is_receiver=True), self._links.link(device, unique_id, 0))
+        name = f"{self._courier.name}/{self.name}/{self._num_pairs}"
+        half = _Half(name, peer.agent, Pair(is_receiver=True), link)
         self._halves[name] = half
         self._receiving[key] = name
         offer = OfferPair(
@@ -283,6 +303,8 @@ class NcclTransport:
             incarnation=peer.info.incarnation,
             layout_digest=peer.info.layout.digest,
             timeout_s=self._init_timeout_s,
+            transport=self.name,
+            rank=peer.info.layout.tp_rank,
         )
         self._courier.offer(peer.agent, offer)
         self._perform(half, half.state.start(self._courier.now() + self._init_timeout_s))
@@ -306,10 +328,10 @@ class NcclTransport:
     def _run(self, half: _Half, number: int) -> None:
         sending = self._sendings.get((half.name, number))
         if sending is not None:
-            half.link.move(number, sending.ranges)
+            half.link.move(number, sending.memory, sending.parts)
             return
         receipt = self._receipts[number]
-        half.link.move(number, receipt.ranges)
+        half.link.move(number, receipt.memory, receipt.parts)
         self._courier.order(half.agent, receipt.order)
 
     def _finish(self, half: _Half, number: int, error: TransferError | None) -> None:
@@ -330,12 +352,24 @@ class NcclTransport:
 
     def _require_room(self) -> None:
         if len(self._halves) >= _MAX_PAIRS:
-            raise TransferError("too_many_pairs", f"this agent has {_MAX_PAIRS} communicators already")
+            raise TransferError("too_many_pairs", f"this agent has {_MAX_PAIRS} pairs of {self.name} already")
 
-    def _source(self, group: str, incarnation: int) -> PagePool:
-        for pool in self._pools:
-            if pool.info.group == group:
-                if pool.info.incarnation != incarnation:
-                    raise TransferError("source_changed", f"the pool of {group} was made again")
-                return pool
-        raise TransferError("unknown_group", f"there is no pool of group {group!r} on a device here")
+    def _require_kind(self, device: str, whose: str) -> None:
+        if memory_kind(device) not in self._links.kinds:
+            raise PagesElsewhere(f"the pages of {whose} lie on {device}, which {self.name} does not move")
+
+    def _source(self, group: str, incarnation: int, rank: int = 0) -> PagePool:
+        pool = self._sources.get((group, rank))
+        if pool is None:
+            raise TransferError("unknown_group", f"there is no pool of group {group!r} here that {self.name} moves")
+        if pool.info.incarnation != incarnation:
+            raise TransferError("source_changed", f"the pool of {group} was made again")
+        return pool
+
+
+def _memory_of(pool: PagePool) -> Memory:
+    """The pool's pages in this process. Raises TransferError: it was closed, or its device has failed."""
+    try:
+        return pool.pages_view if pool.info.device == CPU else pool.device_pages
+    except KVError as error:
+        raise TransferError(error.code, error.message) from None

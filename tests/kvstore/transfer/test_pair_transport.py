@@ -1,4 +1,4 @@
-"""The NCCL transport: two agents' halves of it, over fake communicators and a courier that the test runs."""
+"""The transport between two agents: their halves of it, over fake links and a courier that the test runs."""
 
 import random
 from collections import deque
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 from fake_devices import FakeCards, FakeDeviceMemory
-from fake_nccl import FakeLinks, FakeWire
+from fake_links import FakeLinks, FakeWire
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,8 +19,8 @@ from kvstore.page_pool import HeapHost, PagePool, PoolInfo
 from kvstore.page_table import PageEntry
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Completion, Descriptor, Direction, SourcePages, Transport
-from kvstore.transfer.nccl import NcclTransport
 from kvstore.transfer.orders import RemotePeer
+from kvstore.transfer.pair_transport import PairTransport
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded, StartCopy
 
@@ -44,7 +44,7 @@ class Agent:
             self.pool.table().write(page, PageEntry(PageState.RUNNING, generation=100 + page))
         self.bytes = self.memory.view(self.pool.device_pages.pointer)
         self.links = FakeLinks(world.wire, self.memory)
-        self.transport = NcclTransport(self.links, self, init_timeout_s=5.0)
+        self.transport = PairTransport(self.links, self, init_timeout_s=5.0)
         self.region = self.transport.register(self.pool)
 
     def now(self) -> float:
@@ -283,6 +283,7 @@ def test_there_is_a_bound_on_communicators() -> None:
         {"sizes": [NUM_PAGES * SIZE + 1]},
         {"pages": [99], "generations": [1]},
         {"incarnation": 7},
+        {"offsets": [0] * 65537, "sizes": [4] * 65537},
     ],
 )
 def test_orders_that_cannot_be_carried_out_are_answered(order: dict) -> None:
@@ -305,6 +306,30 @@ def test_orders_that_cannot_be_carried_out_are_answered(order: dict) -> None:
     world.far.transport.take_order("near", msgspec.structs.replace(sound, **order), answers.append)
     world.far.transport.take_order("a stranger", sound, answers.append)
     assert [(answer.is_sent, bool(answer.code)) for answer in answers] == [(False, True)] * 2
+
+
+def test_a_pool_that_is_withdrawn_or_made_again_is_not_sent_from() -> None:
+    world = World()
+    world.wire.is_slow = True
+    running, behind = world.send([1]), world.send([2])
+    assert world.settle() == {}
+    assert world.far.transport.is_sending("p")
+    world.far.transport.withdraw("p")
+    assert world.far.transport.is_sending("p")
+    world.wire.run()
+    # The word after the copy cannot be had any more, so it is not given.
+    assert world.settle() == {running: "unknown_group", behind: "unknown_group"}
+    assert not world.far.transport.is_sending("p")
+    info = msgspec.structs.replace(world.far.pool.info, incarnation=2, ipc_handle=b"")
+    again = world.far.host.create("kv-p-again", info)
+    again.table().write(1, PageEntry(PageState.RUNNING, generation=101))
+    world.far.transport.register(again)
+    old = world.send([1])
+    assert world.settle() == {old: "source_changed"}
+    world.peer = world.near.transport.reach(msgspec.structs.replace(world.far.handle(), incarnation=2))
+    world.wire.is_slow = False
+    new = world.send([1])
+    assert world.settle() == {new: ""}
 
 
 def test_a_lost_agent_ends_its_transfers() -> None:

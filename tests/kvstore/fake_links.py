@@ -1,12 +1,14 @@
-"""Communicators of two ranks over fake devices, for tests only. Sends and receives meet by their order alone."""
+"""Pairs of two ranks over fake devices and pools, for tests only. Sends and receives meet by their order alone."""
 
 from collections import deque
 from collections.abc import Sequence
 
 from fake_devices import FakeDeviceMemory
 
+from kvstore.device import CPU, CUDA, DevicePages
 from kvstore.errors import DeviceUnavailable
-from kvstore.transfer.nccl_link import UNIQUE_ID_BYTES, Broken, Moved, News, Ready, Stopped
+from kvstore.transfer.link import Broken, Memory, Moved, News, Ready, Stopped
+from kvstore.transfer.nccl_link import UNIQUE_ID_BYTES
 
 
 class FakeWire:
@@ -42,9 +44,7 @@ class FakeWire:
         assert number == same, "the two ends have queued their transfers in different orders"
         assert [size for _, size in targets] == [size for _, size in sources]
         for (target, size), (source, _) in zip(targets, sources, strict=True):
-            to, to_at = receiver.memory.find(target, size)
-            origin, origin_at = sender.memory.find(source, size)
-            to.data[to_at : to_at + size] = origin.data[origin_at : origin_at + size]
+            receiver.view(target, size)[:] = sender.view(source, size)
         receiver.found.append(Moved(number))
         sender.found.append(Moved(number))
 
@@ -52,7 +52,13 @@ class FakeWire:
 class FakeLinks:
     """See `LinkMaker`: those of one process."""
 
-    def __init__(self, wire: FakeWire, memory: FakeDeviceMemory) -> None:
+    name = "nccl"
+    kinds = frozenset({CPU, CUDA})
+    eager_polls = 1024
+
+    def __init__(self, wire: FakeWire, memory: FakeDeviceMemory, name: str = "nccl") -> None:
+        self.name = name  # pyright: ignore[reportIncompatibleVariableOverride] - a fake is of either engine
+        self.kinds = frozenset({CUDA} if name == "nccl" else {CPU, CUDA})
         self.wire = wire
         self.memory = memory
         self.is_missing = False
@@ -63,7 +69,7 @@ class FakeLinks:
         self.wire.num_ids += 1
         return b"%d" % self.wire.num_ids + bytes(UNIQUE_ID_BYTES - len(b"%d" % self.wire.num_ids))
 
-    def link(self, device: int, unique_id: bytes, rank: int) -> "FakeLink":
+    def link(self, device: str, unique_id: bytes, rank: int) -> "FakeLink":
         if self.is_missing:
             raise DeviceUnavailable("CuPy finds no NCCL")
         link = FakeLink(self.wire, self.memory, unique_id)
@@ -82,6 +88,7 @@ class FakeLink:
         self.memory = memory
         self.unique_id = unique_id
         self.waiting: deque[tuple[int, list[tuple[int, int]]]] = deque()
+        self.pages: Memory | None = None
         self.found: deque[News] = deque()
         self.has_begun = False
         self.is_ready = False
@@ -96,11 +103,20 @@ class FakeLink:
                 link.is_ready = True
                 link.found.append(Ready())
 
-    def move(self, number: int, ranges: Sequence[tuple[int, int]]) -> None:
+    def view(self, offset: int, size: int) -> memoryview:
+        """Bytes of the pool that the last `move` named."""
+        if isinstance(self.pages, DevicePages):
+            allocation, at = self.memory.find(self.pages.pointer + offset, size)
+            return memoryview(allocation.data)[at : at + size]
+        assert self.pages is not None
+        return self.pages[offset : offset + size]
+
+    def move(self, number: int, memory: Memory, parts: Sequence[tuple[int, int]]) -> None:
         assert self.is_ready, "nothing is moved before the communicator is there"
         assert not self.is_aborted
         assert not self.waiting, "one transfer at a time"
-        self.waiting.append((number, list(ranges)))
+        self.pages = memory
+        self.waiting.append((number, list(parts)))
 
     def abort(self) -> None:
         self.is_aborted = True

@@ -1,0 +1,161 @@
+"""Pages from another process over the `tcp` transport: `python -m benchmarks.tcp_transfer`.
+
+64 MiB of pages over loopback, sent by a process of its own, for 1 to 4 connections: in one run, and in pieces of
+192 KiB that lie scattered at both ends. Beside it, interleaved in the same run: a plain socket (`sendall` and
+`recv_into` of as many bytes, 2 MiB a call) and one memcpy of them. Medians of all rounds. Loopback copies every byte
+twice in the kernel, on the cores of both ends.
+"""
+
+import argparse
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from kvstore.cuda_memory import DeviceMemory
+from kvstore.device import CPU
+from kvstore.errors import DeviceUnavailable
+from kvstore.transfer.link import Broken, Moved, PairLink, Ready
+from kvstore.transfer.tcp_link import TcpLinks, TcpSettings
+
+MIB = 1 << 20
+CALL_BYTES = 2 * MIB
+PIECE_BYTES = 192 << 10
+
+
+def no_devices() -> DeviceMemory:
+    raise DeviceUnavailable("pages are in host memory here")
+
+
+def parts_of(num_bytes: int, *, is_scattered: bool) -> list[tuple[int, int]]:
+    """The whole in one part, or its pieces in another order."""
+    if not is_scattered:
+        return [(0, num_bytes)]
+    pieces = [(offset, min(PIECE_BYTES, num_bytes - offset)) for offset in range(0, num_bytes, PIECE_BYTES)]
+    return random.Random(1).sample(pieces, len(pieces))
+
+
+def until(link: PairLink, wanted: Ready | Moved) -> None:
+    """Look as an agent's loop does, once a millisecond."""
+    while True:
+        for news in link.news():
+            if isinstance(news, Broken):
+                raise SystemExit(news.message)
+            if news == wanted:
+                return
+        time.sleep(0.001)
+
+
+def be_source(num_bytes: int) -> None:
+    """The other process: `pair UNIQUE_ID`, `move NUMBER SCATTERED` or `plain PORT`, one a line."""
+    pages = memoryview(bytearray(num_bytes))
+    maker = TcpLinks(TcpSettings(), no_devices)
+    link: PairLink | None = None
+    for line in sys.stdin:
+        word, *rest = line.split()
+        if word == "pair":
+            link = maker.link(CPU, bytes.fromhex(rest[0]), 1)
+            link.begin()
+        elif word == "plain":
+            with socket.create_connection(("127.0.0.1", int(rest[0]))) as connection:
+                for offset in range(0, num_bytes, CALL_BYTES):
+                    connection.sendall(pages[offset : offset + CALL_BYTES])
+        elif link is not None:
+            link.move(int(rest[0]), pages, parts_of(num_bytes, is_scattered=rest[1] == "True"))
+
+
+class Destination:
+    """This process, and what it tells the other."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        words = [sys.executable, "-m", "benchmarks.tcp_transfer", "--source", str(num_bytes)]
+        self.source = subprocess.Popen(words, stdin=subprocess.PIPE, text=True)
+        self.pages = memoryview(bytearray(num_bytes))
+        self.other = np.random.default_rng(0).integers(0, 255, num_bytes, np.uint8)
+        self.number = 0
+
+    def tell(self, *words: object) -> None:
+        """One line to the other process."""
+        assert self.source.stdin is not None
+        self.source.stdin.write(" ".join(map(str, words)) + "\n")
+        self.source.stdin.flush()
+
+    def pair(self, num_streams: int) -> tuple[TcpLinks, PairLink]:
+        """Meet the other process."""
+        maker = TcpLinks(TcpSettings(num_streams=num_streams), no_devices)
+        unique_id = maker.unique_id()
+        link = maker.link(CPU, unique_id, 0)
+        link.begin()
+        self.tell("pair", unique_id.hex())
+        until(link, Ready())
+        return maker, link
+
+    def pull(self, link: PairLink, *, is_scattered: bool) -> None:
+        """One transfer."""
+        self.number += 1
+        link.move(self.number, self.pages, parts_of(self.num_bytes, is_scattered=is_scattered))
+        self.tell("move", self.number, is_scattered)
+        until(link, Moved(self.number))
+
+    def plain(self) -> None:
+        """As many bytes over a socket."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.tell("plain", server.getsockname()[1])
+            connection, _ = server.accept()
+        with connection:
+            done = 0
+            while done < self.num_bytes:
+                done += connection.recv_into(self.pages[done : done + CALL_BYTES])
+
+    def memcpy(self) -> None:
+        """As many bytes in memory."""
+        np.copyto(np.frombuffer(self.pages, np.uint8), self.other)
+
+
+def median_s(work: Callable[[], None], rounds: int) -> float:
+    """Seconds, after one round that does not count."""
+    taken: list[float] = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--source", type=int, help="be the process of the source, with so many bytes")
+    arguments = parser.parse_args()
+    if arguments.source:
+        be_source(arguments.source)
+        return
+    here = Destination(arguments.mib * MIB)
+    try:
+        for num_streams in (1, 2, 4):
+            maker, link = here.pair(num_streams)
+            plain, copied = median_s(here.plain, arguments.rounds), median_s(here.memcpy, arguments.rounds)
+            for is_scattered in (False, True):
+                taken = median_s(lambda: here.pull(link, is_scattered=is_scattered), arguments.rounds)  # noqa: B023
+                name = f"tcp, {num_streams} connections, {'scattered' if is_scattered else 'one run'}"
+                print(
+                    f"{name:36s} {here.num_bytes / taken / 1e9:6.2f} GB/s  {plain / taken:5.2f} of a plain socket "
+                    f"({here.num_bytes / plain / 1e9:.2f} GB/s)  {copied / taken:5.2f} of memcpy"
+                )
+            link.stop()
+            maker.close()
+    finally:
+        assert here.source.stdin is not None
+        here.source.stdin.close()
+        here.source.wait(20)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Many copies on one device by one kernel: what it does, and the table that tells it what to copy.
+
+A copy of its own for each page costs 3 to 5 microseconds of the host each, as long as the device takes for several
+MiB; one launch costs that once. A copy is cut into pieces; a block of threads finds its piece's copy by bisection and
+moves 16 bytes a thread and load, four in flight, where both addresses allow it. Table, in words of 8 bytes, `n` copies:
+
+    destinations[n]  sources[n]  sizes[n]  first[n + 1]: number of each copy's first piece, and at the end of all pieces
+
+Used by `cuda_memory.py`, whose module of CuPy it is given. The kernel's source is tested as C++ on the host, and
+compiled for sm_90a; not yet run on a GPU.
+"""
+
+import struct
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+PIECE_BYTES: Final = 32 << 10
+NUM_THREADS: Final = 256
+# Eight blocks for each of the 132 multiprocessors of an H100 or H200; a block takes piece after piece.
+MAX_BLOCKS: Final = 1056
+MAX_RANGES: Final = 2048
+MAX_TABLE_BYTES: Final = 8 * (4 * MAX_RANGES + 1)
+NAME: Final = "kvmesh_gather"
+
+SOURCE: Final = """
+typedef unsigned long long word;
+
+static __device__ void copy_piece(unsigned char *to, const unsigned char *from, word count)
+{
+    const word lane = threadIdx.x, step = blockDim.x;
+    word head = count;
+    if ((((word)to ^ (word)from) & 15) == 0) {
+        head = (16 - ((word)to & 15)) & 15;
+        if (head > count)
+            head = count;
+        const word vectors = (count - head) / 16;
+        uint4 *wide_to = (uint4 *)(to + head);
+        const uint4 *wide_from = (const uint4 *)(from + head);
+        word i = lane;
+        for (; i + 3 * step < vectors; i += 4 * step) {
+            const uint4 a = wide_from[i], b = wide_from[i + step];
+            const uint4 c = wide_from[i + 2 * step], d = wide_from[i + 3 * step];
+            wide_to[i] = a;
+            wide_to[i + step] = b;
+            wide_to[i + 2 * step] = c;
+            wide_to[i + 3 * step] = d;
+        }
+        for (; i < vectors; i += step)
+            wide_to[i] = wide_from[i];
+        for (word j = head + vectors * 16 + lane; j < count; j += step)
+            to[j] = from[j];
+    }
+    for (word j = lane; j < head; j += step)
+        to[j] = from[j];
+}
+
+extern "C" __global__ void kvmesh_gather(const word *table, word num_ranges, word num_pieces)
+{
+    const word *destinations = table, *sources = table + num_ranges;
+    const word *sizes = table + 2 * num_ranges, *first = table + 3 * num_ranges;
+    for (word piece = blockIdx.x; piece < num_pieces; piece += gridDim.x) {
+        word low = 0, high = num_ranges;
+        while (high - low > 1) {
+            const word middle = (low + high) / 2;
+            if (first[middle] <= piece)
+                low = middle;
+            else
+                high = middle;
+        }
+        const word begin = (piece - first[low]) * PIECE_BYTES;
+        const word rest = sizes[low] - begin;
+        copy_piece((unsigned char *)destinations[low] + begin, (const unsigned char *)sources[low] + begin,
+                   rest < PIECE_BYTES ? rest : PIECE_BYTES);
+    }
+}
+"""
+
+OPTIONS: Final = ("--std=c++17", f"-DPIECE_BYTES={PIECE_BYTES}ull")
+
+
+class Table(NamedTuple):
+    """What a launch needs; `data` is what the kernel reads."""
+
+    data: bytes
+    num_ranges: int
+    num_pieces: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of a launch."""
+        return min(self.num_pieces, MAX_BLOCKS)
+
+
+def table_of(ranges: Sequence[tuple[int, int, int]]) -> Table:
+    """The table for copies (destination, source, number of bytes), 1 to MAX_RANGES of them, none empty."""
+    destinations, sources, sizes = zip(*ranges, strict=True)
+    first = [0, *accumulate(-(-size // PIECE_BYTES) for size in sizes)]
+    data = struct.pack(f"<{4 * len(ranges) + 1}Q", *destinations, *sources, *sizes, *first)
+    return Table(data, len(ranges), first[-1])
+
+
+class GatherKernel:
+    """The kernel on the current device. Raises what CuPy raises where it cannot be compiled or loaded."""
+
+    def __init__(self, cupy: Any) -> None:
+        self._word = cupy.uint64
+        self._kernel = cupy.RawKernel(SOURCE, NAME, options=OPTIONS)
+        self._kernel.compile()
+
+    def launch(self, stream: Any, pointer: int, table: Table) -> None:
+        """Put it into a stream; the table lies at `pointer` on the device by then."""
+        arguments = (self._word(pointer), self._word(table.num_ranges), self._word(table.num_pieces))
+        with stream:
+            self._kernel((table.num_blocks,), (NUM_THREADS,), arguments)

@@ -1,0 +1,156 @@
+"""Bytes of a pool to and from one connection: straight from host memory, or over page-locked buffers from a device.
+
+A device's bytes go through two buffers in turns: while one is on the connection, the other is on its way between host
+and device, in a stream of its own. Used by the threads of `tcp_link.py`, each of which has a `Carrier` to itself; all
+calls block. Logic tested over a fake device; not yet run on a GPU.
+"""
+
+import contextlib
+import socket
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvstore.cuda_memory import CopyMark, CopyRange, DeviceMemory, HostBuffer
+from kvstore.device import DevicePages
+from kvstore.errors import DeviceError, TransferError
+from kvstore.transfer.link import Memory
+from kvstore.transfer.tcp_wire import Part
+
+_WAIT_ALL = getattr(socket, "MSG_WAITALL", 0)
+
+
+class Carrier(Protocol):
+    """Moves the chunks of one transfer between a pool and a connection."""
+
+    def send(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
+        """Read pages, send them. Raises OSError, TransferError, DeviceError."""
+        ...
+
+    def receive(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
+        """Receive, write pages; they are written when it returns. Raises OSError, TransferError, DeviceError."""
+        ...
+
+    def close(self) -> None:
+        """Give buffers back, when no copy uses them any more."""
+        ...
+
+
+class HostCarrier:
+    """`Carrier` for pools in host memory: the kernel copies between socket and pages."""
+
+    def send(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
+        """See `Carrier`."""
+        for chunk in chunks:
+            send_all(connection, _views(memory, chunk))
+
+    def receive(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
+        """See `Carrier`."""
+        for chunk in chunks:
+            receive_all(connection, _views(memory, chunk))
+
+    def close(self) -> None:
+        """See `Carrier`."""
+
+
+class StagedCarrier:
+    """`Carrier` for pools on a device. Raises DeviceError."""
+
+    def __init__(self, memory: DeviceMemory, device: int, chunk_bytes: int) -> None:
+        self._memory = memory
+        self._device = device
+        self._stream = memory.stream(device)
+        self._buffers: list[HostBuffer] = []
+        self._marks: list[CopyMark | None] = [None, None]
+        try:
+            for _ in range(2):
+                self._buffers.append(memory.allocate_host(device, chunk_bytes))
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
+        """See `Carrier`. The device is one chunk ahead of the connection."""
+        for number, chunk in enumerate(chunks):
+            self._begin(number % 2, memory, chunk, is_reading=True)
+            if number:
+                self._push(connection, (number - 1) % 2, chunks[number - 1])
+        if chunks:
+            self._push(connection, (len(chunks) - 1) % 2, chunks[-1])
+
+    def receive(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
+        """See `Carrier`. The connection is one chunk ahead of the device."""
+        for number, chunk in enumerate(chunks):
+            slot = number % 2
+            self._settle(slot)
+            receive_all(connection, [self._buffers[slot].view[: _size(chunk)]])
+            self._begin(slot, memory, chunk, is_reading=False)
+        for slot in range(2):
+            self._settle(slot)
+
+    def close(self) -> None:
+        """See `Carrier`."""
+        for slot in range(2):
+            # A device that failed runs nothing any more.
+            with contextlib.suppress(DeviceError):
+                self._settle(slot)
+        for buffer in self._buffers:
+            with contextlib.suppress(DeviceError):
+                self._memory.free_host(self._device, buffer)
+        self._buffers.clear()
+
+    def _begin(self, slot: int, memory: Memory, chunk: Sequence[Part], *, is_reading: bool) -> None:
+        """Copies between a buffer, from its beginning, and the parts of a chunk."""
+        assert isinstance(memory, DevicePages)
+        at, ranges = self._buffers[slot].pointer, list[CopyRange]()
+        for offset, size in chunk:
+            page = memory.pointer + offset
+            ranges.append(CopyRange(at, page, size) if is_reading else CopyRange(page, at, size))
+            at += size
+        self._marks[slot] = self._stream.copy(ranges)
+
+    def _push(self, connection: socket.socket, slot: int, chunk: Sequence[Part]) -> None:
+        self._settle(slot)
+        send_all(connection, [self._buffers[slot].view[: _size(chunk)]])
+
+    def _settle(self, slot: int) -> None:
+        mark, self._marks[slot] = self._marks[slot], None
+        if mark is not None:
+            mark.wait()
+
+
+def send_all(connection: socket.socket, views: list[memoryview]) -> None:
+    """Send views one after another, gathered by the kernel. Consumes the list. Raises OSError."""
+    while views:
+        _consume(views, connection.sendmsg(views))
+
+
+def receive_all(connection: socket.socket, views: list[memoryview]) -> None:
+    """Fill views one after another. Consumes the list. Raises OSError, also where the other end has closed."""
+    while views:
+        count = connection.recvmsg_into(views, 0, _WAIT_ALL)[0]
+        if not count:
+            raise ConnectionResetError("the other end has closed the connection in the middle of a transfer")
+        _consume(views, count)
+
+
+def _consume(views: list[memoryview], count: int) -> None:
+    done = 0
+    while done < len(views) and count >= len(views[done]):
+        count -= len(views[done])
+        done += 1
+    del views[:done]
+    if count:
+        views[0] = views[0][count:]
+
+
+def _views(memory: Memory, chunk: Sequence[Part]) -> list[memoryview]:
+    assert isinstance(memory, memoryview)
+    try:
+        return [memory[offset : offset + size] for offset, size in chunk]
+    except ValueError:
+        # The view was released: its pool was closed under the transfer.
+        raise TransferError("pool_closed", "a pool was closed while its pages were copied") from None
+
+
+def _size(chunk: Sequence[Part]) -> int:
+    return sum(size for _, size in chunk)

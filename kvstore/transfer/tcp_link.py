@@ -1,0 +1,337 @@
+"""One half of a pair over raw TCP connections, several of them side by side, each with a thread of its own.
+
+The receiving end listens (`tcp_listener.py`), the sending end dials; both prove a secret that only the mesh has told
+them. Threads block in the kernel and hold no lock there, so the agent's loop goes on; backpressure is the connection's.
+An abort shuts the connections down, which wakes every thread, and `Stopped` is said when the last has ended: from then
+on nothing writes. A deadline is the pair's (`pair.py`), which aborts; nothing waits for ever without it.
+
+Pages in host memory go straight between pool and socket, those on a device over page-locked buffers (`staging.py`).
+"""
+
+import contextlib
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import ClassVar, Final, NamedTuple
+
+import msgspec
+
+from kvstore.cuda_memory import DeviceMemory
+from kvstore.device import CPU, CUDA, cuda_ordinal
+from kvstore.errors import KVError, TransferError
+from kvstore.transfer.link import Broken, Memory, Moved, News, Ready, Stopped
+from kvstore.transfer.pair import PAIR_ABORTED
+from kvstore.transfer.staging import Carrier, HostCarrier, StagedCarrier, receive_all, send_all
+from kvstore.transfer.tcp_listener import Expected, TcpListener
+from kvstore.transfer.tcp_wire import (
+    ANSWER_BYTES,
+    HEADER_BYTES,
+    MAX_CHUNK_BYTES,
+    MAX_STREAMS,
+    MIN_CHUNK_BYTES,
+    Meeting,
+    Part,
+    answer_to,
+    decode_meeting,
+    encode_header,
+    encode_hello,
+    encode_meeting,
+    num_bytes_of,
+    require_header,
+    shares,
+)
+
+TCP: Final = "tcp"
+
+_DIAL_S: Final = 10.0
+
+
+class TcpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`host` is the address at which others reach this agent, `port` 0 any.
+
+    Pages go over it neither encrypted nor signed, so another address than loopback needs `trusted_network`, the
+    operator's word that nobody else reads or writes there.
+    A transfer is dealt out over `num_streams` connections in chunks of at most `chunk_bytes`; with pages on a device
+    each connection has two page-locked buffers of that size at each end.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    num_streams: int = 4
+    chunk_bytes: int = 2 << 20
+    trusted_network: bool = False
+
+    def problem(self) -> str:
+        """Why these settings cannot be used; empty if they can."""
+        try:
+            address = ipaddress.ip_address(self.host)
+        except ValueError:
+            return f"host {self.host!r} is no IP address"
+        if address.is_unspecified:
+            return f"host {self.host} means every address: others are told this one, so give that of one network"
+        if not (address.is_loopback or self.trusted_network):
+            return f"pages go over {self.host} unencrypted: set trusted_network if nobody else reads or writes there"
+        if not 1 <= self.num_streams <= MAX_STREAMS:
+            return f"num_streams is 1 to {MAX_STREAMS}, not {self.num_streams}"
+        if not MIN_CHUNK_BYTES <= self.chunk_bytes <= MAX_CHUNK_BYTES:
+            return f"chunk_bytes is {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}, not {self.chunk_bytes}"
+        return "" if 0 <= self.port <= 65535 else f"port is 0 to 65535, not {self.port}"
+
+
+class _Job(NamedTuple):
+    """The share of one connection in a transfer."""
+
+    number: int
+    memory: Memory
+    chunks: list[list[Part]]
+
+
+class TcpLinks:
+    """See `LinkMaker`. `load` gives the devices' memory, for pools that lie there.
+
+    `wake` may be set: it is called, in any thread, when one of its halves has news.
+    """
+
+    name: ClassVar[str] = TCP
+    kinds: ClassVar[frozenset[str]] = frozenset({CPU, CUDA})
+    # Threads do the work: looking again at once would only take the interpreter from them.
+    eager_polls: ClassVar[int] = 0
+
+    def __init__(self, settings: TcpSettings, load: Callable[[], DeviceMemory]) -> None:
+        self._settings = settings
+        self._load = load
+        self._listener: TcpListener | None = None
+        self.wake: Callable[[], None] = _nobody
+
+    def open(self) -> tuple[str, int]:
+        """Listen; returns address and port. Raises TransferError `tcp_unavailable`."""
+        if self._listener is None:
+            self._listener = TcpListener(self._settings.host, self._settings.port)
+        return self._listener.host, self._listener.port
+
+    @property
+    def num_refused(self) -> int:
+        """Connections of strangers that were closed."""
+        return self._listener.num_refused if self._listener is not None else 0
+
+    def unique_id(self) -> bytes:
+        """See `LinkMaker`: a `Meeting`."""
+        self.open()
+        assert self._listener is not None
+        expected = self._listener.expect(self._settings.num_streams, self._settings.chunk_bytes)
+        return encode_meeting(expected.meeting)
+
+    def link(self, device: str, unique_id: bytes, rank: int) -> "TcpLink":
+        """See `LinkMaker`. Raises TransferError `bad_offer`, DeviceError."""
+        meeting = decode_meeting(unique_id)
+        expected = self._listener.expected(meeting.key) if self._listener is not None and not rank else None
+        try:
+            memory = None if device == CPU else self._load()
+        except KVError:
+            if expected is not None and self._listener is not None:
+                self._listener.forget(expected)
+            raise
+
+        def carrier() -> Carrier:
+            if memory is None:
+                return HostCarrier()
+            return StagedCarrier(memory, cuda_ordinal(device), meeting.chunk_bytes)
+
+        return TcpLink(meeting, rank, carrier, self._listener, expected, lambda: self.wake())
+
+    def close(self) -> None:
+        """See `LinkMaker`."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+class TcpLink:
+    """See `PairLink`. Rank 0 has what it `expected`."""
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        rank: int,
+        carrier: Callable[[], Carrier],
+        listener: TcpListener | None,
+        expected: Expected | None,
+        wake: Callable[[], None],
+    ) -> None:
+        self._wake = wake
+        self._meeting = meeting
+        self._rank = rank
+        self._carrier = carrier
+        self._listener = listener
+        self._expected = expected
+        self._news: SimpleQueue[News] = SimpleQueue()
+        self._jobs: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in range(meeting.num_streams)]
+        self._threads: list[threading.Thread] = []
+        # Of what follows under the lock: connections in use, connections that have a transfer's share to do, and
+        # whether all is over.
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._left: dict[int, int] = {}
+        self._is_aborted = False
+
+    def begin(self) -> None:
+        """See `PairLink`."""
+        self._start(self._initialise, "meet")
+
+    def move(self, number: int, memory: Memory, parts: Sequence[Part]) -> None:
+        """See `PairLink`."""
+        dealt = shares(parts, self._meeting.num_streams, self._meeting.chunk_bytes)
+        busy = [(queue, chunks) for queue, chunks in zip(self._jobs, dealt, strict=True) if chunks]
+        if not busy:
+            self._say(Moved(number))
+            return
+        with self._lock:
+            self._left[number] = len(busy)
+        for queue, chunks in busy:
+            queue.put(_Job(number, memory, chunks))
+
+    def abort(self) -> None:
+        """See `PairLink`."""
+        threading.Thread(target=self.stop, name="tcp-abort", daemon=True).start()
+
+    def news(self) -> list[News]:
+        """See `PairLink`."""
+        found: list[News] = []
+        while True:
+            try:
+                found.append(self._news.get_nowait())
+            except Empty:
+                return found
+
+    def stop(self) -> None:
+        """See `PairLink`."""
+        with self._lock:
+            self._is_aborted = True
+            for connection in self._sockets:
+                # Not close: a thread that is in the kernel with this descriptor must not meet another file there.
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+        if self._listener is not None and self._expected is not None:
+            self._listener.forget(self._expected)
+        for queue in self._jobs:
+            queue.put(None)
+        # The first one starts the others: when it has ended, the list is whole.
+        for first in self._threads[:1]:
+            first.join()
+        for thread in self._threads:
+            thread.join()
+        with self._lock:
+            for connection in self._sockets:
+                connection.close()
+        self._say(Stopped())
+
+    def _say(self, news: News) -> None:
+        self._news.put(news)
+        self._wake()
+
+    # threads
+
+    def _start(self, target: Callable[..., None], name: str, *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, name=f"tcp-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _initialise(self) -> None:
+        try:
+            connections = self._dial() if self._rank else self._await()
+            carriers = self._carriers(len(connections))
+        except (OSError, KVError) as error:
+            self._say(_broken("meeting the other end over tcp", error))
+            return
+        for index, (connection, carrier) in enumerate(zip(connections, carriers, strict=True)):
+            self._start(self._work, f"stream-{index}", index, connection, carrier)
+        self._say(Ready())
+
+    def _carriers(self, count: int) -> list[Carrier]:
+        carriers: list[Carrier] = []
+        try:
+            while len(carriers) < count:
+                carriers.append(self._carrier())
+        except BaseException:
+            for carrier in carriers:
+                carrier.close()
+            raise
+        return carriers
+
+    def _await(self) -> list[socket.socket]:
+        """Rank 0: the connections, in their order, when all have come."""
+        if self._expected is None:
+            raise TransferError("bad_offer", "nobody listens for this pair here")
+        came: dict[int, socket.socket] = {}
+        while len(came) < self._meeting.num_streams:
+            arrived = self._expected.arrived.get()
+            if arrived is None:
+                raise ConnectionAbortedError("it was given up")
+            came[arrived[0]] = self._adopt(arrived[1])
+        return [came[index] for index in sorted(came)]
+
+    def _dial(self) -> list[socket.socket]:
+        """Rank 1: the connections. Each proves itself, and has the other end prove itself, before a page is read."""
+        host, port = self._meeting.host, self._meeting.port
+        dialled: list[socket.socket] = []
+        for index in range(self._meeting.num_streams):
+            connection = self._adopt(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            dialled.append(connection)
+            connection.settimeout(_DIAL_S)
+            connection.connect((host, port))
+            connection.sendall(encode_hello(self._meeting, index))
+            answer = bytearray(ANSWER_BYTES)
+            receive_all(connection, [memoryview(answer)])
+            if bytes(answer) != answer_to(self._meeting, index):
+                raise TransferError("bad_stream", f"who listens at {host}:{port} is not the agent that made the offer")
+            connection.settimeout(None)
+        return dialled
+
+    def _adopt(self, connection: socket.socket) -> socket.socket:
+        """From here on an abort reaches it. Raises ConnectionAbortedError after one."""
+        with self._lock:
+            if self._is_aborted:
+                connection.close()
+                raise ConnectionAbortedError("it was given up")
+            self._sockets.append(connection)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return connection
+
+    def _work(self, index: int, connection: socket.socket, carrier: Carrier) -> None:
+        """One connection's shares, one after another, until there is no more."""
+        try:
+            while (job := self._jobs[index].get()) is not None and not self._is_aborted:
+                (self._send if self._rank else self._receive)(connection, carrier, job)
+                with self._lock:
+                    self._left[job.number] -= 1
+                    is_last = not self._left[job.number]
+                    if is_last:
+                        del self._left[job.number]
+                if is_last:
+                    self._say(Moved(job.number))
+        except (OSError, KVError) as error:
+            self._say(_broken("moving pages over tcp", error))
+        finally:
+            carrier.close()
+
+    def _send(self, connection: socket.socket, carrier: Carrier, job: _Job) -> None:
+        header = encode_header(job.number, num_bytes_of(job.chunks))
+        send_all(connection, [memoryview(header)])
+        carrier.send(connection, job.memory, job.chunks)
+
+    def _receive(self, connection: socket.socket, carrier: Carrier, job: _Job) -> None:
+        header = bytearray(HEADER_BYTES)
+        receive_all(connection, [memoryview(header)])
+        require_header(bytes(header), job.number, num_bytes_of(job.chunks))
+        carrier.receive(connection, job.memory, job.chunks)
+
+
+def _nobody() -> None:
+    """Nobody is woken: news are looked for now and then."""
+
+
+def _broken(what: str, error: OSError | KVError) -> Broken:
+    return Broken(f"{what}: {error}", error.code if isinstance(error, KVError) else PAIR_ABORTED)

@@ -1,0 +1,196 @@
+"""The port at which an agent is dialled for pages: takes the connections that prove a pair's secret, and no others.
+
+One thread, one selector; nothing in it waits for a single peer. A stranger has a few seconds and 64 bytes to say who it
+is, and there are at most `_MAX_STRANGERS` of them: one more, and the one that has been silent longest goes. Who speaks
+but cannot prove anything is closed without an answer. Used by `tcp_link.py`.
+"""
+
+import contextlib
+import secrets
+import selectors
+import socket
+import threading
+import time
+from queue import SimpleQueue
+from typing import Final
+
+from kvstore.errors import TransferError
+from kvstore.transfer.tcp_wire import (
+    HELLO_BYTES,
+    KEY_BYTES,
+    SECRET_BYTES,
+    Meeting,
+    answer_to,
+    decode_hello,
+    is_proven,
+)
+
+_MAX_STRANGERS: Final = 64
+_HELLO_S: Final = 5.0
+_NO_DESCRIPTORS_S: Final = 0.1
+
+
+class Expected:
+    """Connections of one pair on their way; `arrived` gives those that came, and None when there is no more waiting."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.meeting = meeting
+        self.missing = set(range(meeting.num_streams))
+        self.arrived: SimpleQueue[tuple[int, socket.socket] | None] = SimpleQueue()
+
+
+class _Stranger:
+    __slots__ = ("connection", "data", "deadline")
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self.connection = connection
+        self.deadline = deadline
+        self.data = bytearray()
+
+
+class TcpListener:
+    """See the module. Raises TransferError `tcp_unavailable`: nobody can listen at this address."""
+
+    def __init__(self, host: str, port: int) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((host, port), family=family, backlog=128)
+        except OSError as error:
+            message = (
+                f"cannot listen at {host}:{port} ({error}): give [roles.kv_agent.tcp] host an address of this host"
+            )
+            raise TransferError("tcp_unavailable", f"{message} and port a free one, or 0") from None
+        self._socket.setblocking(False)
+        self.host: str = host
+        self.port: int = self._socket.getsockname()[1]
+        self._lock = threading.Lock()
+        self._expected: dict[bytes, Expected] = {}
+        self._strangers: dict[socket.socket, _Stranger] = {}
+        self._is_closed = False
+        self.num_refused = 0
+        self._wake, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="tcp-listener", daemon=True)
+        self._thread.start()
+
+    def expect(self, num_streams: int, chunk_bytes: int) -> Expected:
+        """Take connections of a new pair from now on."""
+        key, secret = secrets.token_bytes(KEY_BYTES), secrets.token_bytes(SECRET_BYTES)
+        expected = Expected(Meeting(self.host, self.port, key, secret, num_streams, chunk_bytes))
+        with self._lock:
+            self._expected[key] = expected
+        return expected
+
+    def expected(self, key: bytes) -> Expected | None:
+        """What `expect` returned, until it is forgotten."""
+        with self._lock:
+            return self._expected.get(key)
+
+    def forget(self, expected: Expected) -> None:
+        """Take no more connections of a pair, and end the waiting for them."""
+        with self._lock:
+            self._expected.pop(expected.meeting.key, None)
+        expected.arrived.put(None)
+
+    def close(self) -> None:
+        """Take nobody any more."""
+        self._is_closed = True
+        self._wake.send(b".")
+        self._thread.join()
+        with self._lock:
+            left, self._expected = list(self._expected.values()), {}
+        for expected in left:
+            expected.arrived.put(None)
+
+    # the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closed:
+                soonest = min((one.deadline for one in self._strangers.values()), default=None)
+                pause = None if soonest is None else max(0.0, soonest - time.monotonic())
+                for key, _ in self._selector.select(pause):
+                    if key.fileobj is self._socket:
+                        self._accept()
+                    elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._strangers:
+                        self._read(self._strangers[key.fileobj])
+                self._drop_silent()
+        finally:
+            for one in list(self._strangers.values()):
+                self._drop(one)
+            self._selector.close()
+            for own in (self._socket, self._wake, self._woken):
+                own.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._socket.accept()
+        except BlockingIOError:
+            return
+        except OSError:
+            # No descriptors left: who dials stays in the kernel's queue until there are.
+            time.sleep(_NO_DESCRIPTORS_S)
+            return
+        connection.setblocking(False)
+        if len(self._strangers) >= _MAX_STRANGERS:
+            self._drop(next(iter(self._strangers.values())))
+        self._strangers[connection] = _Stranger(connection, time.monotonic() + _HELLO_S)
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _read(self, stranger: _Stranger) -> None:
+        try:
+            data = stranger.connection.recv(HELLO_BYTES - len(stranger.data))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        stranger.data += data
+        if not data:
+            self._drop(stranger)
+        elif len(stranger.data) == HELLO_BYTES:
+            self._introduce(stranger)
+
+    def _introduce(self, stranger: _Stranger) -> None:
+        hello = decode_hello(bytes(stranger.data))
+        if hello is None:
+            self._drop(stranger)
+            return
+        with self._lock:
+            expected = self._expected.get(hello.key)
+            is_known = expected is not None and hello.stream in expected.missing
+            if expected is None or not is_known or not is_proven(hello, expected.meeting.secret):
+                expected = None
+            else:
+                expected.missing.discard(hello.stream)
+                if not expected.missing:
+                    del self._expected[hello.key]
+        if expected is None:
+            self._drop(stranger)
+            return
+        self._forget(stranger)
+        try:
+            # 32 bytes into the empty buffer of a new connection: they fit, or the peer is gone.
+            stranger.connection.send(answer_to(expected.meeting, hello.stream))
+            stranger.connection.setblocking(True)
+        except OSError:
+            stranger.connection.close()
+            expected.arrived.put(None)
+            return
+        expected.arrived.put((hello.stream, stranger.connection))
+
+    def _drop_silent(self) -> None:
+        now = time.monotonic()
+        for one in [one for one in self._strangers.values() if one.deadline <= now]:
+            self._drop(one)
+
+    def _drop(self, stranger: _Stranger) -> None:
+        self.num_refused += 1
+        self._forget(stranger)
+        with contextlib.suppress(OSError):
+            stranger.connection.close()
+
+    def _forget(self, stranger: _Stranger) -> None:
+        self._selector.unregister(stranger.connection)
+        del self._strangers[stranger.connection]

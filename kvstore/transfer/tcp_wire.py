@@ -1,0 +1,147 @@
+"""What two agents say to each other over the raw connections of a pair, and how a transfer is dealt out over them.
+
+    mesh      OfferPair.unique_id   `Meeting`: where rank 0 listens, a key and a secret
+    dialler   HELLO                 magic, key of the pair, number of the connection, proof of the secret
+    listener  ANSWER                proof of the secret
+    dialler   for each transfer and connection that has a share of it: HEADER, then that share's bytes
+
+The secret travels over the mesh only, so who merely finds the port is refused. Bytes are neither encrypted nor signed.
+Both ends work out the shares from the transfer's parts: there are no frames inside one. Pure; used by `tcp_link.py` and
+`tcp_listener.py`.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import struct
+from collections.abc import Sequence
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+
+from kvstore.errors import TransferError
+
+KEY_BYTES: Final = 16
+SECRET_BYTES: Final = 32
+MAX_STREAMS: Final = 16
+MIN_CHUNK_BYTES: Final = 1 << 16
+MAX_CHUNK_BYTES: Final = 1 << 24
+# A system call takes 1,024 pieces of memory at most.
+MAX_PIECES: Final = 512
+
+_HELLO: Final = struct.Struct("<8s16sI4x32s")
+_HELLO_MAGIC: Final = b"KVMESHP1"
+_HEADER: Final = struct.Struct("<8sQQ")
+_HEADER_MAGIC: Final = b"KVMESHT1"
+
+HELLO_BYTES: Final = _HELLO.size
+ANSWER_BYTES: Final = 32
+HEADER_BYTES: Final = _HEADER.size
+
+Part = tuple[int, int]
+"""Offset from page 0, and number of bytes."""
+
+
+class Meeting(msgspec.Struct, frozen=True, array_like=True):
+    """Where and how the two ends of a pair meet; as bytes it is what both are given as `unique_id`."""
+
+    host: Annotated[str, msgspec.Meta(max_length=64)]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    key: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+    secret: Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+    num_streams: Annotated[int, msgspec.Meta(ge=1, le=MAX_STREAMS)]
+    chunk_bytes: Annotated[int, msgspec.Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)]
+
+
+class Hello(NamedTuple):
+    """Who dials: connection number `stream` of pair `key`."""
+
+    key: bytes
+    stream: int
+    proof: bytes
+
+
+def encode_meeting(meeting: Meeting) -> bytes:
+    """The bytes of a meeting."""
+    return msgspec.msgpack.encode(meeting)
+
+
+def decode_meeting(data: bytes) -> Meeting:
+    """What another agent offers. Raises TransferError `bad_offer`."""
+    try:
+        meeting = msgspec.msgpack.decode(data, type=Meeting)
+        ipaddress.ip_address(meeting.host)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise TransferError("bad_offer", f"an offer of tcp that says nothing sound: {error}") from None
+    return meeting
+
+
+def encode_hello(meeting: Meeting, index: int) -> bytes:
+    """What the dialler says first on connection `index`."""
+    return _HELLO.pack(_HELLO_MAGIC, meeting.key, index, _proof(meeting.secret, meeting.key, index, b"dial"))
+
+
+def decode_hello(data: bytes) -> Hello | None:
+    """None: nobody of ours. `is_proven` says the rest."""
+    magic, key, index, proof = _HELLO.unpack(data)
+    return Hello(key, index, proof) if magic == _HELLO_MAGIC else None
+
+
+def is_proven(hello: Hello, secret: bytes) -> bool:
+    """Whether who dials knows the pair's secret."""
+    return hmac.compare_digest(hello.proof, _proof(secret, hello.key, hello.stream, b"dial"))
+
+
+def answer_to(meeting: Meeting, index: int) -> bytes:
+    """What the listener says to a dialler that has proven itself."""
+    return _proof(meeting.secret, meeting.key, index, b"listen")
+
+
+def encode_header(number: int, num_bytes: int) -> bytes:
+    """What goes before the share of transfer `number` on one connection."""
+    return _HEADER.pack(_HEADER_MAGIC, number, num_bytes)
+
+
+def require_header(data: bytes, number: int, num_bytes: int) -> None:
+    """Raises TransferError `bad_stream` unless the share that follows is the expected one."""
+    expected = _HEADER_MAGIC, number, num_bytes
+    if _HEADER.unpack(data) != expected:
+        magic, found, size = _HEADER.unpack(data)
+        said = f"transfer {found} with {size} bytes" if magic == _HEADER_MAGIC else f"{bytes(magic)!r}"
+        message = f"the connection says {said} where transfer {number} with {num_bytes} bytes was ordered"
+        raise TransferError("bad_stream", message)
+
+
+def shares(parts: Sequence[Part], num_streams: int, chunk_bytes: int) -> list[list[list[Part]]]:
+    """A transfer dealt out: for each connection its chunks, each of at most so many bytes and MAX_PIECES parts.
+
+    Chunks go round the connections. Small transfers are cut finer, so that all connections have something to do.
+    """
+    total = sum(size for _, size in parts)
+    limit = min(chunk_bytes, max(MIN_CHUNK_BYTES, -(-total // num_streams)))
+    dealt: list[list[list[Part]]] = [[] for _ in range(num_streams)]
+    chunk: list[Part] = []
+    room, count = limit, 0
+    for offset, size in parts:
+        end = offset + size
+        while offset < end:
+            piece = min(end - offset, room)
+            chunk.append((offset, piece))
+            offset += piece
+            room -= piece
+            if not room or len(chunk) == MAX_PIECES:
+                dealt[count % num_streams].append(chunk)
+                chunk, room, count = [], limit, count + 1
+    if chunk:
+        dealt[count % num_streams].append(chunk)
+    return dealt
+
+
+def num_bytes_of(chunks: Sequence[Sequence[Part]]) -> int:
+    """Bytes of one connection's share."""
+    return sum(size for chunk in chunks for _, size in chunk)
+
+
+def _proof(secret: bytes, key: bytes, index: int, role: bytes) -> bytes:
+    data = key + index.to_bytes(4, "little")
+    return hashlib.blake2b(data, digest_size=ANSWER_BYTES, key=secret, person=role).digest()

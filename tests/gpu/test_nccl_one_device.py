@@ -1,0 +1,144 @@
+"""Two ranks of NCCL on one device, each a process of its own, with an NCCL that allows it.
+
+That of torch and CuPy does not: `python3 -m tools.build_nccl SOURCE` builds one and says how to name it to these tests
+(`KVMESH_NCCL_LIBRARY`). Not yet run on a GPU; assumed is that the library, loaded before CuPy's, is the one that CuPy
+calls (both are `libnccl.so.2`), and that two ranks on a device are served by the same code paths as on two.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+LIBRARY = os.environ.get("KVMESH_NCCL_LIBRARY", "")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.process,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+    pytest.mark.skipif(not LIBRARY, reason="KVMESH_NCCL_LIBRARY is not set: see tools/build_nccl.py"),
+]
+
+ROOT = Path(__file__).parents[2]
+SIZE = 4 << 20
+
+
+class Rank:
+    """One process; see `nccl_process.py`."""
+
+    def __init__(self, log: Path) -> None:
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        variables = {
+            "PYTHONPATH": path,
+            "LD_PRELOAD": LIBRARY,
+            "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+            # What `tools/build_nccl.py` leaves out must not be chosen.
+            "NCCL_ALGO": "Ring",
+            "NCCL_MAX_CTAS": "8",
+            "NCCL_DEBUG": "WARN",
+            "NCCL_DEBUG_FILE": f"{log}/nccl.%p",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "nccl_process.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | variables,
+        )
+
+    def tell(self, *words: object) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> str:
+        assert self.process.stdout
+        answer = self.process.stdout.readline().strip()
+        assert answer, "the process died"
+        return answer
+
+    def ask(self, *words: object) -> str:
+        self.tell(*words)
+        return self.answer()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(30)
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream
+            stream.close()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
+    ranks = [Rank(tmp_path) for _ in range(2)]
+    unique_id = ranks[0].ask("id")
+    for number, rank in enumerate(ranks):
+        rank.tell("link", unique_id, number)
+    found = [rank.answer() for rank in ranks]
+    logs = "".join(path.read_text() for path in tmp_path.glob("nccl.*"))
+    assert found == ["ready", "ready"], f"{found} {logs}"
+    yield ranks
+    for rank in ranks:
+        rank.close()
+
+
+def content(seed: int) -> bytes:
+    return numpy.random.default_rng(seed).bytes(SIZE)
+
+
+def test_bytes_cross_in_groups_to_where_they_belong(ranks: list[Rank]) -> None:
+    receiver, sender = ranks
+    receiver.ask("fill", 1)
+    sender.ask("fill", 2)
+    expected, source = bytearray(content(1)), content(2)
+    sizes = [1 << 20, 17, 65536, 1]
+    targets, sources = [100, 2 << 20, 3 << 20, SIZE - 1], [1 << 20, 5, 0, 77]
+    for number in (1, 2):
+        for rank, offsets in ((receiver, targets), (sender, sources)):
+            parts = [f"{offset}:{size}" for offset, size in zip(offsets, sizes, strict=True)]
+            assert rank.ask("move", number, *parts) == "begun"
+        assert [rank.ask("moved") for rank in ranks] == [str(number)] * 2
+    for target, origin, size in zip(targets, sources, sizes, strict=True):
+        expected[target : target + size] = source[origin : origin + size]
+    assert receiver.ask("hash") == hashlib.blake2b(expected).hexdigest()
+    assert [rank.ask("end") for rank in ranks] == ["ended", "ended"]
+
+
+def test_a_receive_that_nobody_serves_is_aborted_and_the_device_lives_on(ranks: list[Rank]) -> None:
+    receiver, sender = ranks
+    receiver.ask("move", 1, f"0:{SIZE}")
+    print(f"aborting a receive took {receiver.ask('abort')} s")
+    assert sender.ask("fill", 3) == sender.ask("hash")
+    print(f"aborting the other end took {sender.ask('abort')} s")
+
+
+def test_an_end_that_is_killed_leaves_one_that_can_be_aborted(ranks: list[Rank]) -> None:
+    receiver, sender = ranks
+    receiver.ask("move", 1, f"0:{SIZE}")
+    sender.process.kill()
+    sender.process.wait(30)
+    said = receiver.ask("abort")
+    print(f"aborting after the other end was killed took {said} s")
+    assert float(said) < 30
+    assert receiver.ask("fill", 3) == receiver.ask("hash")
+
+
+@pytest.mark.parametrize("count", [1, 1024, 1 << 20])
+def test_sums_and_gathers_of_tensor_parallelism(ranks: list[Rank], count: int) -> None:
+    for rank in ranks:
+        rank.tell("sum", count)
+    assert [rank.answer() for rank in ranks] == ["3 3", "3 3"]
+    for number, rank in enumerate(ranks):
+        rank.ask("fill", number)
+    for rank in ranks:
+        rank.tell("gather", count)
+    expected = hashlib.blake2b(content(0)[:count] + content(1)[:count]).hexdigest()
+    assert [rank.answer() for rank in ranks] == [expected] * 2

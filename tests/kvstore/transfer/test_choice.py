@@ -1,0 +1,341 @@
+"""The operator's choice of transports between agents: what falls back, when, and that it is said."""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from fake_devices import FakeCards, FakeDeviceMemory
+from fake_links import FakeLinks, FakeWire
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.allocator import PageState
+from kvstore.cuda_pool import CudaHost
+from kvstore.device import CPU, CUDA
+from kvstore.errors import DeviceUnavailable, PagesElsewhere, PairUnmade, TransferError
+from kvstore.layout import KVLayout
+from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.page_table import PageEntry
+from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
+from kvstore.transfer.base import Completion, Descriptor, Direction, SourcePages, Transport
+from kvstore.transfer.choice import ChosenTransport
+from kvstore.transfer.orders import RemotePeer
+from kvstore.transfer.pair_transport import PairTransport
+
+LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", page_size=4)
+SIZE = LAYOUT.page_bytes
+NUM_PAGES = 9
+NEVER = 1e9
+
+
+class Agent:
+    def __init__(self, world: "World", name: str, choices: dict[str, list[str]]) -> None:
+        self.world = world
+        self.name = name
+        self.memory = FakeDeviceMemory(world.cards)
+        self.host = CudaHost(HeapHost(), lambda: self.memory)
+        self.links = {
+            engine: FakeLinks(world.wires[engine], self.memory, engine)
+            for names in choices.values()
+            for engine in names
+        }
+        made = {engine: PairTransport(links, self, 5.0) for engine, links in self.links.items()}
+        chosen = {kind: [made[engine] for engine in names] for kind, names in choices.items()}
+        self.num_changes = 0
+        self.transport = ChosenTransport(chosen, self.change)
+        self.pools = {}
+        self.regions = {}
+        for device in ("cuda:0", CPU):
+            info = PoolInfo(group=device, num_pages=NUM_PAGES, layout=LAYOUT, incarnation=1, device=device)
+            pool = self.pools[device] = self.host.create(f"{name}-{device}", info)
+            for page in range(1, NUM_PAGES):
+                pool.table().write(page, PageEntry(PageState.RUNNING, generation=100 + page))
+            if self.transport.moves(device):
+                self.regions[device] = self.transport.register(pool)
+
+    def bytes_of(self, device: str) -> memoryview:
+        pool = self.pools[device]
+        return pool.pages_view if device == CPU else self.memory.view(pool.device_pages.pointer)
+
+    def handle(self, device: str = "cuda:0") -> PoolHandle:
+        return PoolHandle(
+            group=device,
+            agent=self.name,
+            path="/elsewhere",
+            num_pages=NUM_PAGES,
+            layout=LAYOUT,
+            incarnation=1,
+            device=device,
+        )
+
+    def change(self) -> None:
+        self.num_changes += 1
+
+    # Courier
+
+    def now(self) -> float:
+        return self.world.now
+
+    def offer(self, agent: str, offer: OfferPair) -> None:
+        def ask() -> None:
+            try:
+                self.world.agents[agent].transport.take_offer(self.name, offer)
+            except TransferError as error:
+                self.transport.pair_failed(offer.pair, error.code, error.message)
+
+        self.world.post.append(ask)
+
+    def order(self, agent: str, order: SendPages) -> None:
+        def answer(sent: PagesSent) -> None:
+            self.world.post.append(lambda: self.transport.sent(sent))
+
+        self.world.post.append(lambda: self.world.agents[agent].transport.take_order(self.name, order, answer))
+
+    def close(self, agent: str, pair: str) -> None:
+        self.world.post.append(lambda: self.world.agents[agent].transport.pair_failed(pair, "pair_aborted", "closed"))
+
+
+BOTH = {CUDA: ["nccl", "tcp"]}
+
+
+class World:
+    def __init__(self, near: dict[str, list[str]] = BOTH, far: dict[str, list[str]] = BOTH) -> None:
+        self.now = 0.0
+        self.cards = FakeCards()
+        self.wires = {"nccl": FakeWire(), "tcp": FakeWire()}
+        self.post: deque[Callable[[], None]] = deque()
+        self.near, self.far = Agent(self, "near", near), Agent(self, "far", far)
+        self.agents = {"near": self.near, "far": self.far}
+
+    def send(self, page: int, device: str = "cuda:0", deadline: float = NEVER) -> int:
+        peer = self.near.transport.reach(self.far.handle(device))
+        parts = [Descriptor(page * SIZE, page * SIZE, SIZE)]
+        self.far.bytes_of(device)[page * SIZE : (page + 1) * SIZE] = b"%d" % (page % 10) * SIZE
+        source = SourcePages([page], [100 + page])
+        return self.near.transport.post(Direction.READ, self.near.regions[device], peer, parts, deadline, source)
+
+    def settle(self, num_rounds: int = 20) -> dict[int, str]:
+        ended: list[Completion] = []
+        for _ in range(num_rounds):
+            while self.post:
+                self.post.popleft()()
+            self.far.transport.poll(self.now)
+            ended += self.near.transport.poll(self.now)
+        assert len({one.handle for one in ended}) == len(ended)
+        return {one.handle: one.error.code if one.error else "" for one in ended}
+
+    def has(self, page: int, device: str = "cuda:0") -> bool:
+        here = slice(page * SIZE, (page + 1) * SIZE)
+        return self.near.bytes_of(device)[here] == b"%d" % (page % 10) * SIZE
+
+    def num_pairs(self) -> tuple[int, int]:
+        return self.wires["nccl"].num_ids, self.wires["tcp"].num_ids
+
+
+def test_it_is_a_transport() -> None:
+    world = World()
+    transport: Transport = world.near.transport
+    assert transport.export(0) == world.near.pools["cuda:0"].path
+    with pytest.raises(TransferError, match="by their agents"):
+        transport.connect("/some/path")
+    with pytest.raises(TransferError, match="only read"):
+        transport.post(Direction.WRITE, 0, world.near.transport.reach(world.far.handle()), [], NEVER)
+    with pytest.raises(PagesElsewhere, match="no transport is configured"):
+        world.near.transport.reach(world.far.handle(CPU))
+    assert (transport.num_posted, transport.pause_s) == (0, 0.0)
+    transport.close()
+
+
+def test_the_first_choice_is_used_as_long_as_it_works() -> None:
+    world = World()
+    assert world.settle() == {}
+    handles = [world.send(page) for page in (1, 2)]
+    assert world.settle() == dict.fromkeys(handles, "")
+    assert world.has(1)
+    assert world.num_pairs() == (1, 0)
+    assert (world.near.transport.fallbacks, world.near.num_changes) == ({}, 0)
+
+
+@pytest.mark.parametrize("how", ["no NCCL here", "no NCCL there", "in time"])
+def test_a_pair_that_cannot_be_made_goes_by_the_second_choice_and_says_so(how: str) -> None:
+    world = World()
+    world.wires["nccl"].is_deaf = how == "in time"
+    world.near.links["nccl"].is_missing = how == "no NCCL here"
+    world.far.links["nccl"].is_missing = how == "no NCCL there"
+    first, second = world.send(1), world.send(2)
+    ended = world.settle()
+    if how == "in time":
+        assert (ended, world.near.transport.fallbacks) == ({}, {})
+        world.now = 5.0
+        ended = world.settle()
+    assert ended == {first: "", second: ""}
+    assert world.has(1)
+    assert world.has(2)
+    assert world.near.num_changes == world.near.transport.num_fallbacks == 1
+    assert world.near.transport.fallbacks["far"].startswith("tcp instead of nccl: ")
+    num_tries = world.wires["nccl"].num_ids
+    third = world.send(3)
+    assert world.settle() == {third: ""}
+    assert world.num_pairs() == (num_tries, 1), "it is not tried again, and one pair of tcp serves all"
+
+
+def test_when_the_agent_comes_back_the_first_choice_is_tried_again() -> None:
+    world = World()
+    world.far.links["nccl"].is_missing = True
+    world.send(1)
+    world.settle()
+    world.far.links["nccl"].is_missing = False
+    world.near.transport.agent_lost("somebody else")
+    assert world.near.transport.fallbacks
+    world.near.transport.agent_lost("far")
+    world.far.transport.agent_lost("near")
+    assert (world.near.transport.fallbacks, world.near.num_changes) == ({}, 2)
+    world.settle()
+    handle = world.send(2)
+    assert world.settle() == {handle: ""}
+    assert world.num_pairs() == (2, 1)
+
+
+def test_without_a_second_choice_it_is_a_failure() -> None:
+    world = World(near={CUDA: ["nccl"]})
+    world.far.links["nccl"].is_missing = True
+    handle = world.send(1)
+    assert world.settle() == {handle: "device_unavailable"}
+    assert world.num_pairs() == (1, 0)
+    world.near.links["nccl"].is_missing = True
+    with pytest.raises(TransferError, match="finds no NCCL"):
+        world.send(1)
+
+
+def test_the_other_end_must_have_the_second_choice_too() -> None:
+    world = World(far={CUDA: ["nccl"]})
+    world.far.links["nccl"].is_missing = True
+    handle = world.send(1)
+    assert world.settle() == {handle: "not_served"}
+
+
+def test_a_pair_that_breaks_at_work_ends_its_transfers_and_nothing_else_is_tried() -> None:
+    world = World()
+    world.wires["nccl"].is_slow = True
+    handle = world.send(1)
+    world.settle()
+    world.wires["nccl"].links[1].stop()
+    assert world.settle() == {handle: "pair_aborted"}
+    assert world.near.transport.fallbacks == {}
+    world.wires["nccl"].is_slow = False
+    again = world.send(1)
+    assert world.settle() == {again: ""}
+    assert world.num_pairs() == (2, 0)
+
+
+def test_what_is_wrong_with_a_pool_is_no_reason_for_another_transport() -> None:
+    world = World()
+    handle = msgspec.structs.replace(world.far.handle(), incarnation=2)
+    peer = world.near.transport.reach(handle)
+    posted = world.near.transport.post(
+        Direction.READ, 0, peer, [Descriptor(0, 0, SIZE)], NEVER, SourcePages([1], [101])
+    )
+    assert world.settle() == {posted: "source_changed"}
+    assert world.near.transport.fallbacks == {}
+
+
+def test_a_transfer_whose_time_is_over_or_that_was_cancelled_does_not_go_on() -> None:
+    world = World()
+    world.wires["nccl"].is_deaf = True
+    late, cancelled = world.send(1, deadline=4.0), world.send(2)
+    world.settle()
+    world.near.transport.cancel(cancelled)
+    world.near.transport.cancel(99)
+    world.now = 4.0
+    assert world.settle() == {late: "deadline_exceeded", cancelled: "cancelled"}
+    world.now = 5.0
+    assert world.settle() == {}
+    assert world.num_pairs() == (1, 0)
+
+
+def test_each_kind_of_memory_has_its_own_choice() -> None:
+    choices = {CUDA: ["nccl"], CPU: ["tcp"]}
+    world = World(choices, choices)
+    on_device, in_memory = world.send(1), world.send(2, CPU)
+    assert world.settle() == {on_device: "", in_memory: ""}
+    assert world.has(1)
+    assert world.has(2, CPU)
+    assert world.num_pairs() == (1, 1)
+    assert [transport.name for transport in world.near.transport.transports] == ["nccl", "tcp"]
+
+
+def test_draining_and_disconnecting_end_everything_once() -> None:
+    world = World()
+    for wire in world.wires.values():
+        wire.is_slow = True
+    handle = world.send(1)
+    world.settle()
+    peer = next(posted.peer for posted in world.near.transport._posted.values())
+    world.near.transport.disconnect(peer)
+    assert [(one.handle, one.error.code) for one in world.near.transport.drain() if one.error] == [
+        (handle, "source_lost")
+    ]
+    assert world.near.transport.num_posted == 0
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("post"), st.integers(1, NUM_PAGES - 1)),
+        st.tuples(st.just("settle"), st.integers(1, 3)),
+        st.tuples(st.just("wait"), st.integers(1, 6)),
+        st.tuples(st.just("cancel"), st.integers(1, 6)),
+        st.tuples(st.just("lost"), st.sampled_from(["near", "far"])),
+        st.tuples(st.just("missing"), st.sampled_from(["near nccl", "far nccl", "near tcp", "far tcp"])),
+        st.tuples(st.just("there"), st.sampled_from(["near nccl", "far nccl", "near tcp", "far tcp"])),
+        st.tuples(st.just("deaf"), st.sampled_from(["nccl", "tcp"])),
+        st.tuples(st.just("hears"), st.sampled_from(["nccl", "tcp"])),
+        st.tuples(st.just("slow"), st.sampled_from(["nccl", "tcp"])),
+        st.tuples(st.just("step"), st.sampled_from(["nccl", "tcp"])),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps=STEPS)
+def test_every_transfer_ends_once_whatever_fails(steps: list[tuple[str, str | int]]) -> None:
+    world = World()
+    pages: dict[int, int] = {}
+    ended: dict[int, str] = {}
+
+    def settle(num_rounds: int) -> None:
+        for handle, code in world.settle(num_rounds).items():
+            assert handle not in ended
+            ended[handle] = code
+            if not code:
+                assert world.has(pages[handle])
+
+    for what, value in steps:
+        if what == "post" and value not in [pages[handle] for handle in pages if handle not in ended]:
+            with contextlib.suppress(DeviceUnavailable, PairUnmade):
+                pages[world.send(int(value), deadline=world.now + 12.0)] = int(value)
+        elif what == "settle":
+            settle(int(value))
+        elif what == "wait":
+            world.now += int(value)
+        elif what == "cancel":
+            world.near.transport.cancel(int(value))
+        elif what == "lost":
+            (world.near if value == "far" else world.far).transport.agent_lost(str(value))
+        elif what in ("missing", "there"):
+            agent, engine = str(value).split()
+            world.agents[agent].links[engine].is_missing = what == "missing"
+        elif what in ("deaf", "hears"):
+            world.wires[str(value)].is_deaf = what == "deaf"
+        elif what == "slow":
+            world.wires[str(value)].is_slow = True
+        elif what == "step":
+            world.wires[str(value)].step()
+    world.now += 100.0
+    settle(40)
+    assert ended.keys() == pages.keys()
+    assert world.near.transport.num_posted == 0
+    assert not world.near.transport._posted
+    assert all(isinstance(one, RemotePeer) for one in [world.near.transport.reach(world.far.handle())])

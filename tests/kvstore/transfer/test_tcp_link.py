@@ -1,0 +1,394 @@
+"""Pairs over real sockets of this host: bytes, strangers, garbage, aborts and deaths."""
+
+import contextlib
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from fake_devices import FakeCards, FakeDeviceMemory
+
+from kvstore.device import CPU, DevicePages
+from kvstore.errors import DeviceUnavailable, TransferError
+from kvstore.transfer import tcp_listener
+from kvstore.transfer.link import Broken, LinkMaker, Memory, Moved, News, PairLink, Ready, Stopped
+from kvstore.transfer.tcp_link import TcpLinks, TcpSettings
+from kvstore.transfer.tcp_wire import (
+    MIN_CHUNK_BYTES,
+    Meeting,
+    decode_meeting,
+    encode_header,
+    encode_hello,
+    encode_meeting,
+)
+
+SIZE = 600_000
+SETTINGS = TcpSettings(num_streams=3, chunk_bytes=MIN_CHUNK_BYTES)
+
+
+def no_devices() -> FakeDeviceMemory:
+    raise DeviceUnavailable("no device in this test")
+
+
+def until(link: PairLink, is_there: Callable[[list[News]], bool]) -> list[News]:
+    found: list[News] = []
+    end = time.monotonic() + 20
+    while not is_there(found):
+        assert time.monotonic() < end, found
+        found += link.news()
+        time.sleep(0.001)
+    return found
+
+
+def broken(link: PairLink) -> Broken:
+    return next(one for one in until(link, lambda found: any(isinstance(one, Broken) for one in found)))  # type: ignore[return-value]
+
+
+class Ends:
+    """Both ends of a pair in this process, each with memory of its own kind."""
+
+    def __init__(self, kinds: str = "host host", settings: TcpSettings = SETTINGS) -> None:
+        self.cards = FakeCards(num_bytes=1 << 22)
+        self.memories = [FakeDeviceMemory(self.cards) for _ in range(2)]
+        self.makers = [TcpLinks(settings, self._loader(rank)) for rank in range(2)]
+        self.pages: list[Memory] = []
+        self.bytes: list[memoryview] = []
+        devices: list[str] = []
+        for rank, kind in enumerate(kinds.split()):
+            if kind == "host":
+                memory = memoryview(bytearray(SIZE))
+                self.pages.append(memory)
+                self.bytes.append(memory)
+            else:
+                pointer = self.memories[rank].allocate(0, SIZE)
+                self.pages.append(DevicePages(0, pointer, SIZE))
+                self.bytes.append(self.memories[rank].view(pointer))
+            devices.append(CPU if kind == "host" else "cuda:0")
+        self.bytes[1][:] = random.Random(1).randbytes(SIZE)
+        self.meeting = self.makers[0].unique_id()
+        self.links = [
+            maker.link(device, self.meeting, rank)
+            for rank, (maker, device) in enumerate(zip(self.makers, devices, strict=True))
+        ]
+
+    def _loader(self, rank: int) -> Callable[[], FakeDeviceMemory]:
+        return lambda: self.memories[rank]
+
+    def meet(self) -> "Ends":
+        for link in self.links:
+            link.begin()
+        for link in self.links:
+            assert until(link, bool) == [Ready()]
+        return self
+
+    def move(self, number: int, targets: list[tuple[int, int]], sources: list[tuple[int, int]]) -> None:
+        self.links[0].move(number, self.pages[0], targets)
+        self.links[1].move(number, self.pages[1], sources)
+
+    def close(self) -> None:
+        for link in self.links:
+            link.stop()
+        for maker in self.makers:
+            maker.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ends = Ends()
+    yield ends
+    ends.close()
+
+
+def test_it_is_a_maker_of_links(ends: Ends) -> None:
+    maker: LinkMaker = ends.makers[0]
+    assert (maker.name, maker.kinds) == ("tcp", {"cpu", "cuda"})
+    assert decode_meeting(ends.meeting).host == "127.0.0.1"
+
+
+@pytest.mark.parametrize("kinds", ["host host", "device device", "host device", "device host"])
+def test_bytes_arrive_where_they_belong_and_nowhere_else(kinds: str) -> None:
+    ends = Ends(kinds).meet()
+    sources = [(0, 10), (1000, 250_000), (300_000, 1), (400_000, 90_000)]
+    targets = [(500_000, 10), (0, 250_000), (499_999, 1), (300_000, 90_000)]
+    ends.move(1, targets, sources)
+    for link in ends.links:
+        assert until(link, bool) == [Moved(1)]
+    written = bytearray(SIZE)
+    for (target, size), (source, _) in zip(targets, sources, strict=True):
+        written[target : target + size] = ends.bytes[1][source : source + size]
+    assert ends.bytes[0] == written
+    ends.move(2, [(7, 5)], [(9, 5)])
+    assert until(ends.links[0], bool) == until(ends.links[1], bool) == [Moved(2)]
+    assert ends.bytes[0][7:12] == ends.bytes[1][9:14]
+    ends.close()
+    assert [memory.host_buffers for memory in ends.memories] == [[], []], "page-locked memory is given back"
+
+
+def test_whoever_waits_for_news_is_woken(ends: Ends) -> None:
+    woken = threading.Semaphore(0)
+    ends.makers[0].wake = woken.release
+    for link in ends.links:
+        link.begin()
+    assert woken.acquire(timeout=20)
+    assert ends.links[0].news() == [Ready()]
+    until(ends.links[1], bool)
+    ends.move(1, [(0, SIZE)], [(0, SIZE)])
+    assert woken.acquire(timeout=20)
+    assert ends.links[0].news() == [Moved(1)]
+    ends.links[0].abort()
+    assert woken.acquire(timeout=20)
+
+
+def test_nothing_to_move_has_moved(ends: Ends) -> None:
+    ends.meet().move(1, [], [])
+    assert ends.links[0].news() == ends.links[1].news() == [Moved(1)]
+
+
+def test_a_device_that_is_slow_holds_up_the_connection_and_not_the_bytes() -> None:
+    ends = Ends("device device").meet()
+    ends.cards.copies_per_look = 1
+    ends.move(1, [(0, SIZE)], [(0, SIZE)])
+    for link in ends.links:
+        assert until(link, bool) == [Moved(1)]
+    assert ends.bytes[0] == ends.bytes[1]
+    ends.close()
+
+
+def test_a_device_that_fails_is_said_with_its_own_code() -> None:
+    ends = Ends("device host").meet()
+    ends.cards.fault = "cudaErrorIllegalAddress"
+    ends.move(1, [(0, 10)], [(0, 10)])
+    assert broken(ends.links[0]).code == "device_fault"
+    ends.close()
+
+
+def test_without_a_device_no_half_is_made_for_one() -> None:
+    maker = TcpLinks(SETTINGS, no_devices)
+    unique_id = maker.unique_id()
+    with pytest.raises(DeviceUnavailable):
+        maker.link("cuda:0", unique_id, 0)
+    maker.close()
+
+
+def test_an_end_that_stays_alone_is_ended_by_an_abort(ends: Ends) -> None:
+    ends.links[0].begin()
+    time.sleep(0.05)
+    assert ends.links[0].news() == []
+    ends.links[0].abort()
+    found = until(ends.links[0], lambda found: Stopped() in found)
+    assert isinstance(found[0], Broken)
+
+
+def test_an_abort_ends_a_receive_that_nobody_serves_and_nothing_writes_afterwards(ends: Ends) -> None:
+    ends.meet()
+    ends.links[0].move(1, ends.pages[0], [(0, SIZE)])
+    ends.links[0].abort()
+    until(ends.links[0], lambda found: Stopped() in found)
+    before = bytes(ends.bytes[0])
+    ends.links[1].move(1, ends.pages[1], [(0, SIZE)])
+    broken(ends.links[1])
+    assert ends.bytes[0] == before
+
+
+def test_an_abort_ends_a_send_that_nobody_reads(ends: Ends) -> None:
+    ends.meet()
+    ends.bytes[1][:] = bytes(SIZE)
+    large = memoryview(bytearray(64 << 20))
+    ends.links[1].move(1, large, [(0, len(large))])
+    time.sleep(0.05)
+    assert ends.links[1].news() == [], "the kernel's buffers are full, the thread waits"
+    ends.links[1].abort()
+    until(ends.links[1], lambda found: Stopped() in found)
+    large.release()
+
+
+def test_the_other_end_sees_an_abort(ends: Ends) -> None:
+    ends.meet()
+    ends.links[0].move(1, ends.pages[0], [(0, SIZE)])
+    ends.links[1].stop()
+    assert broken(ends.links[0]).code == "pair_aborted"
+
+
+def test_a_pool_that_is_closed_under_a_transfer(ends: Ends) -> None:
+    ends.meet()
+    pages = ends.pages[1]
+    assert isinstance(pages, memoryview)
+    pages.release()
+    ends.move(1, [(0, 10)], [(0, 10)])
+    assert broken(ends.links[1]).code == "pool_closed"
+
+
+def test_shares_of_other_sizes_than_ordered_are_refused(ends: Ends) -> None:
+    ends.meet()
+    ends.move(1, [(0, 10)], [(0, 11)])
+    told = broken(ends.links[0])
+    assert (told.code, "transfer 1 with 11 bytes" in told.message) == ("bad_stream", True)
+    assert not any(ends.bytes[0])
+
+
+def dial(meeting: bytes) -> socket.socket:
+    wanted = decode_meeting(meeting)
+    return socket.create_connection((wanted.host, wanted.port), timeout=10)
+
+
+def is_refused(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(100) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("what", ["garbage", "another secret", "another pair", "a connection too many", "the same one"])
+def test_strangers_are_refused_and_the_pair_comes_about_all_the_same(ends: Ends, what: str) -> None:
+    meeting = decode_meeting(ends.meeting)
+    hello = {
+        "garbage": bytes(64),
+        "another secret": encode_hello(msgspec.structs.replace(meeting, secret=b"x" * 32), 0),
+        "another pair": encode_hello(msgspec.structs.replace(meeting, key=b"x" * 16), 0),
+        "a connection too many": encode_hello(meeting, 3),
+        "the same one": encode_hello(meeting, 0),
+    }[what]
+    if what == "the same one":
+        ends.meet()
+    with dial(ends.meeting) as stranger:
+        stranger.sendall(hello)
+        assert is_refused(stranger)
+    if what != "the same one":
+        ends.meet()
+    assert ends.makers[0].num_refused == 1
+
+
+def test_who_says_nothing_is_closed_after_a_while(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_listener, "_HELLO_S", 0.1)
+    with dial(ends.meeting) as stranger:
+        stranger.sendall(b"KVME")
+        assert is_refused(stranger)
+
+
+def test_there_is_a_bound_on_strangers(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_listener, "_MAX_STRANGERS", 2)
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(dial(ends.meeting)) for _ in range(3)]
+        assert is_refused(strangers[0]), "the one that has been silent longest"
+        ends.meet()
+
+
+def test_an_impostor_that_listens_is_sent_no_page() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        meeting = Meeting("127.0.0.1", impostor.getsockname()[1], b"k" * 16, b"s" * 32, 1, MIN_CHUNK_BYTES)
+        link = TcpLinks(SETTINGS, no_devices).link(CPU, encode_meeting(meeting), 1)
+        link.begin()
+        connection, _ = impostor.accept()
+        with connection:
+            connection.sendall(bytes(32))
+            told = broken(link)
+            assert "is not the agent that made the offer" in told.message
+        link.stop()
+
+
+def test_nobody_at_the_address_that_was_offered() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    meeting = Meeting("127.0.0.1", port, b"k" * 16, b"s" * 32, 1, MIN_CHUNK_BYTES)
+    link = TcpLinks(SETTINGS, no_devices).link(CPU, encode_meeting(meeting), 1)
+    link.begin()
+    assert "refused" in broken(link).message
+    link.stop()
+
+
+def sender(ends: Ends) -> list[socket.socket]:
+    """What dials in place of the other end, properly introduced."""
+    meeting = decode_meeting(ends.meeting)
+    connections = []
+    ends.links[0].begin()
+    for index in range(meeting.num_streams):
+        connection = dial(ends.meeting)
+        connection.sendall(encode_hello(meeting, index))
+        assert len(connection.recv(32, socket.MSG_WAITALL)) == 32
+        connections.append(connection)
+    assert until(ends.links[0], bool) == [Ready()]
+    return connections
+
+
+@pytest.mark.parametrize("garbage", [bytes(24), encode_header(1, 1 << 60), encode_header(2, 10)])
+def test_garbage_on_a_connection_of_the_pair(ends: Ends, garbage: bytes) -> None:
+    connections = sender(ends)
+    ends.links[0].move(1, ends.pages[0], [(0, 10)])
+    connections[0].sendall(garbage + bytes(1000))
+    assert broken(ends.links[0]).code == "bad_stream"
+    assert not any(ends.bytes[0])
+    for connection in connections:
+        connection.close()
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_an_end_that_goes_in_the_middle_of_a_share(ends: Ends, is_reset: bool) -> None:
+    connections = sender(ends)
+    ends.links[0].move(1, ends.pages[0], [(0, 10)])
+    connections[0].sendall(encode_header(1, 10) + b"half")
+    if is_reset:
+        connections[0].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connections[0].close()
+    assert "connection" in broken(ends.links[0]).message.lower()
+    for connection in connections[1:]:
+        connection.close()
+
+
+OTHER_PROCESS = """
+import sys, time
+from kvstore.transfer.link import Ready
+from kvstore.transfer.tcp_link import TcpLinks, TcpSettings
+link = TcpLinks(TcpSettings(), lambda: None).link("cpu", bytes.fromhex(sys.argv[1]), 1)
+link.begin()
+while Ready() not in link.news():
+    time.sleep(0.001)
+# One share of several: the others wait for what never comes.
+link._jobs = link._jobs[:1]
+from kvstore.transfer.tcp_wire import shares
+from kvstore.transfer.tcp_link import _Job
+pages = memoryview(b"p" * 600000)
+link._left[1] = 1
+link._jobs[0].put(_Job(1, pages, shares([(0, 600000)], 3, 1 << 16)[0]))
+time.sleep(60)
+"""
+
+
+def test_a_process_that_is_killed_in_the_middle_of_a_transfer(ends: Ends) -> None:
+    root = Path(__file__).parents[3]
+    words = [sys.executable, "-c", OTHER_PROCESS, ends.meeting.hex()]
+    other = subprocess.Popen(words, cwd=root)
+    ends.links[0].begin()
+    assert until(ends.links[0], bool) == [Ready()]
+    ends.links[0].move(1, ends.pages[0], [(0, SIZE)])
+    end = time.monotonic() + 20
+    while ends.bytes[0][0] != ord("p"):
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    assert ends.links[0].news() == []
+    other.kill()
+    other.wait()
+    assert broken(ends.links[0]).code == "pair_aborted"
+
+
+def test_an_address_that_cannot_be_listened_at() -> None:
+    for settings in (TcpSettings(host="192.0.2.1"), TcpSettings(port=1, host="192.0.2.1")):
+        with pytest.raises(TransferError, match=r"kv_agent\.tcp") as caught:
+            TcpLinks(settings, no_devices).open()
+        assert caught.value.code == "tcp_unavailable"
+
+
+def test_ipv6() -> None:
+    try:
+        ends = Ends(settings=msgspec.structs.replace(SETTINGS, host="::1"))
+    except TransferError:
+        pytest.skip("no IPv6 here")
+    ends.meet().move(1, [(0, 10)], [(0, 10)])
+    assert until(ends.links[0], bool) == [Moved(1)]
+    ends.close()

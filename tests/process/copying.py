@@ -1,0 +1,132 @@
+"""Copies pages between processes on a device of software, and says what arrived: started by `test_software_copies.py`.
+
+kernel   out of another process's pool, scattered, by the kernel of `kvstore/gather.py`
+calls    the same, each page by a call
+tcp      out of another process's pool, over raw connections and page-locked memory at both ends
+source   the other end of `tcp`: reads the meeting from stdin
+"""
+
+import random
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+
+from gpu_pool import LAYOUT, Child, bytes_at, put_bytes, random_bytes
+
+from kvstore.cuda_memory import load_cupy_memory
+from kvstore.cuda_pool import CudaHost
+from kvstore.page_pool import PagePool, PoolInfo, ShmHost
+from kvstore.transfer.base import Direction
+from kvstore.transfer.cuda_ipc import CudaIpcTransport
+from kvstore.transfer.link import Broken, Moved, News, PairLink, Ready
+from kvstore.transfer.plan import coalesce, page_descriptors
+from kvstore.transfer.tcp_link import TcpLinks, TcpSettings
+
+SIZE = LAYOUT.page_bytes
+NUM_PAGES = 17
+SEED = 5
+
+
+def make(directory: Path, name: str) -> PagePool:
+    info = PoolInfo(group=name, num_pages=NUM_PAGES, layout=LAYOUT, incarnation=1, device="cuda:0")
+    return CudaHost(ShmHost(directory)).create(name, info)
+
+
+def say(pool: PagePool, pages: list[int], targets: list[int]) -> None:
+    """Whether those pages are there, and nothing anywhere else."""
+    source = random_bytes(SEED, NUM_PAGES * SIZE)
+    expected = bytearray(NUM_PAGES * SIZE)
+    for page, target in zip(pages, targets, strict=True):
+        expected[target * SIZE : (target + 1) * SIZE] = source[page * SIZE : (page + 1) * SIZE]
+    print("arrived" if bytes_at(pool.device_pages) == bytes(expected) else "not what was sent")
+
+
+def pull(directory: Path, gather_from: int) -> None:
+    child = Child(directory)
+    path = child.ask("make", "kv-p", NUM_PAGES, 1)
+    child.ask("fill", SEED)
+    pool = make(directory, "kv-d")
+    host = CudaHost(ShmHost(directory))
+    transport = CudaIpcTransport(host, gather_from=gather_from)
+    region, peer = transport.register(pool), transport.connect(path)
+    pages, targets = (random.Random(seed).sample(range(1, NUM_PAGES), 12) for seed in (1, 2))
+    parts = page_descriptors(coalesce(pages, targets), SIZE)
+    transport.post(Direction.READ, region, peer, parts, float("inf"))
+    ends_at = time.monotonic() + 20
+    while transport.num_posted and time.monotonic() < ends_at:
+        for ended in transport.poll(0.0):
+            assert ended.error is None, ended.error
+    say(pool, pages, targets)
+    transport.close()
+    child.end()
+    pool.close()
+
+
+def until(link: PairLink, wanted: News) -> None:
+    ends_at = time.monotonic() + 20
+    while time.monotonic() < ends_at:
+        for news in link.news():
+            assert not isinstance(news, Broken), news.message
+            if news == wanted:
+                return
+        time.sleep(0.001)
+    sys.exit(f"no {wanted}")
+
+
+def parts_of(pages: list[int]) -> list[tuple[int, int]]:
+    return [(page * SIZE, SIZE) for page in pages]
+
+
+PAGES, TARGETS = [3, 9, 4, 16], [1, 2, 12, 7]
+
+
+def receive(directory: Path) -> None:
+    import subprocess
+
+    maker = TcpLinks(TcpSettings(num_streams=2, chunk_bytes=1 << 20), load_cupy_memory)
+    unique_id = maker.unique_id()
+    link = maker.link("cuda:0", unique_id, 0)
+    pool = make(directory, "kv-d")
+    source = subprocess.Popen([sys.executable, __file__, "source", str(directory)], stdin=subprocess.PIPE, text=True)
+    assert source.stdin
+    source.stdin.write(unique_id.hex() + "\n")
+    source.stdin.flush()
+    link.begin()
+    until(link, Ready())
+    link.move(1, pool.device_pages, parts_of(TARGETS))
+    until(link, Moved(1))
+    say(pool, PAGES, TARGETS)
+    source.stdin.close()
+    source.wait(20)
+    link.stop()
+    maker.close()
+    pool.close()
+
+
+def send(directory: Path) -> None:
+    pool = make(directory, "kv-p")
+    put_bytes(pool.device_pages, random_bytes(SEED, NUM_PAGES * SIZE))
+    maker = TcpLinks(TcpSettings(), load_cupy_memory)
+    link = maker.link("cuda:0", bytes.fromhex(sys.stdin.readline()), 1)
+    link.begin()
+    until(link, Ready())
+    link.move(1, pool.device_pages, parts_of(PAGES))
+    sys.stdin.read()
+    link.stop()
+    pool.close()
+
+
+def main() -> None:
+    what, directory = sys.argv[1], Path(sys.argv[2])
+    if what == "tcp":
+        receive(directory)
+    elif what == "source":
+        send(directory)
+    else:
+        pull(directory, 4 if what == "kernel" else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`cupy.cuda.compiler`: the error of a kernel's source."""
+
+
+class CompileException(Exception):
+    pass
