@@ -3,6 +3,7 @@
 import importlib.abc
 import importlib.util
 import sys
+import types
 from typing import Any
 
 _LOADER = "nodes.worker.cuda.load"
@@ -41,6 +42,7 @@ def _patch(load: Any) -> None:
 
     torch.cuda.is_available = lambda: True
     torch.cuda.set_device = lambda _device: None
+    torch.cuda.current_stream = lambda _device=None: types.SimpleNamespace(cuda_stream=0)
     torch.cuda.mem_get_info = lambda _device=None: runtime.memGetInfo()
     load.view_device_pages = view
     load.measured_activation_bytes = lambda *_args: 0

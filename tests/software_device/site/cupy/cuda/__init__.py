@@ -43,6 +43,16 @@ class Event:
         self._reached.wait()
 
 
+class CurrentStream:
+    """The legacy default stream, and torch's current one: work is done when it is put in."""
+
+    def put(self, work: Callable[[], None]) -> None:
+        work()
+
+
+runtime.streams[0] = CurrentStream()
+
+
 class Stream:
     """Does what is put into it, one after the other, in a thread of its own."""
 
