@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,8 +83,18 @@ def test_two_ranks_say_what_one_worker_says(ranks: ChaosMesh, alone: list[Answer
     assert set(ranks.host.ps()) >= {"worker-decode-0", "worker-decode-0.1", "worker-prefill-0", "worker-prefill-0.1"}
 
 
-@pytest.mark.parametrize("victim", ["worker-decode-0.1", "worker-decode-0", "worker-prefill-0.1"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [
+        ("worker-decode-0.1", signal.SIGKILL),
+        ("worker-decode-0.1", signal.SIGSTOP),
+        ("worker-prefill-0", signal.SIGKILL),
+        pytest.param("worker-decode-0", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("worker-decode-0", signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param("worker-prefill-0.1", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("worker-prefill-0.1", signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_that_dies_takes_its_group_and_no_request(
     ranks: ChaosMesh, alone: list[Answer], victim: str, number: signal.Signals
 ) -> None:
@@ -97,6 +108,24 @@ def test_a_rank_that_dies_takes_its_group_and_no_request(
     restarted = {actor_id for actor_id, epoch in after.epochs.items() if epoch > before.epochs[actor_id]}
     group = victim.removesuffix(".1")
     assert restarted == {group, f"{group}.1"}, "its group, and nobody else"
+
+
+def test_groups_are_renewed_while_they_serve(ranks: ChaosMesh, alone: list[Answer]) -> None:
+    """One actor after the other, each of which takes its group with it."""
+    before = ranks.settled()
+    restarting: list[subprocess.Popen[bytes]] = []
+
+    def blow() -> None:
+        command = ranks.host.command("restart", "worker")
+        restarting.append(subprocess.Popen(command, env=ranks.host.environment, stdout=subprocess.DEVNULL))
+
+    answers, _ = ask(ranks, "renewed", at=20, blow=blow)
+    [restart] = restarting
+    assert restart.wait(120) == 0
+    after = ranks.settled(60.0)
+    assert not differences(answers, alone)
+    restarted = {actor_id for actor_id, epoch in after.epochs.items() if epoch > before.epochs[actor_id]}
+    assert restarted == {one for one in after.epochs if one.startswith("worker")}
 
 
 @pytest.mark.parametrize("options", [("--prefill-tp", "2"), ("--decode-tp", "2")], ids=["2 to 1", "1 to 2"])
