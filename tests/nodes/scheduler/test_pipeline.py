@@ -173,6 +173,13 @@ def test_late_news_of_an_earlier_worker_is_no_news() -> None:
     assert one.outbox.take() == [], "it is asked already"
 
 
+def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
+    one = bench()
+    late = Adopted(last_step=0, worker_epoch=1, numerics="", vocab_size=99)
+    assert one.pipeline.take_adopted(ADOPT, late, 1.0) is None
+    assert one.pipeline.can_send
+
+
 def test_adoption_is_asked_until_answered() -> None:
     one = Bench()
     one.pipeline.adopt(0.0)

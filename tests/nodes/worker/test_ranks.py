@@ -23,6 +23,7 @@ from nodes.request import Sampling
 from nodes.worker.actor import WorkerActor
 from nodes.worker.config import ConfigError, WorkerConfig
 from nodes.worker.core import AdoptArrived, AnswerAdopt, Limits, RefuseAdopt, RunStep, StepArrived, StepDone
+from nodes.worker.group import RankGroup
 from nodes.worker.ranks import Answer, Meeting, Over, RankCore, Refusal, who_is_missing
 from nodes.worker.step import StepOutcome
 
@@ -198,24 +199,25 @@ def test_the_same_scheduler_is_answered_at_once() -> None:
 class Mesh:
     """Actors of one group that ask each other, and an agent with their pools; membership is what the test says."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, model: str = "echo") -> None:
+        self.model = model
         self.host = HeapHost()
         self.ids = IDS[:size]
         self.handles: list[PoolHandle] = []
         for rank in range(size):
-            layout = resolve_model("echo").kv_layout(tp_rank=rank, tp_size=size)
+            layout = resolve_model(model).kv_layout(tp_rank=rank, tp_size=size)
             info = PoolInfo(group="g", num_pages=20, layout=layout, incarnation=1)
             path = self.host.create(f"g.{rank}", info).path
             self.handles.append(PoolHandle(group="g", agent="a", path=path, num_pages=20, layout=layout, incarnation=1))
         self.actors: dict[str, WorkerActor] = {}
         self.ended: list[str] = []
 
-    def add(self, rank: int, epoch: int = 1, **fields: Any) -> WorkerActor:
+    def add(self, rank: int, epoch: int = 1, more: dict[str, Any] | None = None, **fields: Any) -> WorkerActor:
         config = WorkerConfig(
-            group="g", model="echo", agent="a", map_retry_s=0.001, tp_rank=rank, tp_size=len(self.ids),
+            group="g", model=self.model, agent="a", map_retry_s=0.001, tp_rank=rank, tp_size=len(self.ids),
             workers=self.ids, **fields,
         )  # fmt: skip
-        actor = self.actors[self.ids[rank]] = WorkerActor(config, self.host)
+        actor = self.actors[self.ids[rank]] = WorkerActor(config, self.host, **(more or {}))
         actor.ctx = MeshContext(self, Address(self.ids[rank], epoch))  # type: ignore[assignment]
         return actor
 
@@ -359,6 +361,108 @@ def test_a_step_that_ends_in_time_ends_nobody() -> None:
         assert (await waiting).last_step == 1
         await asyncio.sleep(0.03)
         assert mesh.ended == []
+
+    asyncio.run(main())
+
+
+class Connected:
+    """Collectives of one rank, and the maker of them."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Any, ...]] = []
+        self.num_ids = self.num_aborts = 0
+
+    def unique_id(self) -> bytes:
+        self.num_ids += 1
+        return b"the group"
+
+    def connect(self, *arguments: Any) -> "Connected":
+        self.made.append(arguments)
+        return self
+
+    def abort(self) -> None:
+        self.num_aborts += 1
+
+
+class Idle:
+    """A runner that nobody asks anything."""
+
+    numerics = "idle"
+
+    def run(self, step: Any) -> Any:
+        raise AssertionError("nobody has sent a step")
+
+
+def test_ranks_are_connected_before_their_models_are_loaded() -> None:
+    async def main() -> None:
+        mesh = Mesh(2, "random:tiny-qwen3")
+        makers, loaded, killed = [Connected(), Connected()], [], []
+
+        def make(*arguments: Any) -> Idle:
+            loaded.append(arguments[3])
+            return Idle()
+
+        for rank, maker in enumerate(makers):
+            more = {
+                "make": make, "kill": lambda rank=rank: killed.append(rank), "collectives": lambda _, m=maker: m,
+            }  # fmt: skip
+            mesh.add(rank, 3 + rank, more)
+        await mesh.start(1, 0)
+        assert [maker.made for maker in makers] == [[(b"the group", rank, 2, "cpu")] for rank in (0, 1)]
+        assert [maker.num_ids for maker in makers] == [1, 0]
+        assert sorted(map(makers.index, loaded)) == [0, 1]
+        one = mesh.actors["w.1"]
+        one.on_members([], [member("w", 3)], [])
+        assert (killed, makers[1].num_aborts) == ([1], 1), "who computes in a thread is killed, for the thread may hang"
+        for actor in mesh.actors.values():
+            await actor.stop()
+        assert makers[0].num_aborts == 1, "it leaves nobody waiting"
+
+    asyncio.run(main())
+
+
+def test_a_group_that_is_over_before_it_is_connected_is_aborted_at_once() -> None:
+    async def main() -> None:
+        maker, left = Connected(), []
+        config = WorkerConfig(group="g", model="x", agent="a", tp_rank=1, tp_size=2, workers=IDS[:2])
+        group = RankGroup(config, left.append, lambda _: maker)  # type: ignore[arg-type, return-value]
+        mesh = Mesh(2)
+        ctx = MeshContext(mesh, Address("w.1", 9))
+        ctx.members.reset(1, 1, [member("w", 5)])
+
+        class Ahead:
+            async def ask(self, *_: Any, **__: Any) -> GroupFormed:
+                return GroupFormed(epochs=[4, 8], unique_id=b"old")
+
+        call = MeshCall(join(2), Address("w.2", 1))
+        group.on_ask(call)  # type: ignore[arg-type]
+        with pytest.raises(RemoteError, match="rank 0 is starting"):
+            await call.answer
+        await group.form(ctx, Ahead(), join(1, size=2), None)  # type: ignore[arg-type]
+        assert left == ["rank 0 has made a group with epoch 8 of this rank"]
+        assert group.epoch == 4
+        group.connect()
+        assert maker.num_aborts == 1
+
+    asyncio.run(main())
+
+
+def test_who_dies_before_there_is_a_group_is_waited_for_again() -> None:
+    async def main() -> None:
+        mesh = Mesh(3)
+        zero, _ = mesh.add(0), mesh.add(1)
+        starting = [asyncio.ensure_future(mesh.actors[one].start()) for one in ("w", "w.1")]
+        await asyncio.sleep(0.01)
+        zero.on_members([], [member("w.1", 1), member("x", 1)], [])
+        starting[1].cancel()
+        mesh.add(2)
+        starting.append(asyncio.ensure_future(mesh.actors["w.2"].start()))
+        await asyncio.sleep(0.01)
+        assert not starting[0].done()
+        mesh.add(1, 2)
+        await mesh.start(1)
+        await asyncio.gather(starting[0], starting[2])
+        assert {(await adopt(actor)).group_epoch for actor in mesh.actors.values()} == {1}
 
     asyncio.run(main())
 
