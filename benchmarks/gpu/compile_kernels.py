@@ -16,8 +16,10 @@ import msgspec
 from benchmarks.gpu.figures import say
 from nodes.model_spec import resolve_model
 
-# Heads of 64 and of 128; a group of 4 decodes by the kernels of prefill, one of 2 by its own.
-MODELS = ("random:tiny-qwen3", "random:qwen3-0.6b", "random:qwen3-8b")
+# Heads of 64 and of 128; a group of 4 decodes by the kernels of prefill, one of 2 by its own. Windows have theirs.
+MODELS = (
+    "random:tiny-qwen3", "random:qwen3-0.6b", "random:qwen3-8b", "random:tiny-mistral", "random:tiny-qwen2-sliding",
+)  # fmt: skip
 
 
 def run_one(model: str, device: str) -> None:
@@ -27,12 +29,20 @@ def run_one(model: str, device: str) -> None:
     from nodes.worker.cuda.load import load_cuda_runner
 
     spec = msgspec.structs.replace(
-        resolve_model(model), num_layers=1, vocab_size=1024, intermediate_size=256, hidden_size=256, dtype="bfloat16"
+        resolve_model(model), num_layers=2, vocab_size=1024, intermediate_size=256, hidden_size=256, dtype="bfloat16"
     )
     info = PoolInfo(group="g", num_pages=9, layout=spec.kv_layout(), incarnation=1, device=device)
     pool = CudaHost(HeapHost()).create("g", info)
     config = WorkerConfig(
-        group="g", model=model, agent="", device=device, attention="flashinfer", cuda_graphs=False, max_batch_tokens=64
+        group="g",
+        model=model,
+        agent="",
+        device=device,
+        attention="flashinfer",
+        cuda_graphs=False,
+        max_batch_tokens=64,
+        # Its kernels are those of the other choice and one more.
+        prefill_attention="paged" if spec.sliding_layers else "merged",
     )
     print(load_cuda_runner(spec, config, pool).numerics)
     pool.close()

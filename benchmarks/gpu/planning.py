@@ -6,6 +6,10 @@ The same steps three times. Behind each other: the host plans while the device i
 the host costs and the time of the wait behind it is what the device needs after that. Ahead: as in a worker, where a
 step is planned while the one before runs. And on the host alone: the arrays of a step, which need no device. If the
 host hides, steps that run ahead take as long as the device's part alone. Not yet run on a GPU.
+
+Last, what a step does without: FlashInfer's whole plan of a decode step by tensor cores (0.6.13) takes Python's `max`
+over the tensor of lengths, row by row, which captured steps avoid by `fast_decode_plan` (see
+`nodes.worker.cuda.flashinfer_plans`); steps that mix chunks and single rows still pay it.
 """
 
 import argparse
@@ -56,6 +60,19 @@ def on_the_host(loaded: Loaded, batch: int, context: int) -> float:
     return statistics.median(times)
 
 
+def maximum_in_python(batch: int, context: int) -> float:
+    """Seconds of the `max` that `BatchDecodeWithPagedKVCacheWrapper.plan` takes over the lengths, on the host."""
+    import torch
+
+    lengths = torch.full((batch,), context, dtype=torch.int32)
+    times: list[float] = []
+    for _ in range(30):
+        start = time.perf_counter()
+        int(max(lengths))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=MODEL)
@@ -78,6 +95,11 @@ def main() -> None:
                 f"launch {launch * 1e3:.2f} ms ({launch / step:.0%} of a step; arrays {arrays * 1e3:.2f} ms),"
                 f" wait behind it {wait * 1e3:.2f} ms",
             )
+        say(
+            f"{name} maximum of the lengths in Python, batch {batch}",
+            f"{maximum_in_python(batch, args.context) * 1e3:.3f} ms",
+            "in FlashInfer's whole plan of tensor-core decode; captured steps are planned without",
+        )
     unload(loaded)
 
 

@@ -15,6 +15,8 @@ _DTYPES: Final = {
 _STORED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float32"}
 _MAX_INTEGER: Final = 1 << 31
 _DEFAULT_HEAD_DIM: Final = {"qwen3": 128}
+_FULL: Final = "full_attention"
+_SLIDING: Final = "sliding_attention"
 
 
 class ConfigFields:
@@ -30,7 +32,7 @@ class ConfigFields:
 
     def shape(self, architecture: str) -> dict[str, Any]:
         """All shape fields of a `ModelSpec`. Raises ModelDamaged or ModelUnsupported."""
-        self._refuse_unsupported(architecture)
+        self._refuse_unsupported()
         hidden = self._integer("hidden_size")
         num_heads = self._integer("num_attention_heads")
         num_kv_heads = self._integer("num_key_value_heads", num_heads)
@@ -40,15 +42,17 @@ class ConfigFields:
         if head_dim % 2:
             raise self._damaged("head_dim", "is odd, and the rotary embedding turns pairs")
         attention_bias = self._boolean("attention_bias")
+        num_layers = self._integer("num_hidden_layers")
+        context_length = self._integer("max_position_embeddings", 2048)
         return {
-            "num_layers": self._integer("num_hidden_layers"),
+            "num_layers": num_layers,
             "hidden_size": hidden,
             "intermediate_size": self._integer("intermediate_size"),
             "num_heads": num_heads,
             "num_kv_heads": num_kv_heads,
             "head_dim": head_dim,
             "vocab_size": self._integer("vocab_size"),
-            "context_length": self._integer("max_position_embeddings", 2048),
+            "context_length": context_length,
             "rms_norm_eps": self._number(self._document, "rms_norm_eps", 1e-6),
             "rope": self._rope(),
             "tie_word_embeddings": self._boolean("tie_word_embeddings"),
@@ -56,6 +60,7 @@ class ConfigFields:
             "qkv_bias": architecture == "qwen2" or attention_bias,
             "o_bias": attention_bias and architecture != "qwen2",
             "mlp_bias": self._boolean("mlp_bias") and architecture == "llama",
+            **self._windows(architecture, num_layers, context_length),
         }
 
     def dtype(self, stored: set[str]) -> str:
@@ -110,23 +115,55 @@ class ConfigFields:
             original_context_length=int(context),
         )
 
-    def _refuse_unsupported(self, architecture: str) -> None:
+    def _windows(self, architecture: str, num_layers: int, context_length: int) -> dict[str, Any]:
+        """`sliding_window` and `sliding_layers` as transformers reads them, absent keys included.
+
+        A window that the context fits into is none.
+        """
+        kinds = self._layer_types(num_layers)
+        if architecture == "mistral":
+            # One switch for all layers: a window, or null. transformers ignores layer_types here.
+            slides, first = self.value("sliding_window") is not None or "sliding_window" not in self._document, 0
+            if kinds is not None and kinds != [_SLIDING if slides else _FULL] * num_layers:
+                raise self._unsupported("layer_types", "and sliding_window say different things")
+        else:
+            slides = architecture in ("qwen2", "qwen3") and self._boolean("use_sliding_window")
+            slides = slides and (self.value("sliding_window") is not None or "sliding_window" not in self._document)
+            first = self._integer("max_window_layers", 28, least=0) if slides else 0
+        if not slides:
+            if kinds is not None and _SLIDING in kinds:
+                raise self._unsupported("layer_types", f"names {_SLIDING}, and no sliding window is in use")
+            return {}
+        window = self._integer("sliding_window", 4096)
+        if kinds is None:
+            kinds = [_SLIDING if layer >= first else _FULL for layer in range(num_layers)]
+        layers = tuple(layer for layer, kind in enumerate(kinds) if kind == _SLIDING)
+        return {"sliding_window": window, "sliding_layers": layers} if layers and window < context_length else {}
+
+    def _layer_types(self, num_layers: int) -> list[str] | None:
+        kinds: Any = self.value("layer_types")
+        if kinds is None:
+            return None
+        if not isinstance(kinds, list) or any(kind not in (_FULL, _SLIDING) for kind in cast("list[Any]", kinds)):
+            raise self._unsupported("layer_types", f"names others than {_FULL} and {_SLIDING}")
+        named = cast("list[str]", kinds)
+        if len(named) != num_layers:
+            raise self._damaged("layer_types", f"names {len(named)} layers of {num_layers}")
+        return named
+
+    def _refuse_unsupported(self) -> None:
         if self.value("quantization_config"):
             raise self._unsupported("quantization_config", "is set; give a model that is not quantised")
         if self.value("hidden_act") not in (None, "silu", "swish"):
             raise self._unsupported("hidden_act", f"is {self.value('hidden_act')!r}; only silu is computed")
-        if architecture != "llama" and self._boolean("use_sliding_window"):
-            raise self._unsupported("use_sliding_window", "is true; attention here sees the whole context")
-        kinds: Any = self.value("layer_types") or []
-        if any(kind != "full_attention" for kind in kinds):
-            raise self._unsupported("layer_types", "names others than full_attention")
 
-    def _integer(self, key: str, default: int | None = None) -> int:
+    def _integer(self, key: str, default: int | None = None, least: int = 1) -> int:
         value: Any = self.value(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _MAX_INTEGER:
-            raise self._damaged(key, f"should be a positive integer, not {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _MAX_INTEGER:
+            kind = "a positive integer" if least else "an integer of at least 0"
+            raise self._damaged(key, f"should be {kind}, not {value!r}")
         return value
 
     def _number(self, fields: dict[str, Any], key: str, default: float | None = None) -> float:

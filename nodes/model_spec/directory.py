@@ -1,7 +1,7 @@
 """Reads a Hugging Face model directory as transformers 4 and 5 write it: config, generation config, template, weights.
 
-What is not understood is refused (`ModelUnsupported`) rather than ignored: a wrong rotary embedding or a sliding window
-gives fluent nonsense, not an error.
+What is not understood is refused (`ModelUnsupported`) rather than ignored: a wrong rotary embedding or a missed sliding
+window gives fluent nonsense, not an error.
 """
 
 import json
@@ -17,6 +17,7 @@ from nodes.model_spec.weight_index import check_weights, find_weight_files, read
 
 ARCHITECTURES: Final = {
     "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }

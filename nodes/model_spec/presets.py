@@ -71,11 +71,24 @@ RANDOM_MODELS: Final[dict[str, ModelSpec]] = {
             "llama-3.2-1b", "llama", _shape(16, 2048, 8192, (32, 8, 64), 128_256, 131_072), rope=_LLAMA3,
             rms_norm_eps=1e-5,
         ),
+        _random(
+            "mistral-7b", "mistral", _shape(32, 4096, 14_336, (32, 8, 128), 32_000, 32_768), tie_word_embeddings=False,
+            rms_norm_eps=1e-5, sliding_window=4096, sliding_layers=tuple(range(32)),
+        ),
         _random("tiny-qwen2", "qwen2", _shape(4, 256, 704, (4, 2, 64), 4096, 8192), rope=_MILLION, dtype="float32"),
         _random("tiny-qwen3", "qwen3", _shape(3, 128, 320, (4, 2, 64), 1024, 8192), rope=_MILLION, dtype="float32"),
         _random(
             "tiny-llama", "llama", _shape(3, 112, 288, (7, 1, 16), 1024, 8192), rope=_LLAMA3, dtype="float32",
             tie_word_embeddings=False,
+        ),
+        _random(
+            "tiny-mistral", "mistral", _shape(3, 128, 320, (4, 1, 64), 1024, 8192), dtype="float32",
+            tie_word_embeddings=False, sliding_window=70, sliding_layers=(0, 1, 2),
+        ),
+        # Full and sliding layers in one model, as `max_window_layers` gives them.
+        _random(
+            "tiny-qwen2-sliding", "qwen2", _shape(3, 128, 320, (4, 2, 64), 1024, 8192), rope=_MILLION, dtype="float32",
+            sliding_window=40, sliding_layers=(1, 2),
         ),
     )
 }  # fmt: skip

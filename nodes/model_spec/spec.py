@@ -40,11 +40,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `config.json`, the first being the one that ends a chat turn. `tokenizer_path` is empty where the tokenizer is
     built in code (see `nodes.model_spec.vocabulary`). `special_tokens` are the texts that chat templates may name
     (`bos_token`, `eos_token`, ...). `fingerprint` is equal only for equal weights and configuration.
+
+    In the layers `sliding_layers` a position sees `sliding_window` positions, itself among them (0: no layer slides).
     """
 
     name: str
     source: Literal["directory", "random", "echo"]
-    architecture: Literal["llama", "qwen2", "qwen3", "echo"]
+    architecture: Literal["llama", "mistral", "qwen2", "qwen3", "echo"]
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -70,6 +72,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     weight_files: tuple[str, ...] = ()
     seed: int = 0
     echo: EchoTimings = EchoTimings()
+    sliding_window: int = 0
+    sliding_layers: tuple[int, ...] = ()
+
+    @property
+    def layer_windows(self) -> tuple[int, ...]:
+        """Per layer, how many positions a position sees, itself among them; 0: all before it."""
+        sliding = frozenset(self.sliding_layers)
+        return tuple(self.sliding_window if layer in sliding else 0 for layer in range(self.num_layers))
 
     @property
     def qk_norm(self) -> bool:

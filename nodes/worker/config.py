@@ -20,7 +20,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `device` is `cpu`, `cuda` or `cuda:N`; what follows concerns CUDA. `attention` is `auto` (FlashInfer where the model
     allows it), `flashinfer` or `torch`; `cuda_graphs` replays decode steps; `deterministic` splits no sequence and
-    computes products in tiles of fixed rows, at a cost in speed. `mem_fraction` is the share of the device's memory
+    computes products in tiles of fixed rows, at a cost in speed. `prefill_attention` is `paged` (a chunk attends over
+    its pages in one call, new tokens and cached ones alike) or `merged` (new tokens among themselves, then over what is
+    cached, joined; no model with sliding windows). `mem_fraction` is the share of the device's memory
     that weights, activations and pool may take together.
 
     `tp_size` > 1: the worker is rank `tp_rank` of a group that computes one model together, each on a part of it (see
@@ -49,6 +51,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     token_deadline_s: float = 0.5
     map_timeout_s: float = 5.0
     map_retry_s: float = 0.2
+    prefill_attention: Literal["paged", "merged"] = "paged"
 
     def __post_init__(self) -> None:
         if self.tp_size > 1 and len(set(self.workers)) != self.tp_size:

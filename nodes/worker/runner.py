@@ -12,6 +12,7 @@ from kvstore.page_pool import PagePool
 from nodes.model_spec import ModelSpec
 from nodes.protocol import RowError
 from nodes.worker.attention.base import Span, sort_key
+from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.config import WorkerConfig
 from nodes.worker.loader import SafetensorsWeights, WeightSource
@@ -36,7 +37,8 @@ def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> 
         weights: WeightSource = (
             RandomWeights(spec, dtype) if spec.source == "random" else SafetensorsWeights(spec, dtype)
         )
-        attention = TorchPagedAttention(PoolView(pool.pages_view, pool.layout), spec.num_heads)
+        view = PoolView(pool.pages_view, pool.layout)
+        attention = TorchPagedAttention(view, spec.num_heads, kinds_of(spec.layer_windows))
         build = model_class(spec.architecture)
         model = build(spec, weights, attention)
         numerics = check_numerics(spec, model, attention, 0)

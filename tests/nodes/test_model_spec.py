@@ -198,7 +198,10 @@ def test_fingerprint_sees_weights_and_shape_but_not_the_place(tmp_path: Path) ->
         ({"architectures": None, "model_type": "mamba"}, ModelUnsupported, "mamba"),
         ({"quantization_config": {"bits": 4}}, ModelUnsupported, "quantization_config"),
         ({"hidden_act": "gelu"}, ModelUnsupported, "hidden_act"),
-        ({"layer_types": ["sliding_attention"]}, ModelUnsupported, "layer_types"),
+        ({"layer_types": ["sliding_attention"] * 2}, ModelUnsupported, "no sliding window is in use"),
+        ({"layer_types": ["chunked_attention"] * 2}, ModelUnsupported, "layer_types"),
+        ({"layer_types": "full_attention"}, ModelUnsupported, "layer_types"),
+        ({"layer_types": ["full_attention"]}, ModelDamaged, "1 layers of 2"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, ModelUnsupported, "yarn"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ModelUnsupported, "rope_parameters"),
         ({"partial_rotary_factor": 0.5}, ModelUnsupported, "partial_rotary_factor"),
@@ -228,11 +231,58 @@ def test_refused_configurations(tmp_path: Path, change: dict, kind: type, words:
     assert caught.value.code.startswith("model_")
 
 
-def test_sliding_window_is_refused(tmp_path: Path) -> None:
-    config = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": True}
-    directory = write_model(tmp_path / "m", config)
-    with pytest.raises(ModelUnsupported, match="use_sliding_window"):
-        resolve_model(str(directory))
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+SLIDES = {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1}
+BOTH = ["sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        (MISTRAL | {"sliding_window": 100}, (100, 100)),
+        (MISTRAL | {"sliding_window": None}, (0, 0)),
+        # The class's own default where the key is missing; it is larger than the context here.
+        (MISTRAL, (0, 0)),
+        (MISTRAL | {"max_position_embeddings": 8192}, (4096, 4096)),
+        (MISTRAL | {"sliding_window": 512}, (0, 0)),
+        (QWEN2 | SLIDES, (0, 100)),
+        (QWEN2 | SLIDES | {"max_window_layers": 0}, (100, 100)),
+        (QWEN2 | SLIDES | {"max_window_layers": 2}, (0, 0)),
+        (QWEN2 | SLIDES | {"layer_types": BOTH}, (100, 0)),
+        (QWEN2 | SLIDES | {"use_sliding_window": False}, (0, 0)),
+        (QWEN2 | SLIDES | {"sliding_window": None}, (0, 0)),
+        (QWEN2 | SLIDES | {"sliding_window": 600}, (0, 0)),
+        (LLAMA | {"sliding_window": 100}, (0, 0)),
+    ],
+)
+def test_sliding_windows(tmp_path: Path, config: dict, windows: tuple[int, ...]) -> None:
+    spec = resolve_model(str(write_model(tmp_path / "m", config)))
+    assert spec.layer_windows == windows
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=ModelSpec) == spec
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "words"),
+    [
+        (MISTRAL | {"sliding_window": 100, "layer_types": BOTH}, ModelUnsupported, "different things"),
+        (MISTRAL | {"sliding_window": 0}, ModelDamaged, "sliding_window should be a positive integer"),
+        (
+            QWEN2 | SLIDES | {"max_window_layers": -1},
+            ModelDamaged,
+            "max_window_layers should be an integer of at least 0",
+        ),
+        (QWEN2 | {"layer_types": BOTH}, ModelUnsupported, "no sliding window is in use"),
+    ],
+)
+def test_windows_that_say_nothing_clear(tmp_path: Path, config: dict, kind: type, words: str) -> None:
+    with pytest.raises(kind, match=words):
+        resolve_model(str(write_model(tmp_path / "m", config)))
+
+
+def test_the_fingerprint_sees_the_window(tmp_path: Path) -> None:
+    specs = [resolve_model(str(write_model(tmp_path / str(n), MISTRAL | {"sliding_window": n}))) for n in (50, 51)]
+    assert specs[0].fingerprint != specs[1].fingerprint
 
 
 def test_missing_and_damaged_files(tmp_path: Path) -> None:

@@ -11,6 +11,11 @@ NOT_REACHED: Final = "not reached"
 _LEAST_S: Final = 5.0
 """With less than this left nothing is begun."""
 _PYTEST: Final = ("-m", "pytest", "-m", "gpu", "-q", "-s", "-p", "no:cacheprovider")
+_FLASHINFER: Final = (
+    "tests/nodes/worker/cuda/test_flashinfer_backend.py",
+    "tests/nodes/worker/cuda/test_flashinfer_python.py",
+)
+"""These need FlashInfer and no GPU: a host for development has neither."""
 _PARITY: Final = "transformers or flashinfer_agrees or graphs"
 
 
@@ -34,6 +39,8 @@ class Outcome(NamedTuple):
 STEPS: Final = (
     Step("kernels", ("-m", "benchmarks.gpu.compile_kernels"), 300.0),
     Step("parity", (*_PYTEST, "tests/gpu/worker/test_runner_gpu.py", "-k", _PARITY), 150.0),
+    Step("flashinfer-calls", ("-m", "pytest", "-q", "-p", "no:cacheprovider", *_FLASHINFER), 90.0),
+    Step("attention", (*_PYTEST, "tests/gpu/worker/test_attention_gpu.py"), 120.0),
     Step("memory", (*_PYTEST, "tests/gpu/test_cuda_pool.py", "tests/gpu/test_cuda_ipc.py"), 90.0),
     Step("serving", (*_PYTEST, "tests/gpu/test_serving_gpu.py"), 240.0),
     Step("roofline", ("-m", "benchmarks.gpu.roofline"), 60.0),
@@ -42,6 +49,7 @@ STEPS: Final = (
     Step("transfer", ("-m", "benchmarks.gpu.transfer"), 60.0),
     Step("throughput", ("-m", "benchmarks.gpu.throughput"), 120.0),
     Step("gaps", ("-m", "benchmarks.gpu.gaps"), 90.0),
+    Step("prefill-attention", ("-m", "benchmarks.gpu.prefill_attention"), 60.0),
     Step("planning", ("-m", "benchmarks.gpu.planning"), 90.0),
     Step("transformers", ("-m", "benchmarks.gpu.transformers_peer"), 150.0),
     Step("handoff", ("-m", "benchmarks.gpu.handoff"), 150.0),

@@ -6,6 +6,9 @@ order), and the splits are summed one after the other. So a query row's bits dep
 sequences or chunks are computed with it, nor on what lies behind the last position: that is masked to weight 0, and the
 pages hold numbers there (`write` zeroes the rest of a page when it begins it).
 
+A layer with a sliding window reads only splits that a window can touch, counted from 0 all the same: what is masked in
+one of them adds zeros, so it does not matter which of them are read.
+
 A (sequence, split) pair is an item. Items are ordered by split, then by sequence, and sequences by falling length, so
 the items of one split are the first so many sequences: ragged batches need neither padding nor a loop over sequences.
 The query heads of one KV head are rows of one product, padded to a multiple of four. The denominator of the softmax is
@@ -21,6 +24,7 @@ import torch
 from torch import Tensor
 
 from nodes.worker.attention.base import Span
+from nodes.worker.attention.kinds import FULL, AttentionKind
 from nodes.worker.errors import BackendMissing
 from nodes.worker.layers.linear import padded_rows
 from nodes.worker.pool_view import PoolView
@@ -30,14 +34,19 @@ _ONES: Final = 16
 """Columns beside the values, of which the first is the denominator: a multiple that keeps rows aligned."""
 _MAX_SCORE_BYTES: Final = 32 << 20
 _MAX_ITEM_HEADS: Final = 4096
+_ALL_SPLITS: Final = 1 << 31
 
 
 class _Splits(NamedTuple):
-    """Items of some sequences. `page_rows` is `[layers, items * pages per split]`; `counts[j]` items are of split j."""
+    """Items of some sequences. `page_rows` is `[layers, items * pages per split]`; `counts[j]` items are of split j.
+
+    Splits are counted from `firsts` (`[sequences]`), the first of each sequence that is read.
+    """
 
     page_rows: Tensor
     sequences: Tensor
     counts: list[int]
+    firsts: npt.NDArray[np.int64]
 
     @property
     def num_items(self) -> int:
@@ -70,37 +79,51 @@ class _Chunk(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """Rows `begin .. end-1` of a chunk; they see `num_splits` splits, `bias` masks those from `first_masked` on."""
+    """Rows `begin .. end-1` of a chunk; they see `splits` of the chunk's, `bias` masks those from `first_masked` on."""
 
     begin: int
     end: int
-    num_splits: int
+    splits: slice
     first_masked: int
     bias: Tensor
+
+
+class _Reads(NamedTuple):
+    """What the layers of one kind read in a step."""
+
+    decodes: list[_Decode]
+    chunks: list[_Chunk]
 
 
 class PagedPlan(NamedTuple):
     """One step. `cells` is `[layers, 2 * rows]`: where keys and values go; `fresh` names the cells to zero.
 
     `written` is `[rows, 2, kv_heads, head_dim]` and `out` `[padded rows, kv_heads, group, head_dim]`; each layer uses
-    them anew.
+    them anew. `reads` is by kind.
     """
 
     cells: Tensor
     fresh: tuple[Tensor, Tensor] | None
-    decodes: list[_Decode]
-    chunks: list[_Chunk]
+    reads: dict[AttentionKind, _Reads]
     written: Tensor
     out: Tensor
 
 
 class TorchPagedAttention:
-    """See `AttentionBackend`. Raises BackendMissing for page sizes that do not divide the split."""
+    """See `AttentionBackend`. `kinds` are those of the layers, all of them seeing everything by default.
 
-    def __init__(self, pool: PoolView, num_heads: int) -> None:
+    Raises BackendMissing for page sizes that do not divide the split, and for cross-attention.
+    """
+
+    def __init__(self, pool: PoolView, num_heads: int, kinds: Sequence[AttentionKind] = ()) -> None:
         layout = pool.layout
+        self._kinds = tuple(kinds) or (FULL,) * layout.num_layers
         if SPLIT % layout.page_size:
             raise BackendMissing(f"page size {layout.page_size} does not divide {SPLIT}: use 1, 2, 4, 8, 16, 32 or 64")
+        if any(kind.cross for kind in self._kinds):
+            raise BackendMissing(
+                "the CPU backend computes no cross-attention: set the worker's device to a CUDA device"
+            )
         self._pool = pool
         self.layout = layout
         self.num_heads = num_heads
@@ -113,28 +136,24 @@ class TorchPagedAttention:
 
     def plan(self, spans: Sequence[Span]) -> PagedPlan:
         """See `AttentionBackend.plan`; `spans` sorted by `sort_key`."""
-        num_decodes = sum(span.num_tokens == 1 for span in spans)
-        decodes = [self._plan_decode(first, part) for first, part in self._parts(spans[:num_decodes])]
-        chunks: list[_Chunk] = []
-        num_rows = num_decodes
-        for span in spans[num_decodes:]:
-            chunks.append(self._plan_chunk(num_rows, span))
-            num_rows += span.num_tokens
-        self._reserve(max([d.splits.num_items for d in decodes] + [c.splits.num_items for c in chunks]))
+        reads = {kind: self._plan_reads(spans, kind.window) for kind in dict.fromkeys(self._kinds)}
+        self._reserve(max(part.splits.num_items for read in reads.values() for part in (*read.decodes, *read.chunks)))
+        num_rows = sum(span.num_tokens for span in spans)
         heads, dim = self.layout.num_kv_heads, self.layout.head_dim
         written = torch.empty(num_rows, 2, heads, dim, dtype=self._pool.cells.dtype)
         out = torch.zeros(padded_rows(num_rows), heads, self._group, dim)
-        return PagedPlan(self._cells(spans), self._fresh(spans), decodes, chunks, written, out)
+        return PagedPlan(self._cells(spans), self._fresh(spans), reads, written, out)
 
     def attend(self, layer: int, plan: PagedPlan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `AttentionBackend.attend`."""
         self._write(layer, plan, k, v)
         q, out = q.view(q.shape[0], self.layout.num_kv_heads, self._group, self.layout.head_dim), plan.out
-        for decode in plan.decodes:
+        reads = plan.reads[self._kinds[layer]]
+        for decode in reads.decodes:
             self._gather(layer, decode.splits)
             last = decode.first + decode.splits.counts[0]
             self._decode(decode, q[decode.first : last], out[decode.first : last])
-        for chunk in plan.chunks:
+        for chunk in reads.chunks:
             self._gather(layer, chunk.splits)
             for tile in chunk.tiles:
                 rows = slice(chunk.first + tile.begin, chunk.first + tile.end)
@@ -168,7 +187,7 @@ class TorchPagedAttention:
             items = rows.expand(num_splits, *rows.shape) if num_sequences == 1 else rows.repeat(num_splits, 1, 1, 1)
         else:
             items = rows.index_select(0, splits.sequences)
-        scores = self._scores(items.reshape(splits.num_items, *rows.shape[1:]), decode.bias, beta=1)
+        scores = self._scores(items.reshape(splits.num_items, *rows.shape[1:]), decode.bias, 1)
         if splits.is_even:
             by_split = scores.view(num_splits, num_sequences, *scores.shape[1:])
             by_split.sub_(by_split.amax(-1, keepdim=True).amax(0))
@@ -184,24 +203,25 @@ class TorchPagedAttention:
         num_rows = num_tokens * group
         rows = q.new_zeros(heads, padded_rows(num_rows), dim)
         rows[:, :num_rows].view(heads, num_tokens, group, dim).copy_(q.transpose(0, 1))
-        scores = self._scores(rows.expand(tile.num_splits, *rows.shape), rows.new_empty(1, 1, SPLIT), beta=0)
+        first, num_splits = tile.splits.start, tile.splits.stop - tile.splits.start
+        scores = self._scores(rows.expand(num_splits, *rows.shape), rows.new_empty(1, 1, SPLIT), 0, first)
         scores[tile.first_masked :].add_(tile.bias)
         highest = scores.amax(-1, keepdim=True).amax(0)
-        weighted = self._weigh(scores.sub_(highest).exp_())
-        total = _sum_in_order(weighted, [1] * tile.num_splits)[0, :, :num_rows].view(heads, num_tokens, group, -1)
+        weighted = self._weigh(scores.sub_(highest).exp_(), first)
+        total = _sum_in_order(weighted, [1] * num_splits)[0, :, :num_rows].view(heads, num_tokens, group, -1)
         torch.div(total[..., :dim].transpose(0, 1), total[..., dim : dim + 1].transpose(0, 1), out=out)
 
-    def _scores(self, rows: Tensor, bias: Tensor, beta: int) -> Tensor:
+    def _scores(self, rows: Tensor, bias: Tensor, beta: int, first: int = 0) -> Tensor:
         """`[items, heads, rows, dim]` against the gathered keys, plus `beta * bias`: `[items, heads, rows, SPLIT]`."""
         items, heads, num_rows, dim = rows.shape
-        keys = self._gathered[0, :items].view(items * heads, SPLIT, -1)[..., :dim].transpose(1, 2)
+        keys = self._gathered[0, first : first + items].view(items * heads, SPLIT, -1)[..., :dim].transpose(1, 2)
         rows = rows.reshape(items * heads, num_rows, dim)
         return torch.baddbmm(bias, rows, keys, beta=beta, alpha=self._scale).view(items, heads, num_rows, SPLIT)
 
-    def _weigh(self, weights: Tensor) -> Tensor:
+    def _weigh(self, weights: Tensor, first: int = 0) -> Tensor:
         """`[items, heads, rows, SPLIT]` times the gathered values: `[items, heads, rows, dim + ones]`."""
         items, heads, num_rows, _ = weights.shape
-        values = self._gathered[1, :items].view(items * heads, SPLIT, -1)
+        values = self._gathered[1, first : first + items].view(items * heads, SPLIT, -1)
         return torch.bmm(weights.view(items * heads, num_rows, SPLIT), values).view(items, heads, num_rows, -1)
 
     @staticmethod
@@ -214,12 +234,22 @@ class TorchPagedAttention:
             first += count
         return highest.index_select(0, splits.sequences)
 
-    def _parts(self, spans: Sequence[Span]) -> list[tuple[int, Sequence[Span]]]:
+    def _plan_reads(self, spans: Sequence[Span], window: int) -> _Reads:
+        num_decodes = sum(span.num_tokens == 1 for span in spans)
+        decodes = [self._plan_decode(first, part, window) for first, part in self._parts(spans[:num_decodes], window)]
+        chunks: list[_Chunk] = []
+        num_rows = num_decodes
+        for span in spans[num_decodes:]:
+            chunks.append(self._plan_chunk(num_rows, span, window))
+            num_rows += span.num_tokens
+        return _Reads(decodes, chunks)
+
+    def _parts(self, spans: Sequence[Span], window: int) -> list[tuple[int, Sequence[Span]]]:
         """Decoding sequences in runs that bound the memory of one gather."""
         parts: list[tuple[int, Sequence[Span]]] = []
         first = num_items = 0
         for index, span in enumerate(spans):
-            num_splits = -(-span.end // SPLIT)
+            num_splits = min(-(-span.end // SPLIT), _most_splits(window))
             if num_items and (num_items + num_splits) * self.layout.num_kv_heads > _MAX_ITEM_HEADS:
                 parts.append((first, spans[first:index]))
                 first, num_items = index, 0
@@ -228,37 +258,50 @@ class TorchPagedAttention:
             parts.append((first, spans[first:]))
         return parts
 
-    def _plan_decode(self, first: int, spans: Sequence[Span]) -> _Decode:
-        splits, ends = self._plan_splits(spans)
-        in_split = ends[splits.sequences.numpy()] - SPLIT * _split_numbers(splits.counts)
-        visible = np.arange(SPLIT) < in_split[:, None]
+    def _plan_decode(self, first: int, spans: Sequence[Span], window: int) -> _Decode:
+        # As many splits of each as a window can touch: then a longer sequence never has fewer items than a shorter one.
+        splits, ends = self._plan_splits(spans, [-(-span.end // SPLIT) - _most_splits(window) for span in spans])
+        sequences = splits.sequences.numpy()
+        in_split = (ends[sequences] - SPLIT * (_split_numbers(splits.counts) + splits.firsts[sequences]))[:, None]
+        visible = np.arange(SPLIT) < in_split
+        if window:
+            visible &= np.arange(SPLIT) >= in_split - window
         bias = np.where(visible, np.float32(0), np.float32(-np.inf))
         heads, rows, dim = self.layout.num_kv_heads, self._group_rows, self.layout.head_dim
         expanded = torch.from_numpy(bias)[:, None, None, :].expand(-1, heads, rows, SPLIT)
         return _Decode(first, splits, expanded.reshape(-1, rows, SPLIT), torch.zeros(len(spans), heads, rows, dim))
 
-    def _plan_chunk(self, first: int, span: Span) -> _Chunk:
-        splits, _ = self._plan_splits([span])
+    def _plan_chunk(self, first: int, span: Span, window: int) -> _Chunk:
+        splits, _ = self._plan_splits([span], [_first_split(span.start, window)])
         bytes_per_token = len(splits.counts) * SPLIT * 4 * self.num_heads
         size = max(min(SPLIT, _MAX_SCORE_BYTES // bytes_per_token), 1)
         return _Chunk(first, splits, [
-            self._plan_tile(span, begin, min(begin + size, span.num_tokens), len(splits.counts))
+            self._plan_tile(span, begin, min(begin + size, span.num_tokens), splits, window)
             for begin in range(0, span.num_tokens, size)
         ])  # fmt: skip
 
-    def _plan_tile(self, span: Span, begin: int, end: int, num_splits: int) -> _Tile:
-        # Not one split alone where there is one head: see `_plan_splits`.
-        seen = max(-(-(span.start + end) // SPLIT), min(num_splits, 2) if self.layout.num_kv_heads == 1 else 1)
-        first_masked = (span.start + begin) // SPLIT
+    def _plan_tile(self, span: Span, begin: int, end: int, splits: _Splits, window: int) -> _Tile:
+        num_splits, base = len(splits.counts), int(splits.firsts[0])
+        seen = -(-(span.start + end) // SPLIT) - base
+        first = _first_split(span.start + begin, window) - base
+        if self.layout.num_kv_heads == 1 and seen - first == 1:
+            # Not one split alone where there is one head: see `_plan_splits`.
+            first, seen = (first - 1, seen) if first else (first, min(num_splits, 2))
+        first_masked = first if window else (span.start + begin) // SPLIT
         num_rows = padded_rows((end - begin) * self._group)
-        positions = np.minimum(np.arange(num_rows) // self._group + span.start + begin, span.start + end - 1)
-        columns = np.arange(first_masked * SPLIT, seen * SPLIT).reshape(-1, 1, SPLIT)
-        bias = np.where(columns <= positions[None, :, None], np.float32(0), np.float32(-np.inf))
-        return _Tile(begin, end, seen, first_masked, torch.from_numpy(bias)[:, None])
+        positions = np.minimum(np.arange(num_rows) // self._group + span.start + begin, span.start + end - 1)[:, None]
+        columns = np.arange((base + first_masked) * SPLIT, (base + seen) * SPLIT).reshape(-1, 1, SPLIT)
+        visible = columns <= positions
+        if window:
+            visible &= columns > positions - window
+        bias = np.where(visible, np.float32(0), np.float32(-np.inf))
+        return _Tile(begin, end, slice(first, seen), first_masked - first, torch.from_numpy(bias)[:, None])
 
-    def _plan_splits(self, spans: Sequence[Span]) -> tuple[_Splits, npt.NDArray[np.int64]]:
+    def _plan_splits(self, spans: Sequence[Span], firsts: Sequence[int]) -> tuple[_Splits, npt.NDArray[np.int64]]:
+        """The splits of each sequence from `firsts` on (below 0: all), and where the sequences end."""
         ends = np.array([span.end for span in spans], dtype=np.int64)
-        num_splits = -(-ends // SPLIT)
+        begins = np.maximum(np.array(firsts, dtype=np.int64), 0)
+        num_splits = -(-ends // SPLIT) - begins
         most = int(num_splits[0])
         if len(spans) * most * self.layout.num_kv_heads == 1:
             # A batch of one matrix goes another way through the library, with other bits: add a masked one.
@@ -266,13 +309,13 @@ class TorchPagedAttention:
             num_splits[0] = 2
         pages = np.zeros((len(spans), most * self._pages_per_split), dtype=np.int64)
         for row, span in enumerate(spans):
-            num_pages = self.layout.num_pages_for(span.end)
-            pages[row, :num_pages] = span.page_ids[:num_pages]
+            found = span.page_ids[begins[row] * self._pages_per_split : self.layout.num_pages_for(span.end)]
+            pages[row, : len(found)] = found
         present = np.arange(most)[:, None] < num_splits[None, :]
         items = pages.reshape(len(spans), most, -1).transpose(1, 0, 2)[present]
         base = torch.from_numpy(np.ascontiguousarray(items).reshape(1, -1)) * self.layout.num_layers
         sequences = torch.from_numpy(np.nonzero(present)[1])
-        return _Splits(base + self._layers, sequences, present.sum(1).tolist()), ends
+        return _Splits(base + self._layers, sequences, present.sum(1).tolist(), begins), ends
 
     def _cells(self, spans: Sequence[Span]) -> Tensor:
         size, layers = self.layout.page_size, self.layout.num_layers
@@ -310,6 +353,16 @@ def _sum_in_order(items: Tensor, counts: list[int]) -> Tensor:
         total[:count].add_(items[first : first + count])
         first += count
     return total
+
+
+def _first_split(position: int, window: int) -> int:
+    """The first split that a position sees."""
+    return max(position - window + 1, 0) // SPLIT if window else 0
+
+
+def _most_splits(window: int) -> int:
+    """Splits that one window may touch."""
+    return (window + SPLIT - 2) // SPLIT + 1 if window else _ALL_SPLITS
 
 
 def _split_numbers(counts: list[int]) -> npt.NDArray[np.int64]:

@@ -49,6 +49,18 @@ class PageTable(NamedTuple):
             self.lengths[begin:end],
         )
 
+    def cached(self, page_size: int) -> "PageTable":
+        """The same rows over what was there before the first of each sequence: no pages at all for some, perhaps."""
+        lengths = self.lengths - (self.query_indptr[1:] - self.query_indptr[:-1])
+        num_pages = (-(-lengths // page_size)).astype(np.int64)
+        return PageTable(
+            self.query_indptr,
+            _indptr(num_pages),
+            self.indices[_runs(self.indptr[:-1].astype(np.int64), num_pages)],
+            np.where(num_pages > 0, lengths - (num_pages - 1) * page_size, 0).astype(np.int32),
+            lengths,
+        )
+
 
 class HostBatch(NamedTuple):
     """One step, on the host. Arrays of `[rows]`: the input token, its position, and the page and offset of its KV.
@@ -56,6 +68,9 @@ class HostBatch(NamedTuple):
     `sources[r]` >= 0: the token is what that row of the plan before drew, and only the device knows it. `sampled` are
     the batch's rows whose logits are wanted, `sampling` the indices of the same rows in the step, `draws` how. The
     first `num_decodes` sequences have one row each.
+
+    `encoder`, for cross-attention alone: the same rows over the pages of their encoder states, no pages where there are
+    none. `host_batch` leaves it out: steps do not name such pages yet.
     """
 
     token_ids: Ints
@@ -68,6 +83,7 @@ class HostBatch(NamedTuple):
     sampled: Ints
     sampling: list[int]
     draws: list[Draw]
+    encoder: PageTable | None = None
 
     @property
     def num_rows(self) -> int:

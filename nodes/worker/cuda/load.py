@@ -7,9 +7,10 @@ import torch
 from kvstore.device import CPU, cuda_ordinal
 from kvstore.page_pool import PagePool
 from nodes.model_spec import ModelSpec
+from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.collectives import Collectives
 from nodes.worker.config import WorkerConfig
-from nodes.worker.cuda.attention import DeviceAttention, TorchAttention
+from nodes.worker.cuda.attention import DeviceAttention, TorchAttention, check_mergeable
 from nodes.worker.cuda.buckets import MAX_BUCKET, Buckets, bucket_sizes
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInferKernels, load_flashinfer
 from nodes.worker.cuda.graphs import DecodeGraphs, GraphRecorder
@@ -145,17 +146,27 @@ def _backends(
     spec: ModelSpec, config: WorkerConfig, view: PoolView, num_heads: int
 ) -> tuple[Kernels, DeviceAttention, str]:
     """Kernels and attention as configured, and their name for the fingerprint."""
+    kinds, merged = kinds_of(spec.layer_windows), config.prefill_attention == "merged"
+    if merged:
+        check_mergeable(kinds)
+    suffix = "-merged" if merged else ""
     if view.pages.device.type == "cuda" and config.attention != "torch":
         try:
             flashinfer: Any = load_flashinfer()
             attention = FlashInferAttention(
-                flashinfer, view, num_heads, config.max_batch_tokens, deterministic=config.deterministic
+                flashinfer,
+                view,
+                num_heads,
+                config.max_batch_tokens,
+                kinds,
+                deterministic=config.deterministic,
+                merged=merged,
             )
         except WorkerError:
             if config.attention == "flashinfer":
                 raise
         else:
-            return FlashInferKernels(flashinfer), attention, f"flashinfer-{flashinfer.__version__}"
+            return FlashInferKernels(flashinfer), attention, f"flashinfer-{flashinfer.__version__}{suffix}"
     if config.attention == "flashinfer":
         raise BackendMissing(f"FlashInfer computes on CUDA devices, and the pool is on {view.pages.device}")
-    return TorchKernels(), TorchAttention(view, num_heads), "torch"
+    return TorchKernels(), TorchAttention(view, num_heads, kinds, merged=merged), f"torch{suffix}"

@@ -12,15 +12,15 @@ from nodes.worker.step import RunnableRow, RunnableStep
 
 
 def largest_step(num_rows: int, page_size: int, context_length: int) -> RunnableStep:
-    """A step of `num_rows` rows, or as many as one context has and one more: a decoding sequence and a chunk.
+    """A step of `num_rows` rows, or as many as one context has: a decoding sequence and a chunk behind one position.
 
     Both are on the padding page, where nothing is lost, and go through every kernel that a step can need.
     """
-    chunk = min(num_rows - 1, context_length)
-    num_pages = -(-max(chunk, 1) // page_size)
+    chunk = min(num_rows, context_length) - 1
+    num_pages = -(-(1 + chunk) // page_size)
     rows = [RunnableRow(0, 0, 1, 1, 0, 0, 1, None)]
     if chunk > 0:
-        rows.append(RunnableRow(1, 0, chunk, chunk, 1, 0, num_pages, None))
+        rows.append(RunnableRow(1, 1, chunk, 1 + chunk, 1, 0, num_pages, None))
     return RunnableStep(0, rows, array("i", [0] * (1 + chunk)), array("i", [PADDING_PAGE] * num_pages))
 
 

@@ -1,4 +1,4 @@
-"""Llama, Qwen2 and Qwen3 for a device: few large kernels in the place of the CPU's many fused small ones.
+"""Llama, Mistral, Qwen2 and Qwen3 for a device: few large kernels in the place of the CPU's many fused small ones.
 
 A second definition beside `models.llama`, because it is another schedule of the same network: queries, keys and values
 come from one product and gate and up from one, the residual is added by the norm that follows, everything is rounded to

@@ -2,7 +2,7 @@
 
 import importlib.util
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
@@ -56,6 +56,7 @@ def build(
     deterministic: bool = False,
     num_pages: int = 200,
     max_batch_tokens: int = 512,
+    prefill_attention: Literal["paged", "merged"] = "paged",
     group: Collectives | None = None,
     device: str = "cuda:0",
 ) -> Built:
@@ -67,6 +68,6 @@ def build(
     view = view_device_pages(pages, layout)
     config = WorkerConfig(
         group="g", model=str(model), agent="a", dtype=dtype, device=device, attention=attention, cuda_graphs=graphs,
-        deterministic=deterministic, max_batch_tokens=max_batch_tokens,
+        deterministic=deterministic, max_batch_tokens=max_batch_tokens, prefill_attention=prefill_attention,
     )  # fmt: skip
     return Built(*build_runner(spec, config, view, group), view, pages)

@@ -15,12 +15,16 @@ from nodes.worker.device_memory import activation_bytes
 
 pytestmark = GPU
 MODEL = "random:tiny-qwen3"
+SLIDING = "random:tiny-qwen2-sliding"
+"""Full and sliding layers; sequences of `text` outgrow the window of 40 while they decode."""
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
 SIZES = [16, 48, 33, 1, 22, 29, 1]
 PARITY = {
     "llama": {"heads": (4, 4), "hidden": 256, "tied": False},
     "qwen2": {"heads": (14, 2), "hidden": 896},
     "qwen3": {"heads": (8, 2), "hidden": 256, "head_dim": 128},
+    # A window shorter than the 150 tokens.
+    "mistral": {"heads": (8, 2), "hidden": 512, "sliding_window": 50},
 }
 
 
@@ -44,7 +48,7 @@ def test_bfloat16_agrees_with_transformers(tmp_path: Path, kind: str, attention:
 
 @NEEDS_FLASHINFER
 @SLOW
-@pytest.mark.parametrize("model", [MODEL, "random:tiny-qwen2"])
+@pytest.mark.parametrize("model", [MODEL, "random:tiny-qwen2", "random:tiny-mistral", "random:tiny-qwen2-sliding"])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_flashinfer_agrees_with_torch(model: str, deterministic: bool) -> None:
     expected = logits_by_chunks(build(model, "torch").runner, IDS, list(range(1, 11)), SIZES)
@@ -52,6 +56,20 @@ def test_flashinfer_agrees_with_torch(model: str, deterministic: bool) -> None:
     found = logits_by_chunks(fast.runner, IDS, list(range(1, 11)), SIZES)
     assert torch.allclose(found.float(), expected.float(), atol=0.03, rtol=0.03)
     assert not found.isnan().any(), "what pages hold behind the last position is not seen"
+
+
+@NEEDS_FLASHINFER
+@SLOW
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_flashinfer_agrees_with_torch_where_chunks_are_merged(deterministic: bool) -> None:
+    """Against torch's single call over pages, and its own merging."""
+    fast = build(MODEL, "flashinfer", deterministic=deterministic, prefill_attention="merged")
+    found = logits_by_chunks(fast.runner, IDS, list(range(1, 11)), SIZES)
+    for choice in ("paged", "merged"):
+        plain = build(MODEL, "torch", prefill_attention=choice)
+        expected = logits_by_chunks(plain.runner, IDS, list(range(1, 11)), SIZES)
+        assert torch.allclose(found.float(), expected.float(), atol=0.03, rtol=0.03)
+    assert not found.isnan().any(), "what pages hold behind the cached positions is not seen"
 
 
 @pytest.mark.parametrize("attention", BACKENDS)
@@ -90,11 +108,12 @@ def test_steps_launched_ahead_draw_the_same(attention: str, num_sequences: int) 
 
 @NEEDS_FLASHINFER
 @SLOW
-def test_text_is_the_same_with_graphs_and_without() -> None:
+@pytest.mark.parametrize("model", [MODEL, SLIDING])
+def test_text_is_the_same_with_graphs_and_without(model: str) -> None:
     """Deterministic: padding to a bucket then does not change the last bits of any row."""
-    plain = build(MODEL, "flashinfer", deterministic=True).runner
-    replaying = build(MODEL, "flashinfer", deterministic=True, graphs=True).runner
-    for count in (1, 3, 4, 5, 8, 17):
+    plain = build(model, "flashinfer", deterministic=True).runner
+    replaying = build(model, "flashinfer", deterministic=True, graphs=True).runner
+    for count in (1, 3, 4, 5, 8, 17) if model == MODEL else (3, 17):
         expected = text(plain, count, 40)
         assert text(replaying, count, 40) == expected
         assert ahead(replaying, count, 40) == expected

@@ -6,13 +6,23 @@ from typing import Any
 import pytest
 import torch
 from torch_running import Row, logits_by_chunks, make_runner, step
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.worker.step import RunnableStep
 
 CLASSES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
@@ -38,6 +48,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-gqa7-bias-llama3": (
         "qwen3", {"heads": (7, 1), "hidden": 56, "head_dim": 16, "rope": LLAMA3, "attention_bias": True}
+    ),
+    "mistral-gqa2-window": ("mistral", {"heads": (4, 2), "hidden": 64, "rope": PLAIN, "sliding_window": 37}),
+    "mistral-one-kv-head-window-of-a-split": (
+        "mistral", {"heads": (4, 1), "hidden": 64, "head_dim": 24, "rope": PLAIN, "sliding_window": 64, "tied": False}
+    ),
+    "mistral-without-window": ("mistral", {"heads": (2, 2), "hidden": 48, "rope": LINEAR, "sliding_window": None}),
+    "qwen2-upper-layers-slide": (
+        "qwen2", {
+            "heads": (4, 2), "hidden": 64, "rope": PLAIN, "use_sliding_window": True, "sliding_window": 20,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen3-named-layers-slide": (
+        "qwen3", {
+            "heads": (4, 2), "hidden": 64, "head_dim": 16, "rope": PLAIN, "use_sliding_window": True,
+            "sliding_window": 81,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
     ),
 }  # fmt: skip
 NUM_TOKENS = 150

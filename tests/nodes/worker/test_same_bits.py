@@ -13,7 +13,9 @@ from torch_running import Row, logits_by_chunks, make_runner, step
 from nodes.worker.attention import torch_paged
 from nodes.worker.runner import TorchRunner
 
-MODELS = ["random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-llama"]
+MODELS = [
+    "random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-llama", "random:tiny-mistral", "random:tiny-qwen2-sliding",
+]  # fmt: skip
 DTYPES = ["float32", "bfloat16"]
 MAX_TOKENS = 150
 NUM_SEQUENCES = 16

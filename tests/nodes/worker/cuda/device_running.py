@@ -7,6 +7,7 @@ import torch
 
 from kvstore.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
+from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.attention import TorchAttention
 from nodes.worker.cuda.buckets import Buckets
@@ -48,10 +49,11 @@ def host_pool(model: str, dtype: str, num_pages: int = 200, page_size: int = 16)
 
 
 def device_runner(
-    model: str | Path, dtype: str = "auto", *, num_pages: int = 200, page_size: int = 16, deterministic: bool = False
+    model: str | Path, dtype: str = "auto", *, num_pages: int = 200, page_size: int = 16, **options: object
 ) -> CudaRunner:
+    """`options` are fields of WorkerConfig."""
     name = str(model)
-    config = WorkerConfig(group="g", model=name, agent="a", dtype=dtype, deterministic=deterministic)
+    config = WorkerConfig(group="g", model=name, agent="a", dtype=dtype, **options)
     return build_runner(resolve_model(name), config, host_pool(name, dtype, num_pages, page_size))[0]
 
 
@@ -62,6 +64,6 @@ def replaying_runner(model: str | Path, sizes: list[int], dtype: str = "auto") -
     source = RandomWeights if spec.source == "random" else SafetensorsWeights
     with torch.inference_mode():
         network = DeviceNetwork(spec, source(spec, torch_dtype), TorchKernels(), torch.device("cpu"))
-        attention, recorder = TorchAttention(view, spec.num_heads), Repeater()
+        attention, recorder = TorchAttention(view, spec.num_heads, kinds_of(spec.layer_windows)), Repeater()
         graphs = DecodeGraphs(network, attention, Buckets(sizes), recorder, 400)
     return CudaRunner(network, attention, 16, 256, "test", graphs), recorder

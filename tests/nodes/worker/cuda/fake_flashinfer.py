@@ -5,6 +5,9 @@ where that is installed. What FlashInfer demands of its arguments (int32, where 
 the backend's use of it is tested without a GPU. That the real kernels do the same is for `tests/gpu` to show.
 """
 
+import math
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -59,33 +62,69 @@ def append_paged_kv_cache(
     paged_kv_cache[1][pages, offsets] = append_value
 
 
+def merge_state_in_place(*, v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor) -> None:
+    assert all(x.is_contiguous() for x in (v, s, v_other, s_other))
+    assert s.dtype == s_other.dtype == torch.float32
+    assert v.shape == v_other.shape
+    assert s.shape == s_other.shape == v.shape[:2]
+    share = torch.sigmoid((s_other - s) * math.log(2)).unsqueeze(-1)
+    v.copy_(v.float() * (1 - share) + v_other.float() * share)
+    s.copy_(torch.logaddexp2(s, s_other))
+
+
+def _attend(rows: Tensor, keys: Tensor, values: Tensor, *, causal: bool, window_left: int) -> tuple[Tensor, Tensor]:
+    """The kernels' masks (`variants.cuh`): row r is position `keys - rows + r`. Sums of exponentials to base 2."""
+    num_rows, num_keys = len(rows), len(keys)
+    if not num_keys:
+        return torch.zeros_like(rows), torch.full(rows.shape[:2], -5e4)
+    group = rows.shape[1] // keys.shape[1]
+    keys, values = (x.float().repeat_interleave(group, 1) for x in (keys, values))
+    scores = torch.einsum("rhd,phd->rhp", rows.float(), keys) * rows.shape[2] ** -0.5
+    own, positions = torch.arange(num_keys - num_rows, num_keys).unsqueeze(1), torch.arange(num_keys)
+    hidden = positions > own if causal else torch.zeros(num_rows, num_keys, dtype=torch.bool)
+    if window_left >= 0:
+        hidden = hidden | (positions < own - window_left)
+    scores = scores.masked_fill(hidden.unsqueeze(1), -torch.inf)
+    sums = scores.logsumexp(-1)
+    attended = torch.einsum("rhp,phd->rhd", (scores - sums.unsqueeze(-1)).exp(), values)
+    return attended.to(rows.dtype), sums / math.log(2)
+
+
 class _Planned:
     """What `plan` left: numbers on the host, page numbers where the device reads them."""
 
-    def attend(self, q: Tensor, kv: tuple[Tensor, Tensor], query_indptr: list[int]) -> Tensor:
+    def attend(
+        self, q: Tensor, kv: tuple[Tensor, Tensor], query_indptr: list[int], *, causal: bool
+    ) -> tuple[Tensor, Tensor]:
         assert kv[0].dtype == kv[1].dtype == q.dtype == self.dtype
-        result = torch.empty_like(q)
+        assert query_indptr[-1] == len(q)
+        found = []
         for i, length in enumerate(self.lengths):
             rows = q[query_indptr[i] : query_indptr[i + 1]]
             pages = self.indices[self.indptr[i] : self.indptr[i + 1]]
-            keys, values = (part[pages].flatten(0, 1)[:length].float() for part in kv)
-            group = q.shape[1] // keys.shape[1]
-            keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-            scores = torch.einsum("rhd,phd->hrp", rows.float(), keys) * q.shape[2] ** -0.5
-            limit = torch.arange(length - len(rows), length).unsqueeze(1)
-            weights = scores.masked_fill(torch.arange(length) > limit, -torch.inf).softmax(-1)
-            result[query_indptr[i] : query_indptr[i + 1]] = torch.einsum("hrp,phd->rhd", weights, values).to(q.dtype)
-        return result
+            keys, values = (part[pages].flatten(0, 1)[:length] for part in kv)
+            found.append(_attend(rows, keys, values, causal=causal, window_left=self.window_left))
+        out, sums = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return out, sums
 
     def keep(
-        self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, seq_lens: Tensor, page_size: int, dtype: object
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        seq_lens: Tensor,
+        page_size: int,
+        dtype: object,
+        window_left: int,
     ) -> None:
+        assert window_left >= -1
         assert all(x.dtype == torch.int32 for x in (indptr, indices, last_page_len, seq_lens))
         assert all(x.device.type == "cpu" for x in (indptr, last_page_len, seq_lens)), "plan would wait for the device"
-        assert len(indices) >= indptr[-1]
+        assert len(indices) >= indptr[-1] > 0
         assert indptr[0] == 0
-        used = (indptr[1:] - indptr[:-1] - 1) * page_size + last_page_len
+        used = (indptr[1:] - indptr[:-1] - 1).clamp(min=0) * page_size + last_page_len
         assert used.tolist() == seq_lens.tolist()
+        self.window_left = window_left
         self.indptr, self.indices, self.lengths, self.dtype = indptr.tolist(), indices, seq_lens.tolist(), dtype
 
 
@@ -106,13 +145,16 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
         assert not float_workspace_buffer.any()
         self.use_tensor_cores = use_tensor_cores
         self.buffer = paged_kv_indices_buffer
+        self.buffers = (paged_kv_indptr_buffer, paged_kv_last_page_len_buffer)
         self.size = 0
+        self.plans: list[str] = []
         if use_cuda_graph:
             self.size = len(paged_kv_last_page_len_buffer)
             assert len(paged_kv_indptr_buffer) == self.size + 1
 
     def reset_workspace_buffer(self, *, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
         assert float_workspace_buffer.dtype == int_workspace_buffer.dtype == torch.uint8
+        self.float_workspace, self.int_workspace = float_workspace_buffer, int_workspace_buffer
 
     def plan(
         self,
@@ -124,6 +166,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
         num_kv_heads: int,
         head_dim: int,
         page_size: int,
+        window_left: int,
         q_data_type: torch.dtype,
         kv_data_type: torch.dtype,
         seq_lens: Tensor,
@@ -135,15 +178,51 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
         if self.buffer is not None:
             assert len(last_page_len) == self.size, "the batch size of a captured wrapper is fixed"
             assert len(indices) <= len(self.buffer)
+            for buffer, array in zip(self.buffers, (indptr, last_page_len), strict=True):
+                buffer.copy_(array)
             self.buffer[: len(indices)].copy_(indices)
             indices = self.buffer
-        self.keep(indptr, indices, last_page_len, seq_lens, page_size, q_data_type)
+        self.plans.append("full")
+        self.keep(indptr, indices, last_page_len, seq_lens, page_size, q_data_type, window_left)
         assert kv_data_type == q_data_type
 
     def run(self, *, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], out: Tensor | None = None) -> Tensor:
         assert len(q) == len(self.lengths)
-        result = self.attend(q, paged_kv_cache, list(range(len(q) + 1)))
+        result, _ = self.attend(q, paged_kv_cache, list(range(len(q) + 1)), causal=False)
         return result if out is None else out.copy_(result)
+
+
+def fast_decode_plan(
+    self: BatchDecodeWithPagedKVCacheWrapper,
+    *,
+    indptr: Tensor,
+    indices: Tensor,
+    last_page_len: Tensor,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    window_left: int,
+    q_data_type: torch.dtype,
+    kv_data_type: torch.dtype,
+    disable_split_kv: bool,
+    global_override_indptr_cpu: Tensor,
+) -> None:
+    """Fills no array and finds no module: both must be there, from the caller and from a plan before."""
+    assert self.plans, "the module is found by a whole plan"
+    assert self.size == len(last_page_len), "for captured wrappers"
+    assert self.use_tensor_cores
+    assert (window_left, q_data_type, kv_data_type) == (self.window_left, self.dtype, self.dtype)
+    assert num_qo_heads % num_kv_heads == 0
+    assert head_dim in (64, 128, 256)
+    assert disable_split_kv in (False, True)
+    assert torch.equal(global_override_indptr_cpu, indptr)
+    assert torch.equal(self.buffers[0], indptr)
+    assert torch.equal(self.buffers[1], last_page_len)
+    assert torch.equal(self.buffer[: len(indices)], indices)
+    lengths = (indptr[1:] - indptr[:-1] - 1).clamp(min=0) * page_size + last_page_len
+    self.keep(indptr, self.buffer, last_page_len, lengths, page_size, q_data_type, window_left)
+    self.plans.append("fast")
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Planned):
@@ -163,22 +242,69 @@ class BatchPrefillWithPagedKVCacheWrapper(_Planned):
         head_dim_qk: int,
         page_size: int,
         causal: bool,
+        window_left: int,
         q_data_type: torch.dtype,
         kv_data_type: torch.dtype,
         seq_lens: Tensor,
         max_token_per_sequence: int,
         disable_split_kv: bool,
     ) -> None:
-        assert causal
+        self.causal = causal
         assert q_data_type == kv_data_type
         assert num_qo_heads % num_kv_heads == 0
         assert head_dim_qk in (64, 128, 256)
         assert disable_split_kv in (False, True)
         assert max_token_per_sequence == (qo_indptr[1:] - qo_indptr[:-1]).max()
-        self.keep(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, seq_lens, page_size, q_data_type)
+        self.keep(
+            paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, seq_lens, page_size, q_data_type, window_left
+        )
         self.query_indptr = qo_indptr.tolist()
 
-    def run(self, *, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], out: Tensor) -> Tensor:
+    def run(
+        self, *, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], out: Tensor, return_lse: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
         assert self.query_indptr[0] == 0
-        assert self.query_indptr[-1] == len(q)
-        return out.copy_(self.attend(q, paged_kv_cache, self.query_indptr))
+        result, sums = self.attend(q, paged_kv_cache, self.query_indptr, causal=self.causal)
+        out.copy_(result)
+        return (out, sums) if return_lse else out
+
+
+class BatchPrefillWithRaggedKVCacheWrapper:
+    def __init__(self, *, float_workspace_buffer: Tensor, kv_layout: str, backend: str) -> None:
+        assert (kv_layout, backend) == ("NHD", "fa2")
+        assert not float_workspace_buffer.any()
+
+    def plan(
+        self,
+        *,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        causal: bool,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+        disable_split_kv: bool,
+    ) -> None:
+        assert num_qo_heads % num_kv_heads == 0
+        assert head_dim_qk in (64, 128, 256)
+        assert disable_split_kv in (False, True)
+        assert qo_indptr.dtype == kv_indptr.dtype == torch.int32
+        assert qo_indptr.device.type == kv_indptr.device.type == "cpu", "plan would wait for the device"
+        assert q_data_type == kv_data_type
+        self.rows, self.keys, self.causal, self.dtype = qo_indptr.tolist(), kv_indptr.tolist(), causal, q_data_type
+
+    def run(
+        self, *, q: Tensor, k: Tensor, v: Tensor, out: Tensor, return_lse: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        assert q.dtype == k.dtype == v.dtype == self.dtype
+        assert self.rows[-1] == len(q)
+        assert self.keys[-1] == len(k)
+        found = [
+            _attend(q[a:b], k[c:d], v[c:d], causal=self.causal, window_left=-1)
+            for (a, b), (c, d) in zip(pairwise(self.rows), pairwise(self.keys), strict=True)
+        ]
+        result, sums = (torch.cat(parts) for parts in zip(*found, strict=True))
+        out.copy_(result)
+        return (out, sums) if return_lse else out

@@ -21,7 +21,9 @@ from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.step import POISONED, RunnableStep
 from nodes.worker.steps_ahead import StepsAhead
 
-MODELS = ["random:tiny-llama", "random:tiny-qwen2", "random:tiny-qwen3"]
+MODELS = [
+    "random:tiny-llama", "random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-mistral", "random:tiny-qwen2-sliding",
+]  # fmt: skip
 MODEL = "random:tiny-qwen3"
 IDS = torch.randint(0, 1000, (150,), generator=torch.Generator().manual_seed(1)).tolist()
 SAMPLED = Sampling(temperature=1.5, seed=9, top_p=0.95)

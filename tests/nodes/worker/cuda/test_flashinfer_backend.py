@@ -11,6 +11,7 @@ from test_device_runner import IDS, fill, mixed_step, text
 from torch_running import logits_by_chunks
 
 from nodes.model_spec import resolve_model
+from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInferKernels, load_flashinfer
 from nodes.worker.cuda.graphs import DecodeGraphs
@@ -19,14 +20,24 @@ from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.errors import BackendMissing
 from nodes.worker.random_weights import RandomWeights
 
-MODELS = ["random:tiny-qwen2", "random:tiny-qwen3"]
+MODELS = ["random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-mistral", "random:tiny-qwen2-sliding"]
 
 
-def fake_runner(model: str, sizes: list[int] | None = None, *, deterministic: bool = False) -> CudaRunner:
+def fake_runner(
+    model: str, sizes: list[int] | None = None, *, deterministic: bool = False, merged: bool = False
+) -> CudaRunner:
     spec = resolve_model(model)
     view = host_pool(model, "bfloat16")
     with torch.inference_mode():
-        attention = FlashInferAttention(fake_flashinfer, view, spec.num_heads, 512, deterministic=deterministic)
+        attention = FlashInferAttention(
+            fake_flashinfer,
+            view,
+            spec.num_heads,
+            512,
+            kinds_of(spec.layer_windows),
+            deterministic=deterministic,
+            merged=merged,
+        )
         kernels, weights = FlashInferKernels(fake_flashinfer), RandomWeights(spec, torch.bfloat16)
         network = DeviceNetwork(spec, weights, kernels, torch.device("cpu"))
         graphs = DecodeGraphs(network, attention, Buckets(sizes), Repeater(), 400) if sizes else None
@@ -42,9 +53,10 @@ def test_logits_are_those_of_the_torch_backend(model: str, deterministic: bool) 
     assert torch.allclose(found.float(), expected.float(), atol=0.02, rtol=0.02)
 
 
-def test_a_mixed_step_gives_each_row_its_own() -> None:
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_mixed_step_gives_each_row_its_own(merged: bool) -> None:
     model = "random:tiny-qwen3"
-    expected, found = device_runner(model, "bfloat16"), fake_runner(model)
+    expected, found = device_runner(model, "bfloat16"), fake_runner(model, merged=merged)
     for runner in (expected, found):
         fill(runner, 1)
     rows, others = expected.logits(mixed_step(1)), found.logits(mixed_step(1))
@@ -52,10 +64,58 @@ def test_a_mixed_step_gives_each_row_its_own() -> None:
     assert all(torch.allclose(rows[i].float(), others[i].float(), atol=0.02, rtol=0.02) for i in rows)
 
 
-def test_replayed_steps_draw_the_same() -> None:
-    plain, replaying = fake_runner("random:tiny-qwen3"), fake_runner("random:tiny-qwen3", [1, 2, 4, 8])
+def test_merged_chunks_agree_with_those_of_one_call() -> None:
+    model, sizes = "random:tiny-qwen3", [16, 48, 33, 1, 22, 29, 1]
+    expected = logits_by_chunks(device_runner(model, "bfloat16"), IDS, list(range(1, 11)), sizes)
+    found = logits_by_chunks(fake_runner(model, merged=True), IDS, list(range(1, 11)), sizes)
+    assert torch.allclose(found.float(), expected.float(), atol=0.02, rtol=0.02)
+
+
+def test_what_cannot_be_merged_is_refused() -> None:
+    with pytest.raises(BackendMissing, match="sliding windows"):
+        fake_runner("random:tiny-mistral", merged=True)
+    view = host_pool("random:tiny-qwen3", "bfloat16")
+    with pytest.raises(BackendMissing, match="no 130 heads of 64"):
+        FlashInferAttention(fake_flashinfer, view, 130, 16, deterministic=False, merged=True)
+
+
+@pytest.mark.parametrize("model", ["random:tiny-qwen3", "random:tiny-qwen2-sliding"])
+def test_replayed_steps_draw_the_same(model: str) -> None:
+    plain, replaying = fake_runner(model), fake_runner(model, [1, 2, 4, 8])
     for count in (5, 1, 8):
         assert text(replaying, count, 6) == text(plain, count, 6)
+
+
+def plans_of(runner: CudaRunner, size: int) -> list[list[str]]:
+    return [wrapper.plans for wrapper in runner._graphs._captured[size].attention._captured.wrappers.values()]
+
+
+@pytest.mark.parametrize("model", ["random:tiny-mistral", "random:tiny-qwen2-sliding", "random:tiny-qwen3"])
+def test_captured_steps_are_planned_without_a_maximum_in_python(model: str) -> None:
+    """Where tensor cores decode; the other kernel's plan takes none."""
+    plain, replaying = fake_runner(model), fake_runner(model, [1, 2, 4, 8])
+    assert text(replaying, 3, 5) == text(plain, 3, 5)
+    full, fast = ["full"] * 6, ["full"] + ["fast"] * 5
+    expected = {"random:tiny-mistral": [fast], "random:tiny-qwen2-sliding": [full, fast], "random:tiny-qwen3": [full]}
+    assert plans_of(replaying, 4) == expected[model]
+
+
+def test_without_the_fast_plan_every_plan_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = "random:tiny-mistral"
+    monkeypatch.delattr(fake_flashinfer, "fast_decode_plan")
+    plain, replaying = fake_runner(model), fake_runner(model, [4])
+    assert text(replaying, 3, 5) == text(plain, 3, 5)
+    assert plans_of(replaying, 4) == [["full"] * 6]
+
+
+def test_each_kind_of_layer_has_its_plan_and_its_schedule() -> None:
+    """What one kind's plan left on the device must still be there when a layer of the other kind has run."""
+    bucket = fake_runner("random:tiny-qwen2-sliding", [2])._graphs._captured[2].attention
+    wrappers = list(bucket._captured.wrappers.values())
+    assert [wrapper.window_left for wrapper in wrappers] == [-1, 39], "a window of 40 positions has 39 on the left"
+    schedules = {wrapper.int_workspace.data_ptr() for wrapper in wrappers}
+    assert len(schedules) == 2
+    assert len({wrapper.float_workspace.data_ptr() for wrapper in wrappers}) == 1
 
 
 def test_shapes_without_kernels_are_refused() -> None:
@@ -73,13 +133,16 @@ def test_its_absence_is_told() -> None:
 @pytest.mark.skipif(not importlib.util.find_spec("flashinfer"), reason="needs flashinfer")
 def test_the_fake_has_the_real_names() -> None:
     real = load_flashinfer()
-    fakes = dict(inspect.getmembers(fake_flashinfer, inspect.isfunction))
-    for name in ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"):
-        members = inspect.getmembers(getattr(fake_flashinfer, name), inspect.isfunction)
+    functions = inspect.getmembers(fake_flashinfer, inspect.isfunction)
+    fakes = {name: f for name, f in functions if f.__module__ == "fake_flashinfer" and not name.startswith("_")}
+    for name, wrapper in inspect.getmembers(fake_flashinfer, inspect.isclass):
+        members = inspect.getmembers(wrapper, inspect.isfunction) if name.startswith("Batch") else []
         fakes |= {f"{name}.{member}": function for member, function in members if member not in ("attend", "keep")}
     for name, fake in fakes.items():
         target = real
         for part in name.split("."):
             target = getattr(target, part)
-        parameters = set(inspect.signature(inspect.unwrap(target)).parameters)
-        assert set(inspect.signature(fake).parameters) <= parameters, name
+        parameters = inspect.signature(inspect.unwrap(target)).parameters
+        # From 0.6.18 on some are taken as `**` and checked by FlashInfer itself.
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            assert set(inspect.signature(fake).parameters) <= set(parameters), name

@@ -63,7 +63,7 @@ def test_a_pool_may_take_what_is_left() -> None:
         assert number in str(caught.value)
 
 
-@pytest.mark.parametrize(("num_rows", "expected"), [(1, 1), (2, 2), (50, 50), (100_000, 8193)])
+@pytest.mark.parametrize(("num_rows", "expected"), [(1, 1), (2, 2), (50, 50), (100_000, 8192)])
 def test_the_largest_step_has_all_rows_and_touches_the_padding_page_only(num_rows: int, expected: int) -> None:
     batch = host_batch(largest_step(num_rows, 16, 8192), 16)
     assert batch.num_rows == expected

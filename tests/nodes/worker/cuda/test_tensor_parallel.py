@@ -47,6 +47,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
         (2, 4, 8),
     ),
     "qwen2-tied": ("qwen2", {"heads": (4, 4), "hidden": 64, "rope": PLAIN}, (2, 4)),
+    "mistral-window": ("mistral", {"heads": (4, 2), "hidden": 64, "rope": PLAIN, "sliding_window": 37}, (2, 4)),
     "qwen3-one-kv-head": ("qwen3", {"heads": (4, 1), "hidden": 64, "head_dim": 32, "rope": PLAIN}, (2, 4)),
 }
 CASES = [(name, size) for name, (_, _, sizes) in KINDS.items() for size in sizes]

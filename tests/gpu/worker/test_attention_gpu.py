@@ -1,0 +1,77 @@
+"""Layers of every kind through FlashInfer's kernels against plain torch on the same device and pages."""
+
+import pytest
+import torch
+from attention_cases import KINDS, MIXED, NUM_PAGES, Shape, attend, batch_of, layout_of, rows_of
+from gpu_running import GPU, NEEDS_FLASHINFER, SLOW, Pages
+
+from nodes.worker.attention.kinds import CROSS, FULL
+from nodes.worker.cuda.attention import TorchAttention
+from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, load_flashinfer
+from nodes.worker.device_view import view_device_pages
+from nodes.worker.pool_view import PoolView
+
+pytestmark = [*GPU, NEEDS_FLASHINFER, SLOW]
+NEAR = {"atol": 0.02, "rtol": 0.02}
+# By the kernel without tensor cores, and by that of prefill.
+HEADS = [(4, 2), (8, 2)]
+SINGLE_ROWS = [Shape(cached, 1, states) for cached, states in ((0, 0), (36, 1), (37, 16), (38, 70), (200, 0))]
+CHUNKS = [Shape(0, 40, 3), Shape(16, 16, 0), Shape(100, 77, 33), Shape(35, 2, 50)]
+NOBODY = [Shape(20, 1, 0), Shape(20, 9, 0)]
+
+
+def random_pool(num_heads: int, num_kv_heads: int, kinds: tuple = KINDS) -> tuple[PoolView, Pages]:
+    layout = layout_of(num_heads, num_kv_heads, 64, "bfloat16", kinds)
+    pages = Pages(NUM_PAGES * layout.page_bytes)
+    view = view_device_pages(pages, layout)
+    torch.manual_seed(99)
+    view.pages.copy_(torch.randn(view.pages.shape, device="cuda"))
+    return view, pages
+
+
+@pytest.mark.parametrize("shapes", [MIXED, SINGLE_ROWS, CHUNKS, NOBODY], ids=["mixed", "single", "chunks", "nobody"])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("heads", HEADS)
+def test_every_kind_agrees_with_torch(heads: tuple[int, int], deterministic: bool, shapes: list[Shape]) -> None:
+    view, _pages = random_pool(*heads)
+    batch = batch_of(shapes)
+    q, k, v = rows_of(batch, heads[0], view.layout, torch.bfloat16, "cuda")
+    expected = attend(TorchAttention(view, heads[0], KINDS), batch, q, k, v, KINDS)
+    fast = FlashInferAttention(load_flashinfer(), view, heads[0], 512, KINDS, deterministic=deterministic)
+    # Twice: what one kind's run leaves in the shared workspace must not show in the next plan.
+    for _ in range(2):
+        found = attend(fast, batch, q, k, v, KINDS)
+        for layer, kind in enumerate(KINDS):
+            assert torch.allclose(found[layer].float(), expected[layer].float(), **NEAR), kind
+    without = torch.from_numpy(batch.encoder.lengths == 0).repeat_interleave(
+        torch.from_numpy(batch.table.query_indptr).diff()
+    )
+    assert found[2][without.cuda()].eq(0).all(), "rows without encoder states"
+
+
+@pytest.mark.parametrize("shapes", [MIXED, CHUNKS, [Shape(0, 50, 0)]], ids=["mixed", "chunks", "nothing cached"])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("heads", HEADS)
+def test_merged_chunks_agree_with_torch(heads: tuple[int, int], deterministic: bool, shapes: list[Shape]) -> None:
+    kinds = (FULL, CROSS)
+    view, _pages = random_pool(*heads, kinds)
+    batch = batch_of(shapes)
+    q, k, v = rows_of(batch, heads[0], view.layout, torch.bfloat16, "cuda")
+    fast = FlashInferAttention(load_flashinfer(), view, heads[0], 512, kinds, deterministic=deterministic, merged=True)
+    found = attend(fast, batch, q, k, v, kinds)
+    for merged in (False, True):
+        expected = attend(TorchAttention(view, heads[0], kinds, merged=merged), batch, q, k, v, kinds)
+        for layer in range(2):
+            assert torch.allclose(found[layer].float(), expected[layer].float(), **NEAR)
+
+
+def test_a_prefix_as_long_as_a_context() -> None:
+    """Splits of the cached part that the kernel joins itself, before they are joined with the new tokens."""
+    view, _pages = random_pool(8, 2, (FULL,))
+    batch = batch_of([Shape(1600, 30, 0)])
+    q, k, v = rows_of(batch, 8, view.layout, torch.bfloat16, "cuda")
+    expected = attend(TorchAttention(view, 8, (FULL,)), batch, q, k, v, (FULL,))[0]
+    for merged in (False, True):
+        fast = FlashInferAttention(load_flashinfer(), view, 8, 64, (FULL,), deterministic=False, merged=merged)
+        found = attend(fast, batch, q, k, v, (FULL,))[0]
+        assert torch.allclose(found.float(), expected.float(), **NEAR)
