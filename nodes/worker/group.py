@@ -80,6 +80,10 @@ class RankGroup:
         if self._meeting is None:
             call.fail("not_ready", "rank 0 is starting", retryable=True)
             return
+        rank = call.message.rank
+        if not 0 < rank < len(self._config.workers) or call.sender.actor_id != self._config.workers[rank]:
+            call.fail("group_mismatch", f"{call.sender.actor_id} is not rank {rank} of {self._config.group}")
+            return
         for command in self._meeting.join(call.message, call.sender.epoch, call):
             match command:
                 case Answer(one, formed):

@@ -293,6 +293,24 @@ def test_ranks_start_in_any_order_and_answer_for_one_group() -> None:
     asyncio.run(main())
 
 
+def test_nobody_joins_as_another() -> None:
+    async def main() -> None:
+        mesh = Mesh(2)
+        zero = mesh.add(0)
+        starting = asyncio.ensure_future(zero.start())
+        await asyncio.sleep(0.01)
+        for rank, sender in ((1, "x"), (1, "w"), (0, "w"), (2, "w.1"), (-1, "w.1")):
+            call = MeshCall(join(rank, size=2, model="echo"), Address(sender, 1))
+            zero.on_ask(call)  # type: ignore[arg-type]
+            with pytest.raises(RemoteError, match=f"{sender} is not rank {rank} of g"):
+                await call.answer
+        mesh.add(1)
+        await mesh.start(1)
+        await starting
+
+    asyncio.run(main())
+
+
 def test_the_death_of_a_rank_ends_the_others() -> None:
     async def main() -> None:
         mesh = Mesh(2)
