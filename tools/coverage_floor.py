@@ -23,6 +23,8 @@ CORES: Final = {
         "kvstore/transfer/session.py",
         "kvstore/transfer/plan.py",
         "kvstore/transfer/pair.py",
+        "kvstore/transfer/choice.py",
+        "kvstore/transfer/tcp_wire.py",
         "nodes/kv_agent/core.py",
     ),
     "credit": ("mesh/credit.py", "mesh/mailbox.py"),

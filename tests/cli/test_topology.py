@@ -97,6 +97,9 @@ def test_overrides_of_a_role():
     topology = planned(roles={"gateway": {"max_inflight": 9}, "scheduler": {"policy": "longest_prefix"}})
     assert configs(topology, "gateway")[0].max_inflight == 9
     assert {config.policy for config in configs(topology, "scheduler")} == {"longest_prefix"}
+    chosen = {"host_transport": "tcp", "tcp": {"num_streams": 2}}
+    (agent,) = configs(planned(roles={"kv_agent": chosen}), "kv_agent")
+    assert (agent.host_transport, agent.tcp.num_streams, agent.tcp.host) == ("tcp", 2, "127.0.0.1")
     (from_environment,) = configs(planned(roles={"gateway": {"max_inflight": "9"}}), "gateway")
     assert from_environment.max_inflight == 9
     with pytest.raises(BadConfig, match=r"roles\.gateway\.max_inflite"):

@@ -1,8 +1,8 @@
-"""Two ranks of NCCL on one device, each a process of its own, with an NCCL that allows it.
+"""Two ranks of NCCL on one device, each a process of its own, with an NCCL that allows it: 2.30 or newer.
 
-That of torch and CuPy does not: `python3 -m tools.build_nccl SOURCE` builds one and says how to name it to these tests
-(`KVMESH_NCCL_LIBRARY`). Not yet run on a GPU; assumed is that the library, loaded before CuPy's, is the one that CuPy
-calls (both are `libnccl.so.2`), and that two ranks on a device are served by the same code paths as on two.
+Where CuPy finds an older one, as torch brings it, `python3 -m tools.build_nccl SOURCE` builds one and says how to name
+it to these tests (`KVMESH_NCCL_LIBRARY`); loaded before CuPy's it is the one that CuPy calls. Not yet run on a GPU;
+assumed is that two ranks on a device are served as two on two devices are.
 """
 
 import hashlib
@@ -18,11 +18,28 @@ import torch
 
 LIBRARY = os.environ.get("KVMESH_NCCL_LIBRARY", "")
 
+
+def refusal() -> str:
+    """Why there cannot be two ranks on a device; empty if there can."""
+    if LIBRARY:
+        return ""
+    try:
+        from cupy.cuda import nccl
+    except ImportError as error:
+        return f"CuPy's NCCL cannot be imported: {error}"
+    version = nccl.get_version()
+    if version >= 23000:
+        return ""
+    return f"NCCL {version} takes one rank on a device and KVMESH_NCCL_LIBRARY is not set: see tools/build_nccl.py"
+
+
+REFUSAL = refusal()
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.process,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-    pytest.mark.skipif(not LIBRARY, reason="KVMESH_NCCL_LIBRARY is not set: see tools/build_nccl.py"),
+    pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +53,7 @@ class Rank:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         variables = {
             "PYTHONPATH": path,
-            "LD_PRELOAD": LIBRARY,
+            **({"LD_PRELOAD": LIBRARY} if LIBRARY else {}),
             "NCCL_MULTI_RANK_GPU_ENABLE": "1",
             # What `tools/build_nccl.py` leaves out must not be chosen.
             "NCCL_ALGO": "Ring",

@@ -7,6 +7,7 @@ source   the other end of `tcp`: reads the meeting from stdin
 """
 
 import random
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,8 @@ from kvstore.cuda_pool import CudaHost
 from kvstore.page_pool import PagePool, PoolInfo, ShmHost
 from kvstore.transfer.base import Direction
 from kvstore.transfer.cuda_ipc import CudaIpcTransport
-from kvstore.transfer.link import Broken, Moved, News, PairLink, Ready
+from kvstore.transfer.link import Broken, LinkMaker, Moved, News, PairLink, Ready
+from kvstore.transfer.nccl_link import NcclLinks
 from kvstore.transfer.plan import coalesce, page_descriptors
 from kvstore.transfer.tcp_link import TcpLinks, TcpSettings
 
@@ -82,14 +84,17 @@ def parts_of(pages: list[int]) -> list[tuple[int, int]]:
 PAGES, TARGETS = [3, 9, 4, 16], [1, 2, 12, 7]
 
 
-def receive(directory: Path) -> None:
-    import subprocess
+def make_links(way: str) -> LinkMaker:
+    return NcclLinks() if way == "nccl" else TcpLinks(TcpSettings(num_streams=2, chunk_bytes=1 << 20), load_cupy_memory)
 
-    maker = TcpLinks(TcpSettings(num_streams=2, chunk_bytes=1 << 20), load_cupy_memory)
+
+def receive(directory: Path, way: str) -> None:
+    maker = make_links(way)
     unique_id = maker.unique_id()
     link = maker.link("cuda:0", unique_id, 0)
     pool = make(directory, "kv-d")
-    source = subprocess.Popen([sys.executable, __file__, "source", str(directory)], stdin=subprocess.PIPE, text=True)
+    words = [sys.executable, __file__, "source", str(directory), way]
+    source = subprocess.Popen(words, stdin=subprocess.PIPE, text=True)
     assert source.stdin
     source.stdin.write(unique_id.hex() + "\n")
     source.stdin.flush()
@@ -105,11 +110,10 @@ def receive(directory: Path) -> None:
     pool.close()
 
 
-def send(directory: Path) -> None:
+def send(directory: Path, way: str) -> None:
     pool = make(directory, "kv-p")
     put_bytes(pool.device_pages, random_bytes(SEED, NUM_PAGES * SIZE))
-    maker = TcpLinks(TcpSettings(), load_cupy_memory)
-    link = maker.link("cuda:0", bytes.fromhex(sys.stdin.readline()), 1)
+    link = make_links(way).link("cuda:0", bytes.fromhex(sys.stdin.readline()), 1)
     link.begin()
     until(link, Ready())
     link.move(1, pool.device_pages, parts_of(PAGES))
@@ -120,10 +124,10 @@ def send(directory: Path) -> None:
 
 def main() -> None:
     what, directory = sys.argv[1], Path(sys.argv[2])
-    if what == "tcp":
-        receive(directory)
+    if what in ("tcp", "nccl"):
+        receive(directory, what)
     elif what == "source":
-        send(directory)
+        send(directory, sys.argv[3])
     else:
         pull(directory, 4 if what == "kernel" else 0)
 

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("way", ["kernel", "calls", "tcp"])
+@pytest.mark.parametrize("way", ["kernel", "calls", "tcp", "nccl"])
 def test_pages_arrive_and_all_memory_is_given_back(way: str, tmp_path: Path) -> None:
     variables = os.environ | environment(tmp_path / "device")
     variables["PYTHONPATH"] = os.pathsep.join((variables["PYTHONPATH"], str(ROOT)))

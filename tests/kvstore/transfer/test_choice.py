@@ -216,6 +216,15 @@ def test_the_other_end_must_have_the_second_choice_too() -> None:
     assert world.settle() == {handle: "not_served"}
 
 
+def test_a_second_choice_that_cannot_be_had_here_ends_the_transfer() -> None:
+    world = World()
+    world.far.links["nccl"].is_missing = world.near.links["tcp"].is_missing = True
+    handle = world.send(1)
+    assert world.settle() == {handle: "device_unavailable"}
+    with pytest.raises(PairUnmade):
+        world.send(2)
+
+
 def test_a_pair_that_breaks_at_work_ends_its_transfers_and_nothing_else_is_tried() -> None:
     world = World()
     world.wires["nccl"].is_slow = True

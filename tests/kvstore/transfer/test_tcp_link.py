@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from fake_devices import FakeCards, FakeDeviceMemory
 
+from kvstore.cuda_memory import HostBuffer
 from kvstore.device import CPU, DevicePages
 from kvstore.errors import DeviceUnavailable, TransferError
 from kvstore.transfer import tcp_listener
@@ -48,7 +49,8 @@ def until(link: PairLink, is_there: Callable[[list[News]], bool]) -> list[News]:
 
 
 def broken(link: PairLink) -> Broken:
-    return next(one for one in until(link, lambda found: any(isinstance(one, Broken) for one in found)))  # type: ignore[return-value]
+    found = until(link, lambda found: any(isinstance(one, Broken) for one in found))
+    return next(one for one in found if isinstance(one, Broken))
 
 
 class Ends:
@@ -167,6 +169,38 @@ def test_a_device_that_fails_is_said_with_its_own_code() -> None:
     ends.move(1, [(0, 10)], [(0, 10)])
     assert broken(ends.links[0]).code == "device_fault"
     ends.close()
+
+
+@pytest.mark.parametrize("num_buffers", [1, 2, 3])
+def test_page_locked_memory_that_runs_out_is_given_back_and_said(
+    num_buffers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Ends("device device")
+    allocate, left = ends.memories[0].allocate_host, [num_buffers]
+
+    def scarce(device: int, num_bytes: int) -> HostBuffer:
+        left[0] -= 1
+        if left[0] < 0:
+            raise DeviceUnavailable("no page-locked memory is left")
+        return allocate(device, num_bytes)
+
+    monkeypatch.setattr(ends.memories[0], "allocate_host", scarce)
+    for link in ends.links:
+        link.begin()
+    told = broken(ends.links[0])
+    assert (told.code, "no page-locked memory" in told.message) == ("device_unavailable", True)
+    assert ends.memories[0].host_buffers == []
+    ends.close()
+    assert ends.memories[1].host_buffers == []
+
+
+def test_an_end_that_was_stopped_before_it_met_anybody_takes_no_connection(ends: Ends) -> None:
+    ends.links[0].stop()
+    with dial(ends.meeting) as connection:
+        connection.sendall(encode_hello(decode_meeting(ends.meeting), 0))
+        assert is_refused(connection)
+    ends.links[0].begin()
+    assert "it was given up" in broken(ends.links[0]).message
 
 
 def test_without_a_device_no_half_is_made_for_one() -> None:
