@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, assert_never
 
-from kvstore.device import CPU
-from kvstore.layout import PADDING_PAGE, KVLayout
-from kvstore.protocol import GrantClosed, GrantOpened, OpenGrant, PoolHandle, TransferFailed
+from kvstore.layout import PADDING_PAGE
+from kvstore.protocol import GrantClosed, GrantOpened, OpenGrant, TransferFailed
 from kvstore.transfer import session as transfer
 from kvstore.transfer.session import SessionLimits, TransferSession
 from mesh.address import Address
@@ -40,18 +39,8 @@ from nodes.kv_agent.events import (
     Tell,
     UnmapForeign,
 )
+from nodes.kv_agent.pool_facts import Pool
 from nodes.kv_agent.sources import SourceFacts, Sources
-
-
-class Pool(NamedTuple):
-    """One of the agent's own pools."""
-
-    group: str
-    path: str
-    num_pages: int
-    layout: KVLayout
-    incarnation: int
-    device: str = CPU
 
 
 class Bounds(NamedTuple):
@@ -68,7 +57,9 @@ class AgentCore:
     def __init__(self, actor_id: str, pools: Sequence[Pool], bounds: Bounds) -> None:
         self._actor_id = actor_id
         self._bounds = bounds
-        self._pools = {pool.group: pool for pool in pools}
+        self._ranks = {(pool.group, pool.layout.tp_rank): pool for pool in pools}
+        # Rank 0's page table tells of the pages of all: grants and transfers are of groups.
+        self._pools = {pool.group: pool for pool in pools if not pool.layout.tp_rank}
         self._digests = {pool.group: pool.layout.digest for pool in pools}
         own = {
             SourceId(actor_id, pool.group): SourceFacts(pool.incarnation, self._digests[pool.group]) for pool in pools
@@ -165,21 +156,14 @@ class AgentCore:
         return commands
 
     def _map(self, event: MapAsked) -> Command:
-        pool = self._pools.get(event.message.group)
-        if pool is None:
-            known = ", ".join(sorted(self._pools)) or "none"
-            message = f"{self._actor_id} has no pool of group {event.message.group!r} (it has: {known})"
-            return Refuse(event.call, "unknown_group", message)
-        handle = PoolHandle(
-            group=pool.group,
-            agent=self._actor_id,
-            path=pool.path,
-            num_pages=pool.num_pages,
-            layout=pool.layout,
-            incarnation=pool.incarnation,
-            device=pool.device,
-        )
-        return Reply(event.call, handle)
+        group, rank = event.message.group, event.message.rank
+        pool = self._ranks.get((group, rank))
+        if pool is not None:
+            return Reply(event.call, pool.handle(self._actor_id))
+        if group in self._pools:
+            return Refuse(event.call, "unknown_rank", f"{self._actor_id} has no pool of rank {rank} of group {group!r}")
+        known = ", ".join(sorted(self._pools)) or "none"
+        return Refuse(event.call, "unknown_group", f"{self._actor_id} has no pool of group {group!r} (it has: {known})")
 
     def _open(self, event: OpenAsked, now: float) -> list[Command]:
         grant, call = event.message, event.call

@@ -2,9 +2,12 @@
 
 A pool on a device is always made again: its pages died with the agent that made them.
 
-Called by `actor.py`, once for each configured pool, before the agent is ready.
+The pools of all tensor-parallel ranks of a group are of one making: what is lost of one rank is lost of all.
+
+Called by `actor.py`, once for each configured group, before the agent is ready.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvstore.device import CPU
@@ -18,6 +21,32 @@ class Possession(NamedTuple):
 
     pool: PagePool
     found: str
+
+
+def take_group(host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], incarnation: int) -> list[Possession]:
+    """Take the pools of all ranks of a group; if one has to be made again, all are. Raises what `take_pool` raises.
+
+    Nothing is held when it raises, but segments that were made stay for the next try.
+    """
+    taken: list[Possession] = []
+    try:
+        # One by one: those taken before one that cannot be are given back.
+        for one in wanted:
+            pool = take_pool(host, prefix + one.name, one, incarnation)
+            taken.append(pool)
+        if len({one.pool.info.incarnation for one in taken}) > 1:
+            for rank, one in enumerate(wanted):
+                old = taken[rank].pool
+                if old.info.incarnation != incarnation:
+                    old.close()
+                    host.unlink(old.path)
+                    made = take_pool(host, prefix + one.name, one, incarnation)
+                    taken[rank] = made._replace(found="replaced: the pool of another rank was lost")
+    except BaseException:
+        for one in taken:
+            one.pool.close()
+        raise
+    return taken
 
 
 def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int) -> Possession:

@@ -3,6 +3,7 @@
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
     gateway -> scheduler                Submit, CancelAttempts, Resend -> Submitted, AttemptsCancelled
     scheduler -> worker -> scheduler    StepPlan -> StepResult; Adopt -> Adopted; Dismiss
+    worker -> worker of rank 0          JoinGroup                      -> GroupFormed
     scheduler D -> scheduler P          PrefillOrder, CancelPrefill    -> PrefillAccepted, PrefillCancelled
     scheduler P -> scheduler D          PrefillDone, PrefillFailed
     scheduler -> detokenizer            TokenBatch
@@ -57,6 +58,7 @@ from nodes.protocol.output import (
     TextDelta,
     TokenBatch,
 )
+from nodes.protocol.ranks import GroupFormed, JoinGroup
 from nodes.protocol.routing import (
     ChooseRoute,
     Detokenize,
@@ -115,6 +117,8 @@ NodeMessage = (
     | PrefillCancelled
     | StopAt
     | Load
+    | JoinGroup
+    | GroupFormed
 )
 """Control messages: MessagePack maps, told apart by their tag."""
 
@@ -136,7 +140,9 @@ __all__ = [
     "Dismiss",
     "GrantClosed",
     "GrantOpened",
+    "GroupFormed",
     "HotNodeMessage",
+    "JoinGroup",
     "Load",
     "MapPool",
     "NodeMessage",

@@ -69,13 +69,18 @@ class Adopt(Message, frozen=True):
 
 
 class Adopted(Message, frozen=True):
-    """`last_step` is the last step the worker ran for the scheduler before (0: none)."""
+    """`last_step` is the last step the worker ran for the scheduler before (0: none).
+
+    `group_epoch` is the epoch of rank 0 in the group of tensor-parallel ranks that the worker computes with; 0: it
+    computes alone.
+    """
 
     last_step: int
     worker_epoch: int
     numerics: str
     vocab_size: int
     max_batch_tokens: int = 0
+    group_epoch: int = 0
 
 
 class Dismiss(Message, frozen=True):

@@ -83,7 +83,9 @@ class SchedulerActor(Actor):
             )
         pool = self._pool = map_pool(self._host, handle)
         address = self.ctx.address
-        await self._ask_until_answered(self._config.worker, Adopt(scheduler_epoch=address.epoch), "the worker")
+        adopt = Adopt(scheduler_epoch=address.epoch)
+        # At once: a rank that had been adopted alone would leave another one waiting for it in a step.
+        await asyncio.gather(*(self._ask_until_answered(one, adopt, "the worker") for one in self._config.ranks))
         found = rebuild(pool.table(), group=self._config.group, epoch=address.epoch)
         # Lent to transfers or torn, and nothing writes them any more.
         found.cache.clear_quarantined(found.quarantined)

@@ -28,8 +28,9 @@ from mesh.membership import Member
 from mesh.persistent_ask import PersistentAsk
 from mesh.transport.base import Buffer
 from nodes.model_spec import ModelSpec, resolve_model
-from nodes.protocol import Adopt, Adopted, Dismiss, HotNodeMessage, NodeMessage, StepPlan
+from nodes.protocol import Adopt, Adopted, Dismiss, HotNodeMessage, JoinGroup, NodeMessage, StepPlan
 from nodes.roles import is_replaced
+from nodes.worker.collectives import CollectivesMaker, collectives_maker
 from nodes.worker.config import WorkerConfig
 from nodes.worker.core import (
     AdoptArrived,
@@ -46,6 +47,8 @@ from nodes.worker.core import (
     WorkerCore,
 )
 from nodes.worker.errors import LayoutMismatch
+from nodes.worker.group import RankGroup
+from nodes.worker.ranks import RankCore
 from nodes.worker.runners import RunnerFactory, make_runner
 from nodes.worker.step import PipelinedRunner, RunnableStep, Runner, StepOutcome, run_isolated
 from nodes.worker.steps_ahead import StepsAhead
@@ -60,7 +63,7 @@ def kill_this_process() -> None:
 
 
 class WorkerActor(Actor):
-    """One worker. `host` is where pools are mapped from; `make` and `kill` are for tests to give their own."""
+    """One worker. `host` is where pools are mapped from; what follows it is for tests to give their own."""
 
     role: ClassVar[str] = "worker"
     codec: ClassVar[Codec] = Codec(NodeMessage, HotNodeMessage)
@@ -72,6 +75,7 @@ class WorkerActor(Actor):
         host: MemoryHost,
         make: RunnerFactory = make_runner,
         kill: Callable[[], None] = kill_this_process,
+        collectives: Callable[[WorkerConfig], CollectivesMaker] = collectives_maker,
     ) -> None:
         self._config = config
         self._kill = kill
@@ -80,6 +84,8 @@ class WorkerActor(Actor):
         self._pool: PagePool | None = None
         self._runner: Runner | None = None
         self._core: WorkerCore | None = None
+        self._ranks = RankGroup(config, self._leave, collectives) if config.tp_size > 1 else None
+        self._adopt_timer: asyncio.TimerHandle | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._ahead: StepsAhead | None = None
         self._last_end = 0.0
@@ -92,21 +98,26 @@ class WorkerActor(Actor):
         self._adopted = Adopted(last_step=0, worker_epoch=0, numerics="", vocab_size=0)
 
     async def start(self) -> None:
-        """Map the pool and load the model, then announce `ready`. Raises ModelError, PoolError or WorkerError."""
+        """Map the pool, meet the other ranks and load the model, then announce `ready`.
+
+        Raises ModelError, PoolError, WorkerError, DeviceError or CallError.
+        """
         config = self._config
         spec = resolve_model(config.model)
+        ask = MapPool(group=config.group, rank=config.tp_rank)
         handle: PoolHandle = await self._persistent.ask(
-            self.ctx, config.agent, MapPool(group=config.group), timeout_s=config.map_timeout_s, what="the pool"
+            self.ctx, config.agent, ask, timeout_s=config.map_timeout_s, what="the pool"
         )
-        wanted = spec.kv_layout(config.dtype, config.page_size)
-        if handle.layout.digest != wanted.digest:
+        wanted = spec.kv_layout(config.dtype, config.page_size, config.tp_rank, config.tp_size)
+        if handle.layout != wanted:
             raise LayoutMismatch(
                 f"{config.agent} has made the pool of {config.group} for {handle.layout}, and {config.model} needs"
-                f" {wanted}. Give agent, scheduler and worker of a group the same model, dtype and page size."
+                f" {wanted}. Give agent, scheduler and worker of a group the same model, dtype, page size and ranks."
             )
         pool = self._pool = map_pool(self._host, handle)
         runner = self._runner = await self._load(spec, pool)
-        self._core = WorkerCore(
+        make_core = WorkerCore if self._ranks is None else RankCore
+        self._core = make_core(
             Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens),
             depth=DEVICE_DEPTH if self._ahead is not None else 1,
         )
@@ -116,6 +127,7 @@ class WorkerActor(Actor):
             numerics=runner.numerics,
             vocab_size=spec.vocab_size,
             max_batch_tokens=config.max_batch_tokens,
+            group_epoch=self._ranks.epoch if self._ranks is not None else 0,
         )
         self.ctx.announce(
             "ready",
@@ -136,13 +148,16 @@ class WorkerActor(Actor):
             super().on_tell(sender, message, buffers)
 
     def on_ask(self, call: Call) -> None:
-        """Take in a scheduler; see `Actor.on_ask`."""
-        if not isinstance(call.message, Adopt):
+        """Take in a scheduler, or another rank; see `Actor.on_ask`."""
+        if isinstance(call.message, JoinGroup) and self._ranks is not None:
+            self._ranks.on_ask(call)
+        elif not isinstance(call.message, Adopt):
             super().on_ask(call)
         elif self._core is None:
             call.fail("not_ready", "the model is still being loaded", retryable=True)
         else:
             self._dispatch(AdoptArrived(call.message, call))
+            self._watch_adoption()
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
         """See `Actor.on_members`: a pool that was made again has to be mapped again.
@@ -155,6 +170,8 @@ class WorkerActor(Actor):
             self.ctx.end(f"{config.agent} is gone, and the pages of {config.group} on {pool.info.device} with it")
         if pool is not None and is_replaced(self.ctx.members, config.agent, config.group, pool.info.incarnation):
             self.ctx.end(f"{config.agent} has made the pool of {config.group} again")
+        if self._ranks is not None:
+            self._ranks.on_members(self.ctx, left)
         self._persistent.members_changed()
 
     async def drain(self) -> None:
@@ -175,6 +192,8 @@ class WorkerActor(Actor):
         self._is_stopping = True
         if self._core is not None:
             self._core.is_draining = True
+        if self._ranks is not None:
+            self._ranks.abort()
         if self._ahead is not None:
             self._ahead.stop()
         if self._thread is not None:
@@ -193,18 +212,55 @@ class WorkerActor(Actor):
         return {"mesh_worker_queued_steps": float(self._core.num_queued) if self._core else 0.0}
 
     async def _load(self, spec: ModelSpec, pool: PagePool) -> Runner:
+        config = self._config
+        own = JoinGroup(
+            group=config.group,
+            rank=config.tp_rank,
+            size=config.tp_size,
+            model=spec.fingerprint,
+            incarnation=pool.info.incarnation,
+        )
         if spec.source == "echo":
-            return self._make(spec, self._config, pool)
+            if self._ranks is not None:
+                await self._ranks.form(self.ctx, self._persistent, own, None)
+            return self._make(spec, config, pool)
         # One thread for loading and running: torch keeps its number of threads per calling thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="runner")
+        if self._ranks is not None:
+            await self._ranks.form(self.ctx, self._persistent, own, self._thread)
         loop = asyncio.get_running_loop()
-        runner = await loop.run_in_executor(self._thread, self._make, spec, self._config, pool)
+        runner = await loop.run_in_executor(self._thread, self._make_in_thread, spec, pool)
         if isinstance(runner, PipelinedRunner):
             self._ahead = StepsAhead(runner, self._thread)
         # A full collection walks everything that torch has imported: a tenth of a second between two tokens.
         gc.collect()
         gc.freeze()
         return runner
+
+    def _make_in_thread(self, spec: ModelSpec, pool: PagePool) -> Runner:
+        if self._ranks is None:
+            return self._make(spec, self._config, pool)
+        return self._make(spec, self._config, pool, self._ranks.connect())
+
+    def _leave(self, reason: str) -> None:
+        """The group of ranks is over. Who is to end anyhow ends in its own way, unless it hangs."""
+        if self._is_stopping or (self._core is not None and self._core.is_draining):
+            return
+        if self._thread is None:
+            self.ctx.end(reason)
+        else:
+            self._die(reason)
+
+    def _watch_adoption(self) -> None:
+        """While a scheduler waits for steps of the one before: they end soon, or never."""
+        is_waiting = isinstance(self._core, RankCore) and self._core.num_deferred > 0
+        if is_waiting and self._adopt_timer is None:
+            grace_s = self._config.adopt_grace_s
+            reason = f"a step has not ended {grace_s:g} s after another scheduler came: not all ranks have it"
+            self._adopt_timer = self.ctx.later(grace_s, self._leave, reason)
+        elif not is_waiting and self._adopt_timer is not None:
+            self._adopt_timer.cancel()
+            self._adopt_timer = None
 
     def _synchronize(self) -> None:
         if isinstance(self._runner, PipelinedRunner):
@@ -301,6 +357,7 @@ class WorkerActor(Actor):
             self.ctx.metrics.count("mesh_worker_row_errors_total", code=error.code)
             self.ctx.log.warning("row failed", step=step.step, row=error.row, code=error.code, why=error.message)
         self._dispatch(StepDone(outcome, elapsed_s))
+        self._watch_adoption()
 
     def _require_runner(self) -> Runner:
         assert self._runner is not None, "a step before the model"

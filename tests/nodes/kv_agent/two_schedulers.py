@@ -1,0 +1,181 @@
+"""Agents among other actors on the simulated network: a registry, two schedulers, messages about three pages."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from kvstore.allocator import PageState
+from kvstore.layout import KVLayout
+from kvstore.page_pool import HeapHost, MemoryHost, PagePool
+from kvstore.page_table import PageEntry
+from kvstore.protocol import (
+    GrantClosed,
+    MapPool,
+    OpenGrant,
+    PagesPulled,
+    PagesReady,
+    PoolHandle,
+    TransferFailed,
+)
+from kvstore.transfer.session import SessionLimits
+from mesh.actor import Actor, Call
+from mesh.address import Address, Endpoint
+from mesh.options import SystemOptions
+from mesh.system import ActorSystem
+from mesh.testing import virtual_time
+from mesh.transport.simulation import SimulatedNetwork
+from nodes.kv_agent.actor import KVAgent
+from nodes.kv_agent.config import KVAgentConfig, PoolConfig
+from nodes.registry.actor import RegistryActor
+from nodes.roles import NODE_CODEC
+
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, page_size=4)
+SIZE = LAYOUT.page_bytes
+NUM_PAGES = 12
+
+
+class Bootstrap:
+    found: tuple[Address, Endpoint] | None = None
+
+    def lookup(self) -> tuple[Address, Endpoint] | None:
+        return self.found
+
+
+class Scheduler(Actor):
+    """Keeps what it is told; maps pools and writes their page tables as a scheduler does."""
+
+    role = "scheduler"
+    codec = NODE_CODEC
+
+    def __init__(self) -> None:
+        self.heard: list[PagesPulled | TransferFailed] = []
+        self.news = asyncio.Event()
+
+    def on_tell(self, sender: Address, message: Any, buffers: Any) -> None:
+        self.heard.append(message)
+        self.news.set()
+
+    async def until(self, is_there: Callable[[PagesPulled | TransferFailed], bool]) -> PagesPulled | TransferFailed:
+        async with asyncio.timeout(30):
+            while True:
+                for message in self.heard:
+                    if is_there(message):
+                        return message
+                self.news.clear()
+                await self.news.wait()
+
+    async def ends(self) -> PagesPulled | TransferFailed:
+        return await self.until(lambda message: isinstance(message, TransferFailed) or message.complete)
+
+
+class SlowAgent(KVAgent):
+    """Copies one quantum each millisecond: on virtual time a copy would otherwise be over within its instant."""
+
+    def _keep_pumping(self) -> None:
+        if self._pumping is None and self._puller.is_busy:
+            self._pumping = self.ctx.later(0.001, self._pump)
+
+
+class Nonsense(Actor):
+    """Answers every ask with what was not asked for."""
+
+    role = "kv_agent"
+    codec = NODE_CODEC
+
+    def on_ask(self, call: Call) -> None:
+        call.reply(GrantClosed(grant_id="?"))
+
+
+class World:
+    """A registry, two schedulers D and P, and as many agents as wanted."""
+
+    def __init__(self) -> None:
+        self.network = SimulatedNetwork(1)
+        self.bootstrap = Bootstrap()
+        self.host: MemoryHost = HeapHost()
+        self.systems: dict[str, ActorSystem] = {}
+        self.actors: dict[str, Actor] = {}
+        self.d, self.p = Scheduler(), Scheduler()
+
+    async def add(self, actor_id: str, actor: Actor, epoch: int = 1) -> ActorSystem:
+        address = Address(actor_id, epoch)
+        options = SystemOptions(random=random.Random(actor_id))
+        system = ActorSystem(actor, address, self.network.transport(address), self.bootstrap, options)
+        await system.start()
+        self.systems[actor_id] = system
+        self.actors[actor_id] = actor
+        if actor_id == "registry":
+            self.bootstrap.found = (address, system.describe().endpoint)
+        return system
+
+    async def start(self, *agents: KVAgent) -> None:
+        await self.add("registry", RegistryActor())
+        await self.add("D", self.d)
+        await self.add("P", self.p)
+        for number, agent in enumerate(agents):
+            await self.add(f"agent-{number}", agent)
+        while len(self.d.ctx.members.all()) < 3 + len(agents) - 1:
+            await asyncio.sleep(0.05)
+
+    async def sees(self, actor_id: str, member: str) -> None:
+        while self.actors[actor_id].ctx.members.get(member) is None:
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        for system in reversed(self.systems.values()):
+            await system.stop()
+
+    async def ask(self, scheduler: Scheduler, agent: str, message: Any) -> Any:
+        return (await scheduler.ctx.ask(agent, message, timeout_s=2.0)).message
+
+    async def pool(self, scheduler: Scheduler, agent: str, group: str) -> tuple[PoolHandle, PagePool]:
+        """Map a pool as its scheduler does, and say that all its pages are running ones of generation 7."""
+        handle = await self.ask(scheduler, agent, MapPool(group=group))
+        pool = self.host.open(handle.path, writable=True)
+        table = pool.table()
+        for page in range(1, pool.num_pages):
+            table.write(page, PageEntry(PageState.RUNNING, generation=7))
+        return handle, pool
+
+
+def config(*groups: str, **changes: Any) -> KVAgentConfig:
+    pools = [PoolConfig(group=group, num_pages=NUM_PAGES, layout=LAYOUT) for group in groups]
+    fields: dict[str, Any] = {"pools": pools, "limits": SessionLimits(resend_s=0.5, map_s=1.0), "quantum_bytes": SIZE}
+    return KVAgentConfig(**(fields | changes))
+
+
+def grant(pages: list[int], grant_id: str = "g", timeout_s: float = 20.0, group: str = "d") -> OpenGrant:
+    return OpenGrant(
+        grant_id=grant_id,
+        group=group,
+        pages=pages,
+        generations=[7] * len(pages),
+        layout_digest=LAYOUT.digest,
+        holder="D",
+        holder_epoch=1,
+        timeout_s=timeout_s,
+    )
+
+
+def ready(source: PoolHandle, pages: list[int], *, first: int = 0, total: int = 0, grant_id: str = "g") -> PagesReady:
+    return PagesReady(
+        grant_id=grant_id,
+        first=first,
+        total=total or len(pages),
+        source_group=source.group,
+        source_agent=source.agent,
+        source_incarnation=source.incarnation,
+        layout_digest=LAYOUT.digest,
+        pages=pages,
+        generations=[7] * len(pages),
+    )
+
+
+def run(main: Callable[[World], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        world = World()
+        await main(world)
+        await world.stop()
+
+    virtual_time.run(whole(), limit_s=600.0)
