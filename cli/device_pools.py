@@ -97,8 +97,9 @@ def _gib(num_bytes: int) -> str:
     return f"{num_bytes / _GIB:.2f} GiB"
 
 
-def check_device_options(settings: Settings, device: str) -> None:
+def check_device_options(settings: Settings, tp_size: int) -> None:
     """Raises BadConfig where what is asked for takes a device, or goes not with the rest."""
+    device = settings.device
     if settings.memory_saver and device == CPU:
         raise BadConfig(
             "there is no memory saver on the CPU",
@@ -110,6 +111,12 @@ def check_device_options(settings: Settings, device: str) -> None:
             "workers cannot make their KV pools on the CPU",
             why="pools in host memory are files, which outlive workers and cost no context",
             do="leave --pool-in-worker out, or give --device cuda",
+        )
+    if (settings.pool_in_worker or settings.memory_saver) and tp_size > 1:
+        raise BadConfig(
+            "--pool-in-worker and --memory-saver are for workers that compute alone",
+            why="tensor-parallel ranks end together when their memory is released, and share one page table",
+            do="leave it out, or --tp; `meshctl release --reload-weights` works with ranks",
         )
     if settings.pool_in_worker and settings.memory_saver:
         raise BadConfig(

@@ -40,10 +40,15 @@ def up(
     prefill: Annotated[int | None, typer.Option(help="Number of prefill groups.")] = None,
     decode: Annotated[int | None, typer.Option(help="Number of decode groups.")] = None,
     mixed: Annotated[int | None, typer.Option(help="Number of groups that do both.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of each group.")] = None,
+    prefill_tp: Annotated[int | None, typer.Option(help="The same, of prefill groups.")] = None,
+    decode_tp: Annotated[int | None, typer.Option(help="The same, of decode groups.")] = None,
     host: Annotated[str | None, typer.Option(help="Address of the HTTP server.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N: where models compute.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda (all of them), or cuda:N,cuda:M,...: where models compute.")
+    ] = None,
     mem_fraction: Annotated[
         float | None, typer.Option(help="Share of a device's memory for weights, activations and KV.")
     ] = None,
@@ -76,7 +81,8 @@ def up(
     from cli.commands.up import up as run
 
     options: dict[str, Any] = {
-        "model": model, "name": name, "prefill": prefill, "decode": decode, "mixed": mixed, "host": host, "port": port,
+        "model": model, "name": name, "prefill": prefill, "decode": decode, "mixed": mixed,
+        "tp": tp, "prefill_tp": prefill_tp, "decode_tp": decode_tp, "host": host, "port": port,
         "dtype": dtype, "device": device, "mem_fraction": mem_fraction, "deterministic": deterministic,
         "memory_saver": memory_saver,
         "pool_in_worker": pool_in_worker,

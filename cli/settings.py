@@ -22,6 +22,7 @@ _DEVICE_CHUNK: Final = 2048
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=256)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=64)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Name = Annotated[
     str,
@@ -32,12 +33,16 @@ Name = Annotated[
 ]
 
 Device = Annotated[
-    str, msgspec.Meta(pattern=r"^(cpu|cuda(:\d{1,3})?)$", description="cpu, cuda (which is cuda:0) or cuda:N.")
+    str,
+    msgspec.Meta(
+        pattern=r"^(cpu|cuda|cuda:\d{1,3}(,cuda:\d{1,3})*)$",
+        description="cpu, cuda (all that are visible), or the ones to use: cuda:N, or cuda:N,cuda:M,...",
+    ),
 ]
 
 
 class KVSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The KV pool of each worker group: `pages`, or as many as fit `memory`; neither: a default from the model."""
+    """The KV pool of each worker: `pages`, or as many as fit `memory`; neither: a default from the model."""
 
     pages: Annotated[int, msgspec.Meta(ge=2)] | None = None
     memory: str | None = None
@@ -63,15 +68,16 @@ class SupervisionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One mesh on one host.
 
-    `device` is where all workers compute and all KV pools lie; on a CUDA device weights, activations and pools take at
-    most `mem_fraction` of its memory. `deterministic` takes fixed tiles and splits no sequence there, so that bits
-    depend less on the batch, which no GPU has shown yet (on the CPU they never do). With `memory_saver` weights can be
-    released into the host's memory while the mesh lives. With `pool_in_worker` workers make the pages of their pools
-    themselves: one CUDA context less where no pages are copied, and a worker's death costs its KV. `chunk`, if left
-    alone, is 256 on the CPU and 2,048 on a device.
+    `device` is where workers compute and KV pools lie: the CPU, or CUDA devices, which are dealt out in order; on each
+    of them weights, activations and pools take at most `mem_fraction` of its memory. `deterministic` takes fixed tiles
+    and splits no sequence there, so that bits depend less on the batch, which no GPU has shown yet (on the CPU they
+    never do). With `memory_saver` weights can be released into the host's memory while the mesh lives. With
+    `pool_in_worker` workers make the pages of their pools themselves: one CUDA context less where no pages are copied,
+    and a worker's death costs its KV. `chunk`, if left alone, is 256 on the CPU and 2,048 on a device.
 
     `prefill` and `decode` count worker groups of each kind, `mixed` groups that do both; with `mixed` set and the other
-    two left alone there are only mixed ones. `served_name` is what clients call the model, by default the model's own
+    two left alone there are only mixed ones. `tp` tensor-parallel ranks compute together in each group, `prefill_tp`
+    and `decode_tp` in groups of that kind. `served_name` is what clients call the model, by default the model's own
     name. `roles` overrides fields of a role's own configuration: `[roles.gateway] max_inflight = 100`.
     """
 
@@ -89,6 +95,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prefill: Count | None = None
     decode: Count | None = None
     mixed: Count | None = None
+    tp: Ranks = 1
+    prefill_tp: Ranks | None = None
+    decode_tp: Ranks | None = None
     gateways: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     tokenizers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     detokenizers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
@@ -115,6 +124,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         prefill = given if self.prefill is None else self.prefill
         decode = given if self.decode is None else self.decode
         return prefill, decode, self.mixed or 0
+
+    def tp_size(self, phase: str) -> int:
+        """Tensor-parallel ranks of groups of a phase, defaults filled in."""
+        own = {"prefill": self.prefill_tp, "decode": self.decode_tp}.get(phase)
+        return self.tp if own is None else own
 
 
 def load_settings(file: Path | None, environment: Mapping[str, str], options: Mapping[str, Any]) -> Settings:

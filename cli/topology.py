@@ -7,20 +7,20 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from cli.device_pools import DeviceLoad, DeviceMemory, check_device_options, device_pages
-from cli.errors import BadConfig, NoMemory
+from cli.device_pools import DeviceMemory, check_device_options
+from cli.errors import BadConfig
 from cli.launch.mesh_directory import segment_prefix
-from cli.settings import Settings, parse_bytes
-from kvstore.device import CPU, cuda_ordinal
-from kvstore.layout import KVLayout
-from kvstore.page_pool import PoolInfo
+from cli.pool_plan import PoolPlan
+from cli.settings import Settings
+from cli.worker_groups import WorkerGroup, plan_groups
+from kvstore.device import CPU
 from nodes import roles
 from nodes.detokenizer.config import DetokenizerConfig
 from nodes.gateway.config import GatewayConfig
-from nodes.kv_agent.config import KVAgentConfig, PoolConfig
+from nodes.kv_agent.config import KVAgentConfig
 from nodes.model_spec import ModelSpec
 from nodes.registry.config import RegistryConfig
-from nodes.scheduler.config import Phase, SchedulerConfig
+from nodes.scheduler.config import SchedulerConfig
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.worker.config import WorkerConfig
 
@@ -60,11 +60,6 @@ _DRAIN_TIERS: Final = {
 }
 
 _KV_AGENT_ID: Final = "kv-agent-0"
-_MAX_DEFAULT_POOL_BYTES: Final = 512 << 20
-_DEFAULT_CONTEXTS: Final = 4
-_MIN_DEFAULT_TOKENS: Final = 16_384
-_USABLE_SHARE: Final = 0.8
-_MIN_POOL_TOKENS: Final = 256
 _COMPILE_S: Final = 1200.0
 """The first start on a host compiles FlashInfer's kernels, minutes each on a few cores."""
 
@@ -93,12 +88,12 @@ class ActorLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(NamedTuple):
-    """What the plan depends on besides settings and model. `device`: the one that the settings name, if any."""
+    """What the plan depends on besides settings and model. `devices`: those that the settings name, if any."""
 
     num_cores: int
     pool_free_bytes: int
     uid: int
-    device: DeviceMemory | None = None
+    devices: tuple[DeviceMemory, ...] = ()
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,30 +144,26 @@ class _Planner:
                 why=f"{spec.name} was made for {spec.context_length}",
                 do="give --context-length at most that",
             )
-        self._groups = self._name_groups()
-        self._device = CPU if settings.device == CPU else f"cuda:{cuda_ordinal(settings.device)}"
-        if self._device != CPU and spec.source == "echo":
+        if settings.device != CPU and spec.source == "echo":
             raise BadConfig(
                 f"echo cannot run on {settings.device}",
                 why="it computes nothing",
                 do="leave --device out, or give a model",
             )
-        check_device_options(settings, self._device)
-        self._num_threads = settings.threads or max(1, machine.num_cores // len(self._groups))
+        self._groups = plan_groups(settings, spec, [memory.name for memory in machine.devices])
+        self._num_threads = settings.threads or max(
+            1, machine.num_cores // sum(group.tp_size for group in self._groups)
+        )
+        check_device_options(settings, max(group.tp_size for group in self._groups))
         self._prefix = segment_prefix(machine.uid, settings.name)
 
     def plan(self) -> Topology:
         settings = self._settings
         for role in settings.roles:
             _config_type(role)
-        pools = self._pools()
-        pool_bytes = sum(_file_bytes(pool.group, pool.num_pages, pool.layout, pool.device) for pool in pools)
-        if pool_bytes > self._machine.pool_free_bytes:
-            raise NoMemory(
-                f"the KV pools do not fit into {settings.kv.directory}",
-                why=f"they take {_mib(pool_bytes)} and {_mib(self._machine.pool_free_bytes)} are free",
-                do="give fewer with --kv-pages or --kv-memory, or make it larger (docker: --shm-size)",
-            )
+        plan = PoolPlan(settings, self._spec, self._groups, self._machine.pool_free_bytes, self._machine.devices)
+        pools = plan.pools(self._context_length, self._max_batch_tokens)
+        pool_bytes = plan.require_room(pools)
         agent = KVAgentConfig(pools=pools, directory=settings.kv.directory, prefix=self._prefix)
         actors = [
             self._launch("registry", RegistryConfig()),
@@ -186,9 +177,10 @@ class _Planner:
         for number in range(settings.detokenizers):
             config = DetokenizerConfig(model=self._model)
             actors.append(self._launch(f"detokenizer-{number}", config))
-        for phase, group in self._groups:
-            actors.append(self._launch(f"worker-{group}", self._worker(group)))
-            actors.append(self._launch(f"scheduler-{group}", self._scheduler(phase, group)))
+        for group in self._groups:
+            for rank, worker_id in enumerate(group.worker_ids):
+                actors.append(self._launch(worker_id, self._worker(group, rank)))
+            actors.append(self._launch(f"scheduler-{group.name}", self._scheduler(group)))
         return Topology(
             settings=settings,
             model_name=settings.served_name or self._spec.name,
@@ -207,18 +199,6 @@ class _Planner:
             modules.append(_TORCH_MODULE)
         return sorted(modules)
 
-    def _name_groups(self) -> list[tuple[Phase, str]]:
-        counts = self._settings.groups
-        phases: tuple[Phase, ...] = ("prefill", "decode", "mixed")
-        groups: list[tuple[Phase, str]] = []
-        for phase, count in zip(phases, counts, strict=True):
-            groups.extend((phase, f"{phase}-{number}") for number in range(count))
-        if not groups:
-            raise BadConfig(
-                "there is no worker group", why="prefill, decode and mixed are all 0", do="give --mixed 1, say"
-            )
-        return groups
-
     def _gateway(self) -> GatewayConfig:
         settings = self._settings
         return GatewayConfig(
@@ -232,7 +212,7 @@ class _Planner:
             reuse_port=settings.gateways > 1,
         )
 
-    def _scheduler(self, phase: Phase, group: str) -> SchedulerConfig:
+    def _scheduler(self, group: WorkerGroup) -> SchedulerConfig:
         settings = self._settings
         chunk, page_size = settings.chunk_tokens, settings.kv.page_size
         if chunk % page_size:
@@ -242,11 +222,12 @@ class _Planner:
                 do=f"give --chunk {max(1, chunk // page_size) * page_size}, say",
             )
         config = SchedulerConfig(
-            group=group,
-            worker=f"worker-{group}",
+            group=group.name,
+            worker=group.worker_ids[0],
+            workers=group.worker_ids if group.tp_size > 1 else (),
             agent=_KV_AGENT_ID,
             context_length=self._context_length,
-            phase=phase,
+            phase=group.phase,
             eos_token_ids=self._spec.eos_token_ids,
             page_size=page_size,
             step_tokens=self._step_tokens,
@@ -261,75 +242,34 @@ class _Planner:
     def _step_tokens(self) -> int:
         return max(self._settings.chunk_tokens + self._settings.max_running, 512)
 
-    def _worker(self, group: str) -> WorkerConfig:
+    def _worker(self, group: WorkerGroup, rank: int) -> WorkerConfig:
         return WorkerConfig(
-            group=group,
+            group=group.name,
             model=self._model,
             agent=_KV_AGENT_ID,
             dtype=self._settings.dtype,
             page_size=self._settings.kv.page_size,
             num_threads=self._num_threads,
             max_batch_tokens=self._max_batch_tokens,
-            device=self._device,
+            device=group.devices[rank],
             deterministic=self._settings.deterministic,
             mem_fraction=self._settings.mem_fraction,
             memory_saver=self._settings.memory_saver,
             pool_in_worker=self._settings.pool_in_worker,
+            tp_rank=rank,
+            tp_size=group.tp_size,
+            workers=group.worker_ids if group.tp_size > 1 else (),
         )
 
     @property
     def _max_batch_tokens(self) -> int:
         return max(2048, self._step_tokens)
 
-    def _pools(self) -> list[PoolConfig]:
-        layout = self._spec.kv_layout(self._settings.dtype, self._settings.kv.page_size)
-        num_pages, in_worker = self._num_pages(layout), self._settings.pool_in_worker
-        return [
-            PoolConfig(group=group, num_pages=num_pages, layout=layout, device=self._device, in_worker=in_worker)
-            for _, group in self._groups
-        ]
-
-    def _num_pages(self, layout: KVLayout) -> int:
-        kv = self._settings.kv
-        if self._device != CPU:
-            return self._num_device_pages(layout)
-        if kv.pages is not None:
-            return kv.pages
-        if kv.memory is not None:
-            num_pages = _pages_in(parse_bytes(kv.memory), layout)
-            if num_pages < 2:
-                raise BadConfig(
-                    f"KV memory of {kv.memory} is too little",
-                    why=f"a page of this model takes {layout.page_bytes} bytes, and two are the least",
-                    do="give more with --kv-memory",
-                )
-            return num_pages
-        share_bytes = int(self._machine.pool_free_bytes * _USABLE_SHARE / len(self._groups))
-        fitting = _pages_in(min(share_bytes, _MAX_DEFAULT_POOL_BYTES), layout)
-        if fitting < layout.num_pages_for(_MIN_POOL_TOKENS):
-            raise NoMemory(
-                f"{kv.directory} is too small for KV pools",
-                why=f"{_mib(self._machine.pool_free_bytes)} are free for {len(self._groups)} pools, and "
-                f"{_MIN_POOL_TOKENS} tokens of {self._spec.name} take {_mib(_MIN_POOL_TOKENS * layout.token_bytes)}",
-                do="make it larger (docker: --shm-size), or choose pages yourself with --kv-pages",
-            )
-        tokens = max(self._context_length * _DEFAULT_CONTEXTS, _MIN_DEFAULT_TOKENS)
-        return min(layout.num_pages_for(tokens) + 1, fitting)
-
-    def _num_device_pages(self, layout: KVLayout) -> int:
-        settings, memory = self._settings, self._machine.device
-        assert memory is not None, "a device that nobody has asked for its memory"
-        wanted = settings.kv.pages
-        if wanted is None and settings.kv.memory is not None:
-            wanted = max(2, parse_bytes(settings.kv.memory) // layout.page_bytes)
-        load = DeviceLoad(self._spec, layout.dtype, self._max_batch_tokens, len(self._groups), settings.mem_fraction)
-        return device_pages(memory, load, layout, wanted, layout.num_pages_for(_MIN_POOL_TOKENS) + 1)
-
     def _launch(self, actor_id: str, config: msgspec.Struct, **supervised: object) -> ActorLaunch:
         role = next(role for role, config_type in CONFIG_TYPES.items() if isinstance(config, config_type))
         supervision = self._settings.supervision
         # A process that was forked cannot use CUDA if anything before it in the family has.
-        uses_cuda = self._device != CPU and role in (roles.KV_AGENT, roles.WORKER)
+        uses_cuda = self._settings.device != CPU and role in (roles.KV_AGENT, roles.WORKER)
         return ActorLaunch(
             actor_id=actor_id,
             role=role,
@@ -376,23 +316,3 @@ def _config_type(role: str) -> type[msgspec.Struct]:
     if config_type is None:
         raise BadConfig(f"there is no role {role!r}", do=f"choose one of {', '.join(CONFIG_TYPES)}")
     return config_type
-
-
-def _file_bytes(group: str, num_pages: int, layout: KVLayout, device: str = CPU) -> int:
-    return PoolInfo(group=group, num_pages=num_pages, layout=layout, incarnation=0, device=device).file_bytes
-
-
-def _pages_in(num_bytes: int, layout: KVLayout) -> int:
-    """Pages whose pool takes at most `num_bytes`, tables included."""
-    low, high = 0, num_bytes // layout.page_bytes
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _file_bytes("", middle, layout) <= num_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 20):.1f} MiB"

@@ -16,10 +16,10 @@ ITEM_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, 
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """Layout of a KV pool; two pools exchange pages only if their `digest` is equal.
+    """Layout of the KV pool of one tensor-parallel rank; two groups exchange pages only if their `digest` is equal.
 
     `fingerprint` names the weights (a hash of the model's configuration and weight index), so pages of two models of
-    one shape never mix.
+    one shape never mix. `total_kv_heads` is the model's number of them where ranks share heads; 0: they do not.
     """
 
     num_layers: int
@@ -31,6 +31,12 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     tp_size: int = 1
     fingerprint: str = ""
     format_version: int = FORMAT_VERSION
+    total_kv_heads: int = 0
+
+    @property
+    def model_kv_heads(self) -> int:
+        """KV heads of the whole model."""
+        return self.total_kv_heads or self.num_kv_heads * self.tp_size
 
     @property
     def page_shape(self) -> tuple[int, int, int, int, int]:
@@ -49,8 +55,9 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> bytes:
-        """16 bytes that are equal exactly when two pools may exchange pages."""
-        return hashlib.blake2b(msgspec.msgpack.encode(msgspec.structs.astuple(self)), digest_size=16).digest()
+        """16 bytes that are equal exactly when pages of two groups hold the same, however ranks share the heads."""
+        whole = msgspec.structs.replace(self, num_kv_heads=self.model_kv_heads, tp_rank=0, tp_size=1, total_kv_heads=0)
+        return hashlib.blake2b(msgspec.msgpack.encode(msgspec.structs.astuple(whole)[:-1]), digest_size=16).digest()
 
     def num_pages_for(self, num_tokens: int) -> int:
         """Pages that `num_tokens` tokens take, the last one partly filled."""

@@ -13,9 +13,11 @@ class MapPool(Message, frozen=True):
     """Ask a kv_agent for the pool of a worker group. Answer: `PoolHandle`.
 
     Grants of the asker's earlier incarnations are revoked; the answer waits until none of them is written any more.
+    Each tensor-parallel rank has a pool of its own; the page table is that of rank 0's.
     """
 
     group: str
+    rank: int = 0
 
 
 class PoolHandle(Message, frozen=True):
@@ -139,7 +141,8 @@ class OfferPair(Message, frozen=True):
 
     `pair` is the asker's name for it; `unique_id` is what NCCL gave rank 0, or with `transport` `tcp` where rank 0
     listens (`kvstore/transfer/tcp_wire.py`). `timeout_s` is how long making it may take. Sent by an agent whose
-    transport is `nccl` or `tcp`, before it pulls pages of `group` for the first time.
+    transport is `nccl` or `tcp`, before it pulls pages of `group` from where its rank `rank` has them for the first
+    time.
     """
 
     pair: str
@@ -149,6 +152,7 @@ class OfferPair(Message, frozen=True):
     layout_digest: bytes
     timeout_s: float
     transport: str = "nccl"
+    rank: int = 0
 
 
 class PairAccepted(Message, frozen=True):
@@ -162,7 +166,8 @@ class SendPages(Message, frozen=True):
 
     `offsets[i]` and `sizes[i]` are bytes from page 0, one send each, in this order. `generations[j]` is what was
     announced of `pages[j]`; the sender compares them before it sends and when it has sent. Orders of one pair are
-    carried out in the order of their coming.
+    carried out in the order of their coming. `rank` is the tensor-parallel rank whose pool is meant; generations are
+    those of rank 0, whose page table tells of all.
     """
 
     pair: str
@@ -174,6 +179,7 @@ class SendPages(Message, frozen=True):
     pages: list[int]
     generations: list[int]
     timeout_s: float
+    rank: int = 0
 
 
 class PagesSent(Message, frozen=True):

@@ -15,12 +15,11 @@ import msgspec
 from cli.errors import BadConfig, BadModel, CannotBind, CliError
 from cli.exit_codes import ExitCode
 from cli.launch.mesh_directory import MeshDirectory
-from cli.launch.nvidia_smi import ask_device
+from cli.launch.nvidia_smi import ask_devices
 from cli.launch.progress import READY_MARK, Progress
 from cli.protocol import SUPERVISOR
 from cli.settings import Settings, load_settings
 from cli.topology import Machine, Topology, plan_topology
-from kvstore.device import CPU, cuda_ordinal
 from nodes.model_spec import ModelError, resolve_model
 
 
@@ -50,8 +49,8 @@ def plan(settings: Settings) -> Topology:
         raise BadConfig(
             f"KV pools cannot lie in {directory}", why=os.strerror(error.errno or 0), do="set kv.directory to a tmpfs"
         ) from error
-    device = None if settings.device == CPU else ask_device(cuda_ordinal(settings.device), os.environ)
-    machine = Machine(len(os.sched_getaffinity(0)), status.f_bavail * status.f_frsize, os.getuid(), device)
+    devices = ask_devices(settings.device, os.environ)
+    machine = Machine(len(os.sched_getaffinity(0)), status.f_bavail * status.f_frsize, os.getuid(), devices)
     return plan_topology(settings, spec, model, machine)
 
 

@@ -4,22 +4,50 @@ A CUDA context would cost the supervisor half a gigabyte of the device besides.
 """
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from cli.device_pools import DeviceMemory
 from cli.errors import BadConfig
+from kvstore.device import CPU, CUDA, cuda_ordinal
 
 COMMAND: Final = ("nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits")
 _TIMEOUT_S: Final = 20.0
 _MIB: Final = 1 << 20
 
 
+def ask_devices(names: str, environment: Mapping[str, str]) -> tuple[DeviceMemory, ...]:
+    """Memory of the devices of a setting: none for `cpu`, all that are visible for `cuda`. Raises BadConfig."""
+    if names == CPU:
+        return ()
+    if names == CUDA:
+        ordinals = range(_num_visible(environment))
+    else:
+        ordinals = [cuda_ordinal(name) for name in names.split(",")]
+        if len(set(ordinals)) < len(ordinals):
+            raise BadConfig(f"--device {names} cannot be used", why="it names a device twice", do="name each once")
+    return tuple(ask_device(ordinal, environment) for ordinal in ordinals)
+
+
+def _num_visible(environment: Mapping[str, str]) -> int:
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        found = len([name for name in visible.split(",") if name.strip()])
+    else:
+        found = len(_run(CUDA, COMMAND).strip().splitlines())
+    if not found:
+        raise _unusable(CUDA, "no device is visible")
+    return found
+
+
 def ask_device(ordinal: int, environment: Mapping[str, str]) -> DeviceMemory:
     """Memory of `cuda:ordinal`, as actors with this environment number devices. Raises BadConfig."""
     name = f"cuda:{ordinal}"
+    return parse_memory(name, _run(name, [*COMMAND, "-i", device_id(ordinal, environment)]))
+
+
+def _run(name: str, words: Sequence[str]) -> str:
     try:
-        words = [*COMMAND, "-i", device_id(ordinal, environment)]
         asked = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except FileNotFoundError as error:
         raise _unusable(name, "there is no nvidia-smi on the PATH, so there is no NVIDIA driver") from error
@@ -27,7 +55,7 @@ def ask_device(ordinal: int, environment: Mapping[str, str]) -> DeviceMemory:
         raise _unusable(name, f"nvidia-smi does not answer: {error}") from error
     if asked.returncode:
         raise _unusable(name, f"nvidia-smi says: {' '.join((asked.stdout + asked.stderr).split())}")
-    return parse_memory(name, asked.stdout)
+    return asked.stdout
 
 
 def device_id(ordinal: int, environment: Mapping[str, str]) -> str:

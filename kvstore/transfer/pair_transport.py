@@ -66,8 +66,8 @@ class PairTransport:
         self._courier = courier
         self._init_timeout_s = init_timeout_s
         self._pools: list[PagePool] = []
-        # Those that others may read, by group.
-        self._sources: dict[str, PagePool] = {}
+        # Those that others may read, by group and rank.
+        self._sources: dict[tuple[str, int], PagePool] = {}
         # Halves of both roles by name; those in use for receiving by agent, source's and destination's device.
         self._halves: dict[str, _Half] = {}
         self._receiving: dict[tuple[str, str, str], str] = {}
@@ -89,10 +89,10 @@ class PairTransport:
         return 0.0 if self._num_idle < self._links.eager_polls else _PAUSE_S
 
     def register(self, pool: PagePool) -> int:
-        """See `Transport`. The pool can be sent from, too, instead of an earlier one of its group."""
+        """See `Transport`. The pool can be sent from, too, instead of an earlier one of its group and rank."""
         self._require_kind(pool.info.device, pool.path)
         self._pools.append(pool)
-        self._sources[pool.info.group] = pool
+        self._sources[pool.info.group, pool.info.layout.tp_rank] = pool
         return len(self._pools) - 1
 
     def export(self, region: int) -> str:
@@ -142,6 +142,7 @@ class PairTransport:
             pages=list(source.pages),
             generations=list(source.generations),
             timeout_s=max(0.001, deadline - self._courier.now()),
+            rank=peer.info.layout.tp_rank,
         )
         parts = [(part.local_offset, part.num_bytes) for part in descriptors]
         self._receipts[self._last_handle] = _Receipt(half, peer, memory, parts, order, sum(order.sizes))
@@ -208,7 +209,7 @@ class PairTransport:
 
     def take_offer(self, agent: str, offer: OfferPair) -> None:
         """Another agent wants pages of a pool of this one. Raises TransferError."""
-        pool = self._source(offer.group, offer.incarnation)
+        pool = self._source(offer.group, offer.incarnation, offer.rank)
         if offer.layout_digest != pool.layout.digest:
             raise TransferError("layout_mismatch", f"the pool of {offer.group} has another layout than that of {agent}")
         if offer.pair in self._halves:
@@ -224,7 +225,7 @@ class PairTransport:
 
     def withdraw(self, group: str) -> None:
         """Send nothing more out of this group's pool; what is being sent goes on, see `is_sending`."""
-        self._sources.pop(group, None)
+        self._sources = {key: pool for key, pool in self._sources.items() if key[0] != group}
 
     def is_sending(self, group: str) -> bool:
         """Whether pages of this group's pool may still be read."""
@@ -236,14 +237,15 @@ class PairTransport:
         try:
             if half is None or half.agent != agent or (order.pair, order.number) in self._sendings:
                 raise TransferError(PAIR_ABORTED, f"there is no pair {order.pair} of {agent} here any more")
-            pool = self._source(order.group, order.incarnation)
+            pool = self._source(order.group, order.incarnation, order.rank)
             parts = list(zip(order.offsets, order.sizes, strict=False))
             is_sound = len(order.offsets) == len(order.sizes) <= _MAX_PARTS
             if not is_sound or not fits(parts, pool.info):
                 raise TransferError(
                     "bad_descriptor", f"bytes outside the pool were ordered, or more than {_MAX_PARTS} parts"
                 )
-            compare_generations(pool, order, "before")
+            # Rank 0's page table tells of the pages of all ranks.
+            compare_generations(self._source(order.group, order.incarnation), order, "before")
             memory = _memory_of(pool)
         except KVError as error:
             reply(sent_answer(order, error, is_sent=False))
@@ -302,6 +304,7 @@ class PairTransport:
             layout_digest=peer.info.layout.digest,
             timeout_s=self._init_timeout_s,
             transport=self.name,
+            rank=peer.info.layout.tp_rank,
         )
         self._courier.offer(peer.agent, offer)
         self._perform(half, half.state.start(self._courier.now() + self._init_timeout_s))
@@ -355,8 +358,8 @@ class PairTransport:
         if memory_kind(device) not in self._links.kinds:
             raise PagesElsewhere(f"the pages of {whose} lie on {device}, which {self.name} does not move")
 
-    def _source(self, group: str, incarnation: int) -> PagePool:
-        pool = self._sources.get(group)
+    def _source(self, group: str, incarnation: int, rank: int = 0) -> PagePool:
+        pool = self._sources.get((group, rank))
         if pool is None:
             raise TransferError("unknown_group", f"there is no pool of group {group!r} here that {self.name} moves")
         if pool.info.incarnation != incarnation:

@@ -5,12 +5,13 @@ before and after it holds what was announced. A source whose page table cannot b
 which is the transport's business. Called by the kv_agent's core with the session's `StartCopy`.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvstore.errors import TransferError
 from kvstore.page_pool import PagePool
 from kvstore.page_table import PageTable
-from kvstore.transfer.base import Direction, Peer, SourcePages, Transport
+from kvstore.transfer.base import Descriptor, Direction, Peer, SourcePages, Transport
 from kvstore.transfer.plan import coalesce, page_descriptors
 from kvstore.transfer.session import CopyEnded, StartCopy
 
@@ -21,6 +22,16 @@ class Target(NamedTuple):
     region: int
     pool: PagePool
     table: PageTable
+
+
+class Cut(NamedTuple):
+    """What of a copy's pages is copied, where it is not all of them: one tensor-parallel rank's share.
+
+    `book` is the pool whose page table tells of the source's pages, that of its rank 0.
+    """
+
+    parts: Sequence[Descriptor]
+    book: Peer
 
 
 class Ended(NamedTuple):
@@ -35,7 +46,7 @@ class _Running(NamedTuple):
     grant_id: str
     copy: StartCopy
     target: Target
-    peer: Peer
+    book: Peer
 
 
 class PagePuller:
@@ -54,18 +65,20 @@ class PagePuller:
         """Register a local pool."""
         return Target(self.transport.register(pool), pool, pool.table())
 
-    def start(self, grant_id: str, copy: StartCopy, target: Target, peer: Peer) -> Ended | None:
+    def start(self, grant_id: str, copy: StartCopy, target: Target, peer: Peer, cut: Cut | None = None) -> Ended | None:
         """Begin a copy; its end comes from `pump`, or at once where its pages are not what they should be."""
-        problem = _compare(copy, target, peer, "before")
+        if cut is None:
+            runs = coalesce(copy.source_pages, copy.pages)
+            cut = Cut(page_descriptors(runs, target.pool.layout.page_bytes), peer)
+        problem = _compare(copy, target, cut.book, "before")
         if problem is None:
-            parts = page_descriptors(coalesce(copy.source_pages, copy.pages), target.pool.layout.page_bytes)
             try:
                 announced = SourcePages(copy.source_pages, copy.source_generations)
-                handle = self.transport.post(Direction.READ, target.region, peer, parts, copy.deadline, announced)
+                handle = self.transport.post(Direction.READ, target.region, peer, cut.parts, copy.deadline, announced)
             except TransferError as error:
                 problem = error
             else:
-                self._running[handle] = _Running(grant_id, copy, target, peer)
+                self._running[handle] = _Running(grant_id, copy, target, cut.book)
                 return None
         return Ended(grant_id, CopyEnded(copy.copy_id, problem.code, problem.message), 0)
 
@@ -80,7 +93,7 @@ class PagePuller:
         ended: list[Ended] = []
         for completion in self.transport.poll(now):
             running = self._running.pop(completion.handle)
-            problem = completion.error or _compare(running.copy, running.target, running.peer, "after")
+            problem = completion.error or _compare(running.copy, running.target, running.book, "after")
             code, message = (problem.code, problem.message) if problem else ("", "")
             ended.append(Ended(running.grant_id, CopyEnded(running.copy.copy_id, code, message), completion.num_bytes))
         return ended

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, assert_never
+from typing import ClassVar, assert_never
 
 from kvstore.cuda_pool import CudaHost
 from kvstore.errors import DeviceError, DeviceFault, KVError, TransferError
@@ -36,7 +36,7 @@ from mesh.membership import Member
 from mesh.message import HotMessage, Message
 from mesh.transport.base import Buffer
 from nodes.kv_agent.config import Bounds, KVAgentConfig
-from nodes.kv_agent.core import AgentCore, Pool
+from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.couriers import MeshCourier
 from nodes.kv_agent.events import (
     CancelPull,
@@ -62,12 +62,11 @@ from nodes.kv_agent.events import (
 )
 from nodes.kv_agent.held_pools import HeldPools
 from nodes.kv_agent.own_pools import held_bytes
+from nodes.kv_agent.pool_facts import Pool
 from nodes.kv_agent.pools import take_when_free
 from nodes.kv_agent.pullers import Pullers, make_links, make_remote, make_transports
+from nodes.kv_agent.rank_pulls import RankPulls, require_ranks
 from nodes.roles import KV_AGENT, NODE_CODEC
-
-if TYPE_CHECKING:
-    from kvstore.transfer.puller import Target
 
 
 class KVAgent(Actor):
@@ -92,9 +91,10 @@ class KVAgent(Actor):
         if remote is not None:
             courier.transport, self._pairs = remote, courier
         self._puller = Pullers(make_transports(config, self._host), remote)
-        self._pools: dict[str, PagePool] = {}
-        self._targets: dict[str, Target] = {}
-        self._peers: dict[SourceId, Peer] = {}
+        self._pulls = RankPulls(self._puller)
+        # Of each group the pools of all its ranks, of rank 0 the one with the page table.
+        self._ranks: dict[str, list[PagePool]] = {}
+        self._peers: dict[SourceId, list[Peer]] = {}
         # How often each agent was lost: what it said before is not acted on afterwards.
         self._losses: Counter[str] = Counter()
         self._calls: dict[int, Call] = {}
@@ -119,18 +119,16 @@ class KVAgent(Actor):
                 engine.wake = self._waker()
                 self.ctx.log.info("tcp", host=host, port=port)
         facts: list[Pool] = []
-        for wanted in self._config.pools:
-            name = self._name_of(wanted.group)
-            pool, found = await take_when_free(self.ctx, self._host, name, wanted, self._config.device_wait_s)
-            self._pools[wanted.group] = pool
-            info = pool.info
-            facts.append(Pool.of(pool))
-            self.ctx.log.info("pool", group=info.group, found=found, bytes=held_bytes(pool), path=pool.path)
-        bounds = Bounds(self._config.max_grants, self._config.max_remembered, self._config.limits)
+        config = self._config
+        for group, wanted in config.groups.items():
+            taken = await take_when_free(self.ctx, self._host, config.prefix, wanted, config.device_wait_s)
+            self._ranks[group] = [pool for pool, _ in taken]
+            for pool, found in taken:
+                facts.append(Pool.of(pool.path, pool.info))
+                self.ctx.log.info("pool", group=group, found=found, bytes=held_bytes(pool), path=pool.path)
+        bounds = Bounds(config.max_grants, config.max_remembered, config.limits)
         self._core = AgentCore(self.ctx.address.actor_id, facts, bounds)
-        self._held = HeldPools(
-            self, self._pools, self._targets, self._puller, self._host, self._name_of, self._config.device_wait_s
-        )
+        self._held = HeldPools(self, self._ranks, self._pulls, self._puller.names, self._host, config)
 
     # what `HeldPools` needs
 
@@ -211,7 +209,7 @@ class KVAgent(Actor):
         if self._held is not None:
             self._held.stop()
         self._puller.close()
-        for pool in self._pools.values():
+        for pool in (pool for pools in self._ranks.values() for pool in pools):
             try:
                 pool.close()
             except DeviceError as error:
@@ -219,24 +217,21 @@ class KVAgent(Actor):
                 self.ctx.log.warning("pool not freed", group=pool.info.group, why=error.message)
             if self._config.unlink_on_stop:
                 self._host.unlink(pool.path)
-        self._pools.clear()
+        self._ranks.clear()
         self._peers.clear()
 
     def stats(self) -> dict[str, float]:
         """Grants, transfers by state, pages and bytes moved, failures by code."""
         figures = self._core.gauges()
-        for group, pool in self._pools.items():
-            figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pool.num_pages - 1)
-            figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(held_bytes(pool))
+        for group, pools in self._ranks.items():
+            figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pools[0].num_pages - 1)
+            figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(sum(map(held_bytes, pools)))
         if self._pairs is not None:
             figures["mesh_kv_fallbacks"] = float(len(self._pairs.transport.fallbacks))
             figures["mesh_kv_fallbacks_total"] = float(self._pairs.transport.num_fallbacks)
         return figures
 
     # inside
-
-    def _name_of(self, group: str) -> str:
-        return self._config.prefix + group
 
     def _announce_fallbacks(self) -> None:
         """Pages of an agent come another way than the first choice now, or again by that."""
@@ -285,7 +280,7 @@ class KVAgent(Actor):
             case StartPull():
                 self._start_pull(command)
             case CancelPull(grant_id, copy_id):
-                self._puller.cancel(grant_id, copy_id)
+                self._pulls.cancel(grant_id, copy_id)
             case _:
                 assert_never(command)
 
@@ -294,44 +289,59 @@ class KVAgent(Actor):
 
     def _start_pull(self, command: StartPull) -> None:
         try:
-            peer = self._peer(command.source)
+            source = self._source(command.source)
         except KVError as error:
             ended = CopyEnded(command.copy.copy_id, error.code, error.message)
         else:
-            if peer.info.incarnation == command.incarnation:
-                started = self._puller.start(command.grant_id, command.copy, self._targets[command.group], peer)
+            found = source[0].info.incarnation
+            if found == command.incarnation:
+                started = self._pulls.start(command.grant_id, command.copy, command.group, source)
                 if started is None:
                     return
                 ended = started.event
             else:
-                message = f"the pool of {command.source.group} is of incarnation {peer.info.incarnation} now"
+                message = f"the pool of {command.source.group} is of incarnation {found} now"
                 ended = CopyEnded(command.copy.copy_id, "source_changed", message)
         self._events.append(CopyDone(command.grant_id, ended, 0))
 
-    def _peer(self, source: SourceId) -> Peer:
-        """The mapping of a source pool; one of the agent's own is mapped read-only like any other."""
-        peer = self._peers.get(source)
-        if peer is None:
-            peer = self._peers[source] = self._puller.connect_own(self._pools[source.group])
-        return peer
+    def _source(self, source: SourceId) -> list[Peer]:
+        """The mappings of a source's pools, by rank; those of the agent's own are mapped read-only like any other."""
+        peers = self._peers.get(source)
+        if peers is None:
+            peers = self._peers[source] = [self._puller.connect_own(pool) for pool in self._ranks[source.group]]
+        return peers
 
     async def _map_foreign(self, source: SourceId) -> None:
-        num_losses = self._losses[source.agent]
+        peers: list[Peer] = []
         try:
-            answer = await self.ctx.ask(source.agent, MapPool(group=source.group), timeout_s=self._config.limits.map_s)
+            await self._connect(source, peers)
+        except CallError as error:
+            refused = SourceRefused(source, error.code, f"asking {source.agent} for its pool: {error.message}")
+        except KVError as error:
+            refused = SourceRefused(source, error.code, error.message)
+        else:
+            self._unmap(source)
+            self._peers[source] = peers
+            info = peers[0].info
+            self._handle(SourceMapped(source, info.incarnation, info.layout.digest))
+            return
+        for peer in peers:
+            self._puller.disconnect(peer)
+        self._handle(refused)
+
+    async def _connect(self, source: SourceId, peers: list[Peer]) -> None:
+        """Reach the pools of all ranks of a source. Raises CallError, KVError."""
+        num_ranks, num_losses = 1, self._losses[source.agent]
+        while len(peers) < num_ranks:
+            ask = MapPool(group=source.group, rank=len(peers))
+            answer = await self.ctx.ask(source.agent, ask, timeout_s=self._config.limits.map_s)
             handle = self._handle_of(source, answer.message)
             if self._losses[source.agent] != num_losses:
                 # Nobody would unmap it: the loss has been dealt with.
                 raise TransferError("source_lost", f"{source.agent} was lost when it had just answered")
-            peer = self._puller.connect(handle)
-        except CallError as error:
-            self._handle(SourceRefused(source, error.code, f"asking {source.agent} for its pool: {error.message}"))
-        except KVError as error:
-            self._handle(SourceRefused(source, error.code, error.message))
-        else:
-            self._unmap(source)
-            self._peers[source] = peer
-            self._handle(SourceMapped(source, peer.info.incarnation, peer.info.layout.digest))
+            peers.append(self._puller.connect(handle))
+            num_ranks = peers[0].info.layout.tp_size
+        require_ranks(peers)
 
     @staticmethod
     def _handle_of(source: SourceId, answer: object) -> PoolHandle:
@@ -340,8 +350,7 @@ class KVAgent(Actor):
         raise TransferError("bad_answer", f"{source.agent} answered MapPool with {type(answer).__name__}")
 
     def _unmap(self, source: SourceId) -> None:
-        peer = self._peers.pop(source, None)
-        if peer is not None:
+        for peer in self._peers.pop(source, ()):
             self._puller.disconnect(peer)
 
     def _set_timer(self) -> None:
@@ -383,7 +392,7 @@ class KVAgent(Actor):
     def _pump(self) -> None:
         """Copy for a moment, then let the loop breathe."""
         self._pumping = None
-        for ended in self._puller.pump(self.ctx.now()):
+        for ended in self._pulls.pump(self.ctx.now()):
             self._handle(CopyDone(ended.grant_id, ended.event, ended.num_bytes))
             if ended.event.code == DeviceFault.code:
                 # Nothing that this process does on the device succeeds any more; the next one makes the pools again.

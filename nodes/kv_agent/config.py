@@ -25,7 +25,8 @@ class ConfigError(ValueError):
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool of one worker group: `num_pages` pages, the padding page included.
+    """The pool of one worker group, or of one tensor-parallel rank of it, which is `layout.tp_rank` of
+    `layout.tp_size`: `num_pages` pages, the padding page included.
 
     `device` is where its pages lie: `cpu` (shared memory of the host) or `cuda:N`. `in_worker`: the group's worker
     makes those on a device, see `worker_pools.py`.
@@ -49,9 +50,14 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
         except DeviceUnavailable as error:
             raise ConfigError(f"pool of {self.group}: {error.message}") from None
 
+    @property
+    def name(self) -> str:
+        """What the agent calls its segment, after the prefix: no group's name ends in a point and a number."""
+        return f"{self.group}.{self.layout.tp_rank}" if self.layout.tp_rank else self.group
+
 
 class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The pools of one host. A segment's name is `prefix` + group, in `directory`; `prefix` names user and mesh.
+    """The pools of one host. Names of segments in `directory` begin with `prefix`, which names user and mesh.
 
     `unlink_on_stop` False leaves the segments to the next agent also after an orderly stop. `quantum_bytes` are copied
     at a time, between two looks at the loop's other work; on devices so many are `copies_per_poll` copies begun. From
@@ -83,9 +89,11 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     gather_from: int = DEFAULT_GATHER_FROM
 
     def __post_init__(self) -> None:
-        groups = [pool.group for pool in self.pools]
-        if len(set(groups)) != len(groups):
-            raise ConfigError(f"groups of a kv_agent must differ, got {', '.join(groups)}")
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) != len(names):
+            raise ConfigError(f"groups of a kv_agent must differ, got {', '.join(names)}")
+        for group in self.groups.values():
+            _check_ranks(group)
         if not _NAME.fullmatch(self.prefix):
             raise ConfigError(f"prefix {self.prefix!r} must be letters, digits, '.', '_' or '-' (it names files)")
         if self.device_transport not in (CUDA_IPC, NCCL, TCP):
@@ -101,6 +109,24 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         problem = self.tcp.problem()
         if problem:
             raise ConfigError(f"tcp: {problem}")
+
+    @property
+    def groups(self) -> dict[str, list[PoolConfig]]:
+        """The pools of each group, by rank."""
+        groups: dict[str, list[PoolConfig]] = {}
+        for pool in sorted(self.pools, key=lambda one: one.layout.tp_rank):
+            groups.setdefault(pool.group, []).append(pool)
+        return groups
+
+
+def _check_ranks(pools: list[PoolConfig]) -> None:
+    """Pages of all ranks have the same numbers and hold the same tokens."""
+    first = pools[0]
+    if [pool.layout.tp_rank for pool in pools] != list(range(first.layout.tp_size)):
+        ranks = ", ".join(str(pool.layout.tp_rank) for pool in pools)
+        raise ConfigError(f"{first.group} needs a pool for each of its {first.layout.tp_size} ranks, got {ranks}")
+    if len({(pool.num_pages, pool.layout.tp_size, pool.layout.digest) for pool in pools}) > 1:
+        raise ConfigError(f"the pools of the ranks of {first.group} must have as many pages and hold one model")
 
 
 class Bounds(NamedTuple):

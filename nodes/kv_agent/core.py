@@ -44,7 +44,8 @@ from nodes.kv_agent.events import (
     UnmapForeign,
 )
 from nodes.kv_agent.figures import gauges
-from nodes.kv_agent.own_pools import OwnPools, Pool, source_of
+from nodes.kv_agent.own_pools import OwnPools, source_of
+from nodes.kv_agent.pool_facts import Pool
 from nodes.kv_agent.sources import SourceFacts, Sources
 from nodes.protocol.memory import MEMORY_RELEASED
 
@@ -145,12 +146,9 @@ class AgentCore:
         return commands
 
     def _map(self, event: MapAsked) -> Command:
-        group = event.message.group
-        refusal, pool = self._own.refusal(event.call, group), self._own.get(group)
-        if refusal is not None or pool is None:
-            assert refusal is not None, "what there is not is refused"
-            return refusal
-        return Reply(event.call, self._own.handle(pool))
+        group, rank = event.message.group, event.message.rank
+        found = self._own.find(event.call, group, rank)
+        return found if isinstance(found, Refuse) else Reply(event.call, found.handle(self._actor_id))
 
     def _open(self, event: OpenAsked, now: float) -> list[Command]:
         grant, call = event.message, event.call
@@ -187,9 +185,9 @@ class AgentCore:
         return Reply(call, GrantOpened(grant_id=grant.grant_id))
 
     def _refusal(self, call: int, grant: OpenGrant) -> Refuse | None:
-        refusal, pool = self._own.refusal(call, grant.group), self._own.get(grant.group)
-        if refusal is not None or pool is None:
-            return refusal
+        pool = self._own.find(call, grant.group)
+        if isinstance(pool, Refuse):
+            return pool
         if self._is_draining:
             return Refuse(call, "draining", f"{self._actor_id} takes no new grants", retryable=True)
         if self.num_live >= self._bounds.max_grants:
@@ -272,7 +270,7 @@ class AgentCore:
         """Where the pool of a known group lies."""
         pool = self._own.get(group)
         assert pool is not None, "asked for a group of this agent"
-        return self._own.handle(pool)
+        return pool.handle(self._actor_id)
 
     def _revoke_older(self, holder: Address, now: float) -> list[Command]:
         """A holder in a later epoch does not know of its earlier grants."""

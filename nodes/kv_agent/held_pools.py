@@ -4,7 +4,7 @@ The hands of `memory_actions.py` and `worker_pool_actions.py`; `HeldBy` is what 
 """
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -12,15 +12,16 @@ import msgspec
 from kvstore.page_pool import MemoryHost, PagePool
 from kvstore.pool_header import incarnation_of
 from kvstore.protocol import MakePages, OfferPages, PoolHandle
-from kvstore.transfer.puller import Target
 from mesh.actor import Call, Context
 from mesh.address import Address
 from mesh.membership import Member
+from nodes.kv_agent.config import KVAgentConfig
 from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.events import Event, GroupHeld, GroupReleased, SourceId, SourceReleased
 from nodes.kv_agent.memory_actions import MemoryActions
-from nodes.kv_agent.own_pools import Pool, absence, is_read, is_used
-from nodes.kv_agent.pullers import Pullers
+from nodes.kv_agent.own_pools import absence, is_read, is_used
+from nodes.kv_agent.pool_facts import Pool
+from nodes.kv_agent.rank_pulls import RankPulls
 from nodes.kv_agent.worker_pool_actions import WorkerPoolActions
 from nodes.protocol.memory import HasLetGo, LetGo, ListMemory, ReleaseMemory, ResumeMemory
 from nodes.roles import KVAgentAttributes
@@ -46,29 +47,27 @@ class HeldBy(Protocol):
 
 
 class HeldPools:
-    """See `PoolOwner`. `pools` and `targets` are the actor's own, by group; `name` makes a pool's name of its group."""
+    """See `PoolOwner`. `ranks` are the actor's own pools, by group and rank; `config` says what they are called."""
 
     def __init__(
         self,
         actor: HeldBy,
-        pools: dict[str, PagePool],
-        targets: dict[str, Target],
-        puller: Pullers,
+        ranks: dict[str, list[PagePool]],
+        pulls: RankPulls,
+        transports: list[str],
         host: MemoryHost,
-        name: Callable[[str], str],
-        wait_s: float,
+        config: KVAgentConfig,
     ) -> None:
         self.ctx = actor.ctx
         self._actor = actor
-        self._pools = pools
-        self._targets = targets
-        self._puller = puller
+        self._ranks = ranks
+        self._pulls = pulls
+        self._transports = transports
         self._numbers = itertools.count(1)
-        infos = [pool.info for pool in pools.values()]
-        self._memory = MemoryActions(self, host, infos, name, wait_s)
-        self._made = WorkerPoolActions(self, host, infos, name)
-        for group, pool in list(pools.items()):
-            self.put_pool(group, pool, is_offered=not pool.info.is_released)
+        self._memory = MemoryActions(self, host, ranks.values(), config.prefix, config.device_wait_s)
+        self._made = WorkerPoolActions(self, host, [pools[0].info for pools in ranks.values()], config.prefix)
+        for group, pools in list(ranks.items()):
+            self.put_pools(group, pools, is_offered=not pools[0].info.is_released)
         self.on_members(())
 
     # what the actor tells
@@ -114,9 +113,9 @@ class HeldPools:
 
     # see `PoolOwner`
 
-    def pool(self, group: str) -> PagePool:
+    def pools(self, group: str) -> list[PagePool]:
         """See `PoolOwner`."""
-        return self._pools[group]
+        return self._ranks[group]
 
     def next_incarnation(self) -> int:
         """See `PoolOwner`."""
@@ -124,7 +123,7 @@ class HeldPools:
 
     def stop_copies(self, group: str) -> None:
         """See `PoolOwner`."""
-        self._actor.feed(GroupReleased(group, *absence(self._pools[group].info)))
+        self._actor.feed(GroupReleased(group, *absence(self._ranks[group][0].info)))
         self._announce()
 
     def is_copying(self, group: str) -> bool:
@@ -133,17 +132,18 @@ class HeldPools:
 
     def forget_pool(self, group: str) -> None:
         """See `PoolOwner`."""
-        self._targets.pop(group, None)
+        self._pulls.remove(group)
         self._actor.unmap(SourceId(self.ctx.address.actor_id, group))
 
-    def put_pool(self, group: str, pool: PagePool, *, is_offered: bool) -> None:
+    def put_pools(self, group: str, pools: list[PagePool], *, is_offered: bool) -> None:
         """See `PoolOwner`."""
-        self._pools[group] = pool
-        if not pool.info.is_freed and group not in self._targets:
-            self._targets[group] = self._puller.target(pool)
-        self._actor.feed(GroupHeld(Pool.of(pool)))
+        self._ranks[group] = pools
+        if not any(pool.info.is_freed for pool in pools) and group not in self._pulls:
+            self._pulls.add(group, pools)
+        for pool in pools:
+            self._actor.feed(GroupHeld(Pool.of(pool.path, pool.info)))
         if not is_offered or self._made.is_pending(group):
-            self._actor.feed(GroupReleased(group, *absence(pool.info)))
+            self._actor.feed(GroupReleased(group, *absence(pools[0].info)))
         self._announce()
 
     def handle(self, group: str) -> PoolHandle:
@@ -159,12 +159,12 @@ class HeldPools:
         self._made.on_lost(address)
 
     def _announce(self) -> None:
-        pools = self._pools.items()
+        infos = {group: pools[0].info for group, pools in self._ranks.items()}
         attributes = KVAgentAttributes(
-            groups=sorted(self._pools),
-            transports=self._puller.names,
-            incarnations={group: pool.info.incarnation for group, pool in pools if not pool.info.is_freed},
-            released=sorted(group for group, pool in pools if pool.info.is_released),
+            groups=sorted(infos),
+            transports=self._transports,
+            incarnations={group: info.incarnation for group, info in infos.items() if not info.is_freed},
+            released=sorted(group for group, info in infos.items() if info.is_released),
         )
         told = msgspec.structs.asdict(attributes)
         # Told by whoever finds them.

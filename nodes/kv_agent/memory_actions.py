@@ -4,10 +4,8 @@ Part of the kv_agent's actor, which stays the owner of its pools: `PoolOwner` is
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol, assert_never
-
-import msgspec
 
 from kvstore.errors import DeviceExhaustedMemory, KVError
 from kvstore.page_pool import MemoryHost, PagePool
@@ -46,7 +44,7 @@ from nodes.kv_agent.memory_events import (
     Wanted,
     Wish,
 )
-from nodes.kv_agent.pools import MEMORY_RETRY_S, free_pool, make_pool
+from nodes.kv_agent.pools import MEMORY_RETRY_S, free_pools, make_pools, mark_pools
 from nodes.protocol.memory import HasLetGo, HasTakenUp, LetGo, ListMemory, ReleaseMemory, ResumeMemory, TakeUp
 from nodes.roles import SCHEDULER, WORKER
 
@@ -59,8 +57,8 @@ class PoolOwner(Protocol):
 
     ctx: Context
 
-    def pool(self, group: str) -> PagePool:
-        """The pool of a group, or what a release left of it."""
+    def pools(self, group: str) -> list[PagePool]:
+        """The pools of a group's ranks, or what a release left of them."""
         ...
 
     def next_incarnation(self) -> int:
@@ -79,8 +77,8 @@ class PoolOwner(Protocol):
         """Give up every view and mapping of it."""
         ...
 
-    def put_pool(self, group: str, pool: PagePool, *, is_offered: bool) -> None:
-        """Own another pool in its place; offered, it may be mapped and copied. Tells the mesh."""
+    def put_pools(self, group: str, pools: list[PagePool], *, is_offered: bool) -> None:
+        """Own other pools in their place; offered, it may be mapped and copied. Tells the mesh."""
         ...
 
     def handle(self, group: str) -> PoolHandle:
@@ -100,13 +98,13 @@ class MemoryActions:
     """See the module. `name` makes a pool's name of its group; `wait_s`: for device memory that others still have."""
 
     def __init__(
-        self, owner: PoolOwner, host: MemoryHost, infos: Iterable[PoolInfo], name: Callable[[str], str], wait_s: float
+        self, owner: PoolOwner, host: MemoryHost, pools: Iterable[Sequence[PagePool]], prefix: str, wait_s: float
     ) -> None:
         self._owner = owner
         self._host = host
-        self._name = name
+        self._prefix = prefix
         self._wait_s = wait_s
-        self._core = MemoryCore(_facts(info) for info in infos)
+        self._core = MemoryCore(_facts([pool.info for pool in ranks]) for ranks in pools)
         self._calls: dict[int, Call] = {}
         self._num_calls = 0
         self._stopping: set[str] = set()
@@ -184,7 +182,7 @@ class MemoryActions:
                 self.copies_changed()
             case Offer(group):
                 self._stopping.discard(group)
-                self._owner.put_pool(group, self._owner.pool(group), is_offered=True)
+                self._owner.put_pools(group, self._owner.pools(group), is_offered=True)
             case AskLetGo(group, number, holder, wish):
                 message = LetGo(group=group, number=number, is_kv=wish.is_kv, weights=wish.weights)
                 self._ask(group, number, holder, message, HasLetGo)
@@ -199,23 +197,21 @@ class MemoryActions:
                 assert_never(command)
 
     def _mark(self, group: str, wish: Wish | None) -> None:
-        pool = self._owner.pool(group)
         weights, unwanted = (wish.weights, wish.is_kv) if wish is not None else ("", False)
-        pool.info = msgspec.structs.replace(pool.info, weights=weights, is_unwanted=unwanted)
-        self._host.mark(pool.path, pool.info)
+        mark_pools(self._host, self._owner.pools(group), weights, is_unwanted=unwanted)
         self._owner.ctx.log.info("memory wanted back" if wish is not None else "memory given again", group=group)
 
     def _free(self, group: str) -> None:
-        owner, pool = self._owner, self._owner.pool(group)
+        owner, pools = self._owner, self._owner.pools(group)
         owner.forget_pool(group)
         try:
-            left = free_pool(self._host, self._name(group), pool)
+            left = free_pools(self._host, self._prefix, pools)
         except KVError as error:
             # The wish is in the header: the next agent goes on with it.
             owner.ctx.end(f"the pool of {group} cannot be freed: {error.message}")
             return
-        owner.put_pool(group, left, is_offered=False)
-        owner.ctx.log.info("pool freed", group=group, bytes=pool.info.pages_bytes)
+        owner.put_pools(group, left, is_offered=False)
+        owner.ctx.log.info("pool freed", group=group, bytes=sum(pool.info.pages_bytes for pool in pools))
         self._events.append(PoolFreed(group))
 
     async def _make(self, group: str) -> None:
@@ -223,10 +219,10 @@ class MemoryActions:
         deadline = owner.ctx.now() + self._wait_s
         incarnation = owner.next_incarnation()
         while True:
-            left = owner.pool(group)
+            left = owner.pools(group)
             owner.forget_pool(group)
-            pool, problem = make_pool(self._host, self._name(group), left, incarnation)
-            owner.put_pool(group, pool, is_offered=problem is None)
+            pools, problem = make_pools(self._host, self._prefix, left, incarnation)
+            owner.put_pools(group, pools, is_offered=problem is None)
             if not isinstance(problem, DeviceExhaustedMemory) or owner.ctx.now() >= deadline:
                 break
             await asyncio.sleep(MEMORY_RETRY_S)
@@ -266,9 +262,11 @@ class MemoryActions:
         self._handle(Tick())
 
 
-def _facts(info: PoolInfo) -> PoolFacts:
-    wish = Wish(info.is_unwanted, info.weights) if info.is_released else None
-    return PoolFacts(info.group, info.device, info.pages_bytes, wish, not info.is_freed)
+def _facts(ranks: Sequence[PoolInfo]) -> PoolFacts:
+    first = ranks[0]
+    wish = Wish(first.is_unwanted, first.weights) if first.is_released else None
+    is_there = not all(info.is_freed for info in ranks)
+    return PoolFacts(first.group, first.device, sum(info.pages_bytes for info in ranks), wish, is_there)
 
 
 def _seen(member: Member) -> HolderSeen:

@@ -4,55 +4,39 @@ Pure; part of the kv_agent's core.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from kvstore.device import CPU
-from kvstore.layout import KVLayout
 from kvstore.page_pool import PagePool
 from kvstore.pool_header import PoolInfo
-from kvstore.protocol import PoolHandle
 from kvstore.transfer.session import TransferSession
 from nodes.kv_agent.events import Refuse, SourceId
+from nodes.kv_agent.pool_facts import Pool
 from nodes.kv_agent.sources import SourceFacts
 from nodes.kv_agent.worker_pools import PAGES_PENDING
 from nodes.protocol.memory import MEMORY_RELEASED
 
 
-class Pool(NamedTuple):
-    """One of the agent's own pools."""
-
-    group: str
-    path: str
-    num_pages: int
-    layout: KVLayout
-    incarnation: int
-    device: str = CPU
-
-    @classmethod
-    def of(cls, pool: PagePool) -> "Pool":
-        """What the header says."""
-        info = pool.info
-        return cls(info.group, pool.path, info.num_pages, info.layout, info.incarnation, info.device)
-
-
 class OwnPools:
-    """By group. A pool that is away keeps its facts, but nobody gets at it."""
+    """By group and rank. A pool that is away keeps its facts, but nobody gets at it.
+
+    Rank 0's page table tells of the pages of all: grants and transfers are of groups.
+    """
 
     def __init__(self, actor_id: str, pools: Iterable[Pool]) -> None:
         self._actor_id = actor_id
-        self._pools = {pool.group: pool for pool in pools}
-        self._digests = {group: pool.layout.digest for group, pool in self._pools.items()}
+        self._pools: dict[tuple[str, int], Pool] = {}
         self._away: dict[str, tuple[str, str]] = {}
         # Shared with `Sources`, which reads it.
-        self.sources = {self._source(group): self._facts(group) for group in self._pools}
+        self.sources: dict[SourceId, SourceFacts] = {}
+        for pool in pools:
+            self.put(pool)
 
     def get(self, group: str) -> Pool | None:
-        """The pool of a group, released or not."""
-        return self._pools.get(group)
+        """The pool of a group's rank 0, away or not."""
+        return self._pools.get((group, 0))
 
     def digest(self, group: str) -> bytes:
         """What the layout of a known group hashes to."""
-        return self._digests[group]
+        return self._pools[group, 0].layout.digest
 
     def withdraw(self, group: str, code: str, message: str) -> SourceId:
         """Nobody may begin anything with it any more. Returns it as a source of copies."""
@@ -62,37 +46,25 @@ class OwnPools:
 
     def put(self, pool: Pool) -> None:
         """It is there, again or for the first time."""
-        self._pools[pool.group] = pool
-        self._digests[pool.group] = pool.layout.digest
+        self._pools[pool.group, pool.layout.tp_rank] = pool
         self._away.pop(pool.group, None)
-        self.sources[self._source(pool.group)] = self._facts(pool.group)
+        if not pool.layout.tp_rank:
+            self.sources[self._source(pool.group)] = SourceFacts(pool.incarnation, pool.layout.digest)
 
-    def handle(self, pool: Pool) -> PoolHandle:
-        """What is told to whoever maps it."""
-        return PoolHandle(
-            group=pool.group,
-            agent=self._actor_id,
-            path=pool.path,
-            num_pages=pool.num_pages,
-            layout=pool.layout,
-            incarnation=pool.incarnation,
-            device=pool.device,
-        )
-
-    def refusal(self, call: int, group: str) -> Refuse | None:
-        """Why a group's pool cannot be had now."""
-        if group not in self._pools:
-            known = ", ".join(sorted(self._pools)) or "none"
-            return Refuse(call, "unknown_group", f"{self._actor_id} has no pool of group {group!r} (it has: {known})")
+    def find(self, call: int, group: str, rank: int = 0) -> Pool | Refuse:
+        """The pool of a rank; or why it cannot be had now."""
+        pool = self._pools.get((group, rank))
         if group in self._away:
             return Refuse(call, *self._away[group], retryable=True)
-        return None
+        if pool is not None:
+            return pool
+        if self.get(group) is not None:
+            return Refuse(call, "unknown_rank", f"{self._actor_id} has no pool of rank {rank} of group {group!r}")
+        known = ", ".join(sorted({name for name, _ in self._pools})) or "none"
+        return Refuse(call, "unknown_group", f"{self._actor_id} has no pool of group {group!r} (it has: {known})")
 
     def _source(self, group: str) -> SourceId:
         return SourceId(self._actor_id, group)
-
-    def _facts(self, group: str) -> SourceFacts:
-        return SourceFacts(self._pools[group].incarnation, self._digests[group])
 
 
 def held_bytes(pool: PagePool) -> int:

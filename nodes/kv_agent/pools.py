@@ -3,10 +3,13 @@
 A pool on a device is always made again: its pages died with the agent that made them. One whose pages an operator has
 had freed stays without them, whatever it lies on: see `memory.py`.
 
-Called by `actor.py`, once for each configured pool, before the agent is ready.
+The pools of all tensor-parallel ranks of a group are of one making: what is lost of one rank is lost of all.
+
+Called by `actor.py`, once for each configured group, before the agent is ready.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -25,6 +28,36 @@ class Possession(NamedTuple):
 
     pool: PagePool
     found: str
+
+
+def take_group(host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], incarnation: int) -> list[Possession]:
+    """Take the pools of all ranks of a group; if one has to be made again, all are. Raises what `take_pool` raises.
+
+    Nothing is held when it raises, but segments that were made stay for the next try.
+    """
+    taken: list[Possession] = []
+    try:
+        # One by one: those taken before one that cannot be are given back.
+        for one in wanted:
+            pool = take_pool(host, prefix + one.name, one, incarnation)
+            taken.append(pool)
+        if len({one.pool.info.incarnation for one in taken}) > 1:
+            for rank, one in enumerate(wanted):
+                old = taken[rank].pool
+                if old.info.incarnation != incarnation:
+                    old.close()
+                    host.unlink(old.path)
+                    made = take_pool(host, prefix + one.name, one, incarnation)
+                    taken[rank] = made._replace(found="replaced: the pool of another rank was lost")
+        wish = next((one.pool.info for one in taken if one.pool.info.is_released), None)
+        if wish is not None:
+            # The agent before may have died while it marked them.
+            mark_pools(host, [one.pool for one in taken], wish.weights, is_unwanted=wish.is_unwanted)
+    except BaseException:
+        for one in taken:
+            one.pool.close()
+        raise
+    return taken
 
 
 def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int) -> Possession:
@@ -63,17 +96,51 @@ def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int)
     return Possession(host.create(name, info), found)
 
 
-async def take_when_free(ctx: Context, host: MemoryHost, name: str, wanted: PoolConfig, wait_s: float) -> Possession:
-    """`take_pool`, again and again while its device is full: who maps pages of a dead agent is just ending."""
+async def take_when_free(
+    ctx: Context, host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], wait_s: float
+) -> list[Possession]:
+    """`take_group`, again and again while its device is full: who maps pages of a dead agent is just ending."""
     deadline = ctx.now() + wait_s
     while True:
         try:
-            return take_pool(host, name, wanted, ctx.address.epoch)
+            return take_group(host, prefix, wanted, ctx.address.epoch)
         except DeviceExhaustedMemory as error:
             if ctx.now() >= deadline:
                 raise
-            ctx.log.info("waiting for memory", group=wanted.group, why=error.message)
+            ctx.log.info("waiting for memory", group=wanted[0].group, why=error.message)
             await asyncio.sleep(MEMORY_RETRY_S)
+
+
+def mark_pools(host: MemoryHost, pools: Sequence[PagePool], weights: str, *, is_unwanted: bool) -> None:
+    """Write into the headers of all ranks that they are released, or (`weights` empty) that they are not."""
+    for pool in pools:
+        pool.info = msgspec.structs.replace(pool.info, weights=weights, is_unwanted=is_unwanted)
+        host.mark(pool.path, pool.info)
+
+
+def free_pools(host: MemoryHost, prefix: str, pools: Sequence[PagePool]) -> list[PagePool]:
+    """`free_pool` of all ranks that are not freed yet."""
+    return [pool if pool.info.is_freed else free_pool(host, _name(prefix, pool), pool) for pool in pools]
+
+
+def make_pools(
+    host: MemoryHost, prefix: str, freed: Sequence[PagePool], incarnation: int
+) -> tuple[list[PagePool], KVError | None]:
+    """`make_pool` of all ranks, of one making: all of them are made, or none is."""
+    made: list[PagePool] = []
+    for number, left in enumerate(freed):
+        wish = left.info
+        pool, problem = make_pool(host, _name(prefix, left), left, incarnation)
+        if problem is not None:
+            mark_pools(host, made, wish.weights, is_unwanted=wish.is_unwanted)
+            return [*free_pools(host, prefix, made), pool, *freed[number + 1 :]], problem
+        made.append(pool)
+    return made, None
+
+
+def _name(prefix: str, pool: PagePool) -> str:
+    rank = pool.info.layout.tp_rank
+    return f"{prefix}{pool.info.group}.{rank}" if rank else prefix + pool.info.group
 
 
 def free_pool(host: MemoryHost, name: str, pool: PagePool) -> PagePool:

@@ -22,7 +22,7 @@ from kvstore.transfer.link import LinkMaker
 from kvstore.transfer.nccl_link import NcclLinks
 from kvstore.transfer.orders import Courier, RemotePeer
 from kvstore.transfer.pair_transport import PairTransport
-from kvstore.transfer.puller import Ended, PagePuller, Target
+from kvstore.transfer.puller import Cut, Ended, PagePuller, Target
 from kvstore.transfer.session import CopyEnded, StartCopy
 from kvstore.transfer.shm import ShmTransport
 from kvstore.transfer.tcp_link import TCP, TcpLinks
@@ -142,15 +142,15 @@ class Pullers:
         """Give a pool up; copies from it fail first."""
         self._puller_of(peer).transport.disconnect(peer)
 
-    def start(self, grant_id: str, copy: StartCopy, target: Target, peer: Peer) -> Ended | None:
+    def start(self, grant_id: str, copy: StartCopy, target: Target, peer: Peer, cut: Cut | None = None) -> Ended | None:
         """See `PagePuller.start`; a copy between two kinds of memory ends at once, with `mixed_memory`."""
         source, destination = peer.info.device, target.pool.info.device
         if memory_kind(source) != memory_kind(destination):
             message = f"pages on {source} cannot be copied to {destination}: give both groups devices, or neither"
             return Ended(grant_id, CopyEnded(copy.copy_id, MIXED_MEMORY, message), 0)
         if isinstance(peer, RemotePeer):
-            target = self._remote_targets[target.pool.path]
-        return self._puller_of(peer).start(grant_id, copy, target, peer)
+            target = self._remote_targets[target.pool.path]._replace(table=target.table)
+        return self._puller_of(peer).start(grant_id, copy, target, peer, cut)
 
     def cancel(self, grant_id: str, copy_id: int) -> None:
         """See `PagePuller.cancel`."""

@@ -3,7 +3,7 @@
 Part of the kv_agent's actor, which stays the owner of its pools.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import assert_never
 
 import msgspec
@@ -35,14 +35,12 @@ from nodes.kv_agent.worker_pools import (
 
 
 class WorkerPoolActions:
-    """See the module. `name` makes a pool's name of its group."""
+    """See the module. `prefix` and group are a pool's name; workers that make pools compute alone."""
 
-    def __init__(
-        self, owner: PoolOwner, host: MemoryHost, infos: Iterable[PoolInfo], name: Callable[[str], str]
-    ) -> None:
+    def __init__(self, owner: PoolOwner, host: MemoryHost, infos: Iterable[PoolInfo], prefix: str) -> None:
         self._owner = owner
         self._host = host
-        self._name = name
+        self._prefix = prefix
         self._core = WorkerPools((info.group, info.incarnation) for info in infos if info.is_in_worker)
         self._calls: dict[int, Call] = {}
         self._num_calls = 0
@@ -54,7 +52,7 @@ class WorkerPoolActions:
         if group not in self._core:
             call.fail("unknown_group", f"the pages of {group!r} are not made by a worker here")
             return
-        info = self._owner.pool(group).info
+        info = self._owner.pools(group)[0].info
         if info.is_released:
             call.fail(*absence(info), retryable=True)
             return
@@ -111,28 +109,28 @@ class WorkerPoolActions:
                 assert_never(command)
 
     def _make_table(self, group: str) -> None:
-        owner, old = self._owner, self._owner.pool(group)
+        owner, old = self._owner, self._owner.pools(group)[0]
         incarnation = owner.next_incarnation()
         owner.forget_pool(group)
         old.close()
         try:
             info = msgspec.structs.replace(old.info, incarnation=incarnation, ipc_handle=b"")
-            made = self._host.create(self._name(group), info)
+            made = self._host.create(self._prefix + group, info)
         except KVError as error:
             owner.ctx.end(f"the page table of {group} cannot be made: {error.message}")
             return
-        owner.put_pool(group, made, is_offered=False)
+        owner.put_pools(group, [made], is_offered=False)
         self._handle(TableMade(group, incarnation))
 
     def _offer(self, group: str, ipc_handle: bytes) -> None:
-        owner, table = self._owner, self._owner.pool(group)
+        owner, table = self._owner, self._owner.pools(group)[0]
         self._host.mark(table.path, msgspec.structs.replace(table.info, ipc_handle=ipc_handle))
         owner.forget_pool(group)
         table.close()
         # Opened with the handle in its header: its pages can be copied from here on.
-        owner.put_pool(group, self._host.open(table.path, writable=True, own=True), is_offered=True)
+        owner.put_pools(group, [self._host.open(table.path, writable=True, own=True)], is_offered=True)
         owner.ctx.log.info("pages made by a worker", group=group, bytes=table.info.pages_bytes)
 
     def _confirm(self, number: int, group: str) -> None:
-        incarnation = self._owner.pool(group).info.incarnation
+        incarnation = self._owner.pools(group)[0].info.incarnation
         self._calls.pop(number).reply(PagesOffered(group=group, incarnation=incarnation))

@@ -108,6 +108,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             page_size=page_size,
             tp_rank=tp_rank,
             tp_size=tp_size,
+            total_kv_heads=0 if num_kv_heads * tp_size == self.num_kv_heads else self.num_kv_heads,
             fingerprint=self.fingerprint,
         )
 

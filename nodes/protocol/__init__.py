@@ -3,6 +3,7 @@
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
     gateway -> scheduler                Submit, CancelAttempts, Resend -> Submitted, AttemptsCancelled
     scheduler -> worker -> scheduler    StepPlan -> StepResult; Adopt -> Adopted; Dismiss
+    worker -> worker of rank 0          JoinGroup                      -> GroupFormed
     scheduler D -> scheduler P          PrefillOrder, CancelPrefill    -> PrefillAccepted, PrefillCancelled
     scheduler P -> scheduler D          PrefillDone, PrefillFailed
     scheduler -> detokenizer            TokenBatch
@@ -71,6 +72,7 @@ from nodes.protocol.output import (
     TextDelta,
     TokenBatch,
 )
+from nodes.protocol.ranks import GroupFormed, JoinGroup
 from nodes.protocol.routing import (
     ChooseRoute,
     Detokenize,
@@ -140,6 +142,8 @@ NodeMessage = (
     | MakePages
     | OfferPages
     | PagesOffered
+    | JoinGroup
+    | GroupFormed
 )
 """Control messages: MessagePack maps, told apart by their tag."""
 
@@ -161,9 +165,11 @@ __all__ = [
     "Dismiss",
     "GrantClosed",
     "GrantOpened",
+    "GroupFormed",
     "HasLetGo",
     "HasTakenUp",
     "HotNodeMessage",
+    "JoinGroup",
     "LetGo",
     "ListMemory",
     "Load",

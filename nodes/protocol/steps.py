@@ -73,6 +73,8 @@ class Adopted(Message, frozen=True):
 
     `incarnation` is that of the pool it computes on (0: it does not say). A scheduler that has mapped another one ends:
     its pages are not there.
+    `group_epoch` is the epoch of rank 0 in the group of tensor-parallel ranks that the worker computes with; 0: it
+    computes alone.
     """
 
     last_step: int
@@ -81,6 +83,7 @@ class Adopted(Message, frozen=True):
     vocab_size: int
     max_batch_tokens: int = 0
     incarnation: int = 0
+    group_epoch: int = 0
 
 
 class Dismiss(Message, frozen=True):

@@ -102,12 +102,11 @@ class SchedulerActor(Actor):
                 f"set to {self._config.page_size}: give both the same page size"
             )
         pool = self._pool = map_pool(self._host, handle)
-        adopt = Adopt(scheduler_epoch=self.ctx.address.epoch)
-        adopting = asyncio.ensure_future(self._ask_until_answered(self._config.worker, adopt, "the worker"))
+        adopting = asyncio.ensure_future(self._adopt_all())
         wanted_back = asyncio.ensure_future(self._is_wanted_back.wait())
         try:
             await asyncio.wait((adopting, wanted_back), return_when=asyncio.FIRST_COMPLETED)
-            if adopting.done() and not wanted_back.done() and not self._is_elsewhere(adopting.result()):
+            if adopting.done() and not wanted_back.done() and not any(map(self._is_elsewhere, adopting.result())):
                 return handle
         finally:
             adopting.cancel()
@@ -117,6 +116,12 @@ class SchedulerActor(Actor):
         # One of two has heard of another pool than the other; both will.
         await asyncio.sleep(self._config.ask_retry_s)
         return None
+
+    async def _adopt_all(self) -> list[Any]:
+        """Every rank's `Adopted`. Asked at once: a rank adopted alone would leave another waiting for it in a step."""
+        adopt = Adopt(scheduler_epoch=self.ctx.address.epoch)
+        asks = [self._ask_until_answered(rank, adopt, "the worker") for rank in self._config.ranks]
+        return await asyncio.gather(*asks)
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
         """Results, transfers, handoffs, streams; see `Actor.on_tell`."""

@@ -18,7 +18,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One scheduler and the worker group it drives. All `_s` are seconds.
 
     `phase` is what routing is told; any scheduler serves any phase that it is asked for. `worker` and `agent` are actor
-    ids. A step holds at most `step_tokens` tokens, of one prompt at most `chunk_tokens` (a multiple of the page).
+    ids; `workers` are those of all tensor-parallel ranks, `worker` first, and empty where it is alone. A step holds at
+    most `step_tokens` tokens, of one prompt at most `chunk_tokens` (a multiple of the page).
     `local_prefill_max`: a prompt with at most so many uncached tokens is prefilled here even if a prefill scheduler is
     named.
     """
@@ -55,6 +56,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_repeat_s: float = 2.0
     worker_lost_timeout_s: float = 60.0
     load_interval_s: float = 0.1
+    workers: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """Actor ids of the group's workers, by rank."""
+        return self.workers or (self.worker,)
 
     def __post_init__(self) -> None:
         if self.chunk_tokens < self.page_size or self.chunk_tokens % self.page_size:
@@ -67,5 +74,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not 1 <= self.pipeline_depth <= MAX_PIPELINE_DEPTH:
             raise ConfigError(f"pipeline_depth is 1 or {MAX_PIPELINE_DEPTH}, not {self.pipeline_depth}")
+        if self.workers and (self.workers[0] != self.worker or len(set(self.workers)) < len(self.workers)):
+            raise ConfigError(f"workers are {self.worker} and others, each once, not {', '.join(self.workers)}")
         if self.context_length < 2:
             raise ConfigError("context_length is at least 2: one prompt token and one output token")

@@ -215,8 +215,8 @@ class SchedulerCore:
         kind, subject = event.tag
         message = event.message
         if isinstance(message, Adopted):
-            if self.pipeline.takes(message, now) and self.asks.answered(event.tag):
-                self._on_adopted(message, now)
+            if (adopted := self.pipeline.take_adopted(event.tag, message, now)) is not None:
+                self._on_adopted(adopted, now)
         elif isinstance(message, GrantOpened):
             self.grants.on_opened(subject, message, now)
         elif isinstance(message, PrefillAccepted):
@@ -230,7 +230,7 @@ class SchedulerCore:
             self.asks.answered(event.tag)
 
     def _on_ask_failed(self, event: AskFailed, now: float) -> None:
-        if event.tag == pipeline.ADOPT:
+        if event.tag[0] == pipeline.ADOPT[0]:
             self.asks.failed(event.tag, now)
         else:
             self._on_outcome(self.grants.on_ask_failed(event.tag, event.code, now), now)
@@ -244,7 +244,7 @@ class SchedulerCore:
         self.admission.is_due = True
 
     def _on_peer_lost(self, peer: Address, now: float) -> None:
-        if peer.actor_id == self.config.worker:
+        if peer.actor_id in self.config.ranks:
             self.pipeline.on_worker_lost(peer, now)
             if self.pipeline.adopted is None:
                 self.outbox.add(Announce(None, worker_ready=False))
@@ -263,10 +263,7 @@ class SchedulerCore:
             if known is None or known.epoch != peer.epoch:
                 self.asks.hurry(actor_id)
         self._ready = dict(event.ready)
-        worker = self._ready.get(self.config.worker)
-        if worker is not None and self.pipeline.is_older(worker.epoch):
-            # Its predecessor was lost without a word.
-            self.pipeline.adopt(now)
+        self.pipeline.on_members(self._ready, now)
         self.streams.on_members(self._ready, self.attempts)
         self.admission.is_due = True
 

@@ -9,6 +9,8 @@ that comes before its turn is not kept: the worker has it, and answers again.
 A worker whose answer cannot be one to its plan, or that is there and answers nothing, is not believed any more: it is
 dismissed, which is a death like any other to whoever was in its steps, and its next incarnation goes on.
 
+The worker may be a group of tensor-parallel ranks (`ranks.py`): all are adopted, told the same, and waited for.
+
 Whatever is lost between the two is mended by sending the unacknowledged steps again: when a result overtakes an
 earlier one, when none comes for a while, and when the worker (this or its next incarnation) has been adopted again.
 Sent again, a step has the rows it had, ended sequences' included; only placeholders whose token is known by now are
@@ -16,6 +18,7 @@ filled in, for a new worker has not seen the step that drew it. Pure; owned by t
 """
 
 from array import array
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -25,11 +28,22 @@ from nodes.protocol import Adopt, Adopted, Dismiss, RowError, StepPlan, StepResu
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.deadlines import Deadlines
-from nodes.scheduler.events import Announce, DismissWorker, Outbox, SendStep, Tag
-from nodes.scheduler.result_check import EARLY, MALFORMED, NOT_OURS, NOT_SENT, REFUSALS, REPEATED, find_problem
+from nodes.scheduler.events import Announce, DismissWorker, Outbox, ReadyPeer, SendStep, Tag
+from nodes.scheduler.ranks import Disagreement, RankGroup
+from nodes.scheduler.result_check import (
+    DISAGREED,
+    EARLY,
+    MALFORMED,
+    NOT_OURS,
+    NOT_SENT,
+    REFUSALS,
+    REPEATED,
+    find_problem,
+)
 from nodes.scheduler.sequence import Sequence
 
 ADOPT: Tag = ("adopt", "")
+"""The ask to rank 0; those to others name their rank."""
 REPEAT = "repeat_step"
 WORKER_LOST = "worker_lost"
 NEVER = float("inf")
@@ -80,9 +94,10 @@ class Pipeline:
         self._asks = asks
         self._sent: list[_Sent] = []
         self._repeat_s = config.step_repeat_s
+        self.ranks = RankGroup(config.ranks)
         self.adopted: Adopted | None = None
         self._worker_epoch = 0
-        self._dismissed: Dismiss | None = None
+        self._dismissed: dict[str, Dismiss] = {}
         self._num_silences = 0
         self.last_step = 0
         self.num_refused: dict[str, int] = dict.fromkeys(REFUSALS, 0)
@@ -103,24 +118,40 @@ class Pipeline:
     def adopt(self, now: float) -> None:
         """Ask the worker to be ours, until it answers, which it does once the running step is done."""
         self.adopted = None
+        self.ranks.begin()
         self._deadlines.clear((REPEAT, ""))
         self._deadlines.set_default((WORKER_LOST, ""), now + self._config.worker_lost_timeout_s)
-        self._asks.start(
-            ADOPT,
-            self._config.worker,
-            Adopt(scheduler_epoch=self._epoch, next_step=self.last_step + 1 - len(self._sent)),
-            timeout_s=self._config.adopt_timeout_s,
-            retry_s=self._config.ask_retry_s,
-            give_up_at=NEVER,
-        )
+        for rank, actor_id in enumerate(self.ranks.worker_ids):
+            self._asks.start(
+                _adopt_tag(rank),
+                actor_id,
+                Adopt(scheduler_epoch=self._epoch, next_step=self.last_step + 1 - len(self._sent)),
+                timeout_s=self._config.adopt_timeout_s,
+                retry_s=self._config.ask_retry_s,
+                give_up_at=NEVER,
+            )
 
-    def takes(self, adopted: Adopted, now: float) -> bool:
-        """False for an incarnation that was dismissed: it is told again, and asked until it is another one."""
-        if self._dismissed is None or self._dismissed.worker_epoch != adopted.worker_epoch:
-            return True
-        self._outbox.add(DismissWorker(self._config.worker, self._dismissed))
-        self._asks.failed(ADOPT, now)
-        return False
+    def take_adopted(self, tag: Tag, adopted: Adopted, now: float) -> Adopted | None:
+        """A rank has answered the ask of `tag`. Returns what the whole group answers, when it is the last one.
+
+        An incarnation that was dismissed is told again, and asked until it is another one.
+        """
+        if tag not in self._asks:
+            return None
+        rank = int(tag[1] or 0)
+        actor_id = self.ranks.worker_ids[rank]
+        dismissed = self._dismissed.get(actor_id)
+        if dismissed is not None and dismissed.worker_epoch == adopted.worker_epoch:
+            self._outbox.add(DismissWorker(actor_id, dismissed))
+            self._asks.failed(tag, now)
+            return None
+        for stale in self.ranks.take_adopted(rank, adopted):
+            self._asks.failed(_adopt_tag(stale), now)
+        whole = self.ranks.whole()
+        if whole is not None:
+            for one in range(len(self.ranks.worker_ids)):
+                self._asks.answered(_adopt_tag(one))
+        return whole
 
     def on_adopted(self, adopted: Adopted, now: float) -> list[Step]:
         """The worker is ours: it gets what was sent and not acknowledged, before anything new.
@@ -151,13 +182,17 @@ class Pipeline:
         return any(sequence.num_deaths >= MAX_DEATHS for sequence in hit)
 
     def on_worker_lost(self, worker: Address, now: float) -> None:
-        """The worker is gone or cut off. News of an incarnation before the adopted one is no news."""
-        if self.adopted is None or worker.epoch >= self.adopted.worker_epoch:
+        """A rank is gone or cut off. News of an incarnation before the adopted one is no news."""
+        if self.adopted is None or self.ranks.rank_of(worker) >= 0 or self.ranks.is_older(*worker):
             self.adopt(now)
 
-    def is_older(self, worker_epoch: int) -> bool:
-        """The adopted worker is an earlier incarnation than this one."""
-        return self.adopted is not None and self.adopted.worker_epoch < worker_epoch
+    def on_members(self, ready: Mapping[str, ReadyPeer], now: float) -> None:
+        """Who is ready now. A rank in a later incarnation than has answered was lost without a word."""
+        for actor_id in self.ranks.worker_ids:
+            peer = ready.get(actor_id)
+            if peer is not None and self.ranks.is_older(actor_id, peer.epoch):
+                self.adopt(now)
+                return
 
     def send(self, step: Step, now: float) -> None:
         """Send the next step; `can_send` must hold."""
@@ -176,17 +211,21 @@ class Pipeline:
 
     def on_result(self, worker: Address, result: StepResult, now: float) -> Acknowledged | None:
         """The oldest unacknowledged step, if this is its result; else the result is refused, and counted."""
-        if (
-            self.adopted is None
-            or worker != Address(self._config.worker, self.adopted.worker_epoch)
-            or result.scheduler_epoch != self._epoch
-        ):
+        rank = self.ranks.rank_of(worker)
+        if self.adopted is None or rank < 0 or result.scheduler_epoch != self._epoch:
             return self._refuse(NOT_OURS)
         index = result.step - (self.last_step + 1 - len(self._sent))
         if index < 0:
             return self._refuse(REPEATED)
         if index >= len(self._sent):
             return self._refuse(NOT_SENT)
+        gathered = self.ranks.gather(rank, result)
+        if gathered is None:
+            return None
+        if isinstance(gathered, Disagreement):
+            self._dismiss(gathered.text, now)
+            return self._refuse(DISAGREED)
+        result = gathered
         if index > 0:
             # Results come in order, so the one before is lost; so may be its step. This one comes again, too.
             self.send_again(now)
@@ -213,8 +252,10 @@ class Pipeline:
         """The adopted incarnation is not believed any more: all that it was sent is its successor's."""
         assert self.adopted is not None, "who was not adopted was not believed"
         self.num_dismissals += 1
-        self._dismissed = Dismiss(scheduler_epoch=self._epoch, worker_epoch=self.adopted.worker_epoch, reason=reason)
-        self._outbox.add(DismissWorker(self._config.worker, self._dismissed))
+        for actor_id, epoch in self.ranks.addresses():
+            dismiss = Dismiss(scheduler_epoch=self._epoch, worker_epoch=epoch, reason=reason)
+            self._dismissed[actor_id] = dismiss
+            self._outbox.add(DismissWorker(actor_id, dismiss))
         self._outbox.add(Announce(None, worker_ready=False))
         self.adopt(now)
 
@@ -248,7 +289,12 @@ class Pipeline:
 
     def _emit(self, sent: _Sent) -> None:
         buffers = (memoryview(sent.step.token_ids).cast("B"), memoryview(sent.step.page_ids).cast("B"))
-        self._outbox.add(SendStep(self._config.worker, sent.plan, buffers))
+        for actor_id in self.ranks.worker_ids:
+            self._outbox.add(SendStep(actor_id, sent.plan, buffers))
+
+
+def _adopt_tag(rank: int) -> Tag:
+    return (ADOPT[0], str(rank)) if rank else ADOPT
 
 
 def _acknowledge(sent: _Sent, result: StepResult) -> Acknowledged:

@@ -14,7 +14,9 @@ REPEATED: Final = "repeated"
 """For a step that has its result: what follows when a step was sent again."""
 MALFORMED: Final = "malformed"
 """No answer to the plan of its step."""
-REFUSALS: Final = (NOT_OURS, NOT_SENT, EARLY, REPEATED, MALFORMED)
+DISAGREED: Final = "disagreed"
+"""Ranks of one group drew different tokens."""
+REFUSALS: Final = (NOT_OURS, NOT_SENT, EARLY, REPEATED, MALFORMED, DISAGREED)
 
 _LARGEST_ID: Final = 2**31 - 1
 """Sequences hold ids in 32 bits, whatever vocabulary a worker claims."""

@@ -6,15 +6,12 @@ works in virtual time.
 """
 
 import asyncio
-import gc
 import os
 import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, ClassVar, Final, TypeVar, assert_never
+from typing import Any, ClassVar, Final, assert_never
 
 import msgspec
 
@@ -28,10 +25,21 @@ from mesh.errors import CallError
 from mesh.membership import RELEASED, Member
 from mesh.persistent_ask import PersistentAsk
 from mesh.transport.base import Buffer
-from nodes.model_spec import ModelSpec, resolve_model
-from nodes.protocol import Adopt, Adopted, Dismiss, HotNodeMessage, LetGo, NodeMessage, StepPlan, TakeUp
-from nodes.protocol.memory import KEEP, MEMORY_RELEASED, RELOAD, HasLetGo
+from nodes.model_spec import resolve_model
+from nodes.protocol import (
+    Adopt,
+    Adopted,
+    Dismiss,
+    HotNodeMessage,
+    JoinGroup,
+    LetGo,
+    NodeMessage,
+    StepPlan,
+    TakeUp,
+)
+from nodes.protocol.memory import MEMORY_RELEASED, HasLetGo
 from nodes.roles import is_replaced
+from nodes.worker.collectives import CollectivesMaker, collectives_maker
 from nodes.worker.config import WorkerConfig
 from nodes.worker.core import (
     AdoptArrived,
@@ -47,20 +55,13 @@ from nodes.worker.core import (
     StepRefused,
     WorkerCore,
 )
+from nodes.worker.engine import Engine
+from nodes.worker.group import RankGroup
 from nodes.worker.pool_taking import ask_for_pool, make_pages, take_pool
-from nodes.worker.residence_actions import ResidenceActions, give_back_heap
+from nodes.worker.ranks import RankCore
+from nodes.worker.residence_actions import ResidenceActions
 from nodes.worker.runners import RunnerFactory, make_runner
-from nodes.worker.step import (
-    PipelinedRunner,
-    RemappableRunner,
-    RunnableStep,
-    Runner,
-    StepOutcome,
-    run_isolated,
-)
-from nodes.worker.steps_ahead import StepsAhead
-
-_Result = TypeVar("_Result")
+from nodes.worker.step import RunnableStep, StepOutcome, run_isolated
 
 DEVICE_DEPTH: Final = 2
 """Steps on their way to a device: one computes, one waits behind it, so that the device never waits for the host."""
@@ -72,7 +73,7 @@ def kill_this_process() -> None:
 
 
 class WorkerActor(Actor):
-    """One worker. `host` is where pools are mapped from; `make` and `kill` are for tests to give their own."""
+    """One worker. `host` is where pools are mapped from; what follows it is for tests to give their own."""
 
     role: ClassVar[str] = "worker"
     codec: ClassVar[Codec] = Codec(NodeMessage, HotNodeMessage)
@@ -84,16 +85,16 @@ class WorkerActor(Actor):
         host: MemoryHost,
         make: RunnerFactory = make_runner,
         kill: Callable[[], None] = kill_this_process,
+        collectives: Callable[[WorkerConfig], CollectivesMaker] = collectives_maker,
     ) -> None:
         self._config = config
         self._kill = kill
         self._host = host
-        self._make = make
         self._pool: PagePool | None = None
-        self._runner: Runner | None = None
         self._core: WorkerCore | None = None
-        self._thread: ThreadPoolExecutor | None = None
-        self._ahead: StepsAhead | None = None
+        self._ranks = RankGroup(config, self._leave, collectives) if config.tp_size > 1 else None
+        self._adopt_timer: asyncio.TimerHandle | None = None
+        self._engine = Engine(config, make, self._ranks)
         self._last_end = 0.0
         self._is_stopping = False
         self._events: deque[Event] = deque()
@@ -105,17 +106,21 @@ class WorkerActor(Actor):
         self._adopted = Adopted(last_step=0, worker_epoch=0, numerics="", vocab_size=0)
 
     async def start(self) -> None:
-        """Map the pool and load the model, then announce `ready`. Raises ModelError, PoolError or WorkerError."""
+        """Map the pool, meet the other ranks and load the model, then announce `ready`.
+
+        Raises ModelError, PoolError, WorkerError, DeviceError or CallError.
+        """
         config = self._config
         spec = resolve_model(config.model)
         handle = await ask_for_pool(self.ctx, self._persistent, config, self._on_refusal)
         pool = self._pool = take_pool(self._host, config, spec, handle)
         if config.pool_in_worker:
             await make_pages(self.ctx, self._persistent, config, self._host, pool)
-        runner = self._runner = await self._load(spec, pool)
-        self._core = WorkerCore(
+        runner = await self._engine.load(self.ctx, self._persistent, spec, pool)
+        make_core = WorkerCore if self._ranks is None else RankCore
+        self._core = make_core(
             Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens),
-            depth=DEVICE_DEPTH if self._ahead is not None else 1,
+            depth=DEVICE_DEPTH if self._engine.runs_ahead else 1,
         )
         self._adopted = Adopted(
             last_step=0,
@@ -124,6 +129,7 @@ class WorkerActor(Actor):
             vocab_size=spec.vocab_size,
             max_batch_tokens=config.max_batch_tokens,
             incarnation=pool.info.incarnation,
+            group_epoch=self._ranks.epoch if self._ranks is not None else 0,
         )
         self.ctx.announce(
             "ready",
@@ -145,8 +151,10 @@ class WorkerActor(Actor):
             super().on_tell(sender, message, buffers)
 
     def on_ask(self, call: Call) -> None:
-        """Take in a scheduler, let go of memory, take it up; see `Actor.on_ask`."""
-        if isinstance(call.message, LetGo | TakeUp):
+        """Take in a scheduler or another rank, let go of memory, take it up; see `Actor.on_ask`."""
+        if isinstance(call.message, JoinGroup) and self._ranks is not None:
+            self._ranks.on_ask(call)
+        elif isinstance(call.message, LetGo | TakeUp):
             self._on_order(call, call.message)
         elif not isinstance(call.message, Adopt):
             super().on_ask(call)
@@ -156,6 +164,7 @@ class WorkerActor(Actor):
             call.fail("not_ready", "the model is still being loaded", retryable=True)
         else:
             self._dispatch(AdoptArrived(call.message, call))
+            self._watch_adoption()
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
         """See `Actor.on_members`: a pool that was made again has to be mapped again.
@@ -168,6 +177,8 @@ class WorkerActor(Actor):
             self.ctx.end(f"{config.agent} is gone, and the pages of {config.group} on {pool.info.device} with it")
         if pool is not None and is_replaced(self.ctx.members, config.agent, config.group, pool.info.incarnation):
             self.ctx.end(f"{config.agent} has made the pool of {config.group} again")
+        if self._ranks is not None:
+            self._ranks.on_members(self.ctx, left)
         self._persistent.members_changed()
 
     async def drain(self) -> None:
@@ -188,16 +199,10 @@ class WorkerActor(Actor):
         self._is_stopping = True
         if self._core is not None:
             self._core.is_draining = True
-        if self._ahead is not None:
-            self._ahead.stop()
-        if self._thread is not None:
-            is_on_device = self._pool is not None and self._pool.info.device != CPU
-            # Behind what the thread does now, and before anything else gets in.
-            last = self._thread.submit(self._synchronize) if is_on_device else None
-            self._thread.shutdown(wait=False, cancel_futures=last is None)
-            if last is not None:
-                await asyncio.wrap_future(last)
-        self._runner = None
+        if self._ranks is not None:
+            self._ranks.abort()
+        is_on_device = self._pool is not None and self._pool.info.device != CPU
+        await self._engine.stop(self.ctx, is_on_device=is_on_device)
         if self._pool is not None:
             self._pool.close()
 
@@ -215,18 +220,10 @@ class WorkerActor(Actor):
 
     async def release_memory(self, weights: str) -> None:
         """See `Resident`."""
-        if self._ahead is not None:
-            self._ahead.stop()
-            self._ahead = None
         if self._core is not None:
             self._core.forget()
-        runner, self._runner = self._runner, None
-        if isinstance(runner, RemappableRunner) and weights != RELOAD:
-            self._runner = runner
-            await self._in_thread(partial(runner.unmap, backs_up=weights != KEEP))
-        del runner
+        await self._engine.release(weights)
         pool, self._pool = self._pool, None
-        await self._in_thread(give_back_heap)
         if pool is not None:
             pool.close()
 
@@ -234,13 +231,8 @@ class WorkerActor(Actor):
         """See `Resident`."""
         spec = resolve_model(self._config.model)
         pool = self._pool = take_pool(self._host, self._config, spec, handle)
-        runner = self._runner
         self._adopted = msgspec.structs.replace(self._adopted, incarnation=handle.incarnation)
-        if isinstance(runner, RemappableRunner):
-            await self._in_thread(partial(runner.remap, pool))
-            self._begin_ahead(runner)
-        else:
-            self._runner = await self._load(spec, pool)
+        await self._engine.take(self.ctx, self._persistent, spec, pool)
 
     @property
     def _releases_in_place(self) -> bool:
@@ -261,34 +253,25 @@ class WorkerActor(Actor):
         if error.code == MEMORY_RELEASED:
             self.ctx.announce(RELEASED, group=self._config.group)
 
-    async def _load(self, spec: ModelSpec, pool: PagePool) -> Runner:
-        if spec.source == "echo":
-            return self._make(spec, self._config, pool)
-        # One thread for loading and running: torch keeps its number of threads per calling thread.
-        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="runner")
-        runner = await self._in_thread(partial(self._make, spec, self._config, pool))
-        self._begin_ahead(runner)
-        return runner
+    def _leave(self, reason: str) -> None:
+        """The group of ranks is over. Who is to end anyhow ends in its own way, unless it hangs."""
+        if self._is_stopping or (self._core is not None and self._core.is_draining):
+            return
+        if not self._engine.is_threaded:
+            self.ctx.end(reason)
+        else:
+            self._die(reason)
 
-    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
-        if self._thread is None:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    def _begin_ahead(self, runner: Runner) -> None:
-        if isinstance(runner, PipelinedRunner):
-            assert self._thread is not None, "a device's runner has a thread"
-            self._ahead = StepsAhead(runner, self._thread)
-        # A full collection walks everything that torch has imported: a tenth of a second between two tokens.
-        gc.collect()
-        gc.freeze()
-
-    def _synchronize(self) -> None:
-        if isinstance(self._runner, PipelinedRunner):
-            try:
-                self._runner.synchronize()
-            except Exception as error:  # noqa: BLE001 # a device that failed computes nothing more either
-                self.ctx.log.warning("device failed at the end", why=f"{type(error).__name__}: {error}")
+    def _watch_adoption(self) -> None:
+        """While a scheduler waits for steps of the one before: they end soon, or never."""
+        is_waiting = isinstance(self._core, RankCore) and self._core.num_deferred > 0
+        if is_waiting and self._adopt_timer is None:
+            grace_s = self._config.adopt_grace_s
+            reason = f"a step has not ended {grace_s:g} s after another scheduler came: not all ranks have it"
+            self._adopt_timer = self.ctx.later(grace_s, self._leave, reason)
+        elif not is_waiting and self._adopt_timer is not None:
+            self._adopt_timer.cancel()
+            self._adopt_timer = None
 
     def _on_dismiss(self, sender: Address, message: Dismiss) -> None:
         """End, so that the supervisor starts another; unless it is another scheduler's or another worker's business."""
@@ -332,27 +315,23 @@ class WorkerActor(Actor):
                 assert_never(command)
 
     def _run(self, step: RunnableStep) -> None:
-        if self._thread is not None:
-            self.ctx.spawn(self._run_in_thread(step, self._thread), name="step")
+        if self._engine.is_threaded:
+            self.ctx.spawn(self._run_in_thread(step), name="step")
             return
         started = self.ctx.now()
-        outcome = run_isolated(self._require_runner(), step)
+        outcome = run_isolated(self._engine.require(), step)
         if outcome.delay_s > 0:
             self.ctx.later(outcome.delay_s, self._done, step, outcome, started)
         else:
             self._done(step, outcome, started)
 
-    async def _run_in_thread(self, step: RunnableStep, thread: ThreadPoolExecutor) -> None:
+    async def _run_in_thread(self, step: RunnableStep) -> None:
         started = self.ctx.now()
         config = self._config
         allowed_s = config.step_deadline_s + config.token_deadline_s * sum(row.num_tokens for row in step.rows)
         deadline = self.ctx.later(allowed_s, self._die, f"step {step.step} has not ended within {allowed_s:g} s")
         try:
-            if self._ahead is not None:
-                outcome = await self._ahead.run(step)
-            else:
-                loop = asyncio.get_running_loop()
-                outcome = await loop.run_in_executor(thread, run_isolated, self._require_runner(), step)
+            outcome = await self._engine.run(step)
         except Exception as error:  # noqa: BLE001 - what a row is to blame for is in the outcome
             if self._is_stopping:
                 return
@@ -379,7 +358,4 @@ class WorkerActor(Actor):
             self.ctx.metrics.count("mesh_worker_row_errors_total", code=error.code)
             self.ctx.log.warning("row failed", step=step.step, row=error.row, code=error.code, why=error.message)
         self._dispatch(StepDone(outcome, elapsed_s))
-
-    def _require_runner(self) -> Runner:
-        assert self._runner is not None, "a step before the model"
-        return self._runner
+        self._watch_adoption()

@@ -5,6 +5,10 @@ from typing import Literal
 import msgspec
 
 
+class ConfigError(ValueError):
+    """A setting contradicts another one; the message says which and what to set."""
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One worker of `group`, computing `model` (see `nodes.model_spec.resolve_model`) over the pool of `agent`.
 
@@ -24,7 +28,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     its pool itself, and they end with it.
 
     `tp_size` > 1: the worker is rank `tp_rank` of a group that computes one model together, each on a part of it (see
-    `nodes.model_spec.tensor_parallel`), over a pool of its own. The ranks are given the same steps.
+    `nodes.model_spec.tensor_parallel`), over a pool of its own. The ranks are given the same steps. `workers` are the
+    actor ids of all of them, by rank. A step that another scheduler's adoption waits for longer than `adopt_grace_s`
+    is taken for one that another rank never got.
     """
 
     group: str
@@ -43,8 +49,16 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool_in_worker: bool = False
     tp_rank: int = 0
     tp_size: int = 1
+    workers: tuple[str, ...] = ()
+    adopt_grace_s: float = 10.0
     step_deadline_s: float = 30.0
     token_deadline_s: float = 0.5
     map_timeout_s: float = 5.0
     map_retry_s: float = 0.2
     prefill_attention: Literal["paged", "merged"] = "paged"
+
+    def __post_init__(self) -> None:
+        if self.tp_size > 1 and len(set(self.workers)) != self.tp_size:
+            raise ConfigError(f"workers must name {self.tp_size} ranks, not {', '.join(self.workers) or 'nobody'}")
+        if not 0 <= self.tp_rank < self.tp_size:
+            raise ConfigError(f"there is no rank {self.tp_rank} in a group of {self.tp_size}")

@@ -26,17 +26,19 @@ async def ask_for_pool(
 
     Raises CallErrors that another try does not cure.
     """
-    question = MakePages(group=config.group) if config.pool_in_worker else MapPool(group=config.group)
+    question = (
+        MakePages(group=config.group) if config.pool_in_worker else MapPool(group=config.group, rank=config.tp_rank)
+    )
     return await asks.ask(ctx, config.agent, question, timeout_s=config.map_timeout_s, what="the pool", refused=refused)
 
 
 def take_pool(host: MemoryHost, config: WorkerConfig, spec: ModelSpec, handle: PoolHandle) -> PagePool:
     """Map the pool. Raises LayoutMismatch if it was made for another model, and PoolError."""
-    wanted = spec.kv_layout(config.dtype, config.page_size)
-    if handle.layout.digest != wanted.digest:
+    wanted = spec.kv_layout(config.dtype, config.page_size, config.tp_rank, config.tp_size)
+    if handle.layout != wanted:
         raise LayoutMismatch(
             f"{config.agent} has made the pool of {config.group} for {handle.layout}, and {config.model} needs"
-            f" {wanted}. Give agent, scheduler and worker of a group the same model, dtype and page size."
+            f" {wanted}. Give agent, scheduler and worker of a group the same model, dtype, page size and ranks."
         )
     return map_pool(host, handle)
 

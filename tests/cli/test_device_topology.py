@@ -16,7 +16,7 @@ from cli.device_pools import (
 from cli.errors import BadConfig, NoMemory
 from cli.exit_codes import ExitCode
 from cli.launch import nvidia_smi
-from cli.launch.nvidia_smi import ask_device, device_id, parse_memory
+from cli.launch.nvidia_smi import ask_device, ask_devices, device_id, parse_memory
 from cli.launch.role import exit_code_of
 from cli.settings import KVSettings, Settings, SupervisionSettings
 from cli.topology import Machine, check_config, plan_topology
@@ -28,8 +28,8 @@ GIB = 1 << 30
 H100 = DeviceMemory("cuda:0", 80 * GIB, 79 * GIB)
 
 
-def planned(model="random:qwen3-0.6b", memory=H100, device="cuda", **options):
-    machine = Machine(8, 8 << 30, 1000, memory)
+def planned(model="random:qwen3-0.6b", *memory, device="cuda", **options):
+    machine = Machine(8, 8 << 30, 1000, () if device == "cpu" else memory or (H100,))
     return plan_topology(Settings(model=model, device=device, **options), resolve_model(model), model, machine)
 
 
@@ -60,13 +60,16 @@ def test_the_agent_frees_the_device_after_the_workers_have_let_go_of_it():
 
 @pytest.mark.parametrize(("device", "name"), [("cuda", "cuda:0"), ("cuda:0", "cuda:0"), ("cuda:3", "cuda:3")])
 def test_pool_and_worker_are_told_the_same_device(device, name):
-    topology = planned(device=device, mem_fraction=0.8, deterministic=True, memory_saver=True)
+    memory = DeviceMemory(name, 80 * GIB, 79 * GIB)
+    topology = planned(
+        "random:qwen3-0.6b", memory, device=device, mem_fraction=0.8, deterministic=True, memory_saver=True
+    )
     (agent,) = configs(topology, "kv_agent")
     assert {pool.device for pool in agent.pools} == {name}
     for worker in configs(topology, "worker"):
         assert (worker.device, worker.mem_fraction, worker.deterministic) == (name, 0.8, True)
         assert worker.memory_saver
-    (agent,) = configs(planned(device=device, pool_in_worker=True), "kv_agent")
+    (agent,) = configs(planned("random:qwen3-0.6b", memory, device=device, pool_in_worker=True), "kv_agent")
     assert all(pool.in_worker for pool in agent.pools)
 
 
@@ -148,6 +151,8 @@ def test_what_cannot_be_on_a_device():
         planned(device="cpu", memory_saver=True)
     with pytest.raises(BadConfig, match="cannot make their KV pools on the CPU"):
         planned(device="cpu", pool_in_worker=True)
+    with pytest.raises(BadConfig, match="are for workers that compute alone"):
+        planned(memory_saver=True, mixed=1, tp=2, model="random:tiny-qwen3", device="cuda:0,cuda:1")
     with pytest.raises(BadConfig, match="cannot be used together"):
         planned(memory_saver=True, pool_in_worker=True)
     with pytest.raises(msgspec.ValidationError):
@@ -213,3 +218,75 @@ def test_nvidia_smi_is_asked_and_its_refusals_are_passed_on(tmp_path, monkeypatc
 )
 def test_what_a_start_on_a_device_ends_with(error, code):
     assert exit_code_of(error) == code
+
+
+# several devices
+
+
+def two(free_gib=79):
+    return DeviceMemory("cuda:0", 80 * GIB, 79 * GIB), DeviceMemory("cuda:1", 80 * GIB, free_gib * GIB)
+
+
+def test_groups_are_dealt_out_to_devices_in_order():
+    topology = planned("random:qwen3-8b", *two())
+    assert {one.group: one.device for one in configs(topology, "worker")} == {
+        "prefill-0": "cuda:0", "decode-0": "cuda:1",
+    }  # fmt: skip
+    (agent,) = configs(topology, "kv_agent")
+    assert {pool.group: pool.device for pool in agent.pools} == {"prefill-0": "cuda:0", "decode-0": "cuda:1"}
+    alone = planned("random:qwen3-8b", prefill=1, decode=1)
+    assert agent.pools[0].num_pages > configs(alone, "kv_agent")[0].pools[0].num_pages, "each has a device for itself"
+
+
+def test_ranks_of_a_group_are_on_devices_of_their_own():
+    topology = planned("random:qwen3-8b", *two(), mixed=2, tp=2)
+    workers = configs(topology, "worker")
+    assert [(one.group, one.tp_rank, one.device) for one in workers] == [
+        ("mixed-0", 0, "cuda:0"), ("mixed-0", 1, "cuda:1"), ("mixed-1", 0, "cuda:0"), ("mixed-1", 1, "cuda:1"),
+    ]  # fmt: skip
+    (agent,) = configs(topology, "kv_agent")
+    assert {(pool.layout.tp_rank, pool.layout.num_kv_heads, pool.device) for pool in agent.pools} == {
+        (0, 4, "cuda:0"), (1, 4, "cuda:1"),
+    }  # fmt: skip
+    whole = configs(planned("random:qwen3-8b", mixed=1), "kv_agent")[0].pools[0].num_pages
+    halved = configs(planned("random:qwen3-8b", *two(), mixed=1, tp=2), "kv_agent")[0].pools[0].num_pages
+    assert halved > 2 * whole, "half the pages' bytes, and half the weights"
+
+
+def test_the_fullest_device_says_how_many_pages():
+    def pages(free_gib):
+        return configs(planned("random:qwen3-8b", *two(free_gib), mixed=1, tp=2), "kv_agent")[0].pools[0].num_pages
+
+    assert pages(40) < pages(79)
+    with pytest.raises(NoMemory, match="does not fit into cuda:1"):
+        pages(5)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"mixed": 1, "tp": 3}, "a group of 3 ranks cannot be put on cuda:0, cuda:1"),
+        ({"prefill": 1, "decode": 1, "tp": 2, "prefill_tp": 1}, "groups of 1 and 2 ranks cannot exchange pages"),
+    ],
+)
+def test_groups_that_devices_cannot_hold(options, match):
+    with pytest.raises(BadConfig, match=match):
+        planned("random:qwen3-8b", *two(), **options)
+
+
+def test_devices_as_named_and_as_visible(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    stand_in(tmp_path, 'if [ "$3" = -i ] || [ "$4" = -i ]; then echo 100, 90; else echo 1, 1; echo 1, 1; echo 1, 1; fi')
+    assert ask_devices("cpu", {}) == ()
+    assert [one.name for one in ask_devices("cuda", {})] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert [one.name for one in ask_devices("cuda", {"CUDA_VISIBLE_DEVICES": "3,1"})] == ["cuda:0", "cuda:1"]
+    assert [one.name for one in ask_devices("cuda:2,cuda:0", {})] == ["cuda:2", "cuda:0"]
+    with pytest.raises(BadConfig, match="cannot be used") as caught:
+        ask_devices("cuda:1,cuda:1", {})
+    assert "twice" in caught.value.why
+    with pytest.raises(BadConfig) as caught:
+        ask_devices("cuda", {"CUDA_VISIBLE_DEVICES": ""})
+    assert "no device is visible" in caught.value.why
+    for wrong in ("cuda:0,", "cuda,cuda:1", "cpu,cuda:0", "cuda:0;cuda:1"):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({"device": wrong}, Settings)

@@ -181,3 +181,50 @@ def test_all_roles_have_a_type_and_an_unknown_one_is_refused():
     with pytest.raises(BadConfig, match="choose one of"):
         check_config("poet", {})
     assert len(CONFIG_TYPES) == 7
+
+
+# tensor-parallel ranks
+
+
+def test_a_group_has_a_worker_and_a_pool_for_each_rank():
+    topology = planned("random:tiny-qwen3", tp=2, prefill_tp=1)
+    assert [launch.actor_id for launch in topology.actors][5:] == [
+        "worker-prefill-0", "scheduler-prefill-0", "worker-decode-0", "worker-decode-0.1", "scheduler-decode-0",
+    ]  # fmt: skip
+    ids = ("worker-decode-0", "worker-decode-0.1")
+    prefill, zero, one = configs(topology, "worker")
+    assert (prefill.tp_size, prefill.workers) == (1, ())
+    assert [(worker.tp_rank, worker.tp_size, worker.workers) for worker in (zero, one)] == [(0, 2, ids), (1, 2, ids)]
+    schedulers = {config.group: config for config in configs(topology, "scheduler")}
+    assert schedulers["prefill-0"].ranks == ("worker-prefill-0",)
+    assert schedulers["decode-0"].ranks == ids
+    (agent,) = configs(topology, "kv_agent")
+    assert {name: [pool.name for pool in pools] for name, pools in agent.groups.items()} == {
+        "prefill-0": ["prefill-0"], "decode-0": ["decode-0", "decode-0.1"],
+    }  # fmt: skip
+    assert len({pool.num_pages for pool in agent.pools}) == 1
+    assert len({pool.layout.digest for pool in agent.pools}) == 1, "they exchange pages"
+    spec = resolve_model("random:tiny-qwen3")
+    for worker in (prefill, zero, one):
+        [pool] = [one for one in agent.groups[worker.group] if one.layout.tp_rank == worker.tp_rank]
+        assert pool.layout == spec.kv_layout(worker.dtype, worker.page_size, worker.tp_rank, worker.tp_size)
+
+
+def test_cores_are_shared_by_all_ranks():
+    assert planned("random:tiny-qwen3").num_threads == 2
+    assert planned("random:tiny-qwen3", tp=2).num_threads == 1
+
+
+def test_ranks_of_all_groups_fit_into_memory_together():
+    small = Machine(2, 32 << 20, 0)
+    topology = planned("random:tiny-qwen3", small, tp=2)
+    assert 0 < topology.pool_bytes < 32 << 20
+    with pytest.raises(NoMemory, match="do not fit"):
+        planned("random:tiny-qwen3", small, tp=2, kv=KVSettings(pages=100_000))
+
+
+def test_a_size_that_a_model_cannot_be_cut_for():
+    with pytest.raises(BadConfig, match="--tp 3 cannot be used") as caught:
+        planned("random:qwen2.5-0.5b", mixed=1, tp=3)
+    assert "Use a tensor-parallel size of 1, 2" in caught.value.why
+    assert planned("echo", tp=3).actors, "echo computes nothing that could be cut"

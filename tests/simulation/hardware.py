@@ -13,35 +13,78 @@ from typing import Any
 from kvstore.allocator import PageState
 from kvstore.hashing import unpack_tokens
 from kvstore.page_pool import PagePool
-from kvstore.page_table import Torn
+from kvstore.page_table import PageTable, Torn
 from kvstore.transfer.base import Direction
 from nodes.kv_agent.actor import KVAgent
 from nodes.worker.actor import WorkerActor
+from nodes.worker.config import WorkerConfig
 from nodes.worker.step import RunnableStep, run_isolated
 from tests.simulation.bad_moments import BadMoments
+
+WAIT_S = 0.002
+
+
+class Lockstep:
+    """What collective operations do to ranks: a step ends at none of them before it has begun at all of them.
+
+    `begun` has the steps that each rank has begun, by group and the epoch that names it. Ranks whose steps do not pair
+    up would sum what does not belong together.
+    """
+
+    def __init__(self) -> None:
+        self.begun: dict[tuple[str, int], list[list[tuple[int, int]]]] = {}
+
+    def begin(self, config: WorkerConfig, group_epoch: int, step: tuple[int, int]) -> tuple[int, int, str]:
+        """A rank begins a step, by scheduler epoch and number; returns the group, and which step of its life it is."""
+        ranks = self.begun.setdefault((config.group, group_epoch), [[] for _ in range(config.tp_size)])
+        ranks[config.tp_rank].append(step)
+        return len(ranks[config.tp_rank]), group_epoch, config.group
+
+    def is_met(self, at: tuple[int, int, str]) -> bool:
+        """Whether all ranks have begun it."""
+        number, group_epoch, group = at
+        return all(len(steps) >= number for steps in self.begun[group, group_epoch])
+
+    def problems(self) -> list[str]:
+        """Groups whose ranks have begun different steps."""
+        return [
+            f"ranks of {group} of epoch {epoch} began {list(one)} at once"
+            for (group, epoch), ranks in self.begun.items()
+            for one in zip(*ranks, strict=False)
+            if len(set(one)) > 1
+        ]
 
 
 class SlowWorker(WorkerActor):
     """A worker whose steps write every other row when they begin, and all of them when they end.
 
-    `errors` counts the rows that failed, by code; `moments` says which steps take much longer than others.
+    `errors` counts the rows that failed, by code; `moments` says which steps take much longer than others. Ranks of a
+    group wait for each other in every step.
     """
 
     errors: Counter[str]
     moments: BadMoments
+    lockstep: Lockstep
 
     def _run(self, step: RunnableStep) -> None:
-        runner: Any = self._require_runner()
+        runner: Any = self._engine.require()
         some = run_isolated(runner, step._replace(rows=step.rows[step.step % 2 :: 2]))
         self.errors.update(error.code for error in some.errors)
         num_tokens = sum(row.num_tokens for row in step.rows)
         timings = runner._timings
         delay_s = timings.step_ms * 1e-3 + timings.token_us * 1e-6 * num_tokens
         delay_s += self.moments.stall_s(self._config.group, step)
-        self.ctx.later(delay_s, self._end, step, self.ctx.now())
+        at = None
+        if self._ranks is not None and self._core is not None:
+            running = (self._core.scheduler_epoch, step.step)
+            at = self.lockstep.begin(self._config, self._ranks.epoch, running)
+        self.ctx.later(delay_s, self._end, step, self.ctx.now(), at)
 
-    def _end(self, step: RunnableStep, started: float) -> None:
-        outcome = run_isolated(self._require_runner(), step)
+    def _end(self, step: RunnableStep, started: float, at: tuple[int, int, str] | None) -> None:
+        if at is not None and not self.lockstep.is_met(at):
+            self.ctx.later(WAIT_S, self._end, step, started, at)
+            return
+        outcome = run_isolated(self._engine.require(), step)
         self.errors.update(error.code for error in outcome.errors)
         self._done(step, outcome, started)
 
@@ -62,11 +105,11 @@ def slow_down(agent: KVAgent, copy_s: float, most_late: int, moments: BadMoments
     transport.post = posted
 
 
-def corrupt_pages(pool: PagePool) -> Iterator[str]:
-    """Pages of an echo pool that the table says are cached, and that hold something else."""
+def corrupt_pages(pool: PagePool, table: PageTable) -> Iterator[str]:
+    """Pages of an echo pool that the table of its group says are cached, and that hold something else."""
     words = memoryview(pool.pages_view).cast("B").cast("I")
     page_size, page_words = pool.layout.page_size, pool.layout.page_bytes // 4
-    for page, entry in pool.table().scan():
+    for page, entry in table.scan():
         if isinstance(entry, Torn) or entry.state is not PageState.CACHED:
             continue
         start = page * page_words

@@ -23,8 +23,10 @@ from nodes.detokenizer.step import Step
 from nodes.gateway.cancels import CancelLedger
 from nodes.gateway.core import GatewayCore
 from nodes.gateway.requests import Phase, RequestLog
+from nodes.kv_agent import actor
 from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.events import Reply
+from nodes.kv_agent.pools import take_pool
 from nodes.protocol import Adopt
 from nodes.registry.core import RegistryCore
 from nodes.scheduler.actor import SchedulerActor
@@ -35,10 +37,13 @@ from nodes.scheduler.events import Announce
 from nodes.scheduler.grants import Grants
 from nodes.scheduler.orders import Orders
 from nodes.scheduler.pipeline import Pipeline
+from nodes.scheduler.ranks import RankGroup
 from nodes.scheduler.running import Running
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.streams import Streams
 from nodes.worker.core import AnswerAdopt, WorkerCore
+from nodes.worker.group import RankGroup as WorkerGroup
+from nodes.worker.ranks import RankCore
 from tests.simulation.scenario import run_seed
 
 MOST_SEEDS = 500
@@ -272,6 +277,11 @@ def _same_incarnation(update: Any) -> Any:
 ZOMBIES_GO_ON = _around(GatewayCore, "_on_delta", _do_not_answer_zombies)
 """The second guard behind every cancel: output of an attempt that nobody wants is answered with one."""
 
+
+def _take_alone(host: Any, prefix: str, wanted: Any, incarnation: int) -> Any:
+    return [take_pool(host, prefix + one.name, one, incarnation) for one in wanted]
+
+
 PLANTED: dict[str, Patches] = {
     "unacknowledged steps are not sent again": [_around(Pipeline, "send_again", lambda _: _nothing)],
     "any result is taken for the oldest step": [_around(Pipeline, "on_result", _take_any_result)],
@@ -328,6 +338,13 @@ PLANTED: dict[str, Patches] = {
         _around(Grants, "on_peer_lost", lambda _: lambda *_: []),
     ],
     "pages are counted that are not the first ones": [_around(TransferSession, "_progress", _count_all_pages)],
+    # Pages of a step are given back, and cached, that another rank has yet to write.
+    "a step is over when its first rank is done": [
+        _around(RankGroup, "gather", lambda _: lambda self, rank, result: result),
+    ],
+    "ranks go on without one that died": [_around(WorkerGroup, "_end", lambda _: _nothing)],
+    "a rank drops steps that another may have begun": [_around(RankCore, "handle", lambda _: WorkerCore.handle)],
+    "the pool of one rank is made again alone": [_around(actor, "take_group", lambda _: _take_alone)],
     # Taken, it would be the same text: that a late answer is dropped shows in nothing but in who goes on computing.
     "output of older attempts is not answered": [ZOMBIES_GO_ON],
 }

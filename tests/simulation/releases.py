@@ -130,10 +130,11 @@ async def _sleep(mesh: SimulatedMesh, operator: Operator, sleep: Sleep, deaths: 
 
 
 def _assert_released(mesh: SimulatedMesh, group: str, *, is_kept: bool) -> None:
-    size = len(mesh.host._pools[mesh.host.path(f"kvmesh-{group}")])
-    assert is_kept or size == HEADER_BYTES, f"{group} still takes {size} bytes"
-    for role in ("worker", "scheduler"):
-        actor_id = f"{role}-{group}"
+    for rank in range(mesh.tp_size(group)):
+        name = f"kvmesh-{group}.{rank}" if rank else f"kvmesh-{group}"
+        size = len(mesh.host._pools[mesh.host.path(name)])
+        assert is_kept or size == HEADER_BYTES, f"{name} still takes {size} bytes"
+    for actor_id in (*mesh.worker_ids(group), f"scheduler-{group}"):
         if mesh.processes[actor_id].state is ProcessState.RUNNING:
             assert mesh.actors[actor_id]._pool is None, f"{actor_id} still maps its pool"
 
@@ -172,6 +173,8 @@ def run_seed(seed: int) -> Counter[str]:
     clients, drawn = draw_clients(draw, ""), draw_faults(draw, "")
     faults = Faults(silent_down=draw.choice([0.0, 0.3])) if draw.random() < 0.6 else drawn
     mesh = SimulatedMesh(seed, faults, mixed, "")
+    if draw.random() < 0.3:
+        mesh.tp_sizes[draw.choice(mesh.groups)] = 2
     sleeps = draw_sleeps(draw, mesh.groups)
     deaths = draw_deaths(draw, mesh.groups, len(sleeps))
     replay = f"replay: python -m tests.simulation.releases {seed}"

@@ -145,24 +145,42 @@ class Calamity:
 ACTORS = ["registry", "kv-agent-0", "tokenizer-0", "detokenizer-0", "detokenizer-1", "gateway-0"]
 
 
-def draw_calamities(draw: random.Random, theme: str, groups: list[str], clients: list[Client]) -> list[Calamity]:
+def draw_tp_sizes(seed: int, groups: list[str]) -> dict[str, int]:
+    """A quarter of all meshes have groups of tensor-parallel ranks, of equal sizes or not."""
+    draw = random.Random(f"ranks/{seed}")
+    if draw.random() >= 0.25:
+        return {}
+    return {group: draw.choice([1, 2, 2, 2, 3]) for group in groups}
+
+
+def draw_calamities(
+    draw: random.Random, theme: str, groups: list[str], clients: list[Client], ranks: list[str]
+) -> list[Calamity]:
     """None to five of them, soon after a client has come; most of them to schedulers and workers.
 
     What dies of the same cause dies together: a scheduler and its worker, a scheduler and the one it works with.
+    `ranks` are workers of rank 1 and above.
     """
     engine = [f"{role}-{group}" for group in groups for role in ("scheduler", "worker")]
+    engine += ranks
     pairs = [[f"scheduler-{group}", f"worker-{group}"] for group in groups]
     pairs += [[f"scheduler-{group}", other] for group in groups for other in ("kv-agent-0", "gateway-0")]
     pairs.append([f"scheduler-{group}" for group in groups])
     singles, shared = ACTORS, 0.25
     if theme == "steps":
-        singles, shared = engine[::2], 0.4
+        singles, shared = [f"scheduler-{group}" for group in groups], 0.4
     elif theme == "copies":
         singles = ["scheduler-decode-0"]
     elif theme == "leavers":
         singles = ["gateway-0"]
     elif theme == "silence":
-        pairs, shared = [[one, "gateway-0"] for one in (*engine[::2], "detokenizer-0", "tokenizer-0")], 0.7
+        pairs, shared = (
+            [
+                [one, "gateway-0"]
+                for one in (*(f"scheduler-{group}" for group in groups), "detokenizer-0", "tokenizer-0")
+            ],
+            0.7,
+        )
     drawn: list[Calamity] = []
     for _ in range(draw.choice([0, 1, 2, 3, 5])):
         kind = draw.choice(["kill", "point", "point", "point", "hang", "pause"])
@@ -256,7 +274,9 @@ def run_seed(seed: int) -> Counter[str]:
     # Half of all meshes have a perfect network, but for what the dead do not say.
     quiet = Faults(silent_down=draw.choice([0.0, 0.3]) if theme != "silence" else 0.95)
     mesh = SimulatedMesh(seed, quiet if draw.random() < 0.5 else faults, mixed, theme)
-    calamities = draw_calamities(draw, theme, mesh.groups, clients)
+    mesh.tp_sizes = draw_tp_sizes(seed, mesh.groups)
+    ranks = [worker for group in mesh.groups for worker in mesh.worker_ids(group)[1:]]
+    calamities = draw_calamities(draw, theme, mesh.groups, clients, ranks)
     replay = f"replay: python -m tests.simulation --seed {seed}"
     try:
         problems = run(_scenario(mesh, clients, calamities), limit_s=LIMIT_S)
@@ -267,4 +287,5 @@ def run_seed(seed: int) -> Counter[str]:
     problems += [f"{num} rows failed with {code}" for code, num in mesh.errors.items() if code == CORRUPT_PAGE]
     assert not problems, "\n".join([*problems, mesh.network.report(60), str(mesh.faults), str(calamities), replay])
     counts = Counter(dict(mesh.network.counts)) + Counter({f"died: {role}": n for role, n in mesh.deaths.items()})
-    return counts + mesh.moments.counts + Counter({"died in a store": mesh.host.num_torn})
+    ranks = Counter({"steps of ranks": sum(len(one[0]) for one in mesh.lockstep.begun.values())})
+    return counts + mesh.moments.counts + Counter({"died in a store": mesh.host.num_torn}) + ranks

@@ -17,7 +17,7 @@ FAULTS = {
     "dropped", "duplicated", "slowed", "reordered", "reset", "cut", "held", "silent_down", "hang", "died in a store",
     "stalled", "died in a step", "died in a copy",
     "died: worker", "died: scheduler", "died: kv", "died: detokenizer", "died: tokenizer", "died: registry",
-    "died: gateway", "died: lost pools",
+    "died: gateway", "died: lost pools", "steps of ranks",
 }  # fmt: skip
 
 

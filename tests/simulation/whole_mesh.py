@@ -40,7 +40,7 @@ from nodes.tokenizer.config import TokenizerConfig
 from nodes.worker.config import WorkerConfig
 from tests.simulation.bad_moments import BadMoments
 from tests.simulation.deaths import MortalHost, MortalTransport
-from tests.simulation.hardware import SlowWorker, corrupt_pages, slow_down
+from tests.simulation.hardware import Lockstep, SlowWorker, corrupt_pages, slow_down
 from tests.simulation.speeds import draw_speeds
 
 CONTEXT_LENGTH = 512
@@ -75,12 +75,16 @@ class Outcome:
 
 @dataclass
 class SimulatedMesh:
-    """All actors of a mesh with one prefill group and one decode group (`mixed`: one group for both)."""
+    """All actors of a mesh with one prefill group and one decode group (`mixed`: one group for both).
+
+    `tp_sizes` are the tensor-parallel ranks of groups that have more than one.
+    """
 
     seed: int
     faults: Faults
     mixed: bool = False
     theme: str = ""
+    tp_sizes: dict[str, int] = field(default_factory=dict[str, int])
     systems: dict[str, ActorSystem] = field(default_factory=dict[str, ActorSystem])
     actors: dict[str, Any] = field(default_factory=dict[str, Any])
     processes: dict[str, SimulatedProcess] = field(default_factory=dict[str, SimulatedProcess])
@@ -96,6 +100,8 @@ class SimulatedMesh:
         self.speeds = draw_speeds(self.random, self.theme, self.groups)
         self.moments = BadMoments(self.seed, self.theme, self.groups, self.processes)
         self.errors: Counter[str] = Counter()
+        self.lockstep = Lockstep()
+        self._is_stopping = False
         self._makers: dict[str, Callable[[], Actor]] = {}
         self._dead: dict[SimulatedProcess, asyncio.Event] = {}
         self._restarts: set[asyncio.Task[None]] = set()
@@ -105,14 +111,25 @@ class SimulatedMesh:
     def groups(self) -> list[str]:
         return ["mixed-0"] if self.mixed else ["prefill-0", "decode-0"]
 
+    def worker_ids(self, group: str) -> tuple[str, ...]:
+        """Actor ids of a group's workers, by rank."""
+        return tuple(f"worker-{group}.{rank}" if rank else f"worker-{group}" for rank in range(self.tp_size(group)))
+
+    def tp_size(self, group: str) -> int:
+        return self.tp_sizes.get(group, 1)
+
     async def start(self) -> None:
         """Start everything at once, as the supervisor does, and wait until requests can be served."""
         spec = resolve_model("echo")
-        layout = spec.kv_layout("float32", 16)
         num_pages = {"prefill-0": self.speeds.num_prefill_pages}
         pools = [
-            PoolConfig(group=group, num_pages=num_pages.get(group, self.speeds.num_pages), layout=layout)
+            PoolConfig(
+                group=group,
+                num_pages=num_pages.get(group, self.speeds.num_pages),
+                layout=spec.kv_layout("float32", 16, rank, self.tp_size(group)),
+            )
             for group in self.groups
+            for rank in range(self.tp_size(group))
         ]
         agent = KVAgentConfig(pools=pools, unlink_on_stop=False, quantum_bytes=QUANTUM_BYTES)
         makers: dict[str, Callable[[], Actor]] = {
@@ -121,9 +138,10 @@ class SimulatedMesh:
         }
         for group in self.groups:
             model = f"echo?step_ms={self.speeds.step_ms[group]}&token_us=50"
-            worker = WorkerConfig(group=group, model=model, agent="kv-agent-0")
+            for rank, actor_id in enumerate(self.worker_ids(group)):
+                worker = self._worker_config(group, model, rank)
+                makers[actor_id] = lambda worker=worker: self._worker(worker)
             scheduler = self._scheduler(group, spec)
-            makers[f"worker-{group}"] = lambda worker=worker: self._worker(worker)
             makers[f"scheduler-{group}"] = lambda scheduler=scheduler: SchedulerActor(scheduler, self.host)
         tokenizer = TokenizerConfig(model="echo", context_length=CONTEXT_LENGTH, use_threads=False, use_processes=False)
         makers["tokenizer-0"] = lambda: TokenizerActor(tokenizer)
@@ -145,9 +163,20 @@ class SimulatedMesh:
         gateway = self.actors["gateway-0"]
         return gateway._service is not None and not gateway.service.missing_roles()
 
+    def _worker_config(self, group: str, model: str, rank: int) -> WorkerConfig:
+        return WorkerConfig(
+            group=group,
+            model=model,
+            agent="kv-agent-0",
+            tp_rank=rank,
+            tp_size=self.tp_size(group),
+            workers=self.worker_ids(group),
+            adopt_grace_s=1.0,
+        )
+
     def _worker(self, config: WorkerConfig) -> SlowWorker:
         worker = SlowWorker(config, self.host)
-        worker.errors, worker.moments = self.errors, self.moments
+        worker.errors, worker.moments, worker.lockstep = self.errors, self.moments, self.lockstep
         return worker
 
     def _scheduler(self, group: str, spec: Any) -> SchedulerConfig:
@@ -155,6 +184,7 @@ class SimulatedMesh:
             group=group,
             phase=group.partition("-")[0],  # type: ignore[arg-type]
             worker=f"worker-{group}",
+            workers=self.worker_ids(group),
             agent="kv-agent-0",
             context_length=CONTEXT_LENGTH,
             eos_token_ids=spec.eos_token_ids,
@@ -189,9 +219,9 @@ class SimulatedMesh:
         self._keep(started)
         self._keep(asyncio.get_running_loop().create_task(self._end_when_asked(system, process)))
 
-    @staticmethod
-    async def _end_when_asked(system: ActorSystem, process: SimulatedProcess) -> None:
-        if await system.shutdown_asked() != "stopped":
+    async def _end_when_asked(self, system: ActorSystem, process: SimulatedProcess) -> None:
+        # While all are stopped ranks miss each other, and are stopped themselves.
+        if await system.shutdown_asked() != "stopped" and not self._is_stopping:
             process.kill()
 
     def _keep(self, task: "asyncio.Task[None]") -> None:
@@ -216,8 +246,10 @@ class SimulatedMesh:
             await self._start(address.actor_id, address.epoch + 1)
 
     def lose_pool(self, group: str) -> None:
-        """The segment is gone, with everything in it, and its agent too."""
-        self.host.unlink(self.host.path(group))
+        """The segment of one rank is gone, with everything in it, and its agent too."""
+        name = KVAgentConfig(pools=[]).prefix + group
+        rank = self.random.randrange(self.tp_size(group)) if self.tp_size(group) > 1 else 0
+        self.host.unlink(self.host.path(f"{name}.{rank}" if rank else name))
         self.deaths["lost pools"] += 1
         self.processes["kv-agent-0"].kill()
 
@@ -310,7 +342,11 @@ class SimulatedMesh:
             core = self.actors[f"scheduler-{group}"]._core
             core.assert_idle()
             assert core.cache.check() == []
-            assert not (corrupt := list(corrupt_pages(self.actors[f"scheduler-{group}"]._pool))), corrupt
+            table = self.actors[f"scheduler-{group}"]._pool.table()
+            for worker in self.worker_ids(group):
+                corrupt = list(corrupt_pages(self.actors[worker]._pool, table))
+                assert not corrupt, (worker, corrupt)
+        assert not (problems := self.lockstep.problems()), problems
 
     @staticmethod
     async def _until_none(limit_s: float, look: Callable[[], list[str]]) -> None:
@@ -356,6 +392,7 @@ class SimulatedMesh:
 
     async def stop(self) -> None:
         """Stop all systems."""
+        self._is_stopping = True
         for actor_id in reversed([one for one in self.systems if one not in self.gone]):
             await self.processes[actor_id].spawn(self.systems[actor_id].stop())
 

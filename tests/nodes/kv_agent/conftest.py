@@ -1,4 +1,4 @@
-"""Makes `fake_devices`, the one of the KV store's tests, `agent_world` and `pool_world` importable."""
+"""Makes `fake_devices`, the one of the KV store's tests, and `agent_world` importable."""
 
 import sys
 from pathlib import Path

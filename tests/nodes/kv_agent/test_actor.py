@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from pool_world import LAYOUT, NUM_PAGES, SIZE, Nonsense, SlowAgent, World, config, grant, ready, run
+from two_schedulers import LAYOUT, NUM_PAGES, SIZE, Nonsense, SlowAgent, World, config, grant, ready, run
 
 from kvstore.allocator import PageState
 from kvstore.cuda_pool import CudaHost
@@ -61,12 +61,7 @@ def test_pages_move_between_pools_of_one_agent() -> None:
         assert figures["mesh_kv_grants_open"] == 0
         members = world.d.ctx.members.by_role("kv_agent")
         incarnations = {"d": 1, "p": 1}
-        expected = {
-            "groups": ["d", "p"],
-            "transports": ["shm"],
-            "incarnations": incarnations,
-            "released": [],
-        }
+        expected = {"groups": ["d", "p"], "transports": ["shm"], "incarnations": incarnations, "released": []}
         assert members[0].attributes == expected
 
     run(main)
@@ -353,7 +348,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHost:
 
 def crash(agent: KVAgent) -> None:
     """What kill -9 does to an agent's pools: the lock goes, the segment stays."""
-    for pool in agent._pools.values():
+    for [pool] in agent._ranks.values():
         pool.close()
 
 
@@ -374,16 +369,16 @@ def test_an_orderly_stop_takes_the_segments_away(host: MemoryHost) -> None:
 def test_the_next_agent_reopens_what_a_killed_one_left(host: MemoryHost) -> None:
     async def main() -> None:
         first = await started(host, config("d", "p"), 3)
-        first._pools["d"].page(2)[:4] = b"kept"
+        first._ranks["d"][0].page(2)[:4] = b"kept"
         crash(first)
         second = await started(host, config("d", "p"), 4)
-        assert bytes(second._pools["d"].page(2)[:4]) == b"kept"
-        assert second._pools["d"].info.incarnation == 3
+        assert bytes(second._ranks["d"][0].page(2)[:4]) == b"kept"
+        assert second._ranks["d"][0].info.incarnation == 3
         crash(second)
         bigger = config("d", pools=[PoolConfig(group="d", num_pages=NUM_PAGES + 1, layout=LAYOUT)])
         third = await started(host, bigger, 5)
-        assert not any(third._pools["d"].page(2))
-        assert third._pools["d"].info.incarnation == 5
+        assert not any(third._ranks["d"][0].page(2))
+        assert third._ranks["d"][0].info.incarnation == 5
         crash(third)
 
     virtual_time.run(main())
@@ -394,7 +389,7 @@ def test_damaged_and_foreign_leftovers_are_replaced(tmp_path: Path) -> None:
         (tmp_path / "kvmesh-d").write_bytes(b"something else altogether" * 1000)
         (tmp_path / "kvmesh-p").write_bytes(b"")
         agent = await started(ShmHost(tmp_path), config("d", "p"), 1)
-        assert agent._pools["d"].num_pages == agent._pools["p"].num_pages == NUM_PAGES
+        assert agent._ranks["d"][0].num_pages == agent._ranks["p"][0].num_pages == NUM_PAGES
         await agent.stop()
 
     virtual_time.run(main())

@@ -249,7 +249,7 @@ def test_the_next_agent_makes_the_pool_again(files: bool, tmp_path: Path) -> Non
         _ = pool.device_pages
         world.network.crash(Address("agent-0", 1))
         # What kill -9 does: its memory on the device goes, the lock goes, the file stays.
-        first._pools["d"].close()
+        first._ranks["d"][0].close()
         await world.agent("agent-0", config("cuda:0", "d"), epoch=2)
         member = None
         while member is None or member.address.epoch != 2:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_devices import FakeCards, FakeDeviceMemory
-from pool_world import LAYOUT, NUM_PAGES, SIZE, Scheduler, World, config, grant, ready, run
+from two_schedulers import LAYOUT, NUM_PAGES, SIZE, Scheduler, World, config, grant, ready, run
 
 from kvstore.cuda_pool import CudaHost
 from kvstore.errors import PoolMismatch
@@ -179,7 +179,7 @@ def test_the_next_agent_knows_what_was_wished(is_freed: bool, tmp_path: Path) ->
             await until(world, ReleaseMemory(), "releasing")
         world.network.crash(Address("agent-0", 1))
         # The lock goes with the process.
-        first._pools["d"].close()
+        first._ranks["d"][0].close()
         second = KVAgent(settings, world.host)
         await world.add("agent-0", second, 2)
         while (member := world.d.ctx.members.get("agent-0")) is None or member.epoch != 2:
@@ -192,7 +192,7 @@ def test_the_next_agent_knows_what_was_wished(is_freed: bool, tmp_path: Path) ->
                 break
             await asyncio.sleep(0.1)
         assert (found.state, found.weights) == ("released", "reload")
-        assert Path(second._pools["d"].path).stat().st_size == HEADER_BYTES
+        assert Path(second._ranks["d"][0].path).stat().st_size == HEADER_BYTES
         await until(world, ResumeMemory(), "held")
         handle = await world.ask(world.d, "agent-0", MapPool(group="d"))
         map_pool(world.host, handle).close()
@@ -219,6 +219,6 @@ def test_memory_that_others_have_taken_meanwhile_is_said_and_waited_for() -> Non
         assert "0 of its" in found.reason
         trainer.free(0, taken)
         await until(world, ResumeMemory(), "held")
-        assert host.is_made_here(agent._pools["d"])
+        assert host.is_made_here(agent._ranks["d"][0])
 
     run(main)

@@ -5,15 +5,17 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
-from agent_world import NUM_PAGES, SIZE, World, config
+from agent_world import LAYOUT, NUM_PAGES, SIZE, World, config
 from fake_links import FakeLinks
 
 from kvstore.errors import TransferError
-from kvstore.protocol import PagesPulled, PoolHandle, TransferFailed
+from kvstore.protocol import MapPool, PagesPulled, PoolHandle, TransferFailed
 from kvstore.transfer.tcp_link import TcpSettings
 from mesh.address import Address
 from nodes.kv_agent.actor import KVAgent
+from nodes.kv_agent.config import PoolConfig
 
 TCP = TcpSettings(num_streams=2, chunk_bytes=1 << 16)
 
@@ -125,7 +127,7 @@ def test_a_pool_that_is_withdrawn_is_not_sent_and_offered_again_it_is() -> None:
         end = await world.scheduler.ends()
         assert isinstance(end, TransferFailed)
         assert end.code == "unknown_group"
-        agents.far._puller.target(agents.far._pools["p"])
+        agents.far._puller.target(agents.far._ranks["p"][0])
         world.scheduler.heard.clear()
         await world.order(agents.source, "agent-0", [8], [4], grant_id="again")
         assert await world.scheduler.ends() == PagesPulled(grant_id="again", num_pages=1, complete=True)
@@ -152,5 +154,53 @@ def test_pools_of_one_agent_are_copied_in_memory_all_the_same() -> None:
         await world.order(source, "agent-0", [8], [NUM_PAGES - 1])
         assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
         assert not agent._pairs.transport.transports[0]._halves  # type: ignore[union-attr]
+
+    run(main)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("source_tp", "destination_tp"), [(2, 2), (2, 1)])
+def test_ranks_of_another_agent(device: str, source_tp: int, destination_tp: int) -> None:
+    """Rank by rank, each pool's pages by themselves, under the generations of rank 0; nothing is cut on its way."""
+
+    def pools(group: str, tp_size: int) -> list[PoolConfig]:
+        layouts = [
+            msgspec.structs.replace(LAYOUT, num_kv_heads=LAYOUT.num_kv_heads // tp_size, tp_rank=rank, tp_size=tp_size)
+            for rank in range(tp_size)
+        ]
+        return [
+            PoolConfig(
+                group=group, num_pages=NUM_PAGES, layout=layout, device=device if device == "cpu" else f"cuda:{rank}"
+            )
+            for rank, layout in enumerate(layouts)
+        ]
+
+    async def bytes_of(world: World, agent: str, group: str, rank: int) -> memoryview:
+        handle = await world.ask(agent, MapPool(group=group, rank=rank))
+        return world.worker.bytes_of(world.worker.host.open(handle.path, writable=True))
+
+    async def main(world: World) -> None:
+        settings = {"tcp": TCP, "device_transport" if device != "cpu" else "host_transport": "tcp"}
+        await world.agent("agent-0", config("cpu", pools=pools("d", destination_tp), **settings))
+        await world.agent("agent-1", config("cpu", pools=pools("p", source_tp), **settings))
+        await world.settle(4)
+        source, _ = await world.pool("agent-1", "p")
+        await world.pool("agent-0", "d")
+        sent = [await bytes_of(world, "agent-1", "p", rank) for rank in range(source_tp)]
+        for rank, content in enumerate(sent):
+            content[:] = random.Random(rank).randbytes(len(content))
+        await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
+        end = await world.scheduler.ends()
+        if source_tp != destination_tp:
+            assert isinstance(end, TransferFailed)
+            assert end.code == "unequal_ranks"
+            return
+        assert end == PagesPulled(grant_id="g", num_pages=3, complete=True)
+        size = SIZE // source_tp
+        for rank, content in enumerate(sent):
+            got = await bytes_of(world, "agent-0", "d", rank)
+            for page, copied in ((8, 4), (9, 5), (3, 2)):
+                assert got[copied * size :][:size] == content[page * size :][:size]
+            assert not any(got[6 * size :])
 
     run(main)

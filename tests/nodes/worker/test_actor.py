@@ -251,7 +251,7 @@ def test_bring_up_failures_are_typed() -> None:
     async def main() -> None:
         host = HeapHost()
         handle = pool(host, "random:tiny-llama")
-        with pytest.raises(LayoutMismatch, match="same model, dtype and page size"):
+        with pytest.raises(LayoutMismatch, match="same model, dtype, page size and ranks"):
             await started(WorkerActor(config(), host), handle)
         with pytest.raises(RemoteError, match="unknown_group"):
             await started(WorkerActor(config(), host), RemoteError("unknown_group", "no such group"))

@@ -141,7 +141,7 @@ def test_a_worker_without_memory_runs_nothing_and_goes_on_with_a_new_pool() -> N
         assert await answer_of(call) == HasLetGo(group="g", number=1)
         assert [result.step for _, result in context.told] == [1]
         assert actor._pool is None
-        assert actor._runner is None
+        assert actor._engine.runner is None
         assert context.announced[-1] == ("released", {})
         actor.on_members([], [], [])
         fresh = host.create("g", PoolInfo(group="g", num_pages=20, layout=handle.layout, incarnation=2))
@@ -215,7 +215,7 @@ def test_a_model_draws_the_same_tokens_afterwards(weights: str) -> None:
         actor = WorkerActor(config(MODEL), host)
         handle = pool(host, MODEL)
         context = await started(actor, handle)
-        made: list[Any] = [actor._runner]
+        made: list[Any] = [actor._engine.runner]
 
         def prompt(step: int, epoch: int) -> tuple[StepPlan, list[bytes]]:
             rows = [StepRow(1, 0, 3, 1, 3, Sampling())]
@@ -226,9 +226,9 @@ def test_a_model_draws_the_same_tokens_afterwards(weights: str) -> None:
         actor.on_tell(SCHEDULER, *prompt(1, 1))
         await context.until_told(1)
         await answer_of(order(actor, LetGo(group="g", number=1, is_kv=True, weights=weights)))
-        assert (actor._runner is None) == (weights == "reload")
+        assert (actor._engine.runner is None) == (weights == "reload")
         await answer_of(order(actor, TakeUp(group="g", number=2, pool=pool(host, MODEL))))
-        made.append(actor._runner)
+        made.append(actor._engine.runner)
         assert (made[0] is made[1]) == (weights == "keep")
         adopt(actor, 2)
         actor.on_tell(SCHEDULER, *prompt(1, 2))

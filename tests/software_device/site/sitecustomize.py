@@ -4,16 +4,17 @@ import importlib.abc
 import importlib.util
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
-
-_LOADER = "nodes.worker.cuda.load"
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    """Patches a module of ours when it is loaded, with what belongs to it in `_PATCHES`."""
+
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != _LOADER:
+        patch = _PATCHES.pop(name, None)
+        if patch is None:
             return None
-        sys.meta_path.remove(self)
         found = importlib.util.find_spec(name)
         assert found is not None
         assert found.loader is not None
@@ -21,18 +22,35 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def execute_and_patch(module: Any) -> None:
             execute(module)
-            _patch(module)
+            patch(module)
 
         found.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
         return found
 
 
-def _patch(load: Any) -> None:
+class _TorchStream:
+    """The CPU has done what torch told it when it returns, and so has a stream that waits for torch's work."""
+
+    def put(self, work: Callable[[], None]) -> None:
+        work()
+
+
+def _patch_torch(_module: Any) -> None:
     """Of torch's own, only what asks for the device; all that is ours runs as it is."""
+    import torch
+    from cupy.cuda import runtime
+
+    torch.cuda.is_available = lambda: True
+    torch.cuda.set_device = lambda _device: None
+    torch.cuda.current_stream = lambda _device=None: types.SimpleNamespace(cuda_stream=0)
+    torch.cuda.mem_get_info = lambda _device=None: runtime.memGetInfo()
+    runtime.streams[0] = _TorchStream()
+
+
+def _patch_loader(load: Any) -> None:
     import ctypes
 
     import torch
-    from cupy.cuda import runtime
 
     from nodes.worker.pool_view import PoolView
 
@@ -40,12 +58,13 @@ def _patch(load: Any) -> None:
         memory = (ctypes.c_char * pages.num_bytes).from_address(pages.pointer)
         return PoolView(torch.frombuffer(memory, dtype=torch.uint8), layout)
 
-    torch.cuda.is_available = lambda: True
-    torch.cuda.set_device = lambda _device: None
-    torch.cuda.current_stream = lambda _device=None: types.SimpleNamespace(cuda_stream=0)
-    torch.cuda.mem_get_info = lambda _device=None: runtime.memGetInfo()
+    _patch_torch(load)
     load.view_device_pages = view
     load.measured_activation_bytes = lambda *_args: 0
 
 
+_PATCHES: dict[str, Callable[[Any], None]] = {
+    "nodes.worker.cuda.load": _patch_loader,
+    "nodes.worker.cuda.nccl_collectives": _patch_torch,
+}
 sys.meta_path.insert(0, _Finder())

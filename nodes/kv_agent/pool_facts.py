@@ -1,0 +1,28 @@
+"""One of the agent's own pools, as its core knows it."""
+
+from typing import NamedTuple
+
+from kvstore.device import CPU
+from kvstore.layout import KVLayout
+from kvstore.pool_header import PoolInfo
+from kvstore.protocol import PoolHandle
+
+
+class Pool(NamedTuple):
+    """The pool of a group, or of the tensor-parallel rank of it that its layout names."""
+
+    group: str
+    path: str
+    num_pages: int
+    layout: KVLayout
+    incarnation: int
+    device: str = CPU
+
+    @classmethod
+    def of(cls, path: str, info: PoolInfo) -> "Pool":
+        """A pool by its header."""
+        return cls(info.group, path, info.num_pages, info.layout, info.incarnation, info.device)
+
+    def handle(self, agent: str) -> PoolHandle:
+        """What others are told."""
+        return PoolHandle(agent=agent, **self._asdict())

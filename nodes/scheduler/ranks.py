@@ -1,0 +1,133 @@
+"""The workers of one group, one for each tensor-parallel rank, seen by the pipeline as one worker.
+
+Each rank is told the same steps and answers each of them; ranks draw the same tokens, because they draw from the same
+logits with the same counters. A step is over when every rank has answered it: until then its pages may be written.
+
+    epochs    ranks form a group by exact incarnations, and the epoch of rank 0 names it (`Adopted.group_epoch`): a rank
+              that dies takes its group with it, so a group is whole or gone, and a later one has a later name
+    adopted   once every rank has answered for the same group; who answers for an earlier one is asked again
+    results   kept by step until the last rank's is here; different tokens are a fault of the group
+
+With one rank everything passes through. Pure; owned by the pipeline.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from mesh.address import Address
+from nodes.protocol import Adopted, RowError, StepResult
+
+
+class Disagreement(NamedTuple):
+    """The ranks answered a step differently, in words."""
+
+    text: str
+
+
+class RankGroup:
+    """Gathers what the ranks called `worker_ids`, in the order of rank, answer."""
+
+    def __init__(self, worker_ids: Sequence[str]) -> None:
+        self.worker_ids = tuple(worker_ids)
+        self._adopted: dict[int, Adopted] = {}
+        self._ranks: dict[Address, int] = {}
+        self._results: dict[int, dict[int, StepResult]] = {}
+
+    def begin(self) -> None:
+        """The group is to be adopted: what was answered so far does not count."""
+        self._adopted.clear()
+        self._ranks.clear()
+        self._results.clear()
+
+    def take_adopted(self, rank: int, adopted: Adopted) -> list[int]:
+        """A rank has answered. Returns the ranks to ask again: they answered for a group that is over, or is none."""
+        self._adopted[rank] = adopted
+        if len(self.worker_ids) == 1:
+            return []
+        first = self._adopted.get(0)
+        newest = max(one.group_epoch for one in self._adopted.values())
+        stale = [one for one, answer in self._adopted.items() if answer.group_epoch < newest]
+        if first is not None and first.worker_epoch != first.group_epoch and 0 not in stale:
+            stale.append(0)
+        for one in stale:
+            del self._adopted[one]
+        return stale
+
+    def whole(self) -> Adopted | None:
+        """What the group as a whole answers, once all its ranks have; from then on their results are taken."""
+        if len(self._adopted) < len(self.worker_ids):
+            return None
+        answers = [self._adopted[rank] for rank in range(len(self.worker_ids))]
+        self._ranks = {
+            Address(actor_id, answer.worker_epoch): rank
+            for rank, (actor_id, answer) in enumerate(zip(self.worker_ids, answers, strict=True))
+        }
+        if len(answers) == 1:
+            return answers[0]
+        return msgspec.structs.replace(
+            answers[0],
+            last_step=min(one.last_step for one in answers),
+            vocab_size=_least(one.vocab_size for one in answers),
+            max_batch_tokens=_least(one.max_batch_tokens for one in answers),
+        )
+
+    def rank_of(self, worker: Address) -> int:
+        """The rank of an adopted incarnation; -1: it is none."""
+        return self._ranks.get(worker, -1)
+
+    def addresses(self) -> list[Address]:
+        """The incarnations that were adopted, by rank."""
+        return list(self._ranks)
+
+    def is_older(self, actor_id: str, epoch: int) -> bool:
+        """What this rank has answered so far, it answered in an earlier incarnation."""
+        if actor_id not in self.worker_ids:
+            return False
+        answer = self._adopted.get(self.worker_ids.index(actor_id))
+        return answer is not None and answer.worker_epoch < epoch
+
+    def gather(self, rank: int, result: StepResult) -> StepResult | Disagreement | None:
+        """A rank's answer to a step in flight. Returns the group's, when it is the last one; then it is forgotten.
+
+        The first answer of a rank stands. The caller bounds the steps in flight.
+        """
+        if len(self.worker_ids) == 1:
+            return result
+        answers = self._results.setdefault(result.step, {})
+        answers.setdefault(rank, result)
+        if len(answers) < len(self.worker_ids):
+            return None
+        del self._results[result.step]
+        return _merge([answers[one] for one in range(len(self.worker_ids))])
+
+
+def _least(limits: Iterable[int]) -> int:
+    """The lowest limit; 0 is none."""
+    return min((limit for limit in limits if limit), default=0)
+
+
+def _merge(results: list[StepResult]) -> StepResult | Disagreement:
+    """One result out of all. A row that failed at one rank has failed; of the others all ranks say the same."""
+    first = results[0]
+    errors: dict[int, RowError] = {}
+    for result in results:
+        for error in result.errors:
+            errors.setdefault(error.row, error)
+    for rank, result in enumerate(results):
+        if result.token_ids == first.token_ids:
+            continue
+        if len(result.token_ids) != len(first.token_ids):
+            counts = f"{len(first.token_ids)} and {len(result.token_ids)} tokens"
+            return Disagreement(f"ranks 0 and {rank} answered step {first.step} with {counts}")
+        for row, (one, other) in enumerate(zip(first.token_ids, result.token_ids, strict=True)):
+            if one != other and row not in errors:
+                return Disagreement(f"ranks 0 and {rank} drew {one} and {other} for row {row} of step {first.step}")
+    if not errors and first.elapsed_s >= max(one.elapsed_s for one in results):
+        return first
+    return msgspec.structs.replace(
+        first,
+        errors=[errors[row] for row in sorted(errors)],
+        elapsed_s=max(one.elapsed_s for one in results),
+    )

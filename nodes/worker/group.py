@@ -1,0 +1,123 @@
+"""One worker's membership in its group of tensor-parallel ranks, over the mesh. See `ranks.py` for what is decided."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Final
+
+from mesh.actor import Call, Context
+from mesh.membership import Member
+from mesh.persistent_ask import PersistentAsk
+from nodes.protocol import GroupFormed, JoinGroup
+from nodes.worker.collectives import Collectives, CollectivesMaker
+from nodes.worker.config import WorkerConfig
+from nodes.worker.ranks import Answer, Meeting, Over, Refusal, who_is_missing
+
+JOIN_TIMEOUT_S: Final = 5.0
+"""After which a rank asks rank 0 again: answers are lost, and rank 0 may be another one by then."""
+
+
+class RankGroup:
+    """See the module. `leave` ends this worker, for good; it is called at most once.
+
+    `makers` says what connects the ranks. It is called off the loop, for it may import torch.
+    """
+
+    def __init__(
+        self, config: WorkerConfig, leave: Callable[[str], None], makers: Callable[[WorkerConfig], CollectivesMaker]
+    ) -> None:
+        self._config = config
+        self._leave = leave
+        self._makers = makers
+        self._maker: CollectivesMaker | None = None
+        self._meeting: Meeting | None = None
+        self._met = asyncio.Event()
+        self._formed: GroupFormed | None = None
+        self._collectives: Collectives | None = None
+        self._is_over = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of rank 0, which names the group; 0: there is none."""
+        return self._formed.epochs[0] if self._formed is not None else 0
+
+    async def form(self, ctx: Context, persistent: PersistentAsk, own: JoinGroup, thread: Executor | None) -> None:
+        """Meet the other ranks. Returns when all are there; how long that takes the supervisor bounds.
+
+        `thread` is the one that will connect; None where nothing is to be connected. Raises CallError if rank 0 refuses
+        for good, WorkerError or DeviceError if there is no unique id to be had.
+        """
+        if own.rank:
+            formed = await persistent.ask(
+                ctx, self._config.workers[0], own, timeout_s=JOIN_TIMEOUT_S, what="the other ranks"
+            )
+            self._formed = formed
+            if formed.epochs[own.rank] != ctx.address.epoch:
+                self._end(f"rank 0 has made a group with epoch {formed.epochs[own.rank]} of this rank")
+        else:
+            unique_id = b""
+            if thread is not None:
+                unique_id = await asyncio.get_running_loop().run_in_executor(thread, self._unique_id)
+            self._meeting = Meeting(own, ctx.address.epoch, unique_id)
+            ctx.log.info("waiting", what="the other ranks", size=own.size)
+            await self._met.wait()
+            self._formed = self._meeting.formed
+        self.on_members(ctx, [])
+
+    def connect(self) -> Collectives:
+        """Connect the ranks, in the thread that will run the steps. Raises GroupNotFormed."""
+        assert self._formed is not None, "ranks that have not met"
+        config = self._config
+        maker = self._maker or self._makers(config)
+        collectives = maker.connect(self._formed.unique_id, config.tp_rank, config.tp_size, config.device)
+        self._collectives = collectives
+        if self._is_over:
+            collectives.abort()
+        return collectives
+
+    def on_ask(self, call: Call) -> None:
+        """Another rank asks to be in the group."""
+        if self._meeting is None:
+            call.fail("not_ready", "rank 0 is starting", retryable=True)
+            return
+        rank = call.message.rank
+        if not 0 < rank < len(self._config.workers) or call.sender.actor_id != self._config.workers[rank]:
+            call.fail("group_mismatch", f"{call.sender.actor_id} is not rank {rank} of {self._config.group}")
+            return
+        for command in self._meeting.join(call.message, call.sender.epoch, call):
+            match command:
+                case Answer(one, formed):
+                    one.reply(formed)
+                case Refusal(one, code, message, retryable):
+                    one.fail(code, message, retryable=retryable)
+                case Over(reason):
+                    self._end(reason)
+        if self._meeting.formed is not None:
+            self._met.set()
+
+    def on_members(self, ctx: Context, left: list[Member]) -> None:
+        """The mesh has changed."""
+        ids = self._config.workers
+        if self._formed is not None:
+            known = [member for one in ids if (member := ctx.members.get(one)) is not None]
+            if reason := who_is_missing(ids, self._formed.epochs, [one.address for one in left], known):
+                self._end(reason)
+        elif self._meeting is not None:
+            for member in left:
+                if member.actor_id in ids:
+                    self._meeting.lost(ids.index(member.actor_id), member.epoch)
+
+    def abort(self) -> None:
+        """Let no thread hang in an operation with ranks that are gone, and tell the others at once."""
+        if self._collectives is not None:
+            self._collectives.abort()
+
+    def _unique_id(self) -> bytes:
+        self._maker = self._makers(self._config)
+        return self._maker.unique_id()
+
+    def _end(self, reason: str) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self.abort()
+            self._leave(reason)

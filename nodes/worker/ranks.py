@@ -1,0 +1,144 @@
+"""How the tensor-parallel ranks of a group find each other, and when a group is over: the decisions, without the mesh.
+
+    rank 0         gathers one incarnation of each other rank (`Meeting`), then answers all of them
+    other ranks    ask rank 0 until it answers with a group that they are in
+    afterwards     a group is these incarnations and no others: when one is gone, or another incarnation of it is seen,
+                   the others end, for a collective operation with a dead rank never ends; all meet again anew
+
+So whatever dies, in any order, all ranks end up in one group of later incarnations, named by the epoch of rank 0.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from mesh.address import Address
+from mesh.membership import Member
+from nodes.protocol import GroupFormed, JoinGroup
+from nodes.worker.core import AdoptArrived, AnswerAdopt, Command, Event, WorkerCore
+
+STALE: Final = "stale_epoch"
+MISMATCH: Final = "group_mismatch"
+POOL_CHANGED: Final = "pool_changed"
+GROUP_OVER: Final = "group_over"
+
+
+class Answer(NamedTuple):
+    """Answer this call of a rank with the group."""
+
+    call: Any
+    formed: GroupFormed
+
+
+class Refusal(NamedTuple):
+    """Refuse this call of a rank."""
+
+    call: Any
+    code: str
+    message: str
+    retryable: bool = True
+
+
+class Over(NamedTuple):
+    """The group is over: this rank ends."""
+
+    reason: str
+
+
+class Meeting:
+    """Rank 0's part: who has asked to be in the group. `own` is what rank 0 would ask of itself."""
+
+    def __init__(self, own: JoinGroup, epoch: int, unique_id: bytes) -> None:
+        self._own = own
+        self._epoch = epoch
+        self._unique_id = unique_id
+        self._joined: dict[int, tuple[int, Any]] = {}
+        self.formed: GroupFormed | None = None
+
+    def join(self, join: JoinGroup, epoch: int, call: Any) -> list[Answer | Refusal | Over]:
+        """An incarnation of a rank asks. The last one that was missing makes the group."""
+        if (refusal := self._refusal(join, call)) is not None:
+            return [refusal]
+        if self.formed is not None:
+            known = self.formed.epochs[join.rank]
+            if epoch == known:
+                return [Answer(call, self.formed)]
+            over = f"rank {join.rank} was of epoch {known}, and asks in epoch {epoch}"
+            return [Refusal(call, GROUP_OVER, over), Over(over)]
+        last, _ = self._joined.get(join.rank, (0, None))
+        if epoch < last:
+            return [Refusal(call, STALE, f"rank {join.rank} has asked in epoch {last}", retryable=False)]
+        self._joined[join.rank] = (epoch, call)
+        if len(self._joined) < self._own.size - 1:
+            return []
+        epochs = [self._epoch, *(self._joined[rank][0] for rank in range(1, self._own.size))]
+        self.formed = GroupFormed(epochs=epochs, unique_id=self._unique_id)
+        return [Answer(one, self.formed) for _, one in self._joined.values()]
+
+    def lost(self, rank: int, epoch: int) -> None:
+        """An incarnation that had asked is gone, before there was a group."""
+        if self._joined.get(rank, (0, None))[0] == epoch:
+            del self._joined[rank]
+
+    def _refusal(self, join: JoinGroup, call: Any) -> Refusal | None:
+        own = self._own
+        if (join.group, join.size, join.model) != (own.group, own.size, own.model) or not 0 < join.rank < own.size:
+            wrong = f"rank 0 of {own.group} is one of {own.size} with model {own.model!r}"
+            asked = f"rank {join.rank} of {join.size} of {join.group} with {join.model!r} cannot be in its group"
+            return Refusal(call, MISMATCH, f"{wrong}: {asked}", retryable=False)
+        if join.incarnation != own.incarnation:
+            pools = f"{own.incarnation} at rank 0 and {join.incarnation} at rank {join.rank}"
+            return Refusal(call, POOL_CHANGED, f"the pools of {own.group} are of incarnation {pools}")
+        return None
+
+
+def who_is_missing(ids: Sequence[str], epochs: Sequence[int], left: Sequence[Address], known: Sequence[Member]) -> str:
+    """Why the group of these incarnations is over, in words; empty if nothing is known that ends it.
+
+    `left` are incarnations that have just gone, `known` is who is in the mesh.
+    """
+    pinned = dict(zip(ids, epochs, strict=True))
+    for gone in left:
+        if pinned.get(gone.actor_id) == gone.epoch:
+            return f"{gone} is gone, and with it the group"
+    for member in known:
+        if member.epoch > pinned.get(member.actor_id, member.epoch):
+            return f"{member.address} has replaced epoch {pinned[member.actor_id]}, and with it the group is over"
+    return ""
+
+
+class RankCore(WorkerCore):
+    """A worker whose steps other ranks take part in: what it has begun to be told by one scheduler it runs to the end.
+
+    Another scheduler's adoption waits until nothing runs any more, queued steps included. To drop those would leave the
+    ranks that have begun them waiting for this one. If a step cannot end because another rank never got it, only the
+    end of the group helps: `num_deferred` is what the actor looks at.
+
+    The same scheduler's is answered at once: it holds the pages of the steps that run, and what such a step waits for
+    may be that this scheduler sends it to another rank again.
+    """
+
+    _deferred: tuple[AdoptArrived, ...] = ()
+
+    @property
+    def num_deferred(self) -> int:
+        """Adoptions that wait."""
+        return len(self._deferred)
+
+    def handle(self, event: Event) -> list[Command]:
+        """See `WorkerCore.handle`."""
+        if isinstance(event, AdoptArrived) and self.is_running:
+            if event.adopt.scheduler_epoch > self.scheduler_epoch:
+                self._deferred = (*self._deferred[-MAX_DEFERRED + 1 :], event)
+                return []
+            if event.adopt.scheduler_epoch == self.scheduler_epoch:
+                return [AnswerAdopt(event.call, self._last_step)]
+        commands = super().handle(event)
+        if self._deferred and not self.is_running:
+            deferred, self._deferred = self._deferred, ()
+            for one in deferred:
+                commands += super().handle(one)
+        return commands
+
+
+MAX_DEFERRED: Final = 8
+"""Adoptions that wait at most; of more the last count, for an ask is repeated."""

@@ -1,0 +1,70 @@
+"""Groups of two tensor-parallel ranks on two devices of software, with its NCCL between them, struck under load."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.chaos_mesh import ChaosMesh
+from tests.chaos.streams import Answer, differences
+from tests.process.device_mesh import APART, answers_of, mesh_on, pages_moved
+from tests.software_device.device import bytes_in_use, environment
+
+pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("devices")
+
+
+@pytest.fixture(scope="module")
+def ranks(memory: Path) -> Iterator[ChaosMesh]:
+    """All devices that are visible: a prefill and a decode rank on each."""
+    variables = environment(memory, num_devices=2, num_bytes=16 << 30)
+    with mesh_on("cuda", *APART, "--tp", "2", dtype="float32", kv_memory="32MiB", environment=variables) as mesh:
+        yield mesh
+    assert bytes_in_use(memory) == 0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ranks: ChaosMesh) -> list[Answer]:
+    answers = answers_of(ranks, "undisturbed")
+    assert len({answer.text for answer in answers}) > len(answers) // 2, "texts that are all alike prove nothing"
+    assert pages_moved(ranks) > len(answers), "pages did move"
+    return answers
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        "worker-decode-0.1",
+        pytest.param("worker-decode-0", marks=pytest.mark.slow),
+        pytest.param("scheduler-decode-0", marks=pytest.mark.slow),
+    ],
+)
+def test_kill_9_under_load_does_not_show_in_the_text(
+    ranks: ChaosMesh, undisturbed: list[Answer], memory: Path, victim: str
+) -> None:
+    """The next ranks open the same pages, on both devices."""
+    before, in_use = ranks.settled(), bytes_in_use(memory)
+    at = sum(answer.num_events for answer in undisturbed) // 3
+    answers = answers_of(ranks, victim, at=at, blow=lambda: ranks.strike(victim))
+    after = ranks.settled(90.0)
+    assert not differences(answers, undisturbed)
+    if victim.startswith("worker"):
+        restarted = {actor_id for actor_id, epoch in after.epochs.items() if epoch > before.epochs[actor_id]}
+        assert restarted == {"worker-decode-0", "worker-decode-0.1"}, "its group, and nobody else"
+    assert bytes_in_use(memory) == in_use
+
+
+def test_the_death_of_the_agent_takes_the_pages_of_all_ranks_and_no_request(
+    ranks: ChaosMesh, undisturbed: list[Answer], memory: Path
+) -> None:
+    before, in_use = ranks.settled(), bytes_in_use(memory)
+    at = sum(answer.num_events for answer in undisturbed) // 3
+    answers = answers_of(ranks, "agent", at=at, blow=lambda: ranks.strike("kv-agent-0"))
+    after = ranks.settled(90.0)
+    assert after.epochs["kv-agent-0"] > before.epochs["kv-agent-0"]
+    assert not differences(answers, undisturbed)
+    assert bytes_in_use(memory) == in_use
