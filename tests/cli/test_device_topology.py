@@ -152,7 +152,7 @@ def test_what_cannot_be_on_a_device():
     with pytest.raises(BadConfig, match="cannot make their KV pools on the CPU"):
         planned(device="cpu", pool_in_worker=True)
     with pytest.raises(BadConfig, match="are for workers that compute alone"):
-        planned(memory_saver=True, mixed=1, tp=2, model="random:tiny-qwen3", device="cuda:0,cuda:1")
+        planned("random:qwen3-8b", *two(), mixed=1, tp=2, memory_saver=True)
     with pytest.raises(BadConfig, match="cannot be used together"):
         planned(memory_saver=True, pool_in_worker=True)
     with pytest.raises(msgspec.ValidationError):
