@@ -1,10 +1,10 @@
-"""`meshctl` as a peer in the mesh: asks a running supervisor one question, for `ps`, `down`, `drain` and `restart`."""
+"""`meshctl` as a peer in the mesh: asks a running supervisor one question, for `ps`, `down`, `drain` and others."""
 
 import asyncio
 import os
 from typing import ClassVar, Final, TypeVar
 
-from cli.errors import CliError, NotRunning
+from cli.errors import CliError, NotRunning, TryAgain
 from cli.launch.mesh_directory import Manifest, MeshDirectory
 from cli.launch.processes import is_alive
 from cli.protocol import SUPERVISOR_CODEC
@@ -68,7 +68,7 @@ async def _ask(directory: MeshDirectory, manifest: Manifest, question: Message) 
     try:
         answer = await actor.ctx.ask(supervisor.actor_id, question, timeout_s=_ASK_TIMEOUT_S)
     except RemoteError as error:
-        raise CliError(error.message) from error
+        raise (TryAgain if error.retryable else CliError)(error.message) from error
     except CallError as error:
         raise NotRunning(
             f"the supervisor of {manifest.mesh!r} (process {manifest.pid}) does not answer",

@@ -6,7 +6,9 @@ of the model's share come from `nodes/worker/device_memory.py`; the worker check
 
 from typing import Final, NamedTuple
 
-from cli.errors import NoMemory
+from cli.errors import BadConfig, NoMemory
+from cli.settings import Settings
+from kvstore.device import CPU
 from kvstore.layout import KVLayout
 from nodes.model_spec import ModelSpec
 from nodes.worker.cuda.buckets import MAX_BUCKET
@@ -93,3 +95,32 @@ def _account(memory: DeviceMemory, load: DeviceLoad, layout: KVLayout, num_pages
 
 def _gib(num_bytes: int) -> str:
     return f"{num_bytes / _GIB:.2f} GiB"
+
+
+def check_device_options(settings: Settings, tp_size: int) -> None:
+    """Raises BadConfig where what is asked for takes a device, or goes not with the rest."""
+    device = settings.device
+    if settings.memory_saver and device == CPU:
+        raise BadConfig(
+            "there is no memory saver on the CPU",
+            why="it keeps in the host's memory what lies in a device's",
+            do="leave --memory-saver out: `meshctl release` drops weights there, and `resume` reads them again",
+        )
+    if settings.pool_in_worker and device == CPU:
+        raise BadConfig(
+            "workers cannot make their KV pools on the CPU",
+            why="pools in host memory are files, which outlive workers and cost no context",
+            do="leave --pool-in-worker out, or give --device cuda",
+        )
+    if (settings.pool_in_worker or settings.memory_saver) and tp_size > 1:
+        raise BadConfig(
+            "--pool-in-worker and --memory-saver are for workers that compute alone",
+            why="tensor-parallel ranks end together when their memory is released, and share one page table",
+            do="leave it out, or --tp; `meshctl release --reload-weights` works with ranks",
+        )
+    if settings.pool_in_worker and settings.memory_saver:
+        raise BadConfig(
+            "--pool-in-worker and --memory-saver cannot be used together",
+            why="a worker that makes its pool ends when its memory is released, and with it the backup of its weights",
+            do="leave out one of them",
+        )

@@ -10,6 +10,7 @@
       NoMemory             the KV pools do not fit
       StartFailed          an actor did not become ready
       TimedOut             it took longer than allowed
+      TryAgain             refused for now; asking again may help
 
 Each has its exit code (`cli/exit_codes.py`).
 """
@@ -100,3 +101,9 @@ class TimedOut(CliError):
 
     exit_code = ExitCode.TIMED_OUT
     code = "timed_out"
+
+
+class TryAgain(CliError):
+    """Somebody could not do it just now."""
+
+    code = "try_again"

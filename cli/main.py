@@ -26,6 +26,7 @@ app.add_typer(config_app, name="config")
 Output = Literal["table", "json"]
 NameOption = Annotated[str, typer.Option("--name", metavar="MESH", help="Which mesh; several can live on a host.")]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="table or json")]
+GroupsArgument = Annotated[list[str] | None, typer.Argument(metavar="GROUP...", help="Like decode-0; all if left out.")]
 FileOption = Annotated[
     Path | None, typer.Option("--file", "-f", envvar="KVMESH_TOPOLOGY", help="Topology file (TOML).")
 ]
@@ -54,6 +55,13 @@ def up(
     deterministic: Annotated[
         bool | None, typer.Option("--deterministic", help="On a device: fixed tiles, no split sequences; slower.")
     ] = None,
+    memory_saver: Annotated[
+        bool | None, typer.Option("--memory-saver", help="On a device: `release` backs weights up in host memory.")
+    ] = None,
+    pool_in_worker: Annotated[
+        bool | None,
+        typer.Option("--pool-in-worker", help="On a device: workers make their KV pools, which die with them."),
+    ] = None,
     gateways: Annotated[int | None, typer.Option(help="Number of gateways, all on the one port.")] = None,
     tokenizers: Annotated[int | None, typer.Option(help="Number of tokenizers.")] = None,
     detokenizers: Annotated[int | None, typer.Option(help="Number of detokenizers.")] = None,
@@ -76,6 +84,8 @@ def up(
         "model": model, "name": name, "prefill": prefill, "decode": decode, "mixed": mixed,
         "tp": tp, "prefill_tp": prefill_tp, "decode_tp": decode_tp, "host": host, "port": port,
         "dtype": dtype, "device": device, "mem_fraction": mem_fraction, "deterministic": deterministic,
+        "memory_saver": memory_saver,
+        "pool_in_worker": pool_in_worker,
         "gateways": gateways, "tokenizers": tokenizers, "detokenizers": detokenizers,
         "context_length": context_length, "kv__pages": kv_pages, "kv__memory": kv_memory,
         "max_running": max_running, "chunk": chunk, "local_prefill_max": local_prefill_max, "served_name": served_name,
@@ -123,6 +133,48 @@ def restart(
 def ps(name: NameOption = "default", output: OutputOption = "table") -> None:
     """List the actors of a mesh."""
     from cli.commands.ps import ps as run
+
+    raise typer.Exit(run(name, output))
+
+
+@app.command()
+def release(
+    groups: GroupsArgument = None,
+    name: NameOption = "default",
+    keep_weights: Annotated[bool, typer.Option("--keep-weights", help="Release the KV pools only.")] = False,
+    keep_kv: Annotated[bool, typer.Option("--keep-kv", help="Release weights only; caches are kept.")] = False,
+    reload_weights: Annotated[
+        bool, typer.Option("--reload-weights", help="On a device: drop weights, and read them from disk on resume.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until it is released.")] = 120.0,
+    output: OutputOption = "table",
+) -> None:
+    """Have worker groups give their memory back; what they serve goes elsewhere, or waits for `resume`."""
+    from cli.commands.memory import release as run
+    from nodes.protocol.memory import ReleaseMemory
+
+    wish = ReleaseMemory(groups=groups or [], keep_weights=keep_weights, keep_kv=keep_kv, reload_weights=reload_weights)
+    raise typer.Exit(run(name, wish, timeout_s=timeout, output=output))
+
+
+@app.command()
+def resume(
+    groups: GroupsArgument = None,
+    name: NameOption = "default",
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until they serve again.")] = 300.0,
+    output: OutputOption = "table",
+) -> None:
+    """Have worker groups take their memory again, and serve."""
+    from cli.commands.memory import resume as run
+    from nodes.protocol.memory import ResumeMemory
+
+    raise typer.Exit(run(name, ResumeMemory(groups=groups or []), timeout_s=timeout, output=output))
+
+
+@app.command()
+def memory(name: NameOption = "default", output: OutputOption = "table") -> None:
+    """Show which worker groups have their memory."""
+    from cli.commands.memory import memory as run
 
     raise typer.Exit(run(name, output))
 

@@ -51,7 +51,13 @@ class PoolPlan:
         else:
             num_pages = self._pages_on_devices(max_batch_tokens)
         return [
-            PoolConfig(group=group.name, num_pages=num_pages, layout=layout, device=device)
+            PoolConfig(
+                group=group.name,
+                num_pages=num_pages,
+                layout=layout,
+                device=device,
+                in_worker=self._settings.pool_in_worker,
+            )
             for group in self._groups
             for layout, device in zip(group.layouts, group.devices, strict=True)
         ]

@@ -1,6 +1,7 @@
 """What `meshctl` asks a supervisor, over the mesh like everybody else.
 
 meshctl -> supervisor    ListActors -> ActorList; StopMesh -> Stopping; RenewActors -> Renewing
+meshctl -> supervisor -> kv_agent    ReleaseMemory, ResumeMemory, ListMemory -> MemoryList (`nodes/protocol/memory.py`)
 """
 
 from typing import Final
@@ -8,6 +9,7 @@ from typing import Final
 from mesh.address import Endpoint
 from mesh.codec import Codec
 from mesh.message import Message, Part
+from nodes.protocol.memory import ListMemory, MemoryList, ReleaseMemory, ResumeMemory
 
 SUPERVISOR: Final = "supervisor"
 
@@ -75,4 +77,15 @@ class Renewing(Message, frozen=True):
     epochs: dict[str, int]
 
 
-SUPERVISOR_CODEC: Final = Codec(ListActors | ActorList | StopMesh | Stopping | RenewActors | Renewing)
+SUPERVISOR_CODEC: Final = Codec(
+    ListActors
+    | ActorList
+    | StopMesh
+    | Stopping
+    | RenewActors
+    | Renewing
+    | ReleaseMemory
+    | ResumeMemory
+    | ListMemory
+    | MemoryList
+)

@@ -71,7 +71,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `device` is where workers compute and KV pools lie: the CPU, or CUDA devices, which are dealt out in order; on each
     of them weights, activations and pools take at most `mem_fraction` of its memory. `deterministic` takes fixed tiles
     and splits no sequence there, so that bits depend less on the batch, which no GPU has shown yet (on the CPU they
-    never do). `chunk`, if left alone, is 256 on the CPU and 2,048 on a device.
+    never do). With `memory_saver` weights can be released into the host's memory while the mesh lives. With
+    `pool_in_worker` workers make the pages of their pools themselves: one CUDA context less where no pages are copied,
+    and a worker's death costs its KV. `chunk`, if left alone, is 256 on the CPU and 2,048 on a device.
 
     `prefill` and `decode` count worker groups of each kind, `mixed` groups that do both; with `mixed` set and the other
     two left alone there are only mixed ones. `tp` tensor-parallel ranks compute together in each group, `prefill_tp`
@@ -86,6 +88,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device: Device = "cpu"
     mem_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=0.98)] = 0.9
     deterministic: bool = False
+    memory_saver: bool = False
+    pool_in_worker: bool = False
     host: str = "127.0.0.1"
     port: Port = 8000
     prefill: Count | None = None

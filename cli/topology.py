@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from cli.device_pools import DeviceMemory
+from cli.device_pools import DeviceMemory, check_device_options
 from cli.errors import BadConfig
 from cli.launch.mesh_directory import segment_prefix
 from cli.pool_plan import PoolPlan
@@ -154,6 +154,7 @@ class _Planner:
         self._num_threads = settings.threads or max(
             1, machine.num_cores // sum(group.tp_size for group in self._groups)
         )
+        check_device_options(settings, max(group.tp_size for group in self._groups))
         self._prefix = segment_prefix(machine.uid, settings.name)
 
     def plan(self) -> Topology:
@@ -253,6 +254,8 @@ class _Planner:
             device=group.devices[rank],
             deterministic=self._settings.deterministic,
             mem_fraction=self._settings.mem_fraction,
+            memory_saver=self._settings.memory_saver,
+            pool_in_worker=self._settings.pool_in_worker,
             tp_rank=rank,
             tp_size=group.tp_size,
             workers=group.worker_ids if group.tp_size > 1 else (),

@@ -54,7 +54,7 @@ class CudaHost:
 
         Raises DeviceError and DeviceExhaustedMemory too.
         """
-        if info.device == CPU:
+        if info.device == CPU or info.is_freed or info.is_in_worker:
             return self._tables.create(name, info)
         device = cuda_ordinal(info.device)
         pages = DevicePages(device, self.memory.allocate(device, info.pages_bytes), info.pages_bytes)
@@ -74,13 +74,36 @@ class CudaHost:
         pool.attach_device(lambda: pages, free)
         return pool
 
+    def make_pages(self, pool: PagePool) -> bytes:
+        """Allocate the pages of an opened pool here, in the place of its owner: the handle that others open them by.
+
+        They are freed when `pool` is closed. Raises DeviceError and DeviceExhaustedMemory.
+        """
+        info = pool.info
+        device = cuda_ordinal(info.device)
+        pages = DevicePages(device, self.memory.allocate(device, info.pages_bytes), info.pages_bytes)
+        making = _Making(pool.path, info.incarnation)
+        try:
+            handle = self.memory.export(device, pages.pointer)
+        except BaseException:
+            self.memory.free(device, pages.pointer)
+            raise
+        self._made[making] = pages
+
+        def free() -> None:
+            del self._made[making]
+            self.memory.free(device, pages.pointer)
+
+        pool.attach_device(lambda: pages, free)
+        return handle
+
     def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
         """See `MemoryHost`. The pages of a pool on a device are opened by its `device_pages`, which raises DeviceError.
 
         No work on the device may use them any more when the pool is closed.
         """
         pool = self._tables.open(path, writable=writable, own=own)
-        if pool.info.device != CPU:
+        if pool.info.device != CPU and not pool.info.is_freed:
             use = _Use(self, pool)
             pool.attach_device(use.pages, use.close)
         return pool
@@ -88,6 +111,10 @@ class CudaHost:
     def unlink(self, path: str) -> None:
         """See `MemoryHost`."""
         self._tables.unlink(path)
+
+    def mark(self, path: str, info: PoolInfo) -> None:
+        """See `MemoryHost`."""
+        self._tables.mark(path, info)
 
     def is_made_here(self, pool: PagePool) -> bool:
         """Whether this process made the pool's pages."""

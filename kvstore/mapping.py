@@ -12,6 +12,9 @@ from kvstore.protocol import PoolHandle
 def map_pool(host: MemoryHost, handle: PoolHandle) -> PagePool:
     """Map the pool of `handle` for writing. Raises PoolMismatch besides what `MemoryHost.open` raises."""
     pool = host.open(handle.path, writable=True)
+    if pool.info.is_released:
+        pool.close()
+        raise PoolMismatch(f"{handle.path} was released since {handle.agent} named it; ask it again")
     for name in ("group", "num_pages", "layout", "incarnation", "device"):
         found, told = getattr(pool.info, name), getattr(handle, name)
         if found != told:

@@ -165,6 +165,10 @@ class MemoryHost(Protocol):
         """Remove a pool's name; those who mapped it keep it. Harmless if there is none."""
         ...
 
+    def mark(self, path: str, info: PoolInfo) -> None:
+        """Write another header over that of an own pool, whose sizes stay. Raises PoolMissing, PoolDenied."""
+        ...
+
 
 class HeapHost:
     """Pools as bytearrays of one process; the actors of one simulated machine share one `HeapHost`.
@@ -200,6 +204,12 @@ class HeapHost:
     def unlink(self, path: str) -> None:
         """See `MemoryHost`."""
         self._pools.pop(path, None)
+
+    def mark(self, path: str, info: PoolInfo) -> None:
+        """See `MemoryHost`."""
+        if path not in self._pools:
+            raise PoolMissing(f"there is no pool at {path}: it was removed")
+        self._pools[path][:HEADER_BYTES] = encode_header(info)
 
     def paths(self) -> list[str]:
         """Pools that exist: what a test looks at for leaks."""
@@ -263,6 +273,14 @@ class ShmHost:
         """See `MemoryHost`."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+
+    def mark(self, path: str, info: PoolInfo) -> None:
+        """See `MemoryHost`. One write of one page: a process that is killed has written all of it, or nothing."""
+        descriptor = _open_own(path, os.O_RDWR)
+        try:
+            os.pwrite(descriptor, encode_header(info), 0)
+        finally:
+            os.close(descriptor)
 
     def sweep(self, prefix: str) -> list[str]:
         """Remove segments of this name prefix that nobody owns: what a killed agent left. Returns their paths.

@@ -24,7 +24,23 @@ MAGIC: Final = b"KVMESHPL"
 ALIGNMENT: Final = 4096
 HEADER_BYTES: Final = 4096
 
+_EPOCH_BITS: Final = 32
+
 _PREFIX: Final = struct.Struct("<8sIII")
+
+
+def incarnation_of(epoch: int, number: int = 0) -> int:
+    """What a pool's making is called: the `number`-th after the one that the agent of this epoch started with."""
+    return epoch + (number << _EPOCH_BITS)
+
+
+def is_later(incarnation: int, than: int) -> bool:
+    """Whether a pool was made after another one of its group."""
+    return _in_order(incarnation) > _in_order(than)
+
+
+def _in_order(incarnation: int) -> tuple[int, int]:
+    return incarnation & ((1 << _EPOCH_BITS) - 1), incarnation >> _EPOCH_BITS
 
 
 class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +48,12 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `device` is where the pages lie, `cpu` (in the file) or `cuda:N`; `ipc_handle` is then the 64 bytes of the
     cudaIpcMemHandle of their allocation, which begins with page 0.
+
+    `is_in_worker`: the group's worker makes the pages, in its own process; the handle is there once it has.
+
+    The rest is what an operator has had released, and outlives every process. While `weights` is not empty (`keep`,
+    `backup`, `reload`: how those of the group's workers go) nobody may map the pool; `is_unwanted`: its pages are to be
+    freed when nobody uses them; `is_freed`: they are, and the file ends behind this header.
     """
 
     group: str
@@ -40,6 +62,15 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     device: str = CPU
     ipc_handle: bytes = b""
+    weights: str = ""
+    is_unwanted: bool = False
+    is_freed: bool = False
+    is_in_worker: bool = False
+
+    @property
+    def is_released(self) -> bool:
+        """Whether nobody may map it."""
+        return bool(self.weights)
 
     @property
     def table_offset(self) -> int:
@@ -59,7 +90,9 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the whole segment, which has no pages if they lie on a device."""
+        """Bytes of the whole segment, which has no pages if they lie on a device, and nothing if it is freed."""
+        if self.is_freed:
+            return HEADER_BYTES
         return self.pages_offset + (self.pages_bytes if self.device == CPU else 0)
 
 

@@ -35,6 +35,34 @@ class PoolHandle(Message, frozen=True):
     device: str = "cpu"
 
 
+class MakePages(Message, frozen=True):
+    """Ask of a worker to its agent: a page table for pages that it will make itself. Answer: `PoolHandle`.
+
+    Each incarnation of a worker gets a table of its own, which is empty. Errors, all retryable: `memory_released`,
+    `superseded`; `unknown_group` where a group's pages are the agent's to make.
+    """
+
+    group: str
+
+
+class OfferPages(Message, frozen=True):
+    """Ask of a worker to its agent: the pages of this incarnation are made, and others open them by `ipc_handle`.
+
+    Answer `PagesOffered`; from then on the pool can be mapped. Idempotent. Error: `superseded`.
+    """
+
+    group: str
+    incarnation: int
+    ipc_handle: bytes
+
+
+class PagesOffered(Message, frozen=True):
+    """The handle is in the pool's header."""
+
+    group: str
+    incarnation: int
+
+
 class OpenGrant(Message, frozen=True):
     """A decode scheduler lends pages of its own pool to one transfer. Ask to its own agent; answer `GrantOpened`.
 
@@ -208,6 +236,9 @@ class CacheEvents(Message, frozen=True):
 KVMessage = (
     MapPool
     | PoolHandle
+    | MakePages
+    | OfferPages
+    | PagesOffered
     | OpenGrant
     | GrantOpened
     | PagesReady

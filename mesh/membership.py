@@ -16,10 +16,12 @@ from mesh.message import Part
 STARTING = "starting"
 READY = "ready"
 DRAINING = "draining"
+RELEASED = "released"
+"""Alive, without the memory that it works in, and takes no work."""
 
 
 class Member(Part, frozen=True):
-    """One actor in the mesh. `state` is starting, ready or draining; `attributes` are the role's own business."""
+    """One actor in the mesh. `state` is one of those above; `attributes` are the role's own business."""
 
     actor_id: str
     role: str

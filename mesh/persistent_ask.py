@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from mesh.actor import AnyMessage, Context
@@ -22,8 +23,20 @@ class PersistentAsk:
         """Somebody came, left or changed state."""
         self._members_changed.set()
 
-    async def ask(self, ctx: Context, actor_id: str, message: AnyMessage, *, timeout_s: float, what: str) -> Any:
-        """The reply's message; `what` says in the log what is waited for. Raises CallErrors that are not retryable."""
+    async def ask(
+        self,
+        ctx: Context,
+        actor_id: str,
+        message: AnyMessage,
+        *,
+        timeout_s: float,
+        what: str,
+        refused: Callable[[CallError], None] | None = None,
+    ) -> Any:
+        """The reply's message; `what` says in the log what is waited for. Raises CallErrors that are not retryable.
+
+        `refused` hears of every failure that is followed by another try.
+        """
         while True:
             self._members_changed.clear()
             try:
@@ -32,6 +45,8 @@ class PersistentAsk:
                 if not error.retryable:
                     raise
                 ctx.log.info("waiting", what=what, peer=actor_id, why=str(error))
+                if refused is not None:
+                    refused(error)
             # The usual reason is that the view of the mesh is not here yet, or that the peer has just died too.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._retry_s):

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from kvstore.pool_header import is_later
 from mesh.codec import Codec
 from mesh.membership import Membership
 from mesh.message import Part
@@ -34,7 +35,7 @@ class SchedulerAttributes(Part, frozen=True):
 
 
 class KVAgentAttributes(Part, frozen=True):
-    """What a kv_agent announces: its pools and how pages get out of them.
+    """What a kv_agent announces: its pools, how pages get out of them, and whose memory is `released`.
 
     `incarnations` by group: a pool of another incarnation is another pool, and whoever mapped the old one has nothing.
     `fallbacks` by agent: what its pages come by instead of the transport of the operator's choice, and why.
@@ -44,10 +45,14 @@ class KVAgentAttributes(Part, frozen=True):
     transports: list[str] = []
     incarnations: dict[str, int] = {}
     fallbacks: dict[str, str] = {}
+    released: list[str] = []
 
 
 def is_replaced(members: Membership, agent: str, group: str, incarnation: int) -> bool:
-    """Whether the pool of a group is not the one of this incarnation any more. An agent that is away says nothing."""
+    """Whether the pool of a group is not the one of this incarnation any more. An agent that is away says nothing.
+
+    What its members know of an agent may be older than what it has answered itself: an earlier pool replaces nothing.
+    """
     member = members.get(agent)
     found = member.attributes.get("incarnations", {}).get(group) if member is not None else None
-    return found is not None and found != incarnation
+    return found is not None and is_later(found, incarnation)

@@ -86,6 +86,12 @@ def test_no_tabs_of_unfinished_work() -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_one_file_knows_torch_memory_saver(path: Path) -> None:
+    known = re.search(r"""(import |import_module\(["'])torch_memory_saver\b""", path.read_text())
+    assert not known or relative(path) == "nodes/worker/cuda/memory_saver.py"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_one_file_knows_flashinfer(path: Path) -> None:
     known = re.search(r"""(import |import_module\(["'])flashinfer\b""", path.read_text())
     assert not known or relative(path) == "nodes/worker/cuda/flashinfer_backend.py"

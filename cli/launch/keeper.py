@@ -23,7 +23,7 @@ from cli.launch.zygote_client import SUPERVISOR_FD, ZygoteClient
 from cli.protocol import ActorList, ActorStatus
 from cli.topology import ActorLaunch, Topology
 from mesh.address import Address, Endpoint
-from mesh.membership import DRAINING, READY, Member
+from mesh.membership import DRAINING, READY, RELEASED, Member
 from mesh.supervision.core import Supervisor, Watch
 from mesh.supervision.events import (
     DRAINED,
@@ -83,6 +83,7 @@ class ProcessKeeper:
         self._launches = {launch.actor_id: launch for launch in topology.actors}
         self._processes: dict[str, ProcessRecord] = {}
         self._since: dict[str, float] = {}
+        self._released: set[Address] = set()
         self._manifest: Manifest | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._failure_code = ExitCode.NOT_READY
@@ -123,7 +124,11 @@ class ProcessKeeper:
         if address.actor_id not in self._launches:
             return
         self._progress.stage(address.actor_id, "hello")
-        self._feed(Beat(address.actor_id, address.epoch, ready=state in (READY, DRAINING)))
+        if state == RELEASED:
+            self._released.add(address)
+        else:
+            self._released.discard(address)
+        self._feed(Beat(address.actor_id, address.epoch, ready=state in (READY, DRAINING, RELEASED)))
 
     def stop(self, reason: str, *, force: bool) -> None:
         """See `cli.launch.supervisor.Keeper`."""
@@ -239,6 +244,7 @@ class ProcessKeeper:
 
     def _exited(self, address: Address, status: int) -> None:
         del self._processes[address.actor_id]
+        self._released.discard(address)
         self._write_manifest()
         try:
             # Whoever was killed left them, and the next incarnation has names of its own.
@@ -273,13 +279,15 @@ class ProcessKeeper:
         process = self._processes.get(actor_id)
         member = self._listeners.member(actor_id)
         lives = process is not None and member is not None and member.epoch == watch.epoch
+        # It is there and well, and takes no work.
+        is_released = watch.state == READY and Address(actor_id, watch.epoch) in self._released
         return ActorStatus(
             actor_id=actor_id,
             role=self._launches[actor_id].role,
             pid=process.pid if process is not None else 0,
             epoch=watch.epoch,
             endpoint=member.endpoint if lives and member is not None else _NOWHERE,
-            state=watch.state,
+            state=RELEASED if is_released else watch.state,
             num_restarts=watch.num_restarts,
             uptime_s=self._loop.time() - self._since[actor_id] if process is not None else 0.0,
             reason=watch.reason,

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
+from cli.launch.memory_relay import relay
 from cli.protocol import (
     SUPERVISOR,
     SUPERVISOR_CODEC,
@@ -24,6 +25,7 @@ from mesh.codec import Codec
 from mesh.errors import CallError
 from mesh.frames import Leave, PeerDown
 from mesh.transport.base import Lane
+from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
 
 _LEAVE_TIMEOUT_S = 1.0
 
@@ -88,6 +90,8 @@ class SupervisorActor(Actor):
                     call.fail("unknown_actor", str(error))
                 else:
                     call.reply(Renewing(epochs=epochs))
+            case ReleaseMemory() | ResumeMemory() | ListMemory():
+                self.ctx.spawn(relay(self.ctx, call, message), name="memory")
             case _:
                 super().on_ask(call)
 

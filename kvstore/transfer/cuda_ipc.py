@@ -103,10 +103,12 @@ class CudaIpcTransport:
     def register(self, pool: PagePool) -> int:
         """See `Transport`. Raises PagesElsewhere for a pool in host memory, DeviceUnavailable.
 
-        Makes the stream of the pool's device, and compiles its kernel, so that no transfer has to wait for that.
+        Makes the stream of the pool's device, and compiles its kernel, so that no transfer has to wait for that. Where
+        a worker made the pages the first transfer has to: until then this process has no context on the device.
         """
         _require_device(pool)
-        self._stream_of(cuda_ordinal(pool.info.device))
+        if not pool.info.is_in_worker:
+            self._stream_of(cuda_ordinal(pool.info.device))
         region = len(self._regions)
         self._regions[region] = pool
         return region

@@ -15,6 +15,9 @@ A request has few attempts that come to nothing, so that one which brings schedu
 that brought output is none of them, nor one that only lost its link, nor is a submission to a scheduler that was not
 there: a dead one stays a member until its lease ends or its successor joins, and until `recover_by` it may come back.
 
+Nor is one that was given back because the memory of its group is released: where no other group is there, it waits
+until that is resumed, or its own deadline.
+
 Attempts that are over, and attempts whose output comes late, are cancelled at their scheduler until it acknowledges.
 """
 
@@ -48,6 +51,7 @@ from nodes.gateway.events import (
 )
 from nodes.gateway.requests import Gap, Phase, RequestLog
 from nodes.protocol import AttemptFailed, ResendFrom, TextBatch, TextDelta
+from nodes.protocol.memory import MEMORY_RELEASED
 
 NOT_HELD = frozenset({"unreachable", "mailbox_full", "overloaded", "draining", "not_ready"})
 """Codes after which the scheduler certainly does not hold the attempt, so its number can be used again."""
@@ -243,6 +247,11 @@ class GatewayCore:
         failure = Failure(event.code, event.message or event.code.replace("_", " "), event.retryable)
         # A scheduler that restarted does not know the attempt, but may have its pages: it is as good as any other.
         excluded = [] if event.code == "unknown_attempt" else [log.scheduler]
+        if event.code == MEMORY_RELEASED:
+            # An operator's wish is no failure of the request, and gives it the time of a new one to find a place.
+            log.recover_by = now + self._config.recovery_timeout_s
+            self._next_attempt(log, failure, excluded, now, has_run=False)
+            return
         if event.code == "prefill_failed":
             excluded = [log.route.prefill]
         self._next_attempt(log, failure, excluded, now)
@@ -319,6 +328,9 @@ class GatewayCore:
         if log is None or log.attempt != event.attempt or log.phase is not Phase.ROUTING:
             return
         if isinstance(event, RouteFailed):
+            if event.failure.code == MEMORY_RELEASED:
+                # Those who can serve it are there, and an operator says when: what has begun waits for that.
+                log.recover_by = max(log.recover_by, now + self._config.recovery_timeout_s)
             self._on_no_route(log, event.failure, now)
         elif event.route.decode in log.excluded:
             # A tokenizer names an excluded scheduler where there is no other; at once would be a busy loop.

@@ -8,14 +8,21 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Final, assert_never
-
-import msgspec
+from typing import ClassVar, assert_never
 
 from kvstore.cuda_pool import CudaHost
-from kvstore.errors import DeviceError, DeviceExhaustedMemory, DeviceFault, KVError, TransferError
+from kvstore.errors import DeviceError, DeviceFault, KVError, TransferError
 from kvstore.page_pool import MemoryHost, PagePool, ShmHost
-from kvstore.protocol import CloseGrant, ClosePair, MapPool, OfferPair, OpenGrant, PagesReady, PoolHandle, SendPages
+from kvstore.protocol import (
+    CloseGrant,
+    ClosePair,
+    MapPool,
+    OfferPair,
+    OpenGrant,
+    PagesReady,
+    PoolHandle,
+    SendPages,
+)
 from kvstore.transfer.base import Peer
 from kvstore.transfer.link import LinkMaker
 from kvstore.transfer.pair import PAIR_ABORTED
@@ -25,10 +32,11 @@ from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
 from mesh.errors import CallError
+from mesh.membership import Member
 from mesh.message import HotMessage, Message
 from mesh.transport.base import Buffer
-from nodes.kv_agent.config import KVAgentConfig, PoolConfig
-from nodes.kv_agent.core import AgentCore, Bounds
+from nodes.kv_agent.config import Bounds, KVAgentConfig
+from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.couriers import MeshCourier
 from nodes.kv_agent.events import (
     CancelPull,
@@ -52,13 +60,13 @@ from nodes.kv_agent.events import (
     Tick,
     UnmapForeign,
 )
+from nodes.kv_agent.held_pools import HeldPools
+from nodes.kv_agent.own_pools import held_bytes
 from nodes.kv_agent.pool_facts import Pool
-from nodes.kv_agent.pools import Possession, take_group
+from nodes.kv_agent.pools import take_when_free
 from nodes.kv_agent.pullers import Pullers, make_links, make_remote, make_transports
 from nodes.kv_agent.rank_pulls import RankPulls, require_ranks
-from nodes.roles import KV_AGENT, NODE_CODEC, KVAgentAttributes
-
-_MEMORY_RETRY_S: Final = 0.25
+from nodes.roles import KV_AGENT, NODE_CODEC
 
 
 class KVAgent(Actor):
@@ -98,6 +106,7 @@ class KVAgent(Actor):
         self._pumping: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
         self._core = AgentCore("", [], Bounds())
+        self._held: HeldPools | None = None
 
     async def start(self) -> None:
         """Take the pools. Raises PoolError, which names the pool and what to do; nothing is left half made.
@@ -110,21 +119,31 @@ class KVAgent(Actor):
                 engine.wake = self._waker()
                 self.ctx.log.info("tcp", host=host, port=port)
         facts: list[Pool] = []
-        for group, wanted in self._config.groups.items():
-            taken = await self._take(wanted)
+        config = self._config
+        for group, wanted in config.groups.items():
+            taken = await take_when_free(self.ctx, self._host, config.prefix, wanted, config.device_wait_s)
             self._ranks[group] = [pool for pool, _ in taken]
-            self._pulls.add(group, self._ranks[group])
             for pool, found in taken:
                 facts.append(Pool.of(pool.path, pool.info))
-                self.ctx.log.info("pool", group=group, found=found, bytes=_num_bytes(pool), path=pool.path)
-        bounds = Bounds(self._config.max_grants, self._config.max_remembered, self._config.limits)
+                self.ctx.log.info("pool", group=group, found=found, bytes=held_bytes(pool), path=pool.path)
+        bounds = Bounds(config.max_grants, config.max_remembered, config.limits)
         self._core = AgentCore(self.ctx.address.actor_id, facts, bounds)
-        attributes = KVAgentAttributes(
-            groups=sorted(self._ranks),
-            transports=self._puller.names,
-            incarnations={group: pools[0].info.incarnation for group, pools in self._ranks.items()},
-        )
-        self.ctx.announce(**msgspec.structs.asdict(attributes))
+        self._held = HeldPools(self, self._ranks, self._pulls, self._puller.names, self._host, config)
+
+    # what `HeldPools` needs
+
+    @property
+    def core(self) -> AgentCore:
+        """See `HeldBy`."""
+        return self._core
+
+    def feed(self, event: Event) -> None:
+        """See `HeldBy`."""
+        self._handle(event)
+
+    def unmap(self, source: SourceId) -> None:
+        """See `HeldBy`."""
+        self._unmap(source)
 
     def on_tell(self, sender: Address, message: Message | HotMessage, buffers: Sequence[Buffer]) -> None:
         """Announcements of prefill schedulers."""
@@ -141,6 +160,8 @@ class KVAgent(Actor):
         message = call.message
         if isinstance(message, OfferPair | SendPages) and self._pairs is not None:
             self._pairs.on_ask(call)
+            return
+        if self._held is not None and self._held.on_ask(call):
             return
         if not isinstance(message, MapPool | OpenGrant | CloseGrant):
             super().on_ask(call)
@@ -165,6 +186,13 @@ class KVAgent(Actor):
         if self._pairs is not None:
             self._pairs.transport.agent_lost(peer.actor_id)
         self._handle(PeerGone(peer, reason))
+        if self._held is not None:
+            self._held.on_peer_lost(peer)
+
+    def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
+        """Whoever maps a pool comes, goes, and lets go of it."""
+        if self._held is not None:
+            self._held.on_members(left)
 
     async def drain(self) -> None:
         """Open no more grants; return when those that are open have ended, by their deadlines at the latest."""
@@ -178,6 +206,8 @@ class KVAgent(Actor):
         for timer in (self._timer, self._pumping):
             if timer is not None:
                 timer.cancel()
+        if self._held is not None:
+            self._held.stop()
         self._puller.close()
         for pool in (pool for pools in self._ranks.values() for pool in pools):
             try:
@@ -195,7 +225,7 @@ class KVAgent(Actor):
         figures = self._core.gauges()
         for group, pools in self._ranks.items():
             figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pools[0].num_pages - 1)
-            figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(sum(map(_num_bytes, pools)))
+            figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(sum(map(held_bytes, pools)))
         if self._pairs is not None:
             figures["mesh_kv_fallbacks"] = float(len(self._pairs.transport.fallbacks))
             figures["mesh_kv_fallbacks_total"] = float(self._pairs.transport.num_fallbacks)
@@ -209,18 +239,6 @@ class KVAgent(Actor):
         fallbacks = self._pairs.transport.fallbacks
         self.ctx.log.warning("fallbacks", now=fallbacks)
         self.ctx.announce(fallbacks=fallbacks)
-
-    async def _take(self, wanted: list[PoolConfig]) -> list[Possession]:
-        """`take_group`, again and again while its device is full: who maps pages of a dead agent is just ending."""
-        deadline = self.ctx.now() + self._config.device_wait_s
-        while True:
-            try:
-                return take_group(self._host, self._config.prefix, wanted, self.ctx.address.epoch)
-            except DeviceExhaustedMemory as error:
-                if self.ctx.now() >= deadline:
-                    raise
-                self.ctx.log.info("waiting for memory", group=wanted[0].group, why=error.message)
-                await asyncio.sleep(_MEMORY_RETRY_S)
 
     def _handle(self, event: Event) -> None:
         """Give the core an event, and those that come of what it wants done."""
@@ -236,6 +254,8 @@ class KVAgent(Actor):
             self._is_handling = False
         if self._idle is not None and not self._core.num_live:
             self._idle.set()
+        if self._held is not None:
+            self._held.copies_changed()
         self._set_timer()
         self._keep_pumping()
 
@@ -245,6 +265,8 @@ class KVAgent(Actor):
                 call = self._calls.pop(number, None)
                 if call is not None:
                     call.reply(message)
+                    if isinstance(message, PoolHandle) and self._held is not None:
+                        self._held.mapped(message.group, call.sender)
             case Refuse(number, code, reason, retryable):
                 call = self._calls.pop(number, None)
                 if call is not None:
@@ -376,8 +398,3 @@ class KVAgent(Actor):
                 # Nothing that this process does on the device succeeds any more; the next one makes the pools again.
                 self.ctx.end(f"a device failed: {ended.event.message}")
         self._keep_pumping()
-
-
-def _num_bytes(pool: PagePool) -> int:
-    """Bytes of file and pages, wherever they lie."""
-    return pool.info.pages_offset + pool.info.pages_bytes

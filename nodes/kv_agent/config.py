@@ -1,7 +1,7 @@
 """Settings of one kv_agent. Made by `cli` from the topology; read by the files of this folder only."""
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -9,7 +9,7 @@ from kvstore.device import CPU, memory_kind
 from kvstore.errors import DeviceUnavailable
 from kvstore.layout import KVLayout
 from kvstore.transfer.cuda_ipc import DEFAULT_COPIES_PER_POLL, DEFAULT_GATHER_FROM
-from kvstore.transfer.session import SessionLimits
+from kvstore.transfer.session import DEFAULT_LIMITS, SessionLimits
 from kvstore.transfer.shm import DEFAULT_QUANTUM_BYTES
 from kvstore.transfer.tcp_link import TCP, TcpSettings
 
@@ -28,15 +28,19 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The pool of one worker group, or of one tensor-parallel rank of it, which is `layout.tp_rank` of
     `layout.tp_size`: `num_pages` pages, the padding page included.
 
-    `device` is where its pages lie: `cpu` (shared memory of the host) or `cuda:N`.
+    `device` is where its pages lie: `cpu` (shared memory of the host) or `cuda:N`. `in_worker`: the group's worker
+    makes those on a device, see `worker_pools.py`.
     """
 
     group: str
     num_pages: int
     layout: KVLayout
     device: str = CPU
+    in_worker: bool = False
 
     def __post_init__(self) -> None:
+        if self.in_worker and self.device == CPU:
+            raise ConfigError(f"pool of {self.group}: pages in host memory are the kv_agent's, not a worker's")
         if not _NAME.fullmatch(self.group):
             raise ConfigError(f"group {self.group!r} must be letters, digits, '.', '_' or '-' (it names a file)")
         if self.num_pages < 2:
@@ -123,3 +127,11 @@ def _check_ranks(pools: list[PoolConfig]) -> None:
         raise ConfigError(f"{first.group} needs a pool for each of its {first.layout.tp_size} ranks, got {ranks}")
     if len({(pool.num_pages, pool.layout.tp_size, pool.layout.digest) for pool in pools}) > 1:
         raise ConfigError(f"the pools of the ranks of {first.group} must have as many pages and hold one model")
+
+
+class Bounds(NamedTuple):
+    """Limits of the whole agent: grants that may write, and ended ones kept to answer late announcements."""
+
+    max_grants: int = 4096
+    max_remembered: int = 4096
+    session: SessionLimits = DEFAULT_LIMITS

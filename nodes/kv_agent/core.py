@@ -9,15 +9,16 @@ Pure: `handle(event, now)` returns commands, which `actor.py` carries out. Impor
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple, assert_never
+from collections.abc import Collection, Sequence
+from typing import assert_never
 
 from kvstore.layout import PADDING_PAGE
-from kvstore.protocol import GrantClosed, GrantOpened, OpenGrant, TransferFailed
+from kvstore.protocol import GrantClosed, GrantOpened, OpenGrant, PoolHandle, TransferFailed
 from kvstore.transfer import session as transfer
-from kvstore.transfer.session import SessionLimits, TransferSession
+from kvstore.transfer.session import TransferSession
 from mesh.address import Address
 from nodes.kv_agent import events
+from nodes.kv_agent.config import Bounds
 from nodes.kv_agent.events import (
     CancelPull,
     CloseAsked,
@@ -25,6 +26,8 @@ from nodes.kv_agent.events import (
     CopyDone,
     Draining,
     Event,
+    GroupHeld,
+    GroupReleased,
     MapAsked,
     MapForeign,
     OpenAsked,
@@ -35,20 +38,16 @@ from nodes.kv_agent.events import (
     SourceId,
     SourceMapped,
     SourceRefused,
+    SourceReleased,
     StartPull,
     Tell,
     UnmapForeign,
 )
+from nodes.kv_agent.figures import gauges
+from nodes.kv_agent.own_pools import OwnPools, source_of
 from nodes.kv_agent.pool_facts import Pool
 from nodes.kv_agent.sources import SourceFacts, Sources
-
-
-class Bounds(NamedTuple):
-    """Limits of the whole agent: grants that may write, and ended ones kept to answer late announcements."""
-
-    max_grants: int = 4096
-    max_remembered: int = 4096
-    session: SessionLimits = transfer.DEFAULT_LIMITS
+from nodes.protocol.memory import MEMORY_RELEASED
 
 
 class AgentCore:
@@ -57,14 +56,8 @@ class AgentCore:
     def __init__(self, actor_id: str, pools: Sequence[Pool], bounds: Bounds) -> None:
         self._actor_id = actor_id
         self._bounds = bounds
-        self._ranks = {(pool.group, pool.layout.tp_rank): pool for pool in pools}
-        # Rank 0's page table tells of the pages of all: grants and transfers are of groups.
-        self._pools = {pool.group: pool for pool in pools if not pool.layout.tp_rank}
-        self._digests = {pool.group: pool.layout.digest for pool in pools}
-        own = {
-            SourceId(actor_id, pool.group): SourceFacts(pool.incarnation, self._digests[pool.group]) for pool in pools
-        }
-        self._sources = Sources(own)
+        self._own = OwnPools(actor_id, pools)
+        self._sources = Sources(actor_id, self._own.sources)
         # Oldest first. A session stays after its end, so that late announcements hear how it ended.
         self._sessions: dict[str, TransferSession] = {}
         self._writable: dict[tuple[str, int], str] = {}
@@ -87,27 +80,17 @@ class AgentCore:
 
     def gauges(self) -> dict[str, float]:
         """Figures of this moment, named as in `/metrics`."""
-        phases: Counter[str] = Counter()
-        copying = waiting = 0
-        for session in self._sessions.values():
-            phases[session.phase.value] += 1
-            copying += session.num_copying
-            waiting += 0 if session.has_ended else len(session.grant.pages) - session.num_pages - session.num_copying
-        figures = {f'mesh_kv_sessions{{state="{phase.value}"}}': float(phases[phase.value]) for phase in transfer.Phase}
-        figures.update(
-            {
-                "mesh_kv_grants_open": float(self.num_live),
-                'mesh_kv_transfer_pages{state="granted"}': float(waiting),
-                'mesh_kv_transfer_pages{state="copying"}': float(copying),
-                "mesh_kv_transfer_pages_total": float(self.num_pages_pulled),
-                "mesh_kv_transfer_bytes_total": float(self.num_bytes),
-                "mesh_kv_transfers_total": float(self.num_transfers),
-                "mesh_kv_foreign_pools": float(self._sources.num_mapped),
-            }
-        )
-        for code, number in self.failures.items():
-            figures[f'mesh_kv_transfer_failures_total{{code="{code}"}}'] = float(number)
-        return figures
+        return gauges(self)
+
+    @property
+    def sessions(self) -> Collection[TransferSession]:
+        """Transfers that run, and those that are remembered."""
+        return self._sessions.values()
+
+    @property
+    def num_foreign_pools(self) -> int:
+        """Pools of other agents that are mapped."""
+        return self._sources.num_mapped
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event; returns what to do, in order."""
@@ -134,6 +117,13 @@ class AgentCore:
             case Draining():
                 self._is_draining = True
                 return []
+            case GroupReleased():
+                return self._withdraw(event, now)
+            case GroupHeld(pool):
+                self._own.put(pool)
+                return []
+            case SourceReleased(source):
+                return self._sources_gone(self._sources.gone(source), MEMORY_RELEASED, f"{source.agent} took it", now)
             case events.Tick():
                 return self._tick(now)
             case _:
@@ -157,13 +147,8 @@ class AgentCore:
 
     def _map(self, event: MapAsked) -> Command:
         group, rank = event.message.group, event.message.rank
-        pool = self._ranks.get((group, rank))
-        if pool is not None:
-            return Reply(event.call, pool.handle(self._actor_id))
-        if group in self._pools:
-            return Refuse(event.call, "unknown_rank", f"{self._actor_id} has no pool of rank {rank} of group {group!r}")
-        known = ", ".join(sorted(self._pools)) or "none"
-        return Refuse(event.call, "unknown_group", f"{self._actor_id} has no pool of group {group!r} (it has: {known})")
+        found = self._own.find(event.call, group, rank)
+        return found if isinstance(found, Refuse) else Reply(event.call, found.handle(self._actor_id))
 
     def _open(self, event: OpenAsked, now: float) -> list[Command]:
         grant, call = event.message, event.call
@@ -200,14 +185,14 @@ class AgentCore:
         return Reply(call, GrantOpened(grant_id=grant.grant_id))
 
     def _refusal(self, call: int, grant: OpenGrant) -> Refuse | None:
-        pool = self._pools.get(grant.group)
-        if pool is None:
-            return Refuse(call, "unknown_group", f"{self._actor_id} has no pool of group {grant.group!r}")
+        pool = self._own.find(call, grant.group)
+        if isinstance(pool, Refuse):
+            return pool
         if self._is_draining:
             return Refuse(call, "draining", f"{self._actor_id} takes no new grants", retryable=True)
         if self.num_live >= self._bounds.max_grants:
             return Refuse(call, "too_many_grants", f"{self.num_live} grants are open already", retryable=True)
-        if grant.layout_digest != self._digests[grant.group]:
+        if grant.layout_digest != self._own.digest(grant.group):
             return Refuse(call, "layout_mismatch", f"the pool of {grant.group} has another layout than the grant")
         pages = grant.pages
         is_sound = len(set(pages)) == len(pages) == len(grant.generations) and bool(pages) and grant.timeout_s > 0
@@ -253,16 +238,39 @@ class AgentCore:
     def _peer_gone(self, peer: Address, reason: str, now: float) -> list[Command]:
         commands: list[Command] = []
         gone = self._sources.agent_gone(peer.actor_id)
-        commands.extend(UnmapForeign(source) for source in gone)
         for session in list(self._sessions.values()):
             grant = session.grant
             if grant.holder == peer.actor_id and grant.holder_epoch <= peer.epoch:
                 commands += self._feed(session, transfer.Revoked("holder_lost", f"{peer} is gone: {reason}"), now)
             elif session.sender == peer.actor_id and session.sender_epoch <= peer.epoch:
                 commands += self._feed(session, transfer.SenderLost(f"{peer} is gone: {reason}"), now)
-            elif session.source is not None and SourceId(session.source.agent, session.source.group) in gone:
-                commands += self._feed(session, transfer.SourceRefused("source_lost", f"{peer} is gone: {reason}"), now)
+        return self._sources_gone(gone, "source_lost", f"{peer} is gone: {reason}", now) + commands
+
+    def _sources_gone(self, gone: Collection[SourceId], code: str, message: str, now: float) -> list[Command]:
+        """Foreign pools cannot be read any more: their mappings are given up, and copies from them end."""
+        commands: list[Command] = [UnmapForeign(source) for source in gone]
+        for session in list(self._sessions.values()):
+            if source_of(session) in gone:
+                commands += self._feed(session, transfer.SourceRefused(code, message), now)
         return commands
+
+    def _withdraw(self, event: GroupReleased, now: float) -> list[Command]:
+        """Nothing may be written to an own pool, or read from it: `is_using` says when nothing is any more."""
+        group, code, message = event
+        source = self._own.withdraw(group, code, message)
+        commands: list[Command] = []
+        for session in list(self._sessions.values()):
+            if session.grant.group == group:
+                commands += self._feed(session, transfer.Revoked(code, message), now)
+            elif source_of(session) == source:
+                commands += self._feed(session, transfer.SourceRefused(code, message), now)
+        return commands
+
+    def handle_of(self, group: str) -> PoolHandle:
+        """Where the pool of a known group lies."""
+        pool = self._own.get(group)
+        assert pool is not None, "asked for a group of this agent"
+        return pool.handle(self._actor_id)
 
     def _revoke_older(self, holder: Address, now: float) -> list[Command]:
         """A holder in a later epoch does not know of its earlier grants."""
@@ -337,6 +345,8 @@ class AgentCore:
         facts = self._sources.want(source, wanted.incarnation, session.grant.grant_id)
         if facts is not None:
             pending.append(transfer.SourceMapped(*facts))
+        elif source.agent == self._actor_id:
+            pending.append(transfer.SourceRefused(MEMORY_RELEASED, f"the memory of {source.group} is released"))
         elif self._sources.must_ask(source):
             commands.append(MapForeign(source))
 

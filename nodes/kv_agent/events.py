@@ -1,6 +1,6 @@
 """What happens to a kv_agent's core, and what it wants done: the two alphabets between `core.py` and `actor.py`."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.protocol import (
     CloseGrant,
@@ -15,6 +15,9 @@ from kvstore.protocol import (
 )
 from kvstore.transfer.session import CopyEnded, StartCopy
 from mesh.address import Address
+
+if TYPE_CHECKING:
+    from nodes.kv_agent.pool_facts import Pool
 
 
 class SourceId(NamedTuple):
@@ -93,6 +96,26 @@ class Draining(NamedTuple):
     """No new grants from now on."""
 
 
+class GroupReleased(NamedTuple):
+    """Nobody has the pool of a group any more: nothing begins with it, and what has begun ends. Why, for who asks."""
+
+    group: str
+    code: str
+    message: str
+
+
+class GroupHeld(NamedTuple):
+    """The pool of a group is there, and may be mapped."""
+
+    pool: "Pool"
+
+
+class SourceReleased(NamedTuple):
+    """The owner of a foreign pool wants it unmapped."""
+
+    source: SourceId
+
+
 class Tick(NamedTuple):
     """Time passed."""
 
@@ -107,6 +130,9 @@ Event = (
     | CopyDone
     | PeerGone
     | Draining
+    | GroupReleased
+    | GroupHeld
+    | SourceReleased
     | Tick
 )
 

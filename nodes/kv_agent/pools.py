@@ -1,23 +1,30 @@
 """Taking the agent's own pools into possession at start: what an earlier agent left is used again if it fits.
 
-A pool on a device is always made again: its pages died with the agent that made them.
+A pool on a device is always made again: its pages died with the agent that made them. One whose pages an operator has
+had freed stays without them, whatever it lies on: see `memory.py`.
 
 The pools of all tensor-parallel ranks of a group are of one making: what is lost of one rank is lost of all.
 
 Called by `actor.py`, once for each configured group, before the agent is ready.
 """
 
+import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import msgspec
 
 from kvstore.device import CPU
-from kvstore.errors import PoolForeign, PoolMismatch, PoolMissing, PoolTorn
+from kvstore.errors import DeviceExhaustedMemory, KVError, PoolForeign, PoolMismatch, PoolMissing, PoolTorn
 from kvstore.page_pool import MemoryHost, PagePool, PoolInfo
+from mesh.actor import Context
 from nodes.kv_agent.config import PoolConfig
+
+MEMORY_RETRY_S: Final = 0.25
 
 
 class Possession(NamedTuple):
-    """A pool that this agent owns now. `found` says how it began: `made`, `reopened`, or why it was replaced."""
+    """A pool that this agent owns now. `found`: `made`, `reopened`, `released`, or why it was replaced."""
 
     pool: PagePool
     found: str
@@ -42,6 +49,10 @@ def take_group(host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], inca
                     host.unlink(old.path)
                     made = take_pool(host, prefix + one.name, one, incarnation)
                     taken[rank] = made._replace(found="replaced: the pool of another rank was lost")
+        wish = next((one.pool.info for one in taken if one.pool.info.is_released), None)
+        if wish is not None:
+            # The agent before may have died while it marked them.
+            mark_pools(host, [one.pool for one in taken], wish.weights, is_unwanted=wish.is_unwanted)
     except BaseException:
         for one in taken:
             one.pool.close()
@@ -56,6 +67,7 @@ def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int)
     PoolExhaustedMemory (of the host or the device), DeviceError, PoolMismatch (names too long for a header).
     """
     path = host.path(name)
+    released: PoolInfo | None = None
     try:
         pool = host.open(path, writable=True, own=True)
     except PoolMissing:
@@ -65,7 +77,8 @@ def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int)
     else:
         problem = _difference(pool.info, wanted)
         if problem is None:
-            return Possession(pool, "reopened")
+            return Possession(pool, "released" if pool.info.is_freed else "reopened")
+        released = pool.info if pool.info.is_released else None
         pool.close()
         found = f"replaced: {problem}"
     host.unlink(path)
@@ -75,8 +88,79 @@ def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int)
         layout=wanted.layout,
         incarnation=incarnation,
         device=wanted.device,
+        is_in_worker=wanted.in_worker,
     )
+    if released is not None:
+        unwanted = released.is_unwanted
+        info = msgspec.structs.replace(info, weights=released.weights, is_unwanted=unwanted, is_freed=unwanted)
     return Possession(host.create(name, info), found)
+
+
+async def take_when_free(
+    ctx: Context, host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], wait_s: float
+) -> list[Possession]:
+    """`take_group`, again and again while its device is full: who maps pages of a dead agent is just ending."""
+    deadline = ctx.now() + wait_s
+    while True:
+        try:
+            return take_group(host, prefix, wanted, ctx.address.epoch)
+        except DeviceExhaustedMemory as error:
+            if ctx.now() >= deadline:
+                raise
+            ctx.log.info("waiting for memory", group=wanted[0].group, why=error.message)
+            await asyncio.sleep(MEMORY_RETRY_S)
+
+
+def mark_pools(host: MemoryHost, pools: Sequence[PagePool], weights: str, *, is_unwanted: bool) -> None:
+    """Write into the headers of all ranks that they are released, or (`weights` empty) that they are not."""
+    for pool in pools:
+        pool.info = msgspec.structs.replace(pool.info, weights=weights, is_unwanted=is_unwanted)
+        host.mark(pool.path, pool.info)
+
+
+def free_pools(host: MemoryHost, prefix: str, pools: Sequence[PagePool]) -> list[PagePool]:
+    """`free_pool` of all ranks that are not freed yet."""
+    return [pool if pool.info.is_freed else free_pool(host, _name(prefix, pool), pool) for pool in pools]
+
+
+def make_pools(
+    host: MemoryHost, prefix: str, freed: Sequence[PagePool], incarnation: int
+) -> tuple[list[PagePool], KVError | None]:
+    """`make_pool` of all ranks, of one making: all of them are made, or none is."""
+    made: list[PagePool] = []
+    for number, left in enumerate(freed):
+        wish = left.info
+        pool, problem = make_pool(host, _name(prefix, left), left, incarnation)
+        if problem is not None:
+            mark_pools(host, made, wish.weights, is_unwanted=wish.is_unwanted)
+            return [*free_pools(host, prefix, made), pool, *freed[number + 1 :]], problem
+        made.append(pool)
+    return made, None
+
+
+def _name(prefix: str, pool: PagePool) -> str:
+    rank = pool.info.layout.tp_rank
+    return f"{prefix}{pool.info.group}.{rank}" if rank else prefix + pool.info.group
+
+
+def free_pool(host: MemoryHost, name: str, pool: PagePool) -> PagePool:
+    """Free the pages of an own pool that is marked as unwanted. Returns what is left of it, which is this agent's too.
+
+    Nobody may use the pages any more. Raises DeviceError.
+    """
+    pool.close()
+    return host.create(name, msgspec.structs.replace(pool.info, ipc_handle=b"", is_freed=True))
+
+
+def make_pool(host: MemoryHost, name: str, freed: PagePool, incarnation: int) -> tuple[PagePool, KVError | None]:
+    """Make a freed pool again, as `incarnation`: the pool; or what was left of it, as before, and why it cannot be."""
+    info = msgspec.structs.replace(freed.info, incarnation=incarnation, weights="", is_unwanted=False, is_freed=False)
+    # The lock is given up for the file that takes the place of this one.
+    freed.close()
+    try:
+        return host.create(name, info), None
+    except KVError as error:
+        return host.open(host.path(name), writable=True, own=True), error
 
 
 def _difference(info: PoolInfo, wanted: PoolConfig) -> PoolMismatch | None:
@@ -84,6 +168,6 @@ def _difference(info: PoolInfo, wanted: PoolConfig) -> PoolMismatch | None:
         found, asked = getattr(info, name), getattr(wanted, name)
         if found != asked:
             return PoolMismatch(f"it has {name} {found}, configured is {asked}")
-    if info.device != CPU:
+    if info.device != CPU and not info.is_freed:
         return PoolMismatch(f"its pages on {info.device} died with the agent that made it")
     return None

@@ -64,6 +64,13 @@ class RankPulls:
         targets = [self._puller.target(pool) for pool in pools]
         self._targets[group] = [target._replace(table=targets[0].table) for target in targets]
 
+    def __contains__(self, group: str) -> bool:
+        return group in self._targets
+
+    def remove(self, group: str) -> None:
+        """Give up the pools of a group; nothing is copied into them any more."""
+        self._targets.pop(group, None)
+
     def start(self, grant_id: str, copy: StartCopy, group: str, source: Sequence[Peer]) -> Ended | None:
         """Begin a copy from a source's pools, by rank; its end comes from `pump`, or at once if it cannot begin."""
         targets = self._targets[group]

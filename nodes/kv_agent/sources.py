@@ -17,9 +17,10 @@ class SourceFacts(NamedTuple):
 
 
 class Sources:
-    """Mapped and awaited source pools. `own` are the agent's own pools, which never go."""
+    """Mapped and awaited source pools. `own` are the agent's own pools, kept up to date by whoever gives it."""
 
-    def __init__(self, own: dict[SourceId, SourceFacts]) -> None:
+    def __init__(self, actor_id: str, own: dict[SourceId, SourceFacts]) -> None:
+        self._actor_id = actor_id
         self._own = own
         self._mapped: dict[SourceId, SourceFacts] = {}
         self._waiting: dict[SourceId, list[str]] = {}
@@ -32,7 +33,7 @@ class Sources:
     def want(self, source: SourceId, incarnation: int, grant_id: str) -> SourceFacts | None:
         """The facts of a source, if it is at hand in this incarnation; otherwise the grant waits for it.
 
-        An own pool is as it is: another incarnation of it will not come.
+        An own pool is as it is: nothing waits for one that was released.
         """
         facts = self._own.get(source)
         if facts is not None:
@@ -40,6 +41,8 @@ class Sources:
         facts = self._mapped.get(source)
         if facts is not None and facts.incarnation == incarnation:
             return facts
+        if source.agent == self._actor_id:
+            return None
         self._waiting.setdefault(source, []).append(grant_id)
         return None
 
@@ -62,3 +65,7 @@ class Sources:
         for source in gone:
             del self._mapped[source]
         return gone
+
+    def gone(self, source: SourceId) -> list[SourceId]:
+        """Forget one pool; returns the mapping to give up, if there is one."""
+        return [source] if self._mapped.pop(source, None) is not None else []

@@ -10,6 +10,7 @@
     detokenizer -> gateway              TextBatch
     detokenizer -> scheduler            StopAt, Resend
     scheduler -> gateway                AttemptFailed
+    operator -> kv_agent -> holders     see `nodes/protocol/memory.py`
     scheduler -> subscribers            Load on topic `load`, CacheEvents on topic `kv_events`
 
 Everything told may be lost, repeated or late; whoever waits for progress asks again, and every message names the
@@ -22,9 +23,12 @@ from kvstore.protocol import (
     ClosePair,
     GrantClosed,
     GrantOpened,
+    MakePages,
     MapPool,
+    OfferPages,
     OfferPair,
     OpenGrant,
+    PagesOffered,
     PagesPulled,
     PagesReady,
     PagesSent,
@@ -49,6 +53,16 @@ from nodes.protocol.handoff import (
     PrefillDone,
     PrefillFailed,
     PrefillOrder,
+)
+from nodes.protocol.memory import (
+    HasLetGo,
+    HasTakenUp,
+    LetGo,
+    ListMemory,
+    MemoryList,
+    ReleaseMemory,
+    ResumeMemory,
+    TakeUp,
 )
 from nodes.protocol.output import (
     StopAt,
@@ -117,6 +131,17 @@ NodeMessage = (
     | PrefillCancelled
     | StopAt
     | Load
+    | ReleaseMemory
+    | ResumeMemory
+    | ListMemory
+    | MemoryList
+    | LetGo
+    | HasLetGo
+    | TakeUp
+    | HasTakenUp
+    | MakePages
+    | OfferPages
+    | PagesOffered
     | JoinGroup
     | GroupFormed
 )
@@ -141,13 +166,21 @@ __all__ = [
     "GrantClosed",
     "GrantOpened",
     "GroupFormed",
+    "HasLetGo",
+    "HasTakenUp",
     "HotNodeMessage",
     "JoinGroup",
+    "LetGo",
+    "ListMemory",
     "Load",
+    "MakePages",
     "MapPool",
+    "MemoryList",
     "NodeMessage",
+    "OfferPages",
     "OfferPair",
     "OpenGrant",
+    "PagesOffered",
     "PagesPulled",
     "PagesReady",
     "PagesSent",
@@ -160,8 +193,10 @@ __all__ = [
     "PrefillOrder",
     "Prepare",
     "Prepared",
+    "ReleaseMemory",
     "Resend",
     "ResendFrom",
+    "ResumeMemory",
     "Route",
     "RowError",
     "SendPages",
@@ -173,6 +208,7 @@ __all__ = [
     "StreamOpen",
     "Submit",
     "Submitted",
+    "TakeUp",
     "TextBatch",
     "TextDelta",
     "TokenBatch",

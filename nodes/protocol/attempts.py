@@ -77,7 +77,7 @@ class AttemptFailed(Message, frozen=True):
     """The attempt is over without a finish. `retryable`: the gateway may submit the next attempt.
 
     Codes: `unknown_attempt`, `worker_lost`, `prefill_failed`, `poisoned_request`, `preempted_for_good`, `draining`,
-    `internal`.
+    `memory_released`, `internal`.
     """
 
     request_id: str

@@ -9,9 +9,9 @@ class Prepare(Message, frozen=True):
     `chat` is one JSON document: the list of messages as the client sent it. `texts` and `token_ids` hold one prompt
     each per element. `add_special_tokens` is about texts: a chat template writes its own.
 
-    Errors, all but the last two the client's: `template_error`, `unsupported_content`, `empty_prompt`,
-    `invalid_token_id`, `context_length_exceeded`, `invalid_request`, `no_capacity`, `overloaded`. With `route` a prompt
-    has to leave room for an output token; without, it only has to be one that could.
+    Errors, all but the last three the client's: `template_error`, `unsupported_content`, `empty_prompt`,
+    `invalid_token_id`, `context_length_exceeded`, `invalid_request`, `no_capacity`, `memory_released`, `overloaded`.
+    With `route` a prompt has to leave room for an output token; without, it only has to be one that could.
     """
 
     request_id: str

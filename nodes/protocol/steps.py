@@ -71,6 +71,8 @@ class Adopt(Message, frozen=True):
 class Adopted(Message, frozen=True):
     """`last_step` is the last step the worker ran for the scheduler before (0: none).
 
+    `incarnation` is that of the pool it computes on (0: it does not say). A scheduler that has mapped another one ends:
+    its pages are not there.
     `group_epoch` is the epoch of rank 0 in the group of tensor-parallel ranks that the worker computes with; 0: it
     computes alone.
     """
@@ -80,6 +82,7 @@ class Adopted(Message, frozen=True):
     numerics: str
     vocab_size: int
     max_batch_tokens: int = 0
+    incarnation: int = 0
     group_epoch: int = 0
 
 

@@ -13,17 +13,18 @@ import msgspec
 from kvstore.allocator import PageState
 from kvstore.mapping import map_pool
 from kvstore.page_pool import MemoryHost, PagePool
-from kvstore.protocol import MapPool
+from kvstore.protocol import MapPool, PoolHandle
 from kvstore.rebuild import Rebuilt, rebuild
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
 from mesh.errors import CallError
-from mesh.membership import READY, Member
-from mesh.message import Message
+from mesh.membership import READY, RELEASED, Member
+from mesh.message import HotMessage, Message
 from mesh.persistent_ask import PersistentAsk
 from mesh.transport.base import Buffer, Lane
-from nodes.protocol import Adopt, StepResult
+from nodes.protocol import Adopt, Adopted, HasLetGo, LetGo, StepResult
+from nodes.protocol.memory import MEMORY_RELEASED
 from nodes.roles import NODE_CODEC, SCHEDULER, SchedulerAttributes, is_replaced
 from nodes.scheduler.config import ConfigError, SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
@@ -38,6 +39,7 @@ from nodes.scheduler.events import (
     DrainAsked,
     Event,
     MembersChanged,
+    MemoryWanted,
     PeerLost,
     Publish,
     ReadyPeer,
@@ -68,24 +70,21 @@ class SchedulerActor(Actor):
         self._timer_at: float | None = None
         self._drained = asyncio.Event()
         self._persistent = PersistentAsk(config.ask_retry_s)
+        self._is_wanted_back = asyncio.Event()
 
     async def start(self) -> None:
         """Map the pool and take over what an earlier incarnation left in it.
 
         Transfers into it have ended when the agent answers, and steps of that incarnation when the worker does; before
         both the page table may still change. Raises PoolError, ConfigError, or what agent or worker refuse with.
+
+        Where the group's memory is released this waits, and begins again if it is released meanwhile.
         """
-        handle = await self._ask_until_answered(self._config.agent, MapPool(group=self._config.group), "the pool")
-        if handle.layout.page_size != self._config.page_size:
-            raise ConfigError(
-                f"the pool of {self._config.group} has pages of {handle.layout.page_size} tokens, this scheduler is "
-                f"set to {self._config.page_size}: give both the same page size"
-            )
-        pool = self._pool = map_pool(self._host, handle)
+        while (handle := await self._take_over()) is None:
+            self._is_wanted_back.clear()
         address = self.ctx.address
-        adopt = Adopt(scheduler_epoch=address.epoch)
-        # At once: a rank that had been adopted alone would leave another one waiting for it in a step.
-        await asyncio.gather(*(self._ask_until_answered(one, adopt, "the worker") for one in self._config.ranks))
+        pool = self._pool
+        assert pool is not None, "it was taken over"
         found = rebuild(pool.table(), group=self._config.group, epoch=address.epoch)
         # Lent to transfers or torn, and nothing writes them any more.
         found.cache.clear_quarantined(found.quarantined)
@@ -94,6 +93,36 @@ class SchedulerActor(Actor):
         self._perform_all(self._core.start(self.ctx.now()))
         self.on_members([], [], [])
 
+    async def _take_over(self) -> PoolHandle | None:
+        """Map the pool and adopt the worker; None if the memory is wanted back, or the worker is on another pool."""
+        handle = await self._ask_until_answered(self._config.agent, MapPool(group=self._config.group), "the pool")
+        if handle.layout.page_size != self._config.page_size:
+            raise ConfigError(
+                f"the pool of {self._config.group} has pages of {handle.layout.page_size} tokens, this scheduler is "
+                f"set to {self._config.page_size}: give both the same page size"
+            )
+        pool = self._pool = map_pool(self._host, handle)
+        adopting = asyncio.ensure_future(self._adopt_all())
+        wanted_back = asyncio.ensure_future(self._is_wanted_back.wait())
+        try:
+            await asyncio.wait((adopting, wanted_back), return_when=asyncio.FIRST_COMPLETED)
+            if adopting.done() and not wanted_back.done() and not any(map(self._is_elsewhere, adopting.result())):
+                return handle
+        finally:
+            adopting.cancel()
+            wanted_back.cancel()
+        pool.close()
+        self._pool = None
+        # One of two has heard of another pool than the other; both will.
+        await asyncio.sleep(self._config.ask_retry_s)
+        return None
+
+    async def _adopt_all(self) -> list[Any]:
+        """Every rank's `Adopted`. Asked at once: a rank adopted alone would leave another waiting for it in a step."""
+        adopt = Adopt(scheduler_epoch=self.ctx.address.epoch)
+        asks = [self._ask_until_answered(rank, adopt, "the worker") for rank in self._config.ranks]
+        return await asyncio.gather(*asks)
+
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
         """Results, transfers, handoffs, streams; see `Actor.on_tell`."""
         self._handle(Told(sender, message))
@@ -101,11 +130,22 @@ class SchedulerActor(Actor):
             self._wake()
 
     def on_ask(self, call: Call) -> None:
-        """Attempts and prefills; see `Actor.on_ask`."""
-        if self._core is None:
+        """Attempts and prefills, and memory to let go of; see `Actor.on_ask`."""
+        if isinstance(call.message, LetGo):
+            self._let_go(call, call.message)
+        elif self._core is None:
             call.fail("not_ready", "the pool and its worker are not taken over yet", retryable=True)
         else:
             self._handle(Asked(call.sender, call.message, call))
+
+    def _let_go(self, call: Call, order: LetGo) -> None:
+        """Give everything back. The next incarnation waits until there is memory, and remembers nothing of this."""
+        if self._core is None:
+            self._is_wanted_back.set()
+        else:
+            self._handle(MemoryWanted())
+            self.ctx.end(f"the memory of {order.group} is released")
+        call.reply(HasLetGo(group=order.group, number=order.number))
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         """See `Actor.on_peer_lost`."""
@@ -158,7 +198,14 @@ class SchedulerActor(Actor):
 
     async def _ask_until_answered(self, actor_id: str, message: Message, what: str) -> Any:
         timeout_s = self._config.adopt_timeout_s
-        return await self._persistent.ask(self.ctx, actor_id, message, timeout_s=timeout_s, what=what)
+        return await self._persistent.ask(
+            self.ctx, actor_id, message, timeout_s=timeout_s, what=what, refused=self._on_refusal
+        )
+
+    def _on_refusal(self, error: CallError) -> None:
+        if error.code == MEMORY_RELEASED and self._core is None:
+            config = self._config
+            self.ctx.announce(RELEASED, group=config.group, phase=config.phase, page_size=config.page_size)
 
     def _handle(self, event: Event) -> None:
         """Feed the core. Its `Wake` follows at the end of the loop turn."""
@@ -228,11 +275,19 @@ class SchedulerActor(Actor):
             case _:
                 assert_never(command)
 
+    def _is_elsewhere(self, message: Message | HotMessage) -> bool:
+        """Whether a worker was adopted that computes on another making of the pool than is mapped here."""
+        mapped = self._pool.info.incarnation if self._pool is not None else 0
+        return isinstance(message, Adopted) and message.incarnation not in (0, mapped)
+
     async def _ask(self, command: Ask) -> None:
         try:
             answer = await self.ctx.ask(command.actor_id, command.message, timeout_s=command.timeout_s)
         except CallError as error:
             event: Event = AskFailed(command.tag, error.code, error.message, error.retryable)
         else:
+            if self._is_elsewhere(answer.message):
+                self.ctx.end(f"{command.actor_id} computes on another pool of {self._config.group} than is mapped here")
+                return
             event = Answered(command.tag, answer.message)
         self._handle(event)

@@ -43,6 +43,7 @@ from nodes.scheduler.events import (
     DrainAsked,
     Event,
     MembersChanged,
+    MemoryWanted,
     Outbox,
     PeerLost,
     Publish,
@@ -171,6 +172,9 @@ class SchedulerCore:
                 self._on_peer_lost(event.peer, now)
             case MembersChanged():
                 self._on_members(event, now)
+            case MemoryWanted():
+                self.calls.is_draining = True
+                self.endings.give_all_back(self.orders, now)
             case DrainAsked():
                 self.calls.is_draining = True
                 self.outbox.add(Announce("draining", self.pipeline.adopted is not None))

@@ -3,15 +3,17 @@
     finish   by its own rules; tokens are kept until the gateway has them
     stop     a detokenizer found a stop string; the same, but the finish is the detokenizer's to tell
     cancel   nobody wants it; nothing more is said
-    fail     it cannot go on; the gateway is told
+    fail     it cannot go on; the gateway is told. Of all at once, where the group's memory is released
 
 Pure; used by the core and its results.
 """
 
 from nodes.protocol import AttemptFailed
+from nodes.protocol.memory import MEMORY_RELEASED
 from nodes.scheduler.attempts import Attempts
 from nodes.scheduler.events import Outbox
 from nodes.scheduler.grants import Grants
+from nodes.scheduler.orders import Orders
 from nodes.scheduler.policy import WaitingQueue
 from nodes.scheduler.running import Running
 from nodes.scheduler.sequence import Sequence, Stage
@@ -75,6 +77,17 @@ class Endings:
         self._streams.close(sequence)
         self.leave(sequence, now)
         self._attempts.forget(sequence)
+
+    def give_all_back(self, orders: Orders, now: float) -> None:
+        """Fail every attempt and order that is not done, so that they begin elsewhere at once."""
+        message = "the memory of this group is released"
+        for sequence in self._attempts:
+            if sequence.stage is not Stage.ENDED:
+                self.fail(sequence, MEMORY_RELEASED, message, True, now)
+        for grant_id in orders.running():
+            sequence = orders.fail(grant_id, MEMORY_RELEASED, message, now)
+            if sequence is not None:
+                self.leave(sequence, now)
 
     def leave(self, sequence: Sequence, now: float) -> None:
         """Hold nothing any more; pages that a step or a transfer may still write follow when it has ended."""

@@ -69,6 +69,10 @@ class DrainAsked(NamedTuple):
     """Take nothing new, finish what is here."""
 
 
+class MemoryWanted(NamedTuple):
+    """The group's memory is to be released: whatever runs here goes back to who sent it. The end follows."""
+
+
 class Wake(NamedTuple):
     """Work through what has become due, and plan what can be planned.
 
@@ -76,7 +80,7 @@ class Wake(NamedTuple):
     """
 
 
-Event = Told | Asked | Answered | AskFailed | PeerLost | MembersChanged | DrainAsked | Wake
+Event = Told | Asked | Answered | AskFailed | PeerLost | MembersChanged | DrainAsked | MemoryWanted | Wake
 
 
 class Tell(NamedTuple):

@@ -8,10 +8,13 @@
     ├── InvalidTokenId          invalid_token_id           an id the model has no embedding for
     ├── ContextLengthExceeded   context_length_exceeded    longer than the model's context
     ├── NoCapacity              no_capacity             r  no scheduler or no detokenizer is ready
+    │   └── MemoryReleased      memory_released         r  the memory of all groups is released
     └── Overloaded              overloaded              r  too many long texts are being worked on
 
 `r`: retryable. Codes and `param` cross the wire as they are; the gateway makes HTTP errors of them.
 """
+
+from nodes.protocol.memory import MEMORY_RELEASED
 
 
 class PrepareError(Exception):
@@ -69,6 +72,12 @@ class NoCapacity(PrepareError):
     retryable = True
 
 
+class MemoryReleased(NoCapacity):
+    """Everybody who could serve the request has released its memory, until an operator has it resumed."""
+
+    code = MEMORY_RELEASED
+
+
 class Overloaded(PrepareError):
     """Too much work of the slow kind is waiting already."""
 
@@ -85,6 +94,7 @@ ERRORS_BY_CODE = {
         InvalidTokenId,
         ContextLengthExceeded,
         NoCapacity,
+        MemoryReleased,
         Overloaded,
     )
 }

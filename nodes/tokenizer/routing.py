@@ -16,12 +16,12 @@ import msgspec
 
 from kvstore.hashing import TOKEN_BYTES, pack_tokens, page_hash, root_hash
 from kvstore.protocol import CacheEvents
-from mesh.membership import READY, Member
+from mesh.membership import READY, RELEASED, Member
 from nodes.protocol import Load, Route
 from nodes.roles import DETOKENIZER, SCHEDULER, SchedulerAttributes
 from nodes.tokenizer.cache_index import CacheIndex
 from nodes.tokenizer.config import RoutingWeights
-from nodes.tokenizer.errors import NoCapacity
+from nodes.tokenizer.errors import MemoryReleased, NoCapacity
 
 PREFILL = "prefill"
 MIXED = "mixed"
@@ -72,12 +72,12 @@ Command = Follow | Unfollow
 class _Scheduler:
     """What is known of one scheduler."""
 
-    __slots__ = ("actor_id", "attributes", "index", "load", "num_recent_tokens", "ready", "recent")
+    __slots__ = ("actor_id", "attributes", "index", "load", "num_recent_tokens", "ready", "recent", "released")
 
     def __init__(self, actor_id: str, max_pages: int) -> None:
         self.actor_id = actor_id
         self.attributes = SchedulerAttributes()
-        self.ready = False
+        self.ready = self.released = False
         self.index = CacheIndex(max_pages)
         self.load: Load | None = None
         self.recent: deque[tuple[float, int]] = deque()
@@ -134,6 +134,8 @@ class RoutingCore:
         detokenizer = self._choose_detokenizer(request_id, excluded)
         ready = [scheduler for scheduler in self._schedulers.values() if scheduler.ready]
         if not ready:
+            if any(scheduler.released for scheduler in self._schedulers.values()):
+                raise MemoryReleased("the memory of all worker groups is released; `meshctl resume` brings it back")
             raise NoCapacity("no scheduler is ready; try again in a moment")
         overlaps = _overlaps(ready, token_ids, extra_key)
 
@@ -208,8 +210,9 @@ def _update(scheduler: _Scheduler, member: Member) -> None:
         scheduler.attributes = msgspec.convert(member.attributes, SchedulerAttributes)
     except msgspec.ValidationError:
         # Someone else's scheduler with another idea of attributes: nothing is known of how to use it.
-        scheduler.ready = False
+        scheduler.ready = scheduler.released = False
         return
+    scheduler.released = member.state == RELEASED
     scheduler.ready = member.state == READY and scheduler.attributes.page_size > 0
 
 

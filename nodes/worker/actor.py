@@ -6,29 +6,38 @@ works in virtual time.
 """
 
 import asyncio
-import gc
 import os
 import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Final, assert_never
 
 import msgspec
 
 from kvstore.device import CPU
-from kvstore.mapping import map_pool
 from kvstore.page_pool import MemoryHost, PagePool
-from kvstore.protocol import MapPool, PoolHandle
+from kvstore.protocol import PoolHandle
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
-from mesh.membership import Member
+from mesh.errors import CallError
+from mesh.membership import RELEASED, Member
 from mesh.persistent_ask import PersistentAsk
 from mesh.transport.base import Buffer
-from nodes.model_spec import ModelSpec, resolve_model
-from nodes.protocol import Adopt, Adopted, Dismiss, HotNodeMessage, JoinGroup, NodeMessage, StepPlan
+from nodes.model_spec import resolve_model
+from nodes.protocol import (
+    Adopt,
+    Adopted,
+    Dismiss,
+    HotNodeMessage,
+    JoinGroup,
+    LetGo,
+    NodeMessage,
+    StepPlan,
+    TakeUp,
+)
+from nodes.protocol.memory import MEMORY_RELEASED, HasLetGo
 from nodes.roles import is_replaced
 from nodes.worker.collectives import CollectivesMaker, collectives_maker
 from nodes.worker.config import WorkerConfig
@@ -46,12 +55,13 @@ from nodes.worker.core import (
     StepRefused,
     WorkerCore,
 )
-from nodes.worker.errors import LayoutMismatch
+from nodes.worker.engine import Engine
 from nodes.worker.group import RankGroup
+from nodes.worker.pool_taking import ask_for_pool, make_pages, take_pool
 from nodes.worker.ranks import RankCore
+from nodes.worker.residence_actions import ResidenceActions
 from nodes.worker.runners import RunnerFactory, make_runner
-from nodes.worker.step import PipelinedRunner, RunnableStep, Runner, StepOutcome, run_isolated
-from nodes.worker.steps_ahead import StepsAhead
+from nodes.worker.step import RunnableStep, StepOutcome, run_isolated
 
 DEVICE_DEPTH: Final = 2
 """Steps on their way to a device: one computes, one waits behind it, so that the device never waits for the host."""
@@ -80,14 +90,11 @@ class WorkerActor(Actor):
         self._config = config
         self._kill = kill
         self._host = host
-        self._make = make
         self._pool: PagePool | None = None
-        self._runner: Runner | None = None
         self._core: WorkerCore | None = None
         self._ranks = RankGroup(config, self._leave, collectives) if config.tp_size > 1 else None
         self._adopt_timer: asyncio.TimerHandle | None = None
-        self._thread: ThreadPoolExecutor | None = None
-        self._ahead: StepsAhead | None = None
+        self._engine = Engine(config, make, self._ranks)
         self._last_end = 0.0
         self._is_stopping = False
         self._events: deque[Event] = deque()
@@ -95,6 +102,7 @@ class WorkerActor(Actor):
         self._idle = asyncio.Event()
         self._idle.set()
         self._persistent = PersistentAsk(config.map_retry_s)
+        self._residence = ResidenceActions(self)
         self._adopted = Adopted(last_step=0, worker_epoch=0, numerics="", vocab_size=0)
 
     async def start(self) -> None:
@@ -104,22 +112,15 @@ class WorkerActor(Actor):
         """
         config = self._config
         spec = resolve_model(config.model)
-        ask = MapPool(group=config.group, rank=config.tp_rank)
-        handle: PoolHandle = await self._persistent.ask(
-            self.ctx, config.agent, ask, timeout_s=config.map_timeout_s, what="the pool"
-        )
-        wanted = spec.kv_layout(config.dtype, config.page_size, config.tp_rank, config.tp_size)
-        if handle.layout != wanted:
-            raise LayoutMismatch(
-                f"{config.agent} has made the pool of {config.group} for {handle.layout}, and {config.model} needs"
-                f" {wanted}. Give agent, scheduler and worker of a group the same model, dtype, page size and ranks."
-            )
-        pool = self._pool = map_pool(self._host, handle)
-        runner = self._runner = await self._load(spec, pool)
+        handle = await ask_for_pool(self.ctx, self._persistent, config, self._on_refusal)
+        pool = self._pool = take_pool(self._host, config, spec, handle)
+        if config.pool_in_worker:
+            await make_pages(self.ctx, self._persistent, config, self._host, pool)
+        runner = await self._engine.load(self.ctx, self._persistent, spec, pool)
         make_core = WorkerCore if self._ranks is None else RankCore
         self._core = make_core(
             Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens),
-            depth=DEVICE_DEPTH if self._ahead is not None else 1,
+            depth=DEVICE_DEPTH if self._engine.runs_ahead else 1,
         )
         self._adopted = Adopted(
             last_step=0,
@@ -127,6 +128,7 @@ class WorkerActor(Actor):
             numerics=runner.numerics,
             vocab_size=spec.vocab_size,
             max_batch_tokens=config.max_batch_tokens,
+            incarnation=pool.info.incarnation,
             group_epoch=self._ranks.epoch if self._ranks is not None else 0,
         )
         self.ctx.announce(
@@ -136,6 +138,7 @@ class WorkerActor(Actor):
             vocab_size=spec.vocab_size,
             numerics=runner.numerics,
             max_batch_tokens=config.max_batch_tokens,
+            memory_saver=config.memory_saver and self._releases_in_place,
         )
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
@@ -148,11 +151,15 @@ class WorkerActor(Actor):
             super().on_tell(sender, message, buffers)
 
     def on_ask(self, call: Call) -> None:
-        """Take in a scheduler, or another rank; see `Actor.on_ask`."""
+        """Take in a scheduler or another rank, let go of memory, take it up; see `Actor.on_ask`."""
         if isinstance(call.message, JoinGroup) and self._ranks is not None:
             self._ranks.on_ask(call)
+        elif isinstance(call.message, LetGo | TakeUp):
+            self._on_order(call, call.message)
         elif not isinstance(call.message, Adopt):
             super().on_ask(call)
+        elif not self._residence.is_held:
+            call.fail(MEMORY_RELEASED, f"the memory of {self._config.group} is released", retryable=True)
         elif self._core is None:
             call.fail("not_ready", "the model is still being loaded", retryable=True)
         else:
@@ -194,16 +201,8 @@ class WorkerActor(Actor):
             self._core.is_draining = True
         if self._ranks is not None:
             self._ranks.abort()
-        if self._ahead is not None:
-            self._ahead.stop()
-        if self._thread is not None:
-            is_on_device = self._pool is not None and self._pool.info.device != CPU
-            # Behind what the thread does now, and before anything else gets in.
-            last = self._thread.submit(self._synchronize) if is_on_device else None
-            self._thread.shutdown(wait=False, cancel_futures=last is None)
-            if last is not None:
-                await asyncio.wrap_future(last)
-        self._runner = None
+        is_on_device = self._pool is not None and self._pool.info.device != CPU
+        await self._engine.stop(self.ctx, is_on_device=is_on_device)
         if self._pool is not None:
             self._pool.close()
 
@@ -211,42 +210,54 @@ class WorkerActor(Actor):
         """See `Actor.stats`."""
         return {"mesh_worker_queued_steps": float(self._core.num_queued) if self._core else 0.0}
 
-    async def _load(self, spec: ModelSpec, pool: PagePool) -> Runner:
-        config = self._config
-        own = JoinGroup(
-            group=config.group,
-            rank=config.tp_rank,
-            size=config.tp_size,
-            model=spec.fingerprint,
-            incarnation=pool.info.incarnation,
-        )
-        if spec.source == "echo":
-            if self._ranks is not None:
-                await self._ranks.form(self.ctx, self._persistent, own, None)
-            return self._make(spec, config, pool)
-        # One thread for loading and running: torch keeps its number of threads per calling thread.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="runner")
-        if self._ranks is not None:
-            await self._ranks.form(self.ctx, self._persistent, own, self._thread)
-        loop = asyncio.get_running_loop()
-        runner = await loop.run_in_executor(self._thread, self._make_in_thread, spec, pool)
-        if isinstance(runner, PipelinedRunner):
-            self._ahead = StepsAhead(runner, self._thread)
-        # A full collection walks everything that torch has imported: a tenth of a second between two tokens.
-        gc.collect()
-        gc.freeze()
-        return runner
+    # what `ResidenceActions` needs
 
-    def _make_in_thread(self, spec: ModelSpec, pool: PagePool) -> Runner:
-        if self._ranks is None:
-            return self._make(spec, self._config, pool)
-        return self._make(spec, self._config, pool, self._ranks.connect())
+    def stop_steps(self, *, is_stopped: bool) -> bool:
+        """See `Resident`."""
+        assert self._core is not None, "there is nothing to let go before the model is loaded"
+        self._core.is_draining = is_stopped
+        return self._core.is_running
+
+    async def release_memory(self, weights: str) -> None:
+        """See `Resident`."""
+        if self._core is not None:
+            self._core.forget()
+        await self._engine.release(weights)
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    async def take_memory(self, handle: PoolHandle) -> None:
+        """See `Resident`."""
+        spec = resolve_model(self._config.model)
+        pool = self._pool = take_pool(self._host, self._config, spec, handle)
+        self._adopted = msgspec.structs.replace(self._adopted, incarnation=handle.incarnation)
+        await self._engine.take(self.ctx, self._persistent, spec, pool)
+
+    @property
+    def _releases_in_place(self) -> bool:
+        """Ranks of a group live and end together, and pages made here go with this process: the next ones wait."""
+        return self._config.tp_size == 1 and not self._config.pool_in_worker
+
+    def _on_order(self, call: Call, order: LetGo | TakeUp) -> None:
+        if self._core is not None and (self._releases_in_place or isinstance(order, TakeUp)):
+            self._residence.on_order(call, order)
+        elif isinstance(order, LetGo) and self._pool is None:
+            call.reply(HasLetGo(group=order.group, number=order.number))
+        else:
+            call.fail("not_ready", "it ends, or is still loading its model", retryable=True)
+            if isinstance(order, LetGo):
+                self.ctx.end(f"the memory of {order.group} is wanted back")
+
+    def _on_refusal(self, error: CallError) -> None:
+        if error.code == MEMORY_RELEASED:
+            self.ctx.announce(RELEASED, group=self._config.group)
 
     def _leave(self, reason: str) -> None:
         """The group of ranks is over. Who is to end anyhow ends in its own way, unless it hangs."""
         if self._is_stopping or (self._core is not None and self._core.is_draining):
             return
-        if self._thread is None:
+        if not self._engine.is_threaded:
             self.ctx.end(reason)
         else:
             self._die(reason)
@@ -261,13 +272,6 @@ class WorkerActor(Actor):
         elif not is_waiting and self._adopt_timer is not None:
             self._adopt_timer.cancel()
             self._adopt_timer = None
-
-    def _synchronize(self) -> None:
-        if isinstance(self._runner, PipelinedRunner):
-            try:
-                self._runner.synchronize()
-            except Exception as error:  # noqa: BLE001 # a device that failed computes nothing more either
-                self.ctx.log.warning("device failed at the end", why=f"{type(error).__name__}: {error}")
 
     def _on_dismiss(self, sender: Address, message: Dismiss) -> None:
         """End, so that the supervisor starts another; unless it is another scheduler's or another worker's business."""
@@ -292,6 +296,7 @@ class WorkerActor(Actor):
             self._dispatching = False
         if not self._core.is_running:
             self._idle.set()
+            self._residence.steps_ended()
 
     def _perform(self, command: Command) -> None:
         match command:
@@ -310,27 +315,23 @@ class WorkerActor(Actor):
                 assert_never(command)
 
     def _run(self, step: RunnableStep) -> None:
-        if self._thread is not None:
-            self.ctx.spawn(self._run_in_thread(step, self._thread), name="step")
+        if self._engine.is_threaded:
+            self.ctx.spawn(self._run_in_thread(step), name="step")
             return
         started = self.ctx.now()
-        outcome = run_isolated(self._require_runner(), step)
+        outcome = run_isolated(self._engine.require(), step)
         if outcome.delay_s > 0:
             self.ctx.later(outcome.delay_s, self._done, step, outcome, started)
         else:
             self._done(step, outcome, started)
 
-    async def _run_in_thread(self, step: RunnableStep, thread: ThreadPoolExecutor) -> None:
+    async def _run_in_thread(self, step: RunnableStep) -> None:
         started = self.ctx.now()
         config = self._config
         allowed_s = config.step_deadline_s + config.token_deadline_s * sum(row.num_tokens for row in step.rows)
         deadline = self.ctx.later(allowed_s, self._die, f"step {step.step} has not ended within {allowed_s:g} s")
         try:
-            if self._ahead is not None:
-                outcome = await self._ahead.run(step)
-            else:
-                loop = asyncio.get_running_loop()
-                outcome = await loop.run_in_executor(thread, run_isolated, self._require_runner(), step)
+            outcome = await self._engine.run(step)
         except Exception as error:  # noqa: BLE001 - what a row is to blame for is in the outcome
             if self._is_stopping:
                 return
@@ -358,7 +359,3 @@ class WorkerActor(Actor):
             self.ctx.log.warning("row failed", step=step.step, row=error.row, code=error.code, why=error.message)
         self._dispatch(StepDone(outcome, elapsed_s))
         self._watch_adoption()
-
-    def _require_runner(self) -> Runner:
-        assert self._runner is not None, "a step before the model"
-        return self._runner

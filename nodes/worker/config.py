@@ -23,7 +23,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     computes products in tiles of fixed rows, at a cost in speed. `prefill_attention` is `paged` (a chunk attends over
     its pages in one call, new tokens and cached ones alike) or `merged` (new tokens among themselves, then over what is
     cached, joined; no model with sliding windows). `mem_fraction` is the share of the device's memory
-    that weights, activations and pool may take together.
+    that weights, activations and pool may take together. With `memory_saver` weights lie where they can be released,
+    and kept in the host's memory meanwhile (torch-memory-saver). With `pool_in_worker` the worker makes the pages of
+    its pool itself, and they end with it.
 
     `tp_size` > 1: the worker is rank `tp_rank` of a group that computes one model together, each on a part of it (see
     `nodes.model_spec.tensor_parallel`), over a pool of its own. The ranks are given the same steps. `workers` are the
@@ -43,6 +45,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: bool = True
     deterministic: bool = False
     mem_fraction: float = 0.9
+    memory_saver: bool = False
+    pool_in_worker: bool = False
     tp_rank: int = 0
     tp_size: int = 1
     workers: tuple[str, ...] = ()

@@ -119,6 +119,7 @@ class WorkerCore:
         self._limits = limits
         self._depth = depth
         self._epoch = 0
+        self._is_adopted = False
         self._next_step = 0
         self._last_step = 0
         self._queue: dict[int, _Queued] = {}
@@ -142,6 +143,12 @@ class WorkerCore:
         """Steps that wait."""
         return len(self._queue)
 
+    def forget(self) -> None:
+        """The pool is given up: whatever was computed is not there any more, and whoever wants more has to adopt."""
+        self._is_adopted = False
+        self._queue.clear()
+        self._results.clear()
+
     def handle(self, event: Event) -> list[Command]:
         """Take in one event; the commands are to be performed in order."""
         if isinstance(event, StepArrived):
@@ -152,7 +159,7 @@ class WorkerCore:
 
     def _on_step(self, event: StepArrived) -> list[Command]:
         plan = event.plan
-        if plan.scheduler_epoch != self._epoch or self._epoch == 0:
+        if plan.scheduler_epoch != self._epoch or not self._is_adopted:
             return [StepRefused(plan.step, "wrong_epoch")]
         if (result := self._results.get(plan.step)) is not None:
             return [SendResult(event.sender, result)]
@@ -180,13 +187,13 @@ class WorkerCore:
             message = f"scheduler epoch {epoch} is over: the worker was adopted by epoch {self._epoch}"
             return [RefuseAdopt(event.call, "stale_epoch", message)]
         commands: list[Command] = []
-        if epoch > self._epoch:
+        if epoch > self._epoch or not self._is_adopted:
             commands += [
                 RefuseAdopt(waiting.call, "stale_epoch", f"scheduler epoch {epoch} adopted the worker meanwhile")
                 for waiting in self._adopting
             ]
             self._adopting.clear()
-            self._epoch = epoch
+            self._epoch, self._is_adopted = epoch, True
             self._next_step = event.adopt.next_step
             self._queue.clear()
             self._results.clear()

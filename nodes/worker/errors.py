@@ -6,6 +6,7 @@
       BackendMissing    "backend_missing"     nothing here computes this model, dtype or device
       DeviceUnfit       "device_unfit"        the device does not see the pool's memory as it should
       DeviceMemoryShort "device_memory_short" weights, activations and pool do not fit into the device's memory
+      MemorySaverMissing "memory_saver_missing" weights were to be releasable, and torch-memory-saver is not there
       GroupNotFormed    "group_not_formed"    the ranks of a tensor-parallel group did not find each other (retryable)
 
 None but the last is retryable: the supervisor's restarts do not cure them.
@@ -56,6 +57,12 @@ class DeviceMemoryShort(WorkerError):
     """Weights, activations and pool do not fit into the device's memory."""
 
     code = "device_memory_short"
+
+
+class MemorySaverMissing(WorkerError):
+    """Weights cannot be put where their memory can be given back and taken again."""
+
+    code = "memory_saver_missing"
 
 
 class GroupNotFormed(WorkerError):

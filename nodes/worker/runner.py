@@ -45,15 +45,27 @@ def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> 
         if numerics.rule == "varies":
             model = build(spec, weights, attention, TILE_ROWS)
             numerics = check_numerics(spec, model, attention, TILE_ROWS)
-        return TorchRunner(model, numerics.fingerprint)
+        return TorchRunner(model, numerics.fingerprint, attention)
 
 
 class TorchRunner:
-    """See `Runner`."""
+    """See `Runner`, and `RemappableRunner` if `attention`, which is the model's, is given."""
 
-    def __init__(self, model: Llama, numerics: str) -> None:
+    def __init__(self, model: Llama, numerics: str, attention: TorchPagedAttention | None = None) -> None:
         self._model = model
+        self._attention = attention
         self.numerics = numerics
+
+    def unmap(self, *, backs_up: bool) -> None:
+        """See `RemappableRunner`. In host memory there is nowhere else to keep weights."""
+        assert not backs_up, "host memory is not backed up in host memory"
+        assert self._attention is not None, "it was not made to be unmapped"
+        self._attention.unmap()
+
+    def remap(self, pool: PagePool) -> None:
+        """See `RemappableRunner`."""
+        assert self._attention is not None, "it was unmapped"
+        self._attention.remap(PoolView(pool.pages_view, pool.layout))
 
     def run(self, step: RunnableStep) -> StepOutcome:
         """See `Runner.run`."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
+from kvstore.page_pool import PagePool
 from nodes.protocol import RowError
 from nodes.request import Sampling
 from nodes.worker.errors import CollectiveFailed
@@ -97,6 +98,22 @@ class PipelinedRunner(Runner, Protocol):
 
     def synchronize(self) -> None:
         """Wait until nothing runs on the device for this runner; its pages may be unmapped then. May raise."""
+        ...
+
+
+@runtime_checkable
+class RemappableRunner(Runner, Protocol):
+    """A runner that can give up its pool, and what hangs on the pool's addresses, and keep its weights."""
+
+    def unmap(self, *, backs_up: bool) -> None:
+        """Forget the pool; nothing runs. `backs_up`: let go of the weights too, with a copy in the host's memory.
+
+        What is forgotten is freed when this returns. May raise; the runner is of no use then.
+        """
+        ...
+
+    def remap(self, pool: PagePool) -> None:
+        """Compute over `pool`, with the same weights. May raise; the runner is of no use then."""
         ...
 
 

@@ -61,11 +61,16 @@ def test_the_agent_frees_the_device_after_the_workers_have_let_go_of_it():
 @pytest.mark.parametrize(("device", "name"), [("cuda", "cuda:0"), ("cuda:0", "cuda:0"), ("cuda:3", "cuda:3")])
 def test_pool_and_worker_are_told_the_same_device(device, name):
     memory = DeviceMemory(name, 80 * GIB, 79 * GIB)
-    topology = planned("random:qwen3-0.6b", memory, device=device, mem_fraction=0.8, deterministic=True)
+    topology = planned(
+        "random:qwen3-0.6b", memory, device=device, mem_fraction=0.8, deterministic=True, memory_saver=True
+    )
     (agent,) = configs(topology, "kv_agent")
     assert {pool.device for pool in agent.pools} == {name}
     for worker in configs(topology, "worker"):
         assert (worker.device, worker.mem_fraction, worker.deterministic) == (name, 0.8, True)
+        assert worker.memory_saver
+    (agent,) = configs(planned("random:qwen3-0.6b", memory, device=device, pool_in_worker=True), "kv_agent")
+    assert all(pool.in_worker for pool in agent.pools)
 
 
 def test_settings_of_workers_that_have_no_flag():
@@ -142,6 +147,14 @@ def test_shared_memory_holds_page_tables_only():
 def test_what_cannot_be_on_a_device():
     with pytest.raises(BadConfig, match="echo cannot run on cuda"):
         planned("echo")
+    with pytest.raises(BadConfig, match="no memory saver on the CPU"):
+        planned(device="cpu", memory_saver=True)
+    with pytest.raises(BadConfig, match="cannot make their KV pools on the CPU"):
+        planned(device="cpu", pool_in_worker=True)
+    with pytest.raises(BadConfig, match="are for workers that compute alone"):
+        planned("random:qwen3-8b", *two(), mixed=1, tp=2, memory_saver=True)
+    with pytest.raises(BadConfig, match="cannot be used together"):
+        planned(memory_saver=True, pool_in_worker=True)
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"device": "gpu"}, Settings)
 

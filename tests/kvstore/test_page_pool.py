@@ -26,6 +26,7 @@ from kvstore.layout import KVLayout
 from kvstore.mapping import map_pool
 from kvstore.page_pool import HEADER_BYTES, HeapHost, MemoryHost, PoolInfo, ShmHost
 from kvstore.page_table import PageEntry
+from kvstore.pool_header import incarnation_of, is_later
 from kvstore.protocol import PoolHandle
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, fingerprint="weights")
@@ -303,3 +304,33 @@ def test_heap_host_lists_its_pools() -> None:
     host.create("b", INFO)
     host.create("a", INFO)
     assert host.paths() == ["heap:a", "heap:b"]
+
+
+def test_a_wish_is_written_over_the_header_and_a_freed_pool_is_only_that(host: MemoryHost) -> None:
+    pool = host.create("p", INFO)
+    pool.page(2)[:4] = b"kept"
+    wished = msgspec.structs.replace(INFO, weights="reload", is_unwanted=True)
+    host.mark(pool.path, wished)
+    again = host.open(pool.path, writable=True)
+    assert again.info == wished
+    assert again.info.is_released
+    assert bytes(again.page(2)[:4]) == b"kept", "until it is freed"
+    again.close()
+    pool.close()
+    freed = msgspec.structs.replace(wished, is_freed=True)
+    assert freed.file_bytes == HEADER_BYTES
+    host.create("p", freed).close()
+    found = host.open(pool.path, writable=False)
+    assert (found.info, found.pages_view.nbytes, found.table_view.nbytes) == (freed, 0, 0)
+    found.close()
+    host.unlink(pool.path)
+    with pytest.raises(PoolMissing):
+        host.mark(pool.path, wished)
+
+
+def test_makings_of_one_epoch_are_told_apart_and_come_after_those_before() -> None:
+    made = [incarnation_of(epoch, number) for epoch in (1, 2, 9) for number in (0, 1, 5)]
+    assert len(set(made)) == len(made)
+    assert made[0] == 1, "the first of an epoch is called by it"
+    for index, one in enumerate(made):
+        assert [is_later(other, one) for other in made] == [place > index for place in range(len(made))]

@@ -67,7 +67,7 @@ class SlowWorker(WorkerActor):
     lockstep: Lockstep
 
     def _run(self, step: RunnableStep) -> None:
-        runner: Any = self._require_runner()
+        runner: Any = self._engine.require()
         some = run_isolated(runner, step._replace(rows=step.rows[step.step % 2 :: 2]))
         self.errors.update(error.code for error in some.errors)
         num_tokens = sum(row.num_tokens for row in step.rows)
@@ -84,7 +84,7 @@ class SlowWorker(WorkerActor):
         if at is not None and not self.lockstep.is_met(at):
             self.ctx.later(WAIT_S, self._end, step, started, at)
             return
-        outcome = run_isolated(self._require_runner(), step)
+        outcome = run_isolated(self._engine.require(), step)
         self.errors.update(error.code for error in outcome.errors)
         self._done(step, outcome, started)
 

@@ -134,6 +134,15 @@ class TorchPagedAttention:
         self._layers = torch.arange(layout.num_layers).unsqueeze(1)
         self._gathered = torch.empty(2, 0)
 
+    def unmap(self) -> None:
+        """Forget the pool; nothing can be computed until `remap`."""
+        del self._pool
+        self._gathered = torch.empty(2, 0)
+
+    def remap(self, pool: PoolView) -> None:
+        """Compute over another pool of the same layout."""
+        self._pool = pool
+
     def plan(self, spans: Sequence[Span]) -> PagedPlan:
         """See `AttentionBackend.plan`; `spans` sorted by `sort_key`."""
         reads = {kind: self._plan_reads(spans, kind.window) for kind in dict.fromkeys(self._kinds)}

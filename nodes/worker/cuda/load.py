@@ -1,5 +1,6 @@
 """Builds the runner of one CUDA worker: weights, backends, graphs, and the check that all of it fits."""
 
+from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,7 @@ from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInfer
 from nodes.worker.cuda.graphs import DecodeGraphs, GraphRecorder
 from nodes.worker.cuda.kernels import Kernels, TorchKernels
 from nodes.worker.cuda.memory import measured_activation_bytes
+from nodes.worker.cuda.memory_saver import load_memory_saver
 from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.device_memory import Footprint, activation_bytes, check_fit, weight_bytes
@@ -59,7 +61,7 @@ def load_cuda_runner(
     if config.deterministic:
         # Else a product may be cut along its inner dimension, and the parts summed in bfloat16.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    view = view_device_pages(pool.device_pages, pool.info.layout)
+    view = _view_of(pool)
     dtype = pool.info.layout.dtype
     size = 1 if collectives is None else collectives.size
     bound = activation_bytes(spec, dtype, config.max_batch_tokens, MAX_BUCKET, size)
@@ -77,7 +79,12 @@ def load_cuda_runner(
         ) from None
     check_fit(footprint._replace(weights=network.weight_bytes, activations=max(measured, bound)), pool.info.pages_bytes)
     runner.synchronize()
+    runner.view_of = _view_of
     return runner
+
+
+def _view_of(pool: PagePool) -> PoolView:
+    return view_device_pages(pool.device_pages, pool.info.layout)
 
 
 def load_host_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives) -> CudaRunner:
@@ -107,17 +114,33 @@ def build_runner(
         shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
         kernels, attention, version = _backends(spec, config, view, shard.num_heads)
         tile_rows = TILE_ROWS if config.deterministic else 0
-        network = DeviceNetwork(spec, weights, kernels, device, tile_rows, collectives)
-        graphs = None
-        if config.cuda_graphs and attention.can_capture:
-            most = min(MAX_BUCKET, config.max_batch_tokens)
-            max_pages = most * (view.layout.num_pages_for(spec.context_length) + 1)
-            graphs = DecodeGraphs(network, attention, Buckets(bucket_sizes(most)), GraphRecorder(device), max_pages)
+        saver = load_memory_saver() if config.memory_saver else None
+        with saver.region() if saver is not None else nullcontext():
+            network = DeviceNetwork(spec, weights, kernels, device, tile_rows, collectives)
+        graphs = _graphs(config, network, attention, view)
         numerics = fingerprint(
             device, dtype, version, graphs=graphs is not None, deterministic=config.deterministic, tp_size=shard.size
         )
         runner = CudaRunner(network, attention, view.layout.page_size, config.max_batch_tokens, numerics, graphs)
+
+        def over(other: PoolView) -> tuple[DeviceAttention, DecodeGraphs | None]:
+            _, attention, _ = _backends(spec, config, other, shard.num_heads)
+            return attention, _graphs(config, network, attention, other)
+
+        runner.over, runner.saver = over, saver
     return runner, network, attention
+
+
+def _graphs(
+    config: WorkerConfig, network: DeviceNetwork, attention: DeviceAttention, view: PoolView
+) -> DecodeGraphs | None:
+    """Decode steps, captured, if they are to be and can be. They hold the addresses of pool and workspaces."""
+    if not (config.cuda_graphs and attention.can_capture):
+        return None
+    most = min(MAX_BUCKET, config.max_batch_tokens)
+    max_pages = most * (view.layout.num_pages_for(network.spec.context_length) + 1)
+    recorder = GraphRecorder(view.pages.device)
+    return DecodeGraphs(network, attention, Buckets(bucket_sizes(most)), recorder, max_pages)
 
 
 def fingerprint(

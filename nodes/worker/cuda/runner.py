@@ -5,13 +5,15 @@ the one before has finished: input tokens that the host does not know yet are ta
 draws. All of it works on any torch device, so that its logic is tested on the CPU.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, cast
+import gc
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kvstore.page_pool import PagePool
 from nodes.protocol import RowError
 from nodes.worker.cuda.attention import DeviceAttention
 from nodes.worker.cuda.batch import KNOWN, DeviceBatch, HostBatch, host_batch, pack, pinned, unpack
@@ -19,8 +21,12 @@ from nodes.worker.cuda.graphs import DecodeGraphs
 from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.sampler import sample_on_device
 from nodes.worker.errors import CollectiveFailed
+from nodes.worker.pool_view import PoolView
 from nodes.worker.sampler import NOT_DRAWN
 from nodes.worker.step import MISSING_INPUT, POISONED, RunnableRow, RunnableStep, StepOutcome
+
+if TYPE_CHECKING:
+    from nodes.worker.cuda.memory_saver import MemorySaver
 
 
 class Launched(NamedTuple):
@@ -63,6 +69,11 @@ class CudaRunner:
         self._drawn = torch.full((max_rows,), NOT_DRAWN, dtype=torch.int64, device=self._device)
         self._last: Launched | None = None
         self.numerics = numerics
+        # How it gets over another pool: see `RemappableRunner`. Set by whoever loads it.
+        self.view_of: Callable[[PagePool], PoolView] = _view_of_host
+        self.over: Callable[[PoolView], tuple[DeviceAttention, DecodeGraphs | None]] | None = None
+        self.saver: MemorySaver | None = None
+        self._is_backed_up = False
 
     def run(self, step: RunnableStep) -> StepOutcome:
         """See `Runner.run`."""
@@ -119,6 +130,31 @@ class CudaRunner:
         """See `PipelinedRunner.synchronize`."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    def unmap(self, *, backs_up: bool) -> None:
+        """See `RemappableRunner`. Graphs go with the addresses they were captured with, workspaces with attention."""
+        self.synchronize()
+        self._last = None
+        self._graphs = None
+        del self._attention
+        gc.collect()
+        if self._device.type == "cuda":
+            # Activations, workspaces and graphs are free to torch alone until then.
+            torch.cuda.empty_cache()
+        if backs_up:
+            assert self.saver is not None, "weights are where they can be backed up"
+            self.saver.pause()
+            self._is_backed_up = True
+
+    def remap(self, pool: PagePool) -> None:
+        """See `RemappableRunner`."""
+        assert self.over is not None, "whoever loaded it has said how"
+        if self._is_backed_up and self.saver is not None:
+            self.saver.resume()
+            self._is_backed_up = False
+        with torch.inference_mode():
+            self._attention, self._graphs = self.over(self.view_of(pool))
+        self.synchronize()
 
     def logits(self, step: RunnableStep) -> dict[int, Tensor]:
         """Logits `[vocab]` of each row that samples, by the row's index in the plan; for tests."""
@@ -178,3 +214,7 @@ class CudaRunner:
         done = torch.cuda.Event(blocking=True)
         done.record(torch.cuda.current_stream(self._device))
         return on_host, done
+
+
+def _view_of_host(pool: PagePool) -> PoolView:
+    return PoolView(pool.pages_view, pool.layout)

@@ -565,3 +565,42 @@ def test_ids_are_used_once(running: GatewayCore) -> None:
 def test_only_events_are_taken(core: GatewayCore) -> None:
     with pytest.raises(AssertionError):
         core.handle("nonsense", 0.0)  # type: ignore[arg-type]
+
+
+def given_back(attempt: int) -> AttemptFailed:
+    return AttemptFailed(request_id="r", attempt=attempt, code="memory_released", message="it is wanted")
+
+
+def test_an_attempt_that_was_given_back_goes_elsewhere_at_once(running: GatewayCore) -> None:
+    commands = running.handle(given_back(0), 50.0)
+    asked = one(commands, AskRoute)
+    assert (asked.attempt, asked.message.excluded) == (1, ["d0"])
+    commands = running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 50.1)
+    assert one(commands, SendSubmit).scheduler == "d1"
+
+
+def test_releases_are_no_failures_of_a_request(running: GatewayCore) -> None:
+    """Many more than it may have attempts that come to nothing."""
+    now, number = 100.0, 0
+    for attempt in range(4 * CONFIG.max_attempts):
+        commands = running.handle(given_back(attempt), now)
+        while not any(isinstance(command, AskRoute) for command in commands):
+            now += 0.25
+            commands = running.handle(Tick(), now)
+        number = 1 - number
+        running.handle(RouteChosen("r", attempt + 1, Route(decode=f"d{number}", detokenizer="t0")), now)
+        running.handle(SubmitAccepted("r", attempt + 1, f"d{number}", 1), now)
+    assert running.num_requests == 1
+
+
+def test_what_has_begun_waits_for_the_resumption(running: GatewayCore) -> None:
+    released = Failure("memory_released", "the memory of all worker groups is released")
+    commands, now = running.handle(given_back(0), 10.0), 10.0
+    while now < 10.0 * CONFIG.recovery_timeout_s:
+        if any(isinstance(command, AskRoute) for command in commands):
+            running.handle(RouteFailed("r", 1, released), now)
+        now += 0.5
+        commands = running.handle(Tick(), now)
+        assert not any(isinstance(command, End) for command in commands)
+    running.handle(RouteChosen("r", 1, Route(decode="d0", detokenizer="t0")), now)
+    assert running.handle(SubmitAccepted("r", 1, "d0", 2), now) == [Accepted("r")]

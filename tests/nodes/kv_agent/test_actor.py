@@ -61,7 +61,7 @@ def test_pages_move_between_pools_of_one_agent() -> None:
         assert figures["mesh_kv_grants_open"] == 0
         members = world.d.ctx.members.by_role("kv_agent")
         incarnations = {"d": 1, "p": 1}
-        expected = {"groups": ["d", "p"], "transports": ["shm"], "incarnations": incarnations, "fallbacks": {}}
+        expected = {"groups": ["d", "p"], "transports": ["shm"], "incarnations": incarnations, "released": []}
         assert members[0].attributes == expected
 
     run(main)

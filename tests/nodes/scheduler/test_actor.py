@@ -3,10 +3,12 @@
 import asyncio
 import itertools
 
+import msgspec
 import pytest
 import structlog
 
 from kvstore.allocator import PageState
+from kvstore.errors import PoolClosed
 from kvstore.layout import KVLayout
 from kvstore.page_pool import HeapHost, PoolInfo
 from kvstore.page_table import PageEntry
@@ -21,7 +23,10 @@ from mesh.transport.base import Lane
 from nodes.protocol import (
     Adopt,
     Adopted,
+    AttemptFailed,
     CancelAttempts,
+    HasLetGo,
+    LetGo,
     StepPlan,
     StepResult,
     Submit,
@@ -324,5 +329,88 @@ def test_draining_ends_when_nothing_is_left() -> None:
         one.on_members([], [], [])
         one.on_ask(late)
         assert late.answers[-1] == ("not_ready", True, None)
+
+    run(scenario)
+
+
+def test_memory_that_is_wanted_back_is_given_and_attempts_too() -> None:
+    async def scenario() -> None:
+        one, ctx, _ = actor()
+        await one.start()
+        await asyncio.sleep(0.01)
+        one.on_ask(submit())
+        one.on_ask(submit("q"))
+        await asyncio.sleep(0.01)
+        assert len(steps(ctx)) > 0, "both run"
+        call = RecordingCall(LetGo(group="m", number=3, is_kv=True, weights="reload"))
+        one.on_ask(call)
+        assert call.answers == [HasLetGo(group="m", number=3)]
+        failed = [(to, message) for to, message, *_ in ctx.told if isinstance(message, AttemptFailed)]
+        assert [(to, it.request_id, it.code, it.retryable) for to, it in failed] == [
+            ("g", "r", "memory_released", True),
+            ("g", "q", "memory_released", True),
+        ]
+        assert ctx.ended == ["the memory of m is released"]
+        late = submit("late")
+        one.on_ask(late)
+        assert late.answers == [("draining", True, None)]
+        await one.stop()
+
+    run(scenario)
+
+
+def test_a_scheduler_without_memory_waits_for_it() -> None:
+    async def scenario() -> None:
+        released = RemoteError("memory_released", "the memory of m is released", retryable=True)
+        one, ctx, _ = actor(pool=[released, released])
+        starting = asyncio.ensure_future(one.start())
+        await asyncio.sleep(0.01)
+        known = {"group": "m", "phase": "decode", "page_size": 4}
+        assert ctx.announced == [("released", known)]
+        one.on_members([], [], [])
+        await starting
+        await asyncio.sleep(0.01)
+        assert ctx.announced[-1][0] == "ready"
+        await one.stop()
+
+    run(scenario)
+
+
+def test_a_scheduler_that_is_starting_lets_go_and_begins_again() -> None:
+    async def scenario() -> None:
+        busy = RemoteError("not_ready", "the model is still being loaded", retryable=True)
+        adopted = Adopted(last_step=0, worker_epoch=3, numerics="", vocab_size=100)
+        one, ctx, _ = actor(adopted=[busy, adopted])
+        starting = asyncio.ensure_future(one.start())
+        await asyncio.sleep(0.01)
+        mapped = one._pool
+        assert mapped is not None
+        call = RecordingCall(LetGo(group="m", number=1, is_kv=True, weights="keep"))
+        one.on_ask(call)
+        assert call.answers == [HasLetGo(group="m", number=1)]
+        await starting
+        assert one._pool is not mapped
+        with pytest.raises(PoolClosed):
+            mapped.table()
+        assert [type(message) for _, message in ctx.asked[:4]] == [MapPool, Adopt, MapPool, Adopt]
+        assert ctx.ended == []
+        await one.stop()
+
+    run(scenario)
+
+
+def test_a_worker_on_another_making_of_the_pool_is_not_taken_over() -> None:
+    async def scenario() -> None:
+        adopted = Adopted(last_step=0, worker_epoch=3, numerics="", vocab_size=100, incarnation=1)
+        elsewhere = msgspec.structs.replace(adopted, incarnation=2)
+        one, ctx, _ = actor(adopted=[elsewhere, adopted, adopted, elsewhere])
+        await one.start()
+        assert [type(message) for _, message in ctx.asked] == [MapPool, Adopt, MapPool, Adopt], "it begins again"
+        await asyncio.sleep(0.01)
+        assert ctx.announced[-1][0] == "ready"
+        one.on_peer_lost(W, "gone")
+        await asyncio.sleep(0.01)
+        assert ctx.ended == ["w computes on another pool of m than is mapped here"]
+        await one.stop()
 
     run(scenario)

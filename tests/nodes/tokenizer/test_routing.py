@@ -10,7 +10,7 @@ from mesh.address import Endpoint
 from mesh.membership import Member
 from nodes.protocol import Load
 from nodes.tokenizer.config import RoutingWeights
-from nodes.tokenizer.errors import NoCapacity
+from nodes.tokenizer.errors import MemoryReleased, NoCapacity
 from nodes.tokenizer.routing import (
     CacheChanged,
     CacheUnknown,
@@ -270,3 +270,14 @@ def test_every_choice_is_sound_and_repeatable(members, events, token_ids, exclud
     assert (route.prefill in prefills) if phase == "decode" and prefills else route.prefill == ""
     assert 0 <= route.overlap_tokens < len(token_ids)
     assert route.overlap_tokens % PAGE == 0
+
+
+def test_groups_whose_memory_is_released_are_passed_over_and_told_of():
+    sleeping, awake = member("a", state="released"), member("b")
+    assert choose(router(sleeping, awake)).decode == "b"
+    with pytest.raises(MemoryReleased) as caught:
+        choose(router(sleeping, member("c", state="starting")))
+    assert (caught.value.code, caught.value.retryable) == ("memory_released", True)
+    with pytest.raises(NoCapacity) as caught:
+        choose(router(member("c", state="starting")))
+    assert caught.value.code == "no_capacity"

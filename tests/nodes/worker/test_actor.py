@@ -6,114 +6,22 @@ import subprocess
 import sys
 import threading
 from array import array
-from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
+from recorded_worker import SCHEDULER, RecordedCall, RecordedContext, adopt, config, plan, pool, started
 
 from kvstore.errors import PoolMissing
-from kvstore.page_pool import HeapHost, PoolInfo
-from kvstore.protocol import MapPool, PoolHandle
-from mesh.address import Address, Endpoint
+from kvstore.page_pool import HeapHost
+from kvstore.protocol import MapPool
+from mesh.address import Endpoint
 from mesh.errors import RemoteError, Unreachable
-from mesh.membership import Member, Membership
-from mesh.telemetry import Metrics
-from nodes.model_spec import resolve_model
+from mesh.membership import Member
 from nodes.protocol import Adopt, Adopted, Dismiss, StepPlan, StepResult, StepRow
 from nodes.request import Sampling
 from nodes.worker.actor import WorkerActor
-from nodes.worker.config import WorkerConfig
 from nodes.worker.errors import LayoutMismatch
 from nodes.worker.step import RunnableStep, StepOutcome
-
-SCHEDULER = Address("scheduler-0", 3)
-
-
-class RecordedContext:
-    """What the actor does, in lists; the agent's answers are given."""
-
-    def __init__(self, answers: list[Any]) -> None:
-        self.address = Address("worker-0", 5)
-        self.metrics = Metrics()
-        self.log = SimpleNamespace(**dict.fromkeys(("info", "debug", "warning", "error"), lambda *_, **__: None))
-        self.answers = answers
-        self.told: list[tuple[str, Any]] = []
-        self.announced: list[tuple[str, dict]] = []
-        self.news = asyncio.Event()
-        self.members = Membership()
-        self.ended: list[str] = []
-
-    def end(self, reason: str) -> None:
-        self.ended.append(reason)
-
-    def now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def tell(self, actor_id: str, message: Any, buffers: Any = (), **_: Any) -> bool:
-        self.told.append((actor_id, message))
-        self.news.set()
-        return True
-
-    async def ask(self, actor_id: str, message: Any, *, timeout_s: float) -> Any:
-        assert (actor_id, message) == ("agent-0", MapPool(group="g"))
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return SimpleNamespace(message=answer)
-
-    def announce(self, state: str, **attributes: Any) -> None:
-        self.announced.append((state, attributes))
-
-    def later(self, delay_s: float, callback: Any, *args: Any) -> Any:
-        return asyncio.get_running_loop().call_later(delay_s, callback, *args)
-
-    def spawn(self, coroutine: Any, *, name: str | None = None) -> asyncio.Task:
-        return asyncio.get_running_loop().create_task(coroutine)
-
-    async def until_told(self, count: int) -> None:
-        while len(self.told) < count:
-            self.news.clear()
-            await self.news.wait()
-
-
-class RecordedCall:
-    def __init__(self, message: Any) -> None:
-        self.message, self.answer = message, None
-
-    def reply(self, message: Any) -> None:
-        self.answer = message
-
-    def fail(self, code: str, message: str, **_: Any) -> None:
-        self.answer = code
-
-
-def pool(host: HeapHost, model: str = "echo") -> PoolHandle:
-    layout = resolve_model(model).kv_layout()
-    made = host.create("g", PoolInfo(group="g", num_pages=20, layout=layout, incarnation=1))
-    return PoolHandle(group="g", agent="agent-0", path=made.path, num_pages=20, layout=layout, incarnation=1)
-
-
-def config(model: str = "echo") -> WorkerConfig:
-    return WorkerConfig(group="g", model=model, agent="agent-0", map_retry_s=0.001)
-
-
-def plan(step: int, tokens: list[int], start: int = 0, epoch: int = 1) -> tuple[StepPlan, list[bytes]]:
-    row = StepRow(1, start, len(tokens), 2, 3 if start else len(tokens), Sampling())
-    message = StepPlan(scheduler_epoch=epoch, step=step, rows=[row])
-    return message, [array("i", tokens).tobytes(), array("i", [4, 5]).tobytes()]
-
-
-async def started(actor: WorkerActor, *answers: Any) -> RecordedContext:
-    actor.ctx = context = RecordedContext(list(answers))
-    await actor.start()
-    return context
-
-
-def adopt(actor: WorkerActor, epoch: int = 1) -> Any:
-    call = RecordedCall(Adopt(scheduler_epoch=epoch))
-    actor.on_ask(call)
-    return call.answer
 
 
 def test_a_worker_whose_pool_was_made_again_ends() -> None:
@@ -181,7 +89,7 @@ def test_echo_over_the_pool() -> None:
         assert state == "ready"
         assert (attributes["group"], attributes["vocab_size"], attributes["numerics"]) == ("g", 259, "echo")
         assert adopt(actor) == Adopted(
-            last_step=0, worker_epoch=5, numerics="echo", vocab_size=259, max_batch_tokens=2048
+            last_step=0, worker_epoch=5, numerics="echo", vocab_size=259, max_batch_tokens=2048, incarnation=1
         )
         actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
         actor.on_tell(SCHEDULER, *plan(2, [7], start=3))

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from fake_devices import FakeCards, FakeDeviceMemory
-from test_actor import SCHEDULER, RecordedContext, adopt, config, plan
+from recorded_worker import SCHEDULER, RecordedContext, adopt, config, plan
 
 from kvstore.cuda_pool import CudaHost
 from kvstore.errors import PoolMismatch

@@ -1,0 +1,52 @@
+"""What a kv_agent's core shows of itself: gauges for `/metrics`."""
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Protocol
+
+from kvstore.transfer.session import Phase, TransferSession
+
+
+class Parts(Protocol):
+    """The core, as far as it is looked at."""
+
+    num_live: int
+    num_bytes: int
+    num_pages_pulled: int
+    num_transfers: int
+    failures: Counter[str]
+
+    @property
+    def sessions(self) -> Collection[TransferSession]:
+        """Transfers that run, and those that are remembered."""
+        ...
+
+    @property
+    def num_foreign_pools(self) -> int:
+        """Pools of other agents that are mapped."""
+        ...
+
+
+def gauges(core: Parts) -> dict[str, float]:
+    """Figures of this moment; names that end in `_total` only rise."""
+    phases: Counter[str] = Counter()
+    copying = waiting = 0
+    for session in core.sessions:
+        phases[session.phase.value] += 1
+        copying += session.num_copying
+        waiting += 0 if session.has_ended else len(session.grant.pages) - session.num_pages - session.num_copying
+    figures = {f'mesh_kv_sessions{{state="{phase.value}"}}': float(phases[phase.value]) for phase in Phase}
+    figures.update(
+        {
+            "mesh_kv_grants_open": float(core.num_live),
+            'mesh_kv_transfer_pages{state="granted"}': float(waiting),
+            'mesh_kv_transfer_pages{state="copying"}': float(copying),
+            "mesh_kv_transfer_pages_total": float(core.num_pages_pulled),
+            "mesh_kv_transfer_bytes_total": float(core.num_bytes),
+            "mesh_kv_transfers_total": float(core.num_transfers),
+            "mesh_kv_foreign_pools": float(core.num_foreign_pools),
+        }
+    )
+    for code, number in core.failures.items():
+        figures[f'mesh_kv_transfer_failures_total{{code="{code}"}}'] = float(number)
+    return figures

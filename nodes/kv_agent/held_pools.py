@@ -1,0 +1,172 @@
+"""The pools that an agent holds while it lives: they are given up, made again and offered, and the mesh is told.
+
+The hands of `memory_actions.py` and `worker_pool_actions.py`; `HeldBy` is what is needed of the actor.
+"""
+
+import itertools
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from kvstore.page_pool import MemoryHost, PagePool
+from kvstore.pool_header import incarnation_of
+from kvstore.protocol import MakePages, OfferPages, PoolHandle
+from mesh.actor import Call, Context
+from mesh.address import Address
+from mesh.membership import Member
+from nodes.kv_agent.config import KVAgentConfig
+from nodes.kv_agent.core import AgentCore
+from nodes.kv_agent.events import Event, GroupHeld, GroupReleased, SourceId, SourceReleased
+from nodes.kv_agent.memory_actions import MemoryActions
+from nodes.kv_agent.own_pools import absence, is_read, is_used
+from nodes.kv_agent.pool_facts import Pool
+from nodes.kv_agent.rank_pulls import RankPulls
+from nodes.kv_agent.worker_pool_actions import WorkerPoolActions
+from nodes.protocol.memory import HasLetGo, LetGo, ListMemory, ReleaseMemory, ResumeMemory
+from nodes.roles import KVAgentAttributes
+
+
+class HeldBy(Protocol):
+    """The actor: its core takes `feed`'s events, and it has mapped its own pools like those of others."""
+
+    ctx: Context
+
+    @property
+    def core(self) -> AgentCore:
+        """Grants and transfers."""
+        ...
+
+    def feed(self, event: Event) -> None:
+        """Give the core an event."""
+        ...
+
+    def unmap(self, source: SourceId) -> None:
+        """Give up a mapping that copies read from."""
+        ...
+
+
+class HeldPools:
+    """See `PoolOwner`. `ranks` are the actor's own pools, by group and rank; `config` says what they are called."""
+
+    def __init__(
+        self,
+        actor: HeldBy,
+        ranks: dict[str, list[PagePool]],
+        pulls: RankPulls,
+        transports: list[str],
+        host: MemoryHost,
+        config: KVAgentConfig,
+    ) -> None:
+        self.ctx = actor.ctx
+        self._actor = actor
+        self._ranks = ranks
+        self._pulls = pulls
+        self._transports = transports
+        self._numbers = itertools.count(1)
+        self._memory = MemoryActions(self, host, ranks.values(), config.prefix, config.device_wait_s)
+        self._made = WorkerPoolActions(self, host, [pools[0].info for pools in ranks.values()], config.prefix)
+        for group, pools in list(ranks.items()):
+            self.put_pools(group, pools, is_offered=not pools[0].info.is_released)
+        self.on_members(())
+
+    # what the actor tells
+
+    def on_ask(self, call: Call) -> bool:
+        """Take in an ask about memory. False: it is about something else."""
+        match call.message:
+            case ReleaseMemory() | ResumeMemory() | ListMemory():
+                self._memory.on_ask(call)
+            case MakePages() | OfferPages():
+                self._made.on_ask(call, call.message)
+            case LetGo():
+                self._let_go(call, call.message)
+            case _:
+                return False
+        return True
+
+    def _let_go(self, call: Call, order: LetGo) -> None:
+        """Another agent wants its pool unmapped: no copy from it is begun, and those that run end."""
+        source = SourceId(call.sender.actor_id, order.group)
+        self._actor.feed(SourceReleased(source))
+        if is_read(self._actor.core.sessions, source):
+            call.fail("not_ready", f"pages of {order.group} are still being copied", retryable=True)
+        else:
+            call.reply(HasLetGo(group=order.group, number=order.number))
+
+    def on_members(self, left: Iterable[Member]) -> None:
+        """The view of the mesh changed."""
+        self._memory.on_members(left)
+
+    def on_peer_lost(self, peer: Address) -> None:
+        """A link ended."""
+        self._memory.on_peer_lost(peer)
+
+    def copies_changed(self) -> None:
+        """Copies may have ended."""
+        self._memory.copies_changed()
+        self._made.copies_changed()
+
+    def stop(self) -> None:
+        """The actor ends."""
+        self._memory.stop()
+
+    # see `PoolOwner`
+
+    def pools(self, group: str) -> list[PagePool]:
+        """See `PoolOwner`."""
+        return self._ranks[group]
+
+    def next_incarnation(self) -> int:
+        """See `PoolOwner`."""
+        return incarnation_of(self.ctx.address.epoch, next(self._numbers))
+
+    def stop_copies(self, group: str) -> None:
+        """See `PoolOwner`."""
+        self._actor.feed(GroupReleased(group, *absence(self._ranks[group][0].info)))
+        self._announce()
+
+    def is_copying(self, group: str) -> bool:
+        """See `PoolOwner`."""
+        return is_used(self._actor.core.sessions, SourceId(self.ctx.address.actor_id, group))
+
+    def forget_pool(self, group: str) -> None:
+        """See `PoolOwner`."""
+        self._pulls.remove(group)
+        self._actor.unmap(SourceId(self.ctx.address.actor_id, group))
+
+    def put_pools(self, group: str, pools: list[PagePool], *, is_offered: bool) -> None:
+        """See `PoolOwner`."""
+        self._ranks[group] = pools
+        if not any(pool.info.is_freed for pool in pools) and group not in self._pulls:
+            self._pulls.add(group, pools)
+        for pool in pools:
+            self._actor.feed(GroupHeld(Pool.of(pool.path, pool.info)))
+        if not is_offered or self._made.is_pending(group):
+            self._actor.feed(GroupReleased(group, *absence(pools[0].info)))
+        self._announce()
+
+    def handle(self, group: str) -> PoolHandle:
+        """See `PoolOwner`."""
+        return self._actor.core.handle_of(group)
+
+    def mapped(self, group: str, holder: Address) -> None:
+        """See `PoolOwner`."""
+        self._memory.on_mapped(group, holder)
+
+    def lost(self, address: Address) -> None:
+        """See `PoolOwner`."""
+        self._made.on_lost(address)
+
+    def _announce(self) -> None:
+        infos = {group: pools[0].info for group, pools in self._ranks.items()}
+        attributes = KVAgentAttributes(
+            groups=sorted(infos),
+            transports=self._transports,
+            incarnations={group: info.incarnation for group, info in infos.items() if not info.is_freed},
+            released=sorted(group for group, info in infos.items() if info.is_released),
+        )
+        told = msgspec.structs.asdict(attributes)
+        # Told by whoever finds them.
+        del told["fallbacks"]
+        self.ctx.announce(**told)

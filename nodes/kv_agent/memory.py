@@ -1,0 +1,358 @@
+"""What a kv_agent decides when an operator wants a group's memory, and when it gets it back.
+
+    held --ReleaseMemory--> releasing --> released --ResumeMemory--> resuming --> held
+
+    releasing   the wish is in the pool's header; nobody gets the pool any more; copies end; everybody who may have
+                mapped it lets go, first the scheduler and agents, then the workers; only then the pool is freed
+    resuming    the pool is made again, if it was freed, as another incarnation, which takes the wish out of the header;
+                workers that let go take up; a scheduler comes by itself, for it waits for the pool
+
+What is wished outlives every process, because it is in the pool's file. All else is found out again by looking at the
+members: a worker of a released group that says it is ready is asked to let go, one of a held group that says it is
+released is asked to take up, whoever made it so. So nothing here has to be remembered over a death, and an ask that got
+lost or was answered by a dead one is made again.
+
+Whoever got the pool is a holder until it says that it let go, or is gone. A holder that neither does nor dies keeps the
+group `releasing`, and is named: steps have deadlines, and hung actors are killed by their supervisor.
+
+Pure: `handle(event, now)` returns commands, which `memory_actions.py` performs.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, assert_never
+
+from kvstore.device import CPU
+from mesh.address import Address
+from mesh.membership import RELEASED
+from nodes.kv_agent.memory_events import (
+    Answer,
+    AskLetGo,
+    AskTakeUp,
+    CopiesEnded,
+    Done,
+    FreePool,
+    HolderLost,
+    HolderSeen,
+    MakePool,
+    Mapped,
+    Mark,
+    MembersSeen,
+    MemoryCommand,
+    MemoryEvent,
+    NotDone,
+    Offer,
+    PoolFacts,
+    PoolFreed,
+    PoolMade,
+    PoolRefused,
+    RefuseWish,
+    StopCopies,
+    Tick,
+    Wanted,
+    Wish,
+)
+from nodes.protocol.memory import (
+    BACKUP,
+    KEEP,
+    RELOAD,
+    GroupMemory,
+    ListMemory,
+    MemoryList,
+    ReleaseMemory,
+    ResumeMemory,
+)
+from nodes.roles import WORKER
+
+HELD: Final = "held"
+RELEASING: Final = "releasing"
+RESUMING: Final = "resuming"
+
+
+class _Group:
+    """One group. `answered`: who has done what `number` asked; `asked`: who was asked and has not answered."""
+
+    def __init__(self, facts: PoolFacts) -> None:
+        self.name = facts.group
+        self.device = facts.device
+        self.num_bytes = facts.num_bytes
+        self.wish = facts.wish
+        self.is_there = facts.is_there
+        self.is_changing = False
+        self.is_copying = False
+        self.mappers: set[Address] = set()
+        self.answered: set[Address] = set()
+        self.asked: set[Address] = set()
+        self.number = 0
+        self.retry_at: float | None = None
+        self.reason = ""
+
+
+class MemoryCore:
+    """The groups of one kv_agent. `retry_s`: between asking a holder and asking it again."""
+
+    def __init__(self, pools: Iterable[PoolFacts], retry_s: float = 0.5) -> None:
+        self._groups = {facts.group: _Group(facts) for facts in pools}
+        self._retry_s = retry_s
+        self._seen: dict[Address, HolderSeen] = {}
+        self._members: frozenset[Address] = frozenset()
+        self._number = 0
+        self._commands: list[MemoryCommand] = []
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When a `Tick` is wanted at the latest; None: never."""
+        return min((group.retry_at for group in self._groups.values() if group.retry_at is not None), default=None)
+
+    def describe(self, names: Iterable[str] = ()) -> list[GroupMemory]:
+        """How groups stand; all of them if none is named."""
+        wanted = sorted(names) or sorted(self._groups)
+        return [self._describe(self._groups[name]) for name in wanted]
+
+    def handle(self, event: MemoryEvent, now: float) -> list[MemoryCommand]:
+        """Take one event; returns what to do, in order."""
+        self._commands = []
+        match event:
+            case Wanted(call, message):
+                self._on_wanted(call, message)
+            case Mapped(group, holder):
+                self._groups[group].mappers.add(holder)
+            case MembersSeen():
+                self._on_members(event)
+            case HolderLost(address):
+                self._forget(address)
+            case CopiesEnded(group):
+                self._groups[group].is_copying = False
+            case Done():
+                self._on_done(event)
+            case NotDone():
+                self._on_not_done(event, now)
+            case PoolFreed(group):
+                self._groups[group].is_changing = self._groups[group].is_there = False
+            case PoolMade(group):
+                self._on_made(self._groups[group])
+            case PoolRefused(group, reason):
+                self._on_refused(self._groups[group], reason)
+            case Tick():
+                for group in self._groups.values():
+                    if group.retry_at is not None and group.retry_at <= now:
+                        group.retry_at = None
+            case _:
+                assert_never(event)
+        for group in self._groups.values():
+            self._go_on(group)
+        if isinstance(event, Wanted) and not any(isinstance(one, RefuseWish) for one in self._commands):
+            self._commands.append(Answer(event.call, MemoryList(groups=self.describe(_names(event.message)))))
+        return self._commands
+
+    # what operators want
+
+    def _on_wanted(self, call: int, message: ReleaseMemory | ResumeMemory | ListMemory) -> None:
+        names = _names(message) or sorted(self._groups)
+        unknown = [name for name in names if name not in self._groups]
+        if unknown:
+            known = ", ".join(sorted(self._groups)) or "none"
+            text = f"there is no pool of {', '.join(unknown)} here; there are: {known}"
+            self._commands.append(RefuseWish(call, "unknown_group", text))
+            return
+        groups = [self._groups[name] for name in names]
+        if isinstance(message, ResumeMemory):
+            for group in groups:
+                self._resume(group)
+        elif isinstance(message, ReleaseMemory):
+            self._release(call, groups, message)
+
+    def _release(self, call: int, groups: list[_Group], message: ReleaseMemory) -> None:
+        if message.keep_weights and message.keep_kv:
+            text = "weights and KV are both to be kept: there is nothing to release"
+            self._commands.append(RefuseWish(call, "nothing_to_release", text))
+            return
+        wishes: list[tuple[_Group, Wish]] = []
+        for group in groups:
+            weights = KEEP if message.keep_weights else self._way_of_weights(group, message.reload_weights)
+            if group.wish is not None:
+                weights = group.wish.weights if message.keep_weights == (group.wish.weights == KEEP) else weights
+            wish = Wish(not message.keep_kv, weights)
+            if not weights:
+                text = (
+                    f"the workers of {group.name} run without a memory saver, so their weights can only be dropped and"
+                    " read from disk again: ask for that (--reload-weights), keep them (--keep-weights), or start the"
+                    " mesh with --memory-saver"
+                )
+                self._commands.append(RefuseWish(call, "memory_saver_off", text))
+                return
+            if group.wish is not None and group.wish != wish:
+                text = f"{group.name} is released in another way ({_words(group.wish)}): resume it first"
+                self._commands.append(RefuseWish(call, "already_released", text))
+                return
+            wishes.append((group, wish))
+        for group, wish in wishes:
+            if group.wish is None and not group.is_changing:
+                self._begin(group, wish)
+
+    def _way_of_weights(self, group: _Group, is_reload: bool) -> str:
+        workers = self._workers(group)
+        if is_reload or group.device == CPU or not workers:
+            return RELOAD
+        return BACKUP if all(worker.saver for worker in workers) else ""
+
+    def _begin(self, group: _Group, wish: Wish) -> None:
+        group.wish = wish
+        group.reason = ""
+        self._renumber(group)
+        self._commands.append(Mark(group.name, wish))
+        group.is_copying = True
+        self._commands.append(StopCopies(group.name))
+
+    def _resume(self, group: _Group) -> None:
+        if group.wish is None or group.is_changing:
+            return
+        if not group.is_there:
+            # Why the last try failed stays to be read until one does not.
+            group.is_changing = True
+            self._commands.append(MakePool(group.name))
+            return
+        # Who let go already is asked to take up; who has not need not.
+        self._commands += [Mark(group.name, None), Offer(group.name)]
+        self._held(group)
+
+    def _on_made(self, group: _Group) -> None:
+        group.is_changing = False
+        group.is_there = True
+        group.reason = ""
+        self._held(group)
+
+    def _on_refused(self, group: _Group, reason: str) -> None:
+        """It stays released: whoever has the memory now has to give it back first."""
+        group.is_changing = False
+        group.reason = reason
+
+    def _held(self, group: _Group) -> None:
+        group.wish = None
+        group.is_copying = False
+        self._renumber(group)
+
+    def _renumber(self, group: _Group) -> None:
+        self._number += 1
+        group.number = self._number
+        group.answered.clear()
+        group.asked.clear()
+        group.retry_at = None
+
+    # who holds what
+
+    def _on_members(self, event: MembersSeen) -> None:
+        self._members = event.members
+        seen = {one.address: one for one in event.holders}
+        for address, one in seen.items():
+            known = self._seen.get(address)
+            group = self._groups.get(one.group)
+            if group is not None and (known is None or known.state != one.state):
+                # It has changed since it answered, or this is from before it did: then it answers once more.
+                group.answered.discard(address)
+        self._seen = seen
+        newest = {address.actor_id: address.epoch for address in event.members}
+        for group in self._groups.values():
+            for holder in list(group.mappers):
+                if newest.get(holder.actor_id, 0) > holder.epoch:
+                    self._forget(holder)
+
+    def _forget(self, address: Address) -> None:
+        """It holds nothing any more, nor do incarnations before it."""
+        self._seen.pop(address, None)
+        for group in self._groups.values():
+            for held in (group.mappers, group.answered, group.asked):
+                gone = {one for one in held if one.actor_id == address.actor_id and one.epoch <= address.epoch}
+                held.difference_update(gone)
+
+    def _on_done(self, event: Done) -> None:
+        group = self._groups[event.group]
+        if event.number != group.number:
+            return
+        group.asked.discard(event.holder)
+        group.answered.add(event.holder)
+        if group.wish is not None:
+            group.mappers.discard(event.holder)
+        group.reason = ""
+
+    def _on_not_done(self, event: NotDone, now: float) -> None:
+        group = self._groups[event.group]
+        if event.number != group.number or event.holder not in group.asked:
+            return
+        group.asked.discard(event.holder)
+        group.reason = f"{event.holder}: {event.reason}"
+        if group.retry_at is None:
+            group.retry_at = now + self._retry_s
+
+    def _workers(self, group: _Group) -> list[HolderSeen]:
+        return [one for one in self._seen.values() if one.role == WORKER and one.group == group.name]
+
+    def _pending(self, group: _Group) -> list[Address]:
+        """Who still has to do its part, those first who have to do it before the others."""
+        if group.wish is None:
+            return sorted(
+                one.address
+                for one in self._workers(group)
+                if one.state == RELEASED and one.address not in group.answered
+            )
+        members = {one.address for one in self._seen.values() if one.group == group.name and one.state != RELEASED}
+        holders = (members | group.mappers) - group.answered
+        workers = {one.address for one in self._workers(group)}
+        # The scheduler gives its attempts back while its worker still answers.
+        return sorted(holders - workers) or sorted(holders & workers)
+
+    def _go_on(self, group: _Group) -> None:
+        """Ask whom it waits for; free the pool when it waits for nobody."""
+        if group.is_changing:
+            return
+        pending = self._pending(group)
+        if group.retry_at is None:
+            for holder in pending:
+                if holder not in group.asked:
+                    group.asked.add(holder)
+                    if group.wish is None:
+                        # It maps the pool from the moment that it hears of it.
+                        group.mappers.add(holder)
+                    self._commands.append(
+                        AskTakeUp(group.name, group.number, holder)
+                        if group.wish is None
+                        else AskLetGo(group.name, group.number, holder, group.wish)
+                    )
+        if group.wish is not None and group.wish.is_kv and group.is_there and not pending and not group.is_copying:
+            group.is_changing = True
+            self._commands.append(FreePool(group.name, group.wish))
+
+    # how it stands
+
+    def _describe(self, group: _Group) -> GroupMemory:
+        pending = self._pending(group)
+        if group.wish is None:
+            state = RESUMING if pending or not group.is_there else HELD
+        elif group.is_changing and not group.is_there:
+            state = RESUMING
+        elif pending or group.is_copying or (group.wish.is_kv and group.is_there):
+            state = RELEASING
+        else:
+            state = RELEASED
+        return GroupMemory(
+            group=group.name,
+            state=state,
+            weights="" if group.wish is None else self._weights(group, group.wish),
+            pool_bytes=group.num_bytes if group.is_there else 0,
+            waiting_for=[holder.actor_id for holder in pending],
+            reason=group.reason,
+        )
+
+    def _weights(self, group: _Group, wish: Wish) -> str:
+        """How they are released. A backup ends with its process, and the next one has none while it waits."""
+        if wish.weights == BACKUP and not all(worker.saver for worker in self._workers(group)):
+            return RELOAD
+        return wish.weights
+
+
+def _names(message: ReleaseMemory | ResumeMemory | ListMemory) -> Sequence[str]:
+    return [] if isinstance(message, ListMemory) else message.groups
+
+
+def _words(wish: Wish) -> str:
+    kv = "KV freed" if wish.is_kv else "KV kept"
+    return f"{kv}, weights: {wish.weights}"

@@ -1,0 +1,274 @@
+"""Performs what `memory.py` decides: asks holders, writes wishes into headers, frees pools and makes them again.
+
+Part of the kv_agent's actor, which stays the owner of its pools: `PoolOwner` is what is needed of it.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Protocol, assert_never
+
+from kvstore.errors import DeviceExhaustedMemory, KVError
+from kvstore.page_pool import MemoryHost, PagePool
+from kvstore.pool_header import PoolInfo
+from kvstore.protocol import PoolHandle
+from mesh.actor import Call, Context
+from mesh.address import Address
+from mesh.errors import CallError
+from mesh.membership import Member
+from mesh.message import Message
+from nodes.kv_agent.memory import MemoryCore
+from nodes.kv_agent.memory_events import (
+    Answer,
+    AskLetGo,
+    AskTakeUp,
+    CopiesEnded,
+    Done,
+    FreePool,
+    HolderLost,
+    HolderSeen,
+    MakePool,
+    Mapped,
+    Mark,
+    MembersSeen,
+    MemoryCommand,
+    MemoryEvent,
+    NotDone,
+    Offer,
+    PoolFacts,
+    PoolFreed,
+    PoolMade,
+    PoolRefused,
+    RefuseWish,
+    StopCopies,
+    Tick,
+    Wanted,
+    Wish,
+)
+from nodes.kv_agent.pools import MEMORY_RETRY_S, free_pools, make_pools, mark_pools
+from nodes.protocol.memory import HasLetGo, HasTakenUp, LetGo, ListMemory, ReleaseMemory, ResumeMemory, TakeUp
+from nodes.roles import SCHEDULER, WORKER
+
+ASK_TIMEOUT_S: Final = 5.0
+"""A worker that loads weights takes longer: it is asked again, and answers when it is done."""
+
+
+class PoolOwner(Protocol):
+    """The actor, as far as its pools change under it."""
+
+    ctx: Context
+
+    def pools(self, group: str) -> list[PagePool]:
+        """The pools of a group's ranks, or what a release left of them."""
+        ...
+
+    def next_incarnation(self) -> int:
+        """What the next making of a pool is called."""
+        ...
+
+    def stop_copies(self, group: str) -> None:
+        """Let nobody map the pool, nor copy from or to it."""
+        ...
+
+    def is_copying(self, group: str) -> bool:
+        """Whether a copy still uses it."""
+        ...
+
+    def forget_pool(self, group: str) -> None:
+        """Give up every view and mapping of it."""
+        ...
+
+    def put_pools(self, group: str, pools: list[PagePool], *, is_offered: bool) -> None:
+        """Own other pools in their place; offered, it may be mapped and copied. Tells the mesh."""
+        ...
+
+    def handle(self, group: str) -> PoolHandle:
+        """Where the pool of a group lies, for whoever maps it."""
+        ...
+
+    def mapped(self, group: str, holder: Address) -> None:
+        """Somebody was told so."""
+        ...
+
+    def lost(self, address: Address) -> None:
+        """An incarnation is gone for certain."""
+        ...
+
+
+class MemoryActions:
+    """See the module. `name` makes a pool's name of its group; `wait_s`: for device memory that others still have."""
+
+    def __init__(
+        self, owner: PoolOwner, host: MemoryHost, pools: Iterable[Sequence[PagePool]], prefix: str, wait_s: float
+    ) -> None:
+        self._owner = owner
+        self._host = host
+        self._prefix = prefix
+        self._wait_s = wait_s
+        self._core = MemoryCore(_facts([pool.info for pool in ranks]) for ranks in pools)
+        self._calls: dict[int, Call] = {}
+        self._num_calls = 0
+        self._stopping: set[str] = set()
+        self._events: list[MemoryEvent] = []
+        self._is_handling = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def on_ask(self, call: Call) -> None:
+        """An operator's wish, or question."""
+        message = call.message
+        assert isinstance(message, ReleaseMemory | ResumeMemory | ListMemory), "the actor asks for nothing else"
+        self._num_calls += 1
+        self._calls[self._num_calls] = call
+        self._handle(Wanted(self._num_calls, message))
+
+    def on_mapped(self, group: str, holder: Address) -> None:
+        """Somebody was told where the pool is."""
+        self._handle(Mapped(group, holder))
+
+    def on_members(self, left: Iterable[Member]) -> None:
+        """The view of the mesh changed."""
+        members = self._owner.ctx.members
+        for member in left:
+            now = members.get(member.actor_id)
+            if now is None or now.epoch > member.epoch:
+                self._lost(member.address)
+        holders = [_seen(member) for member in members.all() if member.role in (SCHEDULER, WORKER)]
+        self._handle(MembersSeen(holders, frozenset(member.address for member in members.all())))
+
+    def on_peer_lost(self, peer: Address) -> None:
+        """A link ended. That is a death only if nobody counts it a member, or a later incarnation is there."""
+        member = self._owner.ctx.members.get(peer.actor_id)
+        if member is None or member.epoch > peer.epoch:
+            self._lost(peer)
+
+    def _lost(self, address: Address) -> None:
+        self._handle(HolderLost(address))
+        self._owner.lost(address)
+
+    def copies_changed(self) -> None:
+        """Copies may have ended."""
+        for group in [group for group in self._stopping if not self._owner.is_copying(group)]:
+            self._stopping.discard(group)
+            self._handle(CopiesEnded(group))
+
+    def stop(self) -> None:
+        """The actor ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _handle(self, event: MemoryEvent) -> None:
+        self._events.append(event)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while self._events:
+                for command in self._core.handle(self._events.pop(0), self._owner.ctx.now()):
+                    self._perform(command)
+        finally:
+            self._is_handling = False
+        self._set_timer()
+
+    def _perform(self, command: MemoryCommand) -> None:
+        match command:
+            case Answer(number, message):
+                self._calls.pop(number).reply(message)
+            case RefuseWish(number, code, message):
+                self._calls.pop(number).fail(code, message)
+            case Mark(group, wish):
+                self._mark(group, wish)
+            case StopCopies(group):
+                self._stopping.add(group)
+                self._owner.stop_copies(group)
+                self.copies_changed()
+            case Offer(group):
+                self._stopping.discard(group)
+                self._owner.put_pools(group, self._owner.pools(group), is_offered=True)
+            case AskLetGo(group, number, holder, wish):
+                message = LetGo(group=group, number=number, is_kv=wish.is_kv, weights=wish.weights)
+                self._ask(group, number, holder, message, HasLetGo)
+            case AskTakeUp(group, number, holder):
+                message = TakeUp(group=group, number=number, pool=self._owner.handle(group))
+                self._ask(group, number, holder, message, HasTakenUp)
+            case FreePool(group, _):
+                self._free(group)
+            case MakePool(group):
+                self._owner.ctx.spawn(self._make(group), name=f"make {group}")
+            case _:
+                assert_never(command)
+
+    def _mark(self, group: str, wish: Wish | None) -> None:
+        weights, unwanted = (wish.weights, wish.is_kv) if wish is not None else ("", False)
+        mark_pools(self._host, self._owner.pools(group), weights, is_unwanted=unwanted)
+        self._owner.ctx.log.info("memory wanted back" if wish is not None else "memory given again", group=group)
+
+    def _free(self, group: str) -> None:
+        owner, pools = self._owner, self._owner.pools(group)
+        owner.forget_pool(group)
+        try:
+            left = free_pools(self._host, self._prefix, pools)
+        except KVError as error:
+            # The wish is in the header: the next agent goes on with it.
+            owner.ctx.end(f"the pool of {group} cannot be freed: {error.message}")
+            return
+        owner.put_pools(group, left, is_offered=False)
+        owner.ctx.log.info("pool freed", group=group, bytes=sum(pool.info.pages_bytes for pool in pools))
+        self._events.append(PoolFreed(group))
+
+    async def _make(self, group: str) -> None:
+        owner = self._owner
+        deadline = owner.ctx.now() + self._wait_s
+        incarnation = owner.next_incarnation()
+        while True:
+            left = owner.pools(group)
+            owner.forget_pool(group)
+            pools, problem = make_pools(self._host, self._prefix, left, incarnation)
+            owner.put_pools(group, pools, is_offered=problem is None)
+            if not isinstance(problem, DeviceExhaustedMemory) or owner.ctx.now() >= deadline:
+                break
+            await asyncio.sleep(MEMORY_RETRY_S)
+        owner.ctx.log.info("pool", group=group, found="made again" if problem is None else problem.message)
+        self._handle(PoolMade(group) if problem is None else PoolRefused(group, problem.message))
+
+    def _ask(self, group: str, number: int, holder: Address, message: Message, answer: type[Message]) -> None:
+        self._owner.ctx.spawn(
+            self._ask_holder(group, number, holder, message, answer), name=f"{type(message).__name__} {holder}"
+        )
+
+    async def _ask_holder(
+        self, group: str, number: int, holder: Address, message: Message, expected: type[Message]
+    ) -> None:
+        event: MemoryEvent
+        try:
+            answer = await self._owner.ctx.ask(holder.actor_id, message, timeout_s=ASK_TIMEOUT_S)
+        except CallError as error:
+            event = NotDone(group, number, holder, str(error))
+        else:
+            found: Any = answer.message
+            is_done = isinstance(found, expected) and answer.sender == holder
+            event = Done(group, number, holder) if is_done else NotDone(group, number, holder, "another one answered")
+        self._handle(event)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._core.next_deadline
+        if deadline is not None:
+            ctx = self._owner.ctx
+            self._timer = ctx.later(max(0.0, deadline - ctx.now()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._handle(Tick())
+
+
+def _facts(ranks: Sequence[PoolInfo]) -> PoolFacts:
+    first = ranks[0]
+    wish = Wish(first.is_unwanted, first.weights) if first.is_released else None
+    is_there = not all(info.is_freed for info in ranks)
+    return PoolFacts(first.group, first.device, sum(info.pages_bytes for info in ranks), wish, is_there)
+
+
+def _seen(member: Member) -> HolderSeen:
+    group, saver = member.attributes.get("group"), member.attributes.get("memory_saver")
+    return HolderSeen(member.address, member.role, member.state, group if isinstance(group, str) else "", saver is True)

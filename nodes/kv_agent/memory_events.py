@@ -1,0 +1,195 @@
+"""What happens to the memory of a kv_agent's groups, and what is wanted done: the alphabets of `memory.py`."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mesh.address import Address
+from nodes.protocol.memory import ListMemory, MemoryList, ReleaseMemory, ResumeMemory
+
+
+class Wish(NamedTuple):
+    """What is to be released: the pool or not, and how weights go (`keep`, `backup`, `reload`)."""
+
+    is_kv: bool
+    weights: str
+
+
+class HolderSeen(NamedTuple):
+    """A member that belongs to `group`. `saver`: a worker that can back its weights up."""
+
+    address: Address
+    role: str
+    state: str
+    group: str
+    saver: bool = False
+
+
+class PoolFacts(NamedTuple):
+    """A pool at the agent's start. `wish`: it is released; `is_there` False: and freed."""
+
+    group: str
+    device: str
+    num_bytes: int
+    wish: Wish | None = None
+    is_there: bool = True
+
+
+# events
+
+
+class Wanted(NamedTuple):
+    """An operator asks; `call` is the actor's number for what it has to answer."""
+
+    call: int
+    message: ReleaseMemory | ResumeMemory | ListMemory
+
+
+class Mapped(NamedTuple):
+    """Somebody was told where the pool of a group lies."""
+
+    group: str
+    holder: Address
+
+
+class MembersSeen(NamedTuple):
+    """Everybody in the mesh who belongs to a group, and every address that is a member."""
+
+    holders: Sequence[HolderSeen]
+    members: frozenset[Address]
+
+
+class HolderLost(NamedTuple):
+    """An incarnation is gone."""
+
+    address: Address
+
+
+class CopiesEnded(NamedTuple):
+    """No copy uses the pool of a group that is being released."""
+
+    group: str
+
+
+class Done(NamedTuple):
+    """A holder has let go, or taken up, as `number` said."""
+
+    group: str
+    number: int
+    holder: Address
+
+
+class NotDone(NamedTuple):
+    """A holder did not answer, or not yet."""
+
+    group: str
+    number: int
+    holder: Address
+    reason: str
+
+
+class PoolFreed(NamedTuple):
+    """`FreePool` is done."""
+
+    group: str
+
+
+class PoolMade(NamedTuple):
+    """`MakePool` is done."""
+
+    group: str
+
+
+class PoolRefused(NamedTuple):
+    """`MakePool` failed."""
+
+    group: str
+    reason: str
+
+
+class Tick(NamedTuple):
+    """Time passed."""
+
+
+MemoryEvent = (
+    Wanted
+    | Mapped
+    | MembersSeen
+    | HolderLost
+    | CopiesEnded
+    | Done
+    | NotDone
+    | PoolFreed
+    | PoolMade
+    | PoolRefused
+    | Tick
+)
+
+
+# commands
+
+
+class Answer(NamedTuple):
+    """Answer an operator."""
+
+    call: int
+    message: MemoryList
+
+
+class RefuseWish(NamedTuple):
+    """Answer an operator with an error."""
+
+    call: int
+    code: str
+    message: str
+
+
+class Mark(NamedTuple):
+    """Write the wish into the header, or take it out, before anything else is done."""
+
+    group: str
+    wish: Wish | None
+
+
+class StopCopies(NamedTuple):
+    """Let nobody map the pool or copy from and to it; `CopiesEnded` says when nothing does."""
+
+    group: str
+
+
+class Offer(NamedTuple):
+    """Let the pool be mapped and copied again: it is as it was."""
+
+    group: str
+
+
+class AskLetGo(NamedTuple):
+    """Ask a holder; `Done` or `NotDone` follow."""
+
+    group: str
+    number: int
+    holder: Address
+    wish: Wish
+
+
+class AskTakeUp(NamedTuple):
+    """Ask a worker; `Done` or `NotDone` follow."""
+
+    group: str
+    number: int
+    holder: Address
+
+
+class FreePool(NamedTuple):
+    """Free the pages; `PoolFreed` follows. Nobody uses them."""
+
+    group: str
+    wish: Wish
+
+
+class MakePool(NamedTuple):
+    """Make the pool again, as another incarnation, and let it be mapped; `PoolMade` or `PoolRefused` follow."""
+
+    group: str
+
+
+MemoryCommand = Answer | RefuseWish | Mark | StopCopies | Offer | AskLetGo | AskTakeUp | FreePool | MakePool

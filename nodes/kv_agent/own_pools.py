@@ -1,0 +1,97 @@
+"""The agent's own pools as its core knows them: those that can be mapped, written and read, and those released.
+
+Pure; part of the kv_agent's core.
+"""
+
+from collections.abc import Iterable
+
+from kvstore.page_pool import PagePool
+from kvstore.pool_header import PoolInfo
+from kvstore.transfer.session import TransferSession
+from nodes.kv_agent.events import Refuse, SourceId
+from nodes.kv_agent.pool_facts import Pool
+from nodes.kv_agent.sources import SourceFacts
+from nodes.kv_agent.worker_pools import PAGES_PENDING
+from nodes.protocol.memory import MEMORY_RELEASED
+
+
+class OwnPools:
+    """By group and rank. A pool that is away keeps its facts, but nobody gets at it.
+
+    Rank 0's page table tells of the pages of all: grants and transfers are of groups.
+    """
+
+    def __init__(self, actor_id: str, pools: Iterable[Pool]) -> None:
+        self._actor_id = actor_id
+        self._pools: dict[tuple[str, int], Pool] = {}
+        self._away: dict[str, tuple[str, str]] = {}
+        # Shared with `Sources`, which reads it.
+        self.sources: dict[SourceId, SourceFacts] = {}
+        for pool in pools:
+            self.put(pool)
+
+    def get(self, group: str) -> Pool | None:
+        """The pool of a group's rank 0, away or not."""
+        return self._pools.get((group, 0))
+
+    def digest(self, group: str) -> bytes:
+        """What the layout of a known group hashes to."""
+        return self._pools[group, 0].layout.digest
+
+    def withdraw(self, group: str, code: str, message: str) -> SourceId:
+        """Nobody may begin anything with it any more. Returns it as a source of copies."""
+        self._away[group] = code, message
+        self.sources.pop(self._source(group), None)
+        return self._source(group)
+
+    def put(self, pool: Pool) -> None:
+        """It is there, again or for the first time."""
+        self._pools[pool.group, pool.layout.tp_rank] = pool
+        self._away.pop(pool.group, None)
+        if not pool.layout.tp_rank:
+            self.sources[self._source(pool.group)] = SourceFacts(pool.incarnation, pool.layout.digest)
+
+    def find(self, call: int, group: str, rank: int = 0) -> Pool | Refuse:
+        """The pool of a rank; or why it cannot be had now."""
+        pool = self._pools.get((group, rank))
+        if group in self._away:
+            return Refuse(call, *self._away[group], retryable=True)
+        if pool is not None:
+            return pool
+        if self.get(group) is not None:
+            return Refuse(call, "unknown_rank", f"{self._actor_id} has no pool of rank {rank} of group {group!r}")
+        known = ", ".join(sorted({name for name, _ in self._pools})) or "none"
+        return Refuse(call, "unknown_group", f"{self._actor_id} has no pool of group {group!r} (it has: {known})")
+
+    def _source(self, group: str) -> SourceId:
+        return SourceId(self._actor_id, group)
+
+
+def held_bytes(pool: PagePool) -> int:
+    """Bytes of file and pages, wherever they lie."""
+    return pool.info.file_bytes if pool.info.is_freed else pool.info.pages_offset + pool.info.pages_bytes
+
+
+def absence(info: PoolInfo) -> tuple[str, str]:
+    """Why a pool that is not offered is not: code and message."""
+    if info.is_released:
+        return MEMORY_RELEASED, f"the memory of {info.group} is released; `meshctl resume {info.group}` brings it back"
+    return PAGES_PENDING, f"the worker of {info.group} has not made its pages yet"
+
+
+def source_of(session: TransferSession) -> SourceId | None:
+    """The pool that a transfer's pages come from, once it is known."""
+    return SourceId(session.source.agent, session.source.group) if session.source is not None else None
+
+
+def is_used(sessions: Iterable[TransferSession], pool: SourceId) -> bool:
+    """Whether a copy of any transfer may still write to an own pool, or read from it."""
+    return any(
+        not session.is_quiesced and (session.grant.group == pool.group or source_of(session) == pool)
+        for session in sessions
+    )
+
+
+def is_read(sessions: Iterable[TransferSession], pool: SourceId) -> bool:
+    """Whether a copy may still read from a pool."""
+    return any(not session.is_quiesced and source_of(session) == pool for session in sessions)

@@ -1,0 +1,204 @@
+"""Pools whose pages a worker has made in its own process: when they may be mapped, and when they are gone.
+
+    empty --MakePages--> making --OfferPages--> offered --its maker is lost--> empty
+
+The agent owns the page table, in host memory; the worker allocates the pages and exports them. A mesh then has one CUDA
+context less for each agent that never copies from or to such pages (it opens them with the first copy), and the death
+of a worker costs its group's KV, which else outlives it: every worker that asks gets a table of another incarnation, in
+which nothing is, and schedulers that mapped the one before end. The death of the agent costs it too, as with all pools
+on a device.
+
+Pure; performed by `worker_pool_actions.py`.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple, assert_never
+
+from mesh.address import Address
+
+PAGES_PENDING: Final = "pages_pending"
+
+
+# events
+
+
+class MakeAsked(NamedTuple):
+    """A worker wants to make the pages of a group; `call` is what has to be answered."""
+
+    call: int
+    group: str
+    worker: Address
+
+
+class OfferAsked(NamedTuple):
+    """A worker has made pages of this incarnation, and exports them as `ipc_handle`."""
+
+    call: int
+    group: str
+    worker: Address
+    incarnation: int
+    ipc_handle: bytes
+
+
+class MakerLost(NamedTuple):
+    """An incarnation of an actor is gone, and what it allocated with it."""
+
+    address: Address
+
+
+class CopiesEnded(NamedTuple):
+    """No copy uses the pages of a group that was withdrawn."""
+
+    group: str
+
+
+class TableMade(NamedTuple):
+    """`MakeTable` is done."""
+
+    group: str
+    incarnation: int
+
+
+Event = MakeAsked | OfferAsked | MakerLost | CopiesEnded | TableMade
+
+
+# commands
+
+
+class Withdraw(NamedTuple):
+    """Nobody may map the pool of a group, nor copy; `CopiesEnded` follows when nothing does."""
+
+    group: str
+
+
+class MakeTable(NamedTuple):
+    """Take an empty page table, of another incarnation, in the place of what there is; `TableMade` follows."""
+
+    group: str
+
+
+class TellTable(NamedTuple):
+    """Answer a worker with where its table lies."""
+
+    call: int
+    group: str
+
+
+class Offer(NamedTuple):
+    """Write the handle into the header, and let the pool be mapped and copied; then answer."""
+
+    call: int
+    group: str
+    ipc_handle: bytes
+
+
+class Confirm(NamedTuple):
+    """Answer a worker whose pages are offered already."""
+
+    call: int
+    group: str
+
+
+class Refuse(NamedTuple):
+    """Answer a worker with an error that passes."""
+
+    call: int
+    code: str
+    message: str
+
+
+Command = Withdraw | MakeTable | TellTable | Offer | Confirm | Refuse
+
+
+class _Group:
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.maker: Address | None = None
+        self.next: MakeAsked | None = None
+        self.is_offered = False
+        self.is_copying = False
+
+
+class WorkerPools:
+    """The groups of one agent whose pages are made by workers, with the incarnations of their (empty) tables."""
+
+    def __init__(self, incarnations: Iterable[tuple[str, int]]) -> None:
+        self._groups = {group: _Group(incarnation) for group, incarnation in incarnations}
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._groups
+
+    def is_offered(self, group: str) -> bool:
+        """Whether the pages are there."""
+        return self._groups[group].is_offered
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take one event; returns what to do, in order."""
+        match event:
+            case MakeAsked():
+                return self._on_make(event, self._groups[event.group])
+            case OfferAsked():
+                return self._on_offer(event, self._groups[event.group])
+            case MakerLost(address):
+                return [command for name, group in self._groups.items() for command in self._lose(name, group, address)]
+            case CopiesEnded(name):
+                self._groups[name].is_copying = False
+                return self._go_on(name, self._groups[name])
+            case TableMade():
+                return self._on_table(event, self._groups[event.group])
+            case _:
+                assert_never(event)
+
+    def _on_make(self, event: MakeAsked, group: _Group) -> list[Command]:
+        known = group.next.worker if group.next is not None else group.maker
+        if known is not None and known.epoch > event.worker.epoch:
+            return [Refuse(event.call, "superseded", f"{known} makes the pages of {event.group}")]
+        if group.maker == event.worker:
+            return [TellTable(event.call, event.group)]
+        commands: list[Command] = []
+        if group.next is not None:
+            commands.append(Refuse(group.next.call, "superseded", f"{event.worker} asked after it"))
+        group.next = event
+        if group.maker is not None:
+            # Its successor is there, so it is not, though nobody has said so.
+            commands += self._withdraw(event.group, group)
+        return commands + self._go_on(event.group, group)
+
+    def _on_offer(self, event: OfferAsked, group: _Group) -> list[Command]:
+        if group.maker != event.worker or group.incarnation != event.incarnation:
+            message = f"pages of incarnation {event.incarnation} of {event.group} are not waited for"
+            return [Refuse(event.call, "superseded", message)]
+        if group.is_offered:
+            return [Confirm(event.call, event.group)]
+        group.is_offered = True
+        return [Offer(event.call, event.group, event.ipc_handle)]
+
+    def _lose(self, name: str, group: _Group, address: Address) -> list[Command]:
+        if group.next is not None and _is_up_to(group.next.worker, address):
+            group.next = None
+        if group.maker is None or not _is_up_to(group.maker, address):
+            return []
+        return self._withdraw(name, group) + self._go_on(name, group)
+
+    def _withdraw(self, name: str, group: _Group) -> list[Command]:
+        group.maker = None
+        if not group.is_offered:
+            return []
+        group.is_offered = False
+        group.is_copying = True
+        return [Withdraw(name)]
+
+    def _go_on(self, name: str, group: _Group) -> list[Command]:
+        if group.next is None or group.maker is not None or group.is_copying:
+            return []
+        group.maker = group.next.worker
+        return [MakeTable(name)]
+
+    def _on_table(self, event: TableMade, group: _Group) -> list[Command]:
+        group.incarnation = event.incarnation
+        asked, group.next = group.next, None
+        return [TellTable(asked.call, event.group)] if asked is not None else []
+
+
+def _is_up_to(one: Address, gone: Address) -> bool:
+    return one.actor_id == gone.actor_id and one.epoch <= gone.epoch

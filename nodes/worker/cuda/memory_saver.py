@@ -1,0 +1,58 @@
+"""Weights whose device memory can be given back and taken again at the same addresses, by torch-memory-saver.
+
+What is allocated inside `region` lies on pages of its own, mapped by cuMem*. `pause` copies them into pinned memory of
+the host and frees them; `resume` maps others at the same addresses and copies back, so tensors stay as they were. Such
+memory cannot be exported to other processes, so KV pools are never made inside.
+
+`hook_mode="torch"` gives the region an allocator of torch's own kind (a `torch.cuda.MemPool`), and nothing has to be
+preloaded into the process. The other mode, `preload`, could pause the memory of CUDA graphs too, which are captured
+again here anyhow, since the pool's addresses change.
+
+Written for version 0.0.10 (`region(tag, enable_cpu_backup)`, `pause(tag)`, `resume(tag)`). Not yet run on a GPU:
+assumed is that weights keep their addresses and bits over a pause, that a region costs no more than the rounding of its
+blocks to 2 MiB, and that `pause` returns with the memory free to other processes.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Generator
+from typing import Any, Final
+
+from nodes.worker.errors import MemorySaverMissing
+
+TAG: Final = "weights"
+
+
+class MemorySaver:
+    """The weights of one process. `saver` is the library's `torch_memory_saver` object."""
+
+    def __init__(self, saver: Any) -> None:
+        self._saver = saver
+
+    @contextlib.contextmanager
+    def region(self) -> Generator[None, None, None]:
+        """What this thread allocates on the device inside can be paused."""
+        with self._saver.region(tag=TAG, enable_cpu_backup=True):
+            yield
+
+    def pause(self) -> None:
+        """Free the device's memory, with a copy in the host's. Nothing may use it; nothing runs."""
+        self._saver.pause(tag=TAG)
+
+    def resume(self) -> None:
+        """Have the memory again, with what was in it. Raises what the library raises if there is none."""
+        self._saver.resume(tag=TAG)
+
+
+def load_memory_saver() -> MemorySaver:
+    """The process's memory saver. Raises MemorySaverMissing where it is not installed or does not work here."""
+    try:
+        module: Any = importlib.import_module("torch_memory_saver")
+        saver = module.torch_memory_saver
+        saver.hook_mode = "torch"
+    except Exception as error:
+        raise MemorySaverMissing(
+            f"torch-memory-saver cannot be used ({type(error).__name__}: {error}): install kvmesh with the extra cuda12"
+            " or cuda13, or start without --memory-saver; `meshctl release --reload-weights` does without it"
+        ) from error
+    return MemorySaver(saver)

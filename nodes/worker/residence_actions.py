@@ -1,0 +1,135 @@
+"""Performs what `residence.py` decides: gives a worker's memory up, and takes it up again.
+
+Part of the worker's actor, which owns runner and pool: `Resident` is what is needed of it. What fails here ends the
+process: its memory is free then whatever the reason was, and the next incarnation begins with what it is given.
+"""
+
+import contextlib
+import ctypes
+import gc
+from collections import deque
+from typing import Protocol, assert_never
+
+from kvstore.protocol import PoolHandle
+from mesh.actor import Call, Context
+from mesh.membership import READY, RELEASED
+from nodes.protocol.memory import HasLetGo, HasTakenUp, LetGo, TakeUp
+from nodes.worker.residence import (
+    SUPERSEDED,
+    Command,
+    Confirm,
+    Event,
+    GoOn,
+    HasReleased,
+    HasResumed,
+    Ordered,
+    Refuse,
+    Release,
+    Residence,
+    Resume,
+    StepsEnded,
+    StopSteps,
+)
+
+
+class Resident(Protocol):
+    """The worker's actor, as far as its memory changes under it."""
+
+    ctx: Context
+
+    def stop_steps(self, *, is_stopped: bool) -> bool:
+        """Begin no more steps, or begin them again. Returns whether one runs."""
+        ...
+
+    async def release_memory(self, weights: str) -> None:
+        """Give up the pool, and weights (`keep`, `backup`, `reload`). No step runs."""
+        ...
+
+    async def take_memory(self, handle: PoolHandle) -> None:
+        """Map the pool, and have weights and runner."""
+        ...
+
+
+class ResidenceActions:
+    """See the module."""
+
+    def __init__(self, owner: Resident) -> None:
+        self._owner = owner
+        self._core = Residence()
+        self._events: deque[Event] = deque()
+        self._is_handling = False
+
+    @property
+    def is_held(self) -> bool:
+        """Steps may run, and a scheduler may adopt."""
+        return self._core.is_held
+
+    def on_order(self, call: Call, order: LetGo | TakeUp) -> None:
+        """The agent wants memory let go, or taken up."""
+        self._handle(Ordered(call.sender.epoch, order, call))
+
+    def steps_ended(self) -> None:
+        """No step runs any more."""
+        self._handle(StepsEnded())
+
+    def _handle(self, event: Event) -> None:
+        self._events.append(event)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while self._events:
+                for command in self._core.handle(self._events.popleft()):
+                    self._perform(command)
+        finally:
+            self._is_handling = False
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case StopSteps():
+                if not self._owner.stop_steps(is_stopped=True):
+                    self._events.append(StepsEnded())
+            case GoOn():
+                self._owner.stop_steps(is_stopped=False)
+            case Release(weights):
+                self._owner.ctx.spawn(self._release(weights), name="release")
+            case Resume(pool):
+                self._owner.ctx.spawn(self._resume(pool), name="resume")
+            case Confirm(call, order):
+                answer = HasLetGo if isinstance(order, LetGo) else HasTakenUp
+                call.reply(answer(group=order.group, number=order.number))
+            case Refuse(call, message):
+                call.fail(SUPERSEDED, message, retryable=True)
+            case _:
+                assert_never(command)
+
+    async def _release(self, weights: str) -> None:
+        ctx = self._owner.ctx
+        try:
+            await self._owner.release_memory(weights)
+        except Exception as error:  # noqa: BLE001 # whatever it is, the end of the process frees everything
+            ctx.end(f"its memory cannot be released in place: {type(error).__name__}: {error}")
+            return
+        ctx.announce(RELEASED)
+        ctx.log.info("memory released", weights=weights)
+        self._handle(HasReleased())
+
+    async def _resume(self, handle: PoolHandle) -> None:
+        ctx = self._owner.ctx
+        try:
+            await self._owner.take_memory(handle)
+        except Exception as error:  # noqa: BLE001 # the next incarnation loads everything anew, or says why not
+            ctx.end(f"its memory cannot be taken up again in place: {type(error).__name__}: {error}")
+            return
+        ctx.announce(READY)
+        ctx.log.info("memory taken up")
+        self._handle(HasResumed())
+
+
+def give_back_heap() -> None:
+    """Collect what a dropped model leaves, and give the C heap's free pages to the system."""
+    # What was frozen when the model had been loaded is looked at again.
+    gc.unfreeze()
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,224 @@
+"""An agent gives its pools' memory back and makes them again: with holders that answer, copies that run, and deaths."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_devices import FakeCards, FakeDeviceMemory
+from two_schedulers import LAYOUT, NUM_PAGES, SIZE, Scheduler, World, config, grant, ready, run
+
+from kvstore.cuda_pool import CudaHost
+from kvstore.errors import PoolMismatch
+from kvstore.mapping import map_pool
+from kvstore.page_pool import HeapHost, ShmHost
+from kvstore.pool_header import HEADER_BYTES
+from kvstore.protocol import MapPool, PagesPulled, TransferFailed
+from mesh.actor import Actor, Call
+from mesh.address import Address
+from mesh.errors import RemoteError
+from nodes.kv_agent.actor import KVAgent
+from nodes.kv_agent.config import PoolConfig
+from nodes.protocol import HasLetGo, HasTakenUp, LetGo, ListMemory, MemoryList, ReleaseMemory, ResumeMemory, TakeUp
+from nodes.roles import NODE_CODEC
+
+
+class Worker(Actor):
+    """Lets go and takes up when it is told to, once `is_willing`."""
+
+    role = "worker"
+    codec = NODE_CODEC
+
+    def __init__(self, group: str = "d") -> None:
+        self.group = group
+        self.orders: list[LetGo | TakeUp] = []
+        self.is_willing = True
+
+    async def start(self) -> None:
+        self.ctx.announce("ready", group=self.group)
+
+    def on_ask(self, call: Call) -> None:
+        order: Any = call.message
+        self.orders.append(order)
+        if not self.is_willing:
+            call.fail("not_ready", "not now", retryable=True)
+            return
+        self.ctx.announce("released" if isinstance(order, LetGo) else "ready")
+        answer = HasLetGo if isinstance(order, LetGo) else HasTakenUp
+        call.reply(answer(group=order.group, number=order.number))
+
+
+class LettingGo(Scheduler):
+    """A scheduler that lets go, as whatever has mapped a pool must."""
+
+    def on_ask(self, call: Call) -> None:
+        order: Any = call.message
+        call.reply(HasLetGo(group=order.group, number=order.number))
+
+
+async def until(world: World, question: ReleaseMemory | ResumeMemory, state: str, agent: str = "agent-0") -> MemoryList:
+    for _ in range(200):
+        found = await world.ask(world.d, agent, question)
+        if all(one.state == state for one in found.groups):
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError(found)
+
+
+async def started(world: World, *agents: KVAgent) -> Worker:
+    world.d, world.p = LettingGo(), LettingGo()
+    await world.start(*agents)
+    worker = Worker()
+    await world.add("W", worker)
+    await world.sees("agent-0", "W")
+    return worker
+
+
+async def moved(world: World, source_agent: str) -> None:
+    """Two pages of `p` get to `d`."""
+    source, from_pool = await world.pool(world.p, source_agent, "p")
+    _, to_pool = await world.pool(world.d, "agent-0", "d")
+    from_pool.page(8)[:4] = b"move"
+    await world.ask(world.d, "agent-0", grant([4, 5]))
+    world.p.ctx.tell("agent-0", ready(source, [8, 9]))
+    assert await world.d.ends() == PagesPulled(grant_id="g", num_pages=2, complete=True)
+    assert bytes(to_pool.page(4)[:4]) == b"move"
+
+
+def test_the_file_shrinks_and_the_pool_comes_back_as_another(tmp_path: Path) -> None:
+    async def main(world: World) -> None:
+        world.host = ShmHost(tmp_path)
+        worker = await started(world, KVAgent(config("d", prefix="kv-"), world.host))
+        handle, pool = await world.pool(world.d, "agent-0", "d")
+        pool.close()
+        path = Path(handle.path)
+        size = path.stat().st_size
+        (found,) = (await until(world, ReleaseMemory(groups=["d"]), "released")).groups
+        assert (found.weights, found.pool_bytes, path.stat().st_size) == ("reload", 0, HEADER_BYTES)
+        assert [type(order) for order in worker.orders] == [LetGo]
+        with pytest.raises(RemoteError) as caught:
+            await world.ask(world.d, "agent-0", MapPool(group="d"))
+        assert (caught.value.code, caught.value.retryable) == ("memory_released", True)
+        with pytest.raises(RemoteError, match="memory_released"):
+            await world.ask(world.d, "agent-0", grant([4]))
+        with pytest.raises(PoolMismatch, match="released"):
+            map_pool(world.host, handle)
+        assert world.actors["agent-0"].stats()['mesh_kv_pool_bytes{group="d"}'] == HEADER_BYTES
+        await until(world, ResumeMemory(), "held")
+        assert path.stat().st_size == size
+        again = await world.ask(world.d, "agent-0", MapPool(group="d"))
+        assert again.incarnation != handle.incarnation
+        assert isinstance(worker.orders[-1], TakeUp)
+        assert worker.orders[-1].pool == again
+        map_pool(world.host, again).close()
+
+    run(main)
+
+
+def test_pages_move_between_pools_that_were_made_again() -> None:
+    async def main(world: World) -> None:
+        await started(world, KVAgent(config("d", "p"), world.host))
+        for _ in range(2):
+            await until(world, ReleaseMemory(), "released")
+            await until(world, ResumeMemory(), "held")
+        await moved(world, "agent-0")
+
+    run(main)
+
+
+def test_a_copy_is_waited_for_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(world: World) -> None:
+        agent = KVAgent(config("d", "p", quantum_bytes=1), world.host)
+        await started(world, agent)
+        source, _ = await world.pool(world.p, "agent-0", "p")
+        await world.pool(world.d, "agent-0", "d")
+        await world.ask(world.d, "agent-0", grant([4, 5]))
+        monkeypatch.setattr(agent, "_keep_pumping", lambda: None)
+        world.p.ctx.tell("agent-0", ready(source, [1, 2]))
+        while not agent._puller.is_busy:
+            await asyncio.sleep(0.01)
+        for _ in range(20):
+            (found, _) = (await world.ask(world.d, "agent-0", ReleaseMemory())).groups
+            await asyncio.sleep(0.05)
+        assert (found.state, found.waiting_for, found.pool_bytes) == ("releasing", [], NUM_PAGES * SIZE)
+        monkeypatch.undo()
+        agent._pump()
+        end = await world.p.ends()
+        assert isinstance(end, TransferFailed)
+        assert end.code == "memory_released"
+        await until(world, ReleaseMemory(), "released")
+
+    run(main)
+
+
+def test_a_foreign_agent_lets_go_of_what_it_reads() -> None:
+    async def main(world: World) -> None:
+        near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
+        await started(world, near, far)
+        await moved(world, "agent-1")
+        assert near.stats()["mesh_kv_foreign_pools"] == 1
+        await until(world, ReleaseMemory(), "released", "agent-1")
+        assert near.stats()["mesh_kv_foreign_pools"] == 0
+        (group,) = (await world.ask(world.d, "agent-0", ListMemory())).groups
+        assert group.state == "held"
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_freed", [True, False])
+def test_the_next_agent_knows_what_was_wished(is_freed: bool, tmp_path: Path) -> None:
+    async def main(world: World) -> None:
+        world.host = ShmHost(tmp_path)
+        settings = config("d", prefix="kv-", unlink_on_stop=False)
+        first = KVAgent(settings, world.host)
+        worker = await started(world, first)
+        worker.is_willing = is_freed
+        if is_freed:
+            await until(world, ReleaseMemory(), "released")
+        else:
+            await until(world, ReleaseMemory(), "releasing")
+        world.network.crash(Address("agent-0", 1))
+        # The lock goes with the process.
+        first._ranks["d"][0].close()
+        second = KVAgent(settings, world.host)
+        await world.add("agent-0", second, 2)
+        while (member := world.d.ctx.members.get("agent-0")) is None or member.epoch != 2:
+            await asyncio.sleep(0.1)
+        assert member.attributes["released"] == ["d"]
+        worker.is_willing = True
+        for _ in range(100):
+            (found,) = (await world.ask(world.d, "agent-0", ListMemory())).groups
+            if found.state == "released":
+                break
+            await asyncio.sleep(0.1)
+        assert (found.state, found.weights) == ("released", "reload")
+        assert Path(second._ranks["d"][0].path).stat().st_size == HEADER_BYTES
+        await until(world, ResumeMemory(), "held")
+        handle = await world.ask(world.d, "agent-0", MapPool(group="d"))
+        map_pool(world.host, handle).close()
+
+    run(main)
+
+
+def test_memory_that_others_have_taken_meanwhile_is_said_and_waited_for() -> None:
+    cards = FakeCards(1, 2 * NUM_PAGES * SIZE)
+    host = CudaHost(HeapHost(), lambda: FakeDeviceMemory(cards))
+
+    async def main(world: World) -> None:
+        world.host = host
+        pools = [PoolConfig(group="d", num_pages=NUM_PAGES, layout=LAYOUT, device="cuda:0")]
+        agent = KVAgent(config(pools=pools, device_wait_s=1.0), host)
+        await started(world, agent)
+        await until(world, ReleaseMemory(keep_weights=True), "released")
+        trainer = FakeDeviceMemory(cards)
+        taken = trainer.allocate(0, 2 * NUM_PAGES * SIZE)
+        for _ in range(60):
+            (found,) = (await world.ask(world.d, "agent-0", ResumeMemory())).groups
+            await asyncio.sleep(0.1)
+        assert found.state in ("released", "resuming")
+        assert "0 of its" in found.reason
+        trainer.free(0, taken)
+        await until(world, ResumeMemory(), "held")
+        assert host.is_made_here(agent._ranks["d"][0])
+
+    run(main)

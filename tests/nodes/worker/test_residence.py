@@ -1,0 +1,239 @@
+"""A worker lets go of its memory and takes it up: orders in any order, and models that answer as before."""
+
+import asyncio
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_worker import SCHEDULER, RecordedCall, RecordedContext, adopt, config, plan, pool, started
+
+from kvstore.layout import KVLayout
+from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.protocol import PoolHandle
+from mesh.address import Address
+from mesh.errors import RemoteError
+from nodes.protocol import HasLetGo, HasTakenUp, LetGo, StepPlan, StepRow, TakeUp
+from nodes.request import Sampling
+from nodes.worker.actor import WorkerActor
+from nodes.worker.residence import (
+    Confirm,
+    GoOn,
+    HasReleased,
+    HasResumed,
+    Ordered,
+    Refuse,
+    Release,
+    Residence,
+    Resume,
+    Stage,
+    StepsEnded,
+    StopSteps,
+)
+
+AGENT = Address("agent-0", 1)
+HANDLE = PoolHandle(
+    group="g", agent="agent-0", path="p", num_pages=2, incarnation=7,
+    layout=KVLayout(num_layers=1, num_kv_heads=1, head_dim=1),
+)  # fmt: skip
+
+
+def let_go(number: int, weights: str = "reload", epoch: int = 1) -> Ordered:
+    return Ordered(epoch, LetGo(group="g", number=number, is_kv=True, weights=weights), f"call {number}")
+
+
+def take_up(number: int, epoch: int = 1) -> Ordered:
+    return Ordered(epoch, TakeUp(group="g", number=number, pool=HANDLE), f"call {number}")
+
+
+def test_the_running_step_is_waited_for() -> None:
+    core = Residence()
+    order = let_go(1)
+    assert core.handle(StepsEnded()) == [], "steps end all the time"
+    assert core.handle(order) == [StopSteps()]
+    assert not core.is_held
+    assert core.handle(order._replace(call="again")) == []
+    assert core.handle(StepsEnded()) == [Release("reload")]
+    assert core.handle(HasReleased()) == [Confirm("call 1", order.order), Confirm("again", order.order)]
+    assert core.handle(order._replace(call="once more")) == [Confirm("once more", order.order)]
+    order = take_up(2)
+    assert core.handle(order) == [Resume(HANDLE)]
+    assert core.handle(HasResumed()) == [GoOn(), Confirm("call 2", order.order)]
+    assert core.is_held
+
+
+def test_the_last_order_counts() -> None:
+    core = Residence()
+    assert core.handle(let_go(1)) == [StopSteps()]
+    refused = Refuse("call 1", "order (1, 2) came before it was done")
+    assert core.handle(take_up(2)) == [refused]
+    assert core.handle(StepsEnded()) == [GoOn(), Confirm("call 2", take_up(2).order)], "nothing was given up"
+    (late,) = core.handle(let_go(1))
+    assert isinstance(late, Refuse)
+    assert core.handle(let_go(1, epoch=2)) == [StopSteps()], "another agent counts from the beginning"
+    assert core.handle(StepsEnded()) == [Release("reload")]
+    assert isinstance(core.handle(take_up(2, epoch=2))[0], Refuse)
+    assert core.handle(HasReleased()) == [Resume(HANDLE)], "what was begun is done to its end first"
+    assert core.handle(let_go(3, epoch=2))[0] == Refuse("call 2", "order (2, 3) came before it was done")
+    assert core.handle(HasResumed()) == [GoOn(), StopSteps()]
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(0, 2)), max_size=25))
+def test_whatever_comes_the_newest_order_is_done_and_every_call_answered(orders: list[tuple[int, bool, int]]) -> None:
+    """`orders`: number, what, and how much of what was begun ends before the next one comes."""
+    core, answered, pending, newest = Residence(), [], [], (0, True)
+    num_calls = 0
+
+    def perform(commands: list[Any]) -> None:
+        for command in commands:
+            match command:
+                case StopSteps():
+                    pending.append(StepsEnded())
+                case Release():
+                    pending.append(HasReleased())
+                case Resume():
+                    pending.append(HasResumed())
+                case Confirm() | Refuse():
+                    answered.append(command.call)
+
+    for number, is_up, num_ended in orders:
+        # The agent gives each number once.
+        is_up = is_up if number != newest[0] else newest[1]
+        newest = max(newest, (number, is_up))
+        event = take_up(number) if is_up else let_go(number)
+        perform(core.handle(event._replace(call=num_calls)))
+        num_calls += 1
+        for _ in range(num_ended):
+            if pending:
+                perform(core.handle(pending.pop(0)))
+    while pending:
+        perform(core.handle(pending.pop(0)))
+    assert core.stage is (Stage.HELD if newest[1] else Stage.RELEASED)
+    assert sorted(answered) == list(range(num_calls))
+
+
+def order(actor: WorkerActor, message: LetGo | TakeUp) -> RecordedCall:
+    call = RecordedCall(message)
+    call.sender = AGENT  # type: ignore[attr-defined]
+    actor.on_ask(call)
+    return call
+
+
+async def answer_of(call: RecordedCall) -> Any:
+    while call.answer is None:
+        await asyncio.sleep(0.001)
+    return call.answer
+
+
+def test_a_worker_without_memory_runs_nothing_and_goes_on_with_a_new_pool() -> None:
+    async def main() -> None:
+        host = HeapHost()
+        actor = WorkerActor(config("echo?step_ms=1"), host)
+        handle = pool(host)
+        context = await started(actor, handle)
+        adopt(actor)
+        actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
+        call = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
+        actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
+        assert call.answer is None, "a step runs"
+        assert adopt(actor, epoch=2) == "memory_released"
+        assert await answer_of(call) == HasLetGo(group="g", number=1)
+        assert [result.step for _, result in context.told] == [1]
+        assert actor._pool is None
+        assert actor._engine.runner is None
+        assert context.announced[-1] == ("released", {})
+        actor.on_members([], [], [])
+        fresh = host.create("g", PoolInfo(group="g", num_pages=20, layout=handle.layout, incarnation=2))
+        again = PoolHandle(
+            group="g", agent="agent-0", path=fresh.path, num_pages=20, layout=handle.layout, incarnation=2
+        )
+        call = order(actor, TakeUp(group="g", number=2, pool=again))
+        assert await answer_of(call) == HasTakenUp(group="g", number=2)
+        assert context.announced[-1] == ("ready", {})
+        # A scheduler that slept through it has to adopt again, and hears of the other pool.
+        actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
+        assert len(context.told) == 1
+        assert adopt(actor, epoch=1).incarnation == 2
+        actor.on_tell(SCHEDULER, *plan(1, [4, 5, 6], epoch=2))
+        assert len(context.told) == 1
+        adopt(actor, epoch=3)
+        actor.on_tell(SCHEDULER, *plan(1, [4, 5, 6], epoch=3))
+        await context.until_told(2)
+        assert context.told[-1][1].token_ids == [4]
+        assert context.ended == []
+        await actor.stop()
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_cannot_take_up_ends() -> None:
+    async def main() -> None:
+        host = HeapHost()
+        actor = WorkerActor(config(), host)
+        handle = pool(host)
+        context = await started(actor, handle)
+        call = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
+        await answer_of(call)
+        host.unlink(handle.path)
+        order(actor, TakeUp(group="g", number=2, pool=handle))
+        await asyncio.sleep(0.01)
+        assert len(context.ended) == 1
+        assert "PoolMissing" in context.ended[0]
+
+    asyncio.run(main())
+
+
+def test_one_that_starts_waits_without_memory_or_ends() -> None:
+    async def main() -> None:
+        host = HeapHost()
+        actor = WorkerActor(config(), host)
+        released = RemoteError("memory_released", "it is", retryable=True)
+        actor.ctx = context = RecordedContext([released, RemoteError("draining", "", retryable=True), pool(host)])
+        call = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
+        assert call.answer == HasLetGo(group="g", number=1), "it has nothing"
+        assert order(actor, TakeUp(group="g", number=2, pool=HANDLE)).answer == "not_ready"
+        await actor.start()
+        assert [state for state, _ in context.announced] == ["released", "ready"]
+        assert context.announced[0][1] == {"group": "g"}
+        loading = WorkerActor(config(), host)
+        loading.ctx = RecordedContext([])
+        loading._pool = actor._pool
+        assert order(loading, LetGo(group="g", number=1, is_kv=True, weights="reload")).answer == "not_ready"
+        assert loading.ctx.ended == ["the memory of g is wanted back"]
+
+    asyncio.run(main())
+
+
+MODEL = "random:tiny-llama"
+
+
+@pytest.mark.parametrize("weights", ["reload", "keep"])
+def test_a_model_draws_the_same_tokens_afterwards(weights: str) -> None:
+    async def main() -> None:
+        host = HeapHost()
+        actor = WorkerActor(config(MODEL), host)
+        handle = pool(host, MODEL)
+        context = await started(actor, handle)
+        made: list[Any] = [actor._engine.runner]
+
+        def prompt(step: int, epoch: int) -> tuple[StepPlan, list[bytes]]:
+            rows = [StepRow(1, 0, 3, 1, 3, Sampling())]
+            tokens, pages = array("i", [5, 6, 7]).tobytes(), array("i", [4]).tobytes()
+            return StepPlan(scheduler_epoch=epoch, step=step, rows=rows), [tokens, pages]
+
+        adopt(actor)
+        actor.on_tell(SCHEDULER, *prompt(1, 1))
+        await context.until_told(1)
+        await answer_of(order(actor, LetGo(group="g", number=1, is_kv=True, weights=weights)))
+        assert (actor._engine.runner is None) == (weights == "reload")
+        await answer_of(order(actor, TakeUp(group="g", number=2, pool=pool(host, MODEL))))
+        made.append(actor._engine.runner)
+        assert (made[0] is made[1]) == (weights == "keep")
+        adopt(actor, 2)
+        actor.on_tell(SCHEDULER, *prompt(1, 2))
+        await context.until_told(2)
+        assert context.told[0][1].token_ids == context.told[1][1].token_ids != [-1]
+        await actor.stop()
+
+    asyncio.run(main())

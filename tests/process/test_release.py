@@ -1,0 +1,138 @@
+"""`meshctl release` and `resume` while clients are served: memory goes down, nothing is lost, texts stay the same."""
+
+import json
+import os
+import signal
+import threading
+import urllib.error
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+HEADER_BYTES = 4096
+QUESTION = "Tell me a story about a lighthouse, and then count to thirty."
+
+
+def answer(host, number=0):
+    return host.say(f"{QUESTION} ({number})", model="tiny", max_tokens=48, temperature=0, timeout_s=120)
+
+
+class Asking:
+    """Clients that ask the same questions again and again; texts other than the expected ones are kept."""
+
+    def __init__(self, host, expected):
+        self._host, self._expected, self._over = host, expected, threading.Event()
+        self.num_answers, self.wrong = 0, []
+        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(len(expected))]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        for thread in self._threads:
+            thread.join(120)
+
+    def _ask(self, number):
+        while not self._over.is_set():
+            try:
+                text = answer(self._host, number)
+            except urllib.error.HTTPError as error:
+                self.wrong.append(f"{error}: {error.read().decode()}")
+            except OSError as error:
+                self.wrong.append(repr(error))
+            else:
+                self.num_answers += 1
+                if text != self._expected[number]:
+                    self.wrong.append(text)
+
+    def more(self, count=4):
+        target = self.num_answers + count
+        self._host.wait_until(lambda: self.num_answers >= target or self.wrong, "clients are answered", 60)
+
+
+def pool_bytes(host):
+    found = {path.name.rpartition(".")[2]: path.stat().st_size for path in Path("/dev/shm").glob(f"*{host.name}.*")}
+    return {group: size for group, size in found.items() if "making" not in group}
+
+
+def anonymous_bytes(pid):
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssAnon")]
+    return int(line.split()[1]) << 10
+
+
+def maps_pool(pid, host):
+    return host.name in "".join(
+        line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/dev/shm/" in line
+    )
+
+
+def groups(result):
+    assert result.returncode == 0, result.stderr
+    return {one["group"]: one for one in json.loads(result.stdout)}
+
+
+def test_a_group_gives_its_memory_back_and_the_other_one_serves(host):
+    host.up("--model", "tiny", "--mixed", "2", "--max-running", "8")
+    expected = [answer(host, number) for number in range(3)]
+    held, worker = pool_bytes(host), host.ps()["worker-mixed-0"]["pid"]
+    before = anonymous_bytes(worker)
+    assert min(held.values()) > 1 << 20
+    assert maps_pool(worker, host)
+    with Asking(host, expected) as load:
+        load.more()
+        found = groups(host.meshctl("release", "mixed-0", "-o", "json"))
+        assert (found["mixed-0"]["state"], found["mixed-0"]["weights"]) == ("released", "reload")
+        assert pool_bytes(host) == {"mixed-0": HEADER_BYTES, "mixed-1": held["mixed-1"]}
+        assert not maps_pool(worker, host)
+        assert anonymous_bytes(worker) < before - (4 << 20), "the weights of tiny take some megabytes"
+        host.wait_until(lambda: host.ps()["scheduler-mixed-0"]["state"] == "released", "its scheduler waits")
+        assert host.ps()["worker-mixed-0"]["state"] == "released"
+        load.more()
+        # Whoever dies meanwhile comes back without memory.
+        for actor_id in ("worker-mixed-0", "scheduler-mixed-0", "kv-agent-0"):
+            died = host.ps()[actor_id]
+            os.kill(died["pid"], signal.SIGKILL)
+            back = "ready" if actor_id == "kv-agent-0" else "released"
+            host.wait_until(
+                lambda died=died, back=back: (
+                    (now := host.ps()[died["actor_id"]])["state"] == back and now["epoch"] > died["epoch"]
+                ),
+                f"{actor_id} is back",
+            )
+        host.wait_until(
+            lambda: groups(host.meshctl("memory", "-o", "json"))["mixed-0"]["state"] == "released", "it stays so"
+        )
+        assert pool_bytes(host)["mixed-0"] == HEADER_BYTES
+        load.more()
+        assert groups(host.meshctl("resume", "-o", "json"))["mixed-0"]["state"] == "held"
+        assert pool_bytes(host) == held
+        load.more()
+    assert load.wrong == []
+    assert [host.ps()[one]["state"] for one in ("scheduler-mixed-0", "worker-mixed-0")] == ["ready", "ready"]
+
+
+def test_what_runs_waits_where_no_other_group_is_there(host):
+    host.up("--model", "tiny", "--max-running", "8")
+    expected = [answer(host, number) for number in range(3)]
+    refused = host.meshctl("release", "--keep-weights", "--keep-kv")
+    assert (refused.returncode, "nothing to release" in refused.stderr) == (1, True), refused.stderr
+    assert "no worker group none-0" in host.meshctl("release", "none-0").stderr
+    with Asking(host, expected) as load:
+        load.more()
+        for options in ([], ["--keep-weights"], ["--keep-kv"]):
+            found = groups(host.meshctl("release", *options, "-o", "json"))
+            assert {one["state"] for one in found.values()} == {"released"}
+            is_freed = options != ["--keep-kv"]
+            assert all((size == HEADER_BYTES) == is_freed for size in pool_bytes(host).values())
+            answered = load.num_answers
+            assert groups(host.meshctl("memory", "-o", "json")).keys() == {"prefill-0", "decode-0"}
+            # What was on its way to a client when the release was done.
+            assert load.num_answers <= answered + len(expected), "nobody is served meanwhile"
+            assert {one["state"] for one in groups(host.meshctl("resume", "-o", "json")).values()} == {"held"}
+            load.more()
+    assert load.wrong == []
