@@ -61,6 +61,7 @@ STEPS: Final = (
     Step("tensor-parallel", (*_PYTEST, "tests/gpu/worker/test_tensor_parallel_gpu.py"), 180.0),
     Step("contexts", ("-m", "benchmarks.gpu.contexts"), 150.0),
     Step("release", (*_PYTEST, "tests/gpu/test_release_gpu.py", "tests/gpu/worker/test_memory_saver_gpu.py"), 240.0),
+    Step("pool-in-worker", (*_PYTEST, "tests/gpu/test_pool_in_worker_gpu.py"), 180.0),
     Step("ranks", (*_PYTEST, "tests/gpu/test_ranks_gpu.py"), 240.0),
 )
 """What others wait for first, then what decides most: equal texts, then figures, then the rest of the tests."""
