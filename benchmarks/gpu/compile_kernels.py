@@ -2,14 +2,17 @@
 
     python -m benchmarks.gpu.compile_kernels
 
-Each process runs one small layer of one shape through every kernel; FlashInfer keeps what it has compiled. Not yet run
-on a GPU.
+Each process runs one small layer of one shape through every kernel; FlashInfer keeps what it has compiled. What all
+shapes share is compiled at once in the beginning: the processes would wait for each other there, one module after the
+other. Not yet run on a GPU.
 """
 
 import argparse
+import importlib
 import subprocess
 import sys
 import time
+from typing import Any
 
 import msgspec
 
@@ -48,20 +51,41 @@ def run_one(model: str, device: str) -> None:
     pool.close()
 
 
+def compile_shared() -> None:
+    """Norms, rotation, pages, joining, activation: modules that depend on no shape, by one parallel build."""
+    from nodes.worker.cuda.flashinfer_backend import load_flashinfer
+
+    load_flashinfer()
+
+    def jit(name: str) -> Any:
+        return importlib.import_module(f"flashinfer.jit.{name}")
+
+    modules = [getattr(jit(name), f"gen_{name}_module")() for name in ("norm", "rope", "page", "cascade")]
+    jit("core").build_jit_specs([*modules, jit("activation").gen_act_and_mul_module("silu")])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--model", help="one model, in this process")
+    parser.add_argument("--shared", action="store_true", help="what all models share, in this process")
     args = parser.parse_args()
+    if args.shared:
+        compile_shared()
+        return
     if args.model:
         run_one(args.model, args.device)
         return
     start = time.perf_counter()
-    command = [sys.executable, "-m", "benchmarks.gpu.compile_kernels", "--device", args.device, "--model"]
-    children = [subprocess.Popen([*command, model]) for model in MODELS]
+    command = [sys.executable, "-m", "benchmarks.gpu.compile_kernels", "--device", args.device]
+    if subprocess.run([*command, "--shared"], check=False).returncode:
+        # The processes of the shapes compile the same, if more slowly, and say why where that fails too.
+        print("what all shapes share was not compiled at once", flush=True)
+    children = [subprocess.Popen([*command, "--model", model]) for model in MODELS]
     codes = [child.wait() for child in children]
+    if any(codes):
+        sys.exit(f"error: of {', '.join(MODELS)} not all went through: exit codes {codes}")
     say("kernels of FlashInfer, compiled or found", f"{time.perf_counter() - start:.0f} s", f"{len(MODELS)} shapes")
-    sys.exit(max(codes))
 
 
 if __name__ == "__main__":

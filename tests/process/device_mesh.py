@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 import tempfile
 import urllib.request
@@ -16,7 +17,7 @@ from tests.process.conftest import Host
 MODEL = ("--model", "random:tiny-qwen3", "--served-name", "tiny", "--deterministic")
 APART = ("--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
 MIXED = ("--mixed", "1")
-START_S = 420.0
+START_S = float(os.environ.get("KVMESH_GPU_READY_S", "420"))
 NUM_REQUESTS = 12
 
 

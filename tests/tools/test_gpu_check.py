@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -157,8 +159,36 @@ def test_the_host_is_asked_what_it_has(tmp_path, monkeypatch):
     assert "no wheels" in host.install_wheels(tmp_path, tmp_path / "site")
 
 
+def test_wheels_are_unpacked_once_and_at_the_same_place(tmp_path, monkeypatch):
+    """FlashInfer compiles again what it finds compiled from other paths, or from newer files."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "something-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("something.py", "x = 1\n")
+        wheel.writestr("something-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: something\nVersion: 1.0\n")
+        wheel.writestr(
+            "something-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr("something-1.0.dist-info/RECORD", "")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    site = host.site_for(wheels)
+    assert site == host.site_for(wheels)
+    assert host.install_wheels(wheels, site) == ""
+    before = (site / "something.py").stat().st_mtime_ns
+    assert host.install_wheels(wheels, site) == ""
+    assert (site / "something.py").stat().st_mtime_ns == before
+    (wheels / "something-1.0-py3-none-any.whl").rename(wheels / "something-1.1-py3-none-any.whl")
+    assert host.site_for(wheels) != site
+
+
+def test_every_test_for_a_gpu_is_in_a_step():
+    named = {argument for step in STEPS for argument in step.arguments}
+    there = {str(path.relative_to(ROOT)) for path in (ROOT / "tests/gpu").rglob("test_*.py")}
+    assert there <= named
+
+
 def test_pytest_runs_without_its_timeout_plugin():
-    assert host.pytest_options(True) == []
+    assert host.pytest_options(True) == ["-W", "default"], "the host's packages may warn"
     assert "--timeout" not in " ".join(host.pytest_options(False))
 
 

@@ -4,15 +4,17 @@
 
 From a plain checkout, under the host's own python3 with torch and CuPy; itself it needs the standard library only.
 `--wheels` is a folder of wheels that the host lacks (`--list` says what is missing): they are unpacked beside, not
-installed. Each step is a process group of its own that is killed when its time is over, so the
-whole ends in time; what was not begun is said. `--only` takes names of steps or beginnings of them. With `--out` the
-table, the same as JSON, and every step's output lie there. The exit code is 0 only if every step ran and passed.
+installed, and stay there for the next run: FlashInfer compiles for where it lies. Each step is a process group of its
+own that is killed when its time is over, so the whole ends in time; what was not begun is said. `--only` takes names of
+steps or beginnings of them. With `--out` the table, the same as JSON, and an archive of every step's output lie there;
+the end of what failed is printed too. The exit code is 0 only if every step ran and passed.
 """
 
 import argparse
 import json
 import os
 import sys
+import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -22,6 +24,7 @@ from tools.gpu_check import host, report
 from tools.gpu_check.plan import FAILED, NOT_REACHED, Outcome, Step, UnknownStep, choose, exit_code, state_of, time_for
 
 ROOT = Path(__file__).resolve().parents[2]
+_TOLD_LINES = 25
 _RESERVE_S = 10.0
 """For killing what hangs, and for the table."""
 
@@ -30,11 +33,11 @@ class Check:
     """One run of the tool."""
 
     def __init__(
-        self, steps: list[Step], variables: dict[str, str], out: Path, ends_at: float, has_timeout: bool
+        self, steps: list[Step], variables: dict[str, str], logs: Path, ends_at: float, has_timeout: bool
     ) -> None:
         self._steps = steps
         self._variables = variables
-        self._out = out
+        self._logs = logs
         self._ends_at = ends_at
         self._options = host.pytest_options(has_timeout)
         self.outcomes: list[Outcome] = []
@@ -46,13 +49,15 @@ class Check:
             outcome = self._run(step)
             self.outcomes.append(outcome)
             print(f"{outcome.state:>11}  {outcome.name}  {outcome.seconds:.0f} s  {outcome.detail}", flush=True)
+            if outcome.state == FAILED and (log := self._logs / f"{step.name}.log").exists():
+                print("\n".join(f"    {line}" for line in log.read_text(errors="replace").splitlines()[-_TOLD_LINES:]))
 
     def _run(self, step: Step) -> Outcome:
         limit_s = time_for(step, self._ends_at - time.monotonic())
         if limit_s is None:
             return Outcome(step.name, NOT_REACHED, 0.0, "no time was left")
         arguments = [*step.arguments, *(self._options if "pytest" in step.arguments else [])]
-        log = self._out / f"{step.name}.log"
+        log = self._logs / f"{step.name}.log"
         start = time.monotonic()
         try:
             code = host.run(arguments, ROOT, self._variables, log, limit_s)
@@ -86,7 +91,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
         site = None
         if args.wheels is not None:
-            site = Path(scratch) / "site"
+            site = host.site_for(args.wheels)
             problem = host.install_wheels(args.wheels, site)
             if problem:
                 parser.error(problem)
@@ -95,12 +100,13 @@ def main() -> int:
         if args.list:
             print(report.text(versions, [Outcome(step.name, NOT_REACHED) for step in steps], {}, 0.0))
             return 0
-        out = args.out or Path(scratch)
+        out, logs = args.out or Path(scratch), Path(scratch) / "logs"
         out.mkdir(parents=True, exist_ok=True)
+        logs.mkdir()
         missing = [name for name, version in versions.items() if version == "missing"]
         print(f"missing: {', '.join(missing) or 'nothing'}", flush=True)
         ends_at = start + args.minutes * 60 - _RESERVE_S
-        check = Check(steps, variables, out, ends_at, versions["pytest-timeout"] != "not there")
+        check = Check(steps, variables, logs, ends_at, versions["pytest-timeout"] != "not there")
         check.run()
         taken_s = time.monotonic() - start
         text = report.text(versions, check.outcomes, check.figures, taken_s)
@@ -108,6 +114,8 @@ def main() -> int:
         (out / "table.txt").write_text(f"{text}\n")
         found = report.document(versions, check.outcomes, check.figures, taken_s)
         (out / "results.json").write_text(json.dumps(found, indent=1))
+        with tarfile.open(out / "logs.tar.gz", "w:gz") as archive:
+            archive.add(logs, "logs")
         return exit_code(check.outcomes)
 
 

@@ -1,12 +1,14 @@
 """What the host has, what environment steps run in, and running one without ever waiting longer than allowed."""
 
 import contextlib
+import hashlib
 import importlib.metadata
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +23,7 @@ NEEDED: Final = (
 EITHER: Final = ("cupy-cuda13x", "cupy-cuda12x")
 WELCOME: Final = ("pytest-timeout", "torch-memory-saver", "psutil")
 _END_S: Final = 5.0
+_UNPACKED: Final = ".unpacked"
 _MARK: Final = "GPU_CHECK_STEP"
 
 
@@ -48,6 +51,8 @@ def environment(root: Path, site: Path | None, given: Mapping[str, str]) -> dict
     filled.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
     filled.setdefault("TOKENIZERS_PARALLELISM", "false")
     filled.setdefault("HF_HUB_OFFLINE", "1")
+    # A mesh that does not get ready must say so before its step's time is over.
+    filled.setdefault("KVMESH_GPU_READY_S", "100")
     filled["PYTHONUNBUFFERED"] = "1"
     return filled
 
@@ -66,14 +71,33 @@ def cuda_home(given: Mapping[str, str]) -> Path | None:
     )
 
 
+def site_for(directory: Path) -> Path:
+    """Where the wheels of `directory` are unpacked: the same place each time.
+
+    FlashInfer compiles again what it finds compiled from headers in another folder, or from newer ones.
+    """
+    names = ",".join(sorted(path.name for path in directory.glob("*.whl")))
+    mark = hashlib.blake2b(f"{os.getuid()} {names}".encode(), digest_size=8).hexdigest()
+    return Path(tempfile.gettempdir()) / f"kvmesh-gpu-check-{mark}"
+
+
 def install_wheels(directory: Path, site: Path) -> str:
-    """Unpack the wheels of `directory` into `site`, nothing else and without a network; what went wrong, or nothing."""
+    """Unpack the wheels of `directory` into `site`, nothing else and without a network; what went wrong, or nothing.
+
+    What was unpacked there to the end before stays as it is.
+    """
     wheels = sorted(str(path) for path in directory.glob("*.whl"))
     if not wheels:
         return f"there are no wheels in {directory}"
+    done_before = site / _UNPACKED
+    if done_before.exists():
+        return ""
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--upgrade"]
     done = subprocess.run([*command, "--target", str(site), *wheels], capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else f"pip: {' '.join(done.stderr.split())[-500:]}"
+    if done.returncode:
+        return f"pip: {' '.join(done.stderr.split())[-500:]}"
+    done_before.touch()
+    return ""
 
 
 def run(arguments: list[str], root: Path, variables: Mapping[str, str], log: Path, limit_s: float) -> int | None:
@@ -121,12 +145,17 @@ def marked(mark: str) -> list[int]:
 
 
 def pytest_options(has_timeout: bool) -> list[str]:
-    """Options that stand in for those of pyproject.toml where pytest-timeout is not installed."""
-    return (
-        []
-        if has_timeout
-        else ["-o", "addopts=--import-mode=importlib -ra", "-W", "ignore::pytest.PytestUnknownMarkWarning"]
-    )
+    """Options in the place of those of pyproject.toml: another host's packages may warn, and lack pytest-timeout."""
+    if has_timeout:
+        return ["-W", "default"]
+    return [
+        "-W",
+        "default",
+        "-o",
+        "addopts=--import-mode=importlib -ra",
+        "-W",
+        "ignore::pytest.PytestUnknownMarkWarning",
+    ]
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

@@ -14,6 +14,7 @@ blocks to 2 MiB, and that `pause` returns with the memory free to other processe
 """
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Generator
 from typing import Any, Final
@@ -44,8 +45,12 @@ class MemorySaver:
         self._saver.resume(tag=TAG)
 
 
+@functools.cache
 def load_memory_saver() -> MemorySaver:
-    """The process's memory saver. Raises MemorySaverMissing where it is not installed or does not work here."""
+    """The process's memory saver. Raises MemorySaverMissing where it is not installed or does not work here.
+
+    The same one each time: the library refuses to be told its mode once it has been used.
+    """
     try:
         module: Any = importlib.import_module("torch_memory_saver")
         saver = module.torch_memory_saver

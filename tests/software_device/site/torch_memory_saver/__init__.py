@@ -29,13 +29,25 @@ class _Region(TorchFunctionMode):
 
 class _Saver:
     def __init__(self) -> None:
-        self.hook_mode = "preload"
+        self._hook_mode = "preload"
+        self._is_used = False
         self._made: dict[str, list[torch.Tensor]] = {}
         self._backups: dict[str, list[torch.Tensor]] = {}
+
+    @property
+    def hook_mode(self) -> str:
+        return self._hook_mode
+
+    @hook_mode.setter
+    def hook_mode(self, mode: str) -> None:
+        # The library's words are an AttributeError of its own.
+        assert not self._is_used, "the mode cannot be set once it was used"
+        self._hook_mode = mode
 
     @contextlib.contextmanager
     def region(self, tag: str = "default", enable_cpu_backup: bool = False) -> Generator[None]:
         assert self.hook_mode == "torch", "nothing was preloaded"
+        self._is_used = True
         assert enable_cpu_backup
         with _Region(self._made.setdefault(tag, [])):
             yield
