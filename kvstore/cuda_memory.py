@@ -74,11 +74,15 @@ class CopyStream(Protocol):
         """
         ...
 
-    def gather(self, ranges: Sequence[CopyRange]) -> CopyMark:
-        """The same by one kernel, for up to `gather.MAX_RANGES` ranges within the stream's device.
+    def can_gather(self) -> bool:
+        """Whether `gather` may be called now: not while as many kernels as there are tables for are on their way.
 
         The stream must have been made for it. Raises as `copy`.
         """
+        ...
+
+    def gather(self, ranges: Sequence[CopyRange]) -> CopyMark:
+        """The same by one kernel, for up to `gather.MAX_RANGES` ranges within the stream's device. Raises as `copy`."""
         ...
 
 
@@ -237,10 +241,8 @@ class CupyMemory:
         return self._marked(device, stream, put)
 
     def gather(self, device: int, stream: Any, tables: "_Tables", ranges: Sequence[CopyRange]) -> "_CupyMark":
-        """The same by one kernel; by single copies where all tables are still read by kernels before it."""
-        slot = tables.free_slot()
-        if slot is None:
-            return self.copy(device, stream, ranges)
+        """The same by one kernel."""
+        slot = tables.take_slot()
         runtime, table = self._runtime, table_of(ranges)
         size = len(table.data)
         slot.host.view[:size] = table.data
@@ -334,11 +336,15 @@ class _Tables:
             _Slot(pointer + at, HostBuffer(host.pointer + at, host.view[at : at + MAX_TABLE_BYTES])) for at in offsets
         )
 
-    def free_slot(self) -> _Slot | None:
-        """The one used longest ago, if its kernel has ended. Raises DeviceFault."""
+    def has_slot(self) -> bool:
+        """Whether the one used longest ago is free: its kernel has ended. Raises DeviceFault."""
+        mark = self._slots[0].mark
+        return mark is None or mark.is_done()
+
+    def take_slot(self) -> _Slot:
+        """That one."""
+        assert self.has_slot(), "a kernel still reads the table"
         slot = self._slots[0]
-        if slot.mark is not None and not slot.mark.is_done():
-            return None
         self._slots.rotate(-1)
         return slot
 
@@ -352,6 +358,10 @@ class _CupyStream:
 
     def copy(self, ranges: Sequence[CopyRange]) -> "_CupyMark":
         return self._memory.copy(self._device, self._stream, ranges)
+
+    def can_gather(self) -> bool:
+        assert self._tables is not None, "the stream was not made for it"
+        return self._tables.has_slot()
 
     def gather(self, ranges: Sequence[CopyRange]) -> "_CupyMark":
         assert self._tables is not None, "the stream was not made for it"

@@ -67,6 +67,11 @@ class ChosenTransport:
         return {route.agent: text for route, (_, text) in self._fallen.items()}
 
     @property
+    def device_failure(self) -> str:
+        """See `PairTransport`."""
+        return next((one.device_failure for one in self.transports if one.device_failure), "")
+
+    @property
     def num_posted(self) -> int:
         """See `Transport`."""
         return sum(transport.num_posted for transport in self.transports)

@@ -215,14 +215,17 @@ class CudaIpcTransport:
             target, source = copy.local.device_pages, copy.peer.pool.device_pages
             # A kernel reads another device's memory only where peer access was enabled, and ends the process if not.
             is_near = target.device == source.device
+            stream = self._stream_of(target.device)
             gathers = is_near and 0 < self._gather_from <= len(copy.parts)
+            if gathers and not stream.can_gather():
+                # As many single calls as one kernel copies pages would hold up the loop just when the device is busy.
+                return 0
             limit = min(MAX_RANGES, budget * _GATHERED_PER_CALL) if gathers else budget
             parts = [copy.parts.popleft() for _ in range(min(limit, len(copy.parts)))]
             ranges = [
                 CopyRange(target.pointer + part.local_offset, source.pointer + part.remote_offset, part.num_bytes)
                 for part in parts
             ]
-            stream = self._stream_of(target.device)
             copy.mark = stream.gather(ranges) if gathers else stream.copy(ranges)
         except KVError as error:
             _end(copy, TransferError(error.code, f"{error.message}; {_progress(copy)}"))

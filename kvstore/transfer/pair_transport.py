@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, assert_never
 
 from kvstore.device import CPU, memory_kind
-from kvstore.errors import DeviceError, KVError, PagesElsewhere, PairUnmade, TransferError
+from kvstore.errors import DeviceError, DeviceFault, KVError, PagesElsewhere, PairUnmade, TransferError
 from kvstore.page_pool import PagePool
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages, require_inside
@@ -20,6 +20,7 @@ from kvstore.transfer.link import Broken, LinkMaker, Memory, Moved, PairLink, Re
 from kvstore.transfer.orders import Courier, RemotePeer, compare_generations, fits, sent_answer
 from kvstore.transfer.pair import PAIR_ABORTED, Abort, Command, Finished, Initialise, Pair, PairPhase, Run
 
+SOURCE_FAILED: Final = "source_failed"
 _MAX_PAIRS: Final = 64
 _PAUSE_S: Final = 0.001
 # Of one order: dealing them out is work for the agent's loop.
@@ -74,6 +75,8 @@ class PairTransport:
         self._receipts: dict[int, _Receipt] = {}
         self._sendings: dict[tuple[str, int], _Sending] = {}
         self._ended: list[Completion] = []
+        self.device_failure = ""
+        """Why no work on a device of this process succeeds any more; empty: nobody has seen it fail."""
         self._last_handle = 0
         self._num_pairs = 0
         self._num_idle = 0
@@ -162,6 +165,8 @@ class PairTransport:
                     case Moved(number):
                         self._perform(half, half.state.moved(number))
                     case Broken(message, code):
+                        if code == DeviceFault.code:
+                            self.device_failure = self.device_failure or message
                         self._perform(half, half.state.fail(message, code))
                     case Stopped():
                         self._perform(half, half.state.stopped())
@@ -248,6 +253,8 @@ class PairTransport:
             compare_generations(self._source(order.group, order.incarnation), order, "before")
             memory = _memory_of(pool)
         except KVError as error:
+            if error.code == DeviceFault.code:
+                self.device_failure = self.device_failure or error.message
             reply(sent_answer(order, error, is_sent=False))
             return
         self._sendings[order.pair, order.number] = _Sending(order, memory, parts, reply)
@@ -262,7 +269,7 @@ class PairTransport:
         """The other end has sent what it was ordered to, or not."""
         receipt = self._receipts.get(answer.number)
         if receipt is not None and receipt.half.name == answer.pair:
-            error = TransferError(answer.code, answer.message) if answer.code else None
+            error = TransferError(_foreign(answer.code), answer.message) if answer.code else None
             commands = receipt.half.state.vouched(answer.number, error, is_sent=answer.is_sent)
             self._perform(receipt.half, commands)
 
@@ -270,7 +277,7 @@ class PairTransport:
         """The other end refused, closed, or cannot be asked any more."""
         half = self._halves.get(pair)
         if half is not None:
-            self._perform(half, half.state.fail(why, code))
+            self._perform(half, half.state.fail(why, _foreign(code)))
 
     def agent_lost(self, agent: str) -> None:
         """Another agent is gone: its pairs with this one are of no use."""
@@ -365,6 +372,11 @@ class PairTransport:
         if pool.info.incarnation != incarnation:
             raise TransferError("source_changed", f"the pool of {group} was made again")
         return pool
+
+
+def _foreign(code: str) -> str:
+    """What the other end gives as its reason, as one of this end's: a device that failed there is not this one's."""
+    return SOURCE_FAILED if code == DeviceFault.code else code
 
 
 def _memory_of(pool: PagePool) -> Memory:

@@ -392,9 +392,12 @@ class KVAgent(Actor):
     def _pump(self) -> None:
         """Copy for a moment, then let the loop breathe."""
         self._pumping = None
+        failure = ""
         for ended in self._pulls.pump(self.ctx.now()):
             self._handle(CopyDone(ended.grant_id, ended.event, ended.num_bytes))
             if ended.event.code == DeviceFault.code:
-                # Nothing that this process does on the device succeeds any more; the next one makes the pools again.
-                self.ctx.end(f"a device failed: {ended.event.message}")
+                failure = ended.event.message
+        if failure := failure or self._puller.device_failure:
+            # Nothing that this process does on the device succeeds any more; the next one makes the pools again.
+            self.ctx.end(f"a device failed: {failure}")
         self._keep_pumping()

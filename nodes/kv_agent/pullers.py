@@ -126,6 +126,11 @@ class Pullers:
             return self._remote.reach(handle)
         return self._of(handle.device).transport.connect(handle.path)
 
+    @property
+    def device_failure(self) -> str:
+        """Why a device failed under what is sent to others; empty: none did. What is pulled says so when it ends."""
+        return self._remote.device_failure if self._remote is not None else ""
+
     def withdraw(self, group: str) -> None:
         """Send nothing more of a group's pool to other agents; what is being sent goes on, see `is_sending`.
 

@@ -185,6 +185,7 @@ class FakeStream:
         self.device = device
         self.gathers = gathers
         self.num_launches = 0
+        self.has_tables = True
         self.waiting: deque[tuple[Allocation, int, Allocation, int, int]] = deque()
         self.num_put = 0
         self.num_done = 0
@@ -200,8 +201,12 @@ class FakeStream:
         self.num_put += len(ranges)
         return FakeMark(self, self.num_put)
 
-    def gather(self, ranges: Sequence[CopyRange]) -> "FakeMark":
+    def can_gather(self) -> bool:
         assert self.gathers, "the stream was not made for it"
+        return self.has_tables
+
+    def gather(self, ranges: Sequence[CopyRange]) -> "FakeMark":
+        assert self.can_gather(), "there is no table free"
         assert 0 < len(ranges) <= MAX_RANGES
         for destination, source, num_bytes in ranges:
             for pointer in (destination, source):

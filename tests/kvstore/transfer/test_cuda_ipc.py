@@ -160,6 +160,20 @@ def test_a_kernel_takes_less_of_a_poll_than_its_copies_would(tables: MemoryHost)
     assert pair.cards.streams[0].num_launches == 3
 
 
+def test_no_poll_puts_in_single_copies_because_kernels_are_slow(tables: MemoryHost) -> None:
+    pair = Pair(tables, gather_from=3)
+    [stream] = pair.cards.streams
+    stream.has_tables = False
+    handle = pair.post(scattered(1, 2, 3, 4))
+    assert pair.codes() == {}
+    assert pair.cards.num_waiting == 0
+    few = pair.post(scattered(5))
+    assert pair.codes() == {few: ""}, "what is no kernel's goes on"
+    stream.has_tables = True
+    assert pair.codes() == {handle: ""}
+    assert stream.num_launches == 1
+
+
 def test_pages_of_another_device_are_not_read_by_a_kernel(tables: MemoryHost) -> None:
     pair = Pair(tables, gather_from=1)
     elsewhere = pair.there.pool("q", "cuda:1")

@@ -19,6 +19,7 @@ from kvstore.page_pool import HeapHost, PagePool, PoolInfo
 from kvstore.page_table import PageEntry
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Completion, Descriptor, Direction, SourcePages, Transport
+from kvstore.transfer.link import Broken
 from kvstore.transfer.orders import RemotePeer
 from kvstore.transfer.pair_transport import PairTransport
 from kvstore.transfer.puller import PagePuller
@@ -330,6 +331,38 @@ def test_a_pool_that_is_withdrawn_or_made_again_is_not_sent_from() -> None:
     world.wire.is_slow = False
     new = world.send([1])
     assert world.settle() == {new: ""}
+
+
+def test_a_device_that_fails_is_the_failure_of_the_agent_that_has_it() -> None:
+    """The other end gives the transfer up, and does not take the device for its own."""
+    world = World()
+    world.wire.is_slow = True
+    handle = world.send([1])
+    assert world.settle() == {}
+    (half,) = world.far.transport._halves.values()
+    half.link.found.append(Broken("an illegal address", "device_fault"))  # type: ignore[attr-defined]
+    ended = world.settle()
+    assert world.far.transport.device_failure == "an illegal address"
+    assert list(ended) == [handle]
+    assert ended[handle] not in ("", "device_fault")
+    assert world.near.transport.device_failure == ""
+
+
+@pytest.mark.parametrize("way", ["answer", "pair"])
+def test_another_ends_device_fault_is_a_source_that_failed(way: str) -> None:
+    world = World()
+    world.wire.is_slow = True
+    handle = world.send([1])
+    assert world.settle() == {}
+    name = next(iter(world.near.transport._halves))
+    if way == "answer":
+        refusal = PagesSent(pair=name, number=handle, is_sent=False, code="device_fault", message="theirs")
+        world.near.transport.sent(refusal)
+    else:
+        world.near.transport.pair_failed(name, "device_fault", "theirs")
+    world.wire.run()
+    assert world.settle() == {handle: "source_failed"}
+    assert world.near.transport.device_failure == ""
 
 
 def test_a_lost_agent_ends_its_transfers() -> None:

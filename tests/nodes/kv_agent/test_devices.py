@@ -23,6 +23,7 @@ from mesh.address import Address
 from mesh.testing import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, PoolConfig
+from nodes.kv_agent.pullers import Pullers
 
 
 def run(main: Callable[[World], Awaitable[None]], tables: MemoryHost | None = None) -> None:
@@ -264,6 +265,20 @@ def test_the_next_agent_makes_the_pool_again(files: bool, tmp_path: Path) -> Non
         mapped.close()
 
     run(main, tables)
+
+
+def test_a_device_that_fails_under_what_is_sent_to_others_ends_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(world: World) -> None:
+        agent = await world.agent("agent-0", config("cuda:0", "d"))
+        ends: list[str] = []
+        agent.ctx.end = ends.append  # type: ignore[method-assign]
+        agent._pump()
+        assert ends == []
+        monkeypatch.setattr(Pullers, "device_failure", "an illegal address")
+        agent._pump()
+        assert ends == ["a device failed: an illegal address"]
+
+    run(main)
 
 
 def test_a_device_that_fails_ends_the_agent() -> None:
