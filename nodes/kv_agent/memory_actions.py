@@ -266,7 +266,8 @@ def _facts(ranks: Sequence[PoolInfo]) -> PoolFacts:
     first = ranks[0]
     wish = Wish(first.is_unwanted, first.weights) if first.is_released else None
     is_there = not all(info.is_freed for info in ranks)
-    return PoolFacts(first.group, first.device, sum(info.pages_bytes for info in ranks), wish, is_there)
+    num_bytes = sum(info.pages_bytes for info in ranks)
+    return PoolFacts(first.group, first.device, num_bytes, wish, is_there, first.layout.tp_size, first.is_in_worker)
 
 
 def _seen(member: Member) -> HolderSeen:

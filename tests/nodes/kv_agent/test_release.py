@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fake_devices import FakeCards, FakeDeviceMemory
 from two_schedulers import LAYOUT, NUM_PAGES, SIZE, Scheduler, World, config, grant, ready, run
@@ -111,6 +112,37 @@ def test_the_file_shrinks_and_the_pool_comes_back_as_another(tmp_path: Path) -> 
         assert isinstance(worker.orders[-1], TakeUp)
         assert worker.orders[-1].pool == again
         map_pool(world.host, again).close()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "in_worker", "wish", "code"),
+    [
+        (2, False, ReleaseMemory(keep_weights=True), "keep_weights"),
+        (1, True, ReleaseMemory(keep_weights=True), "keep_weights"),
+        (1, True, ReleaseMemory(keep_kv=True, reload_weights=True), "keep_kv"),
+    ],
+)
+def test_keeping_what_ends_with_its_worker_is_refused(
+    num_ranks: int, in_worker: bool, wish: ReleaseMemory, code: str
+) -> None:
+    host = CudaHost(HeapHost(), lambda: FakeDeviceMemory(FakeCards(1, 2 * NUM_PAGES * SIZE)))
+    layouts = [msgspec.structs.replace(LAYOUT, tp_rank=rank, tp_size=num_ranks) for rank in range(num_ranks)]
+    device = "cuda:0" if in_worker else "cpu"
+    pools = [
+        PoolConfig(group="d", num_pages=NUM_PAGES, layout=layout, device=device, in_worker=in_worker)
+        for layout in layouts
+    ]
+
+    async def main(world: World) -> None:
+        world.host = host
+        worker = await started(world, KVAgent(config(pools=pools), host))
+        with pytest.raises(RemoteError, match="cannot be kept") as caught:
+            await world.ask(world.d, "agent-0", wish)
+        assert (caught.value.code, caught.value.retryable) == (code, False)
+        (found,) = (await world.ask(world.d, "agent-0", ListMemory())).groups
+        assert (found.state, worker.orders) == ("held", [])
 
     run(main)
 
