@@ -206,15 +206,23 @@ class MemoryActions:
         owner.forget_pool(group)
         try:
             left = free_pools(self._host, self._prefix, pools)
-        except KVError as error:
+        except (KVError, OSError) as error:
             # The wish is in the header: the next agent goes on with it.
-            owner.ctx.end(f"the pool of {group} cannot be freed: {error.message}")
+            owner.ctx.end(f"the pool of {group} cannot be freed: {error}")
             return
         owner.put_pools(group, left, is_offered=False)
         owner.ctx.log.info("pool freed", group=group, bytes=sum(pool.info.pages_bytes for pool in pools))
         self._events.append(PoolFreed(group))
 
     async def _make(self, group: str) -> None:
+        try:
+            await self._make_when_free(group)
+        except Exception as error:
+            # What is left of the pool is not known: the next agent finds that out, and the wish in its header.
+            self._owner.ctx.log.exception("pool not made", group=group)
+            self._owner.ctx.end(f"the pool of {group} cannot be made again: {error!r}")
+
+    async def _make_when_free(self, group: str) -> None:
         owner = self._owner
         deadline = owner.ctx.now() + self._wait_s
         incarnation = owner.next_incarnation()
