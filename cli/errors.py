@@ -11,6 +11,7 @@
       StartFailed          an actor did not become ready
       TimedOut             it took longer than allowed
       TryAgain             refused for now; asking again may help
+      Undone               somebody else asked for the opposite meanwhile
 
 Each has its exit code (`cli/exit_codes.py`).
 """
@@ -107,3 +108,9 @@ class TryAgain(CliError):
     """Somebody could not do it just now."""
 
     code = "try_again"
+
+
+class Undone(CliError):
+    """Somebody else asked for the opposite while this was waited for."""
+
+    code = "undone"

@@ -1,33 +1,40 @@
 """`meshctl release`, `resume` and `memory`: worker groups that give their memory back while the mesh lives."""
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from cli.client import ask_supervisor, find_mesh
-from cli.errors import TimedOut, TryAgain
+from cli.errors import TimedOut, TryAgain, Undone
 from cli.exit_codes import ExitCode
 from cli.launch.mesh_directory import Manifest, MeshDirectory
 from cli.output import print_json, print_table
 from cli.protocol import ActorList, ListActors
 from mesh.membership import READY
 from nodes.protocol.memory import GroupMemory, ListMemory, MemoryList, ReleaseMemory, ResumeMemory
-from nodes.roles import SCHEDULER, WORKER
+from nodes.roles import KV_AGENT, SCHEDULER, WORKER
 
 _LOOK_INTERVAL_S: Final = 0.2
 
+_TOWARDS: Final = {"released": ("releasing", "released"), "held": ("resuming", "held")}
+"""States of a group whose wish is being done, of each state that is waited for."""
+
 _WEIGHTS: Final = {"": "", "keep": "kept", "backup": "in host memory", "reload": "dropped, read again on resume"}
+
+Wish = ReleaseMemory | ResumeMemory
 
 
 def release(name: str, wish: ReleaseMemory, *, timeout_s: float, output: str) -> ExitCode:
-    """Have groups release their memory, and wait until they have. Raises NotRunning, CliError, TimedOut."""
+    """Have groups release their memory, and wait until they have. Raises NotRunning, CliError, TimedOut, Undone."""
     return _print(_until(name, wish, "released", timeout_s), output)
 
 
 def resume(name: str, wish: ResumeMemory, *, timeout_s: float, output: str) -> ExitCode:
-    """Have groups take their memory again, and wait until they serve. Raises NotRunning, CliError, TimedOut."""
+    """Have groups take their memory again, and wait until they serve. Raises NotRunning, CliError, TimedOut, Undone."""
     groups = _until(name, wish, "held", timeout_s)
     _until_ready(name, [one.group for one in groups], timeout_s)
     return _print(groups, output)
@@ -39,37 +46,97 @@ def memory(name: str, output: str) -> ExitCode:
     return _print(ask_supervisor(directory, manifest, ListMemory(), MemoryList).groups, output)
 
 
-def _until(name: str, wish: ReleaseMemory | ResumeMemory, state: str, timeout_s: float) -> list[GroupMemory]:
-    """Ask again and again, which repeats the wish where it was lost."""
+class Course:
+    """What to ask next until groups are in a state, `released` or `held`.
+
+    A wish is asked until it is answered and taken, and then it is only looked how far it is: asked again and again it
+    would undo what somebody else wishes meanwhile.
+    """
+
+    def __init__(self, wish: Wish, state: str) -> None:
+        self.question: Wish | ListMemory = wish
+        self._wish = wish
+        self._state = state
+        self._meant = set(wish.groups)
+        self._taken: set[str] = set()
+        self._seen: dict[str, GroupMemory] = {}
+
+    @property
+    def groups(self) -> list[GroupMemory]:
+        """Those that are meant, as they were seen last, in order of name."""
+        return [self._seen[name] for name in sorted(self._seen)]
+
+    @property
+    def left(self) -> list[str]:
+        """Names of those that are not yet as they are to be."""
+        return sorted(name for name in self._meant if name not in self._seen or self._seen[name].state != self._state)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all are."""
+        return bool(self._meant) and not self.left
+
+    def answered(self, groups: list[GroupMemory], is_restarted: Callable[[], bool]) -> None:
+        """Take the answer to `question`. `is_restarted`: an agent ended since the wish was asked. Raises Undone."""
+        if self.question is not self._wish or self._wish.groups:
+            groups = [one for one in groups if one.group in self._meant]
+        self._meant |= {one.group for one in groups}
+        self._seen |= {one.group: one for one in groups}
+        back = {one.group for one in groups if one.group in self._taken and one.state not in _TOWARDS[self._state]}
+        # What was tried and could not be, or died with an agent that had not done it, is asked again.
+        undone = [one for one in groups if one.group in back and not (one.state == "released" and one.reason)]
+        if undone and not is_restarted():
+            raise _undone(undone, self._state)
+        self._taken -= back
+        self._taken |= {one.group for one in groups if one.state in _TOWARDS[self._state]}
+        late = sorted(self._meant - self._taken)
+        self.question = msgspec.structs.replace(self._wish, groups=late) if late else ListMemory()
+
+
+def _until(name: str, wish: Wish, state: str, timeout_s: float) -> list[GroupMemory]:
+    """Ask until the groups are in `state`. Raises TimedOut, Undone."""
     directory, manifest = find_mesh(name)
     deadline = time.monotonic() + timeout_s
+    course = Course(wish, state)
+    agents: dict[str, int] = {}
     shown = ""
     while True:
-        groups, problem = _ask(directory, manifest, wish)
-        left = [one for one in groups if one.state != state]
-        if groups and not left:
-            return groups
-        told = problem or "; ".join(_progress(one) for one in left)
+        if not isinstance(course.question, ListMemory):
+            agents = _agents(directory, manifest)
+        try:
+            groups = ask_supervisor(directory, manifest, course.question, MemoryList).groups
+        except TryAgain as error:
+            told = error.what
+        else:
+            course.answered(groups, lambda before=agents: _agents(directory, manifest) != before)
+            if course.is_done:
+                return course.groups
+            told = "; ".join(_progress(one) for one in course.groups if one.group in course.left)
         if told != shown:
             sys.stderr.write(f"{told}\n")
             shown = told
         if time.monotonic() > deadline:
             raise TimedOut(
-                f"{', '.join(one.group for one in left) or 'memory'} not {state} within {timeout_s:g} s",
+                f"{', '.join(course.left) or 'memory'} not {state} within {timeout_s:g} s",
                 why=told,
                 do=f"look at meshctl memory --name {name}; asking again goes on where it stands",
             )
         time.sleep(_LOOK_INTERVAL_S)
 
 
-def _ask(
-    directory: MeshDirectory, manifest: Manifest, wish: ReleaseMemory | ResumeMemory
-) -> tuple[list[GroupMemory], str]:
-    """How the groups stand; or why nobody could be asked just now."""
-    try:
-        return ask_supervisor(directory, manifest, wish, MemoryList).groups, ""
-    except TryAgain as error:
-        return [], error.what
+def _agents(directory: MeshDirectory, manifest: Manifest) -> dict[str, int]:
+    """Which incarnations the kv_agents are: ids to epochs."""
+    actors = ask_supervisor(directory, manifest, ListActors(), ActorList).actors
+    return {one.actor_id: one.epoch for one in actors if one.role == KV_AGENT}
+
+
+def _undone(groups: list[GroupMemory], state: str) -> Undone:
+    other = "resumed" if state == "released" else "released"
+    return Undone(
+        f"{', '.join(one.group for one in groups)} not {state}: somebody else {other} it meanwhile",
+        why="; ".join(_progress(one) for one in groups),
+        do="look at meshctl memory, and ask again once nobody else needs it otherwise",
+    )
 
 
 def _until_ready(name: str, groups: list[str], timeout_s: float) -> None:
@@ -81,6 +148,11 @@ def _until_ready(name: str, groups: list[str], timeout_s: float) -> None:
         late = [one.actor_id for one in actors if one.actor_id in wanted and one.state != READY]
         if not late:
             return
+        with contextlib.suppress(TryAgain):
+            stand = ask_supervisor(directory, manifest, ListMemory(), MemoryList).groups
+            back = [one for one in stand if one.group in groups and one.state not in _TOWARDS["held"]]
+            if back:
+                raise _undone(back, "held")
         if time.monotonic() > deadline:
             raise TimedOut(
                 f"{', '.join(late)} not ready within {timeout_s:g} s",

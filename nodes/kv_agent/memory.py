@@ -77,6 +77,8 @@ class _Group:
         self.num_bytes = facts.num_bytes
         self.wish = facts.wish
         self.is_there = facts.is_there
+        self.tp_size = facts.tp_size
+        self.is_in_worker = facts.is_in_worker
         self.is_changing = False
         self.is_copying = False
         self.mappers: set[Address] = set()
@@ -168,6 +170,10 @@ class MemoryCore:
             return
         wishes: list[tuple[_Group, Wish]] = []
         for group in groups:
+            lost = _lost_with_worker(group, message)
+            if lost is not None:
+                self._commands.append(RefuseWish(call, *lost))
+                return
             weights = KEEP if message.keep_weights else self._way_of_weights(group, message.reload_weights)
             if group.wish is not None:
                 weights = group.wish.weights if message.keep_weights == (group.wish.weights == KEEP) else weights
@@ -351,6 +357,28 @@ class MemoryCore:
 
 def _names(message: ReleaseMemory | ResumeMemory | ListMemory) -> Sequence[str]:
     return [] if isinstance(message, ListMemory) else message.groups
+
+
+def _lost_with_worker(group: _Group, message: ReleaseMemory) -> tuple[str, str] | None:
+    """What is asked to be kept though it ends with the group's processes: an error's code and text; None: nothing is.
+
+    The worker releases in place only where it is the group's only rank and has made no pages.
+    """
+    if message.keep_weights and (group.tp_size > 1 or group.is_in_worker):
+        cause = f"it has {group.tp_size} tensor-parallel ranks" if group.tp_size > 1 else "its worker makes the KV pool"
+        text = (
+            f"the weights of {group.name} cannot be kept: {cause}, so its processes end to let the pool go, and read"
+            " their weights from disk again; ask without keep_weights (--keep-weights), on a device with reload_weights"
+            " (--reload-weights)"
+        )
+        return "keep_weights", text
+    if message.keep_kv and group.is_in_worker:
+        text = (
+            f"the KV of {group.name} cannot be kept: its pages are in its worker's process, which ends to let go of the"
+            " weights; ask without keep_kv (--keep-kv), or have the agent make the pool (pool_in_worker off)"
+        )
+        return "keep_kv", text
+    return None
 
 
 def _words(wish: Wish) -> str:

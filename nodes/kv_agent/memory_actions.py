@@ -206,15 +206,23 @@ class MemoryActions:
         owner.forget_pool(group)
         try:
             left = free_pools(self._host, self._prefix, pools)
-        except KVError as error:
+        except (KVError, OSError) as error:
             # The wish is in the header: the next agent goes on with it.
-            owner.ctx.end(f"the pool of {group} cannot be freed: {error.message}")
+            owner.ctx.end(f"the pool of {group} cannot be freed: {error}")
             return
         owner.put_pools(group, left, is_offered=False)
         owner.ctx.log.info("pool freed", group=group, bytes=sum(pool.info.pages_bytes for pool in pools))
         self._events.append(PoolFreed(group))
 
     async def _make(self, group: str) -> None:
+        try:
+            await self._make_when_free(group)
+        except Exception as error:
+            # What is left of the pool is not known: the next agent finds that out, and the wish in its header.
+            self._owner.ctx.log.exception("pool not made", group=group)
+            self._owner.ctx.end(f"the pool of {group} cannot be made again: {error!r}")
+
+    async def _make_when_free(self, group: str) -> None:
         owner = self._owner
         deadline = owner.ctx.now() + self._wait_s
         incarnation = owner.next_incarnation()
@@ -266,7 +274,8 @@ def _facts(ranks: Sequence[PoolInfo]) -> PoolFacts:
     first = ranks[0]
     wish = Wish(first.is_unwanted, first.weights) if first.is_released else None
     is_there = not all(info.is_freed for info in ranks)
-    return PoolFacts(first.group, first.device, sum(info.pages_bytes for info in ranks), wish, is_there)
+    num_bytes = sum(info.pages_bytes for info in ranks)
+    return PoolFacts(first.group, first.device, num_bytes, wish, is_there, first.layout.tp_size, first.is_in_worker)
 
 
 def _seen(member: Member) -> HolderSeen:

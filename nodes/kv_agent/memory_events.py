@@ -25,13 +25,18 @@ class HolderSeen(NamedTuple):
 
 
 class PoolFacts(NamedTuple):
-    """A pool at the agent's start. `wish`: it is released; `is_there` False: and freed."""
+    """A pool at the agent's start. `wish`: it is released; `is_there` False: and freed.
+
+    `tp_size`: ranks of the group; `is_in_worker`: its worker makes the pages. Such workers end to let go.
+    """
 
     group: str
     device: str
     num_bytes: int
     wish: Wish | None = None
     is_there: bool = True
+    tp_size: int = 1
+    is_in_worker: bool = False
 
 
 # events

@@ -32,7 +32,8 @@ class ReleaseMemory(Message, frozen=True):
     dropped in host memory; on a device without memory saver only if `reload_weights` says that dropping them and
     reading them from disk again is wanted. Answered at once; asked again it says how far it is.
 
-    Errors: `unknown_group`, `nothing_to_release`, `memory_saver_off`, `already_released` (otherwise: resume first).
+    Errors: `unknown_group`, `nothing_to_release`, `memory_saver_off`, `already_released` (otherwise: resume first),
+    `keep_weights` and `keep_kv` (they end with the workers: of tensor-parallel ranks, of pools that workers make).
     """
 
     groups: list[str] = []

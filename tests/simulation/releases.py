@@ -114,7 +114,9 @@ async def _die(mesh: SimulatedMesh, death: Death) -> None:
 async def _sleep(mesh: SimulatedMesh, operator: Operator, sleep: Sleep, deaths: list[Death]) -> None:
     await asyncio.sleep(sleep.at_s)
     dying: list[Awaitable[None]] = [asyncio.ensure_future(_die(mesh, one)) for one in deaths if not one.of_end]
-    question = ReleaseMemory(groups=sleep.groups, keep_kv=sleep.keep_kv, keep_weights=sleep.keep_weights)
+    # The weights of ranks are lost with their processes, so keeping them is refused.
+    keep_weights = sleep.keep_weights and all(mesh.tp_size(group) == 1 for group in sleep.groups)
+    question = ReleaseMemory(groups=sleep.groups, keep_kv=sleep.keep_kv, keep_weights=keep_weights)
     if sleep.is_hasty:
         asking = asyncio.ensure_future(operator.until(question, "released"))
         await asyncio.sleep(mesh.random.random() * 0.2)

@@ -202,6 +202,31 @@ def test_wishes_that_cannot_be(message: Any, code: str) -> None:
     assert (refused.call, refused.code) == (9, code)
 
 
+@pytest.mark.parametrize(
+    ("facts", "options", "code"),
+    [
+        ({"tp_size": 2}, {"keep_weights": True}, "keep_weights"),
+        ({"is_in_worker": True}, {"keep_weights": True}, "keep_weights"),
+        ({"is_in_worker": True}, {"keep_kv": True, "reload_weights": True}, "keep_kv"),
+        ({"tp_size": 2}, {"keep_kv": True, "reload_weights": True}, ""),
+        ({"is_in_worker": True}, {"reload_weights": True}, ""),
+    ],
+)
+def test_nothing_is_called_kept_that_ends_with_its_worker(
+    facts: dict[str, Any], options: dict[str, bool], code: str
+) -> None:
+    made = core("cuda:0", **facts)
+    made.handle(seen((W, "ready")), 0.0)
+    first, *rest = release(made, **options)
+    if not code:
+        assert first == Mark("g", Wish(not options.get("keep_kv", False), "reload"))
+        return
+    assert (first.code, rest) == (code, [])
+    assert state(made) == HELD
+    made.handle(Wanted(2, ReleaseMemory(reload_weights=True)), 0.0)
+    assert state(made) == RELEASING, "as the refusal said"
+
+
 def test_an_agent_that_finds_a_wish_goes_on_with_it() -> None:
     made = core(wish=Wish(True, "reload"))
     assert state(made) == RELEASING

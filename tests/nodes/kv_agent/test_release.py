@@ -1,15 +1,17 @@
 """An agent gives its pools' memory back and makes them again: with holders that answer, copies that run, and deaths."""
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fake_devices import FakeCards, FakeDeviceMemory
 from two_schedulers import LAYOUT, NUM_PAGES, SIZE, Scheduler, World, config, grant, ready, run
 
 from kvstore.cuda_pool import CudaHost
-from kvstore.errors import PoolMismatch
+from kvstore.errors import PoolDenied, PoolMismatch
 from kvstore.mapping import map_pool
 from kvstore.page_pool import HeapHost, ShmHost
 from kvstore.pool_header import HEADER_BYTES
@@ -115,6 +117,37 @@ def test_the_file_shrinks_and_the_pool_comes_back_as_another(tmp_path: Path) -> 
     run(main)
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "in_worker", "wish", "code"),
+    [
+        (2, False, ReleaseMemory(keep_weights=True), "keep_weights"),
+        (1, True, ReleaseMemory(keep_weights=True), "keep_weights"),
+        (1, True, ReleaseMemory(keep_kv=True, reload_weights=True), "keep_kv"),
+    ],
+)
+def test_keeping_what_ends_with_its_worker_is_refused(
+    num_ranks: int, in_worker: bool, wish: ReleaseMemory, code: str
+) -> None:
+    host = CudaHost(HeapHost(), lambda: FakeDeviceMemory(FakeCards(1, 2 * NUM_PAGES * SIZE)))
+    layouts = [msgspec.structs.replace(LAYOUT, tp_rank=rank, tp_size=num_ranks) for rank in range(num_ranks)]
+    device = "cuda:0" if in_worker else "cpu"
+    pools = [
+        PoolConfig(group="d", num_pages=NUM_PAGES, layout=layout, device=device, in_worker=in_worker)
+        for layout in layouts
+    ]
+
+    async def main(world: World) -> None:
+        world.host = host
+        worker = await started(world, KVAgent(config(pools=pools), host))
+        with pytest.raises(RemoteError, match="cannot be kept") as caught:
+            await world.ask(world.d, "agent-0", wish)
+        assert (caught.value.code, caught.value.retryable) == (code, False)
+        (found,) = (await world.ask(world.d, "agent-0", ListMemory())).groups
+        assert (found.state, worker.orders) == ("held", [])
+
+    run(main)
+
+
 def test_pages_move_between_pools_that_were_made_again() -> None:
     async def main(world: World) -> None:
         await started(world, KVAgent(config("d", "p"), world.host))
@@ -196,6 +229,55 @@ def test_the_next_agent_knows_what_was_wished(is_freed: bool, tmp_path: Path) ->
         await until(world, ResumeMemory(), "held")
         handle = await world.ask(world.d, "agent-0", MapPool(group="d"))
         map_pool(world.host, handle).close()
+
+    run(main)
+
+
+def refuse(*errors: Exception) -> Any:
+    """Raises them one after the other."""
+    left = list(errors)
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise left.pop(0)
+
+    return refused
+
+
+EMFILE = OSError(errno.EMFILE, "too many open files")
+
+
+@pytest.mark.parametrize(
+    ("is_resumed", "broken"),
+    [
+        (True, {"create": refuse(EMFILE)}),
+        (True, {"create": refuse(PoolMismatch("no")), "open": refuse(PoolDenied("nor that"))}),
+        (False, {"create": refuse(EMFILE)}),
+    ],
+    ids=["cannot be made", "nor what was left", "cannot be freed"],
+)
+def test_an_agent_that_cannot_go_on_ends_and_the_next_one_does(
+    is_resumed: bool, broken: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(world: World) -> None:
+        world.host = ShmHost(tmp_path)
+        settings = config("d", prefix="kv-", unlink_on_stop=False)
+        await started(world, KVAgent(settings, world.host))
+        if is_resumed:
+            await until(world, ReleaseMemory(), "released")
+        with monkeypatch.context() as patch:
+            for name, refused in broken.items():
+                patch.setattr(world.host, name, refused)
+            await world.ask(world.d, "agent-0", ResumeMemory() if is_resumed else ReleaseMemory())
+            async with asyncio.timeout(10.0):
+                reason = await world.systems["agent-0"].shutdown_asked()
+        assert reason.startswith("the pool of d cannot be")
+        world.network.crash(Address("agent-0", 1))
+        await world.add("agent-0", KVAgent(settings, world.host), 2)
+        while (member := world.d.ctx.members.get("agent-0")) is None or member.epoch != 2:
+            await asyncio.sleep(0.1)
+        assert member.attributes["released"] == ["d"]
+        await until(world, ReleaseMemory(), "released")
+        await until(world, ResumeMemory(), "held")
 
     run(main)
 
