@@ -397,4 +397,7 @@ class KVAgent(Actor):
             if ended.event.code == DeviceFault.code:
                 # Nothing that this process does on the device succeeds any more; the next one makes the pools again.
                 self.ctx.end(f"a device failed: {ended.event.message}")
+        if self._held is not None:
+            # Pages sent for other agents are none of the core's copies.
+            self._held.copies_changed()
         self._keep_pumping()

@@ -123,12 +123,13 @@ class HeldPools:
 
     def stop_copies(self, group: str) -> None:
         """See `PoolOwner`."""
-        self._actor.feed(GroupReleased(group, *absence(self._ranks[group][0].info)))
+        self._take_away(group)
         self._announce()
 
     def is_copying(self, group: str) -> bool:
         """See `PoolOwner`."""
-        return is_used(self._actor.core.sessions, SourceId(self.ctx.address.actor_id, group))
+        own = SourceId(self.ctx.address.actor_id, group)
+        return is_used(self._actor.core.sessions, own) or self._pulls.is_sending(group)
 
     def forget_pool(self, group: str) -> None:
         """See `PoolOwner`."""
@@ -138,12 +139,13 @@ class HeldPools:
     def put_pools(self, group: str, pools: list[PagePool], *, is_offered: bool) -> None:
         """See `PoolOwner`."""
         self._ranks[group] = pools
-        if not any(pool.info.is_freed for pool in pools) and group not in self._pulls:
+        if not any(pool.info.is_freed for pool in pools) and (is_offered or group not in self._pulls):
+            # Offered again it is registered again: other agents were refused its pages meanwhile.
             self._pulls.add(group, pools)
         for pool in pools:
             self._actor.feed(GroupHeld(Pool.of(pool.path, pool.info)))
         if not is_offered or self._made.is_pending(group):
-            self._actor.feed(GroupReleased(group, *absence(pools[0].info)))
+            self._take_away(group)
         self._announce()
 
     def handle(self, group: str) -> PoolHandle:
@@ -157,6 +159,11 @@ class HeldPools:
     def lost(self, address: Address) -> None:
         """See `PoolOwner`."""
         self._made.on_lost(address)
+
+    def _take_away(self, group: str) -> None:
+        """Begin no copy to or from a group's pools, and send no other agent any of their pages."""
+        self._pulls.withdraw(group)
+        self._actor.feed(GroupReleased(group, *absence(self._ranks[group][0].info)))
 
     def _announce(self) -> None:
         infos = {group: pools[0].info for group, pools in self._ranks.items()}
