@@ -17,7 +17,7 @@ from mesh.address import Address
 from mesh.membership import Member
 from nodes.kv_agent.config import KVAgentConfig
 from nodes.kv_agent.core import AgentCore
-from nodes.kv_agent.events import Event, GroupHeld, GroupReleased, SourceId, SourceReleased
+from nodes.kv_agent.events import Event, GroupHeld, GroupReleased, SourceId
 from nodes.kv_agent.memory_actions import MemoryActions
 from nodes.kv_agent.own_pools import absence, is_read, is_used
 from nodes.kv_agent.pool_facts import Pool
@@ -43,6 +43,10 @@ class HeldBy(Protocol):
 
     def unmap(self, source: SourceId) -> None:
         """Give up a mapping that copies read from."""
+        ...
+
+    def let_go(self, source: SourceId) -> None:
+        """Map another agent's pool no more, until a transfer asks for it again; copies from it end."""
         ...
 
 
@@ -88,7 +92,7 @@ class HeldPools:
     def _let_go(self, call: Call, order: LetGo) -> None:
         """Another agent wants its pool unmapped: no copy from it is begun, and those that run end."""
         source = SourceId(call.sender.actor_id, order.group)
-        self._actor.feed(SourceReleased(source))
+        self._actor.let_go(source)
         if is_read(self._actor.core.sessions, source):
             call.fail("not_ready", f"pages of {order.group} are still being copied", retryable=True)
         else:
