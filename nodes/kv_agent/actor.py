@@ -6,12 +6,12 @@ announced pages into granted ones. All decisions are in `core.py`; this file rec
 
 import asyncio
 import contextlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, assert_never
 
 from kvstore.cuda_pool import CudaHost
-from kvstore.errors import DeviceError, DeviceFault, KVError, TransferError
+from kvstore.errors import DeviceError, DeviceFault, KVError
 from kvstore.page_pool import MemoryHost, PagePool, ShmHost
 from kvstore.protocol import (
     CloseGrant,
@@ -55,17 +55,19 @@ from nodes.kv_agent.events import (
     SourceId,
     SourceMapped,
     SourceRefused,
+    SourceReleased,
     StartPull,
     Tell,
     Tick,
     UnmapForeign,
 )
+from nodes.kv_agent.foreign_pools import ForeignPools
 from nodes.kv_agent.held_pools import HeldPools
 from nodes.kv_agent.own_pools import held_bytes
 from nodes.kv_agent.pool_facts import Pool
 from nodes.kv_agent.pools import take_when_free
 from nodes.kv_agent.pullers import Pullers, make_links, make_remote, make_transports
-from nodes.kv_agent.rank_pulls import RankPulls, require_ranks
+from nodes.kv_agent.rank_pulls import RankPulls
 from nodes.roles import KV_AGENT, NODE_CODEC
 
 
@@ -95,8 +97,7 @@ class KVAgent(Actor):
         # Of each group the pools of all its ranks, of rank 0 the one with the page table.
         self._ranks: dict[str, list[PagePool]] = {}
         self._peers: dict[SourceId, list[Peer]] = {}
-        # How often each agent was lost: what it said before is not acted on afterwards.
-        self._losses: Counter[str] = Counter()
+        self._foreign = ForeignPools(self._puller, config.limits.map_s)
         self._calls: dict[int, Call] = {}
         self._last_call = 0
         self._events: deque[Event] = deque()
@@ -145,6 +146,11 @@ class KVAgent(Actor):
         """See `HeldBy`."""
         self._unmap(source)
 
+    def let_go(self, source: SourceId) -> None:
+        """See `HeldBy`."""
+        self._foreign.let_go(source)
+        self._handle(SourceReleased(source))
+
     def on_tell(self, sender: Address, message: Message | HotMessage, buffers: Sequence[Buffer]) -> None:
         """Announcements of prefill schedulers."""
         if isinstance(message, PagesReady):
@@ -182,7 +188,7 @@ class KVAgent(Actor):
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         """Grants of a lost holder are revoked, transfers from a lost source end."""
-        self._losses[peer.actor_id] += 1
+        self._foreign.agent_lost(peer.actor_id)
         if self._pairs is not None:
             self._pairs.transport.agent_lost(peer.actor_id)
         self._handle(PeerGone(peer, reason))
@@ -312,9 +318,8 @@ class KVAgent(Actor):
         return peers
 
     async def _map_foreign(self, source: SourceId) -> None:
-        peers: list[Peer] = []
         try:
-            await self._connect(source, peers)
+            peers = await self._foreign.connect(self.ctx, source)
         except CallError as error:
             refused = SourceRefused(source, error.code, f"asking {source.agent} for its pool: {error.message}")
         except KVError as error:
@@ -325,29 +330,7 @@ class KVAgent(Actor):
             info = peers[0].info
             self._handle(SourceMapped(source, info.incarnation, info.layout.digest))
             return
-        for peer in peers:
-            self._puller.disconnect(peer)
         self._handle(refused)
-
-    async def _connect(self, source: SourceId, peers: list[Peer]) -> None:
-        """Reach the pools of all ranks of a source. Raises CallError, KVError."""
-        num_ranks, num_losses = 1, self._losses[source.agent]
-        while len(peers) < num_ranks:
-            ask = MapPool(group=source.group, rank=len(peers))
-            answer = await self.ctx.ask(source.agent, ask, timeout_s=self._config.limits.map_s)
-            handle = self._handle_of(source, answer.message)
-            if self._losses[source.agent] != num_losses:
-                # Nobody would unmap it: the loss has been dealt with.
-                raise TransferError("source_lost", f"{source.agent} was lost when it had just answered")
-            peers.append(self._puller.connect(handle))
-            num_ranks = peers[0].info.layout.tp_size
-        require_ranks(peers)
-
-    @staticmethod
-    def _handle_of(source: SourceId, answer: object) -> PoolHandle:
-        if isinstance(answer, PoolHandle):
-            return answer
-        raise TransferError("bad_answer", f"{source.agent} answered MapPool with {type(answer).__name__}")
 
     def _unmap(self, source: SourceId) -> None:
         for peer in self._peers.pop(source, ()):
@@ -400,4 +383,7 @@ class KVAgent(Actor):
         if failure := failure or self._puller.device_failure:
             # Nothing that this process does on the device succeeds any more; the next one makes the pools again.
             self.ctx.end(f"a device failed: {failure}")
+        if self._held is not None:
+            # Pages sent for other agents are none of the core's copies.
+            self._held.copies_changed()
         self._keep_pumping()

@@ -17,7 +17,7 @@ from mesh.address import Address
 from mesh.membership import Member
 from nodes.kv_agent.config import KVAgentConfig
 from nodes.kv_agent.core import AgentCore
-from nodes.kv_agent.events import Event, GroupHeld, GroupReleased, SourceId, SourceReleased
+from nodes.kv_agent.events import Event, GroupHeld, GroupReleased, SourceId
 from nodes.kv_agent.memory_actions import MemoryActions
 from nodes.kv_agent.own_pools import absence, is_read, is_used
 from nodes.kv_agent.pool_facts import Pool
@@ -43,6 +43,10 @@ class HeldBy(Protocol):
 
     def unmap(self, source: SourceId) -> None:
         """Give up a mapping that copies read from."""
+        ...
+
+    def let_go(self, source: SourceId) -> None:
+        """Map another agent's pool no more, until a transfer asks for it again; copies from it end."""
         ...
 
 
@@ -88,7 +92,7 @@ class HeldPools:
     def _let_go(self, call: Call, order: LetGo) -> None:
         """Another agent wants its pool unmapped: no copy from it is begun, and those that run end."""
         source = SourceId(call.sender.actor_id, order.group)
-        self._actor.feed(SourceReleased(source))
+        self._actor.let_go(source)
         if is_read(self._actor.core.sessions, source):
             call.fail("not_ready", f"pages of {order.group} are still being copied", retryable=True)
         else:
@@ -123,12 +127,13 @@ class HeldPools:
 
     def stop_copies(self, group: str) -> None:
         """See `PoolOwner`."""
-        self._actor.feed(GroupReleased(group, *absence(self._ranks[group][0].info)))
+        self._take_away(group)
         self._announce()
 
     def is_copying(self, group: str) -> bool:
         """See `PoolOwner`."""
-        return is_used(self._actor.core.sessions, SourceId(self.ctx.address.actor_id, group))
+        own = SourceId(self.ctx.address.actor_id, group)
+        return is_used(self._actor.core.sessions, own) or self._pulls.is_sending(group)
 
     def forget_pool(self, group: str) -> None:
         """See `PoolOwner`."""
@@ -138,12 +143,13 @@ class HeldPools:
     def put_pools(self, group: str, pools: list[PagePool], *, is_offered: bool) -> None:
         """See `PoolOwner`."""
         self._ranks[group] = pools
-        if not any(pool.info.is_freed for pool in pools) and group not in self._pulls:
+        if not any(pool.info.is_freed for pool in pools) and (is_offered or group not in self._pulls):
+            # Offered again it is registered again: other agents were refused its pages meanwhile.
             self._pulls.add(group, pools)
         for pool in pools:
             self._actor.feed(GroupHeld(Pool.of(pool.path, pool.info)))
         if not is_offered or self._made.is_pending(group):
-            self._actor.feed(GroupReleased(group, *absence(pools[0].info)))
+            self._take_away(group)
         self._announce()
 
     def handle(self, group: str) -> PoolHandle:
@@ -157,6 +163,11 @@ class HeldPools:
     def lost(self, address: Address) -> None:
         """See `PoolOwner`."""
         self._made.on_lost(address)
+
+    def _take_away(self, group: str) -> None:
+        """Begin no copy to or from a group's pools, and send no other agent any of their pages."""
+        self._pulls.withdraw(group)
+        self._actor.feed(GroupReleased(group, *absence(self._ranks[group][0].info)))
 
     def _announce(self) -> None:
         infos = {group: pools[0].info for group, pools in self._ranks.items()}

@@ -70,7 +70,7 @@ class PoolOwner(Protocol):
         ...
 
     def is_copying(self, group: str) -> bool:
-        """Whether a copy still uses it."""
+        """Whether a copy still uses it, one that another agent makes of it included."""
         ...
 
     def forget_pool(self, group: str) -> None:

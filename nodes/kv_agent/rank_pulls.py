@@ -68,8 +68,17 @@ class RankPulls:
         return group in self._targets
 
     def remove(self, group: str) -> None:
-        """Give up the pools of a group; nothing is copied into them any more."""
+        """Give up the pools of a group; nothing is copied into them any more, nor sent from them."""
         self._targets.pop(group, None)
+        self._puller.withdraw(group)
+
+    def withdraw(self, group: str) -> None:
+        """Send nothing more of a group's pools to other agents, see `is_sending`. `add` offers them again."""
+        self._puller.withdraw(group)
+
+    def is_sending(self, group: str) -> bool:
+        """Whether pages of a group's pools are still being read for other agents."""
+        return self._puller.is_sending(group)
 
     def start(self, grant_id: str, copy: StartCopy, group: str, source: Sequence[Peer]) -> Ended | None:
         """Begin a copy from a source's pools, by rank; its end comes from `pump`, or at once if it cannot begin."""

@@ -15,12 +15,13 @@ from kvstore.errors import PoolDenied, PoolMismatch
 from kvstore.mapping import map_pool
 from kvstore.page_pool import HeapHost, ShmHost
 from kvstore.pool_header import HEADER_BYTES
-from kvstore.protocol import MapPool, PagesPulled, TransferFailed
+from kvstore.protocol import CloseGrant, MapPool, PagesPulled, TransferFailed
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import PoolConfig
+from nodes.kv_agent.pools import mark_pools
 from nodes.protocol import HasLetGo, HasTakenUp, LetGo, ListMemory, MemoryList, ReleaseMemory, ResumeMemory, TakeUp
 from nodes.roles import NODE_CODEC
 
@@ -194,6 +195,82 @@ def test_a_foreign_agent_lets_go_of_what_it_reads() -> None:
         assert near.stats()["mesh_kv_foreign_pools"] == 0
         (group,) = (await world.ask(world.d, "agent-0", ListMemory())).groups
         assert group.state == "held"
+
+    run(main)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
+    is_closed: bool, num_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pools(group: str) -> list[PoolConfig]:
+        layouts = [msgspec.structs.replace(LAYOUT, tp_rank=rank, tp_size=num_ranks) for rank in range(num_ranks)]
+        return [PoolConfig(group=group, num_pages=NUM_PAGES, layout=layout) for layout in layouts]
+
+    async def main(world: World) -> None:
+        near, far = KVAgent(config(pools=pools("d")), world.host), KVAgent(config(pools=pools("p")), world.host)
+        await started(world, near, far)
+        source, _ = await world.pool(world.p, "agent-1", "p")
+        await world.pool(world.d, "agent-0", "d")
+        ask = near.ctx.ask
+        has_let_go = asyncio.Event()
+
+        async def let_go() -> None:
+            order = LetGo(group="p", number=1, is_kv=True, weights="")
+            assert (await far.ctx.ask("agent-0", order, timeout_s=2.0)).message == HasLetGo(group="p", number=1)
+            assert not near._puller.transports[0]._peers  # type: ignore[attr-defined]
+
+        async def ask_and_let_go(agent: str, question: Any, **options: Any) -> Any:
+            answer = await ask(agent, question, **options)
+            if isinstance(question, MapPool) and question.rank == num_ranks - 1:
+                if is_closed:
+                    await world.ask(world.d, "agent-0", CloseGrant(grant_id="g"))
+                    await let_go()
+                else:
+                    # A transfer waits for the pool: its end is waited for.
+                    with pytest.raises(RemoteError, match="not_ready"):
+                        await let_go()
+                has_let_go.set()
+            return answer
+
+        monkeypatch.setattr(near.ctx, "ask", ask_and_let_go)
+        digest = source.layout.digest
+        await world.ask(world.d, "agent-0", msgspec.structs.replace(grant([4, 5]), layout_digest=digest))
+        world.p.ctx.tell("agent-0", msgspec.structs.replace(ready(source, [1, 2]), layout_digest=digest))
+        await has_let_go.wait()
+        if not is_closed:
+            end = await world.d.ends()
+            assert isinstance(end, TransferFailed)
+            assert end.code == "memory_released"
+            await let_go()
+        await asyncio.sleep(0.5)
+        assert not near._puller.transports[0]._peers  # type: ignore[attr-defined]
+        assert near.stats()["mesh_kv_foreign_pools"] == 0
+
+    run(main)
+
+
+def test_a_pool_whose_header_says_that_it_is_released_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(world: World) -> None:
+        near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
+        await started(world, near, far)
+        source, _ = await world.pool(world.p, "agent-1", "p")
+        await world.pool(world.d, "agent-0", "d")
+        ask = near.ctx.ask
+
+        async def ask_and_mark(*arguments: Any, **options: Any) -> Any:
+            answer = await ask(*arguments, **options)
+            mark_pools(world.host, far._ranks["p"], "reload", is_unwanted=True)
+            return answer
+
+        monkeypatch.setattr(near.ctx, "ask", ask_and_mark)
+        await world.ask(world.d, "agent-0", grant([4, 5]))
+        world.p.ctx.tell("agent-0", ready(source, [1, 2]))
+        end = await world.d.ends()
+        assert isinstance(end, TransferFailed)
+        assert end.code == "memory_released"
+        assert not near._puller.transports[0]._peers  # type: ignore[attr-defined]
 
     run(main)
 

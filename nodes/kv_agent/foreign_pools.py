@@ -1,0 +1,78 @@
+"""Reaching the pools of other agents: their agents are asked where they lie, rank by rank, and they are mapped.
+
+While an answer is on its way the other agent may be lost, or want the pool unmapped. Both are dealt with when they are
+heard of, so an answer from before is not acted on afterwards: nobody would unmap what it leads to. Used by `actor.py`.
+"""
+
+from collections import Counter
+
+from kvstore.errors import KVError, TransferError
+from kvstore.protocol import MapPool, PoolHandle
+from kvstore.transfer.base import Peer
+from mesh.actor import Context
+from mesh.errors import CallError
+from nodes.kv_agent.events import SourceId
+from nodes.kv_agent.own_pools import absence
+from nodes.kv_agent.pullers import Pullers
+from nodes.kv_agent.rank_pulls import require_ranks
+from nodes.protocol.memory import MEMORY_RELEASED
+
+
+class ForeignPools:
+    """See the module. `timeout_s`: for the answer of an agent, for each rank."""
+
+    def __init__(self, puller: Pullers, timeout_s: float) -> None:
+        self._puller = puller
+        self._timeout_s = timeout_s
+        # How often each agent was lost, and each of its pools let go.
+        self._losses: Counter[str] = Counter()
+        self._releases: Counter[SourceId] = Counter()
+        # What is mapped of sources whose ranks are not all there yet.
+        self._begun: dict[SourceId, list[Peer]] = {}
+
+    def agent_lost(self, agent: str) -> None:
+        """What it has said so far leads nowhere."""
+        self._losses[agent] += 1
+
+    def let_go(self, source: SourceId) -> None:
+        """Unmap what is mapped of a source so far, and map nothing more of it until its agent is asked again."""
+        self._releases[source] += 1
+        self._give_up(source)
+
+    async def connect(self, ctx: Context, source: SourceId) -> list[Peer]:
+        """Reach the pools of all ranks of a source; one at a time for each. Raises CallError, KVError: none is."""
+        peers = self._begun[source] = []
+        try:
+            await self._connect(ctx, source, peers)
+            require_ranks(peers)
+        except (CallError, KVError):
+            self._give_up(source)
+            raise
+        finally:
+            del self._begun[source]
+        return peers
+
+    async def _connect(self, ctx: Context, source: SourceId, peers: list[Peer]) -> None:
+        num_losses, num_releases = self._losses[source.agent], self._releases[source]
+        num_ranks = 1
+        while len(peers) < num_ranks:
+            ask = MapPool(group=source.group, rank=len(peers))
+            handle = (await ctx.ask(source.agent, ask, timeout_s=self._timeout_s)).message
+            if self._losses[source.agent] != num_losses:
+                raise TransferError("source_lost", f"{source.agent} was lost when it had just answered")
+            if self._releases[source] != num_releases:
+                text = f"{source.agent} wanted its pool of {source.group} unmapped when it had just answered"
+                raise TransferError(MEMORY_RELEASED, text)
+            if not isinstance(handle, PoolHandle):
+                raise TransferError("bad_answer", f"{source.agent} answered MapPool with {type(handle).__name__}")
+            peers.append(self._puller.connect(handle))
+            info = peers[0].info
+            if info.is_released:
+                # The agent has answered before the wish was made, or died with the wish in its header.
+                raise TransferError(*absence(info))
+            num_ranks = info.layout.tp_size
+
+    def _give_up(self, source: SourceId) -> None:
+        peers = self._begun.get(source, [])
+        while peers:
+            self._puller.disconnect(peers.pop())

@@ -1,0 +1,162 @@
+"""An agent gives memory back that it sends to other agents: what is being read stays, nothing more is begun."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from agent_world import LAYOUT, NUM_PAGES, SIZE, Process, Scheduler, World, config
+
+from kvstore.protocol import MakePages, MapPool, OfferPages, OfferPair, PagesOffered, PagesPulled, PoolHandle
+from mesh.actor import Call
+from mesh.address import Address
+from mesh.errors import RemoteError
+from mesh.testing import virtual_time
+from nodes.kv_agent.actor import KVAgent
+from nodes.kv_agent.config import PoolConfig
+from nodes.protocol.memory import GroupMemory, HasLetGo, LetGo, ReleaseMemory, ResumeMemory
+
+
+class Holder(Scheduler):
+    """Lets go when it is told to, once `is_willing`."""
+
+    is_willing = True
+
+    def on_ask(self, call: Call) -> None:
+        order: Any = call.message
+        if not isinstance(order, LetGo) or not self.is_willing:
+            call.fail("not_ready", "not now", retryable=True)
+            return
+        call.reply(HasLetGo(group=order.group, number=order.number))
+
+
+def run(main: Callable[[World, Holder], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        world = World()
+        holder = world.scheduler = Holder()
+        await world.start()
+        await main(world, holder)
+        await world.stop()
+
+    virtual_time.run(whole(), limit_s=600.0)
+
+
+class Maker(Scheduler):
+    """A worker that makes the pages of `p` itself, in a process of its own."""
+
+    role = "worker"
+
+    async def table(self) -> PoolHandle:
+        return (await self.ctx.ask("agent-1", MakePages(group="p"), timeout_s=600.0)).message
+
+    async def make(self, process: Process) -> None:
+        handle = await self.table()
+        pages = process.host.make_pages(process.host.open(handle.path, writable=True))
+        offer = OfferPages(group="p", incarnation=handle.incarnation, ipc_handle=pages)
+        answer = (await self.ctx.ask("agent-1", offer, timeout_s=2.0)).message
+        assert answer == PagesOffered(group="p", incarnation=handle.incarnation)
+
+
+async def two(world: World) -> tuple[KVAgent, PoolHandle]:
+    """An agent with `d`, and one with `p`; returns the latter and its pool, all of whose pages run."""
+    await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))
+    far = await world.agent("agent-1", config("cuda:1", "p", device_transport="nccl"))
+    await world.settle(4)
+    source, _ = await world.pool("agent-1", "p")
+    await world.pool("agent-0", "d")
+    return far, source
+
+
+async def state(world: World, wish: ReleaseMemory | ResumeMemory) -> GroupMemory:
+    (found,) = (await world.ask("agent-1", wish)).groups
+    return found
+
+
+async def becomes(world: World, wish: ReleaseMemory | ResumeMemory, expected: str) -> None:
+    for _ in range(200):
+        found = await state(world, wish)
+        if found.state == expected:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(found)
+
+
+def stop_sender(world: World) -> None:
+    (sender,) = (link for link in world.wire.links if link.memory is world.processes["agent-1"].memory)
+    sender.stop()
+
+
+def test_pages_that_are_being_sent_stay_until_nothing_reads_them() -> None:
+    async def main(world: World, _: Holder) -> None:
+        far, source = await two(world)
+        # The sender's kernel goes on after its pair was given up.
+        world.wire.is_slow = world.wire.is_stuck = True
+        await world.order(source, "agent-0", [8], [4])
+        while not far._puller.is_sending("p"):
+            await asyncio.sleep(0.01)
+        world.network.crash(Address("agent-0", 1))
+        for _ in range(100):
+            found = await state(world, ReleaseMemory())
+            await asyncio.sleep(0.1)
+        assert (found.state, found.waiting_for, found.pool_bytes) == ("releasing", [], NUM_PAGES * SIZE)
+        stop_sender(world)
+        await becomes(world, ReleaseMemory(), "released")
+        assert not far._puller.is_sending("p")
+
+    run(main)
+
+
+def test_nothing_is_sent_of_a_pool_that_is_being_released_and_offered_again_it_is() -> None:
+    async def main(world: World, holder: Holder) -> None:
+        _, source = await two(world)
+        holder.is_willing = False
+        await becomes(world, ReleaseMemory(), "releasing")
+        offer = OfferPair(
+            pair="x",
+            unique_id=bytes(128),
+            group="p",
+            incarnation=source.incarnation,
+            layout_digest=LAYOUT.digest,
+            timeout_s=5.0,
+            transport="nccl",
+        )
+        with pytest.raises(RemoteError, match="unknown_group"):
+            await world.ask("agent-1", offer)
+        await becomes(world, ResumeMemory(), "held")
+        assert (await world.ask("agent-1", MapPool(group="p"))).incarnation == source.incarnation
+        await world.order(source, "agent-0", [8], [4])
+        assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
+
+    run(main)
+
+
+def test_the_table_of_pages_that_a_worker_made_is_made_again_when_nothing_reads_them() -> None:
+    async def main(world: World, _: Holder) -> None:
+        pool = PoolConfig(group="p", num_pages=NUM_PAGES, layout=LAYOUT, device="cuda:1", in_worker=True)
+        await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))
+        far = await world.agent("agent-1", config("cuda:1", pools=[pool], device_transport="nccl"))
+        worker = Maker()
+        await world.add("W", worker)
+        await world.settle(5)
+        await worker.make(Process(world.tables, world.cards))
+        source = (await world.pool("agent-1", "p"))[0]
+        await world.pool("agent-0", "d")
+        world.wire.is_slow = world.wire.is_stuck = True
+        await world.order(source, "agent-0", [8], [4])
+        while not far._puller.is_sending("p"):
+            await asyncio.sleep(0.01)
+        for address in (Address("agent-0", 1), Address("W", 1)):
+            world.network.crash(address)
+        successor = Maker()
+        await world.add("W", successor, 2)
+        while successor.ctx.members.get("agent-1") is None:
+            await asyncio.sleep(0.05)
+        answer = asyncio.ensure_future(successor.table())
+        await asyncio.sleep(10.0)
+        assert not answer.done()
+        assert world.processes["agent-1"].memory.num_open == 1, "the sender reads what is open"
+        stop_sender(world)
+        assert (await answer).incarnation != source.incarnation
+        assert world.processes["agent-1"].memory.num_open == 0
+
+    run(main)
