@@ -26,7 +26,10 @@ CORES: Final = {
         "kvstore/transfer/choice.py",
         "kvstore/transfer/tcp_wire.py",
         "nodes/kv_agent/core.py",
+        "nodes/kv_agent/rank_pulls.py",
     ),
+    "memory": ("nodes/kv_agent/memory.py", "nodes/kv_agent/worker_pools.py"),
+    "ranks": ("nodes/scheduler/ranks.py", "nodes/worker/ranks.py"),
     "credit": ("mesh/credit.py", "mesh/mailbox.py"),
     "leases": ("mesh/membership.py", "mesh/liveness.py", "nodes/registry/core.py", "nodes/gateway/cancels.py"),
     "handoff": (

@@ -25,6 +25,7 @@ from nodes.kv_agent.events import (
     Command,
     CopyDone,
     Draining,
+    GroupReleased,
     MapAsked,
     MapForeign,
     OpenAsked,
@@ -101,8 +102,27 @@ def codes(commands: list[Command]) -> list[str]:
     ]
 
 
+RELEASED = GroupReleased("p", "memory_released", "given back")
+
 OPENED = Reply(1, GrantOpened(grant_id="g1"))
 CLOSED = GrantClosed(grant_id="g1")
+
+
+def test_what_is_read_from_a_released_pool_fails_and_nothing_else() -> None:
+    core = make_core()
+    core.handle(opening(grant()), 0.0)
+    core.handle(opening(grant("g2", (3, 4)), 2), 0.0)
+    assert core.handle(PagesAnnounced(P, ready()), 0.0) == [pull()]
+    core.handle(PagesAnnounced(P, ready("g2", source_agent="far")), 0.0)
+    commands = core.handle(RELEASED, 1.0)
+    assert CancelPull("g1", 1) in commands
+    commands += core.handle(CopyDone("g1", CopyEnded(1, "cancelled", ""), 0), 1.0)
+    told = [one.message for one in commands if isinstance(one, Tell) and isinstance(one.message, TransferFailed)]
+    assert {(one.grant_id, one.code) for one in told} == {("g1", "memory_released")}
+    core.handle(opening(grant("g3", (5, 6)), 3), 2.0)
+    again = core.handle(PagesAnnounced(P, ready("g3")), 2.0)
+    assert set(codes(again)) == {"memory_released"}
+    assert not any(isinstance(one, MapForeign | StartPull) for one in again)
 
 
 def test_pools_are_described() -> None:

@@ -127,6 +127,18 @@ def test_who_does_not_answer_is_asked_again_and_named() -> None:
     assert made.next_deadline is None
 
 
+def test_all_who_do_not_answer_are_asked_again_at_once() -> None:
+    made = core()
+    other = Address("worker-g.1", 1)
+    made.handle(seen((S, "ready"), (W, "ready"), (other, "ready")), 0.0)
+    release(made)
+    assert {one.holder for one in made.handle(Done("g", 1, S), 1.0)} == {W, other}
+    assert made.handle(NotDone("g", 1, W, "no answer"), 3.0) == []
+    assert made.handle(NotDone("g", 1, other, "no answer"), 3.5) == []
+    assert made.next_deadline == 4.0
+    assert {one.holder for one in made.handle(Tick(), 4.0)} == {W, other}
+
+
 def test_the_dead_hold_nothing_and_who_comes_late_is_asked() -> None:
     made = core()
     made.handle(CopiesEnded("g"), 0.0)

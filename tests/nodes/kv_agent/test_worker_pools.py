@@ -74,6 +74,22 @@ def test_one_that_never_offered_leaves_nothing_to_wait_for() -> None:
     assert core.handle(MakeAsked(2, "g", SECOND)) == [MakeTable("g")]
 
 
+def test_the_last_who_asks_is_served_and_who_dies_before_is_not() -> None:
+    core = WorkerPools([("g", 5)])
+    core.handle(MakeAsked(1, "g", FIRST))
+    core.handle(TableMade("g", 10))
+    core.handle(OfferAsked(2, "g", FIRST, 10, b"h"))
+    core.handle(MakerLost(FIRST))
+    assert core.handle(MakeAsked(3, "g", SECOND)) == [], "copies are waited for"
+    third = Address("worker-g", 3)
+    (refused,) = core.handle(MakeAsked(4, "g", third))
+    assert isinstance(refused, Refuse)
+    assert refused.call == 3
+    assert core.handle(MakerLost(third)) == []
+    assert core.handle(CopiesEnded("g")) == [], "nobody is left who wants pages"
+    assert core.handle(MakeAsked(5, "g", Address("worker-g", 4))) == [MakeTable("g")]
+
+
 @given(st.lists(st.tuples(st.sampled_from(["make", "offer", "lost", "copies"]), st.integers(1, 4)), max_size=40))
 def test_pages_are_offered_only_of_the_one_that_made_the_present_table(events: list[tuple[str, int]]) -> None:
     core = WorkerPools([("g", 0)])
