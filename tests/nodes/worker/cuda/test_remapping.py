@@ -16,6 +16,7 @@ from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda import load
 from nodes.worker.cuda.graphs import DecodeGraphs
 from nodes.worker.cuda.load import build_runner
+from nodes.worker.cuda.memory_saver import load_memory_saver
 from nodes.worker.errors import MemorySaverMissing
 from nodes.worker.pool_view import PoolView
 from nodes.worker.step import RemappableRunner
@@ -54,6 +55,14 @@ def pool(incarnation: int) -> PagePool:
 def runner_over(first: PagePool, **options: Any) -> Any:
     config = WorkerConfig(group="g", model=MODEL, agent="a", dtype="float32", **options)
     return build_runner(resolve_model(MODEL), config, PoolView(first.pages_view, first.layout))[0]
+
+
+@pytest.fixture(autouse=True)
+def told_nothing() -> Generator[None, None, None]:
+    """The library is told its mode once in a process, and each test has one of its own."""
+    load_memory_saver.cache_clear()
+    yield
+    load_memory_saver.cache_clear()
 
 
 @pytest.fixture
@@ -97,6 +106,13 @@ def test_weights_are_backed_up_and_come_back_before_anything_is_built_on_them(li
     runner.unmap(backs_up=False)
     runner.remap(pool(3))
     assert len(library.calls) == 3, "kept weights are neither paused nor resumed"
+
+
+def test_the_mode_is_told_once(library: Library) -> None:
+    saver = load_memory_saver()
+    with saver.region():
+        pass
+    assert load_memory_saver() is saver
 
 
 def test_graphs_are_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
