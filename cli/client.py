@@ -1,6 +1,7 @@
 """`meshctl` as a peer in the mesh: asks a running supervisor one question, for `ps`, `down`, `drain` and others."""
 
 import asyncio
+import itertools
 import os
 from typing import ClassVar, Final, TypeVar
 
@@ -19,6 +20,8 @@ from mesh.telemetry import setup_log
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
 
 _ASK_TIMEOUT_S: Final = 3.0
+
+_numbers: Final = itertools.count(1)
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -60,8 +63,9 @@ def ask_supervisor(directory: MeshDirectory, manifest: Manifest, question: Messa
 async def _ask(directory: MeshDirectory, manifest: Manifest, question: Message) -> object:
     transport = ZeroMQTransport(ZeroMQOptions(run_directory=directory.run))
     supervisor, endpoint = manifest.supervisor
-    # An id of its own for every call, so that two at the same time do not take each other's answers.
-    address = Address(f"meshctl-{os.getpid()}", 1)
+    # An id of its own for every call: two at the same time would take each other's answers, and a second one right
+    # behind the first would find its identity still taken at the supervisor's socket, and never be welcomed.
+    address = Address(f"meshctl-{os.getpid()}-{next(_numbers)}", 1)
     actor = ClientActor()
     system = ActorSystem(actor, address, transport, StaticBootstrap(supervisor, endpoint))
     await system.start()

@@ -192,3 +192,18 @@ def test_every_printed_line_runs_alone(host):
     assert host.processes() == []
     assert host.segments() == []
     assert host.sockets() == []
+
+
+def test_one_process_may_ask_the_supervisor_again_and_again(host):
+    """Each time as somebody else: who comes under an identity that is just leaving is never welcomed."""
+    host.up(*ECHO)
+    asks = (
+        "from cli.client import ask_supervisor, find_mesh\n"
+        "from cli.protocol import ActorList, ListActors\n"
+        f"mesh = find_mesh({host.name!r})\n"
+        "print(sum(bool(ask_supervisor(*mesh, ListActors(), ActorList).actors) for _ in range(40)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", asks], env=host.environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "40\n", done.stderr
