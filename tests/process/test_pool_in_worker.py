@@ -23,6 +23,7 @@ def users(mesh: ChaosMesh, directory: Path) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_the_agent_has_nothing_on_the_device_until_pages_are_copied(tmp_path: Path) -> None:
     with software_mesh(tmp_path, *MIXED) as mesh:
         undisturbed = answers_of(mesh, "undisturbed")
