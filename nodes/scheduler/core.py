@@ -24,6 +24,7 @@ from nodes.protocol import (
     StepResult,
     StopAt,
 )
+from nodes.protocol.memory import MEMORY_RELEASED
 from nodes.roles import KV_EVENTS_TOPIC
 from nodes.scheduler import asks, attempts, grants, loads, orders, pipeline
 from nodes.scheduler.admission import Admission
@@ -106,7 +107,7 @@ class SchedulerCore:
         self.orders = Orders(config, pool, self.outbox, self.deadlines)
         self.endings = Endings(self.queue, self.running, self.grants, self.attempts, self.streams, self.outbox)
         self.results = Results(config.page_size, self.running, self.orders, self.streams, self.endings)
-        self.deaths = WorkerDeaths(config, self.running, self.results, self.orders, self.attempts, self.endings)
+        self.deaths = WorkerDeaths(config, self.running, self.results, self.orders, self.endings)
         self.admission = Admission(
             config, cache, self.queue, self.running, self.growth, self.grants, self.orders, self.orphans
         )
@@ -174,7 +175,7 @@ class SchedulerCore:
                 self._on_members(event, now)
             case MemoryWanted():
                 self.calls.is_draining = True
-                self.endings.give_all_back(self.orders, now)
+                self.endings.give_all_back(self.orders, MEMORY_RELEASED, "the memory of this group is released", now)
             case DrainAsked():
                 self.calls.is_draining = True
                 self.outbox.add(Announce("draining", self.pipeline.adopted is not None))

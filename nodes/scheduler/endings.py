@@ -9,7 +9,6 @@ Pure; used by the core and its results.
 """
 
 from nodes.protocol import AttemptFailed
-from nodes.protocol.memory import MEMORY_RELEASED
 from nodes.scheduler.attempts import Attempts
 from nodes.scheduler.events import Outbox
 from nodes.scheduler.grants import Grants
@@ -78,16 +77,22 @@ class Endings:
         self.leave(sequence, now)
         self._attempts.forget(sequence)
 
-    def give_all_back(self, orders: Orders, now: float) -> None:
-        """Fail every attempt and order that is not done, so that they begin elsewhere at once."""
-        message = "the memory of this group is released"
+    def give_all_back(self, orders: Orders, code: str, message: str, now: float, *, but_handoffs: bool = False) -> None:
+        """Fail every attempt and order that is not done, so that they begin elsewhere at once.
+
+        `but_handoffs`: those that are prefilled elsewhere now need nothing of this group's worker yet.
+        """
         for sequence in self._attempts:
-            if sequence.stage is not Stage.ENDED:
-                self.fail(sequence, MEMORY_RELEASED, message, True, now)
+            if sequence.stage is not Stage.ENDED and not (but_handoffs and sequence.stage is Stage.HANDOFF):
+                self.fail(sequence, code, message, True, now)
         for grant_id in orders.running():
-            sequence = orders.fail(grant_id, MEMORY_RELEASED, message, now)
-            if sequence is not None:
-                self.leave(sequence, now)
+            self.fail_order(orders, grant_id, code, message, now)
+
+    def fail_order(self, orders: Orders, grant_id: str, code: str, message: str, now: float) -> None:
+        """An order that is being computed ends, and what computes it."""
+        sequence = orders.fail(grant_id, code, message, now)
+        assert sequence is not None, "an order that is computed has its sequence"
+        self.leave(sequence, now)
 
     def leave(self, sequence: Sequence, now: float) -> None:
         """Hold nothing any more; pages that a step or a transfer may still write follow when it has ended."""

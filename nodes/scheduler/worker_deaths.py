@@ -10,7 +10,6 @@ A sequence is cleared by a step that is acknowledged. After too long without any
 Pure; owned by the core. The promise is that of `docs/architecture.md`: one bad request never takes the mesh with it.
 """
 
-from nodes.scheduler.attempts import Attempts
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.endings import Endings
 from nodes.scheduler.orders import Orders
@@ -29,14 +28,12 @@ class WorkerDeaths:
         running: Running,
         results: Results,
         orders: Orders,
-        attempts: Attempts,
         endings: Endings,
     ) -> None:
         self._config = config
         self._running = running
         self._results = results
         self._orders = orders
-        self._attempts = attempts
         self._endings = endings
         self._suspects: dict[int, Sequence] = {}
         self.num_poisoned = 0
@@ -69,21 +66,12 @@ class WorkerDeaths:
     def away_for_good(self, now: float) -> None:
         """No worker for too long: whoever waits for it is told, and can go elsewhere."""
         message = f"worker {self._config.worker} has been away for {self._config.worker_lost_timeout_s:g} s"
-        for sequence in self._attempts:
-            if sequence.stage is not Stage.ENDED and sequence.stage is not Stage.HANDOFF:
-                self._endings.fail(sequence, "worker_lost", message, retryable=True, now=now)
-        for grant_id in self._orders.running():
-            self._fail_order(grant_id, "worker_lost", message, now)
+        self._endings.give_all_back(self._orders, "worker_lost", message, now, but_handoffs=True)
 
     def _poisoned(self, sequence: Sequence, now: float) -> None:
         self.num_poisoned += 1
         message = f"computing it alone ended {self._config.worker}, after {MAX_DEATHS} deaths with others"
         if sequence.order_id:
-            self._fail_order(sequence.order_id, POISONED, message, now)
+            self._endings.fail_order(self._orders, sequence.order_id, POISONED, message, now)
         else:
             self._endings.fail(sequence, POISONED, message, retryable=False, now=now)
-
-    def _fail_order(self, grant_id: str, code: str, message: str, now: float) -> None:
-        held = self._orders.fail(grant_id, code, message, now)
-        assert held is not None, "an order that is computed has its sequence"
-        self._endings.leave(held, now)

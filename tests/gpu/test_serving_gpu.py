@@ -7,7 +7,7 @@ import torch
 
 from tests.chaos.chaos_mesh import ChaosMesh
 from tests.chaos.streams import Answer, differences
-from tests.process.device_mesh import APART, MIXED, answers_of, mesh_on, pages_moved
+from tests.process.device_mesh import APART, MIXED, answers_of, answers_when_struck, mesh_on, pages_moved
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,8 +43,7 @@ def test_kill_9_of_a_worker_under_load_does_not_show_in_the_text(
 ) -> None:
     """The next worker opens the same pages: what was computed is not computed again, but for the steps in flight."""
     before = apart.settled(120.0)
-    at = sum(answer.num_events for answer in undisturbed) // 3
-    answers = answers_of(apart, actor_id, at=at, blow=lambda: apart.strike(actor_id))
+    answers = answers_when_struck(apart, undisturbed, actor_id)
     after = apart.settled(120.0)
     assert after.epochs[actor_id] == before.epochs[actor_id] + 1
     assert after.epochs["kv-agent-0"] == before.epochs["kv-agent-0"], "whoever owns the pages lives on"
@@ -61,8 +60,7 @@ def test_no_request_is_lost_where_kv_is_computed_again(
     so may what is drawn from it: lengths and counts are compared, and how many texts are equal is said.
     """
     before = apart.settled(120.0)
-    at = sum(answer.num_events for answer in undisturbed) // 3
-    answers = answers_of(apart, actor_id, at=at, blow=lambda: apart.strike(actor_id))
+    answers = answers_when_struck(apart, undisturbed, actor_id)
     after = apart.settled(180.0)
     assert after.epochs[actor_id] > before.epochs[actor_id]
     assert [(one.finish_reason, one.usage) for one in answers] == [

@@ -74,5 +74,11 @@ def answers_of(mesh: ChaosMesh, salt: str, **wave: Any) -> list[Answer]:
     return answers
 
 
+def answers_when_struck(mesh: ChaosMesh, undisturbed: list[Answer], actor_id: str) -> list[Answer]:
+    """The same wave, with an actor killed when a third of what was answered then has come."""
+    at = sum(answer.num_events for answer in undisturbed) // 3
+    return answers_of(mesh, f"{actor_id} dies", at=at, blow=lambda: mesh.strike(actor_id))
+
+
 def pages_moved(mesh: ChaosMesh) -> float:
     return sum(value for name, value in mesh.metrics().items() if name.startswith("mesh_kv_transfer_pages_total"))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos.chaos_mesh import RECOMPUTED_MAX, ChaosMesh, recomputed_tokens
 from tests.chaos.streams import Answer, differences
-from tests.process.device_mesh import APART, MIXED, answers_of, mesh_on, pages_moved
+from tests.process.device_mesh import APART, MIXED, answers_of, answers_when_struck, mesh_on, pages_moved
 from tests.software_device.device import bytes_in_use, environment
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -59,8 +59,7 @@ def test_kill_9_under_load_does_not_show_in_the_text(
 ) -> None:
     """The next worker opens the same pages."""
     before, in_use = apart.settled(), bytes_in_use(memory)
-    at = sum(answer.num_events for answer in undisturbed) // 3
-    answers = answers_of(apart, actor_id, at=at, blow=lambda: apart.strike(actor_id))
+    answers = answers_when_struck(apart, undisturbed, actor_id)
     after = apart.settled()
     assert after.epochs[actor_id] == before.epochs[actor_id] + 1
     assert after.epochs["kv-agent-0"] == before.epochs["kv-agent-0"], "whoever owns the pages lives on"
@@ -74,8 +73,7 @@ def test_the_death_of_the_agent_takes_the_pages_and_no_request(
 ) -> None:
     """Its memory is free only when the workers have let go of it too; then pools are made again and mapped anew."""
     before, in_use = apart.settled(), bytes_in_use(memory)
-    at = sum(answer.num_events for answer in undisturbed) // 3
-    answers = answers_of(apart, "agent", at=at, blow=lambda: apart.strike("kv-agent-0"))
+    answers = answers_when_struck(apart, undisturbed, "kv-agent-0")
     after = apart.settled(60.0)
     assert after.epochs["kv-agent-0"] > before.epochs["kv-agent-0"]
     assert not differences(answers, undisturbed)

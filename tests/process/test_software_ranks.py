@@ -7,7 +7,7 @@ import pytest
 
 from tests.chaos.chaos_mesh import ChaosMesh
 from tests.chaos.streams import Answer, differences
-from tests.process.device_mesh import APART, answers_of, mesh_on, pages_moved
+from tests.process.device_mesh import APART, answers_of, answers_when_struck, mesh_on, pages_moved
 from tests.software_device.device import bytes_in_use, environment
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -48,8 +48,7 @@ def test_kill_9_under_load_does_not_show_in_the_text(
 ) -> None:
     """The next ranks open the same pages, on both devices."""
     before, in_use = ranks.settled(), bytes_in_use(memory)
-    at = sum(answer.num_events for answer in undisturbed) // 3
-    answers = answers_of(ranks, victim, at=at, blow=lambda: ranks.strike(victim))
+    answers = answers_when_struck(ranks, undisturbed, victim)
     after = ranks.settled(90.0)
     assert not differences(answers, undisturbed)
     if victim.startswith("worker"):
@@ -62,8 +61,7 @@ def test_the_death_of_the_agent_takes_the_pages_of_all_ranks_and_no_request(
     ranks: ChaosMesh, undisturbed: list[Answer], memory: Path
 ) -> None:
     before, in_use = ranks.settled(), bytes_in_use(memory)
-    at = sum(answer.num_events for answer in undisturbed) // 3
-    answers = answers_of(ranks, "agent", at=at, blow=lambda: ranks.strike("kv-agent-0"))
+    answers = answers_when_struck(ranks, undisturbed, "kv-agent-0")
     after = ranks.settled(90.0)
     assert after.epochs["kv-agent-0"] > before.epochs["kv-agent-0"]
     assert not differences(answers, undisturbed)
