@@ -1,5 +1,6 @@
 """Meshes as processes, each test in a run directory of its own, and proof that nothing outlives them."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -146,7 +147,8 @@ class Host:
                 process.send_signal(signal.SIGKILL)
             process.wait()
         for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may end by itself between the listing and this
+                os.kill(pid, signal.SIGKILL)
         for name in self.segments():
             (Path("/dev/shm") / name).unlink(missing_ok=True)
 
