@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
+# One worker of pytest has the tests that start whole meshes, the other all the rest (tests/conftest.py).
+IN_TWO := -n 2 --dist loadgroup
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup up test test-all soak coverage lint format bench bench-peers clean
@@ -25,10 +27,10 @@ up: $(STAMP)
 	$(BIN)/meshctl up $(ARGS)
 
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m "not slow and not soak and not gpu and not containers" $(ARGS)
+	$(BIN)/python -m pytest $(IN_TWO) -m "not slow and not soak and not gpu and not containers" $(ARGS)
 
 test-all: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m "not soak and not gpu" $(ARGS)
+	$(BIN)/python -m pytest $(IN_TWO) -m "not soak and not gpu" $(ARGS)
 
 # A storm of kills for ten minutes; SOAK_SECONDS and SOAK_SEED set another length and other victims.
 soak: $(DEV_STAMP)

@@ -7,7 +7,7 @@ from tests.simulation.mutations import MOST_SEEDS, PLANTED, first_caught
 KNOWN_SEEDS = {
     "unacknowledged steps are not sent again": 5,
     "any result is taken for the oldest step": 13,
-    "only the last result is kept": 5,
+    "only the last result is kept": 13,
     "pages are given back under a step that writes them": 32,
     "pages are journalled before the step is acknowledged": 102,
     "locked pages are evicted": 1,

@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulation.releases import run_seed
 
-NUM_SEEDS = 50
+NUM_SEEDS = 30
 NUM_SEEDS_OF_ALL = 1500
 SEEN = {"died: worker", "died: scheduler", "died: kv", "died: registry", "dropped", "duplicated", "sleeps"}
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.scenario import run_seed
 
-NUM_SEEDS = 2000
+NUM_SEEDS = 1200
 NUM_SEEDS_OF_ALL = 10_000
 LIMIT_S = 3600
 FAULTS = {
