@@ -28,8 +28,8 @@ CORES: Final = {
         "nodes/kv_agent/core.py",
         "nodes/kv_agent/rank_pulls.py",
     ),
-    "memory": ("nodes/kv_agent/memory.py", "nodes/kv_agent/worker_pools.py"),
-    "ranks": ("nodes/scheduler/ranks.py", "nodes/worker/ranks.py"),
+    "memory": ("nodes/kv_agent/memory/core.py", "nodes/kv_agent/worker_pools/core.py"),
+    "ranks": ("nodes/scheduler/ranks.py", "nodes/worker/parallel/ranks.py"),
     "credit": ("mesh/credit.py", "mesh/mailbox.py"),
     "leases": ("mesh/membership.py", "mesh/liveness.py", "nodes/registry/core.py", "nodes/gateway/cancels.py"),
     "handoff": (

@@ -25,7 +25,7 @@ def build_peer(spec: ModelSpec, device: str) -> Any:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from nodes.worker.random_weights import RandomWeights
+    from nodes.worker.weights.random_weights import RandomWeights
 
     config = Qwen3Config(
         vocab_size=spec.vocab_size, hidden_size=spec.hidden_size, intermediate_size=spec.intermediate_size,

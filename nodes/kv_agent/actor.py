@@ -61,11 +61,11 @@ from nodes.kv_agent.events import (
     Tick,
     UnmapForeign,
 )
-from nodes.kv_agent.foreign_pools import ForeignPools
-from nodes.kv_agent.held_pools import HeldPools
-from nodes.kv_agent.own_pools import held_bytes
-from nodes.kv_agent.pool_facts import Pool
-from nodes.kv_agent.pools import take_when_free
+from nodes.kv_agent.pools.facts import Pool
+from nodes.kv_agent.pools.foreign import ForeignPools
+from nodes.kv_agent.pools.held import HeldPools
+from nodes.kv_agent.pools.own import held_bytes
+from nodes.kv_agent.pools.taking import take_when_free
 from nodes.kv_agent.pullers import Pullers, make_links, make_remote, make_transports
 from nodes.kv_agent.rank_pulls import RankPulls
 from nodes.roles import KV_AGENT, NODE_CODEC

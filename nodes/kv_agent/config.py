@@ -29,7 +29,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     `layout.tp_size`: `num_pages` pages, the padding page included.
 
     `device` is where its pages lie: `cpu` (shared memory of the host) or `cuda:N`. `in_worker`: the group's worker
-    makes those on a device, see `worker_pools.py`.
+    makes those on a device, see `worker_pools/core.py`.
     """
 
     group: str

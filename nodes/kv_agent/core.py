@@ -44,8 +44,8 @@ from nodes.kv_agent.events import (
     UnmapForeign,
 )
 from nodes.kv_agent.figures import gauges
-from nodes.kv_agent.own_pools import OwnPools, source_of
-from nodes.kv_agent.pool_facts import Pool
+from nodes.kv_agent.pools.facts import Pool
+from nodes.kv_agent.pools.own import OwnPools, source_of
 from nodes.kv_agent.sources import SourceFacts, Sources
 from nodes.protocol.memory import MEMORY_RELEASED
 

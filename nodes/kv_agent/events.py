@@ -17,7 +17,7 @@ from kvstore.transfer.session import CopyEnded, StartCopy
 from mesh.address import Address
 
 if TYPE_CHECKING:
-    from nodes.kv_agent.pool_facts import Pool
+    from nodes.kv_agent.pools.facts import Pool
 
 
 class SourceId(NamedTuple):

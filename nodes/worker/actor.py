@@ -39,7 +39,6 @@ from nodes.protocol import (
 )
 from nodes.protocol.memory import MEMORY_RELEASED, HasLetGo
 from nodes.roles import is_replaced
-from nodes.worker.collectives import CollectivesMaker, collectives_maker
 from nodes.worker.config import WorkerConfig
 from nodes.worker.core import (
     AdoptArrived,
@@ -56,10 +55,11 @@ from nodes.worker.core import (
     WorkerCore,
 )
 from nodes.worker.engine import Engine
-from nodes.worker.group import RankGroup
+from nodes.worker.parallel.collectives import CollectivesMaker, collectives_maker
+from nodes.worker.parallel.group import RankGroup
+from nodes.worker.parallel.ranks import RankCore
 from nodes.worker.pool_taking import ask_for_pool, make_pages, take_pool
-from nodes.worker.ranks import RankCore
-from nodes.worker.residence_actions import ResidenceActions
+from nodes.worker.residence.actions import ResidenceActions
 from nodes.worker.runners import RunnerFactory, make_runner
 from nodes.worker.step import RunnableStep, StepOutcome, run_isolated
 

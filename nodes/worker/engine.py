@@ -18,8 +18,8 @@ from nodes.model_spec import ModelSpec
 from nodes.protocol import JoinGroup
 from nodes.protocol.memory import KEEP, RELOAD
 from nodes.worker.config import WorkerConfig
-from nodes.worker.group import RankGroup
-from nodes.worker.residence_actions import give_back_heap
+from nodes.worker.parallel.group import RankGroup
+from nodes.worker.residence.actions import give_back_heap
 from nodes.worker.runners import RunnerFactory
 from nodes.worker.step import PipelinedRunner, RemappableRunner, RunnableStep, Runner, StepOutcome, run_isolated
 from nodes.worker.steps_ahead import StepsAhead

@@ -15,14 +15,14 @@ from nodes.worker.attention.base import Span, sort_key
 from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.config import WorkerConfig
-from nodes.worker.loader import SafetensorsWeights, WeightSource
 from nodes.worker.models.llama import Llama
 from nodes.worker.models.registry import model_class
 from nodes.worker.numerics import TILE_ROWS, check_numerics
 from nodes.worker.pool_view import TORCH_DTYPES, PoolView
-from nodes.worker.random_weights import RandomWeights
 from nodes.worker.sampler import NOT_DRAWN, Draw, sample
 from nodes.worker.step import POISONED, RunnableStep, StepOutcome
+from nodes.worker.weights.loader import SafetensorsWeights, WeightSource
+from nodes.worker.weights.random_weights import RandomWeights
 
 
 def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> "TorchRunner":

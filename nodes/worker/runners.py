@@ -5,10 +5,10 @@ from typing import Protocol
 from kvstore.device import CPU
 from kvstore.page_pool import PagePool
 from nodes.model_spec import ModelSpec
-from nodes.worker.collectives import Collectives
 from nodes.worker.config import WorkerConfig
 from nodes.worker.echo import EchoRunner
 from nodes.worker.errors import CollectiveFailed, GroupNotFormed
+from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.step import Runner
 
 

@@ -23,10 +23,10 @@ from nodes.detokenizer.step import Step
 from nodes.gateway.cancels import CancelLedger
 from nodes.gateway.core import GatewayCore
 from nodes.gateway.requests import Phase, RequestLog
-from nodes.kv_agent import pools
 from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.events import Reply
-from nodes.kv_agent.pools import take_pool
+from nodes.kv_agent.pools import taking
+from nodes.kv_agent.pools.taking import take_pool
 from nodes.protocol import Adopt
 from nodes.registry.core import RegistryCore
 from nodes.scheduler.actor import SchedulerActor
@@ -42,8 +42,8 @@ from nodes.scheduler.running import Running
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.streams import Streams
 from nodes.worker.core import AnswerAdopt, WorkerCore
-from nodes.worker.group import RankGroup as WorkerGroup
-from nodes.worker.ranks import RankCore
+from nodes.worker.parallel.group import RankGroup as WorkerGroup
+from nodes.worker.parallel.ranks import RankCore
 from tests.simulation.scenario import run_seed
 
 MOST_SEEDS = 500
@@ -344,7 +344,7 @@ PLANTED: dict[str, Patches] = {
     ],
     "ranks go on without one that died": [_around(WorkerGroup, "_end", lambda _: _nothing)],
     "a rank drops steps that another may have begun": [_around(RankCore, "handle", lambda _: WorkerCore.handle)],
-    "the pool of one rank is made again alone": [_around(pools, "take_group", lambda _: _take_alone)],
+    "the pool of one rank is made again alone": [_around(taking, "take_group", lambda _: _take_alone)],
     # Taken, it would be the same text: that a late answer is dropped shows in nothing but in who goes on computing.
     "output of older attempts is not answered": [ZOMBIES_GO_ON],
 }

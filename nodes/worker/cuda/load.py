@@ -9,7 +9,6 @@ from kvstore.device import CPU, cuda_ordinal
 from kvstore.page_pool import PagePool
 from nodes.model_spec import ModelSpec
 from nodes.worker.attention.kinds import kinds_of
-from nodes.worker.collectives import Collectives
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.attention import DeviceAttention, TorchAttention, check_mergeable
 from nodes.worker.cuda.buckets import MAX_BUCKET, Buckets, bucket_sizes
@@ -23,9 +22,10 @@ from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.device_memory import Footprint, activation_bytes, check_fit, weight_bytes
 from nodes.worker.device_view import view_device_pages
 from nodes.worker.errors import BackendMissing, DeviceMemoryShort, DeviceUnfit, WorkerError
-from nodes.worker.loader import SafetensorsWeights, WeightSource
+from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool_view import TORCH_DTYPES, PoolView
-from nodes.worker.random_weights import RandomWeights
+from nodes.worker.weights.loader import SafetensorsWeights, WeightSource
+from nodes.worker.weights.random_weights import RandomWeights
 
 TILE_ROWS: Final = 64
 """Rows of one product with `deterministic`: as many as memory speed allows nearly for the price of one."""

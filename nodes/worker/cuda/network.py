@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec
-from nodes.worker.collectives import Collectives
 from nodes.worker.cuda.attention import DeviceAttention
 from nodes.worker.cuda.kernels import Kernels, cos_sin_table
 from nodes.worker.device_memory import SUMMED_ROWS
-from nodes.worker.loader import RankWeights, WeightSource
+from nodes.worker.parallel.collectives import Collectives
+from nodes.worker.weights.loader import RankWeights, WeightSource
 
 
 class _Product(NamedTuple):

@@ -16,7 +16,7 @@ from nodes.worker.layers.linear import Linear, make_linear, padded_rows
 from nodes.worker.layers.mlp import GatedMLP
 from nodes.worker.layers.norm import RMSNorm
 from nodes.worker.layers.rotary import RotaryTable, rotate
-from nodes.worker.loader import WeightSource
+from nodes.worker.weights.loader import WeightSource
 
 
 class LayerWeights(NamedTuple):

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from nodes.model_spec import resolve_model
-from nodes.worker.collectives import Collectives
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.attention import DeviceAttention
 from nodes.worker.cuda.load import build_runner
 from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.device_view import view_device_pages
+from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool_view import PoolView
 
 GPU = [

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mesh.address import Address
-from nodes.kv_agent.memory import HELD, RELEASING, RESUMING, MemoryCore
-from nodes.kv_agent.memory_events import (
+from nodes.kv_agent.memory.core import HELD, RELEASING, RESUMING, MemoryCore
+from nodes.kv_agent.memory.events import (
     Answer,
     AskLetGo,
     AskTakeUp,

@@ -24,7 +24,7 @@ from kvstore.transfer.shm import ShmTransport
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
-from nodes.kv_agent.pools import take_group
+from nodes.kv_agent.pools.taking import take_group
 from nodes.kv_agent.pullers import Pullers
 from nodes.kv_agent.rank_pulls import RankPulls, require_ranks
 

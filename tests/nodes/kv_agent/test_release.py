@@ -21,7 +21,7 @@ from mesh.address import Address
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import PoolConfig
-from nodes.kv_agent.pools import mark_pools
+from nodes.kv_agent.pools.taking import mark_pools
 from nodes.protocol import HasLetGo, HasTakenUp, LetGo, ListMemory, MemoryList, ReleaseMemory, ResumeMemory, TakeUp
 from nodes.roles import NODE_CODEC
 

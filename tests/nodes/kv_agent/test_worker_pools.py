@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.address import Address
-from nodes.kv_agent.worker_pools import (
+from nodes.kv_agent.worker_pools.core import (
     Confirm,
     CopiesEnded,
     MakeAsked,

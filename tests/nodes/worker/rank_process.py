@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from nodes.worker.collectives import Collectives
 from nodes.worker.errors import CollectiveFailed
-from nodes.worker.shm_collectives import ShmCollectivesMaker
+from nodes.worker.parallel.collectives import Collectives
+from nodes.worker.parallel.shm_collectives import ShmCollectivesMaker
 
 LOST = 3
 

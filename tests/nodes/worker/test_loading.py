@@ -19,11 +19,11 @@ from nodes.worker.config import WorkerConfig
 from nodes.worker.echo import EchoRunner
 from nodes.worker.errors import BackendMissing, WeightsUnfit, WorkerError
 from nodes.worker.layers.linear import PackedLinear, PlainLinear, make_linear
-from nodes.worker.loader import SafetensorsWeights
 from nodes.worker.models.registry import model_class
 from nodes.worker.pool_view import PoolView
-from nodes.worker.random_weights import RandomWeights
 from nodes.worker.runners import make_runner as make_any_runner
+from nodes.worker.weights.loader import SafetensorsWeights
+from nodes.worker.weights.random_weights import RandomWeights
 
 SPEC = resolve_model("random:tiny-llama")
 

@@ -23,8 +23,8 @@ from nodes.request import Sampling
 from nodes.worker.actor import WorkerActor
 from nodes.worker.config import ConfigError, WorkerConfig
 from nodes.worker.core import AdoptArrived, AnswerAdopt, Limits, RefuseAdopt, RunStep, StepArrived, StepDone
-from nodes.worker.group import RankGroup
-from nodes.worker.ranks import Answer, Meeting, Over, RankCore, Refusal, who_is_missing
+from nodes.worker.parallel.group import RankGroup
+from nodes.worker.parallel.ranks import Answer, Meeting, Over, RankCore, Refusal, who_is_missing
 from nodes.worker.step import StepOutcome
 
 IDS = ("w", "w.1", "w.2")

@@ -17,7 +17,7 @@ from mesh.errors import RemoteError
 from nodes.protocol import HasLetGo, HasTakenUp, LetGo, StepPlan, StepRow, TakeUp
 from nodes.request import Sampling
 from nodes.worker.actor import WorkerActor
-from nodes.worker.residence import (
+from nodes.worker.residence.core import (
     Confirm,
     GoOn,
     HasReleased,

@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).parent / "cuda"))
 from rank_running import in_ranks, rank_runner
 from test_tensor_parallel import MODEL, decoded
 
-from nodes.worker import shm_collectives
-from nodes.worker.collectives import Collectives
 from nodes.worker.errors import CollectiveFailed, GroupNotFormed
-from nodes.worker.shm_collectives import SLOT_BYTES, ShmCollectivesMaker
+from nodes.worker.parallel import shm_collectives
+from nodes.worker.parallel.collectives import Collectives
+from nodes.worker.parallel.shm_collectives import SLOT_BYTES, ShmCollectivesMaker
 
 PROCESS = Path(__file__).parent / "rank_process.py"
 SOON_S = 10.0

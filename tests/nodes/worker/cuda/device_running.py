@@ -16,9 +16,9 @@ from nodes.worker.cuda.kernels import TorchKernels
 from nodes.worker.cuda.load import build_runner
 from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.runner import CudaRunner
-from nodes.worker.loader import SafetensorsWeights
 from nodes.worker.pool_view import TORCH_DTYPES, PoolView
-from nodes.worker.random_weights import RandomWeights
+from nodes.worker.weights.loader import SafetensorsWeights
+from nodes.worker.weights.random_weights import RandomWeights
 
 
 class Repeater:

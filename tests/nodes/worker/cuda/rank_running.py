@@ -10,12 +10,12 @@ import torch
 
 from kvstore.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import ModelSpec, resolve_model
-from nodes.worker.collectives import Collectives
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.load import build_runner
 from nodes.worker.cuda.runner import CudaRunner
+from nodes.worker.parallel.collectives import Collectives
+from nodes.worker.parallel.shm_collectives import ShmCollectivesMaker
 from nodes.worker.pool_view import PoolView
-from nodes.worker.shm_collectives import ShmCollectivesMaker
 
 
 def in_ranks(

@@ -18,7 +18,7 @@ from nodes.worker.cuda.graphs import DecodeGraphs
 from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.errors import BackendMissing
-from nodes.worker.random_weights import RandomWeights
+from nodes.worker.weights.random_weights import RandomWeights
 
 MODELS = ["random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-mistral", "random:tiny-qwen2-sliding"]
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from rank_running import FakeNccl
 
-from nodes.worker.collectives import Collectives, collectives_maker
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda import nccl_collectives
 from nodes.worker.cuda.nccl_collectives import NcclCollectives, NcclCollectivesMaker
 from nodes.worker.errors import BackendMissing, CollectiveFailed, GroupNotFormed
-from nodes.worker.shm_collectives import ShmCollectivesMaker
+from nodes.worker.parallel.collectives import Collectives, collectives_maker
+from nodes.worker.parallel.shm_collectives import ShmCollectivesMaker
 
 SOON_S = 10.0
 

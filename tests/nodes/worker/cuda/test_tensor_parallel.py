@@ -18,7 +18,6 @@ from kvstore.transfer.plan import held_heads
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.model_spec.tensor_parallel import Part, fitting_tp_sizes
 from nodes.request import Sampling
-from nodes.worker.collectives import Collectives
 from nodes.worker.cuda import nccl_collectives
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.cuda.graphs import DecodeGraphs
@@ -28,9 +27,10 @@ from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.device_memory import weight_bytes
 from nodes.worker.errors import CollectiveFailed, WeightsUnfit
-from nodes.worker.loader import SafetensorsWeights
-from nodes.worker.random_weights import RandomWeights
+from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.step import run_isolated
+from nodes.worker.weights.loader import SafetensorsWeights
+from nodes.worker.weights.random_weights import RandomWeights
 
 IDS = torch.randint(0, 300, (150,), generator=torch.Generator().manual_seed(1)).tolist()
 PAGES = list(range(20, 30))

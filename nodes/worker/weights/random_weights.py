@@ -14,7 +14,7 @@ from torch import Tensor
 from nodes.model_spec import ModelSpec
 from nodes.model_spec.tensor_parallel import Part
 from nodes.model_spec.weight_index import expected_shapes
-from nodes.worker.loader import padded_part
+from nodes.worker.weights.loader import padded_part
 
 _PIECE: Final = 1_048_573
 _DEVIATION: Final = 0.02

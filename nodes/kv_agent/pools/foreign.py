@@ -12,7 +12,7 @@ from kvstore.transfer.base import Peer
 from mesh.actor import Context
 from mesh.errors import CallError
 from nodes.kv_agent.events import SourceId
-from nodes.kv_agent.own_pools import absence
+from nodes.kv_agent.pools.own import absence
 from nodes.kv_agent.pullers import Pullers
 from nodes.kv_agent.rank_pulls import require_ranks
 from nodes.protocol.memory import MEMORY_RELEASED

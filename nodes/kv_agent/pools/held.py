@@ -1,6 +1,6 @@
 """The pools that an agent holds while it lives: they are given up, made again and offered, and the mesh is told.
 
-The hands of `memory_actions.py` and `worker_pool_actions.py`; `HeldBy` is what is needed of the actor.
+The hands of `memory/actions.py` and `worker_pools/actions.py`; `HeldBy` is what is needed of the actor.
 """
 
 import itertools
@@ -18,11 +18,11 @@ from mesh.membership import Member
 from nodes.kv_agent.config import KVAgentConfig
 from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.events import Event, GroupHeld, GroupReleased, SourceId
-from nodes.kv_agent.memory_actions import MemoryActions
-from nodes.kv_agent.own_pools import absence, is_read, is_used
-from nodes.kv_agent.pool_facts import Pool
+from nodes.kv_agent.memory.actions import MemoryActions
+from nodes.kv_agent.pools.facts import Pool
+from nodes.kv_agent.pools.own import absence, is_read, is_used
 from nodes.kv_agent.rank_pulls import RankPulls
-from nodes.kv_agent.worker_pool_actions import WorkerPoolActions
+from nodes.kv_agent.worker_pools.actions import WorkerPoolActions
 from nodes.protocol.memory import HasLetGo, LetGo, ListMemory, ReleaseMemory, ResumeMemory
 from nodes.roles import KVAgentAttributes
 

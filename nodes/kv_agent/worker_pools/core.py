@@ -8,7 +8,7 @@ of a worker costs its group's KV, which else outlives it: every worker that asks
 which nothing is, and schedulers that mapped the one before end. The death of the agent costs it too, as with all pools
 on a device.
 
-Pure; performed by `worker_pool_actions.py`.
+Pure; performed by `actions.py`.
 """
 
 from collections.abc import Iterable

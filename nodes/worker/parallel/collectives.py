@@ -85,7 +85,7 @@ class CollectivesMaker(Protocol):
 def collectives_maker(config: WorkerConfig) -> CollectivesMaker:
     """What connects the ranks of a worker with these settings; imports torch."""
     if config.device == CPU:
-        from nodes.worker.shm_collectives import ShmCollectivesMaker
+        from nodes.worker.parallel.shm_collectives import ShmCollectivesMaker
 
         return ShmCollectivesMaker(FORM_TIMEOUT_S)
     from nodes.worker.cuda.nccl_collectives import NcclCollectivesMaker

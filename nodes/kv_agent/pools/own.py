@@ -9,9 +9,9 @@ from kvstore.page_pool import PagePool
 from kvstore.pool_header import PoolInfo
 from kvstore.transfer.session import TransferSession
 from nodes.kv_agent.events import Refuse, SourceId
-from nodes.kv_agent.pool_facts import Pool
+from nodes.kv_agent.pools.facts import Pool
 from nodes.kv_agent.sources import SourceFacts
-from nodes.kv_agent.worker_pools import PAGES_PENDING
+from nodes.kv_agent.worker_pools.core import PAGES_PENDING
 from nodes.protocol.memory import MEMORY_RELEASED
 
 

@@ -9,9 +9,9 @@ from mesh.actor import Call, Context
 from mesh.membership import Member
 from mesh.persistent_ask import PersistentAsk
 from nodes.protocol import GroupFormed, JoinGroup
-from nodes.worker.collectives import Collectives, CollectivesMaker
 from nodes.worker.config import WorkerConfig
-from nodes.worker.ranks import Answer, Meeting, Over, Refusal, who_is_missing
+from nodes.worker.parallel.collectives import Collectives, CollectivesMaker
+from nodes.worker.parallel.ranks import Answer, Meeting, Over, Refusal, who_is_missing
 
 JOIN_TIMEOUT_S: Final = 5.0
 """After which a rank asks rank 0 again: answers are lost, and rank 0 may be another one by then."""

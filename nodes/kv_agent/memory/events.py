@@ -1,4 +1,4 @@
-"""What happens to the memory of a kv_agent's groups, and what is wanted done: the alphabets of `memory.py`."""
+"""What happens to the memory of a kv_agent's groups, and what is wanted done: the alphabets of `core.py`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Performs what `memory.py` decides: asks holders, writes wishes into headers, frees pools and makes them again.
+"""Performs what `core.py` decides: asks holders, writes wishes into headers, frees pools and makes them again.
 
 Part of the kv_agent's actor, which stays the owner of its pools: `PoolOwner` is what is needed of it.
 """
@@ -16,8 +16,8 @@ from mesh.address import Address
 from mesh.errors import CallError
 from mesh.membership import Member
 from mesh.message import Message
-from nodes.kv_agent.memory import MemoryCore
-from nodes.kv_agent.memory_events import (
+from nodes.kv_agent.memory.core import MemoryCore
+from nodes.kv_agent.memory.events import (
     Answer,
     AskLetGo,
     AskTakeUp,
@@ -44,7 +44,7 @@ from nodes.kv_agent.memory_events import (
     Wanted,
     Wish,
 )
-from nodes.kv_agent.pools import MEMORY_RETRY_S, free_pools, make_pools, mark_pools
+from nodes.kv_agent.pools.taking import MEMORY_RETRY_S, free_pools, make_pools, mark_pools
 from nodes.protocol.memory import HasLetGo, HasTakenUp, LetGo, ListMemory, ReleaseMemory, ResumeMemory, TakeUp
 from nodes.roles import SCHEDULER, WORKER
 

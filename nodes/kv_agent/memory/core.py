@@ -15,7 +15,7 @@ lost or was answered by a dead one is made again.
 Whoever got the pool is a holder until it says that it let go, or is gone. A holder that neither does nor dies keeps the
 group `releasing`, and is named: steps have deadlines, and hung actors are killed by their supervisor.
 
-Pure: `handle(event, now)` returns commands, which `memory_actions.py` performs.
+Pure: `handle(event, now)` returns commands, which `actions.py` performs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ from typing import Final, assert_never
 from kvstore.device import CPU
 from mesh.address import Address
 from mesh.membership import RELEASED
-from nodes.kv_agent.memory_events import (
+from nodes.kv_agent.memory.events import (
     Answer,
     AskLetGo,
     AskTakeUp,

@@ -1,4 +1,4 @@
-"""Performs what `worker_pools.py` decides: empty tables, handles in headers, answers to workers.
+"""Performs what `core.py` decides: empty tables, handles in headers, answers to workers.
 
 Part of the kv_agent's actor, which stays the owner of its pools.
 """
@@ -14,9 +14,9 @@ from kvstore.pool_header import PoolInfo
 from kvstore.protocol import MakePages, OfferPages, PagesOffered
 from mesh.actor import Call
 from mesh.address import Address
-from nodes.kv_agent.memory_actions import PoolOwner
-from nodes.kv_agent.own_pools import absence
-from nodes.kv_agent.worker_pools import (
+from nodes.kv_agent.memory.actions import PoolOwner
+from nodes.kv_agent.pools.own import absence
+from nodes.kv_agent.worker_pools.core import (
     Command,
     Confirm,
     CopiesEnded,

@@ -7,7 +7,7 @@ scheduler has given everything back, or is dead. Orders are numbered by the agen
 also if it comes in the middle of what an earlier one began, which is then done to its end first. An order that is done
 already is answered at once.
 
-Pure; performed by `residence_actions.py`.
+Pure; performed by `actions.py`.
 """
 
 import enum

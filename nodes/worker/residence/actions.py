@@ -1,4 +1,4 @@
-"""Performs what `residence.py` decides: gives a worker's memory up, and takes it up again.
+"""Performs what `core.py` decides: gives a worker's memory up, and takes it up again.
 
 Part of the worker's actor, which owns runner and pool: `Resident` is what is needed of it. What fails here ends the
 process: its memory is free then whatever the reason was, and the next incarnation begins with what it is given.
@@ -14,7 +14,7 @@ from kvstore.protocol import PoolHandle
 from mesh.actor import Call, Context
 from mesh.membership import READY, RELEASED
 from nodes.protocol.memory import HasLetGo, HasTakenUp, LetGo, TakeUp
-from nodes.worker.residence import (
+from nodes.worker.residence.core import (
     SUPERSEDED,
     Command,
     Confirm,

@@ -1,7 +1,7 @@
 """Taking the agent's own pools into possession at start: what an earlier agent left is used again if it fits.
 
 A pool on a device is always made again: its pages died with the agent that made them. One whose pages an operator has
-had freed stays without them, whatever it lies on: see `memory.py`.
+had freed stays without them, whatever it lies on: see `memory/core.py`.
 
 The pools of all tensor-parallel ranks of a group are of one making: what is lost of one rank is lost of all.
 
