@@ -2,13 +2,10 @@
 
 A mutation replaces a method, or several where a promise has a second guard behind the first: then either alone may
 fail unseen, and only both together break it. `PLANTED[name]` makes the patches; `first_caught(name)` runs seeds until
-one fails.
+one fails (`planting.py`).
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
-from unittest.mock import _patch, patch  # type: ignore[attr-defined]
 
 import msgspec
 
@@ -44,21 +41,7 @@ from nodes.scheduler.streams import Streams
 from nodes.worker.core import AnswerAdopt, WorkerCore
 from nodes.worker.parallel.group import RankGroup as WorkerGroup
 from nodes.worker.parallel.ranks import RankCore
-from tests.simulation.scenario import run_seed
-
-MOST_SEEDS = 500
-
-
-Patches = list[Callable[[], "_patch[Any]"]]
-
-
-def _nothing(*arguments: Any, **options: Any) -> None:
-    return None
-
-
-def _around(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Callable[[], "_patch[Any]"]:
-    """Replace `owner.name` by what `make` makes of it."""
-    return lambda: patch.object(owner, name, make(getattr(owner, name)))
+from tests.simulation.planting import Patches, around, nothing
 
 
 def _leave_at_once(leave: Any) -> Any:
@@ -274,7 +257,7 @@ def _same_incarnation(update: Any) -> Any:
     return mutated
 
 
-ZOMBIES_GO_ON = _around(GatewayCore, "_on_delta", _do_not_answer_zombies)
+ZOMBIES_GO_ON = around(GatewayCore, "_on_delta", _do_not_answer_zombies)
 """The second guard behind every cancel: output of an attempt that nobody wants is answered with one."""
 
 
@@ -283,81 +266,68 @@ def _take_alone(host: Any, prefix: str, wanted: Any, incarnation: int) -> Any:
 
 
 PLANTED: dict[str, Patches] = {
-    "unacknowledged steps are not sent again": [_around(Pipeline, "send_again", lambda _: _nothing)],
-    "any result is taken for the oldest step": [_around(Pipeline, "on_result", _take_any_result)],
-    "only the last result is kept": [_around(WorkerCore, "_keep", _keep_one_result)],
-    "pages are given back under a step that writes them": [_around(Running, "leave", _leave_at_once)],
-    "pages are journalled before the step is acknowledged": [_around(Sequence, "journal", _journal_what_is_scheduled)],
-    "locked pages are evicted": [_around(RadixTree, "lock", _unlocked)],
-    "a grant is closed while a copy writes": [_around(AgentCore, "_close", _close_at_once)],
-    "what nobody claims is held for good": [_around(Orphans, "release", lambda _: _nothing)],
-    "orphans are claimed for other tokens": [_around(Orphans, "claim", _claim_any)],
-    "deltas are taken wherever they belong": [_around(RequestLog, "accept", _count_tokens_twice)],
-    "a detokenizer takes tokens behind a gap": [_around(Step, "_take_run", _take_gaps)],
+    "unacknowledged steps are not sent again": [around(Pipeline, "send_again", lambda _: nothing)],
+    "any result is taken for the oldest step": [around(Pipeline, "on_result", _take_any_result)],
+    "only the last result is kept": [around(WorkerCore, "_keep", _keep_one_result)],
+    "pages are given back under a step that writes them": [around(Running, "leave", _leave_at_once)],
+    "pages are journalled before the step is acknowledged": [around(Sequence, "journal", _journal_what_is_scheduled)],
+    "locked pages are evicted": [around(RadixTree, "lock", _unlocked)],
+    "a grant is closed while a copy writes": [around(AgentCore, "_close", _close_at_once)],
+    "what nobody claims is held for good": [around(Orphans, "release", lambda _: nothing)],
+    "orphans are claimed for other tokens": [around(Orphans, "claim", _claim_any)],
+    "deltas are taken wherever they belong": [around(RequestLog, "accept", _count_tokens_twice)],
+    "a detokenizer takes tokens behind a gap": [around(Step, "_take_run", _take_gaps)],
     "a cancel is asked once": [
-        _around(CancelLedger, "failed", lambda _: lambda self, scheduler, now: self.lost(scheduler)),
+        around(CancelLedger, "failed", lambda _: lambda self, scheduler, now: self.lost(scheduler)),
         ZOMBIES_GO_ON,
     ],
-    "attempts of a lost gateway go on": [_around(Attempts, "of_gateway", lambda _: lambda *_: []), ZOMBIES_GO_ON],
+    "attempts of a lost gateway go on": [around(Attempts, "of_gateway", lambda _: lambda *_: []), ZOMBIES_GO_ON],
     # The lease is the last guard: before it the holder cancels, is seen to be gone, or does not know the order.
     "prefilled pages are kept for good": [
-        _around(Orders, "on_lease_over", lambda _: _nothing),
-        _around(Orders, "on_holder_lost", lambda _: lambda *_: []),
-        _around(Orders, "on_transfer_failed", _ignore_unknown_grants),
-        _around(Grants, "_cancel_unknown", lambda _: _nothing),
+        around(Orders, "on_lease_over", lambda _: nothing),
+        around(Orders, "on_holder_lost", lambda _: lambda *_: []),
+        around(Orders, "on_transfer_failed", _ignore_unknown_grants),
+        around(Grants, "_cancel_unknown", lambda _: nothing),
     ],
-    "a stream begins behind the position asked for": [_around(Streams, "reopen", _off_by_one)],
-    "requests that never fit are taken": [_around(Calls, "_problem", _let_anything_in)],
-    "a stand-in has the last word on what fits": [_around(GatewayCore, "_on_submit_failed", _believe_stand_ins)],
-    "leases at the registry never end": [_around(RegistryCore, "expire", lambda _: _nothing)],
-    "a new incarnation is taken for the old one": [_around(Membership, "_update", _same_incarnation)],
-    "pages of a failed transfer are free at once": [_around(SequencePages, "take_back", _free_at_once)],
+    "a stream begins behind the position asked for": [around(Streams, "reopen", _off_by_one)],
+    "requests that never fit are taken": [around(Calls, "_problem", _let_anything_in)],
+    "a stand-in has the last word on what fits": [around(GatewayCore, "_on_submit_failed", _believe_stand_ins)],
+    "leases at the registry never end": [around(RegistryCore, "expire", lambda _: nothing)],
+    "a new incarnation is taken for the old one": [around(Membership, "_update", _same_incarnation)],
+    "pages of a failed transfer are free at once": [around(SequencePages, "take_back", _free_at_once)],
     # The agent hears of it in three ways: the link, the next incarnation's first message, and its asking for the pool.
     "a dead scheduler's grants stay open": [
-        _around(AgentCore, "_revoke_older", lambda _: lambda *_: []),
-        _around(AgentCore, "_peer_gone", _forget_holders),
-        _around(AgentCore, "_map_asked", _map_at_once),
+        around(AgentCore, "_revoke_older", lambda _: lambda *_: []),
+        around(AgentCore, "_peer_gone", _forget_holders),
+        around(AgentCore, "_map_asked", _map_at_once),
     ],
-    "a pool is mapped while copies write": [_around(AgentCore, "_map_asked", _map_at_once)],
+    "a pool is mapped while copies write": [around(AgentCore, "_map_asked", _map_at_once)],
     # Links end with the incarnation they lead to, so late steps are rare; those that wait in the worker are not.
     "a worker runs steps of every scheduler epoch": [
-        _around(WorkerCore, "_on_step", _take_steps_of_every_epoch),
-        _around(WorkerCore, "_on_adopt", _keep_queue),
+        around(WorkerCore, "_on_step", _take_steps_of_every_epoch),
+        around(WorkerCore, "_on_adopt", _keep_queue),
     ],
     # The next steps wait for the old one even so; what does not wait is a transfer into pages that it still writes.
-    "a worker is adopted while a step runs": [_around(WorkerCore, "_settle", _adopted_at_once)],
+    "a worker is adopted while a step runs": [around(WorkerCore, "_settle", _adopted_at_once)],
     # Nobody sends it work before it is ready, which it is not before it has the worker.
     "the pool is taken over before the worker": [
-        _around(SchedulerActor, "_ask_until_answered", _do_not_wait_for_worker),
-        _around(SchedulerCore, "start", _ready_at_once),
+        around(SchedulerActor, "_ask_until_answered", _do_not_wait_for_worker),
+        around(SchedulerCore, "start", _ready_at_once),
     ],
     # A source's death ends its transfers before its pages are taken for anything else, if it is heard of in time.
     "generations are not compared": [
-        _around(puller, "_compare", lambda _: _nothing),
-        _around(TransferSession, "handle", _ignore_lost_senders),
-        _around(Grants, "on_peer_lost", lambda _: lambda *_: []),
+        around(puller, "_compare", lambda _: nothing),
+        around(TransferSession, "handle", _ignore_lost_senders),
+        around(Grants, "on_peer_lost", lambda _: lambda *_: []),
     ],
-    "pages are counted that are not the first ones": [_around(TransferSession, "_progress", _count_all_pages)],
+    "pages are counted that are not the first ones": [around(TransferSession, "_progress", _count_all_pages)],
     # Pages of a step are given back, and cached, that another rank has yet to write.
     "a step is over when its first rank is done": [
-        _around(RankGroup, "gather", lambda _: lambda self, rank, result: result),
+        around(RankGroup, "gather", lambda _: lambda self, rank, result: result),
     ],
-    "ranks go on without one that died": [_around(WorkerGroup, "_end", lambda _: _nothing)],
-    "a rank drops steps that another may have begun": [_around(RankCore, "handle", lambda _: WorkerCore.handle)],
-    "the pool of one rank is made again alone": [_around(taking, "take_group", lambda _: _take_alone)],
+    "ranks go on without one that died": [around(WorkerGroup, "_end", lambda _: nothing)],
+    "a rank drops steps that another may have begun": [around(RankCore, "handle", lambda _: WorkerCore.handle)],
+    "the pool of one rank is made again alone": [around(taking, "take_group", lambda _: _take_alone)],
     # Taken, it would be the same text: that a late answer is dropped shows in nothing but in who goes on computing.
     "output of older attempts is not answered": [ZOMBIES_GO_ON],
 }
-
-
-def first_caught(name: str, first: int = 0, most: int = MOST_SEEDS) -> tuple[int, str] | None:
-    """The first seed that fails with this bug, and how; None if none does."""
-    for seed in range(first, first + most):
-        with ExitStack() as planted:
-            for plant in PLANTED[name]:
-                planted.enter_context(plant())
-            try:
-                run_seed(seed)
-            except Exception as error:  # noqa: BLE001 - whatever it is: it is seen
-                return seed, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return None

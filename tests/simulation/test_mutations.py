@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.simulation.mutations import MOST_SEEDS, PLANTED, first_caught
+from tests.simulation.mutations import PLANTED
+from tests.simulation.planting import MOST_SEEDS, first_caught
+from tests.simulation.scenario import run_seed
 
 KNOWN_SEEDS = {
     "unacknowledged steps are not sent again": 5,
@@ -44,13 +46,15 @@ NUM_NEARBY = 30
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_seen(name: str) -> None:
-    assert first_caught(name, KNOWN_SEEDS[name], NUM_NEARBY) is not None, f"nobody noticed that {name}"
+    assert first_caught(PLANTED[name], run_seed, KNOWN_SEEDS[name], NUM_NEARBY) is not None, (
+        f"nobody noticed that {name}"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_seen_from_the_first_seed_on(name: str) -> None:
-    caught = first_caught(name)
+    caught = first_caught(PLANTED[name], run_seed)
     assert caught is not None, f"nobody noticed within {MOST_SEEDS} seeds that {name}"
     print(f"{name}: seed {caught[0]}, {caught[1]}")

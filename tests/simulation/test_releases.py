@@ -4,10 +4,13 @@ from collections import Counter
 
 import pytest
 
+from tests.simulation.planting import first_caught
+from tests.simulation.release_mutations import PLANTED
 from tests.simulation.releases import run_seed
 
 NUM_SEEDS = 30
 NUM_SEEDS_OF_ALL = 1500
+KNOWN_SEEDS = {"the next agent does not know the wish": 17}
 SEEN = {"died: worker", "died: scheduler", "died: kv", "died: registry", "dropped", "duplicated", "sleeps"}
 
 
@@ -29,3 +32,9 @@ def test_releases_lose_nothing_whoever_dies() -> None:
 @pytest.mark.timeout(3600)
 def test_releases_lose_nothing_whoever_dies_for_longer() -> None:
     run_seeds(NUM_SEEDS, NUM_SEEDS_OF_ALL - NUM_SEEDS)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_seen(name: str) -> None:
+    caught = first_caught(PLANTED[name], run_seed, KNOWN_SEEDS.get(name, 0), NUM_SEEDS)
+    assert caught is not None, f"nobody noticed that {name}"

@@ -1,0 +1,34 @@
+"""Planting a bug: a method replaced, for as long as seeds are run with it, and the first seed that shows it."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import _patch, patch  # type: ignore[attr-defined]
+
+MOST_SEEDS = 500
+
+Patches = list[Callable[[], "_patch[Any]"]]
+
+
+def nothing(*arguments: Any, **options: Any) -> None:
+    return None
+
+
+def around(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Callable[[], "_patch[Any]"]:
+    """Replace `owner.name` by what `make` makes of it."""
+    return lambda: patch.object(owner, name, make(getattr(owner, name)))
+
+
+def first_caught(
+    patches: Patches, run_seed: Callable[[int], Any], first: int = 0, most: int = MOST_SEEDS
+) -> tuple[int, str] | None:
+    """The first seed that fails with these patches, and how; None if none does."""
+    for seed in range(first, first + most):
+        with ExitStack() as planted:
+            for plant in patches:
+                planted.enter_context(plant())
+            try:
+                run_seed(seed)
+            except Exception as error:  # noqa: BLE001 - whatever it is: it is seen
+                return seed, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return None
