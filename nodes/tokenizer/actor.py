@@ -55,7 +55,10 @@ class TokenizerActor(Actor):
         spec, self._encoder = await self._in_thread(self._load)
         if spec.chat_template is not None:
             self._renderer = self._make_renderer(spec.chat_template, spec.special_tokens)
-            await self._renderer.start()
+            problem = await self._renderer.start()
+            if problem:
+                # Prompts that clients have made themselves are served all the same.
+                self.ctx.log.warning("no chats", why=problem)
         self.on_members([], [], [])
 
     async def stop(self) -> None:

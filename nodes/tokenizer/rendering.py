@@ -24,8 +24,8 @@ _REPLY_MARGIN_BYTES: Final = 1 << 16
 class Renderer(Protocol):
     """Renders chats of one model."""
 
-    async def start(self) -> None:
-        """Be ready for requests."""
+    async def start(self) -> str:
+        """Be ready for requests. Returns what is wrong with the template, if it cannot serve any; else nothing."""
         ...
 
     async def render(self, request: ChatRequest) -> str:
@@ -43,8 +43,9 @@ class InlineRenderer:
     def __init__(self, template: str, special_tokens: dict[str, str], max_chars: int) -> None:
         self._template = ChatTemplate(template, special_tokens, max_chars)
 
-    async def start(self) -> None:
-        """Nothing to do."""
+    async def start(self) -> str:
+        """Nothing to do: the template was compiled when this was made."""
+        return ""
 
     async def render(self, request: ChatRequest) -> str:
         """See `Renderer.render`."""
@@ -70,12 +71,14 @@ class ChildRenderer:
         self._child: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._num_waiting = 0
+        self._problem = ""
         self.num_killed = 0
 
-    async def start(self) -> None:
-        """Warm the child. A template that does not compile is reported by each `render`, not here."""
+    async def start(self) -> str:
+        """Warm the child. A template that does not compile is told here, and raised by each `render`."""
         async with self._turn:
             await self._ensure_child()
+        return self._problem
 
     async def render(self, request: ChatRequest) -> str:
         """See `Renderer.render`. Raises Overloaded if too many wait or no process can be started."""
@@ -112,7 +115,7 @@ class ChildRenderer:
             )  # fmt: skip
         except OSError as error:
             raise Overloaded(f"no process can be started to render chat templates: {error}") from error
-        await self._exchange(frame(self._setup), self._limits.start_timeout_s)
+        self._problem = (await self._exchange(frame(self._setup), self._limits.start_timeout_s)).message
 
     async def _exchange(self, request: bytes, timeout_s: float) -> Rendered:
         """One request, one answer; the child does not outlive a failure, so answers cannot get out of step."""

@@ -58,7 +58,7 @@ def with_child(test, template=TEMPLATE, **limits):
 def test_same_text_as_inline():
     async def test(renderer):
         inline = InlineRenderer(TEMPLATE, {}, 20_000)
-        await inline.start()
+        assert await inline.start() == await renderer.start() == ""
         for text in ("", "é🙂", "x" * 20_000):
             assert await renderer.render(chat(text)) == await inline.render(chat(text)) == text
         await inline.stop()
@@ -114,8 +114,9 @@ def test_child_that_died_is_replaced():
     with_child(test)
 
 
-def test_template_that_does_not_compile_is_each_requests_error():
+def test_template_that_does_not_compile_is_told_at_start_and_each_requests_error():
     async def test(renderer):
+        assert "cannot be compiled" in await renderer.start()
         for _ in range(2):
             with pytest.raises(TemplateError, match="cannot be compiled"):
                 await renderer.render(chat("a"))
