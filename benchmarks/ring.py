@@ -13,7 +13,8 @@ import time
 from typing import Any
 
 from benchmarks.load import Level, closed_loop
-from benchmarks.server import free_port, get, mesh
+from benchmarks.server import get, mesh
+from mesh.testing.ports import free_port
 
 PROMPT = "the quick brown fox jumps over the lazy dog and runs away "
 

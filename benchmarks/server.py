@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,14 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mesh.testing.ports import free_port
+
 START_TIMEOUT_S = 180.0
-
-
-def free_port() -> int:
-    """A port that nothing listens on right now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def get(url: str, timeout_s: float = 10.0) -> bytes:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from mesh.testing.ports import free_port
 
 # For the helpers beside the tests.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -69,12 +70,6 @@ class RunningMesh:
                 name, _, value = line.rpartition(" ")
                 samples[name] = float(value)
         return samples
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @contextmanager
