@@ -231,25 +231,3 @@ class CacheEvents(Message, frozen=True):
     """
 
     events: list[PageStored | PageRemoved | CacheCleared]
-
-
-KVMessage = (
-    MapPool
-    | PoolHandle
-    | MakePages
-    | OfferPages
-    | PagesOffered
-    | OpenGrant
-    | GrantOpened
-    | PagesReady
-    | PagesPulled
-    | TransferFailed
-    | CloseGrant
-    | GrantClosed
-    | CacheEvents
-    | OfferPair
-    | PairAccepted
-    | SendPages
-    | PagesSent
-    | ClosePair
-)
