@@ -107,10 +107,14 @@ class PoolPlan:
         least = layout.num_pages_for(_MIN_POOL_TOKENS) + 1
         num_workers = Counter(device for group in self._groups for device in group.devices)
         tp_size = self._groups[0].tp_size
+        # One group alone has nobody to copy pages from or to.
+        has_agent = not settings.pool_in_worker or len(self._groups) > 1
         return min(
             device_pages(
                 self._devices[name],
-                DeviceLoad(self._spec, layout.dtype, max_batch_tokens, count, settings.mem_fraction, tp_size),
+                DeviceLoad(
+                    self._spec, layout.dtype, max_batch_tokens, count, settings.mem_fraction, tp_size, has_agent
+                ),
                 layout,
                 wanted,
                 least,

@@ -117,6 +117,20 @@ def test_an_8b_model_on_an_h100():
         assert part in caught.value.why
 
 
+def test_an_agent_that_never_copies_takes_nothing_of_the_device():
+    def num_bytes(**options):
+        (agent,) = configs(planned("random:qwen3-8b", **options), "kv_agent")
+        return sum(pool.num_pages * pool.layout.page_bytes for pool in agent.pools)
+
+    one = num_bytes(mixed=1, pool_in_worker=True) - num_bytes(mixed=1)
+    assert abs(one - AGENT_OVERHEAD_BYTES) < 4 << 20
+    # Pages are copied between these, by the agent, which opens them all then.
+    assert num_bytes(prefill=1, decode=1, pool_in_worker=True) == num_bytes(prefill=1, decode=1)
+    with pytest.raises(NoMemory) as caught:
+        planned("random:qwen3-8b", DeviceMemory("cuda:0", 16 * GIB, 16 * GIB), mixed=1, pool_in_worker=True)
+    assert "kv_agent" not in caught.value.why
+
+
 def test_a_rank_leaves_more_room_than_a_worker_alone():
     spec = resolve_model("random:qwen3-8b")
     alone, rank = (DeviceLoad(spec, "bfloat16", 2304, 1, 0.9, size) for size in (1, 4))
