@@ -151,25 +151,25 @@ class Residence:
         return [GoOn(), *self._go_on()]
 
     def _go_on(self) -> list[Command]:
-        match self._order:
-            case None:
-                return []
+        order = self._order
+        assert order is not None, "whatever happens was ordered"
+        match order:
             case LetGo():
                 if self.stage is Stage.HELD:
                     self.stage = Stage.STOPPING
                     return [StopSteps()]
-                return self._confirm(Stage.RELEASED)
+                return self._confirm(Stage.RELEASED, order)
             case TakeUp(pool=pool):
                 if self.stage is Stage.RELEASED:
                     self.stage = Stage.RESUMING
                     return [Resume(pool)]
-                return self._confirm(Stage.HELD)
+                return self._confirm(Stage.HELD, order)
             case _:
-                assert_never(self._order)
+                assert_never(order)
 
-    def _confirm(self, wanted: Stage) -> list[Command]:
-        if self.stage is not wanted or self._order is None:
+    def _confirm(self, wanted: Stage, order: LetGo | TakeUp) -> list[Command]:
+        if self.stage is not wanted:
             return []
-        confirmed: list[Command] = [Confirm(call, self._order) for call in self._calls]
+        confirmed: list[Command] = [Confirm(call, order) for call in self._calls]
         self._calls.clear()
         return confirmed

@@ -1,6 +1,7 @@
 """Pairs over real sockets of this host: bytes, strangers, garbage, aborts and deaths."""
 
 import contextlib
+import errno
 import random
 import socket
 import struct
@@ -304,6 +305,49 @@ def test_who_says_nothing_is_closed_after_a_while(ends: Ends, monkeypatch: pytes
     with dial(ends.meeting) as stranger:
         stranger.sendall(b"KVME")
         assert is_refused(stranger)
+
+
+def test_one_that_resets_its_connection_is_dropped(ends: Ends) -> None:
+    stranger = dial(ends.meeting)
+    stranger.sendall(b"KVME")
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    stranger.close()
+    ends.meet()
+    listener = ends.makers[0]
+    deadline = time.monotonic() + 20
+    while listener.num_refused < 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_who_dials_while_there_are_no_descriptors_left_waits(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, num_failures = socket.socket.accept, 0
+
+    def failing(self: socket.socket) -> object:
+        nonlocal num_failures
+        num_failures += 1
+        if num_failures <= 2:
+            raise OSError(errno.EMFILE, "too many open files")
+        if num_failures == 3:
+            raise BlockingIOError
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    ends.meet()
+    assert num_failures > 3
+
+
+def test_a_listener_that_is_closed_ends_what_waits_and_drops_who_has_said_nothing(ends: Ends) -> None:
+    listener = tcp_listener.TcpListener("127.0.0.1", 0)
+    expected = listener.expect(1, 1 << 20)
+    with socket.create_connection((listener.host, listener.port)) as stranger:
+        deadline = time.monotonic() + 20
+        while not listener._strangers:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        listener.close()
+        assert is_refused(stranger)
+    assert expected.arrived.get(timeout=5) is None
 
 
 def test_there_is_a_bound_on_strangers(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:

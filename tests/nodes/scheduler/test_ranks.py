@@ -201,6 +201,19 @@ def prompt(length: int, base: int = 0) -> list[int]:
     return [2 + (base * 101 + index * 7) % 900 for index in range(length)]
 
 
+def test_a_rank_that_answers_for_a_group_that_is_over_is_asked_again() -> None:
+    world = RankWorld(2)
+    world.group_of["w-m.1"] -= 1
+    world.flush()
+    request = world.submit(prompt(9), "m", max_tokens=4, ignore_eos=True)
+    world.flush()
+    assert request.output_ids == []
+    world.group_of["w-m.1"] += 1
+    world.settle()
+    assert request.finish == "length"
+    world.check()
+
+
 def test_a_step_is_over_when_the_last_rank_is_done() -> None:
     world = RankWorld(3)
     world.flush()

@@ -184,6 +184,26 @@ def test_a_worker_that_cannot_take_up_ends() -> None:
     asyncio.run(main())
 
 
+def test_a_worker_that_cannot_let_go_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(weights: str) -> None:
+        raise MemoryError("no room to free anything")
+
+    async def main() -> None:
+        host = HeapHost()
+        actor = WorkerActor(config(), host)
+        context = await started(actor, pool(host))
+        monkeypatch.setattr(actor._engine, "release", broken)
+        call = order(actor, LetGo(group="g", number=2, is_kv=True, weights="reload"))
+        late = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
+        assert await answer_of(late) == "superseded"
+        while not context.ended:
+            await asyncio.sleep(0.001)
+        assert "MemoryError: no room to free anything" in context.ended[0]
+        assert call.answer is None, "its end is the answer"
+
+    asyncio.run(main())
+
+
 def test_one_that_starts_waits_without_memory_or_ends() -> None:
     async def main() -> None:
         host = HeapHost()

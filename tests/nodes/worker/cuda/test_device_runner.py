@@ -148,6 +148,17 @@ def test_replayed_steps_draw_the_same_and_pad_on_page_0() -> None:
     assert pages[0, :, :, 1:].isnan().all(), "and of it the first cell only"
 
 
+def test_rows_that_draw_nothing_may_stand_between_others_in_a_replayed_step() -> None:
+    (runner, recorder), plain = replaying_runner(MODEL, [4]), device_runner(MODEL)
+    plan = decode_step(prefilled(runner, 4), [10, 11, 12, 13])
+    assert prefilled(plain, 4)
+    plan = plan._replace(rows=[row._replace(sampling=None) if row.row in (0, 2) else row for row in plan.rows])
+    drawn = list(runner.run(plan).token_ids)
+    assert recorder.num_replays == 1
+    assert drawn == list(plain.run(plan).token_ids)
+    assert [token >= 0 for token in drawn] == [False, True, False, True]
+
+
 def test_what_no_bucket_holds_is_computed_without() -> None:
     runner, recorder = replaying_runner(MODEL, [1, 2])
     assert text(runner, 3, 2) == text(device_runner(MODEL), 3, 2)
@@ -211,6 +222,18 @@ def test_a_row_that_overflows_fails_alone_and_takes_its_successors_along(monkeyp
         assert outcome.token_ids[1] == -1
         assert min(outcome.token_ids[0], outcome.token_ids[2]) >= 0
         assert [(error.row, error.code) for error in outcome.errors] == [(1, "missing_input")]
+
+
+def test_an_error_of_a_step_is_the_workers_own_where_no_ranks_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = device_runner(MODEL)
+    tokens = prefilled(runner, 2)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(runner._network, "forward", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        runner.run(decode_step(tokens, [10, 11]))
 
 
 def test_a_step_that_only_prefills_draws_nothing() -> None:

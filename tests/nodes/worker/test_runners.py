@@ -1,0 +1,50 @@
+"""What becomes of a rank whose model cannot be loaded, and of pages that are to be made where no device is."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from recorded_worker import config, pool
+
+from kvstore.page_pool import HeapHost
+from nodes.model_spec import resolve_model
+from nodes.worker.cuda import load
+from nodes.worker.errors import BackendMissing, CollectiveFailed, GroupNotFormed
+from nodes.worker.pool_taking import make_pages
+from nodes.worker.runners import make_runner
+
+MODEL = "random:tiny-llama"
+
+
+@pytest.mark.parametrize(
+    ("problem", "raised", "num_aborts"),
+    [
+        (CollectiveFailed("rank 1 is gone"), pytest.raises(GroupNotFormed, match="were lost while they loaded"), 0),
+        (MemoryError("too large"), pytest.raises(MemoryError), 1),
+    ],
+)
+def test_others_do_not_wait_for_a_rank_that_could_not_load(
+    monkeypatch: pytest.MonkeyPatch, problem: Exception, raised: Any, num_aborts: int
+) -> None:
+    aborts: list[None] = []
+
+    def fail(*_: Any) -> None:
+        raise problem
+
+    monkeypatch.setattr(load, "load_host_runner", fail)
+    host = HeapHost()
+    spec = resolve_model(MODEL)
+    mapped = host.open(pool(host, MODEL).path, writable=True)
+    collectives: Any = SimpleNamespace(abort=lambda: aborts.append(None))
+    with raised:
+        make_runner(spec, config(MODEL), mapped, collectives)
+    assert len(aborts) == num_aborts
+
+
+def test_pages_are_made_on_devices_only() -> None:
+    host = HeapHost()
+    mapped = host.open(pool(host).path, writable=True)
+    nothing: Any = None
+    with pytest.raises(BackendMissing, match="no device is used here"):
+        asyncio.run(make_pages(nothing, nothing, config(), host, mapped))
