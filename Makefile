@@ -36,7 +36,7 @@ test-all: $(DEV_STAMP)
 soak: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m soak -s $(ARGS)
 
-# Not in CI: what CI runs, under measurement, ten minutes on two cores. The floors are in tools/coverage_floor.py.
+# Not in CI: what CI runs, in turn and under measurement, half an hour on two cores. Floors: tools/coverage_floor.py.
 coverage: $(DEV_STAMP)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -m "not slow and not soak and not gpu and not containers" $(ARGS)
