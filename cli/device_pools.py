@@ -96,8 +96,8 @@ def _account(memory: DeviceMemory, load: DeviceLoad, layout: KVLayout, num_pages
     return (
         f"{load.num_groups} groups of weights ({_gib(load.weight_bytes)}), activations ({_gib(load.activation_bytes)}),"
         f" context and graphs ({_gib(load.overhead_bytes)}) and a pool of {pages},{agent} take more than"
-        f" {load.mem_fraction:.0%} of"
-        f" {_gib(memory.total_bytes)}, which is {_gib(budget)}, or than the {_gib(memory.free_bytes)} that are free"
+        f" {load.mem_fraction:.0%} of {_gib(memory.total_bytes)}, which is {_gib(budget)}, or than the"
+        f" {_gib(memory.free_bytes)} that are free"
     )
 
 

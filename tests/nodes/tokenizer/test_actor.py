@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import json
+import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
+import structlog
 
 from kvstore.hashing import chain_hashes, root_hash
 from kvstore.protocol import CacheEvents, PageStored
@@ -21,6 +24,8 @@ from nodes.registry.actor import RegistryActor
 from nodes.roles import DETOKENIZER, GATEWAY, KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, SCHEDULER
 from nodes.tokenizer.actor import TokenizerActor
 from nodes.tokenizer.config import TokenizerConfig
+
+TINY = Path(__file__).parents[3] / "nodes" / "bundled" / "tiny"
 
 PROMPT = list(b"a prompt of some pages, which one of the schedulers has in its cache")
 QUICK = SystemOptions(heartbeat_s=0.05, retry_min_s=0.01, retry_max_s=0.05)
@@ -130,6 +135,22 @@ async def test_texts_ids_and_chats_are_prepared(mesh):
     prepared = await ask(mesh, chat("hello"))
     assert prepared.token_ids == [list(b"hello")]
     assert await ask(mesh, Prepare(request_id="r", texts=["x"], route=False)) == Prepared(token_ids=[[120]])
+
+
+def test_a_template_that_does_not_compile_is_said_at_the_start_and_prompts_are_served(tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(TINY, model)
+    (model / "chat_template.jinja").write_text("{% for %}")
+
+    async def main():
+        async with mesh_with(str(model)) as mesh:
+            assert (await failure(mesh, chat("hello")))[:2] == ("template_error", "messages")
+            assert (await ask(mesh, Prepare(request_id="r", texts=["hello"]))).token_ids
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(main())
+    (said,) = [entry for entry in logs if entry["event"] == "no chats"]
+    assert "cannot be compiled" in said["why"]
 
 
 @running("random:tiny-qwen2")
