@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import structlog
 
 from mesh.address import Address, Endpoint
+from mesh.complaints import Complaints
 from mesh.envelope import (
     MIN_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
@@ -38,7 +39,6 @@ from mesh.telemetry import Metrics, current_trace
 from mesh.transport.base import Buffer, Lane, Link, Transport
 
 _MAX_WAITING: Final = 1000
-_MAX_REMEMBERED: Final = 1024
 # msgspec encodes a member of an enumeration slowly.
 _NUMBERS: Final = {verb: int(verb) for verb in Verb}
 _UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.ITEM, Verb.END, Verb.CREDIT, Verb.CANCEL, Verb.BYE))
@@ -83,7 +83,7 @@ class Links:
         self._peers: dict[str, Peer] = {}
         self._wires: dict[Link, Wire] = {}
         self._pauses = RedialPauses(options.retry_min_s, options.retry_max_s)
-        self._complained: set[tuple[str, str]] = set()
+        self._complaints = Complaints()
         self._connections = 0
         self._message_ids = 0
 
@@ -130,6 +130,7 @@ class Links:
         if peer is None or peer.address != address:
             return
         del self._peers[address.actor_id]
+        self._complaints.link_ended(address)
         for wire in (peer.dialed, peer.accepted):
             if wire is not None:
                 del self._wires[wire.link]
@@ -296,9 +297,7 @@ class Links:
 
     def _refuse(self, link: Link, lane: Lane, header: Header | None, refusal: FrameRefused) -> None:
         self.metrics.count("mesh_frames_refused_total", code=refusal.code)
-        complaint = (link.peer.actor_id, refusal.code)
-        if complaint not in self._complained and len(self._complained) < _MAX_REMEMBERED:
-            self._complained.add(complaint)
+        if self._complaints.is_new(link.peer, refusal.code):
             self._log.warning("frame refused", peer=str(link.peer), code=refusal.code, why=refusal.message)
         if refusal.code == "wrong_sender" and link.dialed and link in self._wires:
             self._loop.call_soon(self.on_link_down, link, "another actor listens there")

@@ -44,6 +44,8 @@ _MAX_ACCEPTED: Final = 8192
 _MAX_IDENTITY_BYTES: Final = 255
 _STOP_LINGER_MS: Final = 50
 _BACKLOG_RETRY_S: Final = 0.02
+# A ROUTER receives from all peers in turn, and the others may never stop.
+_MAX_REST: Final = 8192
 NOBODY: Final = Address("", 0)
 """The sender of what came without a name: it is refused, and counted, by whoever opens the envelope."""
 
@@ -81,11 +83,12 @@ class _Dialed:
 class _Accepted:
     """A connection that a peer has made; the ROUTER of each lane knows it by its identity."""
 
-    __slots__ = ("identity", "link", "outboxes")
+    __slots__ = ("identity", "is_cut", "link", "outboxes")
 
     def __init__(self, link: Link, outboxes: tuple[Outbox, Outbox]) -> None:
         self.link = link
         self.identity = str(link.peer).encode()
+        self.is_cut = False
         self.outboxes = outboxes
 
 
@@ -248,15 +251,23 @@ class ZeroMQTransport:
 
     def _route(self, accepted: _Accepted, lane: Lane, parts: Sequence[Buffer]) -> bool:
         try:
-            return self._routers[lane].send((accepted.identity, *parts))
+            taken = self._routers[lane].send((accepted.identity, *parts))
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._loop.call_soon(self._accepted_gone, accepted)
+            if not accepted.is_cut:
+                accepted.is_cut = True
+                self._loop.call_soon(self._accepted_gone, accepted)
             return True  # taken, and lost with the link, which is reported
+        if accepted.is_cut:
+            accepted.is_cut = not taken  # it has dialed again
+        return taken
 
     def _accepted_gone(self, accepted: _Accepted) -> None:
-        if self._accepted.get(accepted.link) is accepted:
+        """An accepted connection takes no more; what had arrived on it is still handed on before its end is told."""
+        for router in self._routers:
+            router.receive_rest(_MAX_REST)
+        if self._accepted.get(accepted.link) is accepted and accepted.is_cut:
             self.close_link(accepted.link)
             if self._listener is not None:
                 self._listener.on_link_down(accepted.link, "it closed its connection")

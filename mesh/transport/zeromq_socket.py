@@ -8,6 +8,7 @@ Used by `mesh/transport/zeromq.py` only.
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
@@ -126,10 +127,12 @@ class LoopSocket:
             self._is_scheduled = True
             self._loop.call_soon(self._turn)
 
-    def receive_rest(self) -> None:
-        """Receive all that has arrived: the connection is gone and the socket about to be closed."""
-        while self._is_open and not self._receive(BATCH):
-            continue
+    def receive_rest(self, most: float = math.inf) -> None:
+        """Receive what has arrived, all of it or about `most` messages: a connection is gone."""
+        while self._is_open and most > 0 and not self._receive(BATCH):
+            most -= BATCH
+        # Messages taken here may have used up the event that would announce the next.
+        self.look_again()
 
     def close(self, linger_ms: int = 0) -> None:
         """Close, with its monitor if it has one; what was sent has `linger_ms` to leave. Idempotent."""

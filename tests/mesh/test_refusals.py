@@ -105,6 +105,20 @@ def test_nobody_speaks_before_hello_or_for_others(on_rig):
     on_rig(test)
 
 
+def test_what_comes_after_the_end_of_its_link_is_refused_without_a_warning(on_rig):
+    async def test(rig):
+        rig.hello()
+        rig.wire.listener.on_link_down(FROM_PEER, "gone")
+        with capture_logs() as logs:
+            rig.say(Verb.TELL, Say(text="late"))
+            rig.say(Verb.TELL, Say(text="late"), lane=Lane.CONTROL)
+        assert [entry["log_level"] for entry in logs if entry["log_level"] != "debug"] == []
+        assert rig.refused("no_hello") == 2
+        assert rig.actor.told == []
+
+    on_rig(test)
+
+
 def test_a_member_without_hello_is_told_to_begin_again(on_rig):
     async def test(rig):
         member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))

@@ -235,6 +235,30 @@ def test_an_accepted_peer_that_is_gone_is_a_link_that_goes_down(on_sockets):
     on_sockets(test)
 
 
+def test_what_an_accepted_peer_sent_before_it_stopped_arrives_before_its_end(on_sockets):
+    async def test(start):
+        a, _, _ = await start(A)
+        b, ear, where = await start(B)
+        order = []
+        ear.on_frames = lambda link, lane, parts: order.append(lane)
+        ear.on_link_down = lambda link, reason: order.append(reason)
+        link = a.dial(B, where)
+        for lane in Lane:
+            a.send(link, lane, (b"h", b""))
+        await until(lambda: len(order) == 2)
+        for lane in Lane:
+            for _ in range(300):
+                a.send(link, lane, (b"h", b"last words"))
+        await a.stop()
+        # What is sent to it is refused before anything of all that is read.
+        assert b.send(Link(A, dialed=False), Lane.CONTROL, (b"x", b""))
+        await until(lambda: "it closed its connection" in order)
+        assert order[-1] == "it closed its connection"
+        assert [order.count(lane) for lane in Lane] == [301, 301]
+
+    on_sockets(test)
+
+
 def test_names_that_are_no_addresses_are_nobody(on_sockets):
     async def test(start):
         _, ear, where = await start(B)
