@@ -6,7 +6,6 @@ announced pages into granted ones. All decisions are in `core.py`; this file rec
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, assert_never
 
@@ -31,6 +30,7 @@ from kvstore.transfer.tcp_link import TcpLinks
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
+from mesh.driver import CoreDriver
 from mesh.errors import CallError
 from mesh.membership import Member
 from mesh.message import HotMessage, Message
@@ -100,8 +100,7 @@ class KVAgent(Actor):
         self._foreign = ForeignPools(self._puller, config.limits.map_s)
         self._calls: dict[int, Call] = {}
         self._last_call = 0
-        self._events: deque[Event] = deque()
-        self._is_handling = False
+        self._driver = CoreDriver[Event, Command](lambda event: self._core.handle(event, self.ctx.now()), self._perform)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._pumping: asyncio.TimerHandle | None = None
@@ -247,17 +246,8 @@ class KVAgent(Actor):
         self.ctx.announce(fallbacks=fallbacks)
 
     def _handle(self, event: Event) -> None:
-        """Give the core an event, and those that come of what it wants done."""
-        self._events.append(event)
-        if self._is_handling:
+        if not self._driver.feed(event):
             return
-        self._is_handling = True
-        try:
-            while self._events:
-                for command in self._core.handle(self._events.popleft(), self.ctx.now()):
-                    self._perform(command)
-        finally:
-            self._is_handling = False
         if self._idle is not None and not self._core.num_live:
             self._idle.set()
         if self._held is not None:
@@ -308,7 +298,7 @@ class KVAgent(Actor):
             else:
                 message = f"the pool of {command.source.group} is of incarnation {found} now"
                 ended = CopyEnded(command.copy.copy_id, "source_changed", message)
-        self._events.append(CopyDone(command.grant_id, ended, 0))
+        self._handle(CopyDone(command.grant_id, ended, 0))
 
     def _source(self, source: SourceId) -> list[Peer]:
         """The mappings of a source's pools, by rank; those of the agent's own are mapped read-only like any other."""

@@ -9,7 +9,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, assert_never
 
@@ -21,6 +20,7 @@ from kvstore.protocol import PoolHandle
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
+from mesh.driver import CoreDriver
 from mesh.errors import CallError
 from mesh.membership import RELEASED, Member
 from mesh.persistent_ask import PersistentAsk
@@ -92,13 +92,12 @@ class WorkerActor(Actor):
         self._host = host
         self._pool: PagePool | None = None
         self._core: WorkerCore | None = None
+        self._driver: CoreDriver[Event, Command] | None = None
         self._ranks = RankGroup(config, self._leave, collectives) if config.tp_size > 1 else None
         self._adopt_timer: asyncio.TimerHandle | None = None
         self._engine = Engine(config, make, self._ranks)
         self._last_end = 0.0
         self._is_stopping = False
-        self._events: deque[Event] = deque()
-        self._dispatching = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._persistent = PersistentAsk(config.map_retry_s)
@@ -122,6 +121,7 @@ class WorkerActor(Actor):
             Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens),
             depth=DEVICE_DEPTH if self._engine.runs_ahead else 1,
         )
+        self._driver = CoreDriver(self._core.handle, self._perform)
         self._adopted = Adopted(
             last_step=0,
             worker_epoch=self.ctx.address.epoch,
@@ -280,21 +280,10 @@ class WorkerActor(Actor):
             self.ctx.end(f"{sender} cannot believe what it answers: {message.reason}")
 
     def _dispatch(self, event: Event) -> None:
-        """Feed the core; events that performing a command brings about queue up rather than recurse."""
-        if self._core is None:
+        if self._core is None or self._driver is None:
             self.ctx.metrics.count("mesh_worker_steps_refused_total", reason="not_ready")
             return
-        self._events.append(event)
-        if self._dispatching:
-            return
-        self._dispatching = True
-        try:
-            while self._events:
-                for command in self._core.handle(self._events.popleft()):
-                    self._perform(command)
-        finally:
-            self._dispatching = False
-        if not self._core.is_running:
+        if self._driver.feed(event) and not self._core.is_running:
             self._idle.set()
             self._residence.steps_ended()
 

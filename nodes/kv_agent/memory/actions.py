@@ -13,6 +13,7 @@ from kvstore.pool_header import PoolInfo
 from kvstore.protocol import PoolHandle
 from mesh.actor import Call, Context
 from mesh.address import Address
+from mesh.driver import CoreDriver
 from mesh.errors import CallError
 from mesh.membership import Member
 from mesh.message import Message
@@ -108,8 +109,9 @@ class MemoryActions:
         self._calls: dict[int, Call] = {}
         self._num_calls = 0
         self._stopping: set[str] = set()
-        self._events: list[MemoryEvent] = []
-        self._is_handling = False
+        self._driver = CoreDriver[MemoryEvent, MemoryCommand](
+            lambda event: self._core.handle(event, owner.ctx.now()), self._perform
+        )
         self._timer: asyncio.TimerHandle | None = None
 
     def on_ask(self, call: Call) -> None:
@@ -156,17 +158,8 @@ class MemoryActions:
             self._timer.cancel()
 
     def _handle(self, event: MemoryEvent) -> None:
-        self._events.append(event)
-        if self._is_handling:
-            return
-        self._is_handling = True
-        try:
-            while self._events:
-                for command in self._core.handle(self._events.pop(0), self._owner.ctx.now()):
-                    self._perform(command)
-        finally:
-            self._is_handling = False
-        self._set_timer()
+        if self._driver.feed(event):
+            self._set_timer()
 
     def _perform(self, command: MemoryCommand) -> None:
         match command:
@@ -212,7 +205,7 @@ class MemoryActions:
             return
         owner.put_pools(group, left, is_offered=False)
         owner.ctx.log.info("pool freed", group=group, bytes=sum(pool.info.pages_bytes for pool in pools))
-        self._events.append(PoolFreed(group))
+        self._handle(PoolFreed(group))
 
     async def _make(self, group: str) -> None:
         try:

@@ -7,11 +7,11 @@ process: its memory is free then whatever the reason was, and the next incarnati
 import contextlib
 import ctypes
 import gc
-from collections import deque
 from typing import Protocol, assert_never
 
 from kvstore.protocol import PoolHandle
 from mesh.actor import Call, Context
+from mesh.driver import CoreDriver
 from mesh.membership import READY, RELEASED
 from nodes.protocol.memory import HasLetGo, HasTakenUp, LetGo, TakeUp
 from nodes.worker.residence.core import (
@@ -56,8 +56,7 @@ class ResidenceActions:
     def __init__(self, owner: Resident) -> None:
         self._owner = owner
         self._core = Residence()
-        self._events: deque[Event] = deque()
-        self._is_handling = False
+        self._driver = CoreDriver[Event, Command](self._core.handle, self._perform)
 
     @property
     def is_held(self) -> bool:
@@ -66,29 +65,17 @@ class ResidenceActions:
 
     def on_order(self, call: Call, order: LetGo | TakeUp) -> None:
         """The agent wants memory let go, or taken up."""
-        self._handle(Ordered(call.sender.epoch, order, call))
+        self._driver.feed(Ordered(call.sender.epoch, order, call))
 
     def steps_ended(self) -> None:
         """No step runs any more."""
-        self._handle(StepsEnded())
-
-    def _handle(self, event: Event) -> None:
-        self._events.append(event)
-        if self._is_handling:
-            return
-        self._is_handling = True
-        try:
-            while self._events:
-                for command in self._core.handle(self._events.popleft()):
-                    self._perform(command)
-        finally:
-            self._is_handling = False
+        self._driver.feed(StepsEnded())
 
     def _perform(self, command: Command) -> None:
         match command:
             case StopSteps():
                 if not self._owner.stop_steps(is_stopped=True):
-                    self._events.append(StepsEnded())
+                    self._driver.feed(StepsEnded())
             case GoOn():
                 self._owner.stop_steps(is_stopped=False)
             case Release(weights):
@@ -112,7 +99,7 @@ class ResidenceActions:
             return
         ctx.announce(RELEASED)
         ctx.log.info("memory released", weights=weights)
-        self._handle(HasReleased())
+        self._driver.feed(HasReleased())
 
     async def _resume(self, handle: PoolHandle) -> None:
         ctx = self._owner.ctx
@@ -123,7 +110,7 @@ class ResidenceActions:
             return
         ctx.announce(READY)
         ctx.log.info("memory taken up")
-        self._handle(HasResumed())
+        self._driver.feed(HasResumed())
 
 
 def give_back_heap() -> None:

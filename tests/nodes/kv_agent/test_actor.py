@@ -321,7 +321,7 @@ def test_answers_to_calls_that_are_gone_and_events_inside_events() -> None:
             agent._handle(PeerGone(Address("D", 1), "lost while it is answered"))
             perform(command)  # type: ignore[arg-type]
 
-        agent._perform = nested  # type: ignore[method-assign]
+        agent._driver._perform = nested  # type: ignore[method-assign]
         agent._handle(OpenAsked(79, Address("D", 1), grant([2], "h")))
         assert agent.stats()["mesh_kv_grants_open"] == 0
 
