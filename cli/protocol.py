@@ -11,8 +11,6 @@ from mesh.codec import Codec
 from mesh.message import Message, Part
 from nodes.protocol.memory import ListMemory, MemoryList, ReleaseMemory, ResumeMemory
 
-SUPERVISOR: Final = "supervisor"
-
 
 class ListActors(Message, frozen=True):
     """Ask for every actor of the mesh, living or not."""

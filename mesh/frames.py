@@ -139,7 +139,10 @@ class MembersChanged(Message, frozen=True):
 
 
 class PeerDown(Message, frozen=True):
-    """A supervisor tells that an incarnation is dead (reaped), so that whoever waits for it stops at once."""
+    """A supervisor tells that an incarnation is dead (reaped), so that whoever waits for it stops at once.
+
+    Believed of the registry, of the actor's own supervisor, and of members with the role `supervisor`.
+    """
 
     actor_id: str
     epoch: int

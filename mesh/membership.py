@@ -19,6 +19,9 @@ DRAINING = "draining"
 RELEASED = "released"
 """Alive, without the memory that it works in, and takes no work."""
 
+SUPERVISOR = "supervisor"
+"""The one role that the mesh knows: its word that a process is dead is believed."""
+
 
 class Member(Part, frozen=True):
     """One actor in the mesh. `state` is one of those above; `attributes` are the role's own business."""

@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
@@ -71,6 +72,14 @@ def run_actor(
     process = _Process(actor, address, listen or ZeroMQOptions(run_directory=run_directory), drain_timeout_s)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(process.run(run_directory, filled, supervisor_fd))
+
+
+def unsupervised(actor_id: str) -> Address:
+    """The next incarnation of an actor that nobody supervises.
+
+    Its epoch is the clock's milliseconds, so that every start is later than the last without a file to count them in.
+    """
+    return Address(actor_id, time.time_ns() // 1_000_000)
 
 
 class _Process:

@@ -42,7 +42,7 @@ from mesh.frames import (
 )
 from mesh.heartbeats import Heartbeats
 from mesh.links import Links
-from mesh.membership import DRAINING, READY, STARTING, Bootstrap, Member, MemberChange
+from mesh.membership import DRAINING, READY, STARTING, SUPERVISOR, Bootstrap, Member, MemberChange
 from mesh.options import SystemOptions
 from mesh.peer import SYSTEM, Peer
 from mesh.probing import Probing
@@ -335,4 +335,8 @@ class ActorSystem:
         return gauges
 
     def _is_supervisor(self, sender: Address) -> bool:
-        return self.options.supervisor is not None and self.options.supervisor[0] == sender
+        if self.options.supervisor is not None and self.options.supervisor[0] == sender:
+            return True
+        # Other hosts have theirs, and who was started by hand has none of its own.
+        member = self.registration.view.get(sender.actor_id)
+        return member is not None and member.address == sender and member.role == SUPERVISOR

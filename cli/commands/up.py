@@ -17,9 +17,9 @@ from cli.exit_codes import ExitCode
 from cli.launch.mesh_directory import MeshDirectory
 from cli.launch.nvidia_smi import ask_devices
 from cli.launch.progress import READY_MARK, Progress
-from cli.protocol import SUPERVISOR
 from cli.settings import Settings, load_settings
 from cli.topology import Machine, Topology, plan_topology
+from mesh.membership import SUPERVISOR
 from nodes.model_spec import ModelError, resolve_model
 
 

@@ -21,11 +21,10 @@ from cli.launch.processes import start_time
 from cli.launch.progress import Progress, ready_text
 from cli.launch.supervisor import SupervisorActor
 from cli.launch.sweep import sweep
-from cli.protocol import SUPERVISOR
 from cli.topology import Topology
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError
-from mesh.membership import Member
+from mesh.membership import SUPERVISOR, Member
 from mesh.options import SystemOptions
 from mesh.system import ActorSystem
 from mesh.telemetry import setup_log

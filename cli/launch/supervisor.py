@@ -9,7 +9,6 @@ import msgspec
 
 from cli.launch.memory_relay import relay
 from cli.protocol import (
-    SUPERVISOR,
     SUPERVISOR_CODEC,
     ActorList,
     ActorStatus,
@@ -24,6 +23,7 @@ from mesh.address import Address
 from mesh.codec import Codec
 from mesh.errors import CallError
 from mesh.frames import Leave, PeerDown
+from mesh.membership import SUPERVISOR
 from mesh.transport.base import Lane
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
 

@@ -9,7 +9,7 @@ from mesh_under_test import QUICK, Number, Recorder, Say, until
 from mesh.address import Address, Endpoint
 from mesh.errors import CallError, PeerLost, RemoteError
 from mesh.frames import Join, Leave, ListMembers, MembersChanged, PeerDown, StatsRequest
-from mesh.membership import Member
+from mesh.membership import SUPERVISOR, Member
 from mesh.transport.base import Lane
 
 HI = Say(text="hi")
@@ -115,6 +115,22 @@ def test_only_registry_and_supervisor_are_believed(on_mesh):
         mesh.registry.actor.ctx.tell("a", PeerDown(actor_id="b", epoch=1, reason="reaped"))
         await until(lambda: "b#1" not in states(a))
         assert (Address("b", 1), "reaped") in a.actor.lost
+
+    on_mesh(test)
+
+
+class AnySupervisor(Recorder):
+    role = SUPERVISOR
+
+
+def test_who_has_no_supervisor_believes_those_of_the_mesh(on_mesh):
+    async def test(mesh):
+        a, _ = await mesh.pair()
+        supervisor = await mesh.start("of-a-host", actor=AnySupervisor())
+        await until(lambda: "of-a-host#1" in states(a) and "a#1" in states(supervisor))
+        supervisor.actor.ctx.tell("a", PeerDown(actor_id="b", epoch=1, reason="reaped"))
+        await until(lambda: "b#1" not in states(a))
+        assert a.metrics.value("mesh_frames_refused_total", code="unexpected") == 0
 
     on_mesh(test)
 

@@ -92,6 +92,11 @@ class Host:
 
         wait_until(ready, "the mesh is ready")
 
+    def metrics(self):
+        """The text of a scrape."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=10) as response:
+            return response.read().decode()
+
     def ps(self):
         """Entries of `ps -o json` by actor id."""
         listed = self.meshctl("ps", "-o", "json")

@@ -1,0 +1,336 @@
+"""A custom actor from ZeroMQ and MessagePack alone: nothing of kvmesh is imported, all of it is in `docs/protocol.md`.
+
+It joins the mesh that runs on this host, asks a tokenizer one thing, and answers `CountWords` with `WordsCounted` until
+SIGTERM or SIGINT. What it does is what a peer in any other language has to do.
+
+    python examples/plain_peer.py [--name MESH] [--actor-id ID]
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+HELLO, WELCOME, TELL, ASK, REPLY, ERROR = 1, 2, 3, 4, 5, 6
+HEARTBEAT, BYE = 12, 16
+CONTROL, DATA = 0, 1
+SYSTEM = 1  # flag: a body of the system, not of the actors' own protocol
+NAME = {REPLY: "reply", ERROR: "error"}
+encode = msgspec.msgpack.encode
+decode = msgspec.msgpack.decode
+
+
+class Connection:
+    """One connection with a peer, dialed by either side: two lanes, each numbered from 1 in both directions."""
+
+    def __init__(self, number: int, peer: tuple[str, int]) -> None:
+        self.number = number
+        self.peer = peer
+        self.sent = [0, 0]
+        self.heard = [0, 0]
+        self.dealers: list[zmq.Socket] = []  # of a dialed one; an accepted one is answered through the ROUTERs
+
+
+class PlainPeer:
+    """One incarnation of one actor; `service` answers what it is asked."""
+
+    def __init__(self, directory: Path, actor_id: str, epoch: int, service: "Words") -> None:
+        self.directory = directory
+        self.actor_id, self.epoch = actor_id, epoch
+        self.service = service
+        self.context = zmq.Context()
+        self.routers = []
+        self.ids = itertools.count(1)
+        self.numbers = itertools.count(1)
+        self.accepted: dict[bytes, Connection] = {}
+        self.dialed: dict[tuple[str, int], Connection] = {}
+        self.answers: dict[int, tuple[int, dict]] = {}
+        self.members: dict[str, dict] = {}
+        self.view = (0, 0)  # epoch of the registry, version of its list
+        endpoints = []
+        for lane in "cd":
+            path = directory / "s" / f"{actor_id}.{epoch}.{lane}"
+            router = self.context.socket(zmq.ROUTER)
+            router.setsockopt(zmq.LINGER, 0)
+            router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+            router.bind(f"ipc://{path}")
+            self.routers.append(router)
+            endpoints.append(f"ipc://{path}")
+        self.member = {
+            "actor_id": actor_id,
+            "role": "custom",
+            "epoch": epoch,
+            "endpoint": endpoints,
+            "state": "ready",
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+
+    # What it is used through
+
+    def join(self) -> None:
+        """Become a member, or one again of a registry that has restarted; learn who else is."""
+        where = json.loads((self.directory / "registry.json").read_bytes())
+        registry = (where["actor_id"], where["epoch"])
+        for peer in [peer for peer in self.dialed if peer[0] == registry[0]]:
+            self.forget(peer)  # an earlier epoch of it, or a connection that it knows nothing of
+        self.registry = registry
+        self.dial(registry, (where["control"], where["data"]))
+        hearsay = list(self.members.values())
+        joined = self.ask(registry, {"type": "Join", "member": self.member, "hearsay": hearsay}, system=True)
+        self.members = {member["actor_id"]: member for member in joined["members"]}
+        self.view = (joined["registry_epoch"], joined["version"])
+
+    def dial(self, peer: tuple[str, int], endpoint: tuple[str, str]) -> None:
+        """Connect both lanes and say hello on each. What is sent after it need not wait for the welcome."""
+        connection = self.dialed[peer] = Connection(next(self.numbers), peer)
+        for lane in (CONTROL, DATA):
+            dealer = self.context.socket(zmq.DEALER)
+            dealer.setsockopt(zmq.LINGER, 100)
+            dealer.setsockopt(zmq.RECONNECT_IVL, 86_400_000)  # a connection that ends is never re-made silently
+            dealer.setsockopt(zmq.ROUTING_ID, f"{self.actor_id}#{self.epoch}".encode())
+            dealer.connect(endpoint[lane])
+            connection.dealers.append(dealer)
+            hello = {"type": "Hello", "min_version": 1, "max_version": 1, "member": self.member}
+            self.send(connection, lane, HELLO, hello, system=True)
+
+    def ask(self, peer: tuple[str, int], body: dict, *, timeout_s: float = 5.0, system: bool = False) -> dict:
+        """Ask and wait, answering others meanwhile; raises TimeoutError, or RuntimeError with what the peer says."""
+        deadline = time.monotonic() + timeout_s
+        number = self.send(self.dialed[peer], CONTROL, ASK, body, timeout_us=int(timeout_s * 1e6), system=system)
+        while number not in self.answers:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"{peer[0]} did not answer {body['type']} within {timeout_s:g} s")
+            self.turn(0.1)
+        verb, answer = self.answers.pop(number)
+        if verb == ERROR:
+            raise RuntimeError(f"{peer[0]} answers {answer['code']}: {answer['message']}")
+        return answer
+
+    def find(self, role: str) -> tuple[str, int]:
+        """The first ready member of a role, dialed."""
+        for member in self.members.values():
+            if member["role"] == role and member["state"] == "ready":
+                peer = (member["actor_id"], member["epoch"])
+                if peer not in self.dialed:
+                    self.dial(peer, member["endpoint"])
+                return peer
+        raise LookupError(f"no {role} is ready")
+
+    def serve(self, is_wanted: Callable[[], bool]) -> None:
+        """Renew the lease every 0.5 s, follow the registry over its restarts, and answer, as long as it is wanted."""
+        renew_at = 0.0
+        while is_wanted():
+            if time.monotonic() >= renew_at:
+                renew_at = time.monotonic() + 0.5
+                if self.has_new_registry():
+                    try:
+                        self.join()
+                    except (TimeoutError, OSError, ValueError):
+                        continue  # it has not come up yet; the mesh goes on without it, and so does this peer
+                self.send(self.dialed[self.registry], CONTROL, HEARTBEAT, {"type": "Renew"}, system=True)
+            self.turn(0.1)
+
+    def leave(self) -> None:
+        """End the membership, say bye on every lane, remove the sockets' files."""
+        body = {"type": "Leave", "actor_id": self.actor_id, "epoch": self.epoch, "reason": "stopped"}
+        with contextlib.suppress(TimeoutError, RuntimeError, KeyError):  # its lease runs out then
+            self.ask(self.registry, body, timeout_s=1.0, system=True)
+        for connection in (*self.dialed.values(), *self.accepted.values()):
+            for lane in (CONTROL, DATA):
+                self.send(connection, lane, BYE, {"type": "Bye"}, system=True)
+        for peer in list(self.dialed):
+            self.forget(peer)
+        for router, lane in zip(self.routers, "cd", strict=True):
+            router.close()
+            (self.directory / "s" / f"{self.actor_id}.{self.epoch}.{lane}").unlink(missing_ok=True)
+        self.context.term()
+
+    # Frames
+
+    def send(
+        self,
+        connection: Connection,
+        lane: int,
+        verb: int,
+        body: dict,
+        *,
+        correlation_id: int = 0,
+        timeout_us: int = 0,
+        system: bool = False,
+    ) -> int:
+        """Send one message and return its id; what a connection that is gone does not take is lost with it."""
+        connection.sent[lane] += 1
+        sequence = connection.number << 32 | connection.sent[lane]
+        number = next(self.ids)
+        header = [1, verb, number, sequence, correlation_id, self.actor_id, self.epoch, connection.peer[1], timeout_us]
+        parts = [encode([*header, SYSTEM if system else 0, 0, ""]), encode(body)]
+        try:
+            if connection.dealers:
+                connection.dealers[lane].send_multipart(parts, zmq.NOBLOCK)
+            else:
+                name = f"{connection.peer[0]}#{connection.peer[1]}".encode()
+                self.routers[lane].send_multipart([name, *parts], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            connection.sent[lane] -= 1
+        return number
+
+    def turn(self, wait_s: float) -> None:
+        """Handle what has arrived, or wait a little for it."""
+        poller = zmq.Poller()
+        for router in self.routers:
+            poller.register(router, zmq.POLLIN)
+        for connection in self.dialed.values():
+            for dealer in connection.dealers:
+                poller.register(dealer, zmq.POLLIN)
+        ready = dict(poller.poll(wait_s * 1000))
+        for lane, router in enumerate(self.routers):
+            if router in ready:
+                name, *parts = router.recv_multipart()
+                self.arrived(name, lane, parts)
+        for connection in list(self.dialed.values()):
+            for lane, dealer in enumerate(connection.dealers):
+                if dealer in ready and not dealer.closed:
+                    self.on_message(connection, lane, *read(dealer.recv_multipart()))
+
+    def arrived(self, name: bytes, lane: int, parts: list[bytes]) -> None:
+        """Something on a bound socket: a connection begins with hello, and a later one of the same peer begins anew."""
+        header, body = read(parts)
+        if header is None or header[7] != self.epoch:
+            return  # not a message of this protocol, or for another incarnation
+        known = self.accepted.get(name)
+        if header[1] == HELLO and (known is None or header[3] >> 32 > max(known.heard) >> 32):
+            known = self.accepted[name] = Connection(next(self.numbers), (header[5], header[6]))
+        if known is not None:
+            self.on_message(known, lane, header, body)
+
+    def on_message(self, connection: Connection, lane: int, header: list | None, body: dict) -> None:
+        """All verbs that a peer without streams and topics has to know."""
+        if header is None or 0 < header[3] <= connection.heard[lane]:
+            return  # no message, or one that came before
+        connection.heard[lane] = max(header[3], connection.heard[lane])
+        verb, number, correlation_id = header[1], header[2], header[4]
+        if verb == HELLO:
+            welcome = {"type": "Welcome", "version": 1, "member": self.member}
+            self.send(connection, lane, WELCOME, welcome, correlation_id=number, system=True)
+        elif verb in NAME and header[3]:
+            self.answers[correlation_id] = (verb, body)
+        elif verb == ASK:
+            is_system = bool(header[9] & SYSTEM)
+            answer = self.service.answer_system(body) if is_system else self.service.answer(body)
+            if answer is not None:
+                self.send(connection, lane, REPLY, answer, correlation_id=number, system=is_system)
+            else:
+                error = {"type": "ErrorBody", "code": "not_served", "message": f"no answer to {body.get('type')}"}
+                self.send(connection, lane, ERROR, error, correlation_id=number, system=True)
+        elif verb == TELL and body.get("type") == "MembersChanged":
+            for member in body.get("upserted", ()):
+                self.members[member["actor_id"]] = member
+            for departed in body.get("left", ()):
+                self.members.pop(departed["actor_id"], None)
+                self.forget((departed["actor_id"], departed["epoch"]))
+            self.view = (body["registry_epoch"], body["version"])
+        elif verb == HEARTBEAT and connection.peer == self.registry:
+            seen = (body.get("registry_epoch", 0), body.get("version", 0))
+            if not body.get("known", True) or seen > self.view:
+                self.view = (0, 0)  # it does not know this peer, or told of a change that did not arrive: join again
+        elif (verb == BYE and lane == DATA) or (verb == ERROR and not header[3]):
+            self.forget(connection.peer)
+            self.accepted.pop(f"{connection.peer[0]}#{connection.peer[1]}".encode(), None)
+
+    def has_new_registry(self) -> bool:
+        """Whether to join again: another incarnation has written the file, or this one has to be told again."""
+        try:
+            where = json.loads((self.directory / "registry.json").read_bytes())
+        except (OSError, ValueError):
+            return False
+        return self.view == (0, 0) or self.registry not in self.dialed or where["epoch"] != self.registry[1]
+
+    def forget(self, peer: tuple[str, int]) -> None:
+        """Close a connection that this peer has dialed."""
+        connection = self.dialed.pop(peer, None)
+        for dealer in connection.dealers if connection else ():
+            dealer.close()
+
+
+def read(parts: list[bytes]) -> tuple[list | None, dict]:
+    """Header and body, or None for what is no message of protocol 1 with a map as its body."""
+    try:
+        header, body = decode(parts[0]), decode(parts[1])
+    except (msgspec.MsgspecError, IndexError):
+        return None, {}
+    if not isinstance(header, list) or len(header) < 12 or header[0] != 1 or not isinstance(body, dict):
+        return None, {}
+    return header, body
+
+
+class Words:
+    """The service of this example."""
+
+    def __init__(self) -> None:
+        self.num_counted = 0
+
+    def answer(self, body: dict) -> dict | None:
+        """`WordsCounted` to `CountWords`; None to anything else."""
+        if body.get("type") != "CountWords" or not isinstance(body.get("text"), str):
+            return None
+        self.num_counted += 1
+        return {"type": "WordsCounted", "num_words": len(body["text"].split())}
+
+    def answer_system(self, body: dict) -> dict | None:
+        """What every actor is asked: whether it is there, and for its figures (every gateway's `/metrics` asks)."""
+        if body["type"] == "Ping":
+            return {"type": "Pong"}
+        if body["type"] == "StatsRequest":
+            counters = {"words_counted_total": float(self.num_counted)}
+            return {"type": "StatsReply", "counters": counters, "gauges": {}}
+        return None
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", default="default", help="of the mesh")
+    parser.add_argument("--actor-id", default="words-0")
+    args = parser.parse_args()
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"kvmesh-{os.getuid()}" / args.name
+    if not (base / "registry.json").exists():
+        sys.exit(f"no mesh {args.name} runs here ({base} has no registry.json): start one with `meshctl up`")
+    is_wanted = True
+
+    def on_signal(number: int, frame: object) -> None:
+        nonlocal is_wanted
+        is_wanted = False
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    # Each incarnation of an actor needs a greater epoch than the last; the clock gives one without keeping a file.
+    words = Words()
+    peer = PlainPeer(base, args.actor_id, time.time_ns() // 1_000_000, words)
+    peer.join()
+    print(f"{args.actor_id}#{peer.epoch} has joined {', '.join(sorted(peer.members))}", flush=True)
+    tokenizer = peer.find("tokenizer")
+    text = peer.ask(tokenizer, {"type": "Detokenize", "token_ids": [104, 105]})["text"]
+    print(f"{tokenizer[0]} says that the tokens 104 and 105 are {text!r}", flush=True)
+    try:
+        peer.serve(lambda: is_wanted)
+    except RuntimeError as error:
+        sys.exit(str(error))  # the registry takes it in no more: another incarnation has come
+    finally:
+        peer.leave()
+    print(f"answered {words.num_counted}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""A custom actor with the SDK: bodies of its own, one that answers them, one that asks.
+
+    python examples/words.py serve [--name MESH] [--actor-id ID]
+    python examples/words.py ask TEXT [--name MESH] [--actor-id ID] [--wait SECONDS]
+
+It speaks what `plain_peer.py` speaks, so each may answer the other's questions.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import ClassVar
+
+from mesh.actor import Actor, Call
+from mesh.codec import Codec
+from mesh.errors import CallError
+from mesh.membership import Member
+from mesh.message import Message
+from mesh.run import run_actor, unsupervised
+from mesh.run_directory import RunDirectory
+
+
+class CountWords(Message, frozen=True):
+    """Ask how many words a text has. Answer: `WordsCounted`."""
+
+    text: str
+
+
+class WordsCounted(Message, frozen=True):
+    """Answer to `CountWords`."""
+
+    num_words: int
+
+
+class Words(Actor):
+    """Answers. Runs until it is told to stop, over all restarts of the registry."""
+
+    role: ClassVar[str] = "custom"
+    codec: ClassVar[Codec] = Codec(CountWords | WordsCounted)
+
+    def on_ask(self, call: Call) -> None:
+        """See `Actor.on_ask`. What is neither answered now nor later fails at the asker's deadline."""
+        match call.message:
+            case CountWords(text=text):
+                self.ctx.metrics.count("words_counted_total")
+                call.reply(WordsCounted(num_words=len(text.split())))
+            case _:
+                super().on_ask(call)
+
+
+class Asker(Actor):
+    """Asks once, as soon as `target` is a member, and ends."""
+
+    role: ClassVar[str] = "custom"
+    codec: ClassVar[Codec] = Words.codec
+
+    def __init__(self, target: str, text: str, wait_s: float) -> None:
+        self._target = target
+        self._text = text
+        self._wait_s = wait_s
+        self._has_asked = False
+        self.outcome = f"{target} is not a member of the mesh"
+        self.num_words = -1
+
+    async def start(self) -> None:
+        """See `Actor.start`."""
+        self.ctx.later(self._wait_s, self.ctx.end, "nobody answers")
+
+    def on_members(self, joined: Sequence[Member], left: Sequence[Member], changed: Sequence[Member]) -> None:
+        """See `Actor.on_members`; called for the first time with all that are there."""
+        if not self._has_asked and any(member.actor_id == self._target for member in joined):
+            self._has_asked = True
+            self.ctx.spawn(self._ask(), name="ask")
+
+    async def _ask(self) -> None:
+        try:
+            answer = await self.ctx.ask(self._target, CountWords(text=self._text), timeout_s=self._wait_s)
+        except CallError as error:
+            self.outcome = f"{error.code}: {error.message}"
+        else:
+            self.num_words = answer.message.num_words
+            self.outcome = f"{answer.sender} counts {self.num_words}"
+        self.ctx.end("done")
+
+
+def main() -> int:
+    """Command line; the exit code is 1 if nobody answered."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("serve", "ask"))
+    parser.add_argument("text", nargs="?", default="how many words are these")
+    parser.add_argument("--name", default="default", help="of the mesh")
+    parser.add_argument("--actor-id", default="words-0", help="of the actor that serves")
+    parser.add_argument("--wait", type=float, default=10.0, metavar="SECONDS", help="for the answer")
+    args = parser.parse_args()
+    directory = RunDirectory.of_mesh(args.name)
+    if not directory.registry_file.exists():
+        sys.exit(f"no mesh {args.name} runs here ({directory.path}): start one with `meshctl up`")
+    if args.what == "serve":
+        return run_actor(Words(), unsupervised(args.actor_id), run_directory=directory)
+    asker = Asker(args.actor_id, args.text, args.wait)
+    code = run_actor(asker, unsupervised("asker-0"), run_directory=directory)
+    print(asker.outcome)
+    return code or int(asker.num_words < 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
