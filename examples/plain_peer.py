@@ -25,7 +25,7 @@ HELLO, WELCOME, TELL, ASK, REPLY, ERROR = 1, 2, 3, 4, 5, 6
 HEARTBEAT, BYE = 12, 16
 CONTROL, DATA = 0, 1
 SYSTEM = 1  # flag: a body of the system, not of the actors' own protocol
-NAME = {REPLY: "reply", ERROR: "error"}
+SILENCE_S = 1.5  # three heartbeats
 encode = msgspec.msgpack.encode
 decode = msgspec.msgpack.decode
 
@@ -57,6 +57,8 @@ class PlainPeer:
         self.answers: dict[int, tuple[int, dict]] = {}
         self.members: dict[str, dict] = {}
         self.view = (0, 0)  # epoch of the registry, version of its list
+        self.registry = ("", 0)
+        self.answered_at = 0.0
         endpoints = []
         for lane in "cd":
             path = directory / "s" / f"{actor_id}.{epoch}.{lane}"
@@ -91,6 +93,7 @@ class PlainPeer:
         joined = self.ask(registry, {"type": "Join", "member": self.member, "hearsay": hearsay}, system=True)
         self.members = {member["actor_id"]: member for member in joined["members"]}
         self.view = (joined["registry_epoch"], joined["version"])
+        self.answered_at = time.monotonic()
 
     def dial(self, peer: tuple[str, int], endpoint: tuple[str, str]) -> None:
         """Connect both lanes and say hello on each. What is sent after it need not wait for the welcome."""
@@ -134,10 +137,10 @@ class PlainPeer:
         while is_wanted():
             if time.monotonic() >= renew_at:
                 renew_at = time.monotonic() + 0.5
-                if self.has_new_registry():
+                if self.must_join():
                     try:
                         self.join()
-                    except (TimeoutError, OSError, ValueError):
+                    except (TimeoutError, OSError, ValueError, KeyError):
                         continue  # it has not come up yet; the mesh goes on without it, and so does this peer
                 self.send(self.dialed[self.registry], CONTROL, HEARTBEAT, {"type": "Renew"}, system=True)
             self.turn(0.1)
@@ -224,7 +227,7 @@ class PlainPeer:
         if verb == HELLO:
             welcome = {"type": "Welcome", "version": 1, "member": self.member}
             self.send(connection, lane, WELCOME, welcome, correlation_id=number, system=True)
-        elif verb in NAME and header[3]:
+        elif verb in (REPLY, ERROR) and header[3]:
             self.answers[correlation_id] = (verb, body)
         elif verb == ASK:
             is_system = bool(header[9] & SYSTEM)
@@ -242,20 +245,26 @@ class PlainPeer:
                 self.forget((departed["actor_id"], departed["epoch"]))
             self.view = (body["registry_epoch"], body["version"])
         elif verb == HEARTBEAT and connection.peer == self.registry:
+            self.answered_at = time.monotonic()
             seen = (body.get("registry_epoch", 0), body.get("version", 0))
             if not body.get("known", True) or seen > self.view:
                 self.view = (0, 0)  # it does not know this peer, or told of a change that did not arrive: join again
-        elif (verb == BYE and lane == DATA) or (verb == ERROR and not header[3]):
+        elif verb == ERROR and body["code"] == "superseded" and connection.peer == self.registry:
+            raise RuntimeError(f"this incarnation is over: {body['message']}")
+        elif (verb == BYE and lane == DATA) or verb == ERROR:
             self.forget(connection.peer)
             self.accepted.pop(f"{connection.peer[0]}#{connection.peer[1]}".encode(), None)
 
-    def has_new_registry(self) -> bool:
-        """Whether to join again: another incarnation has written the file, or this one has to be told again."""
+    def must_join(self) -> bool:
+        """Whether to join again: another incarnation has written the file, or this one is silent or was forgotten."""
         try:
             where = json.loads((self.directory / "registry.json").read_bytes())
         except (OSError, ValueError):
             return False
-        return self.view == (0, 0) or self.registry not in self.dialed or where["epoch"] != self.registry[1]
+        is_silent = time.monotonic() - self.answered_at > SILENCE_S
+        return (
+            is_silent or self.view == (0, 0) or self.registry not in self.dialed or where["epoch"] != self.registry[1]
+        )
 
     def forget(self, peer: tuple[str, int]) -> None:
         """Close a connection that this peer has dialed."""

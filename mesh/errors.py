@@ -16,6 +16,14 @@
 what metrics are labelled with; they never change meaning.
 """
 
+from typing import Final
+
+SUPERSEDED: Final = "superseded"
+"""A hello of an incarnation of which the receiver knows a later one."""
+
+STALE_EPOCH: Final = "stale_epoch"
+"""The same, answered by a registry to a join."""
+
 
 class MeshError(Exception):
     """Base of all errors of the mesh; `param` names the offending field where there is one."""
@@ -41,8 +49,8 @@ class BindError(MeshError):
 class FrameRefused(MeshError):
     """Bytes that are not a frame of this protocol, or not meant for this incarnation.
 
-    Codes: bad_header, bad_body, too_large, too_many_parts, wrong_epoch, wrong_version, unknown_verb, wrong_sender,
-    no_hello, unknown_call.
+    Codes: bad_header, bad_body, too_large, too_many_parts, wrong_epoch, superseded, wrong_version, unknown_verb,
+    wrong_sender, no_hello, unknown_call.
     """
 
     def __init__(self, code: str, message: str = "") -> None:

@@ -27,7 +27,7 @@ from mesh.envelope import (
     encode_header,
     open_envelope,
 )
-from mesh.errors import FrameRefused, Unreachable
+from mesh.errors import SUPERSEDED, FrameRefused, Unreachable
 from mesh.frames import SYSTEM_CODEC, Bye, ErrorBody, Hello, Welcome
 from mesh.handshake import check_hello, check_welcome
 from mesh.membership import Member
@@ -42,7 +42,6 @@ _MAX_WAITING: Final = 1000
 # msgspec encodes a member of an enumeration slowly.
 _NUMBERS: Final = {verb: int(verb) for verb in Verb}
 _UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.ITEM, Verb.END, Verb.CREDIT, Verb.CANCEL, Verb.BYE))
-
 
 Handler = Callable[[Peer, Lane, Header, Sequence[Buffer]], None]
 
@@ -60,6 +59,10 @@ class Owner(Protocol):
 
     def peer_lost(self, peer: Peer, reason: str) -> None:
         """An incarnation is gone or cut off; its links are forgotten already."""
+        ...
+
+    def superseded(self, by: Address, reason: str) -> None:
+        """A peer knows a later incarnation of this actor."""
         ...
 
 
@@ -144,10 +147,9 @@ class Links:
 
     def close(self) -> None:
         """Say goodbye to everybody and forget them, silently."""
-        bye = SYSTEM_CODEC.encode(Bye())
         for peer in self.peers():
             for lane in Lane:
-                self.send(peer, lane, Verb.BYE, bye, (), SYSTEM)
+                self.send(peer, lane, Verb.BYE, SYSTEM_CODEC.encode(Bye()), (), SYSTEM)
         for wire in self._wires.values():
             if wire.hello_timer is not None:
                 wire.hello_timer.cancel()
@@ -230,10 +232,12 @@ class Links:
             self.metrics.count("mesh_frames_repeated_total")
             return
         body = SYSTEM_CODEC.decode(parts[1])
-        reason = f"{body.code}: {body.message}" if isinstance(body, ErrorBody) else "refused"
+        error = body if isinstance(body, ErrorBody) else ErrorBody(code="refused", message="")
+        if error.code == SUPERSEDED:
+            self._owner.superseded(wire.link.peer, error.message)
         if not all(wire.greeted):
             self._pauses.failed(wire.link.peer, self._loop.time())
-        self.lose(wire.link.peer, f"the peer refuses the link ({reason})")
+        self.lose(wire.link.peer, f"the peer refuses the link ({error.code}: {error.message})")
 
     def _on_link_verb(self, wire: Wire, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
         """The verbs that are about the link itself."""
@@ -270,8 +274,10 @@ class Links:
         known = self._peers.get(address.actor_id)
         located = self._owner.locate(address.actor_id) if known is None else None
         newest = known.address.epoch if known is not None else located[0].epoch if located is not None else 0
-        if newest > address.epoch or address.actor_id in ("", self.address.actor_id):
-            raise FrameRefused("wrong_epoch", f"{address} says hello, epoch {newest} is known")
+        if newest > address.epoch:
+            raise FrameRefused(SUPERSEDED, f"{address} says hello, epoch {newest} is known")
+        if address.actor_id in ("", self.address.actor_id):
+            raise FrameRefused("wrong_epoch", f"{address} says hello to {self.address}")
         if known is not None and known.address.epoch < address.epoch:
             self.lose(known.address, f"replaced by epoch {address.epoch}")
             known = None
@@ -309,7 +315,7 @@ class Links:
             if wire is not None:
                 meta = Meta(correlation_id=header.message_id, flags=SYSTEM_FLAG)
                 self._send_on(wire, lane, Verb.ERROR, body, (), meta)
-            elif located is not None and located[0] == link.peer:
+            elif refusal.code == SUPERSEDED or (located is not None and located[0] == link.peer):
                 error = self._header(link.peer, Verb.ERROR, UNNUMBERED, Meta(flags=SYSTEM_FLAG))
                 self._transport.send(link, lane, (encode_header(error), body))
         if wire is None:

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from mesh.address import Address
 from mesh.asking import Asking
 from mesh.boundary import Boundary
-from mesh.errors import CallError
+from mesh.errors import STALE_EPOCH, CallError
 from mesh.frames import STOPPED, Heartbeat, Join, Joined, Leave, MembersChanged
 from mesh.membership import Bootstrap, Member, MemberChange, Membership
 from mesh.options import SystemOptions
@@ -28,6 +28,10 @@ class Audience(Protocol):
 
     def members_changed(self, change: MemberChange, leaving: Collection[Address] = ()) -> None:
         """The view is another; never called with an empty change. Of who left, `leaving` did so in good order."""
+        ...
+
+    def superseded(self, by: Address, reason: str) -> None:
+        """The registry knows a later incarnation of this actor."""
         ...
 
 
@@ -148,7 +152,9 @@ class Registration:
         self._joining = address
         try:
             answer = await self._asking.ask(address.actor_id, join, self._options.join_timeout_s, (), Lane.CONTROL)
-        except CallError:
+        except CallError as error:
+            if error.code == STALE_EPOCH:
+                self._audience.superseded(address, error.message)
             return False
         finally:
             self._joining, early, self._early = None, self._early, []

@@ -205,6 +205,12 @@ class ActorSystem:
         self.registration.peer_lost(peer.address)
         self.boundary.call("on_peer_lost", self.actor.on_peer_lost, peer.address, reason)
 
+    def superseded(self, by: Address, reason: str) -> None:
+        """A peer knows a later incarnation of this actor: the registry is believed, and then this one is over."""
+        registry = self._bootstrap.lookup()
+        if registry is not None and registry[0] == by and self.end("superseded"):
+            self._log.warning("superseded", by=str(by), why=reason)
+
     def members_changed(self, change: MemberChange, leaving: Collection[Address] = ()) -> None:
         """The view has changed: links with who has left end, topics of who has come are asked for.
 

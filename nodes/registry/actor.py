@@ -10,6 +10,7 @@ import msgspec
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
+from mesh.errors import STALE_EPOCH
 from mesh.frames import (
     Heartbeat,
     Join,
@@ -102,7 +103,7 @@ class RegistryActor(Actor):
         try:
             outcome = self.core.join(request, self.ctx.now())
         except Stale as error:
-            call.fail("stale_epoch", str(error))
+            call.fail(STALE_EPOCH, str(error))
             return
         self._tell_all(outcome.change, but=call.sender if outcome.joined.members is not None else None)
         call.reply(outcome.joined)

@@ -296,11 +296,28 @@ def test_a_new_epoch_ends_the_old_and_is_not_followed_by_it(on_rig):
         rig.hello(newer)
         assert rig.actor.lost == [(PEER, "replaced by epoch 3")]
         rig.say(Verb.TELL, Say(text="late"))
-        rig.hello()
         assert rig.refused("no_hello") == 1
-        assert rig.refused("wrong_epoch") == 2
+        rig.wire.sent.clear()
+        rig.hello()
+        # It is told on both lanes, so that it may end.
+        assert rig.refused("superseded") == 2
+        assert [(link, header.sequence, body.code) for link, _, header, body in rig.wire.sent] == [
+            (FROM_PEER, 0, "superseded"),
+            (FROM_PEER, 0, "superseded"),
+        ]
         assert rig.actor.told == []
         assert rig.system.links.get("peer").address.epoch == 3
+
+    on_rig(test)
+
+
+def test_any_other_peers_word_that_there_is_a_later_one_only_ends_the_link(on_rig):
+    async def test(rig):
+        rig.member()
+        assert rig.actor.ctx.tell("peer", Say(text="x"))
+        rig.say(Verb.ERROR, ErrorBody(code="superseded", message="epoch 9"), link=TO_PEER, sequence=0)
+        assert rig.actor.lost == [(PEER, "the peer refuses the link (superseded: epoch 9)")]
+        assert not rig.system._shutdown.done()
 
     on_rig(test)
 

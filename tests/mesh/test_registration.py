@@ -7,7 +7,7 @@ import structlog
 from mesh.actor import Answer
 from mesh.address import Address, Endpoint
 from mesh.boundary import Boundary
-from mesh.errors import DeadlineExceeded
+from mesh.errors import DeadlineExceeded, RemoteError
 from mesh.frames import Joined, MembersChanged
 from mesh.membership import Member, StaticBootstrap
 from mesh.options import SystemOptions
@@ -38,6 +38,8 @@ class Registry:
         answer, told = self.answers.pop(0) if self.answers else (None, [])
         for change in told:
             assert self.registration.members_changed(REGISTRY, change)
+        if isinstance(answer, Exception):
+            raise answer
         if answer is None:
             raise DeadlineExceeded("no answer")
         return Answer(answer, (), REGISTRY)
@@ -46,9 +48,13 @@ class Registry:
 class Audience:
     def __init__(self):
         self.changes = []
+        self.ends = []
 
     def members_changed(self, change, leaving=()):
         self.changes.append([m.actor_id for m in change.joined])
+
+    def superseded(self, by, reason):
+        self.ends.append((by, reason))
 
 
 def run(answers, after=lambda registration: None):
@@ -100,6 +106,12 @@ def test_a_snapshot_older_than_the_view_does_not_take_it_back():
     )
     assert registration.view.version == 4
     assert audience.changes == [["me"], ["a"]]
+
+
+def test_a_join_that_comes_too_late_ends_the_actor():
+    late = RemoteError("stale_epoch", "epoch 7 of me is known")
+    _, _, audience = run([(late, []), (joined(3, "me"), [])])
+    assert audience.ends == [(REGISTRY, "epoch 7 of me is known")]
 
 
 def test_a_stranger_is_still_refused():

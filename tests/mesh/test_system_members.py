@@ -119,6 +119,19 @@ def test_only_registry_and_supervisor_are_believed(on_mesh):
     on_mesh(test)
 
 
+def test_a_replaced_incarnation_that_comes_back_is_told_so_and_ends(on_mesh):
+    async def test(mesh):
+        await mesh.start_registry()
+        old = await mesh.start("a")
+        await mesh.start("a", epoch=2)
+        # Nobody answers its heartbeats any more; it dials the registry anew.
+        assert await asyncio.wait_for(old.shutdown_asked(), 10) == "superseded"
+        await old.stop()
+        assert [m.epoch for m in mesh.registry.actor.core.members() if m.actor_id == "a"] == [2]
+
+    on_mesh(test)
+
+
 class AnySupervisor(Recorder):
     role = SUPERVISOR
 

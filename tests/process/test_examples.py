@@ -84,7 +84,13 @@ def test_what_the_sdk_makes_serves_and_watches(host):
     host.wait_until(lambda: re.search(r"scheduler-decode-0: [1-9]\d* stored", watch.text), "what decode has cached")
     answer, code, _ = ask(host, "anybody", "nobody-0", wait_s=1)
     assert (answer, code) == ("nobody-0 is not a member of the mesh", 1)
-    assert (served.ends(), watch.ends()) == (0, 0)
+    # A later incarnation of either kind takes the place of the one that is there, which is told so and ends.
+    plain = Example(host, "plain_peer.py")
+    assert served.process.wait(30) == 0
+    again = Example(host, "words.py", "serve")
+    assert plain.process.wait(30) == 1
+    assert ask(host, "a b")[0].endswith("counts 2")
+    assert (again.ends(), watch.ends()) == (0, 0)
     assert host.meshctl("down").returncode == 0
     host.assert_nothing_left()
 
