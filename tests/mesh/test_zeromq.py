@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import stat
+import time
 
 import pytest
 import zmq
@@ -242,19 +243,48 @@ def test_what_an_accepted_peer_sent_before_it_stopped_arrives_before_its_end(on_
         order = []
         ear.on_frames = lambda link, lane, parts: order.append(lane)
         ear.on_link_down = lambda link, reason: order.append(reason)
-        link = a.dial(B, where)
-        for lane in Lane:
-            a.send(link, lane, (b"h", b""))
-        await until(lambda: len(order) == 2)
-        for lane in Lane:
-            for _ in range(300):
-                a.send(link, lane, (b"h", b"last words"))
+        link, back = a.dial(B, where), Link(A, dialed=False)
+        a.send(link, Lane.DATA, (b"h", b""))
+        await until(lambda: order)
+        for _ in range(300):
+            a.send(link, Lane.DATA, (b"h", b"last words"))
         await a.stop()
-        # What is sent to it is refused before anything of all that is read.
-        assert b.send(Link(A, dialed=False), Lane.CONTROL, (b"x", b""))
-        await until(lambda: "it closed its connection" in order)
-        assert order[-1] == "it closed its connection"
-        assert [order.count(lane) for lane in Lane] == [301, 301]
+        # Blocking, so that nothing of all that is read before what is sent there is refused.
+        deadline = time.monotonic() + 5
+        while not b._accepted[back].is_cut:
+            assert time.monotonic() < deadline
+            b.send(back, Lane.DATA, (b"x", b""))
+            time.sleep(0.001)  # noqa: ASYNC251
+        assert order == [Lane.DATA]
+        await until(lambda: order[-1] != Lane.DATA)
+        assert order == [Lane.DATA] * 301 + ["it closed its connection"]
+
+    on_sockets(test)
+
+
+def test_an_accepted_peer_that_has_dialed_again_is_not_gone(on_sockets):
+    async def test(start):
+        a, ear_a, _ = await start(A)
+        b, ear_b, where = await start(B)
+        first = a.dial(B, where)
+        a.send(first, Lane.DATA, (b"h", b""))
+        await until(lambda: ear_b.heard)
+        a.close_link(first)
+        back = Link(A, dialed=False)
+        accepted = b._accepted[back]
+        b._accepted_gone, gone = lambda late: None, b._accepted_gone
+
+        def is_cut():
+            b.send(back, Lane.DATA, (b"x", b""))
+            return accepted.is_cut
+
+        await until(is_cut)
+        a.send(a.dial(B, where), Lane.DATA, (b"again", b""))
+        await until(lambda: len(ear_b.heard) == 2)
+        assert b.send(back, Lane.DATA, (b"welcome back", b""))
+        gone(accepted)
+        assert ear_b.down == []
+        await until(lambda: ear_a.heard)
 
     on_sockets(test)
 
