@@ -54,7 +54,7 @@ class PlainPeer:
         self.numbers = itertools.count(1)
         self.accepted: dict[bytes, Connection] = {}
         self.dialed: dict[tuple[str, int], Connection] = {}
-        self.answers: dict[int, tuple[int, dict]] = {}
+        self.answers: dict[int, tuple[int, dict] | None] = {}  # of what is being asked
         self.members: dict[str, dict] = {}
         self.view = (0, 0)  # epoch of the registry, version of its list
         self.registry = ("", 0)
@@ -112,11 +112,15 @@ class PlainPeer:
         """Ask and wait, answering others meanwhile; raises TimeoutError, or RuntimeError with what the peer says."""
         deadline = time.monotonic() + timeout_s
         number = self.send(self.dialed[peer], CONTROL, ASK, body, timeout_us=int(timeout_s * 1e6), system=system)
-        while number not in self.answers:
-            if time.monotonic() >= deadline:
-                raise TimeoutError(f"{peer[0]} did not answer {body['type']} within {timeout_s:g} s")
-            self.turn(0.1)
-        verb, answer = self.answers.pop(number)
+        self.answers[number] = None
+        try:
+            while self.answers[number] is None and time.monotonic() < deadline:
+                self.turn(0.1)
+        finally:
+            found = self.answers.pop(number)
+        if found is None:
+            raise TimeoutError(f"{peer[0]} did not answer {body['type']} within {timeout_s:g} s")
+        verb, answer = found
         if verb == ERROR:
             raise RuntimeError(f"{peer[0]} answers {answer['code']}: {answer['message']}")
         return answer
@@ -228,7 +232,8 @@ class PlainPeer:
             welcome = {"type": "Welcome", "version": 1, "member": self.member}
             self.send(connection, lane, WELCOME, welcome, correlation_id=number, system=True)
         elif verb in (REPLY, ERROR) and header[3]:
-            self.answers[correlation_id] = (verb, body)
+            if correlation_id in self.answers:
+                self.answers[correlation_id] = (verb, body)
         elif verb == ASK:
             is_system = bool(header[9] & SYSTEM)
             answer = self.service.answer_system(body) if is_system else self.service.answer(body)
@@ -249,11 +254,10 @@ class PlainPeer:
             seen = (body.get("registry_epoch", 0), body.get("version", 0))
             if not body.get("known", True) or seen > self.view:
                 self.view = (0, 0)  # it does not know this peer, or told of a change that did not arrive: join again
-        elif verb == ERROR and body["code"] == "superseded" and connection.peer == self.registry:
-            raise RuntimeError(f"this incarnation is over: {body['message']}")
+        elif verb == ERROR and body.get("code") == "superseded" and connection.peer == self.registry:
+            raise RuntimeError(f"this incarnation is over: {body.get('message')}")
         elif (verb == BYE and lane == DATA) or verb == ERROR:
             self.forget(connection.peer)
-            self.accepted.pop(f"{connection.peer[0]}#{connection.peer[1]}".encode(), None)
 
     def must_join(self) -> bool:
         """Whether to join again: another incarnation has written the file, or this one is silent or was forgotten."""
@@ -267,7 +271,8 @@ class PlainPeer:
         )
 
     def forget(self, peer: tuple[str, int]) -> None:
-        """Close a connection that this peer has dialed."""
+        """Close the connection that this peer has dialed, and answer on the other one no more."""
+        self.accepted.pop(f"{peer[0]}#{peer[1]}".encode(), None)
         connection = self.dialed.pop(peer, None)
         for dealer in connection.dealers if connection else ():
             dealer.close()
@@ -299,9 +304,9 @@ class Words:
 
     def answer_system(self, body: dict) -> dict | None:
         """What every actor is asked: whether it is there, and for its figures (every gateway's `/metrics` asks)."""
-        if body["type"] == "Ping":
+        if body.get("type") == "Ping":
             return {"type": "Pong"}
-        if body["type"] == "StatsRequest":
+        if body.get("type") == "StatsRequest":
             counters = {"words_counted_total": float(self.num_counted)}
             return {"type": "StatsReply", "counters": counters, "gauges": {}}
         return None
@@ -324,18 +329,18 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
-    # Each incarnation of an actor needs a greater epoch than the last; the clock gives one without keeping a file.
     words = Words()
+    # Each incarnation of an actor needs a greater epoch than the last; the clock gives one without keeping a file.
     peer = PlainPeer(base, args.actor_id, time.time_ns() // 1_000_000, words)
-    peer.join()
-    print(f"{args.actor_id}#{peer.epoch} has joined {', '.join(sorted(peer.members))}", flush=True)
-    tokenizer = peer.find("tokenizer")
-    text = peer.ask(tokenizer, {"type": "Detokenize", "token_ids": [104, 105]})["text"]
-    print(f"{tokenizer[0]} says that the tokens 104 and 105 are {text!r}", flush=True)
     try:
+        peer.join()
+        print(f"{args.actor_id}#{peer.epoch} has joined {', '.join(sorted(peer.members))}", flush=True)
+        tokenizer = peer.find("tokenizer")
+        text = peer.ask(tokenizer, {"type": "Detokenize", "token_ids": [104, 105]})["text"]
+        print(f"{tokenizer[0]} says that the tokens 104 and 105 are {text!r}", flush=True)
         peer.serve(lambda: is_wanted)
-    except RuntimeError as error:
-        sys.exit(str(error))  # the registry takes it in no more: another incarnation has come
+    except (LookupError, TimeoutError, RuntimeError) as error:
+        sys.exit(str(error))  # nobody is there, or another incarnation has come
     finally:
         peer.leave()
     print(f"answered {words.num_counted}", flush=True)

@@ -7,6 +7,7 @@ It speaks what `plain_peer.py` speaks, so each may answer the other's questions.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import ClassVar
@@ -70,6 +71,7 @@ class Asker(Actor):
         """See `Actor.on_members`; called for the first time with all that are there."""
         if not self._has_asked and any(member.actor_id == self._target for member in joined):
             self._has_asked = True
+            self.outcome = f"{self._target} does not answer"
             self.ctx.spawn(self._ask(), name="ask")
 
     async def _ask(self) -> None:
@@ -98,7 +100,7 @@ def main() -> int:
     if args.what == "serve":
         return run_actor(Words(), unsupervised(args.actor_id), run_directory=directory)
     asker = Asker(args.actor_id, args.text, args.wait)
-    code = run_actor(asker, unsupervised("asker-0"), run_directory=directory)
+    code = run_actor(asker, unsupervised(f"asker-{os.getpid()}"), run_directory=directory)
     print(asker.outcome)
     return code or int(asker.num_words < 0)
 
