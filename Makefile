@@ -32,7 +32,7 @@ test: $(DEV_STAMP)
 test-all: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(IN_TWO) -m "not soak and not gpu" $(ARGS)
 
-# A storm of kills for ten minutes; SOAK_SECONDS and SOAK_SEED set another length and other victims.
+# Storms of kills, for ten minutes and for five; SOAK_SECONDS and SOAK_SEED set another length and other victims.
 soak: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m soak -s $(ARGS)
 

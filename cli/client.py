@@ -5,7 +5,7 @@ import itertools
 import os
 from typing import ClassVar, Final, TypeVar
 
-from cli.errors import CliError, NotRunning, TryAgain
+from cli.errors import BadManifest, CliError, NotRunning, TryAgain
 from cli.launch.mesh_directory import Manifest, MeshDirectory
 from cli.launch.processes import is_alive
 from cli.protocol import SUPERVISOR_CODEC
@@ -37,30 +37,51 @@ class ClientActor(Actor):
 def find_mesh(name: str) -> tuple[MeshDirectory, Manifest]:
     """The directory and manifest of a mesh whose supervisor lives. Raises NotRunning or BadManifest."""
     directory = MeshDirectory(name)
-    manifest = directory.load_manifest()
+    try:
+        manifest = directory.load_manifest()
+    except BadManifest as error:
+        raise _with_holder(error, directory) from None
     if manifest is not None and is_alive(manifest.pid, manifest.start_time):
         return directory, manifest
-    others = [other for other in MeshDirectory.all_names() if other != name and _lives(other)]
-    raise NotRunning(
+    raise not_running(name)
+
+
+def not_running(name: str) -> NotRunning:
+    """The error of whoever looks for a mesh that is not there."""
+    others = [other for other in running_meshes() if other != name]
+    return NotRunning(
         f"no mesh named {name!r} is running",
-        why=f"running are: {', '.join(others)}" if others else "",
+        why=f"running are: {', '.join(others)}" if others else "no mesh of yours is running on this host",
         do="give one of these with --name" if others else "start one with `meshctl up`",
     )
 
 
-def ask_supervisor(directory: MeshDirectory, manifest: Manifest, question: Message, answer_type: type[Reply]) -> Reply:
-    """Ask the supervisor of a mesh. Raises NotRunning if it does not answer."""
+def running_meshes() -> list[str]:
+    """Names of this user's meshes whose supervisors live, by their manifest or, where it is damaged, by their lock."""
+    return [name for name in MeshDirectory.all_names() if _lives(name)]
+
+
+def ask_supervisor(
+    directory: MeshDirectory,
+    manifest: Manifest,
+    question: Message,
+    answer_type: type[Reply],
+    *,
+    timeout_s: float = _ASK_TIMEOUT_S,
+) -> Reply:
+    """Ask the supervisor of a mesh. Raises NotRunning if it does not answer within `timeout_s`."""
     setup_log(level="error")
-    answer = asyncio.run(_ask(directory, manifest, question))
+    answer = asyncio.run(_ask(directory, manifest, question, timeout_s))
     if not isinstance(answer, answer_type):
         raise NotRunning(
-            f"the supervisor of {manifest.mesh!r} answered with {type(answer).__name__}",
+            f"the supervisor of {manifest.mesh!r} cannot be understood",
+            why=f"it answers {type(question).__name__} with {type(answer).__name__}",
             do="use the meshctl that started the mesh",
         )
     return answer
 
 
-async def _ask(directory: MeshDirectory, manifest: Manifest, question: Message) -> object:
+async def _ask(directory: MeshDirectory, manifest: Manifest, question: Message, timeout_s: float) -> object:
     transport = ZeroMQTransport(ZeroMQOptions(run_directory=directory.run))
     supervisor, endpoint = manifest.supervisor
     # An id of its own for every call: two at the same time would take each other's answers, and a second one right
@@ -70,9 +91,11 @@ async def _ask(directory: MeshDirectory, manifest: Manifest, question: Message) 
     system = ActorSystem(actor, address, transport, StaticBootstrap(supervisor, endpoint))
     await system.start()
     try:
-        answer = await actor.ctx.ask(supervisor.actor_id, question, timeout_s=_ASK_TIMEOUT_S)
+        answer = await actor.ctx.ask(supervisor.actor_id, question, timeout_s=timeout_s)
     except RemoteError as error:
-        raise (TryAgain if error.retryable else CliError)(error.message) from error
+        kind = TryAgain if error.retryable else CliError
+        do = "try again in a moment" if error.retryable else f"correct it; see meshctl ps --name {manifest.mesh}"
+        raise kind(f"the mesh {manifest.mesh!r} does not do that", why=error.message, do=do) from error
     except CallError as error:
         raise NotRunning(
             f"the supervisor of {manifest.mesh!r} (process {manifest.pid}) does not answer",
@@ -85,5 +108,20 @@ async def _ask(directory: MeshDirectory, manifest: Manifest, question: Message) 
 
 
 def _lives(name: str) -> bool:
-    manifest = MeshDirectory(name).read_manifest()
-    return manifest is not None and is_alive(manifest.pid, manifest.start_time)
+    directory = MeshDirectory(name)
+    try:
+        named = directory.load_manifest()
+    except BadManifest:
+        named = directory.holder()
+    except CliError:
+        return False
+    return named is not None and is_alive(named.pid, named.start_time)
+
+
+def _with_holder(error: BadManifest, directory: MeshDirectory) -> BadManifest:
+    """The same, and who runs the mesh all the same, if somebody does."""
+    holder = directory.holder()
+    if holder is None or not is_alive(*holder):
+        return error
+    why = f"{error.why}; the mesh runs all the same, its supervisor, process {holder.pid}, holds the lock"
+    return BadManifest(error.what, why=why, do=error.do)

@@ -84,7 +84,7 @@ def device_pages(memory: DeviceMemory, load: DeviceLoad, layout: KVLayout, wante
         f"{load.spec.name} does not fit into {memory.name}",
         why=_account(memory, load, layout, least if wanted is None else wanted),
         do="use fewer groups, "
-        + ("give pools fewer pages" if wanted is not None else "a smaller chunk")
+        + ("give pools fewer pages" if wanted is not None else "a smaller chunk or --context-length")
         + ", raise --mem-fraction, or end what else uses the device (nvidia-smi lists it)",
     )
 

@@ -1,6 +1,7 @@
 """What `meshctl` tells people when something is wrong: what, why, what to do next.
 
     CliError
+      WrongUsage           the command line is wrong
       NotRunning           no such mesh, or it does not answer
       AlreadyRunning       a mesh of this name runs already
       BadManifest          what a supervisor wrote down about its mesh cannot be believed
@@ -22,24 +23,26 @@ from cli.exit_codes import ExitCode
 
 
 class CliError(Exception):
-    """Ends a command with a message on stderr and `exit_code`."""
+    """Ends a command with a message on stderr and `exit_code`: what is wrong, why, and what to do about it."""
 
     exit_code: ExitCode = ExitCode.FAILED
     code: ClassVar[str] = "failed"
 
-    def __init__(self, what: str, *, why: str = "", do: str = "") -> None:
+    def __init__(self, what: str, *, why: str, do: str) -> None:
         super().__init__(what)
         self.what = what
         self.why = why
         self.do = do
 
     def __str__(self) -> str:
-        lines = [f"error: {self.what}"]
-        if self.why:
-            lines.append(f"  why: {self.why}")
-        if self.do:
-            lines.append(f"  do:  {self.do}")
-        return "\n".join(lines)
+        return f"error: {self.what}\n  why: {self.why}\n  do:  {self.do}"
+
+
+class WrongUsage(CliError):
+    """The command line is wrong."""
+
+    exit_code = ExitCode.USAGE
+    code = "wrong_usage"
 
 
 class NotRunning(CliError):

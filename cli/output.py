@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+
+_GAP: Final = "  "
 
 
 def print_json(value: Any) -> None:
@@ -12,12 +14,20 @@ def print_json(value: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as their content, on stdout."""
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+def print_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None, dispensable: Sequence[str] = ()
+) -> list[str]:
+    """Columns as wide as their content, on stdout. Names of those `dispensable` that had to go to fit `width`."""
+    widths = {name: max(len(row[column]) for row in (header, *rows)) for column, name in enumerate(header)}
+    left_out: list[str] = []
+    for name in dispensable:
+        if width is not None and sum(widths.values()) + len(_GAP) * (len(widths) - 1) > width:
+            del widths[name]
+            left_out.append(name)
     for row in (header, *rows):
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+        cells = (cell.ljust(widths[name]) for name, cell in zip(header, row, strict=True) if name in widths)
+        sys.stdout.write(_GAP.join(cells).rstrip() + "\n")
+    return left_out
 
 
 def duration(seconds: float) -> str:

@@ -9,18 +9,25 @@ from typing import Final
 from mesh.address import Endpoint
 from mesh.codec import Codec
 from mesh.message import Message, Part
+from nodes.actor_figures import ActorFigures
+from nodes.context_length import ServedContext
 from nodes.protocol.memory import ListMemory, MemoryList, ReleaseMemory, ResumeMemory
 
 
 class ListActors(Message, frozen=True):
-    """Ask for every actor of the mesh, living or not."""
+    """Ask for every actor of the mesh, living or not. With `figures` each is asked for what it uses and does."""
+
+    figures: bool = False
 
 
 class ActorStatus(Part, frozen=True):
     """One actor. `pid` 0 and an empty endpoint where there is no process; `reason` says why not, or what went before.
 
     `state` is that of `mesh/supervision/core.py`, or what the living actor says of itself. `notes` are what people
-    should know of what it announces: whose pages come another way than was chosen.
+    should know of what it announces: whose pages come another way than was chosen. `num_starts` counts the processes
+    that this supervisor asked for, `last_reason` is why the actor was last suspected, killed, or ended, so many seconds
+    ago; it outlives a restart, and is empty where nothing has happened. `next_start_in_s` is None unless the actor
+    waits to be started again. Who is not `supervised` was started by somebody else, and is only looked at.
     """
 
     actor_id: str
@@ -33,16 +40,28 @@ class ActorStatus(Part, frozen=True):
     uptime_s: float = 0.0
     reason: str = ""
     notes: list[str] = []
+    num_starts: int = 0
+    last_reason: str = ""
+    last_reason_age_s: float = 0.0
+    next_start_in_s: float | None = None
+    supervised: bool = True
+    figures: ActorFigures = ActorFigures()
 
 
 class ActorList(Message, frozen=True):
-    """Answer to `ListActors`, supervisor first, then in the order of the topology."""
+    """Answer to `ListActors`, supervisor first, then in the order of the topology, then who is not supervised.
+
+    `context` is what requests may have, and why; None from a supervisor that does not say. `notes` are what people
+    should know of the mesh as a whole.
+    """
 
     mesh: str
     url: str
     model: str
     ready: bool
     actors: list[ActorStatus]
+    context: ServedContext | None = None
+    notes: list[str] = []
 
 
 class StopMesh(Message, frozen=True):

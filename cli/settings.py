@@ -4,6 +4,7 @@ Pure but for reading the file; `cli/topology.py` makes the list of actors from i
 file, environment, options.
 """
 
+import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -13,8 +14,14 @@ from typing import Annotated, Any, Final, Literal, cast
 import msgspec
 
 from cli.errors import BadConfig
+from cli.faults import Fault, find_fault, unknown_name
+from cli.role_configs import CONFIG_TYPES
+from mesh.errors import BadSetting
+from mesh.telemetry import LogSettings
 
 ENVIRONMENT_PREFIX: Final = "KVMESH_"
+
+MAX_NAME_CHARS: Final = 200
 
 _CPU_CHUNK: Final = 256
 _DEVICE_CHUNK: Final = 2048
@@ -28,7 +35,7 @@ Name = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^[a-z0-9][a-z0-9-]{0,23}$",
-        description="Lower-case letters, digits and dashes, at most 24: it names sockets, whose paths are short.",
+        description="lower-case letters, digits and dashes, at most 24 (it names sockets, whose paths are short)",
     ),
 ]
 
@@ -36,7 +43,7 @@ Device = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^(cpu|cuda|cuda:\d{1,3}(,cuda:\d{1,3})*)$",
-        description="cpu, cuda (all that are visible), or the ones to use: cuda:N, or cuda:N,cuda:M,...",
+        description="cpu, cuda (all that are visible), or the ones to use, like cuda:0 or cuda:0,cuda:1",
     ),
 ]
 
@@ -78,12 +85,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `prefill` and `decode` count worker groups of each kind, `mixed` groups that do both; with `mixed` set and the other
     two left alone there are only mixed ones. `tp` tensor-parallel ranks compute together in each group, `prefill_tp`
     and `decode_tp` in groups of that kind. `served_name` is what clients call the model, by default the model's own
-    name. `roles` overrides fields of a role's own configuration: `[roles.gateway] max_inflight = 100`.
+    name; several are a list, or one text with commas between them, and answers carry the first. `chat_template` is a
+    file to use in the place of the model's own template. `cors_origins`, a list or a text with commas, are web pages
+    that browsers let ask here, or `*`. `roles` overrides fields of a role's own configuration:
+    `[roles.gateway] max_inflight = 100`.
     """
 
     name: Name = "default"
     model: Annotated[str, msgspec.Meta(min_length=1)] = "tiny"
-    served_name: str = ""
+    served_name: str | list[str] = ""
+    chat_template: str = ""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Device = "cpu"
     mem_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=0.98)] = 0.9
@@ -92,6 +103,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pool_in_worker: bool = False
     host: str = "127.0.0.1"
     port: Port = 8000
+    cors_origins: tuple[str, ...] | str = ()
     prefill: Count | None = None
     decode: Count | None = None
     mixed: Count | None = None
@@ -111,9 +123,37 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     roles: dict[str, dict[str, Any]] = {}
 
     @property
+    def served_names(self) -> tuple[str, ...]:
+        """What clients call the model; empty: its own name. Raises BadConfig."""
+        given = self.served_name if isinstance(self.served_name, list) else [self.served_name]
+        names = [name.strip() for one in given for name in one.split(",")] if self.served_name else []
+        if any(not name or not name.isprintable() or len(name) > MAX_NAME_CHARS for name in names):
+            raise BadConfig(
+                f"{self.served_name!r} cannot be served as names of a model",
+                why=f"a name is 1 to {MAX_NAME_CHARS} characters that can be printed, and a comma separates names",
+                do="correct --served-name",
+            )
+        return tuple(dict.fromkeys(names))
+
+    @property
     def chunk_tokens(self) -> int:
         """Tokens of one prefill chunk, default filled in."""
         return self.chunk or (_CPU_CHUNK if self.device == "cpu" else _DEVICE_CHUNK)
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        """`cors_origins` as a list, each checked. Raises BadConfig."""
+        given = self.cors_origins.split(",") if isinstance(self.cors_origins, str) else self.cors_origins
+        origins = tuple(filter(None, (one.strip() for one in given)))
+        for origin in origins:
+            scheme, separator, host = origin.partition("://")
+            if origin != "*" and not (scheme and separator and host and "/" not in host):
+                raise BadConfig(
+                    f"the origin {origin!r} cannot be allowed",
+                    why="browsers name an origin by scheme, host and port alone, and it is compared as a whole",
+                    do="write it like https://chat.example or http://localhost:3000, or `*` for all",
+                )
+        return origins
 
     @property
     def groups(self) -> tuple[int, int, int]:
@@ -133,32 +173,92 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def load_settings(file: Path | None, environment: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
     """Overlay all sources and check them. Options that are None are not given. Raises BadConfig."""
+    _check_log_variables(environment)
     document: dict[str, Any] = _read_file(file) if file is not None else {}
     source = str(file) if file is not None else "the defaults"
     settings = _convert(document, source, strict=True)
-    for name, value in sorted(environment.items()):
-        key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if not name.startswith(ENVIRONMENT_PREFIX) or name in _OTHER_VARIABLES:
+    for name, path in _variables(environment).items():
+        if not _is_setting(path):
             continue
-        _set(document, key.split("__"), value)
-        settings = _convert(document, f"the environment variable {name}", strict=False)
+        _set(document, path, environment[name])
+        source = f"the environment variable {name}"
+        if environment[name].startswith("tcp://"):
+            # A pod beside a service named kvmesh has KVMESH_PORT=tcp://10.0.0.1:8000 and more of the kind.
+            source += " (Kubernetes sets it for a service of that name: enableServiceLinks: false)"
+        settings = _convert(document, source, strict=False)
     given = {key: value for key, value in options.items() if value is not None}
     for key, value in given.items():
         _set(document, key.split("__"), value)
-        settings = _convert(document, f"the option for {key.replace('__', ' ').replace('_', ' ')}", strict=False)
+        settings = _convert(document, f"--{key.replace('_', '-').replace('--', '-')}", strict=False)
     return settings
+
+
+def foreign_variables(environment: Mapping[str, str]) -> list[str]:
+    """Variables that look like ours and set nothing, in words: they are somebody else's, or misspelled."""
+    found: list[str] = []
+    known = [ENVIRONMENT_PREFIX + "__".join(path).upper() for path in _paths(Settings)] + sorted(_OTHER_VARIABLES)
+    for name, path in _variables(environment).items():
+        if not _is_setting(path):
+            near = difflib.get_close_matches(name, known, n=1)
+            guess = f"; did you mean {near[0]}?" if near else ""
+            found.append(f"the environment variable {name} is not read: there is no such setting{guess}")
+    return found
 
 
 def parse_bytes(text: str) -> int:
     """`512MiB`, `2G`, `1048576`: a number of bytes. Raises BadConfig."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)\s*", text.lower())
     if match is None:
-        raise BadConfig(f"{text!r} is no amount of memory", do="write it like 512MiB, 2GiB or 1048576")
+        raise BadConfig(
+            f"{text!r} is no amount of memory",
+            why="it is not a number with KiB, MiB, GiB or TiB behind it, or none for bytes",
+            do="write it like 512MiB, 2GiB or 1048576",
+        )
     number, unit, _ = match.groups()
     return int(float(number) * 1024 ** " kmgt".index(unit or " "))
 
 
-_OTHER_VARIABLES: Final = frozenset({"KVMESH_TOPOLOGY", "KVMESH_LOG_LEVEL", "KVMESH_LOG_FORMAT"})
+_OTHER_VARIABLES: Final = frozenset({"KVMESH_TOPOLOGY", "KVMESH_LOG_LEVEL", "KVMESH_LOG_FORMAT", "KVMESH_NCCL_LIBRARY"})
+"""Documented, and no settings of a mesh."""
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, list[str]]:
+    """Variables that may be settings, in order of their names, and the path of each."""
+    names = [name for name in sorted(environment) if name.startswith(ENVIRONMENT_PREFIX)]
+    return {
+        name: name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+        for name in names
+        if name not in _OTHER_VARIABLES
+    }
+
+
+def _is_setting(path: list[str]) -> bool:
+    match path:
+        case ["roles", role, field]:
+            return role in CONFIG_TYPES and field in CONFIG_TYPES[role].__struct_fields__
+        case _:
+            # A table by itself is none: the environment has words only.
+            return path in _paths(Settings)
+
+
+def _paths(struct: type[msgspec.Struct]) -> list[list[str]]:
+    """Every setting that is no table."""
+    paths: list[list[str]] = []
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            paths += [[field.name, *path] for path in _paths(field.type)]
+        elif field.name != "roles":
+            paths.append([field.name])
+    return paths
+
+
+def _check_log_variables(environment: Mapping[str, str]) -> None:
+    try:
+        LogSettings.of(environment)
+    except BadSetting as error:
+        raise BadConfig(
+            f"the environment variable {error.param} cannot be used", why=error.message, do="correct it, or unset it"
+        ) from error
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -173,20 +273,26 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 
 def _convert(document: dict[str, Any], source: str, *, strict: bool) -> Settings:
-    try:
-        return msgspec.convert(document, Settings, strict=strict)
-    except msgspec.ValidationError as error:
+    fault = find_fault(document, Settings, strict=strict)
+    for role, fields in () if fault else document.get("roles", {}).items():
+        fault = fault or role_fault(role, fields)
+    if fault is not None:
         raise BadConfig(
-            f"{source} cannot be used",
-            why=str(error),
-            do="`meshctl config schema` shows what is allowed, `meshctl config show` what is set",
-        ) from error
+            f"{source} cannot be used", why=fault.why, do=f"{fault.do} (`meshctl config schema` shows what is allowed)"
+        )
+    return msgspec.convert(document, Settings, strict=strict)
+
+
+def role_fault(role: str, fields: Mapping[str, Any]) -> Fault | None:
+    """What is wrong with `[roles.ROLE]`, which names some fields of a role's configuration."""
+    if role not in CONFIG_TYPES:
+        return unknown_name(role, CONFIG_TYPES, "role")
+    # The environment has words only.
+    return find_fault(fields, CONFIG_TYPES[role], f"roles.{role}", strict=False)
 
 
 def _set(document: dict[str, Any], path: list[str], value: Any) -> None:
     for key in path[:-1]:
-        inner = document.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise BadConfig(f"{'.'.join(path)} cannot be set", why=f"{key} is not a table")
-        document = cast("dict[str, Any]", inner)
+        # Every setting on the way is a table: other paths are none, and the file has been checked.
+        document = cast("dict[str, Any]", document.setdefault(key, {}))
     document[path[-1]] = value

@@ -9,12 +9,15 @@ import msgspec
 
 from cli.device_pools import DeviceMemory, check_device_options
 from cli.errors import BadConfig
+from cli.faults import Fault, find_fault, unknown_name
 from cli.launch.mesh_directory import segment_prefix
 from cli.pool_plan import PoolPlan
+from cli.role_configs import CONFIG_TYPES, PLANNED
 from cli.settings import Settings
 from cli.worker_groups import WorkerGroup, plan_groups
 from kvstore.device import CPU
 from nodes import roles
+from nodes.context_length import ServedContext
 from nodes.detokenizer.config import DetokenizerConfig
 from nodes.gateway.config import GatewayConfig
 from nodes.kv_agent.config import KVAgentConfig
@@ -23,16 +26,6 @@ from nodes.registry.config import RegistryConfig
 from nodes.scheduler.config import SchedulerConfig
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.worker.config import WorkerConfig
-
-CONFIG_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
-    roles.GATEWAY: GatewayConfig,
-    roles.TOKENIZER: TokenizerConfig,
-    roles.SCHEDULER: SchedulerConfig,
-    roles.WORKER: WorkerConfig,
-    roles.DETOKENIZER: DetokenizerConfig,
-    roles.KV_AGENT: KVAgentConfig,
-    roles.REGISTRY: RegistryConfig,
-}
 
 ACTOR_MODULES: Final = {
     roles.GATEWAY: "nodes.gateway.actor",
@@ -59,6 +52,10 @@ _DRAIN_TIERS: Final = {
     roles.REGISTRY: 4,
 }
 
+_OWN_FILES: Final = 64
+_PEER_FILES: Final = 8
+"""Descriptors of a link: two sockets each way, with what ZeroMQ wakes itself by."""
+
 _KV_AGENT_ID: Final = "kv-agent-0"
 _COMPILE_S: Final = 1200.0
 """The first start on a host compiles FlashInfer's kernels, minutes each on a few cores."""
@@ -70,11 +67,12 @@ class ActorLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """One actor to start. `start`: `plain` is a new interpreter, `fork` is forked from the warm zygote.
 
     `config` is what it is configured with alone, `supervised` what it is told besides under a supervisor.
-    `start_timeout_s`: seconds until it has to be ready.
+    `start_timeout_s`: seconds until it has to be ready. Actors of one `kind` stand in for each other.
     """
 
     actor_id: str
     role: str
+    kind: str
     config: dict[str, Any]
     supervised: dict[str, Any] = {}
     start: Start = "plain"
@@ -88,19 +86,22 @@ class ActorLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(NamedTuple):
-    """What the plan depends on besides settings and model. `devices`: those that the settings name, if any."""
+    """What the plan depends on besides settings and model. `devices`: those that the settings name, if any;
+    `max_files`: descriptors that a process may have, None for any number.
+    """
 
     num_cores: int
     pool_free_bytes: int
     uid: int
     devices: tuple[DeviceMemory, ...] = ()
+    max_files: int | None = None
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
     """A whole mesh. `pool_bytes` is what all KV pools take in `pool_directory`, in files beginning with `prefix`, where
     pools on a device have only their page tables.
 
-    `preloads` are the modules that the zygote imports.
+    `preloads` are the modules that the zygote imports, `notes` what people should know before it starts.
     """
 
     settings: Settings
@@ -110,7 +111,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     pool_directory: str
     pool_prefix: str
     pool_bytes: int
+    context: ServedContext
     preloads: list[str]
+    notes: list[str] = []
 
     @property
     def url(self) -> str:
@@ -126,21 +129,25 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         return any(launch.start == "fork" for launch in self.actors)
 
 
-def plan_topology(settings: Settings, spec: ModelSpec, model: str, machine: Machine) -> Topology:
-    """The mesh that `settings` ask for; `model` is how actors find `spec`. Raises BadConfig or NoMemory."""
-    return _Planner(settings, spec, model, machine).plan()
+def plan_topology(settings: Settings, spec: ModelSpec, model: str, machine: Machine, origin: str = "") -> Topology:
+    """The mesh that `settings` ask for; `model` is how actors find `spec`. Raises BadConfig or NoMemory.
+
+    `origin` is what clients are told of where the model comes from, in the place of `model`: a repository, its commit.
+    """
+    return _Planner(settings, spec, model, machine, origin).plan()
 
 
 class _Planner:
-    def __init__(self, settings: Settings, spec: ModelSpec, model: str, machine: Machine) -> None:
+    def __init__(self, settings: Settings, spec: ModelSpec, model: str, machine: Machine, origin: str) -> None:
         self._settings = settings
         self._spec = spec
         self._model = model
+        self._origin = origin
+        self._served_names = settings.served_names or (spec.name,)
         self._machine = machine
-        self._context_length = settings.context_length or spec.context_length
-        if self._context_length > spec.context_length:
+        if settings.context_length is not None and settings.context_length > spec.context_length:
             raise BadConfig(
-                f"a context of {self._context_length} tokens cannot be served",
+                f"a context of {settings.context_length} tokens cannot be served",
                 why=f"{spec.name} was made for {spec.context_length}",
                 do="give --context-length at most that",
             )
@@ -159,20 +166,21 @@ class _Planner:
 
     def plan(self) -> Topology:
         settings = self._settings
-        for role in settings.roles:
-            _config_type(role)
         plan = PoolPlan(settings, self._spec, self._groups, self._machine.pool_free_bytes, self._machine.devices)
-        pools = plan.pools(self._context_length, self._max_batch_tokens)
+        pools = plan.pools(self._max_batch_tokens)
         pool_bytes = plan.require_room(pools)
+        context = plan.context(pools)
         agent = KVAgentConfig(pools=pools, directory=settings.kv.directory, prefix=self._prefix)
         actors = [
             self._launch("registry", RegistryConfig()),
-            *(self._launch(f"gateway-{number}", self._gateway()) for number in range(settings.gateways)),
+            *(self._launch(f"gateway-{number}", self._gateway(context)) for number in range(settings.gateways)),
             # The supervisor removes the segments in the end: until then the next agent finds them.
             self._launch(_KV_AGENT_ID, agent, unlink_on_stop=False),
         ]
         for number in range(settings.tokenizers):
-            config = TokenizerConfig(model=self._model, context_length=self._context_length)
+            config = TokenizerConfig(
+                model=self._model, context_length=context.length, chat_template=settings.chat_template
+            )
             actors.append(self._launch(f"tokenizer-{number}", config))
         for number in range(settings.detokenizers):
             config = DetokenizerConfig(model=self._model)
@@ -180,17 +188,37 @@ class _Planner:
         for group in self._groups:
             for rank, worker_id in enumerate(group.worker_ids):
                 actors.append(self._launch(worker_id, self._worker(group, rank)))
-            actors.append(self._launch(f"scheduler-{group.name}", self._scheduler(group)))
+            actors.append(self._launch(f"scheduler-{group.name}", self._scheduler(group, context.length)))
         return Topology(
             settings=settings,
-            model_name=settings.served_name or self._spec.name,
+            model_name=self._served_names[0],
             actors=actors,
             num_threads=self._num_threads,
             pool_directory=settings.kv.directory,
             pool_prefix=self._prefix,
             pool_bytes=pool_bytes,
+            context=context,
             preloads=self._preloads(actors),
+            notes=self._notes(actors),
         )
+
+    def _notes(self, actors: list[ActorLaunch]) -> list[str]:
+        notes: list[str] = []
+        prefill, decode, mixed = self._settings.groups
+        if not mixed and not decode:
+            notes.append("there is no decode group: prefill groups decode, too")
+        if not mixed and not prefill:
+            notes.append("there is no prefill group: decode groups prefill, too")
+        gateway = next(launch for launch in actors if launch.role == roles.GATEWAY)
+        wanted = msgspec.convert(gateway.config, GatewayConfig).max_connections
+        limit = self._machine.max_files
+        own = _OWN_FILES + _PEER_FILES * len(actors)
+        if limit is not None and wanted + own > limit:
+            notes.append(
+                f"`ulimit -Hn` is {limit:,}: a gateway can hold about {max(0, limit - own):,} connections, not the "
+                f"{wanted:,} of max_connections; raise it to {wanted + own:,}, or set [roles.gateway] max_connections"
+            )
+        return notes
 
     def _preloads(self, actors: list[ActorLaunch]) -> list[str]:
         forked = {launch.role for launch in actors if launch.start == "fork"}
@@ -199,20 +227,24 @@ class _Planner:
             modules.append(_TORCH_MODULE)
         return sorted(modules)
 
-    def _gateway(self) -> GatewayConfig:
+    def _gateway(self, context: ServedContext) -> GatewayConfig:
         settings = self._settings
         return GatewayConfig(
-            model_name=settings.served_name or self._spec.name,
-            context_length=self._context_length,
-            model=self._model,
+            model_name=self._served_names[0],
+            aliases=self._served_names[1:],
+            sampling_defaults=self._spec.sampling_defaults,
+            context_length=context.length,
+            context=context,
+            model=self._origin or self._model,
             vocab_size=self._spec.vocab_size,
             host=settings.host,
             port=settings.port,
+            cors_origins=settings.allowed_origins,
             # Several share the port; alone it must not share it with a stranger.
             reuse_port=settings.gateways > 1,
         )
 
-    def _scheduler(self, group: WorkerGroup) -> SchedulerConfig:
+    def _scheduler(self, group: WorkerGroup, context_length: int) -> SchedulerConfig:
         settings = self._settings
         chunk, page_size = settings.chunk_tokens, settings.kv.page_size
         if chunk % page_size:
@@ -226,7 +258,7 @@ class _Planner:
             worker=group.worker_ids[0],
             workers=group.worker_ids if group.tp_size > 1 else (),
             agent=_KV_AGENT_ID,
-            context_length=self._context_length,
+            context_length=context_length,
             phase=group.phase,
             eos_token_ids=self._spec.eos_token_ids,
             page_size=page_size,
@@ -273,6 +305,7 @@ class _Planner:
         return ActorLaunch(
             actor_id=actor_id,
             role=role,
+            kind=_kind(role, config),
             config=_overlay(role, config, self._settings.roles.get(role, {})),
             # Somebody waits until an actor is back, and an interpreter takes half a second to start.
             start="fork" if supervision.fork and not uses_cuda else "plain",
@@ -282,6 +315,17 @@ class _Planner:
         )
 
 
+def _kind(role: str, config: msgspec.Struct) -> str:
+    """Which actors do the same work: those of a role, of worker groups of one phase only, and rank by rank."""
+    match config:
+        case SchedulerConfig():
+            return f"{config.phase} {role}"
+        case WorkerConfig():
+            return f"{config.group.rpartition('-')[0]} {role} {config.tp_rank}"
+        case _:
+            return role
+
+
 def _overlay(role: str, config: msgspec.Struct, overrides: dict[str, Any]) -> dict[str, Any]:
     """What of a configuration differs from the defaults, as plain data, with the user's own fields on top."""
     fields = {
@@ -289,13 +333,14 @@ def _overlay(role: str, config: msgspec.Struct, overrides: dict[str, Any]) -> di
         for field in msgspec.structs.fields(config)
         if field.required or getattr(config, field.name) != field.default
     }
-    unknown = sorted(set(overrides) - set(config.__struct_fields__))
-    if unknown:
-        raise BadConfig(
-            f"roles.{role}.{unknown[0]} is not a setting",
-            why=f"a {role} has {', '.join(config.__struct_fields__)}",
-            do="correct the topology file",
-        )
+    for name in overrides:
+        # One gateway on another port than `ps` and `up` look at would never be ready for them.
+        if name in PLANNED and name in config.__struct_fields__:
+            raise BadConfig(
+                f"{name} cannot be set in [roles.{role}]",
+                why="others go by it too",
+                do=f"take it out; {PLANNED[name]} decides it for the whole mesh",
+            )
     # The environment has words only.
     given = check_config(role, fields | overrides)
     return fields | {name: msgspec.to_builtins(getattr(given, name)) for name in overrides}
@@ -303,16 +348,19 @@ def _overlay(role: str, config: msgspec.Struct, overrides: dict[str, Any]) -> di
 
 def check_config(role: str, fields: dict[str, Any]) -> msgspec.Struct:
     """The typed configuration of a role. Raises BadConfig."""
-    try:
-        return msgspec.convert(fields, _config_type(role), strict=False)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise BadConfig(
-            f"the configuration of a {role} cannot be used", why=str(error), do="correct it; see meshctl config schema"
-        ) from error
-
-
-def _config_type(role: str) -> type[msgspec.Struct]:
-    config_type = CONFIG_TYPES.get(role)
-    if config_type is None:
-        raise BadConfig(f"there is no role {role!r}", do=f"choose one of {', '.join(CONFIG_TYPES)}")
-    return config_type
+    if role not in CONFIG_TYPES:
+        fault = unknown_name(role, CONFIG_TYPES, "role")
+        raise BadConfig(f"there is no role {role}", why="it is none of those that a mesh is made of", do=fault.do)
+    config_type = CONFIG_TYPES[role]
+    fault = find_fault(fields, config_type, strict=False)
+    missing = [field.name for field in msgspec.structs.fields(config_type) if field.required]
+    missing = [name for name in missing if name not in fields]
+    if missing:
+        fault = Fault(f"{', '.join(missing)} is not given", "give it (`meshctl up --dry-run` prints whole lines)")
+    if fault is None:
+        try:
+            return msgspec.convert(fields, config_type, strict=False)
+        except ValueError as error:
+            # Fields that are right one by one and not together.
+            fault = Fault(str(error), "correct it")
+    raise BadConfig(f"the configuration of a {role} cannot be used", why=fault.why, do=fault.do)

@@ -21,10 +21,19 @@ from kvstore.radix_tree import Node, RadixTree, Removed
 _MAX_VIOLATIONS: Final = 256
 
 
+def generations_of(entries: Iterable[tuple[int, PageEntry | Torn]]) -> list[int]:
+    """Generation of every page of a table's `scan`; 0 where it cannot be believed."""
+    return [
+        0 if isinstance(entry, Torn) or entry.generation > PLAUSIBLE_GENERATIONS else entry.generation
+        for _, entry in entries
+    ]
+
+
 class PageBook:
     """Allocator, tree, table and event log of one pool, changed together.
 
-    Generations go on from what the table has, whoever wrote it.
+    Generations go on from what the table has, whoever wrote it: `generations` of all its pages, which are read if they
+    are not given (`generations_of`).
     """
 
     def __init__(
@@ -35,6 +44,7 @@ class PageBook:
         *,
         group: str,
         epoch: int,
+        generations: list[int] | None = None,
     ) -> None:
         self.allocator = allocator
         self.tree = tree
@@ -48,8 +58,9 @@ class PageBook:
         self.num_evicted_pages = 0
         self._group = group
         num_pages = allocator.num_pages
-        found = [table.generation(page) or 0 for page in range(num_pages)] if table else [0] * num_pages
-        self._generations = [generation if generation <= PLAUSIBLE_GENERATIONS else 0 for generation in found]
+        if generations is None:
+            generations = generations_of(table.scan()) if table is not None else [0] * num_pages
+        self._generations = generations
         # A torn entry hides its generation; it was at most one allocation ahead of those that can be read, so the size
         # of the pool is margin enough.
         self._last_generation = max(self._generations) + num_pages
@@ -58,9 +69,9 @@ class PageBook:
         """Generation of the allocation that `page` belongs to."""
         return self._generations[page]
 
-    def adopt(self, page: int, state: PageState) -> None:
-        """Take over a free page as the table describes it."""
-        self.allocator.adopt([page], state)
+    def adopt(self, pages: Sequence[int], state: PageState) -> None:
+        """Take over free pages as the table describes them."""
+        self.allocator.adopt(pages, state)
 
     def num_available(self) -> int:
         """Pages that `take` could give: free ones and cached ones that nobody holds."""

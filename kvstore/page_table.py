@@ -28,15 +28,16 @@ One slot, little-endian, `64 + 4 * page_size` bytes:
 """
 
 import struct
-import zlib
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
+from zlib import crc32
 
 import msgspec
 
 from kvstore.allocator import PageState
 from kvstore.hashing import NO_HASH, TOKEN_BYTES, unpack_tokens
+from kvstore.memory_order import STORES_ARE_ORDERED, fence
 
 HEADER_BYTES: Final = 64
 FLAG_FIRST: Final = 1
@@ -58,7 +59,12 @@ _CHECKED_OFFSET: Final = 12
 _GENERATION_OFFSET: Final = 16
 _GENERATION_END: Final = 24
 _READ_ATTEMPTS: Final = 8
-_NUM_STATES: Final = len(PageState)
+_STATES: Final = {int(state): state for state in PageState}
+_NUM_STATES: Final = len(_STATES)
+_NUM_FIELDS: Final = 10
+"""Of a slot: those of its header, and the tokens."""
+_SCANNED_AT_ONCE: Final = 256
+"""Pages copied by one slice: 64 KiB with pages of 16 tokens, which stays in the cache."""
 
 MAX_GENERATION: Final = 2**63 - 1
 PLAUSIBLE_GENERATIONS: Final = 2**62
@@ -88,6 +94,9 @@ class PageEntry(msgspec.Struct, frozen=True, gc=False):
         return unpack_tokens(self.tokens)
 
 
+_NEVER_WRITTEN: Final = PageEntry()
+
+
 class Torn(msgspec.Struct, frozen=True, gc=False):
     """What the table says of the page cannot be believed."""
 
@@ -95,15 +104,21 @@ class Torn(msgspec.Struct, frozen=True, gc=False):
 
 
 class PageTable:
-    """Reads and writes the entries of one pool's table. `view` is the table's memory; read-only views can read."""
+    """Reads and writes the entries of one pool's table. `view` is the table's memory; read-only views can read.
 
-    def __init__(self, view: memoryview, num_pages: int, page_size: int) -> None:
+    `stores_are_ordered`: what another process stores is seen in the order in which it stored it.
+    """
+
+    def __init__(
+        self, view: memoryview, num_pages: int, page_size: int, *, stores_are_ordered: bool = STORES_ARE_ORDERED
+    ) -> None:
         needed = self.num_bytes(num_pages, page_size)
         if len(view) < needed or view.format != "B":
             raise ValueError(f"a table of {num_pages} pages needs {needed} plain bytes, got {len(view)}")
         self.num_pages = num_pages
         self.page_size = page_size
         self._view = view
+        self._stores_are_ordered = stores_are_ordered
         self._slot_bytes = HEADER_BYTES + TOKEN_BYTES * page_size
         skipped = self._slot_bytes - _GENERATION_END
         self._pair = struct.Struct(f"<Q{_GENERATION_OFFSET - 8}xQ{skipped}xQ{_GENERATION_OFFSET - 8}xQ{skipped}x")
@@ -143,14 +158,19 @@ class PageTable:
         return None if slot is None else _HEADER.unpack_from(slot)[5]
 
     def peek_generations(self, pages: Sequence[int]) -> list[int]:
-        """Generations of many pages at a quarter of the cost: what the newer slot says, its CRC not looked at.
+        """Generations of many pages for comparing with expected ones; -1 where none can be believed.
 
-        For comparing with an expected generation: a slot that has a sequence was written whole, and memory damaged from
-        outside does not come to equal a given generation. Raises ValueError for a page outside the table.
+        Where stores become visible in the order in which they were made (x86) it costs a quarter of `generation`: what
+        the newer slot says, its CRC not looked at. A slot that has a sequence was written whole there, and memory
+        damaged from outside does not come to equal a given generation. Elsewhere a sequence may be seen before what
+        was written ahead of it, so the CRC is looked at. Raises ValueError for a page outside the table.
         """
         unpack, view, step = self._pair.unpack_from, self._view, self._pair.size
         if pages and not 0 <= min(pages) <= max(pages) < self.num_pages:
             raise ValueError(f"pages {min(pages)} to {max(pages)} of a table of {self.num_pages}")
+        if not self._stores_are_ordered:
+            fence()
+            return [-1 if (known := self.generation(page)) is None else known for page in pages]
         found: list[int] = []
         for page in pages:
             even, even_generation, odd, odd_generation = unpack(view, page * step)
@@ -189,7 +209,7 @@ class PageTable:
         )
         scratch[HEADER_BYTES:end] = tokens
         scratch[end:] = self._blank[end:]
-        _CRC.pack_into(scratch, _CRC_OFFSET, zlib.crc32(self._scratch_checked, _crc_start(page, sequence)))
+        _CRC.pack_into(scratch, _CRC_OFFSET, crc32(self._scratch_checked, _crc_start(page, sequence)))
         start = (2 * page + (sequence & 1)) * self._slot_bytes
         view, mark, body = self._view, start + _MARK_OFFSET, start + _MARK_END
         view[mark:body] = _MARK
@@ -199,9 +219,39 @@ class PageTable:
         self._sequences[page] = sequence
 
     def scan(self) -> Iterator[tuple[int, PageEntry | Torn]]:
-        """Every page with its entry."""
-        for page in range(self.num_pages):
-            yield page, self.read(page)
+        """Every page with the entry that `read` has, at half the cost: a successor reads all of them at once."""
+        size, blank = self._slot_bytes, 2 * self._blank
+        slot = f"{_HEADER.format[1:]}{size - HEADER_BYTES}s"
+        pairs = struct.Struct(f"<{slot}{slot}")
+        for first in range(0, self.num_pages, _SCANNED_AT_ONCE):
+            num_pages = min(_SCANNED_AT_ONCE, self.num_pages - first)
+            chunk = bytes(self._view[first * pairs.size : (first + num_pages) * pairs.size])
+            for index, fields in enumerate(pairs.iter_unpack(chunk)):
+                page, start = first + index, index * pairs.size
+                even, odd = fields[0], fields[_NUM_FIELDS]
+                if not even and not odd and chunk[start : start + pairs.size] == blank:
+                    yield page, _NEVER_WRITTEN
+                    continue
+                newest: tuple[Any, ...] = fields[:_NUM_FIELDS] if even > odd else fields[_NUM_FIELDS:]
+                _, _, state, flags, fill, generation, epoch, page_hash, parent_hash, tokens = newest
+                middle, end = start + size, start + pairs.size
+                if (
+                    0 < even <= _MAX_SEQUENCE
+                    and 0 < odd <= _MAX_SEQUENCE
+                    and crc32(chunk[start + _CHECKED_OFFSET : middle], _crc_start(page, even)) == fields[1]
+                    and crc32(chunk[middle + _CHECKED_OFFSET : end], _crc_start(page, odd)) == fields[_NUM_FIELDS + 1]
+                    and state < _NUM_STATES
+                    and fill <= self.page_size
+                    and generation <= MAX_GENERATION
+                ):
+                    if fill < self.page_size:
+                        tokens = tokens[: TOKEN_BYTES * fill]
+                    state, is_first, is_private = _STATES[state], bool(flags & FLAG_FIRST), bool(flags & FLAG_PRIVATE)
+                    entry = PageEntry(state, generation, epoch, page_hash, parent_hash, tokens, is_first, is_private)
+                    yield page, entry
+                else:
+                    # A page written once, a writer at work, or damage.
+                    yield page, self.read(page)
 
     def _begin(self, page: int) -> int:
         """Sequence of the slot that counts. A page that is torn begins anew, as if it had never been written."""
@@ -241,7 +291,7 @@ class PageTable:
             return slot == self._blank
         return (
             sequence <= _MAX_SEQUENCE
-            and zlib.crc32(slot[_CHECKED_OFFSET:], _crc_start(page, sequence)) == expected
+            and crc32(slot[_CHECKED_OFFSET:], _crc_start(page, sequence)) == expected
             and state < _NUM_STATES
             and fill <= self.page_size
             and generation <= MAX_GENERATION

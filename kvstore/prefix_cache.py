@@ -43,8 +43,10 @@ class PrefixCache:
         table: PageTable | None = None,
         weight_version: str = "",
         policy: EvictionPolicy | None = None,
+        generations: list[int] | None = None,
     ) -> None:
-        self._book = PageBook(allocator, RadixTree(page_size, policy), table, group=group, epoch=epoch)
+        tree = RadixTree(page_size, policy)
+        self._book = PageBook(allocator, tree, table, group=group, epoch=epoch, generations=generations)
         self._weight_version = weight_version
         self._live: dict[int, SequencePages] = {}
         self.num_query_tokens = 0

@@ -13,7 +13,8 @@ import structlog
 
 from mesh.address import Address, Endpoint
 from mesh.codec import Codec
-from mesh.frames import Heartbeat
+from mesh.errors import NOT_SERVED
+from mesh.frames import Heartbeat, StatsReply
 from mesh.membership import Member, Membership
 from mesh.message import HotMessage, Message
 from mesh.telemetry import Metrics
@@ -216,6 +217,10 @@ class Context(Protocol):
         """Take over a trace context that came from outside the mesh for the rest of this handler or task."""
         ...
 
+    def stats(self) -> StatsReply:
+        """All figures of this actor, as others are told them."""
+        ...
+
 
 class Actor:
     """Base class of all actors; subclasses override what they need.
@@ -244,7 +249,7 @@ class Actor:
 
     def on_ask(self, call: Call) -> None:
         """A call came. Must end in `call.reply()`, `call.fail()` or `call.end()`, now or later."""
-        call.fail("not_served", f"{self.role} does not answer {type(call.message).__name__}")
+        call.fail(NOT_SERVED, f"{self.role} does not answer {type(call.message).__name__}")
 
     def on_publication(self, publisher: Address, topic: str, sequence: int, message: Any) -> None:
         """The next publication of a topic this actor subscribes to; without gap or repeat since the last reset."""
@@ -252,14 +257,30 @@ class Actor:
     def on_subscription_reset(self, publisher: Address, topic: str) -> None:
         """What follows does not continue what came before: a new publisher epoch, or a gap no replay can fill."""
 
+    def on_subscriber_reset(self, subscriber: Address, topic: str) -> None:
+        """A subscriber of a topic published here has missed more than is kept of it, and starts from nothing.
+
+        What it has to know is to be published again; nobody else does that.
+        """
+
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         """An incarnation that this actor had a link to is gone or cut off."""
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
         """The view of the mesh changed; `ctx.members` already says so."""
 
-    def on_heartbeat(self, peer: Address, state: str) -> None:
-        """A peer that this actor is a hub of is alive and in this state (registry and supervisors)."""
+    def on_heartbeat(self, peer: Address, state: str, progress: str) -> None:
+        """A peer that this actor is a hub of is alive and in this state (registry and supervisors).
+
+        `progress` is what it says of what takes long, see there.
+        """
+
+    def progress(self) -> str:
+        """How far this actor is with what takes long, in words for people; empty if there is nothing to say.
+
+        Asked with every heartbeat. A start that says something new is given its whole time again by the supervisor.
+        """
+        return ""
 
     def heartbeat_to(self, peer: Address) -> Heartbeat:
         """What is answered to a heartbeat of `peer`; called after `on_heartbeat`."""
@@ -270,6 +291,12 @@ class Actor:
 
     async def stop(self) -> None:
         """Give back own resources. Called once, also after a `start` that failed half way."""
+
+    def totals(self) -> dict[str, float]:
+        """What only rises, by a name without `_total`: `/metrics` then has its rate, `NAME_per_second`, the mean of the
+        last ten seconds. Called with every heartbeat, so it should cost nothing.
+        """
+        return {}
 
     def stats(self) -> dict[str, float]:
         """Gauges of this moment, keyed by name as in `/metrics` (`mesh_pages_free` or `mesh_pages{state="free"}`)."""

@@ -34,10 +34,12 @@ class Boundary:
             return False
         return True
 
-    def failed(self, what: str, error: BaseException) -> None:
-        """Count and log an exception that ends here."""
+    def failed(self, what: str, error: BaseException, about: object = None) -> None:
+        """Count and log an exception that ends here; with the id of the request that the message `about` is about."""
         self._metrics.count(HANDLER_ERRORS, handler=what)
-        self._log.error("handler failed", handler=what, exc_info=error)
+        request_id = getattr(about, "request_id", None)
+        fields = {"request_id": request_id} if request_id else {}
+        self._log.error("handler failed", handler=what, exc_info=error, **fields)
 
     def later(self, delay_s: float, callback: Callable[..., None], *args: Any) -> asyncio.TimerHandle:
         """A timer whose callback runs inside the boundary."""

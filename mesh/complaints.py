@@ -1,6 +1,6 @@
 """Which refused messages are worth a warning: each kind from each actor once, and none that only came late.
 
-Owned by `mesh/links.py`; counters count them all.
+Owned by `mesh/refusals.py`; counters count them all.
 """
 
 from typing import Final

@@ -10,7 +10,7 @@ from mesh.actor import Answer, AnyMessage
 from mesh.address import Address, Endpoint
 from mesh.envelope import Verb
 from mesh.errors import CallError
-from mesh.frames import Unsubscribe
+from mesh.frames import StatsReply, Unsubscribe
 from mesh.membership import Member, Membership
 from mesh.peer import PLAIN, SYSTEM
 from mesh.streaming import Stream
@@ -133,6 +133,10 @@ class ActorContext:
             trace = new_traceparent(self._system.options.random)
             current_trace.set(trace)
         return trace
+
+    def stats(self) -> StatsReply:
+        """All figures of this actor."""
+        return self._system.stats()
 
     def continue_trace(self, traceparent: str) -> None:
         """Take over a trace context that came from outside the mesh."""

@@ -79,15 +79,13 @@ _DECODER: Final = msgspec.msgpack.Decoder(Header)
 encode_header = _ENCODER.encode
 
 
-def open_envelope(parts: Sequence[Buffer], limits: Limits) -> Header:
-    """The header of a message; raises `FrameRefused`. Of the other parts only the number has been looked at."""
-    count = len(parts)
-    if count < 2:
-        raise FrameRefused("bad_header", f"{count} parts where header and body are expected")
-    if count > limits.max_parts:
-        raise FrameRefused("too_many_parts", f"{count} parts, at most {limits.max_parts} are taken")
-    if len(parts[0]) > limits.max_header_bytes:
-        raise FrameRefused("too_large", f"a header of {len(parts[0])} bytes")
+def open_envelope(parts: Sequence[Buffer]) -> Header:
+    """The header of a message; raises `FrameRefused`. It is not checked against limits, nor are the other parts.
+
+    Who has sent too much is told so in answer to that very message, so its header is read first.
+    """
+    if len(parts) < 2:
+        raise FrameRefused("bad_header", f"{len(parts)} parts where header and body are expected")
     try:
         header = _DECODER.decode(parts[0])
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
@@ -98,7 +96,12 @@ def open_envelope(parts: Sequence[Buffer], limits: Limits) -> Header:
 
 
 def check_sizes(parts: Sequence[Buffer], limits: Limits) -> None:
-    """Raise `FrameRefused` if body or buffers of `[header, body, buffer*]` are too large."""
+    """Raise `FrameRefused` if a message `[header, body, buffer*]` is too large, or has too many parts."""
+    if len(parts) > limits.max_parts:
+        raise FrameRefused("too_many_parts", f"{len(parts)} parts, at most {limits.max_parts} are taken")
+    if len(parts[0]) > limits.max_header_bytes:
+        text = f"a header of {len(parts[0])} bytes, at most {limits.max_header_bytes} are taken"
+        raise FrameRefused("too_large", text)
     size = len(parts[1])
     if size > limits.max_body_bytes:
         raise FrameRefused("too_large", f"a body of {size} bytes, at most {limits.max_body_bytes} are taken")

@@ -1,6 +1,7 @@
 """What can go wrong between actors.
 
     MeshError
+    ├── BadSetting            bad_setting            an environment variable has a value that cannot be used
     ├── BindError             cannot_bind            an address could not be listened on
     ├── FrameRefused          bad_header, …          bytes from a peer that are not a frame of this protocol
     └── CallError                                    everything that `ask` and `stream` raise
@@ -25,6 +26,10 @@ STALE_EPOCH: Final = "stale_epoch"
 """The same, answered by a registry to a join."""
 
 
+NOT_SERVED: Final = "not_served"
+"""An ask of a kind that the receiver does not answer; another of its role may."""
+
+
 class MeshError(Exception):
     """Base of all errors of the mesh; `param` names the offending field where there is one."""
 
@@ -38,6 +43,12 @@ class MeshError(Exception):
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
+
+
+class BadSetting(MeshError):
+    """An environment variable, named by `param`, has a value that cannot be used."""
+
+    code = "bad_setting"
 
 
 class BindError(MeshError):

@@ -22,8 +22,16 @@ from mesh.transport.base import Buffer, Lane
 class Pulse(Protocol):
     """What heartbeats need to know of the system around them."""
 
+    def ticked(self) -> None:
+        """It is time for a heartbeat."""
+        ...
+
     def state(self) -> str:
         """This actor's state, which its heartbeats carry."""
+        ...
+
+    def progress(self) -> str:
+        """How far this actor is with what takes long, for its heartbeats; empty if there is nothing to say."""
         ...
 
     def answer_to(self, peer: Address) -> Heartbeat:
@@ -55,7 +63,7 @@ class Heartbeats:
 
     def send_now(self) -> None:
         """Send one to every hub out of turn: the state has changed."""
-        body = SYSTEM_CODEC.encode(Renew(state=self._pulse.state()))
+        body = SYSTEM_CODEC.encode(Renew(state=self._pulse.state(), progress=self._pulse.progress()))
         for actor_id in self._hubs():
             try:
                 peer = self._links.reach(actor_id)
@@ -75,6 +83,7 @@ class Heartbeats:
             self._timer = None
 
     def _tick(self) -> None:
+        self._pulse.ticked()
         now = self._loop.time()
         for peer in self._monitor.tick(now):
             self._links.metrics.count("mesh_heartbeats_lost_total")

@@ -1,4 +1,4 @@
-"""Links to peers: dialing, the hello, one sticky path per peer, sequence numbers, and refusal of what is no frame.
+"""Links to peers: dialing, the hello, one sticky path per peer, sequence numbers; what is no frame is refused.
 
     dial ──hello on both lanes──> peer ──welcome on both lanes──> up        no welcome in time, or down: peer lost
     A sender keeps one path per peer, its own dialed link or else the one the peer came on, while that lives; so
@@ -15,7 +15,6 @@ from typing import Final, Protocol
 import structlog
 
 from mesh.address import Address, Endpoint
-from mesh.complaints import Complaints
 from mesh.envelope import (
     MIN_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
@@ -34,6 +33,7 @@ from mesh.membership import Member
 from mesh.options import SystemOptions
 from mesh.peer import PLAIN, SYSTEM, Meta, Peer, Wire
 from mesh.redial import RedialPauses
+from mesh.refusals import Refusals
 from mesh.sequence import DUPLICATE, OTHER_CONNECTION, UNNUMBERED, connection_of
 from mesh.telemetry import Metrics, current_trace
 from mesh.transport.base import Buffer, Lane, Link, Transport
@@ -41,7 +41,6 @@ from mesh.transport.base import Buffer, Lane, Link, Transport
 _MAX_WAITING: Final = 1000
 # msgspec encodes a member of an enumeration slowly.
 _NUMBERS: Final = {verb: int(verb) for verb in Verb}
-_UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.ITEM, Verb.END, Verb.CREDIT, Verb.CANCEL, Verb.BYE))
 
 Handler = Callable[[Peer, Lane, Header, Sequence[Buffer]], None]
 
@@ -86,7 +85,7 @@ class Links:
         self._peers: dict[str, Peer] = {}
         self._wires: dict[Link, Wire] = {}
         self._pauses = RedialPauses(options.retry_min_s, options.retry_max_s)
-        self._complaints = Complaints()
+        self._refusals = Refusals(metrics, self._log)
         self._connections = 0
         self._message_ids = 0
 
@@ -133,7 +132,7 @@ class Links:
         if peer is None or peer.address != address:
             return
         del self._peers[address.actor_id]
-        self._complaints.link_ended(address)
+        self._refusals.link_ended(address)
         for wire in (peer.dialed, peer.accepted):
             if wire is not None:
                 del self._wires[wire.link]
@@ -162,9 +161,10 @@ class Links:
         """A message came: check it, count it, hand it to the handler of its verb."""
         header: Header | None = None
         try:
-            header = open_envelope(parts, self._limits)
-            if len(parts) > 2 or len(parts[1]) > self._limits.max_body_bytes:
-                check_sizes(parts, self._limits)
+            header = open_envelope(parts)
+            limits = self._limits
+            if len(parts) > 2 or len(parts[0]) > limits.max_header_bytes or len(parts[1]) > limits.max_body_bytes:
+                check_sizes(parts, limits)
             if header.receiver_epoch != self._epoch:
                 raise FrameRefused("wrong_epoch", f"meant for epoch {header.receiver_epoch} of {self.address.actor_id}")
             address = link.peer
@@ -302,24 +302,22 @@ class Links:
             self._pauses.succeeded(wire.link.peer)
 
     def _refuse(self, link: Link, lane: Lane, header: Header | None, refusal: FrameRefused) -> None:
-        self.metrics.count("mesh_frames_refused_total", code=refusal.code)
-        if self._complaints.is_new(link.peer, refusal.code):
-            self._log.warning("frame refused", peer=str(link.peer), code=refusal.code, why=refusal.message)
-        if refusal.code == "wrong_sender" and link.dialed and link in self._wires:
+        self._refusals.note(link.peer, refusal)
+        wire = self._wires.get(link)
+        if refusal.code == "wrong_sender" and link.dialed and wire is not None:
             self._loop.call_soon(self.on_link_down, link, "another actor listens there")
             return
-        wire = self._wires.get(link)
-        if header is not None and header.verb not in _UNANSWERED and refusal.code != "wrong_sender":
-            body = SYSTEM_CODEC.encode(ErrorBody(code=refusal.code, message=refusal.message))
-            located = self._owner.locate(link.peer.actor_id)
-            if wire is not None:
-                meta = Meta(correlation_id=header.message_id, flags=SYSTEM_FLAG)
-                self._send_on(wire, lane, Verb.ERROR, body, (), meta)
-            elif refusal.code == SUPERSEDED or (located is not None and located[0] == link.peer):
-                error = self._header(link.peer, Verb.ERROR, UNNUMBERED, Meta(flags=SYSTEM_FLAG))
-                self._transport.send(link, lane, (encode_header(error), body))
+        located = self._owner.locate(link.peer.actor_id)
+        is_member = located is not None and located[0] == link.peer
+        answer = self._refusals.answer(header, refusal, is_linked=wire is not None, is_member=is_member)
         if wire is None:
+            if answer is not None:
+                error = self._header(link.peer, Verb.ERROR, UNNUMBERED, SYSTEM)
+                self._transport.send(link, lane, (encode_header(error), answer.body))
             self._transport.close_link(link)
+        elif answer is not None:
+            meta = Meta(correlation_id=answer.correlation_id, flags=SYSTEM_FLAG)
+            self._send_on(wire, lane, Verb.ERROR, answer.body, (), meta)
 
     # Outgoing
 
@@ -329,8 +327,8 @@ class Links:
             raise Unreachable(f"{address} could not be reached; it is tried again in {pause_s:.2f} s")
         if len(self._peers) >= self._options.max_peers:
             raise Unreachable(f"{self._options.max_peers} peers are linked already")
-        peer = self._peers[address.actor_id] = Peer(address)
         link = self._transport.dial(address, endpoint)
+        peer = self._peers[address.actor_id] = Peer(address)
         wire = peer.dialed = self._add_wire(link, peer)
         wire.hello_timer = self._loop.call_later(
             self._options.hello_timeout_s, self.on_link_down, link, "no welcome to hello"

@@ -1,24 +1,31 @@
 """Settings of one actor's system; every bound of `mesh/` that a deployment may want to move."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 from mesh.address import Address, Endpoint
 from mesh.envelope import Limits
+from mesh.process_usage import ProcessUsage
+
+MAX_PEERS: Final = 4096
+"""As many as a transport has sockets and a process descriptors for: 8 each, of which `mesh/run.py` asks for 65,536."""
 
 
 @dataclass(frozen=True)
 class SystemOptions:
     """What an `ActorSystem` is made with, beside actor, address, transport and bootstrap.
 
-    `supervisor` is where heartbeats go beside the registry. `random` draws trace ids and jitter; give a seeded one
+    `supervisor` is where heartbeats go beside the registry. `usage` says what the process uses, where the actor has one
+    of its own. `random` draws trace ids and jitter; give a seeded one
     where runs have to repeat. `capabilities` is what `hello` and `welcome` tell of this actor (numerics and so on).
     """
 
     host: str = ""
     pid: int = 0
     supervisor: tuple[Address, Endpoint] | None = None
+    usage: Callable[[], ProcessUsage] | None = None
     capabilities: dict[str, Any] = field(default_factory=dict[str, Any])
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
     limits: Limits = field(default_factory=Limits)
@@ -31,7 +38,8 @@ class SystemOptions:
     renew_subscription_s: float = 2.0
     max_pending_calls: int = 8192
     mailbox_capacity: int = 4096
-    max_peers: int = 4096
+    max_peers: int = MAX_PEERS
     replay_capacity: int = 4096
+    replay_bytes: int = 8 << 20
     max_topics: int = 256
     random: Random = field(default_factory=Random)

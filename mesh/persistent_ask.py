@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from mesh.actor import AnyMessage, Context
 from mesh.errors import CallError
+
+_PATIENCE_S: Final = 2.0
+_MAX_TOLD: Final = 16
 
 
 class PersistentAsk:
@@ -33,10 +36,13 @@ class PersistentAsk:
         what: str,
         refused: Callable[[CallError], None] | None = None,
     ) -> Any:
-        """The reply's message; `what` says in the log what is waited for. Raises CallErrors that are not retryable.
+        """The reply's message; `what` says in the log what is waited for, once for each reason, if it takes seconds.
+        Raises CallErrors that are not retryable.
 
         `refused` hears of every failure that is followed by another try.
         """
+        began = ctx.now()
+        told: set[str] = set()
         while True:
             self._members_changed.clear()
             try:
@@ -44,7 +50,11 @@ class PersistentAsk:
             except CallError as error:
                 if not error.retryable:
                     raise
-                ctx.log.info("waiting", what=what, peer=actor_id, why=str(error))
+                why = str(error)
+                # While a mesh starts everybody waits a moment for somebody, which is no news, nor is it again.
+                if ctx.now() - began >= _PATIENCE_S and why not in told and len(told) < _MAX_TOLD:
+                    told.add(why)
+                    ctx.log.info("waiting", what=what, peer=actor_id, why=why)
                 if refused is not None:
                     refused(error)
             # The usual reason is that the view of the mesh is not here yet, or that the peer has just died too.

@@ -37,6 +37,10 @@ class Reader(Protocol):
         """What follows does not continue what came before."""
         ...
 
+    def subscriber_reset(self, subscriber: Address, topic: str) -> None:
+        """A subscriber here starts from nothing, and was sent nothing of what was published before."""
+        ...
+
     def doubt(self, address: Address) -> None:
         """A publisher has not confirmed a subscription."""
         ...
@@ -105,11 +109,14 @@ class Publishing:
         for offset, payload in enumerate(replay.payloads):
             self._send(peer.address, _publication(body.topic, replay.first + offset, payload))
         self._subscribers.setdefault(body.topic, {})[peer.address] = None
+        if replay.reset:
+            self._links.metrics.count("mesh_subscriber_resets_total")
+            self._reader.subscriber_reset(peer.address, body.topic)
 
     def _log(self, topic: str) -> TopicLog[bytes] | None:
         log = self._logs.get(topic)
         if log is None and len(self._logs) < self._options.max_topics:
-            log = self._logs[topic] = TopicLog(self._options.replay_capacity)
+            log = self._logs[topic] = TopicLog(self._options.replay_capacity, self._options.replay_bytes)
         return log
 
     def _send(self, address: Address, body: bytes) -> None:

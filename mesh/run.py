@@ -25,9 +25,10 @@ import uvloop
 from mesh.actor import Actor
 from mesh.address import Address, Endpoint
 from mesh.options import SystemOptions
+from mesh.process_usage import process_usage
 from mesh.run_directory import RunDirectory
 from mesh.system import ActorSystem
-from mesh.telemetry import setup_log
+from mesh.telemetry import LogSettings, setup_log
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
 
 _STOP_TIMEOUT_S: Final = 5.0
@@ -59,15 +60,14 @@ def run_actor(
         drain_timeout_s: how long a drain may take before the actor is stopped all the same.
 
     Raises:
+        BadSetting: a variable of the log has a value that it cannot have.
         BindError: an address is taken or may not be listened on. Whatever the actor's `start` raises goes through too.
     """
-    setup_log(
-        level=os.environ.get("KVMESH_LOG_LEVEL", "info"),
-        json=os.environ.get("KVMESH_LOG_FORMAT", "console" if sys.stderr.isatty() else "json") == "json",
-    )
+    log = LogSettings.of(os.environ)
+    setup_log(level=log.level, json=not sys.stderr.isatty() if log.json is None else log.json)
     run_directory.create()
     _allow_many_files()
-    filled = replace(options or SystemOptions(), supervisor=supervisor)
+    filled = replace(options or SystemOptions(), supervisor=supervisor, usage=process_usage)
     filled = replace(filled, host=filled.host or socket.gethostname())
     process = _Process(actor, address, listen or ZeroMQOptions(run_directory=run_directory), drain_timeout_s)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -129,10 +129,12 @@ class _Process:
 
     async def _live(self, system: ActorSystem) -> None:
         """From the start to the end of the drain, or to the wish of a peer that this actor end."""
-        await system.start()
+        # From the first moment on: who was replaced before it has started, or joined, never will.
+        if not await _ended_first(system.start(), system.shutdown_asked()):
+            return
         self._has_started = True
         if self._actor.joins:
-            await _first_of(system.joined(), self._asked_to_drain.wait())
+            await _first_of(system.joined(), self._asked_to_drain.wait(), system.shutdown_asked())
         if not self._asked_to_drain.is_set():
             where = system.describe().endpoint
             self._log.info("joined", role=self._actor.role, control=where.control, data=where.data, pid=os.getpid())
@@ -185,3 +187,17 @@ async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def _ended_first(work: Coroutine[Any, Any, object], end: Coroutine[Any, Any, object]) -> bool:
+    """Whether `work` ended before `end` did, and raise what it raised; else it is cancelled, and has ended too."""
+    task, ending = asyncio.ensure_future(work), asyncio.ensure_future(end)
+    try:
+        await asyncio.wait((task, ending), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        return task.done()
+    finally:
+        ending.cancel()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -21,7 +21,7 @@ from mesh.asking import Asking
 from mesh.boundary import Boundary
 from mesh.context import ActorContext
 from mesh.envelope import SYSTEM_FLAG, Header, Verb
-from mesh.errors import FrameRefused
+from mesh.errors import NOT_SERVED, FrameRefused
 from mesh.frames import (
     SYSTEM_CODEC,
     Describe,
@@ -37,6 +37,7 @@ from mesh.frames import (
     Renew,
     Shutdown,
     ShuttingDown,
+    StatsReply,
     StatsRequest,
     Unsubscribe,
 )
@@ -44,6 +45,7 @@ from mesh.heartbeats import Heartbeats
 from mesh.links import Links
 from mesh.membership import DRAINING, READY, STARTING, SUPERVISOR, Bootstrap, Member, MemberChange
 from mesh.options import SystemOptions
+from mesh.own_figures import OwnFigures
 from mesh.peer import SYSTEM, Peer
 from mesh.probing import Probing
 from mesh.publishing import Publishing
@@ -55,6 +57,7 @@ from mesh.wording import Wording
 
 _LEAVE_S: Final = 0.25
 _BYE_GRACE_S: Final = 1.0
+_MAX_PROGRESS_CHARS: Final = 200
 
 
 class ActorSystem:
@@ -91,6 +94,7 @@ class ActorSystem:
         self._stopped = False
 
         self.boundary = Boundary(self._log, self.metrics)
+        self._figures = OwnFigures(actor, self.metrics, self.boundary, self.options.usage)
         self.wording = Wording(actor.codec, self.options.limits)
         self._decode = actor.codec.decode
         self.links = Links(address, transport, self, self.options, self.metrics)
@@ -233,6 +237,10 @@ class ActorSystem:
         """A reset goes to the actor."""
         self.boundary.call("on_subscription_reset", self.actor.on_subscription_reset, publisher, topic)
 
+    def subscriber_reset(self, subscriber: Address, topic: str) -> None:
+        """That a subscriber starts from nothing goes to the actor."""
+        self.boundary.call("on_subscriber_reset", self.actor.on_subscriber_reset, subscriber, topic)
+
     def doubt(self, address: Address) -> None:
         """Somebody waits for a peer in vain."""
         self._probing.doubt(address)
@@ -241,6 +249,14 @@ class ActorSystem:
         """What heartbeats say of this actor."""
         return self._member.state
 
+    def progress(self) -> str:
+        """What heartbeats say of what takes this actor long."""
+        try:
+            return self.actor.progress()[:_MAX_PROGRESS_CHARS]
+        except Exception as error:  # noqa: BLE001
+            self.boundary.failed("progress", error)
+            return ""
+
     def answer_to(self, peer: Address) -> Heartbeat:
         """What this actor, as a hub, answers to a heartbeat."""
         return self.actor.heartbeat_to(peer)
@@ -248,7 +264,7 @@ class ActorSystem:
     def heartbeat(self, peer: Address, beat: Heartbeat | Renew) -> None:
         """A heartbeat came, to this actor as a hub or from one of its hubs."""
         if isinstance(beat, Renew):
-            self.boundary.call("on_heartbeat", self.actor.on_heartbeat, peer, beat.state)
+            self.boundary.call("on_heartbeat", self.actor.on_heartbeat, peer, beat.state, beat.progress)
         else:
             self.registration.heartbeat(peer, beat)
 
@@ -270,7 +286,7 @@ class ActorSystem:
         try:
             self.actor.on_tell(peer.address, message, parts[2:])
         except Exception as error:  # noqa: BLE001
-            self.boundary.failed(f"on_tell({type(message).__name__})", error)
+            self.boundary.failed(f"on_tell({type(message).__name__})", error, message)
 
     def _on_system_tell(self, sender: Address, message: Any) -> None:
         match message:
@@ -299,14 +315,14 @@ class ActorSystem:
         try:
             self.actor.on_ask(call)
         except Exception as error:  # noqa: BLE001
-            self.boundary.failed(f"on_ask({type(call.message).__name__})", error)
+            self.boundary.failed(f"on_ask({type(call.message).__name__})", error, call.message)
             if not call.done:
                 call.fail("internal", f"{self.actor.role} failed to answer {type(call.message).__name__}")
 
     def _answer_system(self, call: IncomingCall) -> None:
         match call.message:
             case StatsRequest():
-                call.reply(self.metrics.snapshot(self._stats()))
+                call.reply(self.stats())
             case DescribeRequest():
                 member = self._member
                 uptime_s = self._loop.time() - self._started_at
@@ -320,13 +336,14 @@ class ActorSystem:
                 call.reply(ShuttingDown())
                 self.end(call.message.reason)
             case _:
-                call.fail("not_served", f"{self.actor.role} does not answer {type(call.message).__name__}")
+                call.fail(NOT_SERVED, f"{self.actor.role} does not answer {type(call.message).__name__}")
 
     async def _drain_and_reply(self, call: IncomingCall) -> None:
         await self.drain()
         call.reply(Drained())
 
-    def _stats(self) -> dict[str, float]:
+    def stats(self) -> StatsReply:
+        """What this actor answers to `StatsRequest`."""
         gauges = {
             "mesh_calls_pending": float(len(self.asking)),
             "mesh_mailbox_calls": float(len(self.serving)),
@@ -334,11 +351,11 @@ class ActorSystem:
             "mesh_members": float(len(self.registration.view.all())),
             "mesh_uptime_seconds": self._loop.time() - self._started_at,
         }
-        try:
-            gauges.update(self.actor.stats())
-        except Exception as error:  # noqa: BLE001
-            self.boundary.failed("stats", error)
-        return gauges
+        return self._figures.reply(self._loop.time(), gauges)
+
+    def ticked(self) -> None:
+        """It is time for a heartbeat."""
+        self._figures.sample(self._loop.time())
 
     def _is_supervisor(self, sender: Address) -> bool:
         if self.options.supervisor is not None and self.options.supervisor[0] == sender:

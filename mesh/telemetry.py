@@ -9,12 +9,14 @@ import contextlib
 import contextvars
 import logging
 import sys
+from collections.abc import Mapping
 from random import Random
-from typing import Final, TextIO, cast
+from typing import Final, NamedTuple, TextIO, cast
 
 import msgspec
 import structlog
 
+from mesh.errors import BadSetting
 from mesh.frames import Histogram, StatsReply
 
 SECONDS: Final = (
@@ -36,10 +38,14 @@ SECONDS: Final = (
     10.0,
     30.0,
     60.0,
+    120.0,
+    300.0,
 )
-"""Upper bounds of all histograms, seconds: from a round trip on one host to a long prefill."""
+"""Upper bounds of all histograms, seconds: from a round trip on one host to a long answer."""
 current_trace: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("traceparent", default="")
 """W3C trace context of the message being handled; tasks and timers started meanwhile inherit it."""
+LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+LOG_FORMATS: Final = ("json", "console")
 _MAX_SERIES: Final = 4096
 _DROPPED: Final = "mesh_series_dropped_total"
 
@@ -141,6 +147,27 @@ class _LogStream:
     def flush(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             self.target.flush()
+
+
+class LogSettings(NamedTuple):
+    """What the environment says about the log. `json` is None where it does not say."""
+
+    level: str
+    json: bool | None
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> "LogSettings":
+        """From KVMESH_LOG_LEVEL and KVMESH_LOG_FORMAT. Raises BadSetting."""
+        level = _choice(environment, "KVMESH_LOG_LEVEL", LOG_LEVELS) or "info"
+        form = _choice(environment, "KVMESH_LOG_FORMAT", LOG_FORMATS)
+        return cls(level, form == "json" if form else None)
+
+
+def _choice(environment: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    value = environment.get(name, "")
+    if value and value not in choices:
+        raise BadSetting(f"{name} is {value!r}, and has to be one of {', '.join(choices)}", param=name)
+    return value
 
 
 def setup_log(*, level: str = "info", json: bool = True, stream: TextIO | None = None) -> None:

@@ -1,6 +1,6 @@
 """Topics: numbered publications with a bounded replay ring, and the subscriber's side of the numbering. Pure.
 
-    publisher:   append -> 1, 2, 3, …; keeps the last `capacity` for whoever comes back with a gap
+    publisher:   append -> 1, 2, 3, …; keeps the last ones, bounded in number and bytes, for who comes back with a gap
     subscriber:  next is expected; a repeat is dropped; a gap makes it subscribe again from where it was;
                  what the ring no longer holds, and a new publisher epoch, is a reset: it starts from nothing
 
@@ -9,9 +9,11 @@ Owned by `mesh/publishing.py`.
 
 import enum
 from collections import deque
+from collections.abc import Sized
+from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
-Payload = TypeVar("Payload")
+Payload = TypeVar("Payload", bound=Sized)
 
 
 class Replay(NamedTuple, Generic[Payload]):
@@ -23,15 +25,21 @@ class Replay(NamedTuple, Generic[Payload]):
 
 
 class TopicLog(Generic[Payload]):
-    """The publisher's side of one topic."""
+    """The publisher's side of one topic: keeps `capacity` publications at most, and `max_bytes` of them."""
 
-    def __init__(self, capacity: int) -> None:
-        self._ring: deque[Payload] = deque(maxlen=capacity)
+    def __init__(self, capacity: int, max_bytes: int) -> None:
+        self._ring: deque[Payload] = deque()
+        self._capacity = capacity
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
         self.last = 0
 
     def append(self, payload: Payload) -> int:
-        """Keep a publication and number it."""
+        """Keep a publication and number it. One larger than all that may be kept leaves nothing in the ring."""
         self._ring.append(payload)
+        self.num_bytes += len(payload)
+        while len(self._ring) > self._capacity or self.num_bytes > self._max_bytes:
+            self.num_bytes -= len(self._ring.popleft())
         self.last += 1
         return self.last
 
@@ -40,8 +48,7 @@ class TopicLog(Generic[Payload]):
         missing = self.last + 1 - next_sequence
         if next_sequence < 1 or missing < 0 or missing > len(self._ring):
             return Replay(self.last + 1, True, [])
-        kept = list(self._ring)
-        return Replay(next_sequence, False, kept[len(kept) - missing :])
+        return Replay(next_sequence, False, list(islice(self._ring, len(self._ring) - missing, None)))
 
 
 class Step(enum.Enum):

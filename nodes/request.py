@@ -3,14 +3,21 @@
 Shared by all roles. A request here is one sample of one prompt: the gateway expands `n` and lists of prompts first.
 """
 
-from mesh.message import HotPart
+from typing import Final
+
+from mesh.message import HotPart, Part
+
+LOWEST_TEMPERATURE: Final = 2.0**-126
+"""Smallest normal float32: logits divided by less overflow, or are 0/0 where the divisor is rounded to 0."""
 
 
 class Sampling(HotPart, frozen=True):
     """How one request's tokens are drawn.
 
     Randomness is counter-based, keyed by (seed, sample_index, position), so a draw does not depend on batch, row,
-    worker, or on how often the request was started again. `temperature` 0 is greedy. `top_k` 0 and `min_p` 0 are off.
+    worker, or on how often the request was started again. `temperature` 0, or below what float32 can divide by, is
+    greedy. `top_k` 0 and `min_p` 0 are off. None of `masked_token_ids` is drawn at output positions before
+    `min_tokens`: the scheduler puts the ids there that would end the request.
     """
 
     temperature: float = 1.0
@@ -20,12 +27,38 @@ class Sampling(HotPart, frozen=True):
     seed: int = 0
     sample_index: int = 0
     logit_bias: dict[int, float] | None = None
+    min_tokens: int = 0
+    masked_token_ids: list[int] | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """The most likely token is taken, the lowest id among equals."""
+        return self.temperature < LOWEST_TEMPERATURE
+
+
+class SamplingDefaults(Part, frozen=True):
+    """How a request is sampled where it does not say so itself; fields as in `Sampling`."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+    def describe(self) -> str:
+        """`temperature 0.6, top_p 0.95`: what is not as the model itself draws; empty if all is."""
+        plain = SamplingDefaults()
+        fields = self.__struct_fields__
+        return ", ".join(
+            f"{name} {getattr(self, name):g}" for name in fields if getattr(self, name) != getattr(plain, name)
+        )
 
 
 class StopRules(HotPart, frozen=True):
     """When one request ends. Stop ids are the scheduler's to see, stop strings the detokenizer's.
 
-    `max_tokens` counts all output tokens of the request, those of earlier attempts included.
+    `max_tokens` counts all output tokens of the request, those of earlier attempts included. Neither end ids nor
+    `stop_token_ids` are drawn before `min_tokens` output tokens are there (end ids not even with `ignore_eos`), and
+    stop strings completed within them do not count.
     """
 
     max_tokens: int
@@ -34,6 +67,20 @@ class StopRules(HotPart, frozen=True):
     ignore_eos: bool = False
     min_tokens: int = 0
     include_stop: bool = False
+
+
+class Stages(HotPart, frozen=True):
+    """Where the time before an attempt's first token went, seconds, each measured by the clock of where it passed.
+
+    `queue_s`: in a scheduler's queue, here and, where the prefill was elsewhere, there. `grant_s`: until pages were
+    granted for that. `prefill_s`: from entering a batch to the first token. `transfer_s`: for pages that were still on
+    their way when that was drawn. `grant_s` and `transfer_s` are 0 where the prefill was not elsewhere.
+    """
+
+    queue_s: float = 0.0
+    grant_s: float = 0.0
+    prefill_s: float = 0.0
+    transfer_s: float = 0.0
 
 
 class AttemptRef(HotPart, frozen=True):

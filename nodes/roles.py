@@ -25,13 +25,17 @@ NODE_CODEC: Final = Codec(NodeMessage, HotNodeMessage)
 class SchedulerAttributes(Part, frozen=True):
     """What a scheduler announces of itself to the registry, for routing: `Member.attributes` of a scheduler.
 
-    `worker_ready` is false while its worker is being replaced: it takes requests, and they wait.
+    `worker_ready` is false while its worker is being replaced: it takes requests, and they wait. `policy` says who of
+    those that wait goes first; empty where it is not told. `numerics` is the fingerprint of its worker, or of the last
+    one it had (`Adopted.numerics`): groups of equal ones compute the same bits. Empty: not known.
     """
 
     group: str = ""
     phase: str = "mixed"
     page_size: int = 16
     worker_ready: bool = True
+    policy: str = ""
+    numerics: str = ""
 
 
 class KVAgentAttributes(Part, frozen=True):

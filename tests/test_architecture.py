@@ -95,3 +95,8 @@ def test_one_file_knows_torch_memory_saver(path: Path) -> None:
 def test_one_file_knows_flashinfer(path: Path) -> None:
     known = re.search(r"""(import |import_module\(["'])flashinfer\b""", path.read_text())
     assert not known or relative(path) == "nodes/worker/cuda/flashinfer_backend.py"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_one_file_knows_the_hub(path: Path) -> None:
+    assert "huggingface_hub" not in imported(path) or relative(path) == "cli/hub.py"

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cli.client import find_mesh
+from cli.conversation import Conversation, line_editing
 from cli.errors import CliError, NotRunning
 from cli.exit_codes import ExitCode
 
@@ -56,26 +57,39 @@ def chat(name: str, prompt: str | None, url: str | None, model: str | None, opti
     """Answer `prompt`, or what is typed, line by line. Raises NotRunning, or CliError with the server's words."""
     server = _Server(url if url is not None else find_mesh(name)[1].url)
     chosen = model or server.first_model()
-    messages: list[dict[str, str]] = []
-    if options.system is not None:
-        messages.append({"role": "system", "content": options.system})
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read()
+    conversation = Conversation(options.system)
     if prompt is not None:
-        messages.append({"role": "user", "content": prompt})
-        _answer(server, chosen, messages, options)
+        conversation.say(prompt)
+        _answer(server, chosen, conversation.messages, options)
         return ExitCode.OK
-    sys.stderr.write(f"{chosen} at {server.url}; Ctrl-D ends, Ctrl-C stops an answer\n")
-    while True:
-        try:
-            line = input("> ")
-        except (EOFError, KeyboardInterrupt):
-            sys.stderr.write("\n")
-            return ExitCode.OK
-        if not line.strip():
-            continue
-        messages.append({"role": "user", "content": line})
-        messages.append({"role": "assistant", "content": _answer(server, chosen, messages, options)})
+    sys.stderr.write(f"{chosen} at {server.url}; Ctrl-D ends, Ctrl-C stops an answer, /help says more\n")
+    with line_editing():
+        while (line := _typed()) is not None:
+            told = conversation.command(line)
+            if told is not None:
+                sys.stderr.write(told)
+            elif line.strip():
+                conversation.say_typed(line)
+                try:
+                    conversation.heard(_answer(server, chosen, conversation.messages, options))
+                except CliError as error:
+                    # What could not be answered is as if it had not been said, so that one can go on.
+                    conversation.unsay()
+                    sys.stderr.write(f"{error}\n")
+            if conversation.is_over:
+                break
+    return ExitCode.OK
+
+
+def _typed() -> str | None:
+    """The next line; None at the end."""
+    try:
+        return input("> ")
+    except (EOFError, KeyboardInterrupt):
+        sys.stderr.write("\n")
+        return None
 
 
 def _answer(server: "_Server", model: str, messages: list[dict[str, str]], options: ChatOptions) -> str:
@@ -107,26 +121,50 @@ class _Server:
         self._parts = urlsplit(self.url)
 
     def first_model(self) -> str:
-        with contextlib.closing(self._connect()) as connection:
+        with contextlib.closing(self._connect()) as connection, self._understood():
             self._send(connection, "GET", "/v1/models", None)
-            listed = msgspec.json.decode(connection.getresponse().read(), type=_ModelList)
-        return listed.data[0].id
+            response = connection.getresponse()
+            body = response.read()
+            if response.status != http.client.OK:
+                raise self._refused(response.status, body)
+            return msgspec.json.decode(body, type=_ModelList).data[0].id
 
     def stream(self, body: dict[str, Any]) -> Generator[str]:
-        with contextlib.closing(self._connect()) as connection:
+        with contextlib.closing(self._connect()) as connection, self._understood():
             self._send(connection, "POST", "/v1/chat/completions", msgspec.json.encode(body))
             response = connection.getresponse()
             if response.status != http.client.OK:
                 raise self._refused(response.status, response.read())
             for line in response:
-                data = line.removeprefix(b"data: ").strip()
-                if not line.startswith(b"data: ") or data == b"[DONE]":
+                if not line.startswith(b"data: ") or not line.endswith(b"\n"):
                     continue
+                data = line.removeprefix(b"data: ").strip()
+                if data == b"[DONE]":
+                    return
                 if data.startswith(b'{"error"'):
                     raise self._refused(response.status, data)
                 for choice in msgspec.json.decode(data, type=_Chunk).choices:
                     if choice.delta.content:
                         yield choice.delta.content
+            raise http.client.HTTPException("it ended without saying so")
+
+    @contextlib.contextmanager
+    def _understood(self) -> Generator[None]:
+        """Around what is read from the server. Raises CliError where it breaks off, or is no such server."""
+        try:
+            yield
+        except (OSError, http.client.HTTPException) as error:
+            raise CliError(
+                f"the answer of {self.url} broke off",
+                why=str(error) or type(error).__name__,
+                do="say it again; see `meshctl ps` and `meshctl logs gateway`",
+            ) from error
+        except (msgspec.MsgspecError, IndexError) as error:
+            raise CliError(
+                f"the answer of {self.url} cannot be understood",
+                why=f"it is none of an OpenAI-compatible server: {error}",
+                do="give the address of one with --url",
+            ) from error
 
     def _connect(self) -> http.client.HTTPConnection:
         secure = self._parts.scheme == "https"
@@ -138,7 +176,9 @@ class _Server:
             connection.request(method, self._parts.path + path, body, {"content-type": "application/json"})
         except OSError as error:
             raise NotRunning(
-                f"{self.url} cannot be reached", why=error.strerror or str(error), do="see `meshctl ps`"
+                f"{self.url} cannot be reached",
+                why=error.strerror or str(error),
+                do="see `meshctl ps`",
             ) from error
 
     def _refused(self, status: int, body: bytes) -> CliError:
@@ -146,4 +186,8 @@ class _Server:
             message = msgspec.json.decode(body, type=_ErrorBody).error.message
         except msgspec.MsgspecError:
             message = body.decode(errors="replace")
-        return CliError(f"the server answered with status {status}", why=message)
+        return CliError(
+            f"the server at {self.url} answered with status {status}",
+            why=message or "it does not say why",
+            do="correct the request, or look at `meshctl ps` and `meshctl logs gateway`",
+        )

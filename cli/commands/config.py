@@ -1,30 +1,39 @@
 """`meshctl config`: the settings in force, their JSON Schema, and a check of a file."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from cli.commands.up import plan
+from cli.commands.up import plan, settings_in_force, tell_notes
 from cli.exit_codes import ExitCode
+from cli.launch.progress import Progress
+from cli.model_plan import ModelNotHere
 from cli.output import print_json
-from cli.settings import Settings, load_settings
-from cli.topology import CONFIG_TYPES
+from cli.role_configs import CONFIG_TYPES
+from cli.settings import Settings
+from nodes.amounts import amount
 
 
 def show(file: Path | None) -> ExitCode:
     """Print the settings as JSON, defaults filled in. Raises BadConfig."""
-    print_json(load_settings(file, os.environ, {}))
+    print_json(settings_in_force(file, {}))
     return ExitCode.OK
 
 
-def validate(file: Path) -> ExitCode:
-    """Check a file as far as `up` would before it starts anything. Raises BadConfig, BadModel, NoMemory."""
-    topology = plan(load_settings(file, os.environ, {}))
-    pools = topology.pool_bytes / (1 << 20)
-    sys.stderr.write(f"{file} is fine: {len(topology.actors)} actors, KV pools of {pools:.1f} MiB\n")
+def validate(file: Path | None) -> ExitCode:
+    """Check the settings as far as `up` would before it starts anything. Raises BadConfig, BadModel, NoMemory."""
+    what = "the configuration" if file is None else str(file)
+    try:
+        topology = plan(settings_in_force(file, {}), Progress(2), fetches=False)
+    except ModelNotHere as error:
+        sys.stderr.write(f"{what} is fine as far as can be said without its model: {error.what}; {error.do}\n")
+        return ExitCode.OK
+    tell_notes(topology)
+    pools = amount(topology.pool_bytes)
+    sys.stderr.write(f"{what} is fine: {len(topology.actors)} actors, KV pools of {pools}\n")
+    sys.stderr.write(f"{topology.context}\n")
     return ExitCode.OK
 
 

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 
-from cli.client import ask_supervisor
+from cli.client import ask_supervisor, not_running
 from cli.errors import BadManifest, NotRunning, TimedOut
 from cli.exit_codes import ExitCode
 from cli.launch.mesh_directory import Manifest, MeshDirectory
@@ -15,6 +15,10 @@ from cli.launch.sweep import sweep
 from cli.protocol import StopMesh, Stopping
 
 _KILL_TIMEOUT_S = 5.0
+_FORCED_ASK_S = 1.5
+"""A supervisor that is well answers in milliseconds. Whoever forces the end does not wait for one that hangs."""
+_FORCED_SIGNAL_S = 5.0
+"""For a supervisor that can only be signalled: a forced end kills its actors at once, so it takes about a second."""
 
 
 def down(name: str, *, force: bool, timeout_s: float) -> ExitCode:
@@ -26,20 +30,25 @@ def down(name: str, *, force: bool, timeout_s: float) -> ExitCode:
     supervisor = open_process(named.pid, named.start_time) if named is not None else None
     if supervisor is None:
         if manifest is None and damage is None:
-            raise NotRunning(f"no mesh named {name!r} is running", do="`meshctl ps --name NAME` shows one that is")
+            raise not_running(name)
         return _sweep(directory)
     assert named is not None, "a process was opened by its pid"
     try:
-        _ask_to_stop(directory, manifest, named.pid, supervisor, force)
         began = time.monotonic()
-        if not wait_dead(supervisor, timeout_s):
+        patience_s = timeout_s
+        if not _ask_to_stop(directory, manifest, named.pid, supervisor, force) and force:
+            # Where it was asked and did not answer, it has had its time.
+            patience_s = 0.0 if manifest is not None else min(timeout_s, _FORCED_SIGNAL_S)
+        if not wait_dead(supervisor, patience_s):
             if not force:
                 raise TimedOut(
                     f"the mesh {name!r} has not stopped within {timeout_s:g} s",
                     why="actors are still finishing what they have",
                     do="wait, or kill them with --force",
                 )
-            signal.pidfd_send_signal(supervisor, signal.SIGKILL)
+            sys.stderr.write(f"process {named.pid} is killed\n")
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(supervisor, signal.SIGKILL)
             wait_dead(supervisor, _KILL_TIMEOUT_S)
             return _sweep(directory)
     finally:
@@ -57,19 +66,27 @@ def _look_up(directory: MeshDirectory) -> tuple[Manifest | None, BadManifest | N
         return None, error
 
 
-def _ask_to_stop(directory: MeshDirectory, manifest: Manifest | None, pid: int, supervisor: int, force: bool) -> None:
+def _ask_to_stop(directory: MeshDirectory, manifest: Manifest | None, pid: int, supervisor: int, force: bool) -> bool:
+    """Whether the supervisor has answered; else it has a signal, unless it is to be killed anyway."""
     if manifest is not None:
         try:
-            ask_supervisor(directory, manifest, StopMesh(reason="meshctl down", force=force), Stopping)
+            question = StopMesh(reason="meshctl down", force=force)
+            if force:
+                ask_supervisor(directory, manifest, question, Stopping, timeout_s=_FORCED_ASK_S)
+            else:
+                ask_supervisor(directory, manifest, question, Stopping)
         except NotRunning:
             # It may be busy, or its sockets gone; a signal reaches it all the same.
             sys.stderr.write("the supervisor does not answer; ")
+            if force:
+                return False
         else:
-            return
+            return True
     sys.stderr.write(f"process {pid} gets a signal instead\n")
     with contextlib.suppress(ProcessLookupError):
         for _ in range(2 if force else 1):
             signal.pidfd_send_signal(supervisor, signal.SIGTERM)
+    return False
 
 
 def _sweep(directory: MeshDirectory) -> ExitCode:

@@ -15,6 +15,7 @@ from cli.launch.mesh_directory import Manifest, MeshDirectory
 from cli.output import print_json, print_table
 from cli.protocol import ActorList, ListActors
 from mesh.membership import READY
+from nodes.amounts import amount
 from nodes.protocol.memory import GroupMemory, ListMemory, MemoryList, ReleaseMemory, ResumeMemory
 from nodes.roles import KV_AGENT, SCHEDULER, WORKER
 
@@ -106,7 +107,7 @@ def _until(name: str, wish: Wish, state: str, timeout_s: float) -> list[GroupMem
         try:
             groups = ask_supervisor(directory, manifest, course.question, MemoryList).groups
         except TryAgain as error:
-            told = error.what
+            told = error.why
         else:
             course.answered(groups, lambda before=agents: _agents(directory, manifest) != before)
             if course.is_done:
@@ -171,9 +172,6 @@ def _print(groups: list[GroupMemory], output: str) -> ExitCode:
     if output == "json":
         print_json([msgspec.structs.asdict(one) for one in groups])
         return ExitCode.OK
-    rows = [
-        [one.group, one.state, f"{one.pool_bytes / (1 << 20):.1f} MiB", _WEIGHTS.get(one.weights, one.weights)]
-        for one in groups
-    ]
+    rows = [[one.group, one.state, amount(one.pool_bytes), _WEIGHTS.get(one.weights, one.weights)] for one in groups]
     print_table(["GROUP", "STATE", "POOL", "WEIGHTS"], rows)
     return ExitCode.OK

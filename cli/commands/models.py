@@ -1,14 +1,16 @@
-"""`meshctl models`: what `--model` takes besides directories."""
+"""`meshctl models`: what `--model` takes without fetching anything, besides directories."""
 
 from cli.exit_codes import ExitCode
+from cli.hub import cached_models
 from cli.output import print_json, print_table
 from nodes.model_spec import ModelError, ModelSpec, known_models, resolve_model
 from nodes.model_spec.weight_index import expected_shapes
 
 
 def models(output: str) -> ExitCode:
-    """Print name, shape and size of each."""
-    entries = [_entry(name) for name in known_models()]
+    """Print name, shape and size of each; of the hub, those that are in its cache."""
+    entries = [_entry(name, name) for name in known_models()]
+    entries += [_entry(name, str(path), "in the hub's cache") for name, path in cached_models()]
     if output == "json":
         print_json(entries)
         return ExitCode.OK
@@ -17,9 +19,9 @@ def models(output: str) -> ExitCode:
     return ExitCode.OK
 
 
-def _entry(name: str) -> dict[str, object]:
+def _entry(name: str, model: str, note: str = "") -> dict[str, object]:
     try:
-        spec = resolve_model(name)
+        spec = resolve_model(model)
     except ModelError as error:
         keys = ("architecture", "num_layers", "hidden_size", "context_length", "dtype", "num_parameters")
         return {"model": name, **dict.fromkeys(keys, ""), "note": error.message}
@@ -31,7 +33,7 @@ def _entry(name: str) -> dict[str, object]:
         "context_length": spec.context_length,
         "dtype": spec.dtype,
         "num_parameters": 0 if spec.source == "echo" else _num_parameters(spec),
-        "note": {"echo": "answers with its prompt", "random": "random weights"}.get(spec.source, "bundled toy"),
+        "note": note or {"echo": "answers with its prompt", "random": "random weights"}.get(spec.source, "bundled toy"),
     }
 
 

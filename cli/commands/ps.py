@@ -1,36 +1,118 @@
-"""`meshctl ps`: every actor of a mesh, as its supervisor sees it."""
+"""`meshctl ps`: every actor of a mesh, or of all meshes, as their supervisors see them."""
 
+import shutil
 import sys
+import time
+from typing import Any, Final
 
 import msgspec
 
-from cli.client import ask_supervisor, find_mesh
+from cli.client import ask_supervisor, find_mesh, not_running, running_meshes
+from cli.errors import BadManifest, NotRunning
 from cli.exit_codes import ExitCode
 from cli.output import duration, print_json, print_table
 from cli.protocol import ActorList, ActorStatus, ListActors
+from mesh.membership import READY
+from nodes import roles
+from nodes.actor_figures import FIGURE_NAMES, figure_texts
+
+_WATCH_S: Final = 2.0
+_CLEAR: Final = "\x1b[H\x1b[2J"
+_SERVING_ROLES: Final = (roles.GATEWAY, roles.TOKENIZER, roles.SCHEDULER, roles.WORKER, roles.DETOKENIZER)
+_HEADER: Final = ("ACTOR", "ROLE", "STATE", "PID", "EPOCH", "STARTS", "UPTIME", *FIGURE_NAMES, "SUPERVISED")
+_DISPENSABLE: Final = ("EPOCH", "PID", "ROLE", "PHASE", "STARTS")
+"""What a narrow terminal goes without, in this order."""
 
 
-def ps(name: str, output: str) -> ExitCode:
-    """Print the actors. Raises NotRunning."""
-    directory, manifest = find_mesh(name)
-    answer = ask_supervisor(directory, manifest, ListActors(), ActorList)
-    if output == "json":
-        # Every key is there in every entry, defaults too.
-        print_json([msgspec.structs.asdict(actor) | {"endpoint": _endpoint(actor)} for actor in answer.actors])
+def ps(name: str | None, output: str, *, watch: bool = False) -> ExitCode:
+    """Print the actors of a mesh, of all if none is named; with `watch` again and again.
+
+    Raises NotRunning or BadManifest.
+    """
+    clears = watch and output == "table" and sys.stdout.isatty()
+    try:
+        while True:
+            code = _show([name] if name is not None else running_meshes(), output, clears=clears)
+            if not watch:
+                return code
+            sys.stdout.flush()
+            time.sleep(_WATCH_S)
+    except KeyboardInterrupt:
         return ExitCode.OK
-    rows = [_row(actor) for actor in answer.actors]
-    print_table(["ACTOR", "ROLE", "STATE", "PID", "EPOCH", "RESTARTS", "UPTIME", "ENDPOINT"], rows)
-    for actor in answer.actors:
-        for note in actor.notes:
+
+
+def _show(names: list[str], output: str, *, clears: bool) -> ExitCode:
+    if not names:
+        raise not_running("default")
+    meshes: list[ActorList] = []
+    code = ExitCode.OK
+    for name in names:
+        try:
+            meshes.append(ask_supervisor(*find_mesh(name), ListActors(figures=True), ActorList))
+        except (NotRunning, BadManifest) as error:
+            # One of several does not keep the others from being shown.
+            if len(names) == 1:
+                raise
+            sys.stderr.write(f"{error}\n")
+            code = error.exit_code
+    if output == "json":
+        print_json([_entry(mesh, actor) for mesh in meshes for actor in mesh.actors])
+        return code
+    sys.stdout.write(_CLEAR if clears else "")
+    for number, mesh in enumerate(meshes):
+        sys.stdout.write("\n" if number else "")
+        _print(mesh)
+    return code
+
+
+def _print(mesh: ActorList) -> None:
+    sys.stdout.write(f"{mesh.mesh}: {mesh.model} at {mesh.url}, {_verdict(mesh)}\n")
+    if mesh.context is not None:
+        sys.stdout.write(f"{mesh.context}\n")
+    for note in mesh.notes:
+        sys.stdout.write(f"{note}\n")
+    # Only where somebody is not.
+    names = _HEADER if any(not actor.supervised for actor in mesh.actors) else _HEADER[:-1]
+    rows = [_row(actor)[: len(names)] for actor in mesh.actors]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    left_out = print_table(names, rows, width=width, dispensable=_DISPENSABLE)
+    if left_out:
+        sys.stdout.write(f"(too narrow for {', '.join(left_out)}; -o json has all)\n")
+    for actor in mesh.actors:
+        for note in [*_story(actor), *actor.notes]:
             sys.stdout.write(f"{actor.actor_id}: {note}\n")
-    return ExitCode.OK
+
+
+def _verdict(mesh: ActorList) -> str:
+    """Whether requests are served. What was drained or released is as it was wished, and may be all that there was."""
+    ready = {actor.role for actor in mesh.actors if actor.state == READY}
+    missing = [role for role in _SERVING_ROLES if role not in ready and any(role == one.role for one in mesh.actors)]
+    if missing:
+        return f"not serving: no {' and no '.join(missing)} is ready"
+    return "ready" if mesh.ready else "serving, not all ready"
 
 
 def _row(actor: ActorStatus) -> list[str]:
-    numbers = [str(actor.pid or "-"), str(actor.epoch), str(actor.num_restarts)]
-    where = actor.endpoint.control or actor.reason
-    return [actor.actor_id, actor.role, actor.state, *numbers, duration(actor.uptime_s), where]
+    numbers = [str(actor.pid or "-"), str(actor.epoch), str(actor.num_starts)]
+    uptime = duration(actor.uptime_s) if actor.uptime_s else "-"
+    supervised = "yes" if actor.supervised else "no"
+    return [actor.actor_id, actor.role, actor.state, *numbers, uptime, *figure_texts(actor.figures), supervised]
 
 
-def _endpoint(actor: ActorStatus) -> dict[str, str]:
-    return {"control": actor.endpoint.control, "data": actor.endpoint.data}
+def _story(actor: ActorStatus) -> list[str]:
+    """What happened to it last, and when it comes again."""
+    if not actor.last_reason:
+        return []
+    when = "" if actor.next_start_in_s is None else f"; next start in {duration(actor.next_start_in_s)}"
+    return [f"{actor.last_reason}, {duration(actor.last_reason_age_s)} ago{when}"]
+
+
+def _entry(mesh: ActorList, actor: ActorStatus) -> dict[str, Any]:
+    """Every key is there in every entry, defaults too."""
+    endpoint = {"control": actor.endpoint.control, "data": actor.endpoint.data}
+    fields = msgspec.structs.asdict(actor)
+    del fields["figures"]
+    where = {"mesh": mesh.mesh, "url": mesh.url, "model": mesh.model}
+    # A script that kills what it reads here would end its own process group by a 0.
+    fields["pid"] = actor.pid or None
+    return where | fields | {"endpoint": endpoint} | msgspec.structs.asdict(actor.figures)

@@ -3,14 +3,14 @@
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
-from cli.errors import BadConfig
+from cli.errors import BadConfig, WrongUsage
 from cli.launch.mesh_directory import MeshDirectory
 from cli.launch.role import NO_FD, RoleRun, run_role
-from cli.topology import CONFIG_TYPES
+from cli.role_configs import CONFIG_TYPES
 
 
 def run(arguments: list[str]) -> int:
@@ -37,13 +37,28 @@ def run(arguments: list[str]) -> int:
     )
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        usage = " ".join(self.format_usage().removeprefix("usage: ").split())
+        raise WrongUsage(
+            message,
+            why=f"the command line is: {usage}",
+            do="`meshctl run --help` lists what there is, with an example",
+        )
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="meshctl run",
         description="Run one actor alone. `meshctl up --dry-run` prints the lines of a whole mesh.",
+        epilog="""Example: meshctl run detokenizer --actor-id detokenizer-7 --config '{"model": "tiny"}'""",
+        # Left as it is: an example that is broken over lines cannot be copied.
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("role", choices=sorted(CONFIG_TYPES))
-    parser.add_argument("--name", default="default", metavar="MESH", help="the mesh to join")
+    parser.add_argument(
+        "--name", default=os.environ.get("KVMESH_NAME") or "default", metavar="MESH", help="the mesh to join"
+    )
     parser.add_argument("--actor-id", metavar="ID", help="by default the role's name")
     parser.add_argument("--epoch", type=int, help="by default the next one of this actor id")
     parser.add_argument("--config", default="{}", metavar="JSON", help="configuration: JSON, or a file with it")

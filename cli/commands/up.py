@@ -1,7 +1,9 @@
 """`meshctl up`: plan a mesh, then print it, serve it in the foreground, or send it to the background."""
 
 import contextlib
+import errno
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -12,53 +14,87 @@ from typing import Any
 
 import msgspec
 
-from cli.errors import BadConfig, BadModel, CannotBind, CliError
+from cli.errors import BadConfig, CannotBind, CliError, NoMemory, StartFailed
 from cli.exit_codes import ExitCode
 from cli.launch.mesh_directory import MeshDirectory
 from cli.launch.nvidia_smi import ask_devices
 from cli.launch.progress import READY_MARK, Progress
-from cli.settings import Settings, load_settings
+from cli.model_plan import names_hub, plan_model
+from cli.settings import Settings, foreign_variables, load_settings
 from cli.topology import Machine, Topology, plan_topology
 from mesh.membership import SUPERVISOR
-from nodes.model_spec import ModelError, resolve_model
 
 
 def up(file: Path | None, options: dict[str, Any], *, detach: bool, dry_run: bool) -> ExitCode:
     """See `meshctl up --help`. Raises CliErrors; then nothing is left running."""
-    settings = load_settings(file, os.environ, options)
+    settings = settings_in_force(file, options)
+    # Asked before a child leaves the terminal.
+    is_terminal = sys.stderr.isatty()
     if dry_run:
-        return _print(plan(settings))
+        topology = plan(settings, Progress(2, is_terminal=is_terminal), fetches=False)
+        tell_notes(topology)
+        return _print(topology)
+    if not names_hub(settings.model):
+        # What cannot be used is said before anything else. What is free is looked at again when an earlier mesh's
+        # leftovers are gone, and is nobody's business while a mesh of this name runs.
+        with contextlib.suppress(NoMemory):
+            plan(settings, Progress(None), fetches=False)
     directory = MeshDirectory(settings.name)
     directory.create()
     if detach:
-        return _in_background(settings, directory)
-    return _serve(settings, directory, Progress(2))
+        return _in_background(settings, directory, is_terminal=is_terminal)
+    return _serve(settings, directory, Progress(2, is_terminal=is_terminal))
 
 
-def plan(settings: Settings) -> Topology:
-    """The topology on this machine. Raises BadConfig, BadModel, NoMemory."""
-    model = model_argument(settings.model)
-    try:
-        spec = resolve_model(model)
-    except ModelError as error:
-        raise BadModel(f"the model {settings.model!r} cannot be served", why=error.message) from error
+def settings_in_force(file: Path | None, options: dict[str, Any]) -> Settings:
+    """The settings, after a warning for each variable that only looks like one. Raises BadConfig."""
+    settings = load_settings(file, os.environ, options)
+    for warning in foreign_variables(os.environ):
+        sys.stderr.write(f"warning: {warning}\n")
+    return settings
+
+
+def tell_notes(topology: Topology) -> None:
+    """Print what people should know of a topology on stderr."""
+    for note in topology.notes:
+        sys.stderr.write(f"note: {note}\n")
+
+
+def plan(settings: Settings, progress: Progress, *, fetches: bool) -> Topology:
+    """The topology on this machine; with `fetches` a model of the hub is fetched if it is not there.
+
+    Raises BadConfig, BadModel, NoMemory.
+    """
+    # Actors may run elsewhere, and `down` certainly does.
+    directory = os.path.abspath(Path(settings.kv.directory).expanduser())
+    settings = msgspec.structs.replace(settings, kv=msgspec.structs.replace(settings.kv, directory=directory))
+    # The model comes last: it may take an hour, and what else is wrong is said before.
+    machine = _look_at_machine(settings)
+    model = plan_model(settings, progress, fetches=fetches)
+    topology = plan_topology(model.settings, model.spec, model.argument, machine, model.origin)
+    return msgspec.structs.replace(topology, notes=[*model.notes, *topology.notes])
+
+
+def _look_at_machine(settings: Settings) -> Machine:
     directory = settings.kv.directory
     try:
         status = os.statvfs(directory)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "")
     except OSError as error:
-        raise BadConfig(
-            f"KV pools cannot lie in {directory}", why=os.strerror(error.errno or 0), do="set kv.directory to a tmpfs"
-        ) from error
+        why = os.strerror(error.errno or 0)
+        do = "have [kv] directory name a directory of yours, in memory (a tmpfs)"
+        raise BadConfig(f"KV pools cannot lie in {directory}", why=why, do=do) from error
     devices = ask_devices(settings.device, os.environ)
-    machine = Machine(len(os.sched_getaffinity(0)), status.f_bavail * status.f_frsize, os.getuid(), devices)
-    return plan_topology(settings, spec, model, machine)
-
-
-def model_argument(model: str) -> str:
-    """The model as every actor finds it, whatever directory it runs in."""
-    path = Path(model).expanduser()
-    named = model.partition("?")[0] in ("tiny", "echo") or model.startswith("random:")
-    return model if named else str(path.resolve())
+    # Actors raise their soft limit to the hard one.
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return Machine(
+        num_cores=len(os.sched_getaffinity(0)),
+        pool_free_bytes=status.f_bavail * status.f_frsize,
+        uid=os.getuid(),
+        devices=devices,
+        max_files=None if max_files == resource.RLIM_INFINITY else max_files,
+    )
 
 
 def check_port(host: str, port: int) -> None:
@@ -82,6 +118,7 @@ def _print(topology: Topology) -> ExitCode:
         config = msgspec.json.encode(launch.config).decode()
         words = ["meshctl", "run", launch.role, "--name", topology.settings.name, "--actor-id", launch.actor_id]
         sys.stdout.write(f"{shlex.join([*words, '--config', config])}\n")
+    sys.stderr.write(f"{topology.context}\n")
     return ExitCode.OK
 
 
@@ -90,26 +127,35 @@ def _serve(settings: Settings, directory: MeshDirectory, progress: Progress) -> 
     from cli.launch.mesh_process import run_mesh
 
     def make_topology() -> Topology:
-        topology = plan(settings)
         check_port(settings.host, settings.port)
-        return topology
+        return plan(settings, progress, fetches=True)
 
     return run_mesh(make_topology, directory, progress)
 
 
-def _in_background(settings: Settings, directory: MeshDirectory) -> ExitCode:
+def _in_background(settings: Settings, directory: MeshDirectory, *, is_terminal: bool) -> ExitCode:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
         _leave_terminal(directory)
-        progress = Progress(writer, is_pipe=True)
-        code = ExitCode.FAILED
+        progress = Progress(writer, is_pipe=True, is_terminal=is_terminal)
+        said = False
         try:
             code = _serve(settings, directory, progress)
+            said = True
         except CliError as error:
             progress.line(str(error))
             code = error.exit_code
+            said = True
+        except KeyboardInterrupt:
+            # Whoever did that knows.
+            said = True
+            raise
+        finally:
+            if not said:
+                # A fault of ours; its traceback goes where stderr goes now.
+                progress.line(str(_died(directory, "of an unexpected error")))
         return code
     os.close(writer)
     with _passing_on_signals(child):
@@ -119,10 +165,18 @@ def _in_background(settings: Settings, directory: MeshDirectory) -> ExitCode:
         sys.stdout.write(f"{directory.mesh}\n")
         return ExitCode.OK
     _, status = os.waitpid(child, 0)
-    try:
-        return ExitCode(os.waitstatus_to_exitcode(status))
-    except ValueError:
-        return ExitCode.FAILED
+    ended = os.waitstatus_to_exitcode(status)
+    if ended < 0:
+        raise _died(directory, f"by {signal.Signals(-ended).name}")
+    return ExitCode(ended)
+
+
+def _died(directory: MeshDirectory, how: str) -> StartFailed:
+    return StartFailed(
+        f"the mesh {directory.mesh!r} could not be started",
+        why=f"its supervisor ended {how}",
+        do=f"see the end of {directory.log(SUPERVISOR)}",
+    )
 
 
 def _leave_terminal(directory: MeshDirectory) -> None:

@@ -1,9 +1,9 @@
 """Processes of the supervisor: started, signalled, reaped.
 
 The supervisor is a subreaper, so an actor whose parent (the zygote's short-lived helper, a tokenizer's renderer's
-tokenizer) is gone becomes its child. All deaths come by SIGCHLD and are told to whoever watches that pid; a child that
-died before anybody knew its pid is remembered for a while. Until it is reaped here, a pid cannot be used again, so
-signals go by pid.
+tokenizer) is gone becomes its child. All deaths come by SIGCHLD and are told to whoever watches that process; a child
+that died before anybody knew of it is remembered for a while. Once it is reaped its pid may be another's, so processes
+are told apart by pid and start time. Until it is reaped a pid cannot be used again, so signals go by pid.
 """
 
 import asyncio
@@ -15,7 +15,9 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+from cli.launch.processes import Process
 
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -24,28 +26,33 @@ _MAX_UNCLAIMED: Final = 256
 OnExit = Callable[[int], None]
 
 
+class _Watched(NamedTuple):
+    start_time: int
+    on_exit: OnExit
+
+
 class Children:
     """All children of this process. Belongs to one event loop, in the main thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._watched: dict[int, OnExit] = {}
-        self._unclaimed: deque[tuple[int, int]] = deque(maxlen=_MAX_UNCLAIMED)
+        self._watched: dict[int, _Watched] = {}
+        self._unclaimed: deque[tuple[Process, int]] = deque(maxlen=_MAX_UNCLAIMED)
         self._died = asyncio.Event()
         become_subreaper()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
 
-    def watch(self, pid: int, on_exit: OnExit) -> None:
+    def watch(self, process: Process, on_exit: OnExit) -> None:
         """Call `on_exit(status)` once, later, when the child has been reaped; `status` as of `waitstatus_to_exitcode`.
 
-        `pid` may be a child, or a process that becomes one because its parent is dead.
+        It may be a child, or a process that becomes one because its parent is dead.
         """
         for dead, status in self._unclaimed:
-            if dead == pid:
+            if dead == process:
                 self._unclaimed.remove((dead, status))
                 self._loop.call_soon(on_exit, status)
                 return
-        self._watched[pid] = on_exit
+        self._watched[process.pid] = _Watched(process.start_time, on_exit)
         # It may have died between its birth and this call, with the signal long handled.
         self._loop.call_soon(self._reap)
 
@@ -95,22 +102,28 @@ class Children:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                # Looked at before it is reaped: its start time goes with it.
+                dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if dead is None:
                 return
-            code = os.waitstatus_to_exitcode(status)
-            self._died.set()
-            on_exit = self._watched.pop(pid, None)
-            if on_exit is None:
-                self._unclaimed.append((pid, code))
-            else:
-                on_exit(code)
+            process = Process.of(dead.si_pid)
+            _, status = os.waitpid(process.pid, 0)
+            self._ended(process, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, process: Process, status: int) -> None:
+        self._died.set()
+        watched = self._watched.get(process.pid)
+        if watched is not None and watched.start_time == process.start_time:
+            del self._watched[process.pid]
+            watched.on_exit(status)
+        else:
+            self._unclaimed.append((process, status))
 
 
-def spawn_process(arguments: Sequence[str], log: Path, fds: dict[int, int], environment: dict[str, str]) -> int:
-    """Start a Python process in a session of its own, so that a terminal's Ctrl-C does not reach it; its pid.
+def spawn_process(arguments: Sequence[str], log: Path, fds: dict[int, int], environment: dict[str, str]) -> Process:
+    """Start a Python process in a session of its own, so that a terminal's Ctrl-C does not reach it.
 
     stdin is empty, stdout and stderr append to `log`; `fds` maps numbers in the child to descriptors here.
     """
@@ -121,17 +134,9 @@ def spawn_process(arguments: Sequence[str], log: Path, fds: dict[int, int], envi
         (os.POSIX_SPAWN_DUP2, 1, 2),
         *((os.POSIX_SPAWN_DUP2, here, there) for there, here in fds.items()),
     ]
-    return os.posix_spawn(sys.executable, [sys.executable, *arguments], environment, file_actions=actions, setsid=True)
-
-
-def describe_exit(status: int) -> str:
-    """`exit 3` or `signal 9 (SIGKILL)`."""
-    if status >= 0:
-        return f"exit {status}"
-    try:
-        return f"signal {-status} ({signal.Signals(-status).name})"
-    except ValueError:
-        return f"signal {-status}"
+    pid = os.posix_spawn(sys.executable, [sys.executable, *arguments], environment, file_actions=actions, setsid=True)
+    # Nobody has reaped it yet: only the event loop's own callbacks do.
+    return Process.of(pid)
 
 
 def become_subreaper() -> None:

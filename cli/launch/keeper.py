@@ -13,17 +13,19 @@ from typing import assert_never
 import msgspec
 
 from cli.exit_codes import FATAL_EXITS, ExitCode
-from cli.launch.children import Children, describe_exit, spawn_process
+from cli.faults import unknown_name
+from cli.launch.children import Children, spawn_process
+from cli.launch.exits import Exits
 from cli.launch.mesh_directory import Manifest, MeshDirectory, ProcessRecord
-from cli.launch.processes import start_time
-from cli.launch.progress import Progress
+from cli.launch.processes import Process
+from cli.launch.record import ZYGOTE, SupervisionRecord
 from cli.launch.role import RoleRun
-from cli.launch.supervisor import UnknownActor
+from cli.launch.supervisor import NotRecordable, UnknownActor
 from cli.launch.zygote_client import SUPERVISOR_FD, ZygoteClient
 from cli.protocol import ActorList, ActorStatus
 from cli.topology import ActorLaunch, Topology
 from mesh.address import Address, Endpoint
-from mesh.membership import DRAINING, READY, RELEASED, Member
+from mesh.membership import DRAINING, READY, RELEASED, SUPERVISOR, Member
 from mesh.supervision.core import Supervisor, Watch
 from mesh.supervision.events import (
     DRAINED,
@@ -69,7 +71,7 @@ class ProcessKeeper:
         topology: Topology,
         directory: MeshDirectory,
         children: Children,
-        progress: Progress,
+        record: SupervisionRecord,
         listeners: Listeners,
         supervisor_fd: int,
     ) -> None:
@@ -77,7 +79,8 @@ class ProcessKeeper:
         self._topology = topology
         self._directory = directory
         self._children = children
-        self._progress = progress
+        self._record = record
+        self._exits = Exits()
         self._listeners = listeners
         self._supervisor_fd = supervisor_fd
         self._launches = {launch.actor_id: launch for launch in topology.actors}
@@ -91,8 +94,10 @@ class ProcessKeeper:
         supervision = topology.settings.supervision
         self._zygote = ZygoteClient(
             children,
+            self._exits,
             topology.preloads,
-            log=directory.log("zygote"),
+            on_death=record.zygote_death,
+            log=directory.log(ZYGOTE),
             supervisor_fd=supervisor_fd,
             environment=self._environment,
             timeout_s=supervision.start_timeout_s,
@@ -104,7 +109,7 @@ class ProcessKeeper:
             kill_after_s=supervision.kill_after_s,
             drain_timeout_s=supervision.drain_timeout_s,
         )
-        actors = [Supervised(a.actor_id, a.drain_tier, a.start_timeout_s) for a in topology.actors]
+        actors = [Supervised(a.actor_id, a.drain_tier, a.start_timeout_s, a.kind) for a in topology.actors]
         self.core = Supervisor(actors, policy, directory.epochs())
 
     def begin(self, manifest: Manifest) -> None:
@@ -112,6 +117,8 @@ class ProcessKeeper:
         self._manifest = manifest
         self._write_manifest()
         with self._directory.written():
+            roles = {launch.actor_id: launch.role for launch in self._topology.actors}
+            self._directory.write_actors({SUPERVISOR: SUPERVISOR, ZYGOTE: ZYGOTE, **roles})
             for launch in self._topology.actors:
                 self._directory.write_config(launch.actor_id, launch.supervised_config)
         if self._topology.forks:
@@ -119,20 +126,21 @@ class ProcessKeeper:
             self._zygote.start()
         self._feed(Begin())
 
-    def beat(self, address: Address, state: str) -> None:
+    def beat(self, address: Address, state: str, progress: str) -> None:
         """See `cli.launch.supervisor.Keeper`."""
         if address.actor_id not in self._launches:
             return
-        self._progress.stage(address.actor_id, "hello")
+        self._record.hello(address.actor_id)
         if state == RELEASED:
             self._released.add(address)
         else:
             self._released.discard(address)
-        self._feed(Beat(address.actor_id, address.epoch, ready=state in (READY, DRAINING, RELEASED)))
+        self._record.working(address.actor_id, progress)
+        self._feed(Beat(address.actor_id, address.epoch, state in (READY, DRAINING, RELEASED), progress))
 
     def stop(self, reason: str, *, force: bool) -> None:
         """See `cli.launch.supervisor.Keeper`."""
-        self._progress.note(f"stopping: {reason}" + (", by force" if force else ""))
+        self._record.stops(reason, force=force)
         self._feed(Stop(reason, force))
 
     def renew(self, names: list[str], *, stay_away: bool) -> dict[str, int]:
@@ -141,14 +149,26 @@ class ProcessKeeper:
         for name in names:
             meant = [one.actor_id for one in self._launches.values() if name in (one.actor_id, one.role)]
             if not meant:
-                known = ", ".join([*dict.fromkeys(one.role for one in self._launches.values()), *self._launches])
-                raise UnknownActor(f"there is no actor or role {name!r}; there are {known}")
+                known = [*(one.role for one in self._launches.values()), *self._launches]
+                fault = unknown_name(name, known, "actor or role")
+                raise UnknownActor(f"{fault.why}; {fault.do}")
             actor_ids += [actor_id for actor_id in meant if actor_id not in actor_ids]
         # Whoever is served goes before those who serve it.
         actor_ids.sort(key=lambda actor_id: self._launches[actor_id].drain_tier)
         epochs = {actor_id: self.core.watches[actor_id].epoch for actor_id in actor_ids}
+        if not stay_away:
+            self._require_recordable(epochs)
         self._feed(Renew(tuple(epochs), stay_away))
         return epochs
+
+    def _require_recordable(self, epochs: dict[str, int]) -> None:
+        # A healthy actor would end, and on a full disk nobody could take its place. What is written here is what is
+        # there already, as many bytes as the next epoch takes.
+        try:
+            for address in epochs.items():
+                self._directory.issue(*address)
+        except OSError as error:
+            raise NotRecordable(f"the next epoch cannot be recorded in {self._directory.path}: {error}") from error
 
     def list_actors(self) -> ActorList:
         """See `cli.launch.supervisor.Keeper`."""
@@ -159,6 +179,7 @@ class ProcessKeeper:
             model=topology.model_name,
             ready=all(watch.state in (READY, DRAINED) for watch in self.core.watches.values()),
             actors=[self._status(watch) for watch in self.core.watches.values()],
+            context=topology.context,
         )
 
     def close(self) -> None:
@@ -180,16 +201,16 @@ class ProcessKeeper:
     def _perform(self, command: Command) -> None:
         match command:
             case Spawn(actor_id, epoch):
-                self._progress.stage(actor_id, "spawn")
                 self._spawn(self._launches[actor_id], Address(actor_id, epoch))
             case Kill(actor_id, _):
                 self._children.signal(self._processes[actor_id].pid, signal.SIGKILL)
             case Drain(actor_id, _):
                 self._children.signal(self._processes[actor_id].pid, signal.SIGTERM)
-            case Died(actor_id, epoch, reason):
-                self._listeners.dead(Address(actor_id, epoch), reason)
+            case Died():
+                self._record.death(command)
+                self._listeners.dead(Address(command.actor_id, command.epoch), command.reason)
             case Report():
-                self._report(command)
+                self._record.state(command)
             case MeshReady():
                 self._listeners.ready()
             case MeshStopped(failure):
@@ -216,31 +237,38 @@ class ProcessKeeper:
                 drain_timeout_s=self._drain_timeout_s,
             )
             self._zygote.fork(
-                run, log, lambda pid: self._spawned(address, pid), lambda reason: self._spawn_failed(address, reason)
+                run,
+                log,
+                lambda process: self._spawned(address, process),
+                lambda reason, foreign: self._spawn_failed(address, reason, foreign=foreign),
             )
             return
         arguments = ["-m", "cli", *run_arguments(self._directory.mesh, launch, address.epoch)]
         arguments += ["--config", str(self._directory.path / "configs" / f"{launch.actor_id}.json")]
         arguments += ["--supervisor-fd", str(SUPERVISOR_FD), "--drain-timeout", f"{self._drain_timeout_s:g}"]
         try:
-            pid = spawn_process(arguments, log, {SUPERVISOR_FD: self._supervisor_fd}, self._environment)
+            process = spawn_process(arguments, log, {SUPERVISOR_FD: self._supervisor_fd}, self._environment)
         except OSError as error:
             self._loop.call_soon(self._spawn_failed, address, str(error))
         else:
-            self._loop.call_soon(self._spawned, address, pid)
+            self._loop.call_soon(self._spawned, address, process)
 
-    def _spawned(self, address: Address, pid: int) -> None:
+    def _spawned(self, address: Address, process: Process) -> None:
         launch = self._launches[address.actor_id]
         self._processes[address.actor_id] = ProcessRecord(
-            actor_id=address.actor_id, role=launch.role, epoch=address.epoch, pid=pid, start_time=start_time(pid) or 0
+            actor_id=address.actor_id,
+            role=launch.role,
+            epoch=address.epoch,
+            pid=process.pid,
+            start_time=process.start_time,
         )
         self._since[address.actor_id] = self._loop.time()
         self._write_manifest()
-        self._children.watch(pid, lambda status: self._exited(address, status))
+        self._children.watch(process, lambda status: self._exited(address, status))
         self._feed(Spawned(*address))
 
-    def _spawn_failed(self, address: Address, reason: str) -> None:
-        self._feed(SpawnFailed(*address, reason))
+    def _spawn_failed(self, address: Address, reason: str, *, foreign: bool = False) -> None:
+        self._feed(SpawnFailed(*address, reason, foreign))
 
     def _exited(self, address: Address, status: int) -> None:
         del self._processes[address.actor_id]
@@ -250,33 +278,19 @@ class ProcessKeeper:
             # Whoever was killed left them, and the next incarnation has names of its own.
             self._directory.run.remove_sockets(address)
         except OSError as error:
-            self._progress.note(f"sockets of {address} cannot be removed: {error}")
+            self._record.trouble(f"sockets of {address} cannot be removed: {error}")
         error = self._directory.take_error(address)
-        reason = describe_exit(status) if error is None else error.message
+        end = self._exits.read(status)
+        reason = end.text if error is None else error.message
         fatal = status in FATAL_EXITS
         if fatal and not self.core.was_ready:
             self._failure_code = ExitCode(status)
-        self._feed(Exited(*address, reason, fatal))
-
-    def _report(self, report: Report) -> None:
-        who = f"{report.actor_id:<22}"
-        match report.state:
-            case "ready":
-                self._progress.stage(report.actor_id, "ready")
-            case "suspected" | "dying":
-                self._progress.note(f"{who} {report.state}: {report.reason}")
-            case "backoff":
-                self._progress.note(f"{who} ended: {report.reason}; it is started again")
-            case "given_up":
-                self._progress.note(f"{who} GIVEN UP: {report.reason}; see meshctl logs {report.actor_id}")
-            case "draining" | "drained":
-                self._progress.note(f"{who} {report.state}")
-            case _:
-                return
+        self._feed(Exited(*address, reason, fatal, end.cause, end.foreign))
 
     def _status(self, watch: Watch) -> ActorStatus:
         actor_id = watch.spec.actor_id
         process = self._processes.get(actor_id)
+        now = self._loop.time()
         member = self._listeners.member(actor_id)
         lives = process is not None and member is not None and member.epoch == watch.epoch
         # It is there and well, and takes no work.
@@ -289,9 +303,13 @@ class ProcessKeeper:
             endpoint=member.endpoint if lives and member is not None else _NOWHERE,
             state=RELEASED if is_released else watch.state,
             num_restarts=watch.num_restarts,
-            uptime_s=self._loop.time() - self._since[actor_id] if process is not None else 0.0,
+            uptime_s=now - self._since[actor_id] if process is not None else 0.0,
             reason=watch.reason,
-            notes=_notes(member) if lives and member is not None else [],
+            notes=[*([watch.progress] if watch.progress else []), *(_notes(member) if lives and member else [])],
+            num_starts=watch.num_starts,
+            last_reason=watch.reason,
+            last_reason_age_s=now - watch.reason_at if watch.reason else 0.0,
+            next_start_in_s=None if watch.next_start_at is None else max(0.0, watch.next_start_at - now),
         )
 
     def _write_manifest(self) -> None:
@@ -301,7 +319,7 @@ class ProcessKeeper:
                 self._directory.write_manifest(manifest)
             except OSError as error:
                 # Actors end with their supervisor's pipe; the manifest is for those that cannot.
-                self._progress.note(f"the manifest cannot be written: {error}")
+                self._record.trouble(f"the manifest cannot be written: {error}")
 
 
 def run_arguments(mesh: str, launch: ActorLaunch, epoch: int) -> list[str]:
@@ -318,6 +336,8 @@ def actor_environment(num_threads: int) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": str(num_threads),
         "PYTHONUNBUFFERED": "1",
+        # Their logs are files, which `meshctl logs` reads and puts in order.
+        "KVMESH_LOG_FORMAT": "json",
     }
 
 

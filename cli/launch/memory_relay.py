@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from cli.faults import unknown_name
 from mesh.actor import Call, Context
 from mesh.errors import CallError
 from nodes.protocol.memory import GroupMemory, ListMemory, MemoryList, ReleaseMemory, ResumeMemory
@@ -25,7 +26,8 @@ async def relay(ctx: Context, call: Call, wish: Wish) -> None:
         call.fail("no_agent", "no kv_agent is ready; try again in a moment", retryable=True)
         return
     if unknown:
-        call.fail("unknown_group", f"there is no worker group {', '.join(unknown)}; there are: {', '.join(owners)}")
+        fault = unknown_name(unknown[0], owners, "worker group")
+        call.fail("unknown_group", f"{fault.why}; {fault.do}")
         return
     parts = {owner: [group for group in wanted if owners[group] == owner] for owner in owners.values()}
     asks = [_ask(ctx, owner, _part(wish, groups)) for owner, groups in parts.items() if groups]

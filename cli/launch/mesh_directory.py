@@ -5,6 +5,7 @@
         manifest.json     its pid and endpoint, and every process, segment prefix and log it owns; replaced atomically
         epochs.json       the last epoch issued to each actor id, over all supervisors
         configs/          one JSON file per actor
+        actors.json       the roles of the actors of the last mesh, running or not, by id
         logs/             one file per actor, and one rotated away
         errors/           why an actor gave up, in its own words
 
@@ -78,6 +79,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return Address("supervisor", self.epoch), Endpoint(self.control, self.data)
 
 
+class _Pools(msgspec.Struct, frozen=True):
+    """What of a kv_agent's configuration says where its segments are."""
+
+    directory: str = "/dev/shm"
+
+
 class StartError(msgspec.Struct, frozen=True):
     """Why an actor could not start, as it leaves it in errors/."""
 
@@ -95,6 +102,7 @@ class MeshDirectory:
         self.logs = self.path / "logs"
         self._manifest = self.path / "manifest.json"
         self._epochs = self.path / "epochs.json"
+        self._actors = self.path / "actors.json"
         self._lock = self.path / "lock"
 
     @classmethod
@@ -217,6 +225,25 @@ class MeshDirectory:
         path = self.path / "configs" / f"{actor_id}.json"
         _replace(path, msgspec.json.format(msgspec.json.encode(config)))
         return path
+
+    def pool_directory(self) -> str:
+        """Where the kv_agent that was started last has its segments, for when no manifest says so."""
+        with contextlib.suppress(OSError, *_NOT_JSON):
+            told = msgspec.json.decode(self._read_own(self.path / "configs" / "kv-agent-0.json"), type=_Pools)
+            if Path(told.directory).is_absolute():
+                return told.directory
+        return _Pools().directory
+
+    def write_actors(self, roles: dict[str, str]) -> None:
+        """Record which actors, by id, the mesh that begins now is made of."""
+        _replace(self._actors, msgspec.json.format(msgspec.json.encode(roles)))
+
+    def actors(self) -> dict[str, str]:
+        """The roles of the actors of the last mesh by id; empty where nobody has recorded them, or none can be read."""
+        try:
+            return msgspec.json.decode(self._actors.read_bytes(), type=dict[str, str])
+        except (OSError, *_NOT_JSON):
+            return {}
 
     def log(self, actor_id: str) -> Path:
         """The log file of one actor."""

@@ -19,6 +19,7 @@ from cli.launch.log_files import LogFiles
 from cli.launch.mesh_directory import Manifest, MeshDirectory
 from cli.launch.processes import start_time
 from cli.launch.progress import Progress, ready_text
+from cli.launch.record import SupervisionRecord
 from cli.launch.supervisor import SupervisorActor
 from cli.launch.sweep import sweep
 from cli.topology import Topology
@@ -26,8 +27,9 @@ from mesh.address import Address, Endpoint
 from mesh.errors import BindError
 from mesh.membership import SUPERVISOR, Member
 from mesh.options import SystemOptions
+from mesh.process_usage import process_usage
 from mesh.system import ActorSystem
-from mesh.telemetry import setup_log
+from mesh.telemetry import LogSettings, setup_log
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
 
 _PROBE_INTERVAL_S: Final = 0.05
@@ -45,10 +47,12 @@ def run_mesh(make_topology: Callable[[], Topology], directory: MeshDirectory, pr
         for left in sweep(directory):
             progress.note(f"swept what an earlier supervisor left: {left}")
         topology = make_topology()
+        for note in topology.notes:
+            progress.line(f"note: {note}")
         with directory.written():
             log = directory.log(SUPERVISOR).open("a", buffering=1)
         with log:
-            setup_log(level=os.environ.get("KVMESH_LOG_LEVEL", "info"), stream=log)
+            setup_log(level=LogSettings.of(os.environ).level, stream=log)
             try:
                 return asyncio.run(_MeshProcess(topology, directory, progress).run())
             except BindError as error:
@@ -78,12 +82,14 @@ class _MeshProcess:
         children = Children(loop)
         reader, writer = os.pipe()
         try:
+            roles = {launch.actor_id: launch.role for launch in self._topology.actors}
+            record = self._record = SupervisionRecord(self._progress, lambda: self._actor.ctx, roles)
             keeper = self._keeper = ProcessKeeper(
-                self._topology, self._directory, children, self._progress, self._listeners(), reader
+                self._topology, self._directory, children, record, self._listeners(), reader
             )
             actor = self._actor = SupervisorActor(keeper, os.getpid())
             transport = ZeroMQTransport(ZeroMQOptions(run_directory=self._directory.run))
-            options = SystemOptions(host=socket.gethostname())
+            options = SystemOptions(host=socket.gethostname(), usage=process_usage)
             system = self._system = ActorSystem(actor, address, transport, self._directory.run.bootstrap(), options)
             for number in _STOP_SIGNALS:
                 loop.add_signal_handler(number, self._signalled, number)
@@ -93,6 +99,7 @@ class _MeshProcess:
                 await system.start()
                 keeper.begin(self._manifest(address, system.describe().endpoint))
                 code, failure = await self._ended
+                actor.ctx.log.info("mesh_stopped", failure=failure)
             finally:
                 rotating.cancel()
                 keeper.close()
@@ -150,14 +157,18 @@ class _MeshProcess:
         deadline = asyncio.get_running_loop().time() + settings.supervision.start_timeout_s
         while not await _answers_ready(settings.host, settings.port):
             if asyncio.get_running_loop().time() > deadline:
-                self._progress.note(f"{self._topology.url}/health/ready does not say ready; see meshctl logs gateway-0")
+                self._record.trouble(
+                    f"{self._topology.url}/health/ready does not say ready; see meshctl logs gateway-0"
+                )
                 return
             await asyncio.sleep(_PROBE_INTERVAL_S)
         if self._keeper.core.stopping:
             return
         self._was_ready = True
+        self._actor.ctx.log.info("mesh_ready", elapsed_s=round(self._progress.elapsed_s, 3))
         topology = self._topology
-        text = ready_text(topology.url, topology.model_name, self._directory.mesh, self._progress.elapsed_s)
+        mesh, seconds = self._directory.mesh, self._progress.elapsed_s
+        text = ready_text(topology.url, topology.model_name, mesh, seconds, str(topology.context))
         self._progress.ready(text)
 
     def _stopped(self, code: ExitCode, failure: str) -> None:

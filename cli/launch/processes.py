@@ -7,6 +7,19 @@ import os
 import select
 import signal
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Process(NamedTuple):
+    """One process, and no later one with its pid; `start_time` as of `start_time()`."""
+
+    pid: int
+    start_time: int
+
+    @classmethod
+    def of(cls, pid: int) -> "Process":
+        """The process that has this pid now: a child that nobody has reaped yet, or there is no telling who it is."""
+        return cls(pid, start_time(pid) or 0)
 
 
 def start_time(pid: int) -> int | None:

@@ -11,15 +11,25 @@ from typing import Final
 READY_MARK: Final = "\x00ready\n"
 """Follows the ready text on a pipe, for the process that waits for it."""
 
+WORK_LINE_S: Final = 3.0
+"""Between two lines that say how far one actor is, and before the first."""
+
 
 class Progress:
-    """Writes lines to a descriptor. Nobody listening any more (a closed terminal) is not an error."""
+    """Writes lines to a descriptor, or nowhere. Nobody listening any more (a closed terminal) is not an error.
 
-    def __init__(self, descriptor: int, began: float | None = None, *, is_pipe: bool = False) -> None:
-        self._descriptor: int | None = descriptor
+    `is_terminal`: a line that is written over is seen as such, at the pipe's other end if it is a pipe.
+    """
+
+    def __init__(
+        self, descriptor: int | None, began: float | None = None, *, is_pipe: bool = False, is_terminal: bool = False
+    ) -> None:
+        self._descriptor = descriptor
         self._is_pipe = is_pipe
+        self.is_terminal = is_terminal
         self._began = time.monotonic() if began is None else began
         self._stages: dict[str, list[tuple[str, float]]] = {}
+        self._work: dict[str, tuple[str, float]] = {}
 
     @property
     def elapsed_s(self) -> float:
@@ -45,6 +55,15 @@ class Progress:
         if stage == "ready":
             self.note(f"{actor_id:<22} ready   {self._times(stages)}")
             del self._stages[actor_id]
+
+    def working(self, actor_id: str, text: str) -> None:
+        """An actor says how far it is: a line now and then, for those who wait; nothing for what is done at once."""
+        said, at = self._work.setdefault(actor_id, ("", self.elapsed_s))
+        if not text:
+            del self._work[actor_id]
+        elif text != said and self.elapsed_s - at >= WORK_LINE_S:
+            self._work[actor_id] = text, self.elapsed_s
+            self.note(f"{actor_id:<22} {text}")
 
     def ready(self, text: str) -> None:
         """The mesh serves; with a pipe this is the last that goes through it."""
@@ -78,12 +97,12 @@ class Progress:
         return ", ".join(parts)
 
 
-def ready_text(url: str, model: str, mesh: str, seconds: float) -> str:
-    """What a user sees at the end of a good start."""
+def ready_text(url: str, model: str, mesh: str, seconds: float, context: str) -> str:
+    """What a user sees at the end of a good start. `context`: how long requests may be, in words."""
     name = "" if mesh == "default" else f" --name {mesh}"
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is 37 + 45?"}}]}}'
     return (
-        f"ready at {url} in {seconds:.1f} s\n\n"
+        f"ready at {url} in {seconds:.1f} s\n{context}\n\n"
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
         f"    -d '{body}'\n"
         f"  meshctl chat{name}\n"

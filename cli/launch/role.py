@@ -17,16 +17,24 @@ from kvstore.errors import DeviceError, DeviceUnavailable, PoolDenied, PoolExhau
 from kvstore.page_pool import ShmHost
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.errors import BindError
+from mesh.errors import BadSetting, BindError
 from mesh.run import run_actor
 from mesh.run_directory import RunDirectory
 from nodes import roles
 from nodes.model_spec import ModelError
 from nodes.worker.errors import DeviceMemoryShort, GroupNotFormed, WorkerError
 
-StartFailure = CliError | ModelError | BindError | PoolDenied | PoolExhaustedMemory | DeviceError | WorkerError
+_Failure = ModelError | BadSetting | BindError | PoolDenied | PoolExhaustedMemory | DeviceError | WorkerError
+StartFailure = CliError | _Failure
 """What an actor's start may end with that a person has to know of."""
-_START_FAILURES: Final = (CliError, ModelError, BindError, PoolDenied, PoolExhaustedMemory, DeviceError, WorkerError)
+_FAILURES: Final = (ModelError, BadSetting, BindError, PoolDenied, PoolExhaustedMemory, DeviceError, WorkerError)
+_REMEDIES: Final = {
+    ExitCode.BAD_CONFIG: "correct its configuration or environment",
+    ExitCode.BAD_MODEL: "correct the model, or give another",
+    ExitCode.CANNOT_BIND: "give it another address",
+    ExitCode.NO_MEMORY: "make room, or give it a smaller configuration",
+    ExitCode.FAILED: "start it again",
+}
 
 NO_FD: Final = -1
 
@@ -60,10 +68,20 @@ def run_role(run: RoleRun) -> int:
             supervisor_fd=run.supervisor_fd if supervised else None,
             drain_timeout_s=run.drain_timeout_s,
         )
-    except _START_FAILURES as error:
-        directory.write_error(address, StartError(error.code, str(error)))
-        sys.stderr.write(f"{error}\n")
-        return exit_code_of(error)
+    except CliError as error:
+        return _failed(directory, address, error, f"{error.what}: {error.why}; {error.do}")
+    except _FAILURES as error:
+        code = exit_code_of(error)
+        told = CliError(f"the {run.role} {address} cannot start", why=error.message, do=_REMEDIES[code])
+        told.exit_code = code
+        return _failed(directory, address, told, str(error), error.code)
+
+
+def _failed(directory: MeshDirectory, address: Address, told: CliError, reason: str, code: str = "") -> ExitCode:
+    """Leave the reason to the supervisor, and words to whoever reads stderr."""
+    directory.write_error(address, StartError(code or told.code, reason))
+    sys.stderr.write(f"{told}\n")
+    return told.exit_code
 
 
 def exit_code_of(error: StartFailure) -> ExitCode:
@@ -80,7 +98,7 @@ def exit_code_of(error: StartFailure) -> ExitCode:
         case GroupNotFormed():
             # Another rank was not there in time; the next one may be.
             return ExitCode.FAILED
-        case PoolDenied() | DeviceUnavailable() | WorkerError():
+        case BadSetting() | PoolDenied() | DeviceUnavailable() | WorkerError():
             return ExitCode.BAD_CONFIG
         case DeviceError():
             # The agent that made the pages has just died, or the device failed in this process: the next one may do.

@@ -23,22 +23,31 @@ from mesh.address import Address
 from mesh.codec import Codec
 from mesh.errors import CallError
 from mesh.frames import Leave, PeerDown
-from mesh.membership import SUPERVISOR
+from mesh.membership import SUPERVISOR, Member
 from mesh.transport.base import Lane
+from nodes.actor_figures import ActorFigures, actor_figures
+from nodes.numerics import numerics_note
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
+from nodes.stats import ask_stats
 
 _LEAVE_TIMEOUT_S = 1.0
+_STATS_TIMEOUT_S = 1.0
+"""Who is stopped or hangs is shown without figures."""
 
 
 class UnknownActor(Exception):
     """No actor and no role has this name."""
 
 
+class NotRecordable(Exception):
+    """No new epoch can be recorded, so nobody could be started again."""
+
+
 class Keeper(Protocol):
     """What the actor needs of whoever owns the processes."""
 
-    def beat(self, address: Address, state: str) -> None:
-        """An actor is alive and says it is in `state`."""
+    def beat(self, address: Address, state: str, progress: str) -> None:
+        """An actor is alive and says it is in `state`, and how far with what takes long."""
         ...
 
     def list_actors(self) -> ActorList:
@@ -50,7 +59,10 @@ class Keeper(Protocol):
         ...
 
     def renew(self, names: list[str], *, stay_away: bool) -> dict[str, int]:
-        """Begin to drain actors, named by id or role; their epochs. Raises UnknownActor before anything happens."""
+        """Begin to drain actors, named by id or role; their epochs.
+
+        Raises UnknownActor or, where they are to come again, NotRecordable; then nothing has happened.
+        """
         ...
 
 
@@ -69,17 +81,16 @@ class SupervisorActor(Actor):
         """Remember when."""
         self._started_at = self.ctx.now()
 
-    def on_heartbeat(self, peer: Address, state: str) -> None:
+    def on_heartbeat(self, peer: Address, state: str, progress: str) -> None:
         """An actor is alive."""
-        self._keeper.beat(peer, state)
+        self._keeper.beat(peer, state, progress)
 
     def on_ask(self, call: Call) -> None:
         """Answer `meshctl`."""
         message: Any = call.message
         match message:
             case ListActors():
-                answer = self._keeper.list_actors()
-                call.reply(msgspec.structs.replace(answer, actors=[self._status(), *answer.actors]))
+                self.ctx.spawn(self._list(call, message), name="list")
             case StopMesh():
                 call.reply(Stopping(pid=self._pid))
                 self._keeper.stop(message.reason, force=message.force)
@@ -88,12 +99,35 @@ class SupervisorActor(Actor):
                     epochs = self._keeper.renew(message.names, stay_away=message.stay_away)
                 except UnknownActor as error:
                     call.fail("unknown_actor", str(error))
+                except NotRecordable as error:
+                    call.fail("not_recordable", str(error))
                 else:
                     call.reply(Renewing(epochs=epochs))
             case ReleaseMemory() | ResumeMemory() | ListMemory():
                 self.ctx.spawn(relay(self.ctx, call, message), name="memory")
             case _:
                 super().on_ask(call)
+
+    async def _list(self, call: Call, question: ListActors) -> None:
+        members = {member.actor_id: member for member in [self.ctx.describe(), *self.ctx.members.all()]}
+        figures: dict[str, ActorFigures] = {}
+        if question.figures:
+            answers = await ask_stats(self.ctx, list(members.values()), _STATS_TIMEOUT_S)
+            figures = actor_figures(list(members.values()), answers)
+        answer = self._keeper.list_actors()
+        actors = [self._status(), *answer.actors]
+        known = {actor.actor_id for actor in actors}
+        actors += [_foreign(member) for member in self.ctx.members.all() if member.actor_id not in known]
+        call.reply(
+            msgspec.structs.replace(
+                answer,
+                actors=[
+                    msgspec.structs.replace(actor, figures=figures.get(actor.actor_id, actor.figures))
+                    for actor in actors
+                ],
+                notes=[*answer.notes, *([note] if (note := numerics_note(members.values())) else [])],
+            )
+        )
 
     def _status(self) -> ActorStatus:
         member = self.ctx.describe()
@@ -123,3 +157,16 @@ class SupervisorActor(Actor):
             except CallError:
                 # Its lease ends by itself.
                 return
+
+
+def _foreign(member: Member) -> ActorStatus:
+    """A member that somebody else has started."""
+    return ActorStatus(
+        actor_id=member.actor_id,
+        role=member.role,
+        pid=member.pid,
+        epoch=member.epoch,
+        endpoint=member.endpoint,
+        state=member.state,
+        supervised=False,
+    )

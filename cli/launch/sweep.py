@@ -43,7 +43,7 @@ def _remove_files(directory: MeshDirectory, manifest: Manifest | None) -> list[s
     found = _remove_all(_entries(directory.run.sockets), "socket")
     _remove_all([directory.run.registry_file], "file")
     _remove_all(_entries(directory.path / "errors"), "file")
-    host = ShmHost() if manifest is None else ShmHost(manifest.pool_directory)
+    host = ShmHost(directory.pool_directory() if manifest is None else manifest.pool_directory)
     return found + [f"segment {path}" for path in host.sweep(segment_prefix(os.getuid(), directory.mesh))]
 
 

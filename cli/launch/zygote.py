@@ -1,8 +1,13 @@
 """The warm process that actors are forked from: all imported, no operation of torch run, one thread.
 
     supervisor --ForkRequest--> zygote --fork--> helper --fork--> actor
-               <--Forked(pid)--        <--pid--         (helper exits: the actor becomes the supervisor's child)
+               <----Forked-----        <process-        (helper exits: the actor becomes the supervisor's child)
 
+    supervisor --SpareRequest, a channel--> zygote --fork--> helper --fork--> spare
+               <------Forked-------                <-process-
+               <------------------------ZygoteReady---------------------------
+
+A spare is another zygote, which waits until this one is dead: importing again takes seconds in which nobody comes back.
 A child forked after one parallel matmul hangs, since the pool's threads are not in it; so the zygote runs nothing and
 checks before every fork that it is alone in its process. Measured: import 0.3 s without torch and 0.9 to 1.6 s with
 it, fork to ready 19 to 33 ms.
@@ -15,16 +20,19 @@ import importlib
 import os
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 
+from cli.launch.processes import Process
 from cli.launch.role import RoleRun, main_of_fork
 
 MAX_FRAME_BYTES: Final = 1 << 16
+_PROCESS: Final = struct.Struct("<qq")
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -35,26 +43,34 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     log: str
 
 
+class SpareRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Fork a spare, which serves the channel that comes with this."""
+
+    number: int
+
+
 class ZygoteReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Everything is imported; requests are taken."""
+    """Everything is imported; requests are taken. A spare has imported nothing: 0.0."""
 
     import_s: float
 
 
 class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The actor lives, and its parent is no longer the zygote."""
+    """The actor, or the spare, lives, and its parent is no longer the zygote. Both numbers: `processes.Process`."""
 
     number: int
     pid: int
+    start_time: int
 
 
 class ForkFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """There is no actor."""
+    """There is no actor, or no spare."""
 
     number: int
     reason: str
 
 
+ZygoteRequest = ForkRequest | SpareRequest
 ZygoteMessage = ZygoteReady | Forked | ForkFailed
 
 
@@ -67,57 +83,89 @@ def main(descriptor: int, modules: list[str]) -> int:
     # What is here now is shared with all children until they write to it; a collection would touch every object.
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with socket.socket(fileno=descriptor) as channel:
-        channel.send(msgspec.msgpack.encode(ZygoteReady(import_s=time.monotonic() - began)))
-        while frame := channel.recv(MAX_FRAME_BYTES):
-            request = msgspec.msgpack.decode(frame, type=ForkRequest)
-            channel.send(msgspec.msgpack.encode(_serve(request, channel)))
+    channel: socket.socket | None = socket.socket(fileno=descriptor)
+    import_s = time.monotonic() - began
+    while channel is not None:
+        channel.send(msgspec.msgpack.encode(ZygoteReady(import_s=import_s)))
+        # A spare comes back from there, too: with its own channel, and nothing of the other's on its stack.
+        channel = _serve(channel)
+        import_s = 0.0
     return 0
 
 
-def _serve(request: ForkRequest, channel: socket.socket) -> Forked | ForkFailed:
+def _serve(channel: socket.socket) -> socket.socket | None:
+    """Fork until the supervisor hangs up: None. In a spare that was forked here: the channel that is its own."""
+    with channel:
+        while True:
+            frame, descriptors, _, _ = socket.recv_fds(channel, MAX_FRAME_BYTES, 1)
+            if not frame:
+                return None
+            request = msgspec.msgpack.decode(frame, type=ZygoteRequest)
+            for_spare = socket.socket(fileno=descriptors[0]) if descriptors else None
+            answer: Forked | ForkFailed
+            try:
+                process = _fork_orphan()
+            except OSError as error:
+                answer = ForkFailed(number=request.number, reason=str(error))
+            else:
+                if process is None:
+                    if isinstance(request, ForkRequest):
+                        _run_actor(request, channel)
+                    return for_spare
+                answer = Forked(number=request.number, pid=process.pid, start_time=process.start_time)
+            if for_spare is not None:
+                for_spare.close()
+            channel.send(msgspec.msgpack.encode(answer))
+
+
+def _run_actor(request: ForkRequest, channel: socket.socket) -> NoReturn:
+    status = 1
+    try:
+        channel.close()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        status = main_of_fork(request.run, request.log)
+    except BaseException:  # noqa: BLE001 - whatever it is must not run on as a second zygote
+        traceback.print_exc()
+    finally:
+        _exit(status)
+
+
+def _fork_orphan() -> Process | None:
+    """Fork a process whose parent is dead by the time that this returns; None in that process. Raises OSError."""
     num_threads = len(os.listdir("/proc/self/task"))
     if num_threads != 1:
-        return ForkFailed(number=request.number, reason=f"the zygote has {num_threads} threads, a fork would hang")
-    try:
-        pid = _fork_twice(request, channel)
-    except OSError as error:
-        return ForkFailed(number=request.number, reason=str(error))
-    return Forked(number=request.number, pid=pid)
-
-
-def _fork_twice(request: ForkRequest, channel: socket.socket) -> int:
+        raise OSError(f"the zygote has {num_threads} threads, a fork would hang")
     reader, writer = os.pipe()
     helper = os.fork()
     if helper == 0:
-        status = 1
+        os.close(reader)
         try:
-            os.close(reader)
-            actor = os.fork()
-            if actor == 0:
-                os.close(writer)
-                channel.close()
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
-                status = main_of_fork(request.run, request.log)
-            else:
-                os.write(writer, actor.to_bytes(8, "little"))
-                status = 0
-        except BaseException:  # noqa: BLE001 - whatever it is must not run on as a second zygote
+            orphan = os.fork()
+        except OSError:
             traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            # Past the interpreter's end, which would run what the zygote registered for its own.
-            os._exit(status)
+            _exit(1)
+        if orphan == 0:
+            os.close(writer)
+            return None
+        # While this helper has not reaped it the pid is that orphan's, even if it has died.
+        os.write(writer, _PROCESS.pack(*Process.of(orphan)))
+        _exit(0)
     os.close(writer)
     try:
         _, status = os.waitpid(helper, 0)
-        answer = os.read(reader, 8)
+        answer = os.read(reader, _PROCESS.size)
     finally:
         os.close(reader)
-    if len(answer) != 8:
+    if len(answer) != _PROCESS.size:
         raise OSError(f"the second fork failed (helper status {status})")
-    return int.from_bytes(answer, "little")
+    return Process(*_PROCESS.unpack(answer))
+
+
+def _exit(status: int) -> NoReturn:
+    """End past the interpreter's end, which would run what the zygote registered for its own."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

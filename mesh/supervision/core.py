@@ -14,9 +14,10 @@
     drained     none, by wish                        Renew: spawning; stopping: stopped
     stopped     none, none to come                   nothing
 
-An actor whose budget is spent is given up for as long as the budget's window, and then tried once more: what killed it
-may be over, and nobody may be there to say so. Of actors to renew one at a time is drained, and started again; the next
-one follows when it is ready. That costs no budget, and forgives what was spent of it.
+An actor whose budget is spent is given up for a while, and then tried once more: what killed it may be over, and nobody
+may be there to say so. What a death costs, and how long an actor waits after it, is `restarts.py`. Of actors to renew
+one at a time is drained, and started again; the next one follows when it is ready. That costs no budget, and forgives
+what was spent of it.
 
 Invariants, checked by tests/mesh/test_supervision_machine.py: a new incarnation is spawned only after the one before
 was reaped (or never came to be), with a higher epoch; no more restarts than the budget; none while stopping; actors
@@ -25,19 +26,23 @@ only ever leads to a kill. Called by `cli/launch/supervisor.py`, which performs 
 before it starts the process, so that no epoch is issued twice, over restarts of the supervisor too.
 """
 
-from collections import deque
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import assert_never
 
 from mesh.supervision.events import (
     BACKOFF,
+    DRAIN_OVERDUE,
     DRAINED,
     DRAINING,
     DYING,
     GIVEN_UP,
+    NOT_WANTED,
     READY,
+    SILENT,
     SPAWNING,
+    START_OVERDUE,
     STARTING,
     STOPPED,
     SUSPECTED,
@@ -62,6 +67,7 @@ from mesh.supervision.events import (
     Supervised,
     Tick,
 )
+from mesh.supervision.restarts import Restarts
 
 _ALIVE = (SPAWNING, STARTING, READY, SUSPECTED, DYING, DRAINING)
 
@@ -71,18 +77,29 @@ class Watch:
     """What the supervisor knows of one actor; read it, do not write it."""
 
     spec: Supervised
+    restarts: Restarts
     state: str = WAITING
     epoch: int = 0
     deadline: float | None = None
     last_beat: float = 0.0
+    born_at: float = 0.0
+    progress: str = ""
     ready_since: float | None = None
-    failures: int = 0
+    ended_at: float = 0.0
+    killed_for: str = ""
+    num_starts: int = 0
     num_restarts: int = 0
-    restarts: deque[float] = field(default_factory=deque[float])
+    # Of its last suspicion, kill or end, and when that was.
     reason: str = ""
+    reason_at: float = 0.0
     # What a drain is for, where the mesh goes on.
     comes_back: bool = False
     stays_away: bool = False
+
+    @property
+    def next_start_at(self) -> float | None:
+        """When it is started again, if it waits for that."""
+        return self.deadline if self.state in (BACKOFF, GIVEN_UP) else None
 
 
 class Supervisor:
@@ -90,7 +107,12 @@ class Supervisor:
 
     def __init__(self, actors: Iterable[Supervised], policy: Policy, epochs: Mapping[str, int]) -> None:
         self.policy = policy
-        self.watches = {spec.actor_id: Watch(spec, epoch=epochs.get(spec.actor_id, 0)) for spec in actors}
+        self.watches = {
+            spec.actor_id: Watch(spec, Restarts(policy), epoch=epochs.get(spec.actor_id, 0)) for spec in actors
+        }
+        self._kinds: defaultdict[str, list[Watch]] = defaultdict(list)
+        for watch in self.watches.values():
+            self._kinds[watch.spec.kind or watch.spec.actor_id].append(watch)
         self.was_ready = False
         self.stopping = False
         self.stopped = False
@@ -99,11 +121,13 @@ class Supervisor:
         self._last_tick: float | None = None
         self._rolling: dict[str, bool] = {}
         self._renewing: Watch | None = None
+        self._now = 0.0
         self._commands: list[Command] = []
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event in; the commands are to be performed in order."""
         self._commands = []
+        self._now = now
         match event:
             case Begin():
                 self._last_tick = now
@@ -143,20 +167,25 @@ class Supervisor:
             case Spawned():
                 self._spawned(watch, now)
             case SpawnFailed():
-                self._ended(watch, event.reason, False, now)
+                self._ended(watch, event.reason, now, fatal=False, foreign=event.foreign)
             case Beat():
-                self._beat(watch, event.ready, now)
+                self._beat(watch, event, now)
             case Exited():
-                self._commands.append(Died(event.actor_id, event.epoch, event.reason))
                 # An actor that we killed died of what we killed it for.
-                reason = watch.reason if watch.state == DYING else event.reason
-                self._ended(watch, reason, event.fatal, now)
+                ours = watch.state == DYING
+                cause = watch.killed_for if ours else event.cause
+                self._commands.append(Died(event.actor_id, event.epoch, event.reason, cause))
+                reason = watch.reason if ours else event.reason
+                self._ended(watch, reason, now, fatal=event.fatal, foreign=event.foreign and not ours)
             case _:
                 assert_never(event)
 
     def _spawn(self, watch: Watch) -> None:
         watch.epoch += 1
+        watch.num_starts += 1
+        watch.progress = ""
         watch.ready_since = None
+        watch.killed_for = ""
         self._commands.append(Spawn(watch.spec.actor_id, watch.epoch))
         self._enter(watch, SPAWNING)
 
@@ -165,14 +194,20 @@ class Supervisor:
             return
         if self.stopping or watch.stays_away:
             # Asked for before that: it holds nothing that a drain could save.
-            self._kill(watch, "stopped while starting")
+            self._kill(watch, NOT_WANTED, "stopped while starting")
             return
+        watch.born_at = now
         watch.deadline = now + watch.spec.start_timeout_s
         self._enter(watch, STARTING)
 
-    def _beat(self, watch: Watch, ready: bool, now: float) -> None:
+    def _beat(self, watch: Watch, beat: Beat, now: float) -> None:
         watch.last_beat = now
-        if watch.state == SUSPECTED or (watch.state == STARTING and ready):
+        if beat.progress != watch.progress:
+            watch.progress = beat.progress
+            if watch.state == STARTING and beat.progress:
+                # Weights of a hundred gigabytes take what they take: a start is late when it stands still.
+                watch.deadline = now + watch.spec.start_timeout_s
+        if watch.state == SUSPECTED or (watch.state == STARTING and beat.ready):
             watch.deadline = None
             if watch.ready_since is None:
                 watch.ready_since = now
@@ -184,10 +219,10 @@ class Supervisor:
             self.was_ready = True
             self._commands.append(MeshReady())
 
-    def _ended(self, watch: Watch, reason: str, fatal: bool, now: float) -> None:
+    def _ended(self, watch: Watch, reason: str, now: float, *, fatal: bool, foreign: bool) -> None:
         """No process of this incarnation is left: stop, wait, or give up."""
         watch.deadline = None
-        watch.reason = reason
+        watch.reason, watch.reason_at, watch.ended_at = reason, now, now
         if self.stopping:
             self._enter(watch, STOPPED, reason)
             self._next_tier(now)
@@ -195,27 +230,32 @@ class Supervisor:
         if watch.comes_back or watch.stays_away:
             self._drained(watch, comes_back=watch.comes_back)
             return
-        if watch.ready_since is not None and now - watch.ready_since >= self.policy.stable_s:
-            watch.failures = 0
-        watch.failures += 1
-        if not self.was_ready and (fatal or watch.failures >= self.policy.first_start_attempts):
+        account, since = watch.restarts, watch.ready_since
+        # Who was killed for silence has served until then.
+        until = watch.last_beat if watch.killed_for == SILENT else now
+        start_s, ready_s = (0.0, None) if since is None else (since - watch.born_at, until - since)
+        account.ended(now, foreign=foreign, start_s=start_s, ready_s=ready_s)
+        if not self.was_ready and (fatal or account.failures >= self.policy.first_start_attempts):
             self._enter(watch, GIVEN_UP, reason)
             self._failure = f"{watch.spec.actor_id}: {reason}"
             self._stop(self._failure, False, now)
             return
-        while watch.restarts and watch.restarts[0] <= now - self.policy.budget_window_s:
-            watch.restarts.popleft()
-        if len(watch.restarts) >= self.policy.budget:
-            watch.deadline = now + self.policy.budget_window_s
-            self._enter(watch, GIVEN_UP, f"{self.policy.budget} restarts in {self.policy.budget_window_s} s; {reason}")
-            return
-        watch.restarts.append(now)
-        delay_s = 0.0
-        if watch.failures > 1:
-            doublings = min(watch.failures - 2, 32)
-            delay_s = min(self.policy.backoff_s * 2**doublings, self.policy.max_backoff_s)
-        watch.deadline = now + delay_s
-        self._enter(watch, BACKOFF, reason)
+        wait_s = account.wait_s(is_last=not self._is_stood_in_for(watch))
+        watch.deadline = now + wait_s
+        if account.is_spent:
+            reason = f"{self.policy.budget} restarts in {self.policy.budget_window_s} s; {reason}"
+        self._enter(watch, GIVEN_UP if account.is_spent else BACKOFF, reason, wait_s)
+
+    def _is_stood_in_for(self, watch: Watch) -> bool:
+        kind = self._kinds[watch.spec.kind or watch.spec.actor_id]
+        return any(other.state == READY for other in kind if other is not watch)
+
+    def _hurry(self, gone: Watch) -> None:
+        """Somebody is ready no more: whoever waits and was stood in for by that one may be the last of its kind."""
+        for watch in self._kinds[gone.spec.kind or gone.spec.actor_id]:
+            if watch is not gone and watch.next_start_at is not None and not self._is_stood_in_for(watch):
+                soonest = watch.ended_at + watch.restarts.wait_s(is_last=True)
+                watch.deadline = max(self._now, min(watch.next_start_at, soonest))
 
     def _renew(self, wish: Renew) -> None:
         for actor_id in wish.actor_ids:
@@ -233,8 +273,7 @@ class Supervisor:
 
     def _drained(self, watch: Watch, *, comes_back: bool) -> None:
         """There is no process, as was wished; that is no failure."""
-        watch.failures = 0
-        watch.restarts.clear()
+        watch.restarts.forgive()
         watch.comes_back = watch.stays_away = False
         if comes_back:
             self._spawn(watch)
@@ -256,7 +295,7 @@ class Supervisor:
             if watch.state in (READY, SUSPECTED):
                 self._drain(watch, now)
             elif watch.state == STARTING and stays_away:
-                self._kill(watch, "drained while starting")
+                self._kill(watch, NOT_WANTED, "drained while starting")
             elif watch.state in (BACKOFF, GIVEN_UP, DRAINED):
                 watch.deadline = None
                 self._drained(watch, comes_back=watch.comes_back)
@@ -287,16 +326,16 @@ class Supervisor:
                 watch.num_restarts += 1
                 self._spawn(watch)
             case "starting":
-                self._kill(watch, f"not ready within {watch.spec.start_timeout_s:g} s")
+                self._kill(watch, START_OVERDUE, f"not ready within {watch.spec.start_timeout_s:g} s")
             case "suspected":
-                self._kill(watch, f"no heartbeat for {now - watch.last_beat:.1f} s")
+                self._kill(watch, SILENT, f"no heartbeat for {now - watch.last_beat:.1f} s")
             case state:
                 assert state == DRAINING, f"{watch.spec.actor_id} has a deadline in state {state}"
-                self._kill(watch, f"not drained within {self.policy.drain_timeout_s:g} s")
+                self._kill(watch, DRAIN_OVERDUE, f"not drained within {self.policy.drain_timeout_s:g} s")
 
-    def _kill(self, watch: Watch, reason: str) -> None:
+    def _kill(self, watch: Watch, cause: str, reason: str) -> None:
         watch.deadline = None
-        watch.reason = reason
+        watch.killed_for = cause
         self._enter(watch, DYING, reason)
         self._commands.append(Kill(watch.spec.actor_id, watch.epoch))
 
@@ -309,7 +348,7 @@ class Supervisor:
                 watch.deadline = None
                 self._enter(watch, STOPPED, reason)
             elif watch.state == STARTING or (self._force and watch.state in (READY, SUSPECTED, DRAINING)):
-                self._kill(watch, reason)
+                self._kill(watch, NOT_WANTED, reason)
         self._next_tier(now)
 
     def _next_tier(self, now: float) -> None:
@@ -330,6 +369,11 @@ class Supervisor:
         self._enter(watch, DRAINING)
         self._commands.append(Drain(watch.spec.actor_id, watch.epoch))
 
-    def _enter(self, watch: Watch, state: str, reason: str = "") -> None:
+    def _enter(self, watch: Watch, state: str, reason: str = "", wait_s: float | None = None) -> None:
+        was_ready = watch.state == READY
         watch.state = state
-        self._commands.append(Report(watch.spec.actor_id, watch.epoch, state, reason))
+        if reason:
+            watch.reason, watch.reason_at = reason, self._now
+        self._commands.append(Report(watch.spec.actor_id, watch.epoch, state, reason, wait_s))
+        if was_ready and state != READY:
+            self._hurry(watch)

@@ -14,10 +14,16 @@ DRAINING = "draining"
 DRAINED = "drained"
 STOPPED = "stopped"
 
+# What a supervisor kills for.
+SILENT = "no_heartbeat"
+START_OVERDUE = "not_ready_in_time"
+DRAIN_OVERDUE = "not_drained_in_time"
+NOT_WANTED = "not_wanted"
+
 
 @dataclass(frozen=True)
 class Policy:
-    """Times in seconds. The first restart after `stable_s` of readiness is at once, later ones back off.
+    """Times in seconds. What `budget` and backoffs are spent on: `restarts.py`.
 
     `kill_after_s` is added to the `missed` heartbeats that make an actor suspect.
     """
@@ -27,7 +33,7 @@ class Policy:
     kill_after_s: float = 1.0
     backoff_s: float = 0.25
     max_backoff_s: float = 10.0
-    stable_s: float = 10.0
+    lone_backoff_s: float = 1.0
     budget: int = 10
     budget_window_s: float = 60.0
     first_start_attempts: int = 3
@@ -36,11 +42,15 @@ class Policy:
 
 @dataclass(frozen=True)
 class Supervised:
-    """One actor to keep alive. Lower tiers drain first; the whole tier is gone before the next one is asked."""
+    """One actor to keep alive. Lower tiers drain first; the whole tier is gone before the next one is asked.
+
+    Actors of one `kind` stand in for each other; nobody does where it is empty.
+    """
 
     actor_id: str
     drain_tier: int = 1
     start_timeout_s: float = 60.0
+    kind: str = ""
 
 
 # Events
@@ -61,30 +71,38 @@ class Spawned:
 
 @dataclass(frozen=True)
 class SpawnFailed:
-    """No process came to be."""
+    """No process came to be. `foreign`: because somebody else killed what it was to be forked from."""
 
     actor_id: str
     epoch: int
     reason: str
+    foreign: bool = False
 
 
 @dataclass(frozen=True)
 class Beat:
-    """A sign of life; `ready` is what the actor says of itself."""
+    """A sign of life; `ready` is what the actor says of itself, `progress` how far it is with what takes long."""
 
     actor_id: str
     epoch: int
     ready: bool
+    progress: str = ""
 
 
 @dataclass(frozen=True)
 class Exited:
-    """The process was reaped. `fatal`: it says that starting it again as it is cannot help."""
+    """The process was reaped. `fatal`: it says that starting it again as it is cannot help.
+
+    `cause` is its end in a word that is one of few, for counters. `foreign`: it was killed, not for want of memory;
+    believed where this supervisor has not killed it.
+    """
 
     actor_id: str
     epoch: int
     reason: str
     fatal: bool = False
+    cause: str = ""
+    foreign: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,21 +160,23 @@ class Drain:
 
 @dataclass(frozen=True)
 class Report:
-    """An actor changed its state; for people, logs and `ps`."""
+    """An actor changed its state; for people, logs and `ps`. `wait_s`: until its next start, where that is known."""
 
     actor_id: str
     epoch: int
     state: str
     reason: str = ""
+    wait_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Died:
-    """Tell the mesh that an incarnation is dead for certain."""
+    """Tell the mesh that an incarnation is dead for certain. `cause`: what we killed it for, or that of `Exited`."""
 
     actor_id: str
     epoch: int
     reason: str
+    cause: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ that share one do not see each other's disconnects reliably.
 
 import asyncio
 import ipaddress
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -24,6 +25,7 @@ from zmq.utils.monitor import parse_monitor_message
 from mesh.address import Address, Endpoint
 from mesh.envelope import Limits
 from mesh.errors import BindError
+from mesh.options import MAX_PEERS
 from mesh.run_directory import RunDirectory
 from mesh.transport.base import Buffer, Lane, Link, Listener
 from mesh.transport.zeromq_socket import LoopSocket, Outbox
@@ -39,6 +41,12 @@ _ENDS: Final = sum(int(event) for event in _GONE)
 _NO_HANDSHAKE: Final = int(
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 )
+_SOCKETS_OF_A_LINK: Final = 2 * 3
+"""Of each lane: itself, what its events are told to, and what ZeroMQ tells them by. As many are bound."""
+_RESERVED_SOCKETS: Final = 2 * _SOCKETS_OF_A_LINK
+"""A socket that is closed counts until ZeroMQ's thread has seen to it."""
+_SPARE_DESCRIPTORS: Final = 16
+"""Twice what a link takes. Looking for them takes 30 microseconds, a dial a millisecond."""
 _NEVER_MS: Final = 86_400_000
 _MAX_ACCEPTED: Final = 8192
 _MAX_IDENTITY_BYTES: Final = 255
@@ -63,6 +71,7 @@ class ZeroMQOptions:
     advertised_host: str = ""
     insecure: bool = False
     limits: Limits = field(default_factory=Limits)
+    max_peers: int = MAX_PEERS
     high_water_mark: int = 1000
     max_outbox_messages: int = 4096
     max_outbox_bytes: int = 128 << 20
@@ -99,7 +108,7 @@ class ZeroMQTransport:
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._context.set(zmq.MAX_SOCKETS, 16384)
+        self._context.set(zmq.MAX_SOCKETS, _SOCKETS_OF_A_LINK * (options.max_peers + 1) + _RESERVED_SOCKETS)
         self._address = NOBODY
         self._listener: Listener | None = None
         self._routers: list[LoopSocket] = []
@@ -131,19 +140,29 @@ class ZeroMQTransport:
         link = Link(peer, dialed=True)
         dialed = self._dialed[link] = _Dialed(link, self._outboxes())
         for lane, where in zip(Lane, (endpoint.control, endpoint.data), strict=True):
-            socket = self._socket(zmq.DEALER)
-            socket.setsockopt(zmq.IPV6, 1)
-            # Never, which cannot be said: -1, like IMMEDIATE, would throw away what arrived before a disconnect.
-            socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
-            socket.setsockopt(zmq.ROUTING_ID, str(self._address).encode())
-            lane_socket = LoopSocket(self._loop, socket, partial(on_frames, link, lane), partial(_flush, dialed, lane))
-            lane_socket.watch(_ENDS, self._monitor_name(), partial(self._on_end, dialed))
-            dialed.sockets.append(lane_socket)
             try:
-                socket.connect(where)
-            except zmq.ZMQError as error:
+                _check_descriptors()
+                self._connect(dialed, lane, where, partial(on_frames, link, lane))
+            except (zmq.ZMQError, OSError) as error:
+                # No descriptor or socket is left, or the address is none: what is sent until then is lost with it.
                 self._loop.call_soon(self._gone, dialed, f"{where} cannot be dialed: {error}")
+                break
         return link
+
+    def _connect(self, dialed: _Dialed, lane: Lane, where: str, on_message: Callable[[list[Buffer]], None]) -> None:
+        socket = self._socket(zmq.DEALER)
+        socket.setsockopt(zmq.IPV6, 1)
+        # Never, which cannot be said: -1, like IMMEDIATE, would throw away what arrived before a disconnect.
+        socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
+        socket.setsockopt(zmq.ROUTING_ID, str(self._address).encode())
+        try:
+            lane_socket = LoopSocket(self._loop, socket, on_message, partial(_flush, dialed, lane))
+        except OSError:
+            socket.close(0)
+            raise
+        dialed.sockets.append(lane_socket)
+        lane_socket.watch(_ENDS, self._monitor_name(), partial(self._on_end, dialed))
+        socket.connect(where)
 
     def send(self, link: Link, lane: Lane, parts: Sequence[Buffer]) -> bool:
         """Hand to ZeroMQ, or keep in the outbox."""
@@ -152,7 +171,8 @@ class ZeroMQTransport:
             if dialed is None:
                 return False
             outbox = dialed.outboxes[lane]
-            return (not outbox and dialed.sockets[lane].send(parts)) or outbox.add(parts)
+            has_socket = lane < len(dialed.sockets)
+            return (not outbox and has_socket and dialed.sockets[lane].send(parts)) or outbox.add(parts)
         accepted = self._accepted.get(link)
         if accepted is None:
             return False
@@ -345,6 +365,17 @@ class ZeroMQTransport:
     def _outboxes(self) -> tuple[Outbox, Outbox]:
         most, largest = self._options.max_outbox_messages, self._options.max_outbox_bytes
         return Outbox(most, largest), Outbox(most, largest)
+
+
+def _check_descriptors() -> None:
+    """Raise OSError where a link might take the last ones: ZeroMQ aborts the process if it finds none half way."""
+    spare: list[int] = []
+    try:
+        for _ in range(_SPARE_DESCRIPTORS):
+            spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401 - those there are, are closed
+    finally:
+        for descriptor in spare:
+            os.close(descriptor)
 
 
 def _flush(dialed: _Dialed, lane: Lane) -> None:

@@ -115,7 +115,11 @@ class LoopSocket:
     def watch(self, events: int, name: str, on_event: Callable[[list[Buffer]], None]) -> None:
         """Hand on the socket's own events (`zmq.Event`) under a name unique in its context; before it connects."""
         self._socket.monitor(f"inproc://{name}", events)
-        pair = cast("zmq.Context[zmq.Socket[bytes]]", self._socket.context).socket(zmq.PAIR)
+        try:
+            pair = cast("zmq.Context[zmq.Socket[bytes]]", self._socket.context).socket(zmq.PAIR)
+        except zmq.ZMQError:
+            self._socket.monitor(None, 0)
+            raise
         # Without a limit: ZeroMQ's thread blocks, and all connections with it, while a monitor takes no more events.
         pair.setsockopt(zmq.RCVHWM, 0)
         pair.connect(f"inproc://{name}")

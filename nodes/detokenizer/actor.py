@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from mesh.actor import Actor
 from mesh.address import Address
 from mesh.codec import Codec
+from mesh.driver import CoreDriver
 from mesh.transport.base import Buffer, Lane
 from nodes.detokenizer.config import DetokenizerConfig
 from nodes.detokenizer.core import (
@@ -25,6 +26,7 @@ from nodes.detokenizer.incremental import DecoderFactory
 from nodes.model_spec import resolve_model
 from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.protocol import TokenBatch
+from nodes.redaction import PromptRedactor
 from nodes.roles import DETOKENIZER, NODE_CODEC
 
 LEASE_TICKS = 4
@@ -40,6 +42,7 @@ class DetokenizerActor(Actor):
     def __init__(self, config: DetokenizerConfig) -> None:
         self._config = config
         self._core: DetokenizerCore | None = None
+        self._driver: CoreDriver[Event, Command] | None = None
         self._quiet = asyncio.Event()
         self._drain_timer: asyncio.TimerHandle | None = None
         self._is_ticking = False
@@ -49,6 +52,15 @@ class DetokenizerActor(Actor):
         # A large vocabulary takes a second, during which heartbeats must go on; the simulation knows no threads.
         tokenizer = await asyncio.to_thread(self._load) if self._config.use_threads else self._load()
         self._core = DetokenizerCore(DecoderFactory(tokenizer), self._config.limits)
+        self._driver = CoreDriver(
+            self,
+            "detokenizer",
+            self._core.handle,
+            self._perform,
+            refusals=(MalformedBatch,),
+            setup={"model": self._config.model, "limits": self._config.limits},
+            redact=PromptRedactor,
+        )
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
         """A scheduler's step."""
@@ -88,10 +100,9 @@ class DetokenizerActor(Actor):
         return load_tokenizer(resolve_model(self._config.model))
 
     def _handle(self, event: Event) -> None:
-        if self._core is None:
+        if self._core is None or self._driver is None:
             return
-        for command in self._core.handle(event, self.ctx.now()):
-            self._perform(command)
+        self._driver.feed(event)
         if not self._is_ticking and self._core.num_streams:
             self._is_ticking = True
             self.ctx.later(self._config.limits.lease_s / LEASE_TICKS, self._tick)

@@ -14,9 +14,9 @@ class Stream:
     """
 
     __slots__ = (
-        "_context", "_decoder", "_matcher", "_min_tokens", "_num_cached_tokens", "_text", "_text_offset", "_token_ids",
-        "asked_at", "attempt", "finish_reason", "gateway", "last", "plain_position", "position", "request_id",
-        "touched_at",
+        "_context", "_decoder", "_matcher", "_min_tokens", "_num_cached_tokens", "_stages", "_text", "_text_offset",
+        "_token_ids", "asked_at", "attempt", "finish_reason", "gateway", "last", "plain_position", "position",
+        "request_id", "touched_at",
     )  # fmt: skip
 
     def __init__(self, opening: StreamOpen, decoder: TokenDecoder, now: float) -> None:
@@ -38,6 +38,8 @@ class Stream:
         self._matcher = StopMatcher(compile_stops(stops), rules.include_stop) if stops else None
         self._min_tokens = rules.min_tokens
         self._num_cached_tokens = opening.num_cached_tokens
+        # Said once: every token after it would carry it in vain.
+        self._stages = opening.stages
         self._text_offset = 0
         self._token_ids: list[int] = []
         self._text: list[str] = []
@@ -100,8 +102,9 @@ class Stream:
         self._token_ids, self._text = [], []
         delta = TextDelta(
             self.request_id, self.attempt, self.position - len(token_ids), token_ids, offset, text,
-            self.finish_reason, self._num_cached_tokens, scheduler,
+            self.finish_reason, self._num_cached_tokens, scheduler, self._stages,
         )  # fmt: skip
+        self._stages = None
         if self.finish_reason is not None:
             self.last = delta
         return delta

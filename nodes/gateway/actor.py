@@ -8,6 +8,7 @@ from mesh.address import Address
 from mesh.codec import Codec
 from mesh.membership import Member
 from mesh.transport.base import Buffer
+from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.http import GatewayApp
 from nodes.gateway.observer import HttpObserver
@@ -38,6 +39,7 @@ class Gateway(Actor):
         self._serve_http = serve_http
         self._service: GatewayService | None = None
         self._server: HttpServer | None = None
+        self._bodies = BodyBudget(config)
 
     @property
     def service(self) -> GatewayService:
@@ -56,9 +58,10 @@ class Gateway(Actor):
         service.on_members(self.ctx.members.all())
         if self._serve_http:
             listener = bind(self._config)
-            scraper = Scraper(self.ctx, self._config, self.stats)
-            app = GatewayApp(service, scraper, HttpObserver(self.ctx))
-            self._server = HttpServer(app, listener, self._config)
+            scraper = Scraper(self.ctx, self._config)
+            observer = HttpObserver(self.ctx)
+            app = GatewayApp(service, scraper, observer, self._bodies)
+            self._server = HttpServer(app, listener, self._config, self._bodies, observer.refused)
             await self._server.start()
             host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
             self.ctx.announce(url=f"http://{host}:{self._server.port}")
@@ -103,6 +106,8 @@ class Gateway(Actor):
             return {}
         core = self._service.core
         return {
+            "mesh_gateway_bodies": float(self._bodies.num_bodies),
+            "mesh_gateway_body_bytes": float(self._bodies.num_bytes),
             "mesh_gateway_calls_inflight": float(self._service.num_calls),
             "mesh_gateway_requests_running": float(core.num_requests - core.num_waiting),
             "mesh_gateway_requests_waiting": float(core.num_waiting),
@@ -110,4 +115,5 @@ class Gateway(Actor):
             "mesh_gateway_retries_total": float(core.num_retries),
             "mesh_gateway_resends_total": float(core.num_resends),
             "mesh_gateway_stale_outputs_total": float(core.num_refused),
+            "mesh_numerics_changes_total": float(core.num_numerics_changes),
         }

@@ -9,13 +9,14 @@ nothing but its service.
 import asyncio
 import time
 from collections.abc import Callable
-from uuid import uuid4
 
 import msgspec
 
 from nodes.gateway.answers import Head, total_usage, usage_so_far, whole_answer
+from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.errors import ApiError
 from nodes.gateway.events import Failure
-from nodes.gateway.http_call import BodyBudget, ClientLeft, HttpCall
+from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.outputs import Generation
 from nodes.gateway.service import GatewayService
@@ -65,14 +66,19 @@ class CompletionEndpoint:
         arrived_at = self._service.now()
         self._service.enter_call()
         try:
-            if call.traceparent:
-                self._service.continue_trace(call.traceparent)
+            self._observer.came(call.names)
+            if call.names.traceparent:
+                self._service.continue_trace(call.names.traceparent)
             try:
-                body = await call.read_body(self._service.config, self._budget)
-                job = self._validate(body, self._surface.id_prefix + uuid4().hex)
+                body = await call.read_body(self._budget)
+                job = self._validate(body, call.request_id)
             finally:
-                call.forget_body(self._budget)
+                call.forget_body()
+            if (named := call.names.called(job.client_id)) != call.names:
+                call.names = named
+                self._observer.came(named)
             self._observer.unknown_fields(job.unknown_fields)
+            self._service.check_priority(job.priority)
             await self._generate(call, job, arrived_at)
         finally:
             self._service.leave_call()
@@ -82,7 +88,7 @@ class CompletionEndpoint:
         generation: Generation | None = None
         try:
             prepared = await self._prepare(job, watcher)
-            generation = self._service.open(job, prepared, arrived_at)
+            generation = self._service.open(job, prepared, arrived_at, call.names)
             output = generation.output
             watcher.add_done_callback(lambda _: output.gone())
             if job.stream:
@@ -115,7 +121,7 @@ class CompletionEndpoint:
         if output.is_gone:
             raise ClientLeft
         if output.failure is not None:
-            raise self._service.error_of(output.failure, job.prompt_param)
+            raise self._failed(output.failure, job)
         answer = whole_answer(self._head(job, self._surface.whole_object), generation)
         await call.respond(200, msgspec.json.encode(answer))
 
@@ -127,7 +133,7 @@ class CompletionEndpoint:
         if output.is_gone:
             raise ClientLeft
         if output.failure is not None:
-            raise self._service.error_of(output.failure, job.prompt_param)
+            raise self._failed(output.failure, job)
         head = self._head(job, self._surface.chunk_object)
         kind, num_samples = self._surface.kind, len(output.samples)
         writer = ChunkWriter(head, kind=kind, num_samples=num_samples, usage=job.include_usage)
@@ -142,7 +148,7 @@ class CompletionEndpoint:
             finished = output.is_finished
             chunks = self._chunks(writer, job, generation)
             if output.failure is not None:
-                chunks.append(error_event(self._service.error_of(output.failure, job.prompt_param)))
+                chunks.append(self._error_event(call, output.failure, job))
             elif finished:
                 if job.include_usage:
                     chunks.append(writer.usage(total_usage(generation)))
@@ -151,6 +157,15 @@ class CompletionEndpoint:
                 await call.write(chunks[0] if len(chunks) == 1 else b"".join(chunks), more=not finished)
             if finished:
                 return
+
+    def _error_event(self, call: HttpCall, failure: Failure, job: Job) -> bytes:
+        return error_event(self._failed(failure, job), call.request_id)
+
+    def _failed(self, failure: Failure, job: Job) -> ApiError:
+        error = self._service.error_of(failure, job.prompt_param)
+        # The service told of each request as it ended.
+        error.is_logged = True
+        return error
 
     def _chunks(self, writer: ChunkWriter, job: Job, generation: Generation) -> list[bytes]:
         chunks: list[bytes] = []

@@ -5,22 +5,35 @@ Made by `cli` from the topology; read by the files of this folder only.
 
 import msgspec
 
+from nodes.context_length import ServedContext
+from nodes.request import SamplingDefaults
+
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway. All `_s` are seconds; every limit has a stated answer when it is reached.
 
-    `model` says what is served (a directory, or a name such as `echo`), `model_name` is what clients ask for.
+    `model` says what is served (a directory, or a name such as `echo`), `model_name` is what clients ask for; they may
+    ask for one of `aliases` as well. `sampling_defaults` hold where a request does not say how it is sampled.
+    `context` says to people how `context_length` came about.
     `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only. A scheduler that dies is given
-    `comeback_s` to return to the KV that it has computed, before its requests are computed again elsewhere.
+    `comeback_s` to return to the KV that it has computed, before its requests are computed again elsewhere. A request
+    that took `slow_request_s` says in the log where its time went; 0: none does.
+    A body has `body_timeout_s`, and each `body_pause_s` of them has to bring `min_body_bytes_per_s` on average.
+    `cors_origins` are the pages that browsers let ask here (`*`: all), none by default. `/health/generate` waits
+    `health_timeout_s` for its token.
     """
 
     model_name: str
     context_length: int
+    context: ServedContext | None = None
     model: str = ""
     vocab_size: int = 0
     host: str = "127.0.0.1"
     port: int = 8000
     reuse_port: bool = False
+    cors_origins: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
 
     max_body_bytes: int = 8 << 20
     max_buffered_bytes: int = 256 << 20
@@ -29,6 +42,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_samples_per_call: int = 128
     max_prompts_per_call: int = 128
     body_timeout_s: float = 30.0
+    body_pause_s: float = 10.0
+    min_body_bytes_per_s: int = 1024
 
     prepare_timeout_s: float = 5.0
     role_wait_s: float = 15.0
@@ -36,6 +51,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     cancel_timeout_s: float = 2.0
     scrape_timeout_s: float = 1.0
     request_timeout_s: float = 3600.0
+    slow_request_s: float = 30.0
+    health_timeout_s: float = 20.0
     retry_after_s: int = 1
 
     quiet_s: float = 1.0
@@ -44,3 +61,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     recovery_timeout_s: float = 30.0
     comeback_s: float = 1.0
     tick_s: float = 0.25
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """All names of the model, the one that answers carry first."""
+        return (self.model_name, *self.aliases)

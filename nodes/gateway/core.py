@@ -15,14 +15,12 @@ A request has few attempts that come to nothing, so that one which brings schedu
 that brought output is none of them, nor one that only lost its link, nor is a submission to a scheduler that was not
 there: a dead one stays a member until its lease ends or its successor joins, and until `recover_by` it may come back.
 
-Nor is one that was given back because the memory of its group is released: where no other group is there, it waits
-until that is resumed, or its own deadline.
+Nor is one that was given back with the memory of its group: where no other is there, it waits for the resumption.
 
 Attempts that are over, and attempts whose output comes late, are cancelled at their scheduler until it acknowledges.
 """
 
 from typing import assert_never
-from zlib import crc32
 
 from nodes.gateway.cancels import CancelLedger
 from nodes.gateway.config import GatewayConfig
@@ -49,24 +47,22 @@ from nodes.gateway.events import (
     SubmitFailed,
     Tick,
 )
+from nodes.gateway.peers import Peers
 from nodes.gateway.requests import Gap, Phase, RequestLog
+from nodes.gateway.retrying import (
+    ATTEMPT_PAUSES_S,
+    DRAINING,
+    ELSEWHERE_S,
+    FIRST_ROUTE_PAUSE_S,
+    MAX_QUIET_S,
+    MAX_RESEND_PAUSE_S,
+    MAX_ROUTE_PAUSE_S,
+    NOT_HELD,
+    QUIET_PACES,
+    RESENDS_BEFORE_OTHER_DETOKENIZER,
+)
 from nodes.protocol import AttemptFailed, ResendFrom, TextBatch, TextDelta
 from nodes.protocol.memory import MEMORY_RELEASED
-
-NOT_HELD = frozenset({"unreachable", "mailbox_full", "overloaded", "draining", "not_ready"})
-"""Codes after which the scheduler certainly does not hold the attempt, so its number can be used again."""
-
-ATTEMPT_PAUSES_S = (0.0, 0.0, 0.2, 0.5, 1.0)
-"""Before try k since something worked. The first is immediate: its cause is most often one death."""
-
-FIRST_ROUTE_PAUSE_S = 0.05
-MAX_ROUTE_PAUSE_S = 1.0
-MAX_RESEND_PAUSE_S = 5.0
-MAX_QUIET_S = 4.0
-QUIET_PACES = 4.0
-"""Silence is news only where it is longer than `quiet_s` and than so many of the request's usual gaps."""
-
-RESENDS_BEFORE_OTHER_DETOKENIZER = 3
 
 
 class GatewayCore:
@@ -77,14 +73,13 @@ class GatewayCore:
         self._config = config
         self._requests: dict[str, RequestLog] = {}
         self._cancels = CancelLedger(retry_s=0.5, give_up_s=config.recovery_timeout_s)
-        self._detokenizers: list[str] = []
-        self._schedulers: dict[str, int] = {}
-        self._stand_ins: frozenset[str] = frozenset()
+        self._peers = Peers()
         self._resends: dict[tuple[str, str], list[ResendFrom]] = {}
         self._commands: list[Command] = []
         self.num_resends = 0
         self.num_retries = 0
         self.num_refused = 0
+        self.num_numerics_changes = 0
 
     @property
     def num_requests(self) -> int:
@@ -142,9 +137,9 @@ class GatewayCore:
             case PeerLost():
                 self._on_peer_lost(event, now)
             case DetokenizersChanged():
-                self._detokenizers = event.ready
+                self._peers.take(event)
             case SchedulersChanged():
-                self._schedulers, self._stand_ins = event.ready, event.stand_ins
+                self._peers.take(event)
                 for log in self._requests.values():
                     self._on_return(log)
             case ClientGone():
@@ -183,6 +178,8 @@ class GatewayCore:
             failure = Failure("internal", "more tokens came than were asked for", retryable=False)
             self._end(log, None, failure, now)
             return
+        if news.num_tokens and log.take_numerics(self._peers.numerics_of(log.scheduler)):
+            self.num_numerics_changes += 1
         if news.num_tokens or news.text:
             log.resend_at = now + max(self._config.quiet_s, min(MAX_QUIET_S, QUIET_PACES * log.pace_s))
             log.num_resends = 0
@@ -224,9 +221,12 @@ class GatewayCore:
             return
         code = event.failure.code
         # What is too much for a prefill group's pool may fit that of the decode group that it stands in for.
-        if code in NOT_HELD or (code == "never_fits" and log.scheduler in self._stand_ins):
+        if code in NOT_HELD or (code == "never_fits" and self._peers.is_stand_in(log.scheduler)):
             log.failure = event.failure
             log.excluded.append(log.scheduler)
+            if code == DRAINING and log.attempt == 0:
+                # Its worker comes back when an operator says so: as long as for a role that is missing.
+                log.recover_by = min(log.recover_by, log.arrived_at + self._config.role_wait_s)
             self._ask_route(log)
             return
         if code == "attempt_over":
@@ -235,7 +235,7 @@ class GatewayCore:
             return
         if code != "peer_lost":
             self._cancel(log, now)
-        log.epoch = self._schedulers.get(log.scheduler, 0)
+        log.epoch = self._peers.epoch_of(log.scheduler)
         # Silence is no sign that the request brings anything down; a death of whoever heard it may be.
         has_run = event.was_heard and code != "deadline_exceeded"
         self._next_attempt(log, event.failure, [log.scheduler], now, has_run=has_run)
@@ -250,6 +250,10 @@ class GatewayCore:
         if event.code == MEMORY_RELEASED:
             # An operator's wish is no failure of the request, and gives it the time of a new one to find a place.
             log.recover_by = now + self._config.recovery_timeout_s
+            self._next_attempt(log, failure, excluded, now, has_run=False)
+            return
+        if event.code == DRAINING:
+            log.recover_by = now + ELSEWHERE_S
             self._next_attempt(log, failure, excluded, now, has_run=False)
             return
         if event.code == "prefill_failed":
@@ -287,7 +291,7 @@ class GatewayCore:
         if now >= log.recover_by:
             self._end(log, None, failure, now)
             return
-        lost_epoch = log.epoch or self._schedulers.get(log.scheduler, 0)
+        lost_epoch = log.epoch or self._peers.epoch_of(log.scheduler)
         log.attempt += 1
         log.num_tries += 1
         self.num_retries += 1
@@ -309,10 +313,10 @@ class GatewayCore:
 
     def _on_return(self, log: RequestLog) -> None:
         """Submit to the scheduler that had the request, if that is what it waits for and it is there again."""
-        if not log.awaited_epoch or self._schedulers.get(log.scheduler, 0) < log.awaited_epoch:
+        if not log.awaited_epoch or self._peers.epoch_of(log.scheduler) < log.awaited_epoch:
             return
         log.excluded = []
-        if log.detokenizer in self._detokenizers:
+        if self._peers.has_detokenizer(log.detokenizer):
             log.switched = False
             self._submit(log)
         else:
@@ -371,16 +375,14 @@ class GatewayCore:
         if in_vain:
             # What is told may go into a link whose other end has let go of it.
             self._commands.append(Doubt(log.scheduler))
-        leave = in_vain or log.detokenizer not in self._detokenizers
+        leave = in_vain or not self._peers.has_detokenizer(log.detokenizer)
         self._resend(log, position, now, leave=log.detokenizer if leave else "")
 
     def _resend(self, log: RequestLog, position: int, now: float, leave: str = "") -> None:
         """Ask for output from `position` on, by way of another detokenizer than `leave` if there is one."""
-        if leave:
-            others = [actor_id for actor_id in self._detokenizers if actor_id != leave]
-            if others:
-                log.detokenizer = others[crc32(log.opened.request_id.encode()) % len(others)]
-                log.switched = True
+        if leave and (other := self._peers.other_detokenizer(log.opened.request_id, leave)):
+            log.detokenizer = other
+            log.switched = True
         changed = log.detokenizer if log.switched else ""
         stream = ResendFrom(log.opened.request_id, log.attempt, position)
         self._resends.setdefault((log.scheduler, changed), []).append(stream)
@@ -394,4 +396,4 @@ class GatewayCore:
         del self._requests[log.opened.request_id]
         if log.phase <= Phase.RUNNING:
             self._cancel(log, now)
-        self._commands.append(log.end(finish_reason, failure, now))
+        self._commands.extend(log.end(finish_reason, failure, now, self._config.slow_request_s))

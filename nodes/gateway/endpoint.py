@@ -17,14 +17,15 @@ CLIENT_LEFT = 499
 class Endpoint:
     """A route's handler as an ASGI application."""
 
-    def __init__(self, route: str, handler: Handler, observer: HttpObserver) -> None:
+    def __init__(self, route: str, handler: Handler, observer: HttpObserver, id_prefix: str = "req-") -> None:
         self._route = route
         self._handler = handler
         self._observer = observer
+        self._id_prefix = id_prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises nothing but cancellation."""
-        call = HttpCall(scope, receive, send)
+        call = HttpCall(scope, receive, send, self._id_prefix)
         try:
             await self._guard(call)
         except ClientLeft:
@@ -36,9 +37,12 @@ class Endpoint:
         try:
             await self._handler(call)
         except ApiError as error:
+            # Before it is sent: a client that leaves meanwhile does not undo the failure.
+            self._observer.failed(call.names, error)
             await call.fail(error)
         except ClientLeft:
             raise
         except Exception as error:  # noqa: BLE001 - supervision boundary: one call must not take others with it
-            self._observer.failed(self._route, call.request_id, error)
-            await call.fail(Internal("The gateway failed to serve this request."))
+            answer = Internal("The gateway failed to serve this request.")
+            self._observer.broke(call.names, error, answer)
+            await call.fail(answer)

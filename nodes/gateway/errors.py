@@ -7,7 +7,7 @@
       WrongMethod       405     method_not_allowed
       BodyTimeout       408     request_timeout
       BodyTooLarge      413     body_too_large
-      WrongEncoding     415     unsupported_media_type
+      WrongMediaType    415     unsupported_media_type
       TooManyRequests   429     too_many_requests, with Retry-After
       Internal          500     internal_error, poisoned_request
       Unavailable       503     with Retry-After
@@ -27,6 +27,8 @@ class ApiError(Exception):
     status = 500
     type = "server_error"
     code: str | None = "internal_error"
+    is_logged = False
+    """Whether whoever raised it has told the log of the request already."""
 
     def __init__(
         self,
@@ -43,9 +45,11 @@ class ApiError(Exception):
         if code is not None:
             self.code = code
 
-    def body(self) -> bytes:
-        """The JSON document `{"error": {message, type, param, code}}`."""
+    def body(self, request_id: str = "") -> bytes:
+        """The JSON document `{"error": {message, type, param, code, request_id}}`; no id where there is none yet."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        if request_id:
+            error["request_id"] = request_id
         return msgspec.json.encode({"error": error})
 
 
@@ -92,8 +96,8 @@ class BodyTooLarge(BadRequest):
     code = "body_too_large"
 
 
-class WrongEncoding(BadRequest):
-    """A compressed body."""
+class WrongMediaType(BadRequest):
+    """A compressed body, or one that is not JSON."""
 
     status = 415
     code = "unsupported_media_type"
@@ -133,7 +137,6 @@ _CLIENTS_FAULT = frozenset(
         "context_length_exceeded",
         "empty_prompt",
         "invalid_token_id",
-        "never_fits",
         "template_error",
         "too_large",
         "unsupported_content",
@@ -141,13 +144,16 @@ _CLIENTS_FAULT = frozenset(
 )
 """Codes of tokenizers and schedulers that say the request itself cannot be served."""
 
+_CLIENTS_WORD = {"never_fits": "context_length_exceeded"}
+"""To whom it is all the same which role found a request too long, and who look for OpenAI's code."""
+
 
 def error_from(failure: Failure, *, retry_after_s: int, default_param: str | None = None) -> ApiError:
     """The answer for what a role reported. A `param` means that the client can mend it.
 
     Behind the gateway a prompt is a prompt, whatever the client calls it: `default_param` is the client's word.
     """
-    code, message, param = failure.code, failure.message, failure.param
+    code, message, param = _CLIENTS_WORD.get(failure.code, failure.code), failure.message, failure.param
     if param == "prompt":
         param = default_param
     if code == "request_timeout":

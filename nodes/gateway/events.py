@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from nodes.protocol import AttemptFailed, ChooseRoute, ResendFrom, Route, Submit, TextBatch
-from nodes.request import AttemptRef, Sampling, StopRules
+from nodes.request import AttemptRef, Sampling, Stages, StopRules
 
 
 class Failure(NamedTuple):
@@ -22,7 +22,10 @@ class Failure(NamedTuple):
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """A client wants one sample of one prompt. `arrived_at` is when its HTTP request was read."""
+    """A client wants one sample of one prompt. `arrived_at` is when its HTTP request was read.
+
+    `tokenize_s` is what the tokenizer says that the call's prompts took it.
+    """
 
     request_id: str
     prompt_ids: list[int]
@@ -33,6 +36,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     extra_key: str = ""
     priority: int = 0
     skip_special_tokens: bool = True
+    tokenize_s: float = 0.0
 
 
 class SubmitAccepted(NamedTuple):
@@ -100,10 +104,14 @@ class DetokenizersChanged(NamedTuple):
 
 
 class SchedulersChanged(NamedTuple):
-    """The schedulers that are ready now, with their epochs; `stand_ins` decode only while nobody else is there."""
+    """The schedulers that are ready now, with their epochs; `stand_ins` decode only while nobody else is there.
+
+    `numerics` are the fingerprints of all that say theirs, ready or not: one that drains still brings output.
+    """
 
     ready: dict[str, int]
     stand_ins: frozenset[str] = frozenset()
+    numerics: dict[str, str] = {}
 
 
 class ClientGone(NamedTuple):
@@ -191,7 +199,10 @@ class Deliver(NamedTuple):
 
 
 class End(NamedTuple):
-    """The one end of a request: `finish_reason` is set, or `failure` is, or (client gone) neither."""
+    """The one end of a request: `finish_reason` is set, or `failure` is, or (client gone) neither.
+
+    `stall_s` is the longest pause between two of its outputs.
+    """
 
     request_id: str
     finish_reason: str | None
@@ -200,6 +211,24 @@ class End(NamedTuple):
     num_output_tokens: int
     num_cached_tokens: int
     elapsed_s: float
+    stall_s: float = 0.0
 
 
-Command = SendSubmit | AskRoute | SendCancel | SendResend | Doubt | Accepted | Deliver | End
+class SlowRequest(NamedTuple):
+    """A request that ends now took long: where its time went, over all its attempts. Followed by its `End`.
+
+    `stages` is the sum of what schedulers say, `first_token_s` from its arrival (-1: there was none), `stall_s` the
+    longest pause in its output after that.
+    """
+
+    request_id: str
+    elapsed_s: float
+    tokenize_s: float
+    stages: Stages
+    first_token_s: float
+    stall_s: float
+    num_attempts: int
+    route: Route
+
+
+Command = SendSubmit | AskRoute | SendCancel | SendResend | Doubt | Accepted | Deliver | End | SlowRequest

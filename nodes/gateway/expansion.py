@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from nodes.context_length import over_context
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.events import Opened
@@ -24,25 +25,21 @@ def max_tokens_of(job: Job, num_prompt_tokens: int, config: GatewayConfig) -> in
     if num_prompt_tokens == 0:
         raise BadRequest(f"'{job.prompt_param}' has no tokens.", param=job.prompt_param, code="invalid_value")
     if room < 1:
-        message = (
-            f"This model's maximum context length is {config.context_length} tokens, and "
-            f"'{job.prompt_param}' has {num_prompt_tokens}, which leaves no room for an answer. Shorten it."
-        )
-        raise BadRequest(message, param=job.prompt_param, code="context_length_exceeded")
+        raise _too_long(job, num_prompt_tokens, 0, config, job.prompt_param)
     wanted = job.stop.max_tokens
     if wanted > room:
-        message = (
-            f"This model's maximum context length is {config.context_length} tokens; {num_prompt_tokens} of "
-            f"'{job.prompt_param}' and {wanted} of '{job.max_tokens_param}' are more. Ask for at most {room}."
-        )
-        raise BadRequest(message, param=job.max_tokens_param, code="context_length_exceeded")
+        raise _too_long(job, num_prompt_tokens, wanted, config, job.max_tokens_param)
     if job.stop.min_tokens > room:
-        message = f"'min_tokens' is {job.stop.min_tokens}, and the context has room for {room}."
-        raise BadRequest(message, param="min_tokens", code="context_length_exceeded")
+        raise _too_long(job, num_prompt_tokens, job.stop.min_tokens, config, "min_tokens")
     if wanted:
         return wanted
     default = room if job.kind == "chat" else min(DEFAULT_MAX_TOKENS, room)
     return max(default, job.stop.min_tokens)
+
+
+def _too_long(job: Job, num_prompt: int, num_output: int, config: GatewayConfig, param: str) -> BadRequest:
+    message = over_context(config.context_length, job.prompt_param, num_prompt, num_output)
+    return BadRequest(message, param=param, code="context_length_exceeded")
 
 
 def expand(
@@ -53,6 +50,7 @@ def expand(
     seed: int,
     arrived_at: float,
     config: GatewayConfig,
+    tokenize_s: float = 0.0,
 ) -> list[Opened]:
     """Requests in the order of the answer's choices; `seed` is used where the client gave none."""
     sampling = msgspec.structs.replace(job.sampling, seed=seed if job.seed is None else job.seed)
@@ -70,6 +68,7 @@ def expand(
                 extra_key=job.prepare.extra_key,
                 priority=job.priority,
                 skip_special_tokens=job.skip_special_tokens,
+                tokenize_s=tokenize_s,
             )
             opened.append(request)
     return opened

@@ -6,28 +6,37 @@ token. Built by `actor.py` once its service is there.
 
 import hashlib
 import time
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from nodes.actor_figures import actor_figures
+from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.completions import CHAT, TEXT, CompletionEndpoint
+from nodes.gateway.docs_page import DOCS_PAGE
 from nodes.gateway.endpoint import Endpoint, Handler
 from nodes.gateway.errors import ApiError, UnknownModel, UnknownRoute, WrongMethod
-from nodes.gateway.http_call import BodyBudget, HttpCall, request_id_of
+from nodes.gateway.health import HealthPages
+from nodes.gateway.http_call import HttpCall
 from nodes.gateway.metrics import CONTENT_TYPE
 from nodes.gateway.observer import HttpObserver
-from nodes.gateway.openai_types import DetokenizedText, ModelCard, ModelList, Readiness, Tokenized, Version
+from nodes.gateway.openai_types import DetokenizedText, ModelCard, ModelList, Tokenized, Version
 from nodes.gateway.openapi import document
+from nodes.gateway.request_names import names_of
 from nodes.gateway.scrape import Scraper
 from nodes.gateway.service import GatewayService
 from nodes.gateway.status_page import status_page
 from nodes.gateway.validation import Validator
+
+HTML = b"text/html; charset=utf-8"
 
 
 def server_version() -> str:
@@ -41,27 +50,39 @@ def server_version() -> str:
 class Pages:
     """Handlers of all routes but the two that generate."""
 
-    def __init__(self, service: GatewayService, validator: Validator, scraper: Scraper, observer: HttpObserver) -> None:
+    def __init__(
+        self,
+        service: GatewayService,
+        validator: Validator,
+        scraper: Scraper,
+        observer: HttpObserver,
+        budget: BodyBudget,
+    ) -> None:
         self._service = service
         self._config = service.config
         self._validator = validator
         self._scraper = scraper
         self._observer = observer
         self._version = server_version()
-        self._openapi = document(self._version)
+        self._openapi = {
+            takes_priority: document(self._version, self._config, takes_priority=takes_priority)
+            for takes_priority in (False, True)
+        }
         self._created = int(time.time())
-        self.budget = BodyBudget(service.config.max_buffered_bytes)
+        self._budget = budget
 
     async def models(self, call: HttpCall) -> None:
         """GET /v1/models."""
-        await call.respond(200, msgspec.json.encode(ModelList(data=[self._card()])))
+        await call.respond(
+            200, msgspec.json.encode(ModelList(data=[self._card(name) for name in self._config.served_names]))
+        )
 
     async def model(self, call: HttpCall) -> None:
         """GET /v1/models/{model_id}."""
         name = call.path_params["model_id"]
-        if name != self._config.model_name:
+        if name not in self._config.served_names:
             raise UnknownModel(f"The model '{name[:200]}' does not exist.", param="model")
-        await call.respond(200, msgspec.json.encode(self._card()))
+        await call.respond(200, msgspec.json.encode(self._card(name)))
 
     async def tokenize(self, call: HttpCall) -> None:
         """POST /tokenize."""
@@ -82,19 +103,6 @@ class Pages:
         text = await self._service.detokenize(body.tokens, skip_special_tokens=skip)
         await call.respond(200, msgspec.json.encode(DetokenizedText(prompt=text)))
 
-    async def live(self, call: HttpCall) -> None:
-        """GET /health/live: this loop turns."""
-        await call.respond(200, msgspec.json.encode(Readiness()))
-
-    async def ready(self, call: HttpCall) -> None:
-        """GET /health/ready: a request sent now would be served."""
-        reasons = self._service.missing_roles()
-        if not reasons:
-            await call.respond(200, msgspec.json.encode(Readiness()))
-            return
-        body = msgspec.json.encode(Readiness(status="not_ready", reasons=reasons))
-        await call.respond(503, body, retry_after_s=self._config.retry_after_s)
-
     async def metrics(self, call: HttpCall) -> None:
         """GET /metrics: the whole mesh."""
         await call.respond(200, await self._scraper.page(), content_type=CONTENT_TYPE)
@@ -105,44 +113,49 @@ class Pages:
 
     async def openapi(self, call: HttpCall) -> None:
         """GET /openapi.json."""
-        await call.respond(200, self._openapi)
+        await call.respond(200, self._openapi[not self._service.policies_without_priority()])
+
+    async def docs(self, call: HttpCall) -> None:
+        """GET /docs."""
+        await call.respond(200, DOCS_PAGE, content_type=HTML)
 
     async def status(self, call: HttpCall) -> None:
         """GET /."""
         # Where this client found us; an address that we listen on may mean nothing to it.
         base_url = "http://" + call.headers.get(b"host", b"127.0.0.1").decode("latin-1")
-        page = status_page(self._config, self._service.members(), self._service.missing_roles(), base_url)
-        await call.respond(200, page, content_type=b"text/html; charset=utf-8")
+        members = self._service.members()
+        figures = actor_figures(members, await self._scraper.answers())
+        page = status_page(self._config, members, figures, self._service.missing_roles(), base_url)
+        await call.respond(200, page, content_type=HTML)
 
     async def _read(self, call: HttpCall) -> bytes:
         self._service.enter_call()
         try:
-            return await call.read_body(self._config, self.budget)
+            return await call.read_body(self._budget)
         finally:
-            call.forget_body(self.budget)
+            call.forget_body()
             self._service.leave_call()
 
-    def _card(self) -> ModelCard:
+    def _card(self, name: str) -> ModelCard:
         config = self._config
-        return ModelCard(
-            id=config.model_name, created=self._created, max_model_len=config.context_length, root=config.model
-        )
+        return ModelCard(id=name, created=self._created, max_model_len=config.context_length, root=config.model)
 
 
 class GatewayApp:
     """The ASGI application of one gateway."""
 
-    def __init__(self, service: GatewayService, scraper: Scraper, observer: HttpObserver) -> None:
+    def __init__(self, service: GatewayService, scraper: Scraper, observer: HttpObserver, budget: BodyBudget) -> None:
         config, validator = service.config, Validator(service.config)
-        pages = Pages(service, validator, scraper, observer)
+        pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
         identity = f"{server_version()} {config.model} {config.model_name} {config.context_length}"
         fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
         self._observer = observer
 
-        def endpoint(path: str, handler: Handler) -> Endpoint:
-            return Endpoint(path, handler, observer)
+        id_prefixes = {surface.path: surface.id_prefix for surface in (CHAT, TEXT)}
 
-        budget = pages.budget
+        def endpoint(path: str, handler: Handler) -> Endpoint:
+            return Endpoint(path, handler, observer, id_prefixes.get(path, "req-"))
+
         chat = CompletionEndpoint(
             service, CHAT, validator.chat, fingerprint=fingerprint, budget=budget, observer=observer
         )
@@ -159,20 +172,35 @@ class GatewayApp:
             "/": pages.status,
             "/v1/models": pages.models,
             "/v1/models/{model_id:path}": pages.model,
-            "/health/live": pages.live,
-            "/health/ready": pages.ready,
+            "/health/live": health.live,
+            "/health/ready": health.ready,
+            "/health/generate": health.generate,
+            # What probes of other servers ask for by default: vLLM's and SGLang's, SageMaker's, Kubernetes'.
+            "/health": health.ready,
+            "/ping": health.ready,
+            "/healthz": health.live,
+            "/health_generate": health.generate,
             "/metrics": pages.metrics,
             "/version": pages.version,
             "/openapi.json": pages.openapi,
+            "/docs": pages.docs,
         }
         apps = {path: endpoint(path, handler) for path, handler in (posts | gets).items()}
         routes = [Route(path, apps[path], methods=["POST" if path in posts else "GET"]) for path in apps]
         handlers = {404: self._unknown_route, 405: self._wrong_method}
         self._direct: dict[str, ASGIApp] = {path: apps[path] for path in (CHAT.path, TEXT.path)}
         self._routed = Starlette(routes=routes, exception_handlers=handlers)
+        self._entry = _with_cors(self._route, config.cors_origins) if config.cors_origins else self._route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
+        await self._entry(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path[-1:] == "/" and len(path) > 1:
+            # A redirect in its place loses the body of a POST at many clients.
+            scope["path"] = path.rstrip("/") or "/"
         if scope["type"] == "http" and scope["method"] == "POST":
             direct = self._direct.get(scope["path"])
             if direct is not None:
@@ -190,7 +218,18 @@ class GatewayApp:
 
     def _refuse(self, request: Request, error: ApiError, headers: dict[str, str] | None = None) -> Response:
         self._observer.answered("unknown", error.status)
-        request_id = request_id_of(dict(request.headers.raw))
+        names = names_of(dict(request.headers.raw), path=request.url.path)
+        self._observer.failed(names, error)
+        said = {name.decode(): value.decode() for name, value in names.headers()}
         return Response(
-            error.body(), error.status, {**(headers or {}), "X-Request-Id": request_id}, media_type="application/json"
+            error.body(names.ours), error.status, {**(headers or {}), **said}, media_type="application/json"
         )
+
+
+def _with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
+    """Answer preflights and let pages of these origins read answers. It costs a call for each piece of a stream, so it
+    is there only when it is asked for. No credentials: keys of this server's clients travel in headers, not cookies.
+    """
+    exposed = ("X-Request-Id", "X-Kvmesh-Request-Id", "Retry-After")
+    methods, headers = ("GET", "POST"), ("*",)
+    return CORSMiddleware(app, origins, methods, headers, expose_headers=exposed)

@@ -5,107 +5,83 @@ token. Used by the routes that generate; made for each request.
 """
 
 import asyncio
-import re
 from collections.abc import Mapping
 from typing import Any
-from uuid import uuid4
 
 from starlette.types import Receive, Scope, Send
 
+from nodes.gateway.bodies import ArrivingBody, BodyBudget, client_of
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import ApiError, BodyTimeout, BodyTooLarge, Unavailable, WrongEncoding
+from nodes.gateway.errors import ApiError, BodyTimeout, BodyTooLarge, TooManyRequests, Unavailable, WrongMediaType
+from nodes.gateway.request_names import names_of
 
-_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
 _MAX_DRAIN_BYTES = 32 << 20
-_DRAIN_TIMEOUT_S = 5.0
+DRAIN_TIMEOUT_S = 5.0
 
 
 class ClientLeft(Exception):
     """The connection is gone; nobody reads an answer."""
 
 
-class BodyBudget:
-    """What all bodies being read may take together."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self.num_bytes = 0
-
-    def take(self, num_bytes: int) -> bool:
-        """Reserve; False if that is too much."""
-        if self.num_bytes + num_bytes > self._max_bytes:
-            return False
-        self.num_bytes += num_bytes
-        return True
-
-    def give_back(self, num_bytes: int) -> None:
-        """Release what `take` reserved."""
-        self.num_bytes -= num_bytes
-
-
-def request_id_of(headers: Mapping[bytes, bytes]) -> str:
-    """The client's `X-Request-Id` if it is printable and short, otherwise a new one."""
-    given = headers.get(b"x-request-id", b"")
-    return given.decode() if _REQUEST_ID.fullmatch(given) else f"req-{uuid4().hex}"
-
-
 class HttpCall:
-    """Headers, body and answer of one request."""
+    """Headers, body and answer of one request, whose id begins with `id_prefix`."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, id_prefix: str = "req-") -> None:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.request_id = request_id_of(self.headers)
+        self.names = names_of(self.headers, id_prefix, scope["path"])
+        self.request_id = self.names.ours
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self.status = 0
         self._receive = receive
         self._send = send
-        self._num_reserved = 0
+        self._client = client_of((scope.get("client") or ("",))[0])
+        self._arriving: ArrivingBody | None = None
         self._is_read = False
+        self._is_late = False
+        self._is_last = scope["http_version"] == "1.0" or b"close" in self.headers.get(b"connection", b"").lower()
 
-    @property
-    def traceparent(self) -> str:
-        """The client's W3C trace context, empty if there is none or it is malformed."""
-        given = self.headers.get(b"traceparent", b"")
-        return given.decode() if _TRACEPARENT.fullmatch(given) else ""
-
-    async def read_body(self, config: GatewayConfig, budget: BodyBudget) -> bytes:
+    async def read_body(self, budget: BodyBudget) -> bytes:
         """The whole body. Raises `ApiError` over a limit, `ClientLeft` if the connection goes first."""
-        encoding = self.headers.get(b"content-encoding", b"identity").strip().lower()
-        if encoding not in (b"", b"identity"):
-            raise WrongEncoding("Compressed bodies are not taken.")
+        config = budget.config
+        _check_media_type(self.headers)
         length = self.headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > config.max_body_bytes:
             raise _too_large(config)
-        chunks: list[bytes] = []
-        num_bytes = 0
+        now = asyncio.get_running_loop().time
+        arriving = self._arriving = budget.open(self._client, now())
+        if arriving is None:
+            message = "Too many bodies of this client are arriving at once. Send fewer, or each without a pause."
+            raise TooManyRequests(message, retry_after_s=config.retry_after_s)
+        # One piece as a rule. Of many, small ones would take more than what is in them if each were kept.
+        body, pieces = b"", bytearray()
         try:
-            async with asyncio.timeout(config.body_timeout_s):
+            async with asyncio.timeout_at(arriving.deadline) as timer:
                 more = True
                 while more:
-                    chunk, more = await self._next()
-                    num_bytes += len(chunk)
-                    if num_bytes > config.max_body_bytes:
+                    if body:
+                        pieces += body
+                    body, more = await self._next()
+                    if len(pieces) + len(body) > config.max_body_bytes:
                         raise _too_large(config)
-                    if not budget.take(len(chunk)):
-                        raise Unavailable("Too many large bodies at once.", retry_after_s=config.retry_after_s)
-                    self._num_reserved += len(chunk)
-                    chunks.append(chunk)
+                    if not arriving.take(len(body), now()):
+                        message = "Too much of large bodies is arriving at once."
+                        raise Unavailable(message, retry_after_s=config.retry_after_s)
+                    timer.reschedule(arriving.deadline)
         except TimeoutError:
             # It has been waited for long enough.
-            self._is_read = True
-            raise BodyTimeout(f"The body did not arrive within {config.body_timeout_s:g} s.") from None
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            self._is_late = True
+            raise _too_slow(config) from None
+        return bytes(pieces) + body if pieces else body
 
-    def forget_body(self, budget: BodyBudget) -> None:
+    def forget_body(self) -> None:
         """The body is decoded, or will never be."""
-        budget.give_back(self._num_reserved)
-        self._num_reserved = 0
+        if self._arriving is not None:
+            self._arriving.close()
 
     async def until_gone(self) -> None:
         """Return when the client has left."""
@@ -113,38 +89,59 @@ class HttpCall:
             pass
 
     async def respond(
-        self, status: int, body: bytes, *, content_type: bytes = b"application/json", retry_after_s: int | None = None
+        self,
+        status: int,
+        body: bytes,
+        *,
+        content_type: bytes = b"application/json",
+        retry_after_s: int | None = None,
+        closes: bool = False,
     ) -> None:
-        """A whole answer."""
+        """A whole answer, the last one of its connection if it `closes`.
+
+        It goes out at once, whatever is still missing of the request's body. Where the connection goes on the protocol
+        reads that (`BoundedHttpProtocol.on_response_complete`); one that is about to close stays for it for a while.
+        """
         headers = [
             (b"content-type", content_type),
             (b"content-length", str(len(body)).encode()),
-            (b"x-request-id", self.request_id.encode()),
+            *self.names.headers(),
         ]
         if retry_after_s is not None:
             headers.append((b"retry-after", str(retry_after_s).encode()))
+        if closes:
+            headers.append((b"connection", b"close"))
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        if self._is_last and not (closes or self._is_read or self._asked_first):
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._drain()
+            body = b""
         await self._send({"type": "http.response.body", "body": body})
 
     async def fail(self, error: ApiError) -> None:
         """An error answer; inside an event stream that has begun, its last event."""
         if self.status:
-            await self.write(b"data: " + error.body() + b"\n\n", more=False)
+            await self.write(b"data: " + error.body(self.request_id) + b"\n\n", more=False)
             return
-        if not self._is_read:
-            await self._drain()
-        await self.respond(error.status, error.body(), retry_after_s=error.retry_after_s)
+        # Nothing may follow a body that is not there. Who asked whether to send it has not begun to.
+        closes = self._is_late or (not self._is_read and self._asked_first)
+        body = error.body(self.request_id)
+        await self.respond(error.status, body, retry_after_s=error.retry_after_s, closes=closes)
 
     async def start_stream(self) -> None:
         """The head of an event stream."""
         self.status = 200
-        headers = [*_STREAM_HEADERS, (b"x-request-id", self.request_id.encode())]
+        headers = [*_STREAM_HEADERS, *self.names.headers()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         """A piece of an event stream; waits while the client reads too slowly."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    @property
+    def _asked_first(self) -> bool:
+        return self.headers.get(b"expect", b"").lower() == b"100-continue"
 
     async def _next(self) -> tuple[bytes, bool]:
         message: Any = await self._receive()
@@ -156,16 +153,36 @@ class HttpCall:
 
     async def _drain(self) -> None:
         """Read on for a while: an answer to a client that is still sending is lost when the connection closes."""
-        if self.headers.get(b"expect", b"").lower() == b"100-continue":
-            return
         num_bytes, more = 0, True
         try:
-            async with asyncio.timeout(_DRAIN_TIMEOUT_S):
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 while more and num_bytes < _MAX_DRAIN_BYTES:
                     chunk, more = await self._next()
                     num_bytes += len(chunk)
         except TimeoutError:
             return
+
+
+def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in (b"", b"identity"):
+        raise WrongMediaType("Compressed bodies are not taken.")
+    kind = headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
+    # Many a script sends none; curl's -d says that it is a form, and what a form would mean here nobody could say.
+    if kind not in (b"", b"application/json") and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
+        given = kind[:100].decode("latin-1")
+        raise WrongMediaType(
+            f"The body's content type is '{given}', and what is read here is JSON. "
+            "Send the header 'Content-Type: application/json' (curl: -H 'Content-Type: application/json')."
+        )
+
+
+def _too_slow(config: GatewayConfig) -> BodyTimeout:
+    least = round(config.min_body_bytes_per_s * config.body_pause_s)
+    return BodyTimeout(
+        f"The body did not arrive in time: it may take {config.body_timeout_s:g} s, and each "
+        f"{config.body_pause_s:g} s have to bring {least} bytes of it. Send it without pauses."
+    )
 
 
 def _too_large(config: GatewayConfig) -> BodyTooLarge:

@@ -13,21 +13,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from mesh.frames import Histogram, StatsReply
+from mesh.membership import SUPERVISOR
+from nodes.actor_figures import KV_USAGE, RUNNING, WAITING
+from nodes.stats import ActorStats
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 _SERIES = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?", re.DOTALL)
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)",?', re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-
-
-class ActorStats(NamedTuple):
-    """What one member answered; `stats` is None if it did not."""
-
-    actor_id: str
-    role: str
-    epoch: int
-    stats: StatsReply | None
 
 
 class Series(NamedTuple):
@@ -63,11 +57,11 @@ class _Alias(NamedTuple):
 
 
 GAUGES = (
-    _Alias("vllm:num_requests_running", "Requests in running batches.", ("mesh_scheduler_num_running",)),
+    _Alias("vllm:num_requests_running", "Requests in running batches.", RUNNING),
     _Alias(
         "vllm:num_requests_waiting",
         "Requests that wait for a place or for their KV pages.",
-        ("mesh_scheduler_num_waiting", "mesh_scheduler_num_handoffs"),
+        WAITING,
     ),
 )
 COUNTERS = (
@@ -88,6 +82,16 @@ HISTOGRAMS = (
         "vllm:time_to_first_token_seconds",
         "From a request's arrival to its first token.",
         ("mesh_time_to_first_token_seconds",),
+    ),
+    _Alias(
+        "vllm:request_queue_time_seconds",
+        "Of an attempt's first token: how long it waited for a place in a batch.",
+        ("mesh_request_queue_seconds",),
+    ),
+    _Alias(
+        "vllm:request_prefill_time_seconds",
+        "Of an attempt's first token: from a place in a batch to the token.",
+        ("mesh_request_prefill_seconds",),
     ),
     _Alias(
         "vllm:inter_token_latency_seconds",
@@ -134,7 +138,9 @@ class MeshCollector(Collector):
             name = series.name.removesuffix("_total")
             kind: Callable[[str, str], Metric] = CounterMetricFamily if is_counter else GaugeMetricFamily
             family = families.setdefault(series.name, kind(name, f"{name.replace('_', ' ')} of each actor"))
-            family.add_sample(series.name, {**series.labels, **own}, value)
+            # What a supervisor counts is about the actors that its labels name; nobody else speaks for others.
+            labels = own | series.labels if actor.role == SUPERVISOR else series.labels | own
+            family.add_sample(series.name, labels, value)
         for text, histogram in stats.histograms.items():
             series = parse_series(text)
             if series is not None:
@@ -181,7 +187,7 @@ class MeshCollector(Collector):
         for actor in self._actors:
             if actor.stats is not None:
                 num_pages = actor.stats.gauges.get("mesh_scheduler_num_pages", 0.0)
-                used += num_pages * actor.stats.gauges.get("mesh_scheduler_kv_usage_ratio", 0.0)
+                used += num_pages * actor.stats.gauges.get(KV_USAGE, 0.0)
                 total += num_pages
         return used / total if total else 0.0
 

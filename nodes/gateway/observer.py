@@ -1,8 +1,11 @@
 """What the HTTP side counts and logs."""
 
 from mesh.actor import Context
+from nodes.gateway.errors import ApiError
+from nodes.gateway.request_names import RequestNames
 
 MAX_LOGGED_FIELDS = 100
+QUIET_S = 10.0
 
 
 class HttpObserver:
@@ -11,6 +14,8 @@ class HttpObserver:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._logged: set[str] = set()
+        self._num_refused = 0
+        self._told_at: float | None = None
 
     def answered(self, route: str, status: int) -> None:
         """An exchange is over; status 0 means that the client left before an answer."""
@@ -25,7 +30,37 @@ class HttpObserver:
                 self._logged.add(name)
                 self._ctx.log.info("unknown_field", field=name[:100])
 
-    def failed(self, route: str, request_id: str, error: Exception) -> None:
-        """A bug: something that no handler expected."""
+    def came(self, names: RequestNames) -> None:
+        """A client has a name for its request: the line by which that leads to ours."""
+        if names.client or names.traceparent:
+            self._ctx.log.info("request", request_id=names.ours, **names.fields())
+
+    def refused(self, why: str) -> None:
+        """A connection had no room. All are counted, and a line each `QUIET_S` tells of those since the last."""
+        self._ctx.metrics.count("mesh_http_connections_refused_total")
+        self._num_refused += 1
+        now = self._ctx.now()
+        if self._told_at is None or now - self._told_at >= QUIET_S:
+            do = "raise `ulimit -n` or [roles.gateway] max_connections, or find who holds them (`ss -tnp`)"
+            self._ctx.log.warning("connections_refused", num=self._num_refused, why=why, do=do)
+            self._told_at, self._num_refused = now, 0
+
+    def failed(self, names: RequestNames, error: ApiError) -> None:
+        """A request is answered with an error: one line for it, unless one was written where it failed.
+
+        What clients do wrong is theirs to know, unless one may come and ask by a name that it gave.
+        """
+        if error.is_logged:
+            return
+        fields = {"request_id": names.ours, "status": error.status, "code": error.code, **names.fields()}
+        if error.status >= 500:
+            self._ctx.log.warning("request_failed", error=error.message, **fields)
+        elif names.client or names.traceparent:
+            # Without the message: it may quote a prompt (those of chat templates do).
+            self._ctx.log.info("request_failed", **fields)
+
+    def broke(self, names: RequestNames, error: Exception, answer: ApiError) -> None:
+        """A bug: something that no handler expected; `answer` is what the client hears of it."""
         self._ctx.metrics.count("mesh_handler_errors_total", handler="http")
-        self._ctx.log.error("http_handler_failed", route=route, request_id=request_id, exc_info=error)
+        fields = {"request_id": names.ours, "status": answer.status, "code": answer.code, **names.fields()}
+        self._ctx.log.error("http_handler_failed", exc_info=error, **fields)

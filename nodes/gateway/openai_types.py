@@ -8,21 +8,27 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
+from nodes.gateway.request_names import MAX_CHARS as MAX_CLIENT_ID_CHARS
+
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 
-TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
-"""Types of message parts that are text."""
+TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+"""Types of message parts that are text; the text of `REFUSAL_PART` is under its own name."""
+REFUSAL_PART = "refusal"
 
-TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+MAX_TOKEN_ID = 2**31 - 1
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 TokenCount = Annotated[int, Meta(ge=1, lt=2**31)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
-Stop = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
+Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)] | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
+"""One string or several; an empty string or list is none."""
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=256)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Prompt = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
-"""Text, texts, token ids, or lists of token ids; `validation.py` sees to it that a list is of one kind."""
+"""Text, texts, token ids, or lists of token ids; `validation.py` sees to it that they are of one kind and not empty."""
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
@@ -30,6 +36,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class GenerationBody(Struct, frozen=True, kw_only=True):
@@ -43,7 +50,7 @@ class GenerationBody(Struct, frozen=True, kw_only=True):
     max_completion_tokens: TokenCount | None = None
     min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -54,8 +61,11 @@ class GenerationBody(Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    cache_salt: CacheSalt | None = None
+    extra_key: CacheSalt | None = None
     user: Annotated[str, Meta(max_length=1024)] | None = None
+    request_id: Annotated[str, Meta(max_length=MAX_CLIENT_ID_CHARS)] | None = None
+    rid: Annotated[str, Meta(max_length=MAX_CLIENT_ID_CHARS)] | None = None
 
 
 class ContentPart(Struct, frozen=True, kw_only=True):
@@ -67,11 +77,16 @@ class ContentPart(Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True):
-    """One message. Other fields (`name`, `tool_call_id`, …) reach the chat template as they are."""
+    """One message. Other fields (`name`, `tool_call_id`, …) reach the chat template as they are.
+
+    `content` may be missing or null beside a refusal or calls.
+    """
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[ContentPart] | None = None
+    refusal: str | None = None
     tool_calls: list[Any] | None = None
+    function_call: dict[str, Any] | None = None
 
 
 class ChatCompletionBody(GenerationBody, frozen=True, kw_only=True):
@@ -237,12 +252,13 @@ class DetokenizedText(Struct, frozen=True, kw_only=True):
 
 
 class ErrorDetail(Struct, frozen=True, kw_only=True):
-    """What is wrong; `param` is the dotted path of the field."""
+    """What is wrong; `param` is the dotted path of the field, `request_id` ours, as in `X-Kvmesh-Request-Id`."""
 
     message: str
     type: str
     param: str | None = None
     code: str | None = None
+    request_id: str = ""
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
@@ -258,7 +274,7 @@ class Version(Struct, frozen=True, kw_only=True):
 
 
 class Readiness(Struct, frozen=True, kw_only=True):
-    """Answer of GET /health/live and /health/ready; `reasons` say what is missing."""
+    """Answer of the health routes; `reasons` say what is missing."""
 
     status: Literal["ok", "not_ready"] = "ok"
     reasons: list[str] = []

@@ -1,10 +1,11 @@
-"""`/openapi.json`, generated from the types that decode and encode, so that it cannot say anything else."""
+"""`/openapi.json`, generated from the types that decode and encode, and narrowed to what is served (`schemas.py`)."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
+from nodes.gateway.config import GatewayConfig
 from nodes.gateway.openai_types import (
     ChatCompletion,
     ChatCompletionBody,
@@ -20,10 +21,13 @@ from nodes.gateway.openai_types import (
     Tokenized,
     Version,
 )
+from nodes.gateway.schemas import narrow
 
 
 class Operation(NamedTuple):
-    """One route: what it takes and gives. `answer` is a type, or a media type where the answer is not JSON."""
+    """One route: what it takes and gives. `answer` is a type, or a media type where the answer is not JSON. `example`
+    is a body that any mesh answers.
+    """
 
     path: str
     method: str
@@ -32,6 +36,7 @@ class Operation(NamedTuple):
     body: type[msgspec.Struct] | None = None
     errors: Sequence[int] = ()
     streams: bool = False
+    example: dict[str, Any] | None = None
 
 
 _GENERATION_ERRORS = (400, 404, 408, 413, 415, 429, 500, 503, 504)
@@ -48,25 +53,58 @@ OPERATIONS = (
         ChatCompletionBody,
         _GENERATION_ERRORS,
         streams=True,
+        example={"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32, "stream": True},
     ),
-    Operation("/v1/completions", "post", "Continue text", Completion, CompletionBody, _GENERATION_ERRORS, streams=True),
-    Operation("/tokenize", "post", "Token ids of a prompt or chat", Tokenized, TokenizeBody, _TOKENIZER_ERRORS),
-    Operation("/detokenize", "post", "Text of token ids", DetokenizedText, DetokenizeBody, _TOKENIZER_ERRORS),
+    Operation(
+        "/v1/completions",
+        "post",
+        "Continue text",
+        Completion,
+        CompletionBody,
+        _GENERATION_ERRORS,
+        streams=True,
+        example={"prompt": "Once upon a time", "max_tokens": 32},
+    ),
+    Operation(
+        "/tokenize",
+        "post",
+        "Token ids of a prompt or chat",
+        Tokenized,
+        TokenizeBody,
+        _TOKENIZER_ERRORS,
+        example={"prompt": "Hello"},
+    ),
+    Operation(
+        "/detokenize",
+        "post",
+        "Text of token ids",
+        DetokenizedText,
+        DetokenizeBody,
+        _TOKENIZER_ERRORS,
+        example={"tokens": [1, 2, 3]},
+    ),
     Operation("/health/live", "get", "Whether the gateway turns", Readiness),
     Operation("/health/ready", "get", "Whether a request can be served", Readiness, errors=(503,)),
+    Operation("/health/generate", "get", "Whether a token is generated in time", Readiness, errors=(503,)),
+    Operation("/health", "get", "The same as /health/ready", Readiness, errors=(503,)),
+    Operation("/ping", "get", "The same as /health/ready", Readiness, errors=(503,)),
+    Operation("/healthz", "get", "The same as /health/live", Readiness),
+    Operation("/health_generate", "get", "The same as /health/generate", Readiness, errors=(503,)),
     Operation("/metrics", "get", "Metrics of the whole mesh", "text/plain"),
     Operation("/version", "get", "The server's version", Version),
     Operation("/openapi.json", "get", "This document", "application/json"),
+    Operation("/docs", "get", "A page that shows this document", "text/html"),
     Operation("/", "get", "A status page", "text/html"),
 )
 
 
-def document(version: str) -> bytes:
-    """The whole document as JSON."""
+def document(version: str, config: GatewayConfig, *, takes_priority: bool) -> bytes:
+    """The whole document as JSON; `takes_priority`: schedulers make something of a request's priority."""
     types: list[Any] = [ErrorBody]
     for operation in OPERATIONS:
         types += [kind for kind in (operation.answer, operation.body) if kind is not None and not isinstance(kind, str)]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    narrow(components, config, takes_priority=takes_priority)
     refs = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
@@ -86,7 +124,8 @@ def _operation(operation: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
     else:
         content = {"application/json": {"schema": refs[operation.answer]}}
     if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        # Of one event or of all of them? Readers of this version of OpenAPI differ, so nothing is said.
+        content["text/event-stream"] = {}
     responses: dict[str, Any] = {"200": {"description": "OK", "content": content}}
     for status in operation.errors:
         # Readiness says in its own form what is missing.
@@ -94,8 +133,8 @@ def _operation(operation: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
         responses[str(status)] = {"description": "Error", "content": {"application/json": {"schema": schema}}}
     described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
     if operation.body is not None:
-        schema = refs[operation.body]
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        body = {"schema": refs[operation.body], "example": operation.example}
+        described["requestBody"] = {"required": True, "content": {"application/json": body}}
     if "{model_id}" in operation.path:
         described["parameters"] = [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
     return described

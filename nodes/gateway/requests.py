@@ -17,8 +17,11 @@ continues at the same character. Where it does not, the tokens are asked for aga
 import enum
 from typing import NamedTuple
 
-from nodes.gateway.events import Deliver, End, Failure, Opened
+import msgspec
+
+from nodes.gateway.events import Command, Deliver, End, Failure, Opened, SlowRequest
 from nodes.protocol import ChooseRoute, Submit, TextDelta
+from nodes.request import Stages
 
 
 class Phase(enum.IntEnum):
@@ -47,7 +50,9 @@ class RequestLog:
         "epoch",
         "excluded",
         "failure",
+        "first_token_s",
         "gap_until",
+        "has_other_numerics",
         "last_at",
         "lost_by",
         "num_cached_tokens",
@@ -57,6 +62,7 @@ class RequestLog:
         "num_resends",
         "num_route_tries",
         "num_tries",
+        "numerics",
         "opened",
         "output_ids",
         "pace_s",
@@ -65,6 +71,9 @@ class RequestLog:
         "resend_at",
         "retry_at",
         "route",
+        "staged_attempt",
+        "stages",
+        "stall_s",
         "switched",
     )
 
@@ -79,7 +88,13 @@ class RequestLog:
         self.epoch = 0
         self.awaited_epoch = 0
         self.output_ids: list[int] = []
-        self.pace_s = 0.0
+        # The fingerprint under which the first of them were computed; whether a later one was under another.
+        self.numerics = ""
+        self.has_other_numerics = False
+        self.pace_s = self.stall_s = 0.0
+        self.first_token_s = -1.0
+        self.stages = Stages()
+        self.staged_attempt = -1
         self.num_chars = 0
         self.num_cached_tokens = 0
         self.switched = False
@@ -119,16 +134,37 @@ class RequestLog:
         text = delta.text[num_known_chars:] if num_known_chars else delta.text
         self.output_ids.extend(token_ids)
         self.num_chars += len(text)
+        if delta.stages is not None and delta.attempt > self.staged_attempt:
+            self._add_stages(delta.attempt, delta.stages)
         if delta.attempt == 0 and delta.num_cached_tokens > self.num_cached_tokens:
             self.num_cached_tokens = delta.num_cached_tokens
         since_s = now - self.last_at
         first = bool(token_ids) and len(self.output_ids) == len(token_ids)
         if token_ids:
             self.last_at = now
-            if not first:
+            if first:
+                self.first_token_s = since_s
+            elif since_s > self.stall_s:
+                self.stall_s = since_s
                 # Up at once, down slowly: a slow step among fast ones is still this request's pace.
                 self.pace_s = since_s if since_s > self.pace_s else 0.9 * self.pace_s + 0.1 * since_s
         return Deliver(self.opened.request_id, text, len(token_ids), since_s, first)
+
+    def _add_stages(self, attempt: int, more: Stages) -> None:
+        """Of each attempt once, however often its stream is opened."""
+        self.staged_attempt = attempt
+        mine = msgspec.structs.astuple(self.stages)
+        self.stages = Stages(*(one + other for one, other in zip(mine, msgspec.structs.astuple(more), strict=True)))
+
+    def take_numerics(self, numerics: str) -> bool:
+        """Output has come that was computed under this fingerprint. True if it is the first under another one."""
+        if not numerics or numerics == self.numerics or self.has_other_numerics:
+            return False
+        if not self.numerics:
+            self.numerics = numerics
+            return False
+        self.has_other_numerics = True
+        return True
 
     def fail(self, *, is_lost: bool) -> None:
         """An attempt that a scheduler had has failed. One that brought output was worth it, and does not count.
@@ -175,16 +211,32 @@ class RequestLog:
             token_ids=[*self.opened.prompt_ids, *self.output_ids],
             extra_key=self.opened.extra_key,
             excluded=list(self.excluded),
+            numerics=self.numerics,
         )
 
-    def end(self, finish_reason: str | None, failure: Failure | None, now: float) -> End:
-        """The end as a command, with the counts that usage is made of."""
-        return End(
+    def end(self, finish_reason: str | None, failure: Failure | None, now: float, slow_s: float) -> list[Command]:
+        """The end as commands, with the counts that usage is made of; what took `slow_s` (0: nothing does) is said."""
+        elapsed_s = now - self.arrived_at
+        end = End(
             self.opened.request_id,
             finish_reason,
             failure,
             len(self.opened.prompt_ids),
             len(self.output_ids),
             self.num_cached_tokens,
-            now - self.arrived_at,
+            elapsed_s,
+            self.stall_s,
         )
+        if not 0 < slow_s <= elapsed_s:
+            return [end]
+        slow = SlowRequest(
+            self.opened.request_id,
+            elapsed_s,
+            self.opened.tokenize_s,
+            self.stages,
+            self.first_token_s,
+            self.stall_s,
+            self.attempt + 1,
+            self.route,
+        )
+        return [slow, end]

@@ -12,6 +12,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from mesh.errors import BindError
+from nodes.gateway.acceptor import Acceptor, Refused
+from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.http_protocol import BoundedHttpProtocol, Newcomers
 
@@ -74,12 +76,23 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """One uvicorn server on one bound socket."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket, config: GatewayConfig) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        config: GatewayConfig,
+        budget: BodyBudget,
+        refused: Refused,
+    ) -> None:
         self._listener = listener
+        self._max_connections = config.max_connections
+        self._refused = refused
+        self._acceptor: Acceptor | None = None
         self._newcomers = Newcomers()
+        protocol = partial(BoundedHttpProtocol, newcomers=self._newcomers, budget=budget)
         settings = uvicorn.Config(
             app,
-            http=cast("type[BoundedHttpProtocol]", partial(BoundedHttpProtocol, newcomers=self._newcomers)),
+            http=cast("type[BoundedHttpProtocol]", protocol),
             ws="none",
             lifespan="off",
             loop="none",
@@ -91,8 +104,6 @@ class HttpServer:
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=STOP_S,
-            limit_concurrency=config.max_connections,
-            backlog=BACKLOG,
         )
         self._server = _Uvicorn(settings)
         self._task: asyncio.Task[None] | None = None
@@ -107,7 +118,13 @@ class HttpServer:
         """Return when connections are taken."""
         self._server.config.load()
         self._server.lifespan = self._server.config.lifespan_class(self._server.config)
-        await self._server.startup(sockets=[self._listener])
+        # No socket for it: what it opens closes connections without a word when descriptors run out.
+        await self._server.startup(sockets=[])
+        state = self._server.server_state
+        self._acceptor = Acceptor(
+            self._listener, self._make_protocol, lambda: len(state.connections), self._max_connections, self._refused
+        )
+        self._acceptor.open()
         self._task = asyncio.create_task(self._server.main_loop())
 
     def leave_port(self) -> None:
@@ -118,24 +135,33 @@ class HttpServer:
         self._server.config.encoded_headers.append(CLOSE)
         # uvicorn makes the one from the other once a second.
         state.default_headers = [*state.default_headers, CLOSE]
-        for listening in self._server.servers:
-            listening.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
 
     async def quiet(self) -> None:
         """Return when nobody is being answered, and whoever has just connected has asked, or had the time to."""
+        if self._acceptor is not None:
+            await self._acceptor.opened()
         await self._newcomers.gone(NEWCOMER_S)
         while tasks := set(self._server.server_state.tasks):
             await asyncio.wait(tasks)
 
     async def stop(self) -> None:
         """Take no more connections, and return when those that are left have been answered, or `STOP_S` have passed."""
-        if self._task is None:
+        if self._task is None or self._acceptor is None:
             self._listener.close()
             return
+        self._acceptor.close()
+        await self._acceptor.opened()
         self._server.should_exit = True
         self._server.stopping.set()
         await self._task
         tasks = set(self._server.server_state.tasks)
-        await self._server.shutdown(sockets=[self._listener])
+        await self._server.shutdown()
         # uvicorn cancels what is left without waiting for it.
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        server = self._server
+        make = cast("partial[BoundedHttpProtocol]", server.config.http_protocol_class)
+        return make(config=server.config, server_state=server.server_state, app_state=server.lifespan.state)

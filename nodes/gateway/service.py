@@ -7,17 +7,20 @@ calls on the event loop's thread.
 import asyncio
 from collections.abc import Callable, Iterable
 from secrets import randbits
-from typing import assert_never
+from typing import NamedTuple, assert_never
+
+import msgspec
 
 from mesh import errors
 from mesh.actor import Context
+from mesh.driver import CoreDriver
 from mesh.errors import CallError
 from mesh.membership import Member
+from mesh.role_asks import RoleAsks
 from mesh.transport.base import Lane
-from nodes.gateway.asks import AskFailed, TokenizerAsks
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.core import GatewayCore
-from nodes.gateway.errors import ApiError, Internal, TooManyRequests, Unavailable, error_from
+from nodes.gateway.errors import ApiError, BadRequest, Internal, TooManyRequests, Unavailable, error_from
 from nodes.gateway.events import (
     Accepted,
     AskRoute,
@@ -34,10 +37,10 @@ from nodes.gateway.events import (
     PeerLost,
     RouteChosen,
     RouteFailed,
-    SchedulersChanged,
     SendCancel,
     SendResend,
     SendSubmit,
+    SlowRequest,
     Stopping,
     SubmitAccepted,
     SubmitFailed,
@@ -45,6 +48,8 @@ from nodes.gateway.events import (
 )
 from nodes.gateway.expansion import expand
 from nodes.gateway.outputs import CallOutput, Generation
+from nodes.gateway.request_names import UNNAMED, RequestNames
+from nodes.gateway.scheduler_view import SchedulerView
 from nodes.gateway.validation import Job
 from nodes.protocol import (
     AttemptsCancelled,
@@ -57,6 +62,7 @@ from nodes.protocol import (
     Route,
     Submitted,
 )
+from nodes.redaction import PromptRedactor
 from nodes.roles import DETOKENIZER, SCHEDULER, TOKENIZER, WORKER
 
 ROUTE_TIMEOUT_S = 2.0
@@ -69,6 +75,14 @@ def draw_secret_seed() -> int:
     return randbits(63)
 
 
+class _Open(NamedTuple):
+    """One sample that has not ended: where its output goes, and what its call is called."""
+
+    output: CallOutput
+    sample: int
+    names: RequestNames
+
+
 class GatewayService:
     """The gateway's core with its asks and its outputs."""
 
@@ -79,10 +93,20 @@ class GatewayService:
         self._turns_away = False
         self.num_calls = 0
         self.stopping = asyncio.Event()
-        self._ctx = ctx
-        self._core = GatewayCore(ctx.address.actor_id, config)
-        self._asks = TokenizerAsks(ctx)
-        self._outputs: dict[str, tuple[CallOutput, int]] = {}
+        self.ctx = ctx
+        gateway = ctx.address.actor_id
+        self._core = GatewayCore(gateway, config)
+        self._driver = CoreDriver[Event, Command](
+            self,
+            "gateway",
+            self._core.handle,
+            self._perform,
+            setup={"gateway": gateway, "config": config},
+            redact=PromptRedactor,
+        )
+        self._asks = RoleAsks(ctx, TOKENIZER)
+        self._schedulers = SchedulerView(ctx)
+        self._outputs: dict[str, _Open] = {}
         self._is_ticking = False
         self._emptied = asyncio.Event()
 
@@ -93,11 +117,11 @@ class GatewayService:
 
     def now(self) -> float:
         """The mesh's clock."""
-        return self._ctx.now()
+        return self.ctx.now()
 
     def continue_trace(self, traceparent: str) -> None:
         """The client's trace goes on with every message that its call causes."""
-        self._ctx.continue_trace(traceparent)
+        self.ctx.continue_trace(traceparent)
 
     def enter_call(self) -> None:
         """Count a call in, before its body is read; raises `ApiError` where it cannot be taken."""
@@ -113,6 +137,20 @@ class GatewayService:
         self.num_calls -= 1
         if self.num_calls == 0:
             self._emptied.set()
+
+    def policies_without_priority(self) -> list[str]:
+        """Policies of the mesh's schedulers that make nothing of a request's priority."""
+        policies = {str(one.attributes.get("policy", "")) for one in self.ctx.members.by_role(SCHEDULER)}
+        return sorted(policies - {"priority"})
+
+    def check_priority(self, priority: int) -> None:
+        """Raise `BadRequest` for a priority that a scheduler of the mesh would make nothing of."""
+        if priority and (others := self.policies_without_priority()):
+            message = (
+                f"'priority' is not supported by this server: its schedulers' policy is {others[0] or 'unknown'!r}."
+                " Leave it out, or have the operator set policy = 'priority' under [roles.scheduler]."
+            )
+            raise BadRequest(message, param="priority", code="unsupported_parameter")
 
     async def prepare(self, question: Prepare, *, prompt_param: str) -> Prepared:
         """Token ids and routes from a tokenizer; raises `ApiError`."""
@@ -135,11 +173,11 @@ class GatewayService:
         timeout_s, patience_s = self.config.prepare_timeout_s, self.config.role_wait_s
         try:
             return await self._asks.ask(question, timeout_s=timeout_s, patience_s=patience_s)
-        except AskFailed as error:
+        except CallError as error:
             retry_after_s = self.config.retry_after_s
-            raise error_from(error.failure, retry_after_s=retry_after_s, default_param=param) from error
+            raise error_from(_failure_of(error), retry_after_s=retry_after_s, default_param=param) from error
 
-    def open(self, job: Job, prepared: Prepared, arrived_at: float) -> Generation:
+    def open(self, job: Job, prepared: Prepared, arrived_at: float, names: RequestNames = UNNAMED) -> Generation:
         """Start all requests of a call; raises `ApiError` where the context or this gateway has no room for them."""
         requests = expand(
             job,
@@ -148,13 +186,14 @@ class GatewayService:
             seed=self._draw_seed(),
             arrived_at=arrived_at,
             config=self.config,
+            tokenize_s=prepared.elapsed_s,
         )
         if self._core.num_requests + len(requests) > self.config.max_inflight:
             message = f"{self._core.num_requests} requests are in flight and {len(requests)} more are too many."
             raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
         output = CallOutput(len(requests), whole=not job.stream)
         for index, request in enumerate(requests):
-            self._outputs[request.request_id] = (output, index)
+            self._outputs[request.request_id] = _Open(output, index, names)
             self.handle(request)
         return Generation(requests, output, len(prepared.token_ids))
 
@@ -172,6 +211,10 @@ class GatewayService:
         self.begin_drain(turn_away=True)
         self.stopping.set()
         self.handle(Stopping())
+        # Where the core has failed it ends nothing any more.
+        failure = Failure("shutting_down", "this gateway is shutting down")
+        for request_id in list(self._outputs):
+            self._end(End(request_id, None, failure, 0, 0, 0, 0.0))
 
     def begin_drain(self, *, turn_away: bool) -> None:
         """Be not ready any more; with `turn_away` new calls get a 503."""
@@ -186,12 +229,12 @@ class GatewayService:
 
     def members(self) -> list[Member]:
         """Everybody in the mesh."""
-        return self._ctx.members.all()
+        return self.ctx.members.all()
 
     def missing_roles(self) -> list[str]:
         """Why no request can be served now; empty if one can."""
         missing = ["this gateway is draining"] if self.is_draining else []
-        members = self._ctx.members
+        members = self.ctx.members
         roles = (TOKENIZER, DETOKENIZER, SCHEDULER, WORKER)
         missing += [f"no {role} is ready" for role in roles if not members.by_role(role)]
         groups = {str(member.attributes.get("group", "")) for member in members.by_role(WORKER)}
@@ -210,11 +253,9 @@ class GatewayService:
         if roles & {TOKENIZER, SCHEDULER, DETOKENIZER}:
             self._asks.members_changed()
         if DETOKENIZER in roles:
-            self.handle(DetokenizersChanged([m.actor_id for m in self._ctx.members.by_role(DETOKENIZER)]))
+            self.handle(DetokenizersChanged([m.actor_id for m in self.ctx.members.by_role(DETOKENIZER)]))
         if SCHEDULER in roles:
-            ready = self._ctx.members.by_role(SCHEDULER)
-            stand_ins = frozenset(m.actor_id for m in ready if m.attributes.get("phase") == "prefill")
-            self.handle(SchedulersChanged({m.actor_id: m.epoch for m in ready}, stand_ins))
+            self.handle(self._schedulers.changed())
 
     def on_peer_lost(self, actor_id: str, epoch: int) -> None:
         """An incarnation is gone or cut off."""
@@ -222,11 +263,10 @@ class GatewayService:
 
     def handle(self, event: Event) -> None:
         """Let the core decide, and do what it says."""
-        for command in self._core.handle(event, self._ctx.now()):
-            self._perform(command)
+        self._driver.feed(event)
         if not self._is_ticking and self._core.needs_ticks:
             self._is_ticking = True
-            self._ctx.later(self.config.tick_s, self._tick)
+            self.ctx.later(self.config.tick_s, self._tick)
 
     def _tick(self) -> None:
         self._is_ticking = False
@@ -237,31 +277,33 @@ class GatewayService:
             case Deliver():
                 self._deliver(command)
             case Accepted():
-                output, index = self._outputs[command.request_id]
+                output, index, _ = self._outputs[command.request_id]
                 output.accepted(index)
             case End():
                 self._end(command)
+            case SlowRequest():
+                self._say_slow(command)
             case SendSubmit():
-                self._ctx.spawn(self._submit(command), name="submit")
+                self.ctx.spawn(self._submit(command), name="submit")
             case SendCancel():
-                self._ctx.spawn(self._cancel(command), name="cancel")
+                self.ctx.spawn(self._cancel(command), name="cancel")
             case SendResend():
                 message = Resend(streams=command.streams, detokenizer=command.detokenizer)
-                self._ctx.tell(command.scheduler, message, lane=Lane.CONTROL)
+                self.ctx.tell(command.scheduler, message, lane=Lane.CONTROL)
             case Doubt(scheduler):
-                self._ctx.doubt(scheduler)
+                self.ctx.doubt(scheduler)
             case AskRoute():
-                self._ctx.spawn(self._ask_route(command), name="route")
+                self.ctx.spawn(self._ask_route(command), name="route")
             case _:
                 assert_never(command)
 
     def _deliver(self, command: Deliver) -> None:
-        output, index = self._outputs[command.request_id]
+        output, index, _ = self._outputs[command.request_id]
         num_tokens = command.num_tokens
         output.deliver(index, command.text, num_tokens)
         if not num_tokens:
             return
-        metrics = self._ctx.metrics
+        metrics = self.ctx.metrics
         metrics.count("mesh_generation_tokens_total", num_tokens)
         if command.first:
             metrics.observe("mesh_time_to_first_token_seconds", command.since_s)
@@ -270,24 +312,47 @@ class GatewayService:
             metrics.observe("mesh_inter_token_latency_seconds", command.since_s / num_tokens)
 
     def _end(self, end: End) -> None:
-        output, index = self._outputs.pop(end.request_id)
+        output, index, names = self._outputs.pop(end.request_id)
         output.end(index, end)
-        metrics = self._ctx.metrics
+        metrics = self.ctx.metrics
         reason = end.finish_reason or ("abort" if end.failure is None else "error")
         metrics.count("mesh_requests_ended_total", reason=reason)
         metrics.count("mesh_prompt_tokens_total", end.num_prompt_tokens)
         metrics.count("mesh_cached_tokens_total", end.num_cached_tokens)
         metrics.observe("mesh_e2e_request_latency_seconds", end.elapsed_s)
+        if end.num_output_tokens > 1:
+            metrics.observe("mesh_request_stall_seconds", end.stall_s)
         if end.failure is not None:
-            self._ctx.log.warning(
-                "request_failed", request_id=end.request_id, code=end.failure.code, error=end.failure.message
+            self.ctx.log.warning(
+                "request_failed",
+                request_id=end.request_id,
+                status=self.error_of(end.failure, "").status,
+                code=end.failure.code,
+                error=end.failure.message,
+                **names.fields(),
             )
+
+    def _say_slow(self, slow: SlowRequest) -> None:
+        stages = {name: round(value, 4) for name, value in msgspec.structs.asdict(slow.stages).items()}
+        self.ctx.log.warning(
+            "slow_request",
+            request_id=slow.request_id,
+            elapsed_s=round(slow.elapsed_s, 3),
+            tokenize_s=round(slow.tokenize_s, 4),
+            **stages,
+            first_token_s=round(slow.first_token_s, 3),
+            stall_s=round(slow.stall_s, 3),
+            attempts=slow.num_attempts,
+            decode=slow.route.decode,
+            prefill=slow.route.prefill,
+            **self._outputs[slow.request_id].names.fields(),
+        )
 
     async def _submit(self, command: SendSubmit) -> None:
         message = command.message
         request_id, attempt = message.request_id, message.attempt
         try:
-            answer = await self._ctx.ask(command.scheduler, message, timeout_s=self.config.submit_timeout_s)
+            answer = await self.ctx.ask(command.scheduler, message, timeout_s=self.config.submit_timeout_s)
         except CallError as error:
             was_heard = not isinstance(error, errors.PeerLost) or error.was_heard
             self.handle(SubmitFailed(request_id, attempt, _failure_of(error), was_heard))
@@ -301,9 +366,9 @@ class GatewayService:
         scheduler = command.scheduler
         message = CancelAttempts(attempts=command.attempts)
         try:
-            answer = await self._ctx.ask(scheduler, message, timeout_s=self.config.cancel_timeout_s)
+            answer = await self.ctx.ask(scheduler, message, timeout_s=self.config.cancel_timeout_s)
         except CallError as error:
-            lost = error.code == "peer_lost" or self._ctx.members.get(scheduler) is None
+            lost = error.code == "peer_lost" or self.ctx.members.get(scheduler) is None
             self.handle(CancelFailed(scheduler, lost))
             return
         if isinstance(answer.message, AttemptsCancelled):
@@ -315,8 +380,8 @@ class GatewayService:
         request_id = command.message.request_id
         try:
             answer = await self._asks.ask(command.message, timeout_s=ROUTE_TIMEOUT_S, patience_s=0.0)
-        except AskFailed as error:
-            self.handle(RouteFailed(request_id, command.attempt, error.failure))
+        except CallError as error:
+            self.handle(RouteFailed(request_id, command.attempt, _failure_of(error)))
             return
         if isinstance(answer, Route):
             self.handle(RouteChosen(request_id, command.attempt, answer))

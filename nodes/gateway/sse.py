@@ -51,6 +51,6 @@ class ChunkWriter:
         return self._opening + b'],"usage":' + _ENCODE(usage) + b"}\n\n"
 
 
-def error_event(error: ApiError) -> bytes:
+def error_event(error: ApiError, request_id: str) -> bytes:
     """The last event of a stream that broke; OpenAI's clients raise it."""
-    return b"data: " + error.body() + b"\n\n"
+    return b"data: " + error.body(request_id) + b"\n\n"

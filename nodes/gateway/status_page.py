@@ -1,10 +1,12 @@
 """The page at `/`: what is served, who is there, and a line to try it with. No script, nothing from elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from mesh.membership import Member
+from nodes.actor_figures import FIGURE_NAMES, ActorFigures, figure_texts
 from nodes.gateway.config import GatewayConfig
+from nodes.numerics import numerics_note
 
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -13,12 +15,21 @@ _STYLE = (
 )
 
 
-def status_page(config: GatewayConfig, members: Sequence[Member], missing: Sequence[str], base_url: str) -> bytes:
-    """HTML. Everything that comes from elsewhere is escaped."""
+_HEADS = "".join(f"<th>{name.lower()}" for name in FIGURE_NAMES)
+
+
+def status_page(
+    config: GatewayConfig,
+    members: Sequence[Member],
+    figures: Mapping[str, ActorFigures],
+    missing: Sequence[str],
+    base_url: str,
+) -> bytes:
+    """HTML; `figures` by actor id. Everything that comes from elsewhere is escaped."""
     state = "ready" if not missing else "not ready: " + "; ".join(missing)
     rows = "".join(
         f"<tr><td>{escape(member.actor_id)}<td>{escape(member.role)}<td>{escape(member.state)}"
-        f"<td>{member.pid}<td>{member.epoch}<td>{escape(str(member.attributes.get('phase', '')))}"
+        f"<td>{member.pid}<td>{member.epoch}{_cells(figures.get(member.actor_id, ActorFigures()))}"
         for member in members
     )
     example = (
@@ -26,12 +37,19 @@ def status_page(config: GatewayConfig, members: Sequence[Member], missing: Seque
         f'  -d \'{{"model": "{config.model_name}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''
     )
     name = escape(config.model_name)
+    note = numerics_note(members)
+    context = f"context {config.context_length} tokens" if config.context is None else escape(str(config.context))
     page = (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>kvmesh: {name}</title><style>{_STYLE}</style>"
-        f"<h1>kvmesh</h1><p>Model <b>{name}</b>, context {config.context_length} tokens."
+        f"<h1>kvmesh</h1><p>Model <b>{name}</b>. {context}."
         f"<p class={'bad' if missing else 'good'}>{escape(state)}"
-        f"<table><tr><th>actor<th>role<th>state<th>pid<th>epoch<th>phase{rows}</table>"
+        f"{f'<p>{escape(note)}' if note else ''}"
+        f"<table><tr><th>actor<th>role<th>state<th>pid<th>epoch{_HEADS}{rows}</table>"
         f"<pre>{escape(example)}</pre>"
-        "<p><a href=/metrics>metrics</a> · <a href=/openapi.json>openapi.json</a> · <a href=/v1/models>models</a>"
+        "<p><a href=/docs>docs</a> · <a href=/v1/models>models</a> · <a href=/metrics>metrics</a>"
     )
     return page.encode()
+
+
+def _cells(figures: ActorFigures) -> str:
+    return "".join(f"<td>{escape(text)}" for text in figure_texts(figures))

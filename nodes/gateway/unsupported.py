@@ -1,7 +1,7 @@
 """Fields of the OpenAI, vLLM and SGLang surfaces that this gateway knows and cannot serve, or may ignore.
 
 A field with an effect that is silently dropped gives a wrong answer, so it is refused by name; its neutral values,
-which clients send by default, are taken.
+which clients send by default, are taken. Fields that none of the three knows are taken and counted.
 """
 
 from typing import Any
@@ -10,13 +10,18 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "top_logprobs": (0,),
     "prompt_logprobs": (),
+    "return_logprob": (False,),
+    "logprob_start_len": (),
+    "top_logprobs_num": (0,),
+    "token_ids_logprob": (),
+    "logprob_token_ids": (),
     "echo": (False,),
     "best_of": (1,),
     "suffix": ("",),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "length_penalty": (1, 1.0),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "tools": ([],),
@@ -30,36 +35,75 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
     "regex": (),
     "ebnf": (),
     "json_schema": (),
     "structural_tag": (),
-    "stop_regex": (),
+    "stop_regex": ("", []),
     "no_stop_trim": (False,),
     "audio": (),
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
     "web_search_options": (),
+    "reasoning": (),
     "reasoning_effort": ("none",),
+    "include_reasoning": (False, True),
+    "separate_reasoning": (False, True),
+    "stream_reasoning": (False, True),
+    "require_reasoning": (False,),
+    "thinking_token_budget": (),
     "verbosity": ("medium",),
     "store": (False,),
     "chat_template": (),
     "documents": ([],),
+    "add_special_tokens": (False,),
     "mm_processor_kwargs": (),
+    "media_io_kwargs": (),
+    "max_dynamic_patch": (),
+    "min_dynamic_patch": (),
+    "image_max_dynamic_patch": (),
+    "video_max_dynamic_patch": (),
+    "use_audio_in_video": (False,),
     "lora_path": (),
     "session_params": (),
+    "session_id": (),
+    "input_ids": (),
+    "input_embeds": (),
     "logits_processors": ([],),
     "custom_logit_processor": (),
+    "custom_params": ({},),
+    "custom_labels": ({},),
+    "vllm_xargs": ({},),
+    "repetition_detection": (),
     "allowed_token_ids": (),
     "bad_words": ([],),
     "truncate_prompt_tokens": (),
+    "truncation_side": (),
     "prompt_embeds": (),
     "return_hidden_states": (False,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "return_token_strs": (False,),
+    "return_prompt_token_ids": (False,),
+    "return_text_in_logprobs": (False,),
+    "return_routed_experts": (False,),
+    "return_cached_tokens_details": (False,),
+    "return_meta_info": (False,),
+    "skip_reading_prefix_cache": (False,),
     "kv_transfer_params": (),
+    "bootstrap_host": (),
+    "bootstrap_port": (),
+    "bootstrap_room": (),
+    "bootstrap_pair_key": (),
+    "data_parallel_rank": (),
+    "data_parallel_rank_decode": (),
+    "routed_dp_rank": (),
+    "disagg_prefill_dp_rank": (),
+    "decode_tp_size": (),
+    "routing_key": (),
 }
 """By field: the values that change nothing. `null` is one of them for every field."""
 
@@ -78,5 +122,7 @@ IGNORED = frozenset(
 
 
 def is_neutral(field: str, value: Any) -> bool:
-    """Whether a known field has a value that changes nothing. `0` is not `False` here."""
-    return value is None or any(type(value) is type(neutral) and value == neutral for neutral in NEUTRAL_VALUES[field])
+    """Whether a known field has a value that changes nothing. As in JSON, `0` is `0.0` and not `False`."""
+    return value is None or any(
+        isinstance(value, bool) is isinstance(neutral, bool) and value == neutral for neutral in NEUTRAL_VALUES[field]
+    )

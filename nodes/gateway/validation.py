@@ -4,16 +4,17 @@ Pure: bytes in, `Job` or `BadRequest` out. What only a tokenizer can know (the l
 `expansion.py` when it is known.
 """
 
-import re
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
-import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
+from nodes.gateway.body_reader import BodyReader, Decoded
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest, UnknownModel
 from nodes.gateway.openai_types import (
+    MAX_TOKEN_ID,
+    REFUSAL_PART,
     TEXT_PARTS,
     ChatCompletionBody,
     ChatMessage,
@@ -23,22 +24,16 @@ from nodes.gateway.openai_types import (
     GenerationBody,
     TokenizeBody,
 )
-from nodes.gateway.unsupported import IGNORED, NEUTRAL_VALUES, is_neutral
 from nodes.protocol import Prepare
 from nodes.request import Sampling, StopRules
 
-Body = TypeVar("Body", bound=Struct)
-
-_FIELDS = msgspec.json.Decoder(dict[str, Raw])
-_MISSING = re.compile(r"missing required field `([^`]+)`")
-_AT = re.compile(r" - at `(?:key in )?\$([^`]*)`$")
-_INDEX = re.compile(r"\[(\d+)\]")
 _MASK = 2**63 - 1
 
 
 class Job(NamedTuple):
     """A validated call: what to ask a tokenizer, and how to sample. Errors about lengths name the two `_param` fields.
 
+    `client_id` is what the client calls the request in its body: vLLM's `request_id` or SGLang's `rid`.
     `stop.max_tokens` is 0 where the client set none. `seed` is None where it is to be drawn.
     """
 
@@ -56,73 +51,13 @@ class Job(NamedTuple):
     priority: int
     skip_special_tokens: bool
     unknown_fields: list[str]
-
-
-class Decoded(NamedTuple):
-    """A typed body, the raw JSON of each of its fields, and the names of fields that nobody knows."""
-
-    body: Any
-    fields: dict[str, Raw]
-    unknown_fields: list[str]
-
-
-class BodyReader:
-    """Decodes one kind of body; made once per route."""
-
-    def __init__(self, body_type: type[Struct]) -> None:
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(body_type)
-        self._known = frozenset(body_type.__struct_fields__)
-
-    def decode(self, data: bytes) -> Decoded:
-        """Raises `BadRequest`: malformed, too deep, wrong type or value, or known and not supported."""
-        try:
-            data.decode()
-        except UnicodeDecodeError as error:
-            raise BadRequest(f"The body is not UTF-8: byte {error.start}.", code="invalid_utf8") from None
-        try:
-            fields = _FIELDS.decode(data)
-            unknown = _check_fields(fields, self._known)
-            return Decoded(self._decoder.decode(data), fields, unknown)
-        except RecursionError:
-            raise BadRequest("The body is nested too deeply.", code="invalid_json") from None
-        except msgspec.ValidationError as error:
-            raise _explain(str(error)) from None
-        except msgspec.DecodeError as error:
-            raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
-
-
-def _check_fields(fields: dict[str, Raw], known: frozenset[str]) -> list[str]:
-    unknown: list[str] = []
-    for name, raw in fields.items():
-        if name in known or name in IGNORED:
-            continue
-        if name not in NEUTRAL_VALUES:
-            unknown.append(name)
-        elif not is_neutral(name, msgspec.json.decode(raw)):
-            raise BadRequest(f"'{name}' is not supported by this server.", param=name, code="unsupported_parameter")
-    return unknown
-
-
-def _explain(message: str) -> BadRequest:
-    """Turn msgspec's "Expected `int` >= 1 - at `$.stop[0]`" into an error with `param` "stop.0"."""
-    path = ""
-    at = _AT.search(message)
-    if at is not None:
-        message = message[: at.start()]
-        path = at[1]
-    missing = _MISSING.search(message)
-    if missing is not None:
-        path += f".{missing[1]}"
-    param = _INDEX.sub(r".\1", path).replace("[...]", "").strip(".") or None
-    if missing is not None:
-        return BadRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
-    where = f"Invalid value for '{param}'" if param else "Invalid body"
-    return BadRequest(f"{where}: {message[:1].lower()}{message[1:]}.", param=param, code="invalid_value")
+    client_id: str = ""
 
 
 def _check_model(name: str | None, config: GatewayConfig) -> None:
-    if name is not None and name != config.model_name:
-        message = f"The model '{name[:200]}' does not exist; this server has '{config.model_name}'."
+    if name is not None and name not in config.served_names:
+        served = "', '".join(config.served_names)
+        message = f"The model '{name[:200]}' does not exist; this server has '{served}'."
         raise UnknownModel(message, param="model")
 
 
@@ -133,17 +68,19 @@ def _check_messages(messages: Sequence[ChatMessage]) -> None:
         if isinstance(message.content, list):
             for number, part in enumerate(message.content):
                 _check_part(part, f"{where}.{number}")
-        elif message.content is None and message.tool_calls is None:
-            raise BadRequest(f"'{where}' must be a string.", param=where, code="invalid_value")
+        elif message.content is None and (message.refusal, message.tool_calls, message.function_call) == (None,) * 3:
+            problem = f"'{where}' must be a string, or be left out beside a refusal or calls."
+            raise BadRequest(problem, param=where, code="invalid_value")
 
 
 def _check_part(part: ContentPart, where: str) -> None:
-    if part.type not in TEXT_PARTS:
+    if part.type not in TEXT_PARTS and part.type != REFUSAL_PART:
         message = f"Content of type '{part.type[:64]}' is not supported by this model."
         raise BadRequest(message, param=f"{where}.type", code="unsupported_parameter")
-    if part.text is None and part.refusal is None:
-        message = f"Missing required parameter: '{where}.text'."
-        raise BadRequest(message, param=f"{where}.text", code="missing_required_parameter")
+    field = "refusal" if part.type == REFUSAL_PART else "text"
+    if getattr(part, field) is None:
+        message = f"Missing required parameter: '{where}.{field}'."
+        raise BadRequest(message, param=f"{where}.{field}", code="missing_required_parameter")
 
 
 def _check_token_ids(token_ids: Sequence[int], config: GatewayConfig, param: str) -> None:
@@ -157,13 +94,16 @@ def prompts_of(
 ) -> tuple[list[str] | None, list[list[int]] | None]:
     """`(texts, token_ids)`, one of which is None. Raises `BadRequest` for a list of mixed kinds."""
     if isinstance(prompt, str):
-        return [prompt], None
+        prompt = [prompt]
     texts = [item for item in prompt if isinstance(item, str)]
     flat = [item for item in prompt if isinstance(item, int)]
     lists = [item for item in prompt if isinstance(item, list)]
     if max(len(texts), len(flat), len(lists)) != len(prompt):
         message = "'prompt' must be a string, strings, token ids, or lists of token ids."
         raise BadRequest(message, param="prompt", code="invalid_value")
+    if "" in texts:
+        message = "'prompt' is empty. Give at least one character; a text from nothing begins with the model's BOS id."
+        raise BadRequest(message, param="prompt", code="empty_prompt")
     if flat:
         lists = [flat]
     if len(texts) > config.max_prompts_per_call or len(lists) > config.max_prompts_per_call:
@@ -181,19 +121,24 @@ def _sampling(body: GenerationBody, config: GatewayConfig) -> Sampling:
     if body.logit_bias:
         logit_bias = {}
         for key, bias in body.logit_bias.items():
-            # `int()` also takes underscores, signs, spaces and other scripts' digits.
-            if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            # `int()` also takes underscores, signs, spaces and other scripts' digits; "07" and "7" would be one.
+            if not (key.isascii() and key.isdigit() and len(key) <= 10 and key == str(int(key))):
                 message = f"Keys of 'logit_bias' are token ids, not {key[:40]!r}."
                 raise BadRequest(message, param="logit_bias", code="invalid_value")
             logit_bias[int(key)] = bias
-        if max(logit_bias) >= 2**31:
+        if max(logit_bias) > MAX_TOKEN_ID:
             raise BadRequest("A token id in 'logit_bias' is too large.", param="logit_bias", code="invalid_value")
         _check_token_ids(list(logit_bias), config, "logit_bias")
+    defaults = config.sampling_defaults
+    temperature = defaults.temperature if body.temperature is None else body.temperature
+    top_p = defaults.top_p if body.top_p is None else body.top_p
     return Sampling(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(body.top_k or 0, 0),
-        min_p=body.min_p or 0.0,
+        # Nothing but the most likely token is in a nucleus of 0.
+        temperature=temperature if top_p else 0.0,
+        top_p=top_p,
+        # 0 and -1 are off: words of the request's own, not the lack of one.
+        top_k=defaults.top_k if body.top_k is None else max(body.top_k, 0),
+        min_p=defaults.min_p if body.min_p is None else body.min_p,
         logit_bias=logit_bias,
     )
 
@@ -205,7 +150,7 @@ def _stop_rules(body: GenerationBody, config: GatewayConfig) -> StopRules:
         message = f"'min_tokens' is {min_tokens}, more than the {max_tokens} tokens asked for at most."
         raise BadRequest(message, param="min_tokens", code="invalid_value")
     _check_token_ids(body.stop_token_ids or [], config, "stop_token_ids")
-    stop = [body.stop] if isinstance(body.stop, str) else list(body.stop or [])
+    stop = [body.stop] if body.stop and isinstance(body.stop, str) else list(body.stop or [])
     return StopRules(
         max_tokens=max_tokens,
         stop_token_ids=list(body.stop_token_ids or []),
@@ -214,6 +159,11 @@ def _stop_rules(body: GenerationBody, config: GatewayConfig) -> StopRules:
         min_tokens=min_tokens,
         include_stop=bool(body.include_stop_str_in_output),
     )
+
+
+def _extra_key(body: GenerationBody) -> str:
+    """What keeps a request's cached KV from others: vLLM's name for it, SGLang's, or both."""
+    return "\0".join(key for key in (body.cache_salt, body.extra_key) if key)
 
 
 def _kwargs(fields: dict[str, Raw], body: ChatCompletionBody | TokenizeBody) -> bytes | None:
@@ -251,7 +201,7 @@ class Validator:
             chat_template_kwargs=_kwargs(decoded.fields, body),
             add_generation_prompt=generation_prompt,
             continue_final_message=continues,
-            extra_key=body.cache_salt or "",
+            extra_key=_extra_key(body),
         )
         return self._job("chat", "messages", decoded, prepare)
 
@@ -266,7 +216,7 @@ class Validator:
             texts=texts,
             token_ids=token_ids,
             add_special_tokens=body.add_special_tokens is not False,
-            extra_key=body.cache_salt or "",
+            extra_key=_extra_key(body),
         )
         return self._job("text", "prompt", decoded, prepare)
 
@@ -305,6 +255,9 @@ class Validator:
         if options is not None and not body.stream:
             message = "'stream_options' is only allowed when 'stream' is true."
             raise BadRequest(message, param="stream_options", code="invalid_value")
+        if options is not None and options.include_obfuscation:
+            param = "stream_options.include_obfuscation"
+            raise BadRequest(f"'{param}' is not supported by this server.", param=param, code="unsupported_parameter")
         n = body.n or 1
         num_samples = n * len(prepare.texts or prepare.token_ids or [None])
         if num_samples > self._config.max_samples_per_call:
@@ -325,4 +278,5 @@ class Validator:
             priority=body.priority or 0,
             skip_special_tokens=body.skip_special_tokens is not False,
             unknown_fields=decoded.unknown_fields,
+            client_id=body.request_id or body.rid or "",
         )

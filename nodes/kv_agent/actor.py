@@ -100,7 +100,13 @@ class KVAgent(Actor):
         self._foreign = ForeignPools(self._puller, config.limits.map_s)
         self._calls: dict[int, Call] = {}
         self._last_call = 0
-        self._driver = CoreDriver[Event, Command](lambda event: self._core.handle(event, self.ctx.now()), self._perform)
+        self._driver = CoreDriver[Event, Command](
+            self,
+            "kv_agent",
+            lambda event, now: self._core.handle(event, now),
+            self._perform,
+            setup={"config": config},
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._pumping: asyncio.TimerHandle | None = None

@@ -6,13 +6,8 @@ from typing import Any, Final, cast
 from nodes.model_spec.errors import ModelDamaged, ModelUnsupported
 from nodes.model_spec.spec import RopeParameters
 
-_DTYPES: Final = {
-    "float32": "float32",
-    "bfloat16": "bfloat16",
-    # There is no fast float16 on CPU, and bfloat16 would drop three bits of every weight: float32 keeps them all.
-    "float16": "float32",
-}
-_STORED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float32"}
+_DTYPES: Final = ("float32", "bfloat16", "float16")
+_STORED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _MAX_INTEGER: Final = 1 << 31
 _DEFAULT_HEAD_DIM: Final = {"qwen3": 128}
 _FULL: Final = "full_attention"
@@ -64,15 +59,24 @@ class ConfigFields:
         }
 
     def dtype(self, stored: set[str]) -> str:
-        """The dtype to compute in: as configured (`dtype`, `torch_dtype`), else as the weights are stored."""
+        """The checkpoint's own dtype, float16 included: as configured (`dtype`, `torch_dtype`), else as stored."""
         named = self.value("dtype") or self.value("torch_dtype")
         if named is None:
             kinds = stored & set(_STORED_DTYPES)
             return _STORED_DTYPES[kinds.pop()] if len(kinds) == 1 else "float32"
-        dtype = _DTYPES.get(str(named).removeprefix("torch."))
-        if dtype is None:
+        dtype = str(named).removeprefix("torch.")
+        if dtype not in _DTYPES:
             raise ModelUnsupported(f"{self._path}: dtype {named!r} is not computed here; known: {', '.join(_DTYPES)}.")
         return dtype
+
+    def number_between(self, key: str, least: float, most: float, default: float) -> float:
+        """A number in a range, `default` where there is none (or null). Raises ModelDamaged."""
+        value: Any = self.value(key)
+        if value is None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+            raise self._damaged(key, f"should be a number from {least:g} to {most:g}, not {value!r}")
+        return float(value)
 
     def token_id(self, key: str) -> int | None:
         """The first id of a field that holds one id, several, or none."""

@@ -10,8 +10,10 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from nodes.model_spec.checkpoint_files import CONFIG_FILE, TOKENIZER_FILE, require_files
 from nodes.model_spec.config_fields import ConfigFields
 from nodes.model_spec.errors import ModelDamaged, ModelNotFound, ModelUnsupported
+from nodes.model_spec.sampling_defaults import not_computed, read_sampling_defaults
 from nodes.model_spec.spec import ModelSpec
 from nodes.model_spec.weight_index import check_weights, find_weight_files, read_header, weights_digest
 
@@ -25,37 +27,56 @@ _MODEL_TYPES: Final = frozenset(ARCHITECTURES.values())
 
 
 def read_directory(directory: Path, name: str = "") -> ModelSpec:
-    """The model in `directory`, called `name` (the directory's own name by default). Raises `ModelError`."""
+    """The model in `directory`, called `name` (by default as `name_of` has it). Raises `ModelError`."""
     if not directory.is_dir():
         raise ModelNotFound(
             f"There is no model directory {str(directory)!r}. Give a local directory with config.json, tokenizer.json"
-            " and safetensors weights (nothing is downloaded), or one of tiny, echo, random:ARCH."
+            " and safetensors weights, one of tiny, echo, random:ARCH, or have `meshctl up --model ORG/NAME` fetch one."
         )
     directory = directory.resolve()
-    document = read_json(directory / "config.json")
-    config = ConfigFields(document, directory / "config.json")
-    architecture = _architecture(config, directory)
-    tokenizer_path = _tokenizer_path(directory)
-    template, special_tokens = read_chat_template(directory)
+    require_files(str(directory), [path.name for path in directory.iterdir()])
+    spec = read_description(directory, name)
     files = find_weight_files(directory)
     headers = {file: read_header(file) for file in files}
-    spec = ModelSpec(
-        name=name or directory.name,
-        source="directory",
-        architecture=architecture,  # pyright: ignore[reportArgumentType] # checked against the literals' own table
-        dtype=config.dtype(stored={entry.dtype for header in headers.values() for entry in header.values()}),
-        eos_token_ids=_eos_token_ids(config, directory),
-        path=str(directory),
-        tokenizer_path=str(tokenizer_path),
-        chat_template=template,
-        special_tokens=special_tokens,
-        weight_files=tuple(map(str, files)),
-        bos_token_id=config.token_id("bos_token_id"),
-        **config.shape(architecture),
-    )
+    config = ConfigFields(read_json(directory / CONFIG_FILE), directory / CONFIG_FILE)
+    stored = {entry.dtype for header in headers.values() for entry in header.values()}
+    spec = msgspec.structs.replace(spec, dtype=config.dtype(stored), weight_files=tuple(map(str, files)))
     check_weights(spec, headers)
     fingerprint = f"{spec.shape_digest().hex()}-{weights_digest(files).hex()}"
     return msgspec.structs.replace(spec, fingerprint=fingerprint)
+
+
+def read_description(directory: Path, name: str = "") -> ModelSpec:
+    """All of `read_directory` but the weights: what is not served is found out before they are fetched."""
+    config = ConfigFields(read_json(directory / CONFIG_FILE), directory / CONFIG_FILE)
+    architecture = _architecture(config, directory)
+    template, special_tokens = read_chat_template(directory)
+    path = directory / "generation_config.json"
+    generation = ConfigFields(read_json(path) if path.is_file() else {}, path)
+    eos_token_ids = [*generation.token_ids("eos_token_id"), *config.token_ids("eos_token_id")]
+    return ModelSpec(
+        name=name or name_of(directory),
+        source="directory",
+        architecture=architecture,  # pyright: ignore[reportArgumentType] # checked against the literals' own table
+        dtype=config.dtype(stored=set()),
+        eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
+        path=str(directory),
+        tokenizer_path=str(_tokenizer_path(directory)),
+        chat_template=template,
+        special_tokens=special_tokens,
+        bos_token_id=config.token_id("bos_token_id"),
+        sampling_defaults=read_sampling_defaults(generation),
+        not_computed=not_computed(generation),
+        **config.shape(architecture),
+    )
+
+
+def name_of(directory: Path) -> str:
+    """What a model is called by its place: its directory's name, or ORG/NAME in a cache of the hub's."""
+    repository = directory.parent.parent.name
+    if directory.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/", 1)
+    return directory.name
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -85,11 +106,16 @@ def read_chat_template(directory: Path) -> tuple[str | None, dict[str, str]]:
             special_tokens[key] = text
     jinja = directory / "chat_template.jinja"
     if jinja.is_file():
-        try:
-            return jinja.read_text(encoding="utf-8"), special_tokens
-        except (OSError, ValueError) as error:
-            raise ModelDamaged(f"{jinja} cannot be read as text: {error}. Download it again.") from error
+        return read_template_file(jinja), special_tokens
     return _template_text(document.get("chat_template"), path), special_tokens
+
+
+def read_template_file(path: Path) -> str:
+    """The text of a chat template. Raises ModelDamaged."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelDamaged(f"{path} cannot be read as text: {error}. Give a readable chat template.") from error
 
 
 def _template_text(value: Any, path: Path) -> str | None:
@@ -120,23 +146,14 @@ def _architecture(config: ConfigFields, directory: Path) -> str:
 
 
 def _tokenizer_path(directory: Path) -> Path:
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        raise ModelNotFound(
-            f"{path} is missing. Other tokenizer files are not read here: save the tokenizer with transformers'"
-            " AutoTokenizer.from_pretrained(...).save_pretrained(...), which writes tokenizer.json."
-        )
-    with path.open("rb") as stream:
-        head = stream.read(1)
-        stream.seek(max(path.stat().st_size - 64, 0))
-        tail = stream.read().rstrip()
+    path = directory / TOKENIZER_FILE
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(1)
+            stream.seek(max(path.stat().st_size - 64, 0))
+            tail = stream.read().rstrip()
+    except OSError as error:
+        raise ModelNotFound(f"{path} cannot be read: {error.strerror}. Download it again.") from error
     if head != b"{" or not tail.endswith(b"}"):
         raise ModelDamaged(f"{path} is cut off or not JSON. Download it again.")
     return path
-
-
-def _eos_token_ids(config: ConfigFields, directory: Path) -> tuple[int, ...]:
-    path = directory / "generation_config.json"
-    generation = ConfigFields(read_json(path), path) if path.is_file() else None
-    ids = [*(generation.token_ids("eos_token_id") if generation else ()), *config.token_ids("eos_token_id")]
-    return tuple(dict.fromkeys(ids))

@@ -7,6 +7,7 @@ import msgspec
 
 from kvstore.layout import KVLayout
 from nodes.model_spec.tensor_parallel import Shard, shard_of
+from nodes.request import SamplingDefaults
 
 COMPUTE_DTYPES: Final = ("float32", "bfloat16")
 
@@ -36,7 +37,9 @@ class EchoTimings(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One model: its shape as in `config.json`, its ids and texts, and the absolute paths of its files.
 
-    `dtype` is what the worker computes in unless told otherwise. `eos_token_ids` come from `generation_config.json` and
+    `dtype` is the checkpoint's: what the worker computes in unless told otherwise, but for float16, which nothing here
+    computes in (`compute_dtype`). `sampling_defaults` and what of its wishes is `not_computed` come from
+    `generation_config.json`. `eos_token_ids` come from `generation_config.json` and
     `config.json`, the first being the one that ends a chat turn. `tokenizer_path` is empty where the tokenizer is
     built in code (see `nodes.model_spec.vocabulary`). `special_tokens` are the texts that chat templates may name
     (`bos_token`, `eos_token`, ...). `fingerprint` is equal only for equal weights and configuration.
@@ -74,6 +77,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     echo: EchoTimings = EchoTimings()
     sliding_window: int = 0
     sliding_layers: tuple[int, ...] = ()
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
+    not_computed: tuple[str, ...] = ()
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
@@ -87,8 +92,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.architecture == "qwen3"
 
     def compute_dtype(self, dtype: str = "auto") -> str:
-        """The dtype to compute in: `auto` is the model's own; others must be float32 or bfloat16 (ValueError)."""
-        chosen = self.dtype if dtype == "auto" or self.source == "echo" else dtype
+        """The dtype to compute in: `auto` is the model's own; others must be float32 or bfloat16 (ValueError).
+
+        Of float16 `auto` makes float32, which has all its bits and range; `cli/compute_dtype.py` knows the device and
+        may say bfloat16 instead.
+        """
+        own = "float32" if self.dtype == "float16" else self.dtype
+        chosen = own if dtype == "auto" or self.source == "echo" else dtype
         if chosen not in COMPUTE_DTYPES:
             raise ValueError(f"dtype {dtype!r} cannot be computed in; use auto, {' or '.join(COMPUTE_DTYPES)}")
         return chosen
@@ -121,5 +131,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         shape = msgspec.structs.replace(
             self, name="", fingerprint="", path="", tokenizer_path="", chat_template=None, special_tokens={},
             weight_files=(), eos_token_ids=(), bos_token_id=None, echo=EchoTimings(), dtype="",
+            sampling_defaults=SamplingDefaults(), not_computed=(),
         )  # fmt: skip
         return hashlib.blake2b(msgspec.json.encode(shape), digest_size=16).digest()

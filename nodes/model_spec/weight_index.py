@@ -12,11 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
+from nodes.model_spec.checkpoint_files import INDEX_FILE, SINGLE_FILE
 from nodes.model_spec.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 from nodes.model_spec.spec import ModelSpec
 
-SINGLE_FILE: Final = "model.safetensors"
-INDEX_FILE: Final = "model.safetensors.index.json"
 _MAX_HEADER_BYTES: Final = 100_000_000
 _NUM_SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4096
@@ -31,32 +30,31 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
 
 def find_weight_files(directory: Path) -> tuple[Path, ...]:
-    """The safetensors files of a model directory, by its index if it has one.
+    """The safetensors files of a model directory that has some, by its index if it has one.
 
-    Raises ModelNotFound or ModelUnsupported where there are none, ModelDamaged for a bad index.
+    Raises ModelDamaged for a bad index, ModelNotFound where it names a file that is not there.
     """
     index = directory / INDEX_FILE
-    if index.is_file():
-        try:
-            weight_map = json.loads(index.read_bytes())["weight_map"]
-            names = sorted(set(weight_map.values()))
-            files = tuple(directory / name for name in names)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ModelDamaged(f"{index} is not a safetensors index ({error!r}). Download the model again.") from error
-        if any(Path(name).name != name for name in names):
-            raise ModelDamaged(f"{index} names files outside its directory. Download the model again.")
-        for file in files:
-            if not file.is_file():
-                raise ModelNotFound(f"{file} is missing, though {INDEX_FILE} names it. Download the model again.")
-        return files
-    if (directory / SINGLE_FILE).is_file():
+    if not index.is_file():
         return (directory / SINGLE_FILE,)
-    if any(directory.glob("*.bin")) or any(directory.glob("*.pt*")) or any(directory.glob("*.gguf")):
-        raise ModelUnsupported(
-            f"{directory} has its weights in another format than safetensors, which may run code when loaded or is not"
-            f" read here. Save the model with transformers' save_pretrained() and give that directory."
-        )
-    raise ModelNotFound(f"{directory} has no {SINGLE_FILE} and no {INDEX_FILE}. Give a directory with the weights.")
+    files = tuple(directory / name for name in files_of_index(index))
+    for file in files:
+        if not file.is_file():
+            raise ModelNotFound(f"{file} is missing, though {INDEX_FILE} names it. Download the model again.")
+    return files
+
+
+def files_of_index(index: Path) -> list[str]:
+    """Names of the weight files that an index names, sorted. Raises ModelDamaged."""
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        names = sorted(set(weight_map.values()))
+        is_outside = any(Path(name).name != name for name in names)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelDamaged(f"{index} is not a safetensors index ({error!r}). Download the model again.") from error
+    if is_outside or not names:
+        raise ModelDamaged(f"{index} names no files, or files outside its directory. Download the model again.")
+    return names
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:

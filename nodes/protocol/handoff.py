@@ -36,11 +36,16 @@ class PrefillAccepted(Message, frozen=True):
 
 
 class PrefillDone(Message, frozen=True):
-    """All chunks ran; all pages are announced to the agent. `token_id` is the first token drawn."""
+    """All chunks ran; all pages are announced to the agent. `token_id` is the first token drawn.
+
+    `queue_s` and `prefill_s` are how long the order waited for a batch, and from there for its token.
+    """
 
     grant_id: str
     token_id: int
     num_cached_tokens: int
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
 
 
 class PrefillFailed(Message, frozen=True):

@@ -1,7 +1,7 @@
 """From scheduler through detokenizer to gateway: tokens, then text."""
 
 from mesh.message import HotMessage, HotPart, Message
-from nodes.request import AttemptRef, StopRules
+from nodes.request import AttemptRef, Stages, StopRules
 
 
 class StreamOpen(HotPart, frozen=True):
@@ -21,6 +21,7 @@ class StreamOpen(HotPart, frozen=True):
     output_ids: list[int]
     num_cached_tokens: int = 0
     skip_special_tokens: bool = True
+    stages: Stages | None = None
 
 
 class StreamFinish(HotPart, frozen=True):
@@ -56,7 +57,8 @@ class TextDelta(HotPart, frozen=True):
 
     Text may lag behind tokens (incomplete UTF-8, a possible stop string). `finish_reason` is `stop` or `length`, set
     on the last delta only, whose text is then complete; `position + len(token_ids)` then counts all output tokens.
-    What is sent again (after a re-open) has the same text at the same offsets.
+    What is sent again (after a re-open) has the same text at the same offsets. `stages` is in the first delta after an
+    open, as the open has it.
     """
 
     request_id: str
@@ -68,6 +70,7 @@ class TextDelta(HotPart, frozen=True):
     finish_reason: str | None = None
     num_cached_tokens: int = 0
     scheduler: str = ""
+    stages: Stages | None = None
 
 
 class TextBatch(HotMessage, frozen=True):

@@ -38,19 +38,25 @@ class Route(Message, frozen=True):
 
 
 class Prepared(Message, frozen=True):
-    """Token ids of each prompt and a route for each (no routes where none was asked for)."""
+    """Token ids of each prompt and a route for each (no routes where none was asked for). `elapsed_s`: what it took."""
 
     token_ids: list[list[int]]
     routes: list[Route] = []
+    elapsed_s: float = 0.0
 
 
 class ChooseRoute(Message, frozen=True):
-    """Ask for the route of a later attempt: the ids are known, `excluded` names actors that just failed it."""
+    """Ask for the route of a later attempt: the ids are known, `excluded` names actors that just failed it.
+
+    `numerics` is the fingerprint (`SchedulerAttributes.numerics`) under which the request's first output was computed:
+    where its next output is computed under the same, it has the same bits. Empty: there is none, or it is not known.
+    """
 
     request_id: str
     token_ids: list[int]
     extra_key: str = ""
     excluded: list[str] = []
+    numerics: str = ""
 
 
 class Detokenize(Message, frozen=True):

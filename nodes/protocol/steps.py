@@ -11,7 +11,7 @@ class StepRow(HotPart, frozen=True):
     set, a token is drawn from the last position's logits; its output position (the randomness counter) is
     `start + num_tokens - num_prompt_tokens`. `from_row` >= 0: the row's only input token is what row number `from_row`
     (index into `rows`) of step `step - 1` drew, not known to the scheduler yet; the buffer then holds -1.
-    Nothing else is remembered between steps: a step can be sent again as it is.
+    Nothing else is remembered between steps: a step can be sent again as it is. `request_id` is for the worker's log.
     """
 
     row_id: int
@@ -21,6 +21,7 @@ class StepRow(HotPart, frozen=True):
     num_prompt_tokens: int
     sampling: Sampling | None = None
     from_row: int = -1
+    request_id: str = ""
 
 
 class StepPlan(HotMessage, frozen=True):
@@ -28,6 +29,8 @@ class StepPlan(HotMessage, frozen=True):
 
     `num_pages` of a row covers at least positions `0 .. start + num_tokens`. Rows finish in order; the worker
     runs steps in order of `step`, refuses other epochs, and answers a step it has already done with the same result.
+    A step that has not ended `timeout_s` (above 0) after the one before it hangs: the worker ends, and the next one is
+    sent it again. Whoever drives the worker scales it by what steps took (`StepResult.elapsed_s`).
     """
 
     scheduler_epoch: int

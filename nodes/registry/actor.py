@@ -79,7 +79,7 @@ class RegistryActor(Actor):
             case _:
                 super().on_ask(call)
 
-    def on_heartbeat(self, peer: Address, state: str) -> None:
+    def on_heartbeat(self, peer: Address, state: str, progress: str) -> None:
         """A heartbeat renews the lease; who has none is told by `heartbeat_to`."""
         self.core.renew(peer, self.ctx.now())
 

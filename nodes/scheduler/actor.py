@@ -18,13 +18,16 @@ from kvstore.rebuild import Rebuilt, rebuild
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
+from mesh.driver import CoreDriver
 from mesh.errors import CallError
-from mesh.membership import READY, RELEASED, Member
+from mesh.membership import DRAINING, READY, RELEASED, Member
 from mesh.message import HotMessage, Message
 from mesh.persistent_ask import PersistentAsk
 from mesh.transport.base import Buffer, Lane
-from nodes.protocol import Adopt, Adopted, HasLetGo, LetGo, StepResult
+from nodes.protocol import Adopt, Adopted, AttemptFailed, HasLetGo, LetGo, StepResult
 from nodes.protocol.memory import MEMORY_RELEASED
+from nodes.redaction import PromptRedactor
+from nodes.request import Stages
 from nodes.roles import NODE_CODEC, SCHEDULER, SchedulerAttributes, is_replaced
 from nodes.scheduler.config import ConfigError, SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
@@ -38,6 +41,8 @@ from nodes.scheduler.events import (
     DismissWorker,
     DrainAsked,
     Event,
+    FollowerReset,
+    Measured,
     MembersChanged,
     MemoryWanted,
     PeerLost,
@@ -65,6 +70,7 @@ class SchedulerActor(Actor):
         self._host = host
         self._pool: PagePool | None = None
         self._core: SchedulerCore | None = None
+        self._driver: CoreDriver[Event, Command] | None = None
         self._is_waking = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -89,8 +95,17 @@ class SchedulerActor(Actor):
         # Lent to transfers or torn, and nothing writes them any more.
         found.cache.clear_quarantined(found.quarantined)
         self._report(found)
-        self._core = SchedulerCore(self._config, address, handle, found.cache, found.orphans)
-        self._perform_all(self._core.start(self.ctx.now()))
+        core = self._core = SchedulerCore(self._config, address, handle, found.cache, found.orphans)
+        self._driver = CoreDriver(
+            self,
+            "scheduler",
+            core.handle,
+            self._perform,
+            setup={"config": self._config, "address": address, "pool": handle},
+            redact=PromptRedactor,
+        )
+        for command in core.start(self.ctx.now()):
+            self._perform(command)
         self.on_members([], [], [])
 
     async def _take_over(self) -> PoolHandle | None:
@@ -147,6 +162,10 @@ class SchedulerActor(Actor):
             self.ctx.end(f"the memory of {order.group} is released")
         call.reply(HasLetGo(group=order.group, number=order.number))
 
+    def on_subscriber_reset(self, subscriber: Address, topic: str) -> None:
+        """A tokenizer missed more cache events than are kept for it: state what is cached again."""
+        self._handle(FollowerReset(topic))
+
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         """See `Actor.on_peer_lost`."""
         self._handle(PeerLost(peer))
@@ -155,7 +174,9 @@ class SchedulerActor(Actor):
         """See `Actor.on_members`."""
         self._persistent.members_changed()
         ready = {one.actor_id: ReadyPeer(one.role, one.epoch) for one in self.ctx.members.all() if one.state == READY}
-        self._handle(MembersChanged(ready))
+        # One that has nothing to finish may be gone before anybody looks.
+        draining = {one.actor_id for one in (*self.ctx.members.all(), *left) if one.state == DRAINING}
+        self._handle(MembersChanged(ready, draining - ready.keys()))
         config, pool = self._config, self._pool
         if pool is not None and is_replaced(self.ctx.members, config.agent, config.group, pool.info.incarnation):
             self.ctx.end(f"{config.agent} has made the pool of {config.group} again")
@@ -173,6 +194,16 @@ class SchedulerActor(Actor):
         self._core = None
         if self._pool is not None:
             self._pool.close()
+
+    def totals(self) -> dict[str, float]:
+        """Tokens computed, of prompts and output, and tokens drawn."""
+        if self._core is None:
+            return {}
+        results = self._core.results
+        return {
+            "mesh_scheduler_computed_tokens": float(results.num_computed_tokens),
+            "mesh_scheduler_output_tokens": float(results.num_output_tokens),
+        }
 
     def stats(self) -> dict[str, float]:
         """See `Actor.stats`; names in `figures.py`."""
@@ -209,9 +240,9 @@ class SchedulerActor(Actor):
 
     def _handle(self, event: Event) -> None:
         """Feed the core. Its `Wake` follows at the end of the loop turn."""
-        if self._core is None:
+        if self._core is None or self._driver is None:
             return
-        self._perform_all(self._core.handle(event, self.ctx.now()))
+        self._driver.feed(event)
         if not self._is_waking:
             self._is_waking = True
             self.ctx.later(0.0, self._wake_if_due)
@@ -227,11 +258,11 @@ class SchedulerActor(Actor):
     def _wake(self) -> None:
         self._is_waking = False
         core = self._core
-        if core is None:
+        if core is None or self._driver is None:
             return
-        self._perform_all(core.handle(Wake(), self.ctx.now()))
+        self._driver.feed(Wake())
         self._set_timer(core.next_deadline())
-        if core.is_draining and core.is_drained:
+        if core.calls.is_draining and core.is_drained:
             self._drained.set()
 
     def _set_timer(self, at: float | None) -> None:
@@ -243,15 +274,13 @@ class SchedulerActor(Actor):
         self._timer_at = at
         self._timer = self.ctx.later(max(0.0, at - self.ctx.now()), self._on_timer)
 
-    def _perform_all(self, commands: list[Command]) -> None:
-        for command in commands:
-            self._perform(command)
-
     def _perform(self, command: Command) -> None:
         match command:
             case SendStep(worker, plan, buffers):
                 self.ctx.tell(worker, plan, buffers, lane=Lane.DATA)
             case Tell(actor_id, message, lane):
+                if isinstance(message, AttemptFailed):
+                    self._say_failed(message)
                 self.ctx.tell(actor_id, message, lane=lane)
             case Ask():
                 self.ctx.spawn(self._ask(command), name=f"{command.tag[0]} {command.actor_id}")
@@ -262,18 +291,40 @@ class SchedulerActor(Actor):
                 call.reply(message)
             case Refuse(call, code, message, retryable, param):
                 call.fail(code, message, retryable=retryable, param=param)
+            case Measured(stages):
+                self._observe(stages)
             case Publish(topic, message):
                 self.ctx.publish(topic, message)
-            case Announce(state, worker_ready):
+            case Announce(state, worker_ready, numerics):
                 attributes = SchedulerAttributes(
                     group=self._config.group,
                     phase=self._config.phase,
                     page_size=self._config.page_size,
                     worker_ready=worker_ready,
+                    policy=self._config.policy,
+                    numerics=numerics,
                 )
                 self.ctx.announce(state, **msgspec.structs.asdict(attributes))
             case _:
                 assert_never(command)
+
+    def _say_failed(self, message: AttemptFailed) -> None:
+        # The gateway says only what its client hears, and an attempt that failed here may go on elsewhere.
+        self.ctx.log.info(
+            "attempt failed",
+            request_id=message.request_id,
+            attempt=message.attempt,
+            code=message.code,
+            why=message.message,
+        )
+
+    def _observe(self, stages: Stages) -> None:
+        observe = self.ctx.metrics.observe
+        observe("mesh_request_queue_seconds", stages.queue_s)
+        observe("mesh_request_prefill_seconds", stages.prefill_s)
+        if stages.grant_s:
+            observe("mesh_request_grant_seconds", stages.grant_s)
+            observe("mesh_request_transfer_seconds", stages.transfer_s)
 
     def _is_elsewhere(self, message: Message | HotMessage) -> bool:
         """Whether a worker was adopted that computes on another making of the pool than is mapped here."""

@@ -145,6 +145,8 @@ class Admission:
             sequence.drop_pages()
             return False
         self._queue.remove(sequence)
+        if sequence.entered_at < 0:
+            sequence.entered_at = now
         if sequence.num_preemptions or sequence.num_prior_outputs:
             # All its tokens but the last were computed once.
             self.num_recomputed_tokens += sequence.num_tokens - 1 - kv.num_tokens

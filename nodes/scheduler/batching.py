@@ -52,9 +52,8 @@ def _add_decode_rows(step: Step, decoding: Iterable[Sequence], step_tokens: int)
             token_ids.append(-1)
             from_row = sequence.last_row
         page_ids.extend(pages)
-        rows.append(
-            StepRow(sequence.row_id, start, 1, len(pages), sequence.num_prompt_tokens, sequence.sampling, from_row)
-        )
+        num_prompt, sampling = sequence.num_prompt_tokens, sequence.sampling
+        rows.append(StepRow(sequence.row_id, start, 1, len(pages), num_prompt, sampling, from_row, sequence.request_id))
         sequences.append(sequence)
         sequence.last_row = num_rows
         sequence.num_scheduled = start + 1
@@ -79,9 +78,8 @@ def _add_chunk(step: Step, sequence: Sequence, size: int) -> None:
     step.token_ids.extend(sequence.token_ids[start:end])
     step.page_ids.extend(sequence.page_ids)
     sequence.last_row = len(step.rows)
-    step.rows.append(
-        StepRow(sequence.row_id, start, size, len(sequence.page_ids), sequence.num_prompt_tokens, sampling)
-    )
+    num_pages, num_prompt = len(sequence.page_ids), sequence.num_prompt_tokens
+    step.rows.append(StepRow(sequence.row_id, start, size, num_pages, num_prompt, sampling, -1, sequence.request_id))
     step.sequences.append(sequence)
     sequence.num_scheduled = end
     sequence.num_inflight += 1

@@ -8,6 +8,8 @@ from collections.abc import Sequence as Items
 
 from kvstore.prefix_cache import PrefixCache
 from mesh.address import Address
+from mesh.errors import NOT_SERVED
+from nodes.context_length import over_context
 from nodes.protocol import (
     AttemptFailed,
     AttemptsCancelled,
@@ -55,6 +57,7 @@ class Calls:
         self._outbox = outbox
         self._num_rows = 0
         self.is_draining = False
+        self.is_worker_drained = False
         # Of the worker's model; 0 while it is not known.
         self.vocab_size = 0
         self.num_prompt_tokens = 0
@@ -75,7 +78,7 @@ class Calls:
                 self._outbox.add(Reply(event.call, PrefillCancelled(grant_id=event.message.grant_id)))
             case _:
                 kind = type(event.message).__name__
-                self._outbox.add(Refuse(event.call, "not_served", f"a scheduler does not answer {kind}"))
+                self._outbox.add(Refuse(event.call, NOT_SERVED, f"a scheduler does not answer {kind}"))
 
     def on_resend(self, sender: Address, message: Resend, now: float) -> None:
         """Send tokens again: to a detokenizer what it lacks, for a gateway through a new open."""
@@ -118,8 +121,8 @@ class Calls:
             refusal = Refuse(
                 event.call, "attempt_over", f"attempt {submit.attempt} or a later one was here and is over"
             )
-        elif self.is_draining:
-            refusal = Refuse(event.call, "draining", "this scheduler takes nothing new; submit to another", True)
+        elif self.is_draining or self.is_worker_drained:
+            refusal = Refuse(event.call, "draining", f"{self._what_drains}; submit to another", True)
         elif (problem := self._problem(submit.prompt_ids, submit.output_ids, submit.stop.max_tokens)) is not None:
             refusal = Refuse(event.call, *problem)
         elif len(self._queue) >= self._config.max_waiting:
@@ -163,8 +166,8 @@ class Calls:
             return
         refusal = self._orders.refusal(message)
         problem = self._problem(message.token_ids, [], 1)
-        if refusal is None and self.is_draining:
-            refusal = OrderRefused("draining", "this scheduler takes nothing new; order from another", True)
+        if refusal is None and (self.is_draining or self.is_worker_drained):
+            refusal = OrderRefused("draining", f"{self._what_drains}; order from another", True)
         if refusal is None and problem is not None:
             refusal = OrderRefused(*problem[:3])
         if refusal is not None:
@@ -179,24 +182,23 @@ class Calls:
         self, prompt_ids: Items[int], output_ids: Items[int], max_tokens: int
     ) -> tuple[str, str, bool, str] | None:
         """Why tokens can never be served here: code, message, retryable, parameter."""
-        context_length, page_size = self._config.context_length, self._config.page_size
+        # The last token of all is never computed from, so it takes no page.
+        limit = min(self._config.context_length, self._cache.num_pages * self._config.page_size + 1)
         if not prompt_ids:
             return "empty_prompt", "a prompt has at least one token", False, "prompt"
-        if len(prompt_ids) >= context_length:
-            message = f"{len(prompt_ids)} prompt tokens leave no room for an answer in a context of {context_length}"
-            return "never_fits", message, False, "prompt"
+        if len(prompt_ids) >= limit:
+            return "never_fits", over_context(limit, "prompt", len(prompt_ids)), False, "prompt"
         for ids in (prompt_ids, output_ids):
             if ids and (min(ids) < 0 or (self.vocab_size and max(ids) >= self.vocab_size)):
                 return "bad_token_id", f"a token id is not in 0..{self.vocab_size - 1}", False, "prompt"
-        num_tokens = min(len(prompt_ids) + max_tokens, context_length) - 1
-        num_pages = -(-num_tokens // page_size)
-        if num_pages > self._cache.num_pages:
-            message = (
-                f"prompt and max_tokens together take {num_pages} pages of {page_size} tokens, "
-                f"the pool has {self._cache.num_pages}: ask for fewer tokens"
-            )
-            return "never_fits", message, False, "max_tokens"
+        # What is over the context is cut, as gateways of another idea of it may ask; what is over the pool is not.
+        if min(len(prompt_ids) + max_tokens, self._config.context_length) > limit:
+            return "never_fits", over_context(limit, "prompt", len(prompt_ids), max_tokens), False, "max_tokens"
         return None
+
+    @property
+    def _what_drains(self) -> str:
+        return "this scheduler takes nothing new" if self.is_draining else "the worker of this group was drained"
 
     def _next_row(self) -> int:
         self._num_rows += 1

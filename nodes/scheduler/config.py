@@ -20,6 +20,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `phase` is what routing is told; any scheduler serves any phase that it is asked for. `worker` and `agent` are actor
     ids; `workers` are those of all tensor-parallel ranks, `worker` first, and empty where it is alone. A step holds at
     most `step_tokens` tokens, of one prompt at most `chunk_tokens` (a multiple of the page).
+    A worker that died is waited for `worker_lost_timeout_s`, one that was drained `drained_wait_s`.
+    A step hangs, and its worker ends, when it has not ended within what `step_times.py` makes of steps before it: at
+    least `step_deadline_s`, and `token_deadline_s` for each of its tokens more where nothing like it was measured.
     `local_prefill_max`: a prompt with at most so many uncached tokens is prefilled here even if a prefill scheduler is
     named.
     """
@@ -52,9 +55,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ask_timeout_s: float = 2.0
     ask_retry_s: float = 0.5
     adopt_timeout_s: float = 5.0
-    step_timeout_s: float = 60.0
+    step_deadline_s: float = 30.0
+    token_deadline_s: float = 0.5
     step_repeat_s: float = 2.0
     worker_lost_timeout_s: float = 60.0
+    drained_wait_s: float = 15.0
     load_interval_s: float = 0.1
     workers: tuple[str, ...] = ()
 

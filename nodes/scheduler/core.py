@@ -25,12 +25,12 @@ from nodes.protocol import (
     StopAt,
 )
 from nodes.protocol.memory import MEMORY_RELEASED
-from nodes.roles import KV_EVENTS_TOPIC
-from nodes.scheduler import asks, attempts, grants, loads, orders, pipeline
+from nodes.scheduler import asks, attempts, cache_news, grants, loads, orders, pipeline, worker_drain
 from nodes.scheduler.admission import Admission
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.attempts import Attempts
 from nodes.scheduler.batching import compose_step
+from nodes.scheduler.cache_news import CacheNews
 from nodes.scheduler.calls import Calls
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.deadlines import Deadlines
@@ -43,11 +43,11 @@ from nodes.scheduler.events import (
     Command,
     DrainAsked,
     Event,
+    FollowerReset,
     MembersChanged,
     MemoryWanted,
     Outbox,
     PeerLost,
-    Publish,
     ReadyPeer,
     Told,
     Wake,
@@ -64,6 +64,7 @@ from nodes.scheduler.running import Running
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.streams import Streams
 from nodes.scheduler.worker_deaths import WorkerDeaths
+from nodes.scheduler.worker_drain import WorkerDrain
 
 ADMIT_EVERY_STEPS = 8
 RECOVERY = "recovery"
@@ -114,6 +115,8 @@ class SchedulerCore:
         self.calls = Calls(
             config, cache, self.queue, self.attempts, self.orders, self.streams, self.endings, self.outbox
         )
+        self.drain = WorkerDrain(config, self.orders, self.endings, self.deadlines)
+        self.news = CacheNews(cache, self.outbox, self.deadlines)
         self.loads = LoadReports(config, cache, self.queue, self.outbox, self.deadlines)
         self._ready: dict[str, ReadyPeer] = {}
         self._is_announced = False
@@ -122,7 +125,7 @@ class SchedulerCore:
     # what the actor calls
 
     def start(self, now: float) -> list[Command]:
-        """Take the worker over. Everything else waits for that."""
+        """Take the worker over; all else waits for that."""
         self.pipeline.adopt(now)
         if len(self.orphans):
             self.deadlines.set((RECOVERY, ""), now + self.config.lease_s)
@@ -131,11 +134,6 @@ class SchedulerCore:
     def next_deadline(self) -> float | None:
         """When a `Wake` is wanted at the latest; None: never."""
         return self.deadlines.next()
-
-    @property
-    def is_draining(self) -> bool:
-        """Nothing new is taken."""
-        return self.calls.is_draining
 
     @property
     def is_drained(self) -> bool:
@@ -159,6 +157,7 @@ class SchedulerCore:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event; the commands are to be performed in order."""
+        self.streams.now = now
         match event:
             case Told():
                 self._on_told(event.sender, event.message, now)
@@ -173,12 +172,14 @@ class SchedulerCore:
                 self._on_peer_lost(event.peer, now)
             case MembersChanged():
                 self._on_members(event, now)
+            case FollowerReset():
+                self.news.restate(event.topic, now)
             case MemoryWanted():
                 self.calls.is_draining = True
                 self.endings.give_all_back(self.orders, MEMORY_RELEASED, "the memory of this group is released", now)
             case DrainAsked():
                 self.calls.is_draining = True
-                self.outbox.add(Announce("draining", self.pipeline.adopted is not None))
+                self.outbox.add(Announce("draining", self.pipeline.adopted is not None, self.pipeline.numerics))
             case Wake():
                 self._wake(now)
             case _:
@@ -240,7 +241,7 @@ class SchedulerCore:
         self.calls.vocab_size = adopted.vocab_size
         self.deaths.take_back(self.pipeline.on_adopted(adopted, now), now)
         # The first worker makes this scheduler ready; a draining one stays so.
-        self.outbox.add(Announce(None if self._is_announced else "ready", worker_ready=True))
+        self.outbox.add(Announce(None if self._is_announced else "ready", True, adopted.numerics))
         self._is_announced = True
         self.admission.is_due = True
 
@@ -248,7 +249,7 @@ class SchedulerCore:
         if peer.actor_id in self.config.ranks:
             self.pipeline.on_worker_lost(peer, now)
             if self.pipeline.adopted is None:
-                self.outbox.add(Announce(None, worker_ready=False))
+                self.outbox.add(Announce(None, False, self.pipeline.numerics))
         for sequence in self.attempts.of_gateway(peer):
             self.endings.cancel(sequence, now)
         self.streams.on_lost(peer, self.attempts)
@@ -264,6 +265,8 @@ class SchedulerCore:
             if known is None or known.epoch != peer.epoch:
                 self.asks.hurry(actor_id)
         self._ready = dict(event.ready)
+        self.drain.on_members(event.ready, event.draining, now)
+        self.calls.is_worker_drained = self.drain.is_drained
         self.pipeline.on_members(self._ready, now)
         self.streams.on_members(self._ready, self.attempts)
         self.admission.is_due = True
@@ -285,8 +288,7 @@ class SchedulerCore:
             self._on_due(*key, now)
         self._plan(now)
         self.streams.flush()
-        while (events := self.cache.events.drain_message()) is not None:
-            self.outbox.add(Publish(KV_EVENTS_TOPIC, events))
+        self.news.publish()
         self.loads.report(len(self.running) + len(self.grants), now)
 
     def _on_due(self, kind: str, subject: str, now: float) -> None:
@@ -310,8 +312,12 @@ class SchedulerCore:
             self.deaths.away_for_good(now)
             self.admission.is_due = True
             self.deadlines.set((pipeline.WORKER_LOST, ""), now + self.config.worker_lost_timeout_s)
+        elif kind == cache_news.RESTATE:
+            self.news.restate(subject, now)
         elif kind == RECOVERY:
             self._release_orphans()
+        elif kind == worker_drain.DRAINED:
+            self.drain.on_due(now)
         else:
             assert kind == loads.LOAD, f"nobody is responsible for deadlines of kind {kind}"
 
@@ -343,11 +349,9 @@ class SchedulerCore:
 
     def _admit(self, now: float) -> None:
         if self.admission.is_due:
-            self._steps_since_admission = 0
-            step_tokens = self._step_tokens()
+            self._steps_since_admission, step_tokens = 0, self._step_tokens()
             max_running = min(self.config.max_running, max(1, step_tokens - self.config.page_size))
             self.admission.admit(step_tokens, max_running, self._can_prefill, now)
-
         if len(self.queue) and len(self.orphans) and not (len(self.running) or len(self.grants)):
             # Those who wait need the pages of those who have not come back.
             self._release_orphans()

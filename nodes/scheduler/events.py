@@ -4,12 +4,13 @@
 `Answered` or `AskFailed` with the command's tag.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mesh.address import Address
 from mesh.transport.base import Buffer, Lane
 from nodes.protocol import Dismiss, StepPlan
+from nodes.request import Stages
 
 Tag = tuple[str, str]
 """Names an ask: its kind, and what it is about."""
@@ -60,9 +61,16 @@ class ReadyPeer(NamedTuple):
 
 
 class MembersChanged(NamedTuple):
-    """Who is ready now, by actor id."""
+    """Who is ready now, by actor id; `draining` take no more work, and may have ended with that."""
 
     ready: Mapping[str, ReadyPeer]
+    draining: Collection[str] = ()
+
+
+class FollowerReset(NamedTuple):
+    """A follower of a topic has missed more than is kept of it, and begins from nothing."""
+
+    topic: str
 
 
 class DrainAsked(NamedTuple):
@@ -80,7 +88,9 @@ class Wake(NamedTuple):
     """
 
 
-Event = Told | Asked | Answered | AskFailed | PeerLost | MembersChanged | DrainAsked | MemoryWanted | Wake
+Event = (
+    Told | Asked | Answered | AskFailed | PeerLost | MembersChanged | FollowerReset | DrainAsked | MemoryWanted | Wake
+)
 
 
 class Tell(NamedTuple):
@@ -140,13 +150,23 @@ class Publish(NamedTuple):
 
 
 class Announce(NamedTuple):
-    """Say to the mesh how things are: `state` (None: as before), and whether there is a worker to compute."""
+    """Say to the mesh how things are: `state` (None: as before), and whether there is a worker to compute.
+
+    `numerics` is the fingerprint of that worker or of the last one; empty where there was none.
+    """
 
     state: str | None
     worker_ready: bool
+    numerics: str = ""
 
 
-Command = Tell | Ask | SendStep | DismissWorker | Reply | Refuse | Publish | Announce
+class Measured(NamedTuple):
+    """An attempt has its first token: count where the time before it went."""
+
+    stages: Stages
+
+
+Command = Tell | Ask | SendStep | DismissWorker | Reply | Refuse | Publish | Announce | Measured
 
 
 class Outbox:

@@ -12,6 +12,7 @@ from kvstore.rebuild import Orphans
 from nodes.scheduler.admission import Admission
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.attempts import Attempts
+from nodes.scheduler.cache_news import CacheNews
 from nodes.scheduler.calls import Calls
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.endings import Endings
@@ -49,6 +50,7 @@ class Parts(Protocol):
     admission: Admission
     orphans: Orphans
     calls: Calls
+    news: CacheNews
 
 
 def gauges(core: Parts) -> dict[str, float]:
@@ -80,6 +82,7 @@ def gauges(core: Parts) -> dict[str, float]:
         "mesh_scheduler_prefix_query_tokens_total": cache.num_query_tokens,
         "mesh_scheduler_prefix_hit_tokens_total": cache.num_hit_tokens,
         "mesh_scheduler_evicted_pages_total": cache.num_evicted_pages,
+        "mesh_scheduler_cache_restatements_total": core.news.num_restated,
         "mesh_scheduler_page_violations_total": cache.num_violations,
         'mesh_scheduler_requests_total{outcome="finished"}': core.endings.num_finished,
         'mesh_scheduler_requests_total{outcome="cancelled"}': core.endings.num_cancelled,

@@ -60,8 +60,8 @@ Outcome = HandoffDone | HandoffFailed
 
 class _Handoff:
     __slots__ = (
-        "deadline", "done", "grant_id", "heard_at", "is_ordered", "is_pulled", "lent", "num_pulled", "prefill",
-        "sequence",
+        "deadline", "done", "done_at", "grant_id", "heard_at", "is_ordered", "is_pulled", "lent", "num_pulled",
+        "opened_at", "prefill", "sequence",
     )  # fmt: skip
 
     def __init__(self, grant_id: str, sequence: Sequence, lent: Lent, now: float, deadline: float) -> None:
@@ -70,7 +70,7 @@ class _Handoff:
         self.lent = lent
         self.prefill = sequence.prefill
         self.deadline = deadline
-        self.heard_at = now
+        self.opened_at = self.done_at = self.heard_at = now
         self.is_ordered = False
         self.is_pulled = False
         self.num_pulled = 0
@@ -149,6 +149,7 @@ class Grants:
         handoff.sequence.kv.mark_in_flight()
         handoff.is_ordered = True
         handoff.heard_at = now
+        handoff.sequence.grant_s = now - handoff.opened_at
         self._order(handoff, now)
 
     def on_accepted(self, grant_id: str, message: PrefillAccepted, now: float) -> None:
@@ -174,6 +175,8 @@ class Grants:
         if handoff is None:
             self._cancel_unknown(sender, message.grant_id)
             return None
+        if handoff.done is None:
+            handoff.done_at = now
         handoff.done = message
         return self._settle(handoff, now)
 
@@ -254,7 +257,10 @@ class Grants:
         if handoff.done is None or not handoff.is_pulled:
             return None
         self._end(handoff, now)
-        handoff.sequence.receive(handoff.lent.first, self._config.page_size)
+        sequence, done = handoff.sequence, handoff.done
+        sequence.order_queue_s, sequence.prefill_s = done.queue_s, done.prefill_s
+        sequence.transfer_s = now - handoff.done_at
+        sequence.receive(handoff.lent.first, self._config.page_size)
         self._closing[handoff.grant_id] = []
         self.num_done += 1
         return HandoffDone(handoff.sequence, handoff.done.token_id, handoff.done.num_cached_tokens)

@@ -128,13 +128,15 @@ class Orders:
         if order.num_announced < order.total:
             self._announce(order, sequence, order.num_announced, order.total, now)
         self.num_done += 1
-        self._conclude(
-            order,
-            PrefillDone(
-                grant_id=order.grant_id, token_id=token_id, num_cached_tokens=max(0, sequence.num_cached_tokens)
-            ),
-            now,
+        stages = sequence.measure(now)
+        done = PrefillDone(
+            grant_id=order.grant_id,
+            token_id=token_id,
+            num_cached_tokens=max(0, sequence.num_cached_tokens),
+            queue_s=stages.queue_s,
+            prefill_s=stages.prefill_s,
         )
+        self._conclude(order, done, now)
 
     def fail(self, grant_id: str, code: str, message: str, now: float) -> Sequence | None:
         """The order cannot be completed. Returns the sequence to end, if it still holds anything."""

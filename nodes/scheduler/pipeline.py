@@ -41,6 +41,7 @@ from nodes.scheduler.result_check import (
     find_problem,
 )
 from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.step_times import StepTimes
 
 ADOPT: Tag = ("adopt", "")
 """The ask to rank 0; those to others name their rank."""
@@ -50,6 +51,8 @@ NEVER = float("inf")
 ADOPT_AGAIN_AFTER = 8
 MAX_SILENCES = 2
 """Times that a worker may answer no step, however often it is sent, but be adopted again."""
+PATIENCE = 4.0
+"""So many times as long may a step take at the worker after the one that it was the last step of."""
 MAX_DEATHS = 2
 """Worker deaths that a sequence may be part of and its step still be sent again."""
 
@@ -94,9 +97,11 @@ class Pipeline:
         self._asks = asks
         self._sent: list[_Sent] = []
         self._repeat_s = config.step_repeat_s
+        self._times = StepTimes(config)
         self.ranks = RankGroup(config.ranks)
         self.adopted: Adopted | None = None
         self._worker_epoch = 0
+        self.numerics = ""
         self._dismissed: dict[str, Dismiss] = {}
         self._num_silences = 0
         self.last_step = 0
@@ -161,6 +166,7 @@ class Pipeline:
         is_new = adopted.worker_epoch > self._worker_epoch
         self._worker_epoch = adopted.worker_epoch
         self.adopted = adopted
+        self.numerics = adopted.numerics
         self._repeat_s = self._config.step_repeat_s
         if is_new:
             self._num_silences = 0
@@ -170,8 +176,15 @@ class Pipeline:
             self.last_step -= len(steps)
             self._sent.clear()
             return steps
+        if is_new:
+            self._allow_more_time()
         self.send_again(now)
         return []
+
+    def _allow_more_time(self) -> None:
+        """The deadline itself may have been what ended the predecessor, and its successor is cold."""
+        for sent in self._sent:
+            sent.plan = msgspec.structs.replace(sent.plan, timeout_s=PATIENCE * sent.plan.timeout_s)
 
     def _blame(self) -> bool:
         """The predecessor died with these steps, and may have computed them. True if one has seen too many die."""
@@ -202,7 +215,7 @@ class Pipeline:
             scheduler_epoch=self._epoch,
             step=self.last_step,
             rows=step.rows,
-            timeout_s=self._config.step_timeout_s,
+            timeout_s=self._times.timeout_s(*_size(step)),
         )
         self._sent.append(_Sent(plan, step))
         self._emit(self._sent[-1])
@@ -235,6 +248,7 @@ class Pipeline:
             self._dismiss(problem, now)
             return self._refuse(MALFORMED)
         del self._sent[0]
+        self._times.took(*_size(sent.step), result.elapsed_s)
         acknowledged = _acknowledge(sent, result)
         self._num_silences = 0
         self._repeat_s = self._config.step_repeat_s
@@ -256,7 +270,7 @@ class Pipeline:
             dismiss = Dismiss(scheduler_epoch=self._epoch, worker_epoch=epoch, reason=reason)
             self._dismissed[actor_id] = dismiss
             self._outbox.add(DismissWorker(actor_id, dismiss))
-        self._outbox.add(Announce(None, worker_ready=False))
+        self._outbox.add(Announce(None, worker_ready=False, numerics=self.numerics))
         self.adopt(now)
 
     def on_repeat_due(self, now: float) -> None:
@@ -295,6 +309,11 @@ class Pipeline:
 
 def _adopt_tag(rank: int) -> Tag:
     return (ADOPT[0], str(rank)) if rank else ADOPT
+
+
+def _size(step: Step) -> tuple[int, int, int]:
+    """Rows, tokens and pages."""
+    return len(step.rows), len(step.token_ids), len(step.page_ids)
 
 
 def _acknowledge(sent: _Sent, result: StepResult) -> Acknowledged:

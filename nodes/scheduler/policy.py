@@ -1,7 +1,10 @@
 """Who waits, and in which order they are admitted.
 
 Preempted sequences and failed handoffs stand in front, in order of arrival, whatever the policy: they were admitted
-once. So do requests that have waited longer than the starvation bound, whatever a policy thinks of them.
+once. Of the others every `STARVED_TURN`-th is the one that has waited longest, if that is longer than the starvation
+bound, whatever the policy thinks of it; the rest go by the policy still. So whoever is starved goes in after at most
+`STARVED_TURN` admissions for each that has waited longer, and a queue that is longer than the bound, in which everybody
+is starved, is not first come, first served for that.
 
     fcfs            order of arrival
     longest_prefix  most cached tokens first (SGLang's lpm)
@@ -22,6 +25,8 @@ from nodes.scheduler.config import PolicyName
 from nodes.scheduler.sequence import Sequence
 
 MAX_MATCHED = 128
+STARVED_TURN = 4
+"""A quarter of the admissions: the least that a priority or a short request loses while others starve."""
 
 Matcher = Callable[[Sequence], list[int]]
 """Cached pages of a waiting sequence's prefix."""
@@ -38,6 +43,9 @@ class WaitingQueue:
         self._random = random.Random(seed)
         self._front: dict[int, Sequence] = {}
         self._queue: dict[int, Sequence] = {}
+        # The first that starves has its turn at once.
+        self._num_since_turn = STARVED_TURN - 1
+        self._by_turn: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._front) + len(self._queue)
@@ -61,7 +69,8 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """It waits no longer; harmless if it did not."""
         self._front.pop(sequence.row_id, None)
-        self._queue.pop(sequence.row_id, None)
+        if self._queue.pop(sequence.row_id, None) is not None:
+            self._num_since_turn = 0 if sequence.row_id in self._by_turn else self._num_since_turn + 1
 
     def num_tokens(self) -> int:
         """Tokens of all that wait."""
@@ -72,9 +81,26 @@ class WaitingQueue:
         waiting = list(self._queue.values())
         if self._policy != "fcfs" and len(waiting) > 1:
             starved = [one for one in waiting if now - one.arrived_at >= self._starvation_s]
-            others = [one for one in waiting if now - one.arrived_at < self._starvation_s]
-            waiting = starved + self._sort(others)
+            waiting = self._take_turns(self._sort(waiting), sorted(starved, key=_arrival))
         return [*self._front.values(), *waiting]
+
+    def _take_turns(self, by_policy: list[Sequence], starved: list[Sequence]) -> list[Sequence]:
+        """Both lists in one, each sequence once. Who is to be admitted by its turn is remembered for `remove`."""
+        self._by_turn.clear()
+        ordered: dict[int, Sequence] = {}
+        oldest = iter(starved)
+        num_since = self._num_since_turn
+        for one in by_policy:
+            if num_since >= STARVED_TURN - 1:
+                waiting_longest = next((other for other in oldest if other.row_id not in ordered), None)
+                if waiting_longest is not None:
+                    ordered[waiting_longest.row_id] = waiting_longest
+                    self._by_turn.add(waiting_longest.row_id)
+                    num_since = 0
+            if one.row_id not in ordered:
+                ordered[one.row_id] = one
+                num_since += 1
+        return list(ordered.values())
 
     def _sort(self, waiting: list[Sequence]) -> list[Sequence]:
         policy = self._policy

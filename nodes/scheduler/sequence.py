@@ -16,12 +16,14 @@ still be written and are not given back, whatever became of the sequence. Writte
 
 import enum
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+from msgspec.structs import replace
 
 from kvstore.sequence_pages import SequencePages
 from mesh.address import Address
 from nodes.protocol import PrefillOrder, Submit
-from nodes.request import Sampling, StopRules
+from nodes.request import Sampling, Stages, StopRules
 
 
 class Stage(enum.IntEnum):
@@ -47,9 +49,11 @@ class Sequence:
         "attempt",
         "capacity",
         "detokenizer",
+        "entered_at",
         "extra_key",
         "finish_reason",
         "gateway",
+        "grant_s",
         "is_open",
         "journal_at",
         "kv",
@@ -66,17 +70,21 @@ class Sequence:
         "num_scheduled",
         "num_sent",
         "order_id",
+        "order_queue_s",
         "page_ids",
         "prefill",
+        "prefill_s",
         "priority",
         "request_id",
         "row_id",
         "sampling",
         "skip_special_tokens",
         "stage",
+        "stages",
         "stop",
         "stop_ids",
         "token_ids",
+        "transfer_s",
     )
 
     def __init__(
@@ -119,6 +127,11 @@ class Sequence:
         # Computed tokens at which another page is full.
         self.journal_at = 0
 
+        # When it left the queue for the first time; -1 before that. The rest is of a prefill elsewhere.
+        self.entered_at = -1.0
+        self.grant_s = self.order_queue_s = self.prefill_s = self.transfer_s = 0.0
+        self.stages: Stages | None = None
+
         self.detokenizer = ""
         self.is_open = False
         self.skip_special_tokens = True
@@ -131,7 +144,7 @@ class Sequence:
         row_id: int,
         submit: Submit,
         gateway: Address,
-        eos_token_ids: Iterable[int],
+        eos_token_ids: Collection[int],
         context_length: int,
         now: float,
     ) -> "Sequence":
@@ -143,6 +156,10 @@ class Sequence:
         self.stop = submit.stop
         eos = () if submit.stop.ignore_eos else eos_token_ids
         self.stop_ids = frozenset([*eos, *submit.stop.stop_token_ids])
+        if submit.stop.min_tokens:
+            # Masked end ids are the model's, also where they are ignored: a mask is about what is said, as in vLLM.
+            masked = sorted({*eos_token_ids, *submit.stop.stop_token_ids})
+            self.sampling = replace(submit.sampling, min_tokens=submit.stop.min_tokens, masked_token_ids=masked)
         self.max_length = min(num_prompt + submit.stop.max_tokens, context_length)
         self.detokenizer = submit.detokenizer
         self.skip_special_tokens = submit.skip_special_tokens
@@ -155,6 +172,14 @@ class Sequence:
         self.request_id, self.attempt = order.request_id, order.attempt
         self.extra_key, self.order_id = order.extra_key, order.grant_id
         return self
+
+    def measure(self, now: float) -> Stages:
+        """Where the time went until now, when the first token is drawn."""
+        entered_at = now if self.entered_at < 0 else self.entered_at
+        prefill_s = self.prefill_s or max(0.0, now - entered_at - self.grant_s)
+        queue_s = entered_at - self.arrived_at + self.order_queue_s
+        self.stages = Stages(queue_s, self.grant_s, prefill_s, self.transfer_s)
+        return self.stages
 
     @property
     def num_tokens(self) -> int:
@@ -224,6 +249,6 @@ class Sequence:
 
     def finish_reason_now(self) -> str:
         """Why the sequence ends with the last token it has, or an empty string."""
-        if self.token_ids[-1] in self.stop_ids and self.num_output_tokens >= self.stop.min_tokens:
+        if self.token_ids[-1] in self.stop_ids:
             return "stop"
         return "length" if len(self.token_ids) >= self.max_length else ""

@@ -14,7 +14,7 @@ from mesh.address import Address
 from mesh.transport.base import Lane
 from nodes.protocol import StreamFinish, StreamOpen, TokenBatch
 from nodes.roles import DETOKENIZER
-from nodes.scheduler.events import Outbox, ReadyPeer
+from nodes.scheduler.events import Measured, Outbox, ReadyPeer
 from nodes.scheduler.sequence import Sequence, Stage
 
 MAX_CLOSES = 1024
@@ -54,6 +54,8 @@ class Streams:
         # Ended streams to forget, said with the next tokens that go there: news of no hurry.
         self._closes: dict[str, list[int]] = {}
         self._ready: dict[str, int] = {}
+        # Of the event that is handled; set by the core, so that not every token's way carries it.
+        self.now = 0.0
 
     def tokens(self, sequences: Iterable[Sequence]) -> None:
         """Each of these has one more token than was sent; more where its stream is not open. The hot path of `send`."""
@@ -158,6 +160,8 @@ class Streams:
             # Spread over those that are left; any stream may go to any of them.
             sequence.detokenizer = list(self._ready)[sequence.row_id % len(self._ready)]
         sequence.is_open = True
+        if sequence.stages is None:
+            self._outbox.add(Measured(sequence.measure(self.now)))
         num_prompt = sequence.num_prompt_tokens
         tail = sequence.token_ids[max(0, num_prompt - self._prompt_tail_tokens) : num_prompt]
         self._batch(sequence.detokenizer).opens.append(
@@ -171,6 +175,7 @@ class Streams:
                 output_ids=sequence.token_ids[num_prompt : num_prompt + position].tolist(),
                 num_cached_tokens=max(0, sequence.num_cached_tokens),
                 skip_special_tokens=sequence.skip_special_tokens,
+                stages=sequence.stages,
             )
         )
         return True

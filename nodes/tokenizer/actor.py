@@ -5,26 +5,31 @@ one thread, so that heartbeats go on. Asked by gateways.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from kvstore.protocol import CacheEvents
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
+from mesh.driver import CoreDriver
 from mesh.membership import Member
 from nodes.model_spec import ModelSpec, resolve_model
+from nodes.model_spec.directory import read_template_file
 from nodes.protocol import ChooseRoute, Detokenize, Detokenized, Load, Prepare, Prepared, Route
+from nodes.redaction import PromptRedactor
 from nodes.roles import KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, TOKENIZER
 from nodes.tokenizer.chat_template import ChatRequest
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.tokenizer.encoding import TextEncoder, load_encoder
-from nodes.tokenizer.errors import InvalidRequest, Overloaded, PrepareError, TemplateError
+from nodes.tokenizer.errors import ContextLengthExceeded, InvalidRequest, Overloaded, PrepareError, TemplateError
 from nodes.tokenizer.rendering import ChildRenderer, InlineRenderer, Renderer
 from nodes.tokenizer.routing import (
     CacheChanged,
     CacheUnknown,
+    Command,
     Event,
     Follow,
     LoadChanged,
@@ -47,14 +52,23 @@ class TokenizerActor(Actor):
     def __init__(self, config: TokenizerConfig) -> None:
         self._config = config
         self._routing = RoutingCore(config.routing)
+        self._driver = CoreDriver[Event, Command](
+            self,
+            "routing",
+            lambda event, _: self._routing.handle(event),
+            self._perform,
+            setup={"weights": config.routing},
+            redact=PromptRedactor,
+        )
         self._thread = ThreadPoolExecutor(1, "encode") if config.use_threads else None
         self._num_long = 0
 
     async def start(self) -> None:
         """Load the tokenizer and warm the renderer. Raises `nodes.model_spec.ModelError`."""
         spec, self._encoder = await self._in_thread(self._load)
-        if spec.chat_template is not None:
-            self._renderer = self._make_renderer(spec.chat_template, spec.special_tokens)
+        template = read_template_file(Path(chosen)) if (chosen := self._config.chat_template) else spec.chat_template
+        if template is not None:
+            self._renderer = self._make_renderer(template, spec.special_tokens)
             problem = await self._renderer.start()
             if problem:
                 # Prompts that clients have made themselves are served all the same.
@@ -76,7 +90,7 @@ class TokenizerActor(Actor):
                 self._on_prepare(call, message)
             elif isinstance(message, ChooseRoute):
                 self._encoder.check_ids(message.token_ids, "prompt")
-                call.reply(self._route(message.request_id, message.token_ids, message.extra_key, message.excluded))
+                call.reply(self._route(message))
             elif isinstance(message, Detokenize):
                 self._on_detokenize(call, message)
             else:
@@ -86,19 +100,19 @@ class TokenizerActor(Actor):
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
         """Schedulers and detokenizers come and go."""
-        self._take(MembersChanged(self.ctx.members.all()))
+        self._driver.feed(MembersChanged(self.ctx.members.all()))
 
     def on_publication(self, publisher: Address, topic: str, sequence: int, message: Any) -> None:
         """A scheduler's cache or load changed."""
         if isinstance(message, CacheEvents):
-            self._take(CacheChanged(publisher.actor_id, message))
+            self._driver.feed(CacheChanged(publisher.actor_id, message))
         elif isinstance(message, Load):
-            self._take(LoadChanged(publisher.actor_id, message))
+            self._driver.feed(LoadChanged(publisher.actor_id, message))
 
     def on_subscription_reset(self, publisher: Address, topic: str) -> None:
         """Events were missed."""
         if topic == KV_EVENTS_TOPIC:
-            self._take(CacheUnknown(publisher.actor_id))
+            self._driver.feed(CacheUnknown(publisher.actor_id))
 
     def stats(self) -> dict[str, float]:
         """Pages indexed for routing, long texts at work, template processes killed."""
@@ -118,47 +132,50 @@ class TokenizerActor(Actor):
             return ChildRenderer(template, special_tokens, self._encoder.max_chars, self._config.rendering)
         return InlineRenderer(template, special_tokens, self._encoder.max_chars)
 
-    def _take(self, event: Event) -> None:
-        for command in self._routing.handle(event):
-            act = self.ctx.subscribe if isinstance(command, Follow) else self.ctx.unsubscribe
-            act(command.scheduler, KV_EVENTS_TOPIC)
-            act(command.scheduler, LOAD_TOPIC)
+    def _perform(self, command: Command) -> None:
+        act = self.ctx.subscribe if isinstance(command, Follow) else self.ctx.unsubscribe
+        act(command.scheduler, KV_EVENTS_TOPIC)
+        act(command.scheduler, LOAD_TOPIC)
 
     def _on_prepare(self, call: Call, message: Prepare) -> None:
         if sum(field is not None for field in (message.chat, message.texts, message.token_ids)) != 1:
             raise InvalidRequest("exactly one of chat, texts and token_ids is to be given")
+        began = self.ctx.now()
         if message.token_ids is not None:
-            self._reply_prepared(call, message, message.token_ids, "prompt")
+            self._reply_prepared(call, message, message.token_ids, "prompt", began)
         elif message.texts is not None and sum(map(len, message.texts)) <= self._config.inline_chars:
             special = message.add_special_tokens
             prompts = [self._encoder.encode(text, add_special_tokens=special) for text in message.texts]
-            self._reply_prepared(call, message, prompts, "prompt")
+            self._reply_prepared(call, message, prompts, "prompt", began)
         else:
-            self.ctx.spawn(self._prepare_slowly(call, message), name=f"prepare {message.request_id}")
+            self.ctx.spawn(self._prepare_slowly(call, message, began), name=f"prepare {message.request_id}")
 
-    async def _prepare_slowly(self, call: Call, message: Prepare) -> None:
+    async def _prepare_slowly(self, call: Call, message: Prepare, began: float) -> None:
         try:
             if message.texts is not None:
                 texts, param, special = message.texts, "prompt", message.add_special_tokens
             else:
                 texts, param, special = [await self._render(message)], "messages", False
             prompts = [await self._encode(call, text, param, special) for text in texts]
-            self._reply_prepared(call, message, prompts, param)
+            self._reply_prepared(call, message, prompts, param, began)
         except PrepareError as error:
             _fail(call, error)
 
     async def _render(self, message: Prepare) -> str:
         if self._renderer is None:
             raise TemplateError("this model has no chat template; send a prompt to /v1/completions", "messages")
-        return await self._renderer.render(
-            ChatRequest(
-                chat=message.chat or b"",
-                tools=message.tools,
-                chat_template_kwargs=message.chat_template_kwargs,
-                add_generation_prompt=message.add_generation_prompt,
-                continue_final_message=message.continue_final_message,
-            )
+        request = ChatRequest(
+            chat=message.chat or b"",
+            tools=message.tools,
+            chat_template_kwargs=message.chat_template_kwargs,
+            add_generation_prompt=message.add_generation_prompt,
+            continue_final_message=message.continue_final_message,
         )
+        try:
+            return await self._renderer.render(request)
+        except ContextLengthExceeded:
+            # A template knows characters; how long a context is in the client's words is known here.
+            raise self._encoder.too_many_chars("messages") from None
 
     async def _encode(self, call: Call, text: str, param: str, special: bool) -> list[int]:
         self._encoder.check_chars(text, param)
@@ -180,7 +197,7 @@ class TokenizerActor(Actor):
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _reply_prepared(self, call: Call, message: Prepare, prompts: list[list[int]], param: str) -> None:
+    def _reply_prepared(self, call: Call, message: Prepare, prompts: list[list[int]], param: str, began: float) -> None:
         if call.done:
             return
         routes: list[Route] = []
@@ -191,12 +208,19 @@ class TokenizerActor(Actor):
             self._encoder.check_prompt(token_ids, param)
             # Prompts of one request are independent of each other: they spread.
             request_id = message.request_id if len(prompts) == 1 else f"{message.request_id}/{i}"
-            routes.append(self._route(request_id, token_ids, message.extra_key, message.excluded))
+            question = ChooseRoute(
+                request_id=request_id, token_ids=token_ids, extra_key=message.extra_key, excluded=message.excluded
+            )
+            routes.append(self._route(question))
         self.ctx.metrics.count("mesh_prompt_tokens_prepared_total", sum(map(len, prompts)))
-        call.reply(Prepared(token_ids=prompts, routes=routes))
+        elapsed_s = self.ctx.now() - began
+        self.ctx.metrics.observe("mesh_request_tokenize_seconds", elapsed_s)
+        call.reply(Prepared(token_ids=prompts, routes=routes, elapsed_s=elapsed_s))
 
-    def _route(self, request_id: str, token_ids: Sequence[int], extra_key: str, excluded: Sequence[str]) -> Route:
-        return self._routing.choose(request_id, token_ids, extra_key, frozenset(excluded), self.ctx.now())
+    def _route(self, ask: ChooseRoute) -> Route:
+        return self._routing.choose(
+            ask.request_id, ask.token_ids, ask.extra_key, frozenset(ask.excluded), self.ctx.now(), ask.numerics
+        )
 
     def _on_detokenize(self, call: Call, message: Detokenize) -> None:
         self._encoder.check_ids(message.token_ids, "tokens")

@@ -1,10 +1,12 @@
 """From the JSON that a client sent to what chat templates expect. Pure; runs where templates run.
 
 Follows transformers (None-valued keys are dropped, reasoning under its three names) and vLLM (parts of a content list
-are joined with newlines, arguments of tool calls are parsed), since those are what templates are written against.
+are joined with newlines, arguments of tool calls are parsed), since those are what templates are written against. What
+OpenAI's API knows and templates do not is put in their terms (`TemplateDialect`).
 """
 
-from typing import Any, Final, cast
+import re
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -16,14 +18,27 @@ _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _RESERVED: Final = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 )
+_CONTENT_IS_NONE: Final = re.compile(r"""content(?:['"]\s*\])?\s+is\s+(?:not\s+)?none""")
 
 
-def parse_messages(chat: bytes) -> list[dict[str, Any]]:
+class TemplateDialect(NamedTuple):
+    """What a template makes of the parts of a chat that not every template knows."""
+
+    has_developer: bool
+    has_null_content: bool
+
+    @classmethod
+    def of(cls, source: str) -> "TemplateDialect":
+        """Of a template's text."""
+        return cls("developer" in source, _CONTENT_IS_NONE.search(source) is not None)
+
+
+def parse_messages(chat: bytes, dialect: TemplateDialect) -> list[dict[str, Any]]:
     """The messages of a chat. Raises TemplateError or UnsupportedContent, both naming `messages`."""
     messages = _decode(chat, "messages")
     if not isinstance(messages, list) or not messages:
         raise TemplateError("messages has to be a list of at least one message", "messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(cast("list[Any]", messages))]
+    return [_message(message, f"messages[{i}]", dialect) for i, message in enumerate(cast("list[Any]", messages))]
 
 
 def parse_tools(tools: bytes | None) -> list[Any] | None:
@@ -54,15 +69,26 @@ def _decode(document: bytes, param: str) -> Any:
         raise TemplateError(f"{param} is not JSON: {error}", param) from error
 
 
-def _message(value: Any, where: str) -> dict[str, Any]:
+def _message(value: Any, where: str, dialect: TemplateDialect) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TemplateError(f"{where} is not an object", "messages")
     given = cast("dict[str, Any]", value)
     message = {key: item for key, item in given.items() if item is not None}
     if not isinstance(message.get("role"), str):
         raise TemplateError(f"{where}.role has to be a string", "messages")
+    if message["role"] == "developer" and not dialect.has_developer:
+        # OpenAI's later name for the same thing.
+        message["role"] = "system"
+    if isinstance(message.get("function_call"), dict):
+        # OpenAI's earlier form of a call, which no template knows.
+        message.setdefault("tool_calls", [{"type": "function", "function": message.pop("function_call")}])
     if "content" in message:
         message["content"] = _content(message["content"], f"{where}.content")
+    elif "refusal" in message:
+        message["content"] = _content(message["refusal"], f"{where}.refusal")
+    elif "tool_calls" in message:
+        # Who tests for none means null; who does not appends the content to a text, where nothing else will do.
+        message["content"] = None if dialect.has_null_content else ""
     if isinstance(message.get("tool_calls"), list):
         message["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
     reasoning = next((message[key] for key in _REASONING if key in message), None)

@@ -17,11 +17,15 @@ from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mesh.message import Part
-from nodes.tokenizer.chat_messages import parse_messages, parse_template_kwargs, parse_tools
+from nodes.tokenizer.chat_messages import TemplateDialect, parse_messages, parse_template_kwargs, parse_tools
 from nodes.tokenizer.errors import ContextLengthExceeded, TemplateError
 
 _SHOWN_CHARS: Final = 500
 _FINAL_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
+_ROLE_MARK: Final = " DOES_THE_TEMPLATE_SHOW_THIS_ROLE"
+_COMMON_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
+_MAX_SHOWN_ROLES: Final = 64
+"""Clients choose names of roles, and many a template shows them all: no more than so many are remembered."""
 
 
 class ChatRequest(Part, frozen=True):
@@ -47,6 +51,8 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self._max_chars = max_chars
         self._reads_content = "content" in source
+        self._dialect = TemplateDialect.of(source)
+        self._shown_roles = {"user"}
         try:
             self._template = _environment().from_string(source)
         except Exception as error:  # a template may be wrong in any way: jinja's compiler raises what it meets
@@ -54,7 +60,7 @@ class ChatTemplate:
 
     def render(self, request: ChatRequest) -> str:
         """The prompt's text. Raises TemplateError, UnsupportedContent or ContextLengthExceeded."""
-        messages = parse_messages(request.chat)
+        messages = parse_messages(request.chat, self._dialect)
         if request.continue_final_message:
             self._mark_end(messages)
         variables = {
@@ -65,6 +71,11 @@ class ChatTemplate:
             "tools": parse_tools(request.tools),
             "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
         }
+        text = self._generate(variables)
+        self._check_roles(variables)
+        return _cut_at_mark(text) if request.continue_final_message else text
+
+    def _generate(self, variables: dict[str, Any]) -> str:
         pieces: list[str] = []
         num_chars = 0
         try:
@@ -74,13 +85,44 @@ class ChatTemplate:
                     break
                 pieces.append(piece)
         except Exception as error:  # whatever a template does wrong is its request's error, nobody else's
-            raise TemplateError(f"the chat does not fit the model's template: {_shown(error)}", "messages") from error
+            message = f"the chat does not fit the model's template: {_shown(error)}"
+            odd = sorted({one["role"] for one in variables["messages"]} - _COMMON_ROLES)
+            if odd and not any(role in message for role in odd):
+                message += f" (a message has the role {odd[0]!r})"
+            raise TemplateError(message, "messages") from error
         if num_chars > self._max_chars:
-            raise ContextLengthExceeded(
-                f"the messages are over {self._max_chars} characters, more than the model's context holds", "messages"
-            )
-        text = "".join(pieces)
-        return _cut_at_mark(text) if request.continue_final_message else text
+            raise ContextLengthExceeded(f"the messages are over {self._max_chars} characters", "messages")
+        return "".join(pieces)
+
+    def _check_roles(self, variables: dict[str, Any]) -> None:
+        """Raise TemplateError for a role whose messages the template leaves out, and would show if they were a user's.
+
+        Found out by rendering again with a mark, once for each role that the template shows.
+        """
+        spoken = {one["role"] for one in variables["messages"] if (one.get("content") or "").strip()}
+        for role in sorted(spoken - self._shown_roles):
+            if self._shows(variables, role, role):
+                if len(self._shown_roles) < _MAX_SHOWN_ROLES:
+                    self._shown_roles.add(role)
+            elif self._shows(variables, role, "user"):
+                raise TemplateError(
+                    f"the model's chat template does not know the role {role!r}: it leaves such a message out",
+                    "messages",
+                )
+
+    def _shows(self, variables: dict[str, Any], role: str, as_role: str) -> bool:
+        """Whether contents of messages of `role`, said by `as_role`, make a difference to what is rendered."""
+        marked = [
+            {**one, "role": as_role, "content": one["content"] + _ROLE_MARK}
+            if one["role"] == role and one.get("content")
+            else one
+            for one in variables["messages"]
+        ]
+        try:
+            return _ROLE_MARK.strip() in self._generate({**variables, "messages": marked})
+        except (TemplateError, ContextLengthExceeded):
+            # It looks at them, at least.
+            return True
 
     def _mark_end(self, messages: list[dict[str, Any]]) -> None:
         content = messages[-1].get("content")

@@ -28,7 +28,8 @@ class RoutingWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`model` as for `--model`; `context_length` 0 is the model's own.
+    """`model` as for `--model`; `context_length` 0 is the model's own. `chat_template` is a file to use in place of
+    the model's own template.
 
     Texts of more than `inline_chars` are encoded in a thread, at most `max_long_texts` at a time with those waiting.
     `use_threads` and `use_processes` false: everything on the event loop, for the simulation.
@@ -40,5 +41,6 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_long_texts: int = 64
     use_threads: bool = True
     use_processes: bool = True
+    chat_template: str = ""
     rendering: RenderingLimits = RenderingLimits()
     routing: RoutingWeights = RoutingWeights()

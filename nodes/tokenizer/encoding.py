@@ -6,6 +6,7 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
+from nodes.context_length import over_context, over_context_in_chars
 from nodes.model_spec import ModelSpec
 from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.tokenizer.errors import ContextLengthExceeded, EmptyPrompt, InvalidTokenId
@@ -31,11 +32,11 @@ class TextEncoder:
     def check_chars(self, text: str, param: str) -> None:
         """Raise ContextLengthExceeded for a text that no tokenization could make fit."""
         if len(text) > self.max_chars:
-            raise ContextLengthExceeded(
-                f"{param} has {len(text)} characters, more than this model's context of {self.context_length} tokens"
-                " can hold. Shorten it.",
-                param,
-            )
+            raise self.too_many_chars(param)
+
+    def too_many_chars(self, param: str) -> ContextLengthExceeded:
+        """The error of a text over `max_chars`."""
+        return ContextLengthExceeded(over_context_in_chars(self.context_length, param, self.max_chars), param)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids; with `add_special_tokens` those that the tokenizer's post-processor adds (a BOS, mostly)."""
@@ -47,11 +48,7 @@ class TextEncoder:
         if not token_ids:
             raise EmptyPrompt(f"{param} has no tokens. Give at least one.", param)
         if len(token_ids) >= self.context_length:
-            raise ContextLengthExceeded(
-                f"This model's maximum context length is {self.context_length} tokens, and {param} has"
-                f" {len(token_ids)}, which leaves no room for an answer. Shorten it.",
-                param,
-            )
+            raise ContextLengthExceeded(over_context(self.context_length, param, len(token_ids)), param)
         self.check_ids(token_ids, param)
 
     def check_ids(self, token_ids: Sequence[int], param: str) -> None:

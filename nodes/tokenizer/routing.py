@@ -89,6 +89,10 @@ class _Scheduler:
         self.recent.append((now, num_tokens))
         self.num_recent_tokens += num_tokens
 
+    def holds(self, num_tokens: int) -> bool:
+        """Whether a prompt fits its pool at all, as far as is known: where it does not its order would be refused."""
+        return self.load is None or num_tokens <= self.load.num_pages * self.attributes.page_size
+
     def forget_until(self, time: float) -> None:
         """Its load shows what was chosen until then."""
         while self.recent and self.recent[0][0] <= time:
@@ -125,11 +129,20 @@ class RoutingCore:
         return []
 
     def choose(
-        self, request_id: str, token_ids: Sequence[int], extra_key: str, excluded: Collection[str], now: float
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        extra_key: str,
+        excluded: Collection[str],
+        now: float,
+        numerics: str = "",
     ) -> Route:
         """The route of one request. Excluded actors are chosen only if nobody else is left.
 
-        Raises NoCapacity. `now` is any monotonic clock, seconds.
+        A request that has output, computed under `numerics`, goes on where the same bits hold, whatever that costs, if
+        somebody there can begin at once; else with whoever can. `now` is any monotonic clock, seconds.
+
+        Raises NoCapacity.
         """
         detokenizer = self._choose_detokenizer(request_id, excluded)
         ready = [scheduler for scheduler in self._schedulers.values() if scheduler.ready]
@@ -145,6 +158,8 @@ class RoutingCore:
                 not scheduler.attributes.worker_ready,
                 # A lone prefill group decodes too, when nobody else does.
                 scheduler.attributes.phase == PREFILL,
+                # Below a worker that is there: going on with other bits is better than a stream that stands still.
+                bool(numerics) and scheduler.attributes.numerics != numerics,
                 self._cost(scheduler, len(token_ids), overlaps[scheduler.actor_id], now),
                 _draw(request_id, scheduler.actor_id),
             )
@@ -153,7 +168,13 @@ class RoutingCore:
         prefill = None
         if decode.attributes.phase not in (PREFILL, MIXED):
             # An excluded or waiting one is worse than the decode scheduler itself, which can prefill.
-            free = [s for s in ready if s.attributes.phase == PREFILL and rank(s)[:2] == (False, False)]
+            free = [
+                scheduler
+                for scheduler in ready
+                if scheduler.attributes.phase == PREFILL
+                and rank(scheduler)[:2] == (False, False)
+                and scheduler.holds(len(token_ids))
+            ]
             prefill = min(free, key=rank, default=None)
         for scheduler in filter(None, (decode, prefill)):
             scheduler.remember(now, len(token_ids) - overlaps[scheduler.actor_id])

@@ -38,6 +38,7 @@ from nodes.protocol import (
     TakeUp,
 )
 from nodes.protocol.memory import MEMORY_RELEASED, HasLetGo
+from nodes.redaction import PromptRedactor
 from nodes.roles import is_replaced
 from nodes.worker.config import WorkerConfig
 from nodes.worker.core import (
@@ -55,13 +56,16 @@ from nodes.worker.core import (
     WorkerCore,
 )
 from nodes.worker.engine import Engine
+from nodes.worker.errors import DeviceFailed
+from nodes.worker.isolation import run_isolated, traceback_of
 from nodes.worker.parallel.collectives import CollectivesMaker, collectives_maker
 from nodes.worker.parallel.group import RankGroup
 from nodes.worker.parallel.ranks import RankCore
 from nodes.worker.pool_taking import ask_for_pool, make_pages, take_pool
 from nodes.worker.residence.actions import ResidenceActions
 from nodes.worker.runners import RunnerFactory, make_runner
-from nodes.worker.step import RunnableStep, StepOutcome, run_isolated
+from nodes.worker.step import RunnableStep, StepOutcome
+from nodes.worker.step_watch import StepWatch
 
 DEVICE_DEPTH: Final = 2
 """Steps on their way to a device: one computes, one waits behind it, so that the device never waits for the host."""
@@ -96,7 +100,9 @@ class WorkerActor(Actor):
         self._ranks = RankGroup(config, self._leave, collectives) if config.tp_size > 1 else None
         self._adopt_timer: asyncio.TimerHandle | None = None
         self._engine = Engine(config, make, self._ranks)
+        self._watch = StepWatch(lambda delay_s, callback: self.ctx.later(delay_s, callback), self._on_hang)
         self._last_end = 0.0
+        self._last_failure = ""
         self._is_stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -117,11 +123,17 @@ class WorkerActor(Actor):
             await make_pages(self.ctx, self._persistent, config, self._host, pool)
         runner = await self._engine.load(self.ctx, self._persistent, spec, pool)
         make_core = WorkerCore if self._ranks is None else RankCore
-        self._core = make_core(
-            Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens),
-            depth=DEVICE_DEPTH if self._engine.runs_ahead else 1,
+        limits = Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens)
+        depth = DEVICE_DEPTH if self._engine.runs_ahead else 1
+        core = self._core = make_core(limits, depth=depth)
+        self._driver = CoreDriver(
+            self,
+            "worker",
+            lambda event, _: core.handle(event),
+            self._perform,
+            setup={"limits": limits, "depth": depth},
+            redact=PromptRedactor,
         )
-        self._driver = CoreDriver(self._core.handle, self._perform)
         self._adopted = Adopted(
             last_step=0,
             worker_epoch=self.ctx.address.epoch,
@@ -197,6 +209,7 @@ class WorkerActor(Actor):
         once, so its steps are waited for; who waits too long is ended by `mesh.run`.
         """
         self._is_stopping = True
+        self._watch.stop()
         if self._core is not None:
             self._core.is_draining = True
         if self._ranks is not None:
@@ -210,12 +223,16 @@ class WorkerActor(Actor):
         """See `Actor.stats`."""
         return {"mesh_worker_queued_steps": float(self._core.num_queued) if self._core else 0.0}
 
+    def progress(self) -> str:
+        """`loading 12/28 layers, 3.1 of 7.6 GB` while weights are read, otherwise empty."""
+        return str(self._engine.progress or "")
+
     # what `ResidenceActions` needs
 
     def stop_steps(self, *, is_stopped: bool) -> bool:
         """See `Resident`."""
         assert self._core is not None, "there is nothing to let go before the model is loaded"
-        self._core.is_draining = is_stopped
+        self._core.is_paused = is_stopped
         return self._core.is_running
 
     async def release_memory(self, weights: str) -> None:
@@ -304,11 +321,16 @@ class WorkerActor(Actor):
                 assert_never(command)
 
     def _run(self, step: RunnableStep) -> None:
+        self._watch.begun(step)
         if self._engine.is_threaded:
             self.ctx.spawn(self._run_in_thread(step), name="step")
             return
         started = self.ctx.now()
-        outcome = run_isolated(self._engine.require(), step)
+        try:
+            outcome = run_isolated(self._engine.require(), step)
+        except DeviceFailed as error:
+            self._die_of(step, error)
+            return
         if outcome.delay_s > 0:
             self.ctx.later(outcome.delay_s, self._done, step, outcome, started)
         else:
@@ -316,19 +338,21 @@ class WorkerActor(Actor):
 
     async def _run_in_thread(self, step: RunnableStep) -> None:
         started = self.ctx.now()
-        config = self._config
-        allowed_s = config.step_deadline_s + config.token_deadline_s * sum(row.num_tokens for row in step.rows)
-        deadline = self.ctx.later(allowed_s, self._die, f"step {step.step} has not ended within {allowed_s:g} s")
         try:
             outcome = await self._engine.run(step)
         except Exception as error:  # noqa: BLE001 - what a row is to blame for is in the outcome
-            if self._is_stopping:
-                return
-            self._die(f"the device failed in step {step.step}: {type(error).__name__}: {error}")
+            if not self._is_stopping:
+                self._die_of(step, error)
             return
-        finally:
-            deadline.cancel()
         self._done(step, outcome, started)
+
+    def _die_of(self, step: RunnableStep, error: Exception) -> None:
+        """No row is to blame: whoever follows is given the step again."""
+        self.ctx.log.error("device failed", step=step.step, traceback=traceback_of(error))
+        self._die(f"the device failed in step {step.step}: {type(error).__name__}: {error}")
+
+    def _on_hang(self, step: RunnableStep) -> None:
+        self._die(f"step {step.step} has not ended within {step.timeout_s:g} s, which steps like it never took")
 
     def _die(self, reason: str) -> None:
         """Leave the steps to the next incarnation. A thread that hangs would hold up every gentler end."""
@@ -338,13 +362,31 @@ class WorkerActor(Actor):
         self._kill()
 
     def _done(self, step: RunnableStep, outcome: StepOutcome, started: float) -> None:
+        self._watch.ended()
         now = self.ctx.now()
         # A step that was launched ahead has waited for the one before.
         elapsed_s, self._last_end = now - max(started, self._last_end), now
         self.ctx.metrics.observe("mesh_worker_step_seconds", elapsed_s)
         self.ctx.metrics.count("mesh_worker_tokens_total", sum(row.num_tokens for row in step.rows))
+        if outcome.failure:
+            self._report(step, outcome.failure)
+        # Errors are rare, and a step has hundreds of rows: their names are looked up only where one is needed.
+        names = {row.row: row.request_id for row in step.rows} if outcome.errors else {}
         for error in outcome.errors:
             self.ctx.metrics.count("mesh_worker_row_errors_total", code=error.code)
-            self.ctx.log.warning("row failed", step=step.step, row=error.row, code=error.code, why=error.message)
+            request_id = names.get(error.row, "")
+            self.ctx.log.warning(
+                "row failed", request_id=request_id, step=step.step, row=error.row, code=error.code, why=error.message
+            )
         self._dispatch(StepDone(outcome, elapsed_s))
         self._watch_adoption()
+
+    def _report(self, step: RunnableStep, failure: str) -> None:
+        """A batch has raised. That its rows may all have survived alone makes it no less of a failure."""
+        self.ctx.metrics.count("mesh_worker_steps_failed_total")
+        # What raises in every step would drown the log with one and the same traceback.
+        is_new, self._last_failure = failure != self._last_failure, failure
+        traceback = failure if is_new else "as before"
+        self.ctx.log.warning(
+            "step failed, its rows ran alone", step=step.step, rows=len(step.rows), traceback=traceback
+        )

@@ -15,9 +15,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `dtype` is `auto` (the model's own), `float32` or `bfloat16`. `num_threads` 0 leaves torch's own choice.
     `max_batch_tokens` bounds the tokens of one step, and with them the memory of activations.
 
-    A step that is not done `step_deadline_s` after it began, and `token_deadline_s` for each of its tokens more, hangs:
-    the worker is killed, because a thread that computes cannot be stopped otherwise.
-
     `device` is `cpu`, `cuda` or `cuda:N`; what follows concerns CUDA. `attention` is `auto` (FlashInfer where the model
     allows it), `flashinfer` or `torch`; `cuda_graphs` replays decode steps; `deterministic` splits no sequence and
     computes products in tiles of fixed rows, at a cost in speed. `prefill_attention` is `paged` (a chunk attends over
@@ -51,8 +48,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tp_size: int = 1
     workers: tuple[str, ...] = ()
     adopt_grace_s: float = 10.0
-    step_deadline_s: float = 30.0
-    token_deadline_s: float = 0.5
     map_timeout_s: float = 5.0
     map_retry_s: float = 0.2
     prefill_attention: Literal["paged", "merged"] = "paged"

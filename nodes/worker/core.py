@@ -127,6 +127,8 @@ class WorkerCore:
         self._running: deque[_Running] = deque()
         self._adopting: list[AdoptArrived] = []
         self.is_draining = False
+        # Apart from a drain, which no resumption takes back.
+        self.is_paused = False
 
     @property
     def is_running(self) -> bool:
@@ -245,7 +247,7 @@ class WorkerCore:
 
     def _take_next(self) -> _Queued | None:
         """The step that is to begin now, out of the queue."""
-        if self.is_draining or len(self._running) >= self._depth:
+        if self.is_draining or self.is_paused or len(self._running) >= self._depth:
             return None
         if self._running:
             last = self._running[-1].plan
@@ -277,7 +279,7 @@ class WorkerCore:
         problem = _shape_problem(plan, queued.buffers, self._limits.max_batch_tokens)
         if problem:
             errors = [RowError(row, "bad_step", problem) for row in range(len(plan.rows))]
-            return RunnableStep(plan.step, [], array("i"), array("i")), errors
+            return RunnableStep(plan.step, [], array("i"), array("i"), plan.timeout_s), errors
         token_ids, page_ids = (_int32(buffer) for buffer in queued.buffers)
         rows: list[RunnableRow] = []
         errors: list[RowError] = []
@@ -302,11 +304,12 @@ class WorkerCore:
                     RunnableRow(
                         index, row.start, row.num_tokens, row.num_prompt_tokens,
                         token_offset, page_offset, row.num_pages, row.sampling, row.from_row if is_ahead else -1,
+                        row.request_id,
                     )
                 )  # fmt: skip
             token_offset += row.num_tokens
             page_offset += row.num_pages
-        return RunnableStep(plan.step, rows, token_ids, page_ids), errors
+        return RunnableStep(plan.step, rows, token_ids, page_ids, plan.timeout_s), errors
 
     def _rows_drawing_in(self, step: int) -> Collection[int]:
         """Rows that draw in `step`, if it runs: what a step that is begun behind it may follow."""
@@ -349,6 +352,8 @@ def _shape_problem(plan: StepPlan, buffers: Sequence[Buffer], max_batch_tokens: 
         return f"a step has the buffers token_ids and page_ids, this one has {len(buffers)}"
     if any(row.num_tokens < 1 or row.num_pages < 1 for row in plan.rows):
         return "a row has at least one token and one page"
+    if not plan.timeout_s > 0:
+        return f"a step may take some time, not {plan.timeout_s:g} s"
     num_tokens = sum(row.num_tokens for row in plan.rows)
     if num_tokens > max_batch_tokens:
         return f"{num_tokens} tokens are more than the {max_batch_tokens} that one step may have"

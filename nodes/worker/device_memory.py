@@ -37,15 +37,20 @@ class Footprint(NamedTuple):
 def weight_bytes(spec: ModelSpec, dtype: str, tp_size: int = 1) -> int:
     """Bytes of the weights of `spec` in `dtype`, and of the float32 table of rotary angles, on the device of a rank.
 
-    Of rank 0, which has a few biases more than the others. Raises TensorParallelUnfit.
+    Raises TensorParallelUnfit.
     """
+    return parameter_bytes(spec, dtype, tp_size) + spec.context_length * spec.head_dim * 4
+
+
+def parameter_bytes(spec: ModelSpec, dtype: str, tp_size: int = 1) -> int:
+    """Bytes of the weights alone; of rank 0, which has a few biases more than the others. May raise the same."""
     shard = spec.shard(0, tp_size)
     parameters = 0
     for name, shape in expected_shapes(spec).items():
         part = shard.part_of(name)
         share = 1 if part is None else Fraction(part.end - part.begin, shape[part.dim])
         parameters += int(math.prod(shape) * share)
-    return parameters * ITEM_BYTES[dtype] + spec.context_length * spec.head_dim * 4
+    return parameters * ITEM_BYTES[dtype]
 
 
 def activation_bytes(spec: ModelSpec, dtype: str, max_batch_tokens: int, max_draws: int, tp_size: int = 1) -> int:

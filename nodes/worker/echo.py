@@ -2,14 +2,16 @@
 
 Every position stores its token id in the page's K cell and its own position in the V cell. Output token number j is the
 prompt token that the pages hold for position j; when the prompt is through comes the end token, then the prompt again
-(whoever ignores the end token sees the prompt repeated). A stored position that is not what it should be is reported as
-`corrupt_page`. With a `fatal_token` it plays the request that kills its worker. Needs neither torch nor numpy; used by
-tests, simulations and benchmarks of everything but the model.
+(whoever ignores the end token sees the prompt repeated). Instead of a token that must not be drawn yet
+(`Sampling.masked_token_ids`) comes the next in this round that may be; if none may, the lowest id that may. A stored
+position that is not what it should be is reported as `corrupt_page`. With a `fatal_token` it plays the request that
+kills its worker. Needs neither torch nor numpy; used by tests, simulations and benchmarks of everything but the model.
 """
 
 import os
 import signal
 from array import array
+from itertools import chain, count
 from typing import Final
 
 from kvstore.layout import KVLayout
@@ -70,7 +72,8 @@ class EchoRunner:
         All of them where a sequence begins to be read here (a prefill, the steps after a handoff) and whenever a page
         fills up; in the steps between only the page that the answer is read from.
         """
-        if row.num_tokens > 1 or row.output_position <= 1 or row.end % self._page_size == 0:
+        is_masked = row.sampling is not None and row.output_position < row.sampling.min_tokens
+        if row.num_tokens > 1 or row.output_position <= 1 or row.end % self._page_size == 0 or is_masked:
             pages = range(-(-row.end // self._page_size))
         else:
             answer = row.output_position % (row.num_prompt_tokens + 1)
@@ -85,7 +88,18 @@ class EchoRunner:
         return ""
 
     def _answer(self, row: RunnableRow, step: RunnableStep) -> int:
-        position = row.output_position % (row.num_prompt_tokens + 1)
+        first = row.output_position % (row.num_prompt_tokens + 1)
+        sampling = row.sampling
+        if sampling is None or row.output_position >= sampling.min_tokens or not sampling.masked_token_ids:
+            return self._token_at(first, row, step)
+        masked = frozenset(sampling.masked_token_ids)
+        for position in chain(range(first, row.num_prompt_tokens + 1), range(first)):
+            if (token_id := self._token_at(position, row, step)) not in masked:
+                return token_id
+        return next(token_id for token_id in count() if token_id not in masked)
+
+    def _token_at(self, position: int, row: RunnableRow, step: RunnableStep) -> int:
+        """The prompt's token at a position, and the end token behind it."""
         if position == row.num_prompt_tokens:
             return self._eos_token_id
         return self._words[self._cell(row, step, position)]

@@ -18,11 +18,13 @@ from nodes.model_spec import ModelSpec
 from nodes.protocol import JoinGroup
 from nodes.protocol.memory import KEEP, RELOAD
 from nodes.worker.config import WorkerConfig
+from nodes.worker.isolation import run_isolated
 from nodes.worker.parallel.group import RankGroup
 from nodes.worker.residence.actions import give_back_heap
 from nodes.worker.runners import RunnerFactory
-from nodes.worker.step import PipelinedRunner, RemappableRunner, RunnableStep, Runner, StepOutcome, run_isolated
+from nodes.worker.step import PipelinedRunner, RemappableRunner, RunnableStep, Runner, StepOutcome
 from nodes.worker.steps_ahead import StepsAhead
+from nodes.worker.weights.load_progress import LoadProgress, current_load
 
 _Result = TypeVar("_Result")
 
@@ -37,6 +39,8 @@ class Engine:
         self._thread: ThreadPoolExecutor | None = None
         self._ahead: StepsAhead | None = None
         self.runner: Runner | None = None
+        self.progress: LoadProgress | None = None
+        """Of a load that runs."""
 
     @property
     def is_threaded(self) -> bool:
@@ -67,7 +71,9 @@ class Engine:
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="runner")
         if self._ranks is not None:
             await self._ranks.form(ctx, asks, own, self._thread)
+        self.progress = LoadProgress()
         self.runner = await self._in_thread(partial(self._make_in_thread, spec, pool))
+        self.progress = None
         self._begin_ahead(self.runner)
         return self.runner
 
@@ -116,6 +122,7 @@ class Engine:
         self.runner = None
 
     def _make_in_thread(self, spec: ModelSpec, pool: PagePool) -> Runner:
+        current_load.set(self.progress)
         if self._ranks is None:
             return self._make(spec, self._config, pool)
         return self._make(spec, self._config, pool, self._ranks.connect())

@@ -13,6 +13,8 @@ None but the last is retryable: the supervisor's restarts do not cure them.
 
 `CollectiveFailed` ("collective_failed") is why a worker of a group cannot go on: another rank is gone, hangs or has
 gone another way. It is no row's fault, so no row is run again for it; the whole group is replaced.
+
+`DeviceFailed` ("device_failed") is why a worker that could compute cannot any more, whatever it is given.
 """
 
 from typing import ClassVar
@@ -76,3 +78,9 @@ class CollectiveFailed(Exception):
     """An operation of all ranks did not come about; the group computes nothing more."""
 
     code: ClassVar[str] = "collective_failed"
+
+
+class DeviceFailed(Exception):
+    """Nothing can be computed here any more; the worker ends, and the next one tries."""
+
+    code: ClassVar[str] = "device_failed"

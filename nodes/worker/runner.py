@@ -21,8 +21,7 @@ from nodes.worker.numerics import TILE_ROWS, check_numerics
 from nodes.worker.pool_view import TORCH_DTYPES, PoolView
 from nodes.worker.sampler import NOT_DRAWN, Draw, sample
 from nodes.worker.step import POISONED, RunnableStep, StepOutcome
-from nodes.worker.weights.loader import SafetensorsWeights, WeightSource
-from nodes.worker.weights.random_weights import RandomWeights
+from nodes.worker.weights.opening import open_weights
 
 
 def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> "TorchRunner":
@@ -34,9 +33,7 @@ def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> 
         torch.set_num_threads(config.num_threads)
     with torch.inference_mode():
         dtype = TORCH_DTYPES[spec.compute_dtype(config.dtype)]
-        weights: WeightSource = (
-            RandomWeights(spec, dtype) if spec.source == "random" else SafetensorsWeights(spec, dtype)
-        )
+        weights = open_weights(spec, dtype)
         view = PoolView(pool.pages_view, pool.layout)
         attention = TorchPagedAttention(view, spec.num_heads, kinds_of(spec.layer_windows))
         build = model_class(spec.architecture)

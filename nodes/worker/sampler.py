@@ -5,9 +5,9 @@ up in the cumulative distribution. Everything is computed per row, or by operato
 other (`exp` element by element, sums over pieces of fixed length, cumulative sums in double, one after the other):
 `sum` and `logsumexp` over a whole vocabulary round differently for one row than for many.
 
-Filters apply in vLLM's order: logit bias, temperature, min_p, top_k, top_p. They need the most likely tokens only, so
-candidates are taken from the top down, in windows of falling probability, until the filters are settled; the order is
-total (equal logits: lower id first), so how many windows it took cannot be seen.
+Filters apply in vLLM's order: logit bias and masked ids, temperature, min_p, top_k, top_p. They need the most likely
+tokens only, so candidates are taken from the top down, in windows of falling probability, until the filters are
+settled; the order is total (equal logits: lower id first), so how many windows it took cannot be seen.
 """
 
 import math
@@ -32,11 +32,27 @@ class Draw(NamedTuple):
     sampling: Sampling
     position: int
 
+    @property
+    def is_plain(self) -> bool:
+        """The most likely token of the logits as they are."""
+        sampling = self.sampling
+        return sampling.is_greedy and not sampling.logit_bias and not self._is_masked
+
+    def bias(self) -> dict[int, float]:
+        """What is added to logits before all else, by token id; `-inf` for what must not be drawn."""
+        sampling = self.sampling
+        bias = sampling.logit_bias or {}
+        return {**bias, **dict.fromkeys(sampling.masked_token_ids or (), -math.inf)} if self._is_masked else bias
+
+    @property
+    def _is_masked(self) -> bool:
+        return self.position < self.sampling.min_tokens and bool(self.sampling.masked_token_ids)
+
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """One token per row of `logits` (`[rows, vocab]`); `NOT_DRAWN` where no finite logit allows one."""
     drawn = [NOT_DRAWN] * len(draws)
-    altered = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0 or draw.sampling.logit_bias]
+    altered = [i for i, draw in enumerate(draws) if not draw.is_plain]
     if len(altered) < len(draws):
         plain = sorted(set(range(len(draws))).difference(altered))
         for i, (_, token) in zip(plain, _most_likely(logits[plain] if altered else logits), strict=True):
@@ -51,11 +67,10 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
 def _sample_altered(rows: Tensor, vocab_size: int, draws: Sequence[Draw]) -> list[int]:
     """The same for padded float32 `rows`, of rows that are biased or random."""
     for row, draw in zip(rows, draws, strict=True):
-        if draw.sampling.logit_bias:
-            _add_bias(row[:vocab_size], draw.sampling.logit_bias)
+        _add_bias(row[:vocab_size], draw.bias())
     likely = _most_likely(rows)
     drawn = [token for _, token in likely]
-    random = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0 and drawn[i] != NOT_DRAWN]
+    random = [i for i, draw in enumerate(draws) if not draw.sampling.is_greedy and drawn[i] != NOT_DRAWN]
     if random:
         temperatures = torch.tensor([draws[i].sampling.temperature for i in random]).unsqueeze(-1)
         highest = torch.tensor([likely[i][0] for i in random]).unsqueeze(-1)

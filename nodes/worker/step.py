@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_chec
 from kvstore.page_pool import PagePool
 from nodes.protocol import RowError
 from nodes.request import Sampling
-from nodes.worker.errors import CollectiveFailed
 
 if TYPE_CHECKING:
     from array import array
@@ -20,7 +19,7 @@ class RunnableRow(NamedTuple):
     """One row whose input tokens are all known. `row` is its index in the plan, offsets are into the step's arrays.
 
     `from_row` >= 0 only for a `PipelinedRunner`: the one input token is what that row of the plan launched just before
-    drew, and not known on the host; `token_ids` then holds -1 for it.
+    drew, and not known on the host; `token_ids` then holds -1 for it. `request_id` is for the log.
     """
 
     row: int
@@ -32,6 +31,7 @@ class RunnableRow(NamedTuple):
     num_pages: int
     sampling: Sampling | None
     from_row: int = -1
+    request_id: str = ""
 
     @property
     def end(self) -> int:
@@ -45,20 +45,28 @@ class RunnableRow(NamedTuple):
 
 
 class RunnableStep(NamedTuple):
-    """Rows that can be computed. `token_ids` and `page_ids` are the plan's, int32, with all placeholders filled."""
+    """Rows that can be computed. `token_ids` and `page_ids` are the plan's, int32, with all placeholders filled.
+
+    The step hangs if it has not ended `timeout_s` after it was its turn.
+    """
 
     step: int
     rows: Sequence[RunnableRow]
     token_ids: "array[int]"
     page_ids: "array[int]"
+    timeout_s: float = 60.0
 
 
 class StepOutcome(NamedTuple):
-    """`token_ids[i]` is what `rows[i]` of the step drew, -1 for nothing. `delay_s`: hold the answer back so long."""
+    """`token_ids[i]` is what `rows[i]` of the step drew, -1 for nothing. `delay_s`: hold the answer back so long.
+
+    `failure`: the traceback of what the step raised, if it did and its rows were run one by one; else empty.
+    """
 
     token_ids: Sequence[int]
     errors: Sequence[RowError] = ()
     delay_s: float = 0.0
+    failure: str = ""
 
 
 class Runner(Protocol):
@@ -117,30 +125,6 @@ class RemappableRunner(Runner, Protocol):
         ...
 
 
-def run_isolated(runner: Runner, step: RunnableStep) -> StepOutcome:
-    """Run a step; if it raises, run its rows one by one, so that only the guilty ones fail (`poisoned_request`).
-
-    Steps are idempotent, so rows that had already written their pages write the same again. Raises CollectiveFailed:
-    what other ranks do not run again cannot be run again alone.
-    """
-    try:
-        return runner.run(step)
-    except CollectiveFailed:
-        raise
-    except Exception as error:  # noqa: BLE001 # supervision boundary: whatever one request provokes must not end the batch
-        if len(step.rows) == 1:
-            return StepOutcome([-1], [RowError(step.rows[0].row, POISONED, f"{type(error).__name__}: {error}"[:500])])
-    token_ids: list[int] = []
-    errors: list[RowError] = []
-    delay_s = 0.0
-    for row in step.rows:
-        outcome = run_isolated(runner, step._replace(rows=[row]))
-        token_ids.extend(outcome.token_ids)
-        errors.extend(outcome.errors)
-        delay_s += outcome.delay_s
-    return StepOutcome(token_ids, errors, delay_s)
-
-
 def with_inputs(step: RunnableStep, drawn: Mapping[int, int]) -> tuple[RunnableStep, list[RowError]]:
     """`step` with the inputs that it was to take from the device, once the step before has `drawn` them.
 
@@ -164,4 +148,4 @@ def outcome_of(step: RunnableStep, part: RunnableStep, outcome: StepOutcome, err
     """The outcome of `step`, of which only `part` was run and gave `outcome`, and the rest gave `errors`."""
     found = {row.row: token_id for row, token_id in zip(part.rows, outcome.token_ids, strict=True)}
     token_ids = [found.get(row.row, -1) for row in step.rows]
-    return StepOutcome(token_ids, [*errors, *outcome.errors], outcome.delay_s)
+    return outcome._replace(token_ids=token_ids, errors=[*errors, *outcome.errors])

@@ -3,7 +3,7 @@
 Two threads: one launches, which is work for the host, the other waits for the device. If launching a step raises, the
 step is run row by row when the one before has ended, as everywhere (`run_isolated`), with the inputs that are known by
 then; the step behind it waits for that. What raises while waiting is the device's failure: it is passed on, since
-nothing computed there is good any more.
+nothing computed there is good any more. So is what `run_isolated` finds to be one.
 """
 
 import asyncio
@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nodes.worker.errors import CollectiveFailed
-from nodes.worker.step import PipelinedRunner, RunnableStep, StepOutcome, outcome_of, run_isolated, with_inputs
+from nodes.worker.isolation import run_isolated, traceback_of
+from nodes.worker.step import PipelinedRunner, RunnableStep, StepOutcome, outcome_of, with_inputs
 
 
 class _Flight:
@@ -60,7 +61,7 @@ class StepsAhead:
 
     async def _run(self, flight: _Flight, before: _Flight | None) -> StepOutcome:
         loop = asyncio.get_running_loop()
-        step, errors = flight.step, []
+        step, errors, failure = flight.step, [], ""
         if before is not None and not await asyncio.shield(before.on_device):
             step, errors = with_inputs(step, await before.drawn())
         if step.rows:
@@ -68,8 +69,8 @@ class StepsAhead:
                 launched: Any = await loop.run_in_executor(self._thread, self._runner.launch, step)
             except CollectiveFailed:
                 raise
-            except Exception:  # noqa: BLE001 # run again below, where one row can be blamed
-                pass
+            except Exception as error:  # noqa: BLE001 # run again below, where one row can be blamed
+                failure = traceback_of(error)
             else:
                 flight.on_device.set_result(True)
                 outcome = await loop.run_in_executor(self._waiting, self._runner.finish, launched)
@@ -80,4 +81,5 @@ class StepsAhead:
         if step.rows:
             outcome = await loop.run_in_executor(self._thread, run_isolated, self._runner, step)
         flight.on_device.set_result(False)
-        return outcome_of(flight.step, step, outcome, errors)
+        # Run again, it may have gone well: the memory that was short is free when the step before has ended.
+        return outcome_of(flight.step, step, outcome._replace(failure=outcome.failure or failure), errors)

@@ -44,12 +44,14 @@ class ChaosMesh:
         self.port = host.port
         self.left: dict[str, float] = {}
 
+    def pids(self) -> dict[str, int]:
+        """Of those that live. From the manifest: asking the supervisor takes too long where a stream runs."""
+        manifest = json.loads((self.host.run_directory / "manifest.json").read_text())
+        return {record["actor_id"]: record["pid"] for record in manifest["processes"]}
+
     def pid(self, actor_id: str) -> int:
-        """From the manifest: asking the supervisor takes too long where a stream runs."""
-        for record in json.loads((self.host.run_directory / "manifest.json").read_text())["processes"]:
-            if record["actor_id"] == actor_id:
-                return record["pid"]
-        return 0
+        """0 where it has none."""
+        return self.pids().get(actor_id, 0)
 
     def strike(self, actor_id: str, number: signal.Signals = signal.SIGKILL) -> bool:
         """A signal to whatever runs under this id now; False if it is being started again."""

@@ -11,6 +11,7 @@ from typing import Any
 
 NUM_CLIENTS = 16
 ANSWER_TIMEOUT_S = 60.0
+CLOSED = "the connection was closed"
 
 SENTENCE = "Bob has 7 green pears. Ann has 3 red apples. The sky is blue and the grass is green. "
 
@@ -49,6 +50,46 @@ class Answer:
         return self.text, self.finish_reason, self.usage, self.broken
 
 
+async def stream(port: int, body: dict[str, Any], answer: Answer, on_event: Callable[[], None]) -> None:
+    """Ask `body` as a stream and gather `answer`. Raises OSError where the connection breaks.
+
+    `on_event` is called after each choice that has arrived.
+    """
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        data = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        answer.is_open = True
+        status = await reader.readline()
+        if not status:
+            raise ConnectionResetError(CLOSED)
+        if b" 200 " not in status:
+            answer.broken = f"{status!r} {await reader.read(2000)!r}"
+            return
+        while line := await reader.readline():
+            if line == b"data: [DONE]\n":
+                return
+            if line.startswith(b"data: "):
+                _take(json.loads(line[6:]), answer, on_event)
+        raise ConnectionResetError(CLOSED)
+    finally:
+        writer.close()
+
+
+def _take(event: dict[str, Any], answer: Answer, on_event: Callable[[], None]) -> None:
+    if "error" in event:
+        answer.broken = event["error"]["message"]
+        return
+    if event.get("usage"):
+        answer.usage = event["usage"]["prompt_tokens"], event["usage"]["completion_tokens"]
+    for choice in event["choices"]:
+        answer.text += choice["text"]
+        answer.finish_reason = choice["finish_reason"] or answer.finish_reason
+        answer.num_events += 1
+        on_event()
+
+
 class Wave:
     """`bodies` asked by so many clients at a time; `blow` is called once, when `at` events have arrived."""
 
@@ -80,44 +121,15 @@ class Wave:
             answer = self.answers[number]
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    await self._ask(self._bodies[number], answer)
+                    await stream(self._port, self._bodies[number], answer, self._count)
             except TimeoutError:
                 answer.broken = f"not ended within {ANSWER_TIMEOUT_S:.0f} s"
             except OSError as error:
                 answer.broken = f"{error!r}"
             answer.is_open = False
 
-    async def _ask(self, body: dict[str, Any], answer: Answer) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        try:
-            data = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
-            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
-            writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-            answer.is_open = True
-            status = await reader.readline()
-            if b" 200 " not in status:
-                answer.broken = f"{status!r} {await reader.read(2000)!r}"
-                return
-            while line := await reader.readline():
-                if line == b"data: [DONE]\n":
-                    return
-                if line.startswith(b"data: "):
-                    self._take(json.loads(line[6:]), answer)
-            answer.broken = "the connection was closed"
-        finally:
-            writer.close()
-
-    def _take(self, event: dict[str, Any], answer: Answer) -> None:
-        if "error" in event:
-            answer.broken = event["error"]["message"]
-            return
-        if event.get("usage"):
-            answer.usage = event["usage"]["prompt_tokens"], event["usage"]["completion_tokens"]
-        for choice in event["choices"]:
-            answer.text += choice["text"]
-            answer.finish_reason = choice["finish_reason"] or answer.finish_reason
-            answer.num_events += 1
-            self.num_events += 1
+    def _count(self) -> None:
+        self.num_events += 1
         if self._blow is not None and self.num_events >= self._at:
             blow, self._blow = self._blow, None
             self.num_hit = sum(one.is_open for one in self.answers)

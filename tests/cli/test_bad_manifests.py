@@ -5,12 +5,15 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 
 import msgspec
 import pytest
 
 from cli.client import find_mesh
 from cli.commands.down import down
+from cli.commands.ps import ps
 from cli.errors import AlreadyRunning, BadManifest, CliError, NotRunning
 from cli.launch import processes
 from cli.launch.mesh_directory import Manifest, MeshDirectory, ProcessRecord, segment_prefix
@@ -23,11 +26,13 @@ NO_PID = 2**22 - 1
 
 
 @pytest.fixture
-def directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    directory = MeshDirectory("m")
-    directory.create()
-    return directory
+def directory(monkeypatch):
+    # Not tmp_path: `down` binds sockets there, whose paths end at 99 bytes, and pytest's name the worker and the test.
+    with tempfile.TemporaryDirectory(prefix="kvmesh-", dir="/tmp") as base:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", base)
+        directory = MeshDirectory("m")
+        directory.create()
+        yield directory
 
 
 @pytest.fixture
@@ -86,6 +91,23 @@ def test_garbage_is_refused_and_its_mesh_swept_all_the_same(directory, content, 
     assert directory.load_manifest() is None
     with pytest.raises(NotRunning):
         down("m", force=False, timeout_s=1.0)
+
+
+@pytest.mark.parametrize("content", [None, b"{"], ids=["none", "damaged"])
+def test_segments_in_a_directory_of_ones_own_are_swept_though_no_manifest_names_it(directory, tmp_path, content):
+    pools = tmp_path / "pools"
+    pools.mkdir()
+    for name in (f"{PREFIX}decode-0", "somebody-elses"):
+        (pools / name).touch()
+    directory.write_config("kv-agent-0", {"pools": [], "directory": str(pools)})
+    if content is not None:
+        put(directory, content)
+    assert f"segment {pools}/{PREFIX}decode-0" in sweep(directory)
+    assert [path.name for path in pools.iterdir()] == ["somebody-elses"]
+    # Nobody's word is taken for more than where to look.
+    for config in (b"[]", b'{"directory": 5}', b'{"directory": "pools"}'):
+        (directory.path / "configs" / "kv-agent-0.json").write_bytes(config)
+        assert directory.pool_directory() == "/dev/shm"
 
 
 def test_a_manifest_cut_or_changed_anywhere_is_sound_or_refused(directory):
@@ -272,6 +294,33 @@ def test_down_reaches_a_supervisor_by_its_lock(directory, stranger, content, cap
     assert down("m", force=False, timeout_s=10.0) == 0
     assert f"process {stranger.pid} gets a signal instead" in capfd.readouterr().err
     assert stranger.wait() == -signal.SIGTERM
+
+
+def test_down_by_force_kills_a_supervisor_that_does_not_answer_at_once(directory, stranger, capfd):
+    directory.write_manifest(manifest(directory, pid=stranger.pid, start_time=start_time(stranger.pid)))
+    (directory.run.sockets / "a.1.c").touch()
+    stranger.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    assert down("m", force=True, timeout_s=30.0) == 0
+    assert time.monotonic() - began < 15.0, "it does not wait for the timeout"
+    assert stranger.wait() == -signal.SIGKILL
+    said = capfd.readouterr().err
+    assert f"does not answer; process {stranger.pid} is killed" in said
+    assert "socket a.1.c" in said
+
+
+def test_ps_says_that_the_manifest_of_a_running_mesh_is_damaged_and_who_holds_its_lock(directory, stranger):
+    put(directory, b"{")
+    (directory.path / "lock").write_text(f"{stranger.pid} {start_time(stranger.pid)}\n")
+    for name in (None, "m"):
+        with pytest.raises(BadManifest, match="cannot be used") as caught:
+            ps(name, "table")
+        assert f"its supervisor, process {stranger.pid}, holds the lock" in caught.value.why
+        assert "meshctl down --name m" in caught.value.do
+    stranger.kill()
+    stranger.wait()
+    with pytest.raises(NotRunning, match="no mesh"):
+        ps(None, "table")
 
 
 def test_the_lock_says_who_holds_it(directory):

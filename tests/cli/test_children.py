@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from cli.launch.children import Children, describe_exit, spawn_process
+from cli.launch.children import Children, spawn_process
+from cli.launch.processes import Process
 
 
 @pytest.fixture
@@ -25,9 +26,9 @@ def run():
     return runner
 
 
-def ended(children, pid):
+def ended(children, process):
     future = asyncio.get_running_loop().create_future()
-    children.watch(pid, future.set_result)
+    children.watch(process, future.set_result)
     return future
 
 
@@ -37,9 +38,9 @@ def test_a_spawned_process_has_its_log_its_session_and_its_descriptors(run, tmp_
         program = "import os, sys; print(os.read(3, 9).decode(), os.getsid(0) == os.getpid()); sys.exit(3)"
         log = tmp_path / "x.log"
         log.write_text("before\n")
-        pid = spawn_process(["-c", program], log, {3: reader}, dict(os.environ))
+        process = spawn_process(["-c", program], log, {3: reader}, dict(os.environ))
         os.write(writer, b"hello")
-        assert await ended(children, pid) == 3
+        assert await ended(children, process) == 3
         os.close(reader)
         os.close(writer)
         assert log.read_text() == "before\nhello True\n"
@@ -49,11 +50,11 @@ def test_a_spawned_process_has_its_log_its_session_and_its_descriptors(run, tmp_
 
 def test_signals_reach_only_watched_children(run, tmp_path):
     async def main(children):
-        pid = spawn_process(["-c", "import time; time.sleep(600)"], tmp_path / "log", {}, dict(os.environ))
-        dead = ended(children, pid)
-        children.signal(pid, signal.SIGKILL)
+        process = spawn_process(["-c", "import time; time.sleep(600)"], tmp_path / "log", {}, dict(os.environ))
+        dead = ended(children, process)
+        children.signal(process.pid, signal.SIGKILL)
         assert await dead == -9
-        children.signal(pid, signal.SIGKILL)
+        children.signal(process.pid, signal.SIGKILL)
         children.signal(1, signal.SIGKILL)
 
     run(main)
@@ -61,9 +62,29 @@ def test_signals_reach_only_watched_children(run, tmp_path):
 
 def test_a_death_before_the_watch_is_not_missed(run, tmp_path):
     async def main(children):
-        pid = spawn_process(["-c", "import sys; sys.exit(7)"], tmp_path / "log", {}, dict(os.environ))
+        process = spawn_process(["-c", "import sys; sys.exit(7)"], tmp_path / "log", {}, dict(os.environ))
         await children.next_death(20.0)
-        assert await ended(children, pid) == 7
+        assert await ended(children, process) == 7
+
+    run(main)
+
+
+def test_an_earlier_process_with_the_same_pid_is_not_taken_for_a_later_one(run, tmp_path):
+    async def main(children):
+        # Nobody has claimed the death of a process whose pid is another's by now.
+        gone = spawn_process(["-c", "import sys; sys.exit(7)"], tmp_path / "log", {}, dict(os.environ))
+        await children.next_death(20.0)
+        heir = Process(gone.pid, gone.start_time + 1)
+        lives = ended(children, heir)
+        await asyncio.sleep(0)
+        assert not lives.done()
+        # Nor is the end of a later process that of the one which was watched.
+        later = spawn_process(["-c", "import time; time.sleep(600)"], tmp_path / "log", {}, dict(os.environ))
+        before = ended(children, Process(later.pid, later.start_time - 1))
+        os.kill(later.pid, signal.SIGKILL)
+        await children.next_death(20.0)
+        await asyncio.sleep(0)
+        assert not before.done()
 
     run(main)
 
@@ -81,10 +102,10 @@ def test_orphans_of_descendants_are_reaped(run, tmp_path):
         # A pipe as stdin, so that the grandchild outlives its parent for as long as this test wants.
         reader, writer = os.pipe()
         log = tmp_path / "log"
-        pid = spawn_process(["-c", f"import os; os.dup2(3, 0)\n{program}"], log, {3: reader}, dict(os.environ))
-        assert await ended(children, pid) == 0
+        process = spawn_process(["-c", f"import os; os.dup2(3, 0)\n{program}"], log, {3: reader}, dict(os.environ))
+        assert await ended(children, process) == 0
         (orphan,) = own_children()
-        status = ended(children, orphan)
+        status = ended(children, Process.of(orphan))
         os.close(reader)
         os.close(writer)
         assert await status == 5
@@ -105,12 +126,6 @@ def test_waiting_for_a_death_that_does_not_come(run):
     run(main)
 
 
-def test_exits_in_words():
-    assert describe_exit(0) == "exit 0"
-    assert describe_exit(-9) == "signal 9 (SIGKILL)"
-    assert describe_exit(-250) == "signal 250"
-
-
 def test_the_name_that_ps_shows():
     naming = "from cli.launch.children import name_process; name_process('worker-decode-0-long')"
     program = f"{naming}; print(open('/proc/self/comm').read())"
@@ -122,13 +137,13 @@ def test_the_unwatched_are_ended_with_what_they_leave(run, tmp_path):
     async def main(children):
         # A child with a child: killing the first leaves the second, which nobody has named either.
         program = "import os, time; os.fork(); time.sleep(600)"
-        pid = spawn_process(["-c", program], tmp_path / "log", {}, dict(os.environ))
+        process = spawn_process(["-c", program], tmp_path / "log", {}, dict(os.environ))
         watched = spawn_process(["-c", "import time; time.sleep(600)"], tmp_path / "log", {}, dict(os.environ))
         dead = ended(children, watched)
-        assert children.unwatched() == [pid]
+        assert children.unwatched() == [process.pid]
         await children.end_unwatched(0.2)
-        assert own_children() == [watched]
-        children.unwatch(watched)
+        assert own_children() == [watched.pid]
+        children.unwatch(watched.pid)
         await children.end_unwatched(0.0)
         assert own_children() == []
         assert not dead.done()

@@ -145,12 +145,33 @@ def test_a_rank_leaves_more_room_than_a_worker_alone():
 
 
 def test_pages_as_asked_for():
-    pages = {pool.num_pages for pool in configs(planned(kv=KVSettings(pages=77)), "kv_agent")[0].pools}
-    assert pages == {77}
+    pages = {pool.num_pages for pool in configs(planned(kv=KVSettings(pages=177)), "kv_agent")[0].pools}
+    assert pages == {177}
     [agent] = configs(planned(kv=KVSettings(memory="1GiB")), "kv_agent")
     assert {pool.num_pages for pool in agent.pools} == {GIB // agent.pools[0].layout.page_bytes}
     with pytest.raises(NoMemory, match="does not fit"):
         planned(kv=KVSettings(memory="60GiB"))
+
+
+def test_what_a_devices_memory_leaves_is_the_context():
+    assert planned(mixed=1).context.length == 40_960
+    small = DeviceMemory("cuda:0", 24 * GIB, 20 * GIB)
+    topology = planned("random:qwen3-8b", small, mixed=1)
+    assert topology.context.length == topology.context.kv_tokens < 40_960
+    assert str(topology.context).endswith("of the model's 40,960: give it more by --mem-fraction or fewer groups")
+    assert configs(topology, "gateway")[0].context_length == topology.context.length
+    asked = planned("random:qwen3-8b", small, mixed=1, kv=KVSettings(memory="1GiB"))
+    assert str(asked.context).endswith("give it more by --kv-memory")
+    with pytest.raises(NoMemory, match="too small for the context") as caught:
+        planned("random:qwen3-8b", small, mixed=1, kv=KVSettings(pages=100))
+    assert caught.value.do == "give them --kv-pages 129, or ask for less: --context-length 1584"
+    # One page less than 2,048 tokens and the padding page take does not fit.
+    barely = DeviceMemory("cuda:0", 24 * GIB, 18 * GIB - (1 << 25))
+    with pytest.raises(NoMemory, match="does not fit into cuda:0") as caught:
+        planned("random:qwen3-8b", barely, mixed=1)
+    assert "a pool of 129 pages" in caught.value.why
+    assert "--context-length" in caught.value.do
+    assert planned("random:qwen3-8b", barely, mixed=1, context_length=256).context.length == 256
 
 
 def test_shared_memory_holds_page_tables_only():

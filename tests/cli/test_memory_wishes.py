@@ -79,8 +79,12 @@ def test_all_groups_are_those_that_the_first_answer_names(run: Any) -> None:
     assert supervisor.asked == [ReleaseMemory(), LOOK, LOOK]
 
 
+def again(why: str) -> TryAgain:
+    return TryAgain("the mesh does not do that", why=why, do="try again")
+
+
 def test_a_wish_that_may_have_been_lost_is_asked_again(run: Any) -> None:
-    supervisor = Supervisor(TryAgain("no kv_agent is ready"), d("releasing"), TryAgain("a moment"), d("released"))
+    supervisor = Supervisor(again("no kv_agent is ready"), d("releasing"), again("a moment"), d("released"))
     assert run(supervisor, RELEASE) is ExitCode.OK
     assert supervisor.asked == [RELEASE, RELEASE, LOOK, LOOK]
 

@@ -1,6 +1,7 @@
 """Commands that need no mesh: `meshctl models` and `meshctl config`, as the command line runs them."""
 
 import json
+import resource
 import sys
 
 import pytest
@@ -10,15 +11,17 @@ from cli import main as command_line
 from cli.commands import models as models_command
 from cli.errors import BadConfig, BadModel
 from cli.exit_codes import ExitCode
-from cli.topology import CONFIG_TYPES
+from cli.role_configs import CONFIG_TYPES
 from nodes.model_spec import ModelDamaged, known_models
 
 
 @pytest.fixture
 def meshctl(monkeypatch):
     """Run one command; what it wrote to stdout and to stderr. Errors go through."""
-    for name in ("KVMESH_TOPOLOGY", "KVMESH_PORT"):
+    for name in ("KVMESH_TOPOLOGY", "KVMESH_PORT", "KVMESH_NAME"):
         monkeypatch.delenv(name, raising=False)
+    # Whoever runs this may have some.
+    monkeypatch.setattr(models_command, "cached_models", list)
 
     def run(*arguments):
         result = CliRunner().invoke(command_line.app, arguments, catch_exceptions=False)
@@ -90,13 +93,18 @@ def test_config_schema_describes_every_role(meshctl):
 
 def test_config_validate_goes_as_far_as_up(meshctl, tmp_path):
     file = tmp_path / "mesh.toml"
-    file.write_text('model = "echo"\nmixed = 1\n[kv]\npages = 64\n')
+    file.write_text('model = "echo"\nmixed = 1\n[kv]\npages = 257\n')
     out, errors = meshctl("config", "validate", str(file))
     assert out == ""
     assert "mesh.toml is fine: 7 actors, KV pools of" in errors
+    assert "KV: 4,096 tokens; context 4,096 of the model's 131,072: give it more by --kv-pages\n" in errors
+    assert meshctl("config", "validate", "-f", str(file)) == meshctl("config", "validate", str(file))
+    assert meshctl("config", "show", "-f", str(file)) == meshctl("config", "show", str(file))
+    assert "the configuration is fine" in meshctl("config", "validate")[1]
     file.write_text('model = "echo"\nprot = 1\n')
-    with pytest.raises(BadConfig, match="prot"):
-        meshctl("config", "validate", str(file))
+    for command in ("validate", "show"):
+        with pytest.raises(BadConfig, match=r"(?s)no setting prot.*did you mean port\?"):
+            meshctl("config", command, str(file))
     file.write_text('model = "/nowhere/at/all"\n')
     with pytest.raises(BadModel, match="nowhere"):
         meshctl("config", "validate", str(file))
@@ -111,11 +119,92 @@ def test_errors_become_exit_codes(monkeypatch, capsys, tmp_path):
 
 
 def test_ctrl_c_is_an_exit_code_and_no_traceback(monkeypatch):
-    def interrupted():
+    def interrupted(_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "argv", ["meshctl", "models"])
-    monkeypatch.setattr(command_line, "app", interrupted)
+    monkeypatch.setattr(models_command, "models", interrupted)
     with pytest.raises(SystemExit) as ended:
         command_line.main()
     assert ended.value.code == ExitCode.INTERRUPTED
+
+
+def ended(monkeypatch, capsys, *arguments):
+    """Exit code and stderr of a command that ends early."""
+    monkeypatch.setattr(sys, "argv", ["meshctl", *arguments])
+    with pytest.raises(SystemExit) as end:
+        command_line.main()
+    return end.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["stauts"], "Did you mean 'status'"),
+        (["ps", "--nme", "x"], "--name"),
+        (["up", "--port", "x"], "--port"),
+        (["config", "shwo"], "Did you mean 'show'?"),
+        (["drain"], "ACTOR"),
+        (["run", "poet"], "invalid choice: 'poet'"),
+        (["run", "registry", "--epoch", "x"], "invalid int value"),
+    ],
+)
+def test_a_wrong_command_line_is_told_like_every_other_error(monkeypatch, capsys, arguments, words):
+    code, told = ended(monkeypatch, capsys, *arguments)
+    assert code == ExitCode.USAGE
+    assert words in told.splitlines()[0]
+    assert [line[:6] for line in told.splitlines()] == ["error:", "  why:", "  do: "]
+    assert f"`meshctl {arguments[0] if arguments[0] in ('ps', 'up', 'drain', 'run', 'config') else '--help'}" in told
+
+
+def test_versions(meshctl):
+    assert meshctl("--version") == meshctl("version")
+    assert meshctl("version")[0].startswith("meshctl ")
+    assert set(json.loads(meshctl("version", "-o", "json")[0])) == {"kvmesh", "protocol", "python"}
+
+
+@pytest.mark.parametrize(("name", "value"), [("KVMESH_LOG_LEVEL", "loud"), ("KVMESH_LOG_FORMAT", "xml")])
+@pytest.mark.parametrize("arguments", [("up", "-d"), ("up",), ("config", "show"), ("run", "registry")])
+def test_what_the_log_cannot_be_set_to_is_said_before_anything_starts(
+    monkeypatch, capsys, tmp_path, name, value, arguments
+):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv(name, value)
+    code, told = ended(monkeypatch, capsys, *arguments)
+    assert code == ExitCode.BAD_CONFIG
+    assert f"{name} is '{value}', and has to be one of " in told
+    assert [line[:6] for line in told.splitlines()] == ["error:", "  why:", "  do: "]
+
+
+def test_a_foreign_variable_is_warned_of_and_the_command_goes_on(meshctl, monkeypatch):
+    monkeypatch.setenv("KVMESH_PROT", "1")
+    out, errors = meshctl("config", "show")
+    assert json.loads(out)["port"] == 8000
+    assert errors == (
+        "warning: the environment variable KVMESH_PROT is not read: there is no such setting; "
+        "did you mean KVMESH_PORT?\n"
+    )
+
+
+def test_a_mesh_without_groups_of_a_kind_and_too_few_descriptors_are_said_at_start(meshctl, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
+    out, errors = meshctl("up", "--model", "echo", "--decode", "0", "--dry-run")
+    assert out.startswith("meshctl run registry")
+    group, files = (line for line in errors.splitlines() if line.startswith("note: "))
+    assert group == "note: there is no decode group: prefill groups decode, too"
+    assert files.startswith("note: `ulimit -Hn` is 1,024: a gateway can hold about 904 connections, not the 16,384")
+    assert "note: there is no prefill group" in meshctl("up", "--model", "echo", "--prefill", "0", "--dry-run")[1]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
+    assert "note: " not in meshctl("up", "--model", "echo", "--mixed", "1", "--dry-run")[1]
+
+
+def test_an_unexpected_error_ends_in_the_words_of_all_others(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    ended(monkeypatch, capsys, "version")
+    try:
+        raise KeyError("loud")
+    except KeyError as error:
+        sys.excepthook(KeyError, error, error.__traceback__)
+    told = capsys.readouterr().err
+    assert "Traceback" in told
+    assert [line[:6] for line in told.splitlines()[-3:]] == ["error:", "  why:", "  do: "]

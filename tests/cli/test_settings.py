@@ -1,7 +1,8 @@
 import pytest
 
+from cli import settings as settings_module
 from cli.errors import BadConfig
-from cli.settings import Settings, load_settings, parse_bytes
+from cli.settings import Settings, foreign_variables, load_settings, parse_bytes
 
 
 def write(tmp_path, text):
@@ -54,12 +55,70 @@ def test_a_missing_file(tmp_path):
 def test_bad_environment_and_options_name_their_source():
     with pytest.raises(BadConfig, match="KVMESH_PORT"):
         load_settings(None, {"KVMESH_PORT": "many"}, {})
-    with pytest.raises(BadConfig, match="KVMESH_NOTHING"):
-        load_settings(None, {"KVMESH_NOTHING": "1"}, {})
-    with pytest.raises(BadConfig, match="option for max running"):
+    with pytest.raises(BadConfig, match="--max-running cannot be used"):
         load_settings(None, {}, {"max_running": 0})
-    with pytest.raises(BadConfig, match="not a table"):
-        load_settings(None, {"KVMESH_MODEL__PAGES": "1", "KVMESH_MODEL": "echo"}, {})
+    with pytest.raises(BadConfig, match="--kv-pages cannot be used"):
+        load_settings(None, {}, {"kv__pages": 1})
+    with pytest.raises(BadConfig, match="enableServiceLinks"):
+        load_settings(None, {"KVMESH_PORT": "tcp://10.0.0.7:8000"}, {})
+
+
+def test_a_foreign_variable_is_a_warning_and_changes_nothing():
+    environment = {
+        "KVMESH_PROT": "1",
+        "KVMESH_SERVICE_HOST": "10.0.0.7",
+        "KVMESH_KV": "x",
+        "KVMESH_ROLES__GATWAY__PORT": "1",
+        "KVMESH_LOG_LEVL": "info",
+        "KVMESH_PORT": "4000",
+        "KVMESH_ROLES__GATEWAY__MAX_INFLIGHT": "7",
+        "KVMESH_LOG_LEVEL": "info",
+        "HOME": "/",
+    }
+    settings = load_settings(None, environment, {})
+    assert (settings.port, settings.roles) == (4000, {"gateway": {"max_inflight": "7"}})
+    warned = foreign_variables(environment)
+    assert [line.split()[3] for line in warned] == [
+        "KVMESH_KV", "KVMESH_LOG_LEVL", "KVMESH_PROT", "KVMESH_ROLES__GATWAY__PORT", "KVMESH_SERVICE_HOST"
+    ]  # fmt: skip
+    assert "did you mean KVMESH_PORT?" in warned[2]
+    assert "did you mean KVMESH_LOG_LEVEL?" in warned[1]
+
+
+@pytest.mark.parametrize(
+    ("document", "why", "do"),
+    [
+        ({"prot": 1}, "there is no setting prot", "did you mean port?"),
+        ({"kv": {"pagez": 1}}, "there is no setting kv.pagez", "did you mean kv.pages?"),
+        ({"roles": {"gatway": {}}}, "there is no role gatway", "did you mean gateway?"),
+        (
+            {"roles": {"gateway": {"max_inflght": 1}}},
+            "there is no setting roles.gateway.max_inflght",
+            "did you mean roles.gateway.max_inflight?",
+        ),
+        (
+            {"roles": {"gateway": {"port": "x"}}},
+            "roles.gateway.port is 'x', and has to be a whole number",
+            "correct it",
+        ),
+        ({"port": 0}, "port is 0, and has to be a whole number from 1 to 65,535", "correct it"),
+        ({"kv": {"pages": "x"}}, "kv.pages is 'x', and has to be a whole number of at least 2", "correct it"),
+        ({"kv": {"page_size": 7}}, "kv.page_size is 7, and has to be one of 8, 16, 32, 64", "correct it"),
+        ({"mem_fraction": 2}, "mem_fraction is 2, and has to be a number above 0 and of at most 0.98", "correct it"),
+        ({"kv": 3}, "kv is 3, and has to be a table", "correct it"),
+        ({"supervision": {"fork": "x"}}, "supervision.fork is 'x', and has to be true or false", "correct it"),
+        ({"model": ""}, "model is '', and has to be text that is not empty", "correct it"),
+        ({"device": "gpu"}, "device is 'gpu', and has to be cpu, cuda (all", "correct it"),
+        ({"name": "UPPER"}, "name is 'UPPER', and has to be lower-case letters, digits and dashes", "correct it"),
+    ],
+)
+def test_faults_are_told_in_words_without_patterns_and_types(monkeypatch, tmp_path, document, why, do):
+    monkeypatch.setattr(settings_module, "_read_file", lambda file: document)
+    with pytest.raises(BadConfig) as caught:
+        load_settings(tmp_path, {}, {})
+    assert caught.value.why.startswith(why)
+    assert caught.value.do.startswith(do)
+    assert not set("^$\\`") & set(caught.value.why), "no pattern, no type of ours"
 
 
 @pytest.mark.parametrize(
@@ -90,3 +149,29 @@ def test_amounts_of_memory(text, value):
 def test_what_is_no_amount(text):
     with pytest.raises(BadConfig, match="no amount"):
         parse_bytes(text)
+
+
+def test_origins_are_a_list_or_a_text_with_commas(tmp_path):
+    file = write(tmp_path, 'cors_origins = ["https://chat.example"]')
+    assert load_settings(file, {}, {}).allowed_origins == ("https://chat.example",)
+    environment = {"KVMESH_CORS_ORIGINS": "http://localhost:3000, null-app://x"}
+    assert load_settings(file, environment, {}).allowed_origins == ("http://localhost:3000", "null-app://x")
+    assert load_settings(file, environment, {"cors_origins": ["*"]}).allowed_origins == ("*",)
+    assert load_settings(None, {}, {}).allowed_origins == ()
+
+
+@pytest.mark.parametrize("origin", ["chat.example", "https://chat.example/", "https://chat.example/page", "://x"])
+def test_an_origin_that_no_browser_sends_is_refused(origin):
+    with pytest.raises(BadConfig, match="as a whole") as caught:
+        _ = load_settings(None, {}, {"cors_origins": [origin]}).allowed_origins
+    assert "http://localhost:3000" in caught.value.do
+
+
+def test_several_names_are_a_list_or_a_text_with_commas():
+    assert Settings().served_names == ()
+    assert load_settings(None, {"KVMESH_SERVED_NAME": "a, b"}, {}).served_names == ("a", "b")
+    assert load_settings(None, {}, {"served_name": ["a", "b", "a"]}).served_names == ("a", "b")
+    assert load_settings(None, {}, {"served_name": ["a,b", "c"]}).served_names == ("a", "b", "c")
+    for wrong in ("a,,b", [""], "a\tb", ["x" * 201]):
+        with pytest.raises(BadConfig, match="cannot be served as names"):
+            assert Settings(served_name=wrong).served_names

@@ -2,13 +2,15 @@
 
 import os
 import re
+import time
 
-from cli.commands.up import _forward, check_port, model_argument
+from cli.commands.up import _forward, check_port
 from cli.errors import BadModel, CliError
 from cli.exit_codes import FATAL_EXITS, ExitCode
 from cli.launch.log_files import LogFiles
 from cli.launch.progress import READY_MARK, Progress, ready_text
 from cli.output import duration, print_json, print_table
+from nodes.amounts import amount
 
 
 def drained(reader):
@@ -33,6 +35,25 @@ def test_a_line_per_actor_when_it_is_ready():
     os.close(writer)
 
 
+def test_long_work_of_an_actor_is_a_line_now_and_then(monkeypatch):
+    reader, writer = os.pipe()
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    clock = [0.0]
+    progress = Progress(writer)
+    for second in range(10):
+        clock[0] = float(second)
+        progress.working("worker-0", f"loading {second}/28 layers")
+        progress.working("worker-1", "")
+    progress.working("worker-0", "")
+    progress.working("worker-0", "loading 0/28 layers")
+    lines = drained(reader).splitlines()
+    assert [line.split("  ", 2)[-1].split() for line in lines] == [
+        ["worker-0", "loading", f"{second}/28", "layers"] for second in (3, 6, 9)
+    ]
+    os.close(reader)
+    os.close(writer)
+
+
 def test_ready_ends_the_pipe():
     reader, writer = os.pipe()
     progress = Progress(writer, is_pipe=True)
@@ -44,11 +65,11 @@ def test_ready_ends_the_pipe():
 
 
 def test_the_ready_text_can_be_pasted():
-    text = ready_text("http://h:1", "tiny", "default", 1.25)
-    assert "ready at http://h:1 in 1.2 s" in text
+    text = ready_text("http://h:1", "tiny", "default", 1.25, "KV: 7 tokens")
+    assert "ready at http://h:1 in 1.2 s\nKV: 7 tokens\n" in text
     assert "curl http://h:1/v1/chat/completions" in text
     assert "meshctl chat\n" in text
-    assert "meshctl chat --name other\n" in ready_text("http://h:1", "tiny", "other", 1.0)
+    assert "meshctl chat --name other\n" in ready_text("http://h:1", "tiny", "other", 1.0, "")
 
 
 def forwarded(*chunks):
@@ -88,25 +109,27 @@ def test_errors_say_what_why_and_what_to_do():
     assert str(error) == "error: it cannot be served\n  why: it is gone\n  do:  find it"
     assert error.exit_code == ExitCode.BAD_MODEL
     assert error.exit_code in FATAL_EXITS
-    assert CliError("x").exit_code not in FATAL_EXITS
+    assert CliError("x", why="y", do="z").exit_code not in FATAL_EXITS
 
 
 def test_tables_and_json(capsys):
     print_table(["A", "LONGER"], [["value", "x"], ["v", ""]])
     assert capsys.readouterr().out == "A      LONGER\nvalue  x\nv\n"
+    assert print_table(["A", "BB", "C"], [["1", "2", "3"]], width=7, dispensable=("C", "BB")) == ["C"]
+    assert capsys.readouterr().out == "A  BB\n1  2\n"
+    assert print_table(["A", "BB", "C"], [["1", "2", "3"]], width=8, dispensable=("C", "BB")) == []
+    assert capsys.readouterr().out == "A  BB  C\n1  2   3\n"
     print_json({"a": [1]})
     assert capsys.readouterr().out == '{\n  "a": [\n    1\n  ]\n}\n'
 
 
+def test_amounts():
+    sizes = (1536, 5 << 20, 600 << 20, 100 << 30, 100 << 40)
+    assert [amount(size) for size in sizes] == ["1.5 KiB", "5.0 MiB", "600.0 MiB", "100.0 GiB", "100.0 TiB"]
+
+
 def test_durations():
     assert [duration(s) for s in (0.9, 59, 60, 3599, 3661)] == ["0 s", "59 s", "1 m 0 s", "59 m 59 s", "1 h 1 m"]
-
-
-def test_models_are_found_from_anywhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for named in ("tiny", "echo", "echo?step_ms=3", "random:tiny-llama?seed=1"):
-        assert model_argument(named) == named
-    assert model_argument("./here") == str(tmp_path / "here")
 
 
 def test_a_free_port_may_be_taken():

@@ -4,10 +4,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.errors import BadConfig, NoMemory
+from cli.role_configs import CONFIG_TYPES
 from cli.settings import KVSettings, Settings, SupervisionSettings
-from cli.topology import CONFIG_TYPES, Machine, check_config, plan_topology, segment_prefix
+from cli.topology import Machine, check_config, plan_topology, segment_prefix
 from kvstore.page_pool import PoolInfo
+from nodes.context_length import ServedContext
 from nodes.model_spec import resolve_model
+from nodes.request import SamplingDefaults
 
 MACHINE = Machine(num_cores=4, pool_free_bytes=8 << 30, uid=1000)
 
@@ -38,6 +41,15 @@ def test_the_default_mesh():
     # Where there is no torch none is imported.
     assert "nodes.worker.runner" not in topology.preloads
     assert topology.url == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(("role", "field", "setting"), [("gateway", "port", "port"), ("worker", "group", "prefill")])
+def test_what_several_actors_go_by_is_not_set_for_one_role(role, field, setting):
+    with pytest.raises(BadConfig) as caught:
+        planned(roles={role: {field: 8009}})
+    assert f"{field} cannot be set in [roles.{role}]" in str(caught.value)
+    assert setting in caught.value.do
+    assert planned(roles={"kv_agent": {"tcp": {"port": 8009}}}), "the same word, and nobody else's business"
 
 
 def test_torch_workers_fork_and_share_the_cores():
@@ -88,9 +100,14 @@ def test_gateways_share_the_port():
     assert not configs(planned(), "gateway")[0].reuse_port
 
 
+def test_gateways_know_the_pages_that_may_ask():
+    (gateway,) = configs(planned(cors_origins=["https://chat.example"]), "gateway")
+    assert gateway.cors_origins == ("https://chat.example",)
+
+
 def test_only_what_differs_from_the_defaults_is_written():
     gateway = next(launch for launch in planned().actors if launch.role == "gateway")
-    assert set(gateway.config) == {"model_name", "model", "context_length", "vocab_size"}
+    assert set(gateway.config) == {"model_name", "model", "context_length", "context", "vocab_size"}
 
 
 def test_overrides_of_a_role():
@@ -102,12 +119,8 @@ def test_overrides_of_a_role():
     assert (agent.host_transport, agent.tcp.num_streams, agent.tcp.host) == ("tcp", 2, "127.0.0.1")
     (from_environment,) = configs(planned(roles={"gateway": {"max_inflight": "9"}}), "gateway")
     assert from_environment.max_inflight == 9
-    with pytest.raises(BadConfig, match=r"roles\.gateway\.max_inflite"):
-        planned(roles={"gateway": {"max_inflite": 9}})
-    with pytest.raises(BadConfig, match="gateway"):
+    with pytest.raises(BadConfig, match="the configuration of a gateway cannot be used"):
         planned(roles={"gateway": {"max_inflight": "many"}})
-    with pytest.raises(BadConfig, match="no role 'gatevay'"):
-        planned(roles={"gatevay": {}})
 
 
 @pytest.mark.parametrize(
@@ -126,12 +139,70 @@ def test_what_cannot_be_planned(options, words):
 
 
 def test_pages_as_given_or_as_fit():
-    assert configs(planned(kv=KVSettings(pages=77)), "kv_agent")[0].pools[0].num_pages == 77
+    assert configs(planned(kv=KVSettings(pages=177)), "kv_agent")[0].pools[0].num_pages == 177
     topology = planned("random:qwen2.5-0.5b", kv=KVSettings(memory="64MiB"))
     for pool in configs(topology, "kv_agent")[0].pools:
         taken = PoolInfo(group=pool.group, num_pages=pool.num_pages, layout=pool.layout, incarnation=0).file_bytes
         assert 63 << 20 < taken <= (64 << 20) + 4096
     assert topology.pool_bytes < (128 << 20) + 8192
+
+
+def test_the_context_that_is_served_is_what_the_pools_hold():
+    topology = planned("random:qwen3-0.6b", mixed=1)
+    words = "KV: 4,656 tokens; context 4,656 of the model's 40,960: give it more by --kv-memory or a larger /dev/shm"
+    assert str(topology.context) == words
+    assert {one.context_length for one in configs(topology, "scheduler")} == {4656}
+    assert configs(topology, "tokenizer")[0].context_length == 4656
+    [gateway] = configs(topology, "gateway")
+    assert (gateway.context_length, gateway.context) == (4656, topology.context)
+    more = planned("random:qwen3-0.6b", mixed=1, kv=KVSettings(memory="2GiB")).context
+    assert 18_000 < more.length < 19_000
+    assert planned("tiny").context == ServedContext(length=2048, model_length=2048, kv_tokens=16384)
+
+
+def test_a_context_that_is_asked_for_is_served_or_refused():
+    asked = planned("random:qwen3-0.6b", mixed=1, context_length=8192).context
+    # More than what pools are given unasked, and no more than that.
+    assert (asked.length, asked.kv_tokens, asked.more_by) == (8192, 8192, "")
+    with pytest.raises(NoMemory, match="too small") as caught:
+        planned("random:qwen3-0.6b", Machine(2, 512 << 20, 0), mixed=1, context_length=8192)
+    assert "a context of 8,192 was asked for, and takes 897.9 MiB" in caught.value.why
+    assert "--context-length 3728" in caught.value.do
+    planned("random:qwen3-0.6b", Machine(2, 512 << 20, 0), mixed=1, context_length=3728)
+
+
+def test_a_containers_shared_memory_is_too_little_for_a_model_unless_less_is_asked_for():
+    container = Machine(2, 64 << 20, 0)
+    with pytest.raises(NoMemory, match="/dev/shm is too small for KV pools") as caught:
+        planned("random:qwen3-0.6b", container, mixed=1)
+    assert "64.0 MiB are free there" in caught.value.why
+    assert "the 51.2 MiB that a pool may have hold 448 tokens of random:qwen3-0.6b" in caught.value.why
+    for way in ("--shm-size=283m", "[kv] directory", "--context-length 448"):
+        assert way in caught.value.do
+    planned("random:qwen3-0.6b", Machine(2, 283 << 20, 0), mixed=1)
+    for length in (448, 100):
+        assert planned("random:qwen3-0.6b", container, mixed=1, context_length=length).context.length == length
+    # A model that was made for less than the least is served whole.
+    assert planned("tiny", container).context.length == 2048
+
+
+@pytest.mark.parametrize(
+    ("kv", "do"),
+    [
+        (KVSettings(pages=77), "give them --kv-pages 129, or ask for less: --context-length 1216"),
+        (KVSettings(memory="64MiB"), "give them --kv-memory 226MiB, or ask for less: --context-length 560"),
+    ],
+)
+def test_pools_that_are_given_too_little_say_how_much_is_enough(kv, do):
+    with pytest.raises(NoMemory, match="too small for the context") as caught:
+        planned("random:qwen3-0.6b", mixed=1, kv=kv)
+    assert caught.value.do == do
+    length = int(do.rpartition(" ")[2])
+    assert planned("random:qwen3-0.6b", mixed=1, kv=kv, context_length=length).context.length == length
+    with pytest.raises(NoMemory):
+        planned("random:qwen3-0.6b", mixed=1, kv=kv, context_length=length + 1)
+    enough = KVSettings(pages=129) if kv.pages else KVSettings(memory="226MiB")
+    assert planned("random:qwen3-0.6b", mixed=1, kv=enough).context.length >= 2048
 
 
 def test_pools_that_do_not_fit():
@@ -153,6 +224,8 @@ def test_default_pools_always_fit(num_cores, free_bytes, prefill, decode, mixed)
     except (NoMemory, BadConfig):
         return
     assert topology.pool_bytes <= free_bytes
+    context = topology.context
+    assert 2048 <= context.length <= min(context.kv_tokens, context.model_length)
     assert 1 <= topology.num_threads <= num_cores
     assert len({launch.actor_id for launch in topology.actors}) == len(topology.actors)
     for launch in topology.actors:
@@ -178,8 +251,10 @@ def test_url_is_one_that_can_be_dialed(host, url):
 
 
 def test_all_roles_have_a_type_and_an_unknown_one_is_refused():
-    with pytest.raises(BadConfig, match="choose one of"):
+    with pytest.raises(BadConfig, match="there are: gateway, tokenizer, "):
         check_config("poet", {})
+    with pytest.raises(BadConfig, match="model_name, context_length is not given"):
+        check_config("gateway", {})
     assert len(CONFIG_TYPES) == 7
 
 
@@ -228,3 +303,17 @@ def test_a_size_that_a_model_cannot_be_cut_for():
         planned("random:qwen2.5-0.5b", mixed=1, tp=3)
     assert "Use a tensor-parallel size of 1, 2" in caught.value.why
     assert planned("echo", tp=3).actors, "echo computes nothing that could be cut"
+
+
+def test_names_template_and_defaults_of_the_model_reach_those_who_need_them():
+    spec = msgspec.structs.replace(resolve_model("echo"), sampling_defaults=SamplingDefaults(temperature=0.6))
+    settings = Settings(model="org/name", served_name=["big", "gpt-4o"], chat_template="/t.jinja")
+    topology = plan_topology(settings, spec, "/cache/snapshots/abc", MACHINE, "org/name@abc")
+    (gateway,) = configs(topology, "gateway")
+    assert (topology.model_name, gateway.served_names, gateway.model) == ("big", ("big", "gpt-4o"), "org/name@abc")
+    assert gateway.sampling_defaults == SamplingDefaults(temperature=0.6)
+    (tokenizer,) = configs(topology, "tokenizer")
+    assert (tokenizer.model, tokenizer.chat_template) == ("/cache/snapshots/abc", "/t.jinja")
+    off = msgspec.structs.replace(settings, roles={"gateway": {"sampling_defaults": {}}})
+    (gateway,) = configs(plan_topology(off, spec, "x", MACHINE), "gateway")
+    assert gateway.sampling_defaults == SamplingDefaults()

@@ -30,7 +30,7 @@ def client(served: Any) -> Iterator[openai.OpenAI]:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["bytes"]
+    assert [model.id for model in client.models.list()] == ["bytes", "other-bytes"]
     assert client.models.retrieve("bytes").owned_by == "kvmesh"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-99")

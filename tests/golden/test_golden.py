@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mesh.envelope import Header, Limits, open_envelope
+from mesh.envelope import Header, open_envelope
 
 # tools/ is not part of the installed distribution: its tests read it from the checkout.
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def test_body_decodes_and_encodes(vector):
 @pytest.mark.parametrize("vector", VECTORS["headers"], ids=lambda v: v["verb"])
 def test_header_decodes_and_encodes(vector):
     data = bytes.fromhex(vector["hex"])
-    header = open_envelope((data, b""), Limits())
+    header = open_envelope((data, b""))
     assert plain(header) == vector["value"]
     assert msgspec.msgpack.encode(header) == data
 
@@ -61,7 +61,7 @@ def test_a_newer_peer_may_say_more(vector):
 
 def test_a_newer_header_may_say_more():
     fields = [*msgspec.msgpack.decode(bytes.fromhex(VECTORS["headers"][3]["hex"])), "of a later version"]
-    header = open_envelope((msgspec.msgpack.encode(fields), b""), Limits())
+    header = open_envelope((msgspec.msgpack.encode(fields), b""))
     assert plain(header) == VECTORS["headers"][3]["value"]
     assert isinstance(header, Header)
 

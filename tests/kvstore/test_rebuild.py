@@ -1,4 +1,9 @@
-from kvstore.allocator import PageState
+import gc
+from collections.abc import Sequence
+
+import pytest
+
+from kvstore.allocator import PageAllocator, PageState
 from kvstore.hashing import pack_tokens, root_hash
 from kvstore.page_table import PageEntry, PageTable, Torn
 from kvstore.prefix_cache import PrefixCache
@@ -184,3 +189,35 @@ def test_a_running_full_page_that_nobody_cached_is_cached() -> None:
     found = dead.table.read(page)
     assert isinstance(found, PageEntry)
     assert found.state is PageState.CACHED
+
+
+def test_a_rebuild_goes_through_the_free_list_as_often_for_many_pages_as_for_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once for each kind of page: page by page it took 26 s for 50,000 of them."""
+    calls: list[int] = []
+    adopt = PageAllocator.adopt
+
+    def counted(self: PageAllocator, pages: Sequence[int], state: PageState) -> None:
+        calls.append(len(pages))
+        adopt(self, pages, state)
+
+    monkeypatch.setattr(PageAllocator, "adopt", counted)
+    dead = Dead()
+    for first in range(3):
+        dead.run([first] * 9).release()
+    for first in range(10, 13):
+        dead.run([first] * 7, num_filled=6)
+    rebuilt = dead.rebuild()
+    assert len(rebuilt.orphans) == 3
+    assert sorted(calls) == [0, 3, 9], "quarantined, running, cached"
+
+
+def test_a_rebuild_leaves_the_collector_as_it_was() -> None:
+    for is_enabled in (True, False):
+        (gc.enable if is_enabled else gc.disable)()
+        try:
+            Dead().rebuild()
+            assert gc.isenabled() is is_enabled
+        finally:
+            gc.enable()

@@ -51,6 +51,7 @@ class Recorder(Actor):
         self.calls = []
         self.publications = []
         self.resets = []
+        self.follower_resets = []
         self.lost = []
         self.members = []
         self.cancelled = []
@@ -86,6 +87,9 @@ class Recorder(Actor):
 
     def on_subscription_reset(self, publisher, topic):
         self.resets.append((publisher, topic))
+
+    def on_subscriber_reset(self, subscriber, topic):
+        self.follower_resets.append((subscriber, topic))
 
     def on_peer_lost(self, peer, reason):
         self.lost.append((peer, reason))

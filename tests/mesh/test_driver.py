@@ -1,10 +1,51 @@
-"""A core gets its events one after the other, whatever performing brings about."""
+"""A core gets its events one after the other, whatever performing brings about; one that raises ends its actor."""
+
+import enum
+import io
+import json
+import sys
+from array import array
+from typing import Any, NamedTuple
 
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.address import Address
 from mesh.driver import CoreDriver
+from mesh.message import HotPart
+from mesh.recording import LOOK_EVERY, EventRecorder, Opaque, Reader, Recorded, Writer
+from mesh.telemetry import Metrics, setup_log
+from mesh.testing.replay import read_failure, replay
+
+HERE = sys.modules[__name__]
+
+
+class Owner:
+    """An actor, as far as a driver goes: its own context."""
+
+    def __init__(self):
+        self.ctx: Any = self
+        self.metrics = Metrics()
+        self.ended = []
+        self.at = 0.0
+
+    @property
+    def log(self):
+        return structlog.get_logger(actor="me", epoch=1)
+
+    def now(self):
+        self.at += 1.0
+        return self.at
+
+    def end(self, reason):
+        self.ended.append(reason)
+
+
+def driver_of(handle, perform, **options):
+    owner = Owner()
+    return CoreDriver(owner, "test", lambda event, _: handle(event), perform, **options), owner
 
 
 class Countdown:
@@ -15,7 +56,7 @@ class Countdown:
         self.handled = []
         self.performed = []
         self.turns = []
-        self.driver = CoreDriver(self.handle, self.perform)
+        self.driver, _ = driver_of(self.handle, self.perform)
 
     def handle(self, event):
         self.handled.append(event)
@@ -41,21 +82,142 @@ def test_a_chain_of_events_is_no_deeper_than_one():
     assert core.handled[-1] == 0
 
 
-def test_after_a_failure_the_rest_is_handled_with_the_next_event():
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Piece(HotPart, frozen=True):
+    name: str
+    ids: list[int]
+
+
+class Came(NamedTuple):
+    """An event with everything in it that events have."""
+
+    number: int
+    sender: Address = Address("a", 3)
+    piece: Piece | None = None
+    values: Any = None
+
+
+class Large(NamedTuple):
+    """An event of another kind."""
+
+    number: int
+    values: list[int]
+
+
+class Adder:
+    """A core that cannot count to three, and remembers who told it."""
+
+    def __init__(self):
+        self.numbers = []
+
+    def handle(self, event, now):
+        self.numbers.append((now, event.number, event.values))
+        if sum(number for _, number, _ in self.numbers) == 3:
+            raise ZeroDivisionError("three is too much")
+        return []
+
+
+@pytest.fixture
+def log():
+    stream = io.StringIO()
+    before = structlog.get_config()
+    setup_log(stream=stream)
+    yield stream
+    structlog.configure(**before)
+
+
+@pytest.mark.parametrize("where", ["handle", "perform"])
+def test_a_core_that_raises_ends_its_actor_and_handles_nothing_more(log, where):
     seen = []
 
     def handle(event):
         seen.append(event)
-        return [event]
+        if where == "handle":
+            raise ZeroDivisionError("a bug")
+        return [event, "lost"]
 
     def perform(command):
-        if command == "fails":
-            driver.feed("left")
-            raise ValueError("a bug")
+        driver.feed("left")
+        raise ZeroDivisionError("a bug")
 
-    driver = CoreDriver(handle, perform)
-    with pytest.raises(ValueError, match="a bug"):
+    driver, owner = driver_of(handle, perform)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
         driver.feed("fails")
+    assert owner.ended == ["its core test failed: ZeroDivisionError: a bug"]
+    assert owner.metrics.value("mesh_core_failures_total", core="test") == 1
+    assert driver.feed("next") is False
     assert seen == ["fails"]
-    assert driver.feed("next")
-    assert seen == ["fails", "left", "next"]
+    said = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [one["event"] for one in said] == ["core failed", "core event"]
+
+
+def test_an_event_of_which_nothing_was_taken_is_refused_and_the_core_goes_on():
+    def handle(event):
+        if event == "bad":
+            raise KeyError(event)
+        return [event]
+
+    performed = []
+    driver, owner = driver_of(handle, performed.append, refusals=(KeyError,))
+    with pytest.raises(KeyError):
+        driver.feed("bad")
+    assert driver.feed("good")
+    assert (performed, owner.ended) == (["good"], [])
+
+
+def test_a_failure_is_run_again_from_the_log(log):
+    core = Adder()
+    driver = CoreDriver(Owner(), "adder", core.handle, print, setup={"start": 0, "address": Address("me", 4)})
+    call = object()
+    driver.feed(Came(1, values=(call, b"secret", {2: {"x"}}, float("inf"))))
+    driver.feed(Came(1, piece=Piece("p", [1, 2]), values=[Colour.RED, array("i", [3]), call, None]))
+    with pytest.raises(ZeroDivisionError):
+        driver.feed(Came(1))
+    assert "secret" not in log.getvalue()
+    failure = read_failure(log.getvalue().splitlines(), "adder")
+    assert (failure.actor, failure.error, failure.num_left_out) == ("me", "ZeroDivisionError: three is too much", 0)
+    reader = Reader([HERE])
+    assert reader.read(failure.setup["address"]) == Address("me", 4)
+    again = Adder()
+    with pytest.raises(ZeroDivisionError, match="three is too much"):
+        replay(again.handle, failure, reader)
+    (first, second, third) = again.numbers
+    assert [one[:2] for one in (first, second, third)] == [one[:2] for one in core.numbers]
+    made, zeros, table, far = first[2]
+    assert (type(made), zeros, table, far) == (Opaque, bytes(6), {2: {"x"}}, float("inf"))
+    assert second[2] == [Colour.RED, array("i", [3]), made, None]
+    with pytest.raises(ValueError, match="in none of the modules"):
+        Reader([]).read(failure.events[0][1])
+    with pytest.raises(ValueError, match="no failure"):
+        read_failure(log.getvalue().splitlines(), "another")
+
+
+def test_what_is_kept_is_bounded():
+    recorder = EventRecorder(max_events=3, max_bytes=10_000)
+    for number in range(5):
+        recorder.add(float(number), Came(number))
+    assert [one.event.number for one in recorder.events()] == [2, 3, 4]
+    recorder.add(5.0, Large(5, [1] * 2000))
+    assert [one.event.number for one in recorder.events()] == [5], "the newest stays, whatever its size"
+    assert recorder.num_seen == 6
+
+
+def test_events_that_are_large_are_found_to_be_soon():
+    recorder = EventRecorder(max_bytes=1_000_000)
+    for number in range(100):
+        recorder.add(float(number), Large(number, []))
+    for number in range(200):
+        recorder.add(float(number), Large(number, [1] * 20_000))
+    held = sum(8 * len(one.event.values) for one in recorder.events())
+    assert held < 1_000_000 + LOOK_EVERY * 160_000
+
+
+def test_what_is_written_is_bounded():
+    events = [Recorded(float(number), Came(number)) for number in range(100)]
+    written = Writer().write_newest(events, max_bytes=2000)
+    assert 3 < len(written) < 30
+    assert written[-1] == {"at": 99.0, "data": Writer().write(Came(99))}
+    assert len(json.dumps(written)) < 2500

@@ -18,7 +18,12 @@ class GivenAnswers:
         self.answers = list(answers)
         self.num_asked = 0
         self.asked = asyncio.Event()
-        self.log = SimpleNamespace(info=lambda *_, **__: None)
+        self.time = 0.0
+        self.told: list[str] = []
+        self.log = SimpleNamespace(info=lambda _, **fields: self.told.append(fields["why"]))
+
+    def now(self) -> float:
+        return self.time
 
     async def ask(self, actor_id: str, message: Any, *, timeout_s: float) -> Any:
         self.num_asked += 1
@@ -67,5 +72,24 @@ def test_it_tries_again_after_a_while_and_gives_up_where_no_try_can_help() -> No
         with pytest.raises(RemoteError, match="unknown_group"):
             await asyncio.wait_for(asking(PersistentAsk(retry_s=0.001), ctx), 5)
         assert ctx.num_asked == 3
+
+    asyncio.run(main())
+
+
+def test_what_takes_seconds_is_told_once_for_each_reason_and_a_moment_is_not_told() -> None:
+    async def main() -> None:
+        slow, loading = Unreachable("not here"), RemoteError("not_ready", "it is being loaded", retryable=True)
+        ctx = GivenAnswers(slow, slow, slow, loading, loading, "here")
+        refused: list[str] = []
+
+        def later(error: Any) -> None:
+            refused.append(error.code)
+            ctx.time += 1.5
+
+        persistent, given = PersistentAsk(retry_s=0.001), ctx
+        asked: Any = given
+        assert await persistent.ask(asked, "peer", Ping(), timeout_s=1.0, what="it", refused=later) == "here"
+        assert len(refused) == 5
+        assert ctx.told == ["unreachable: not here", "not_ready: it is being loaded"]
 
     asyncio.run(main())

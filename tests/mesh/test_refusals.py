@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from mesh.address import Address, Endpoint
 from mesh.envelope import Verb
 from mesh.errors import DeadlineExceeded
-from mesh.frames import Bye, Credit, ErrorBody, Hello, Ping, Subscribe, Welcome
+from mesh.frames import Bye, Credit, ErrorBody, Hello, Ping, Renew, Subscribe, Welcome
 from mesh.membership import Member
 from mesh.transport.base import Lane, Link
 
@@ -29,16 +29,46 @@ def test_garbage_is_refused_counted_and_logged_once_per_peer(on_rig):
         rig.wire.sent.clear()
         with capture_logs() as logs:
             for garbage in ((), (b"",), (b"\xff", b""), (b"x" * 5000, b""), tuple(b"" for _ in range(100))):
+                # Nobody can tell whether it is an answer, which is never answered.
                 for link in (FROM_PEER, Link(Address("", 0), dialed=False)):
                     for _ in range(3):
                         rig.wire.listener.on_frames(link, Lane.DATA, garbage)
-        assert rig.refused("bad_header") == 18
-        assert rig.refused("too_large") == 6
-        assert rig.refused("too_many_parts") == 6
-        assert len(logs) == 6
+        assert rig.refused("bad_header") == 30
+        assert len(logs) == 2
         assert rig.wire.sent == []
         rig.say(Verb.TELL, Say(text="hi"))
         assert rig.actor.told
+
+    on_rig(test)
+
+
+def test_a_message_with_too_many_parts_or_too_long_a_header_is_answered_with_its_number(on_rig):
+    """A call that is refused so fails at once, and not at its deadline."""
+
+    async def test(rig):
+        rig.hello()
+        rig.wire.sent.clear()
+        rig.say(Verb.ASK, Say(text="hi"), buffers=[b""] * 100, message_id=31)
+        rig.say(Verb.ASK, Say(text="hi"), trace="t" * 5000, message_id=32)
+        errors = [(header.verb, header.correlation_id, body.code) for _, _, header, body in rig.wire.sent]
+        assert errors == [(Verb.ERROR, 31, "too_many_parts"), (Verb.ERROR, 32, "too_large")]
+        rig.wire.sent.clear()
+        rig.say(Verb.ERROR, b"", buffers=[b""] * 100, flags=1)
+        assert rig.wire.sent == []
+        assert rig.actor.told == []
+
+    on_rig(test)
+
+
+def test_a_renewal_without_a_link_is_answered_although_its_sender_is_no_member(on_rig):
+    """As at the registry, when the lease has run out meanwhile: who renews it begins again at once."""
+
+    async def test(rig):
+        rig.say(Verb.TELL, Say(text="hi"))
+        assert rig.wire.sent == [], "a stranger is told nothing"
+        rig.say(Verb.HEARTBEAT, Renew(state="ready"))
+        ((link, _, header, body),) = rig.wire.sent
+        assert (link, header.verb, header.sequence, body.code) == (FROM_PEER, Verb.ERROR, 0, "no_hello")
 
     on_rig(test)
 

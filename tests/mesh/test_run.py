@@ -249,6 +249,12 @@ class Joins(Kills):
     joins = True
 
 
+class NeverStarts(Kills):
+    async def start(self):
+        await super().start()
+        await asyncio.Event().wait()
+
+
 class FailsToStart(Kills):
     async def start(self):
         raise RuntimeError("it cannot start")
@@ -279,8 +285,14 @@ def test_in_this_process(short_path):
         os.write(writing, b"x")
         actor.ctx.later(0.02, os.close, writing)
 
+    def superseded(actor):
+        actor.ctx.end("superseded")
+
     before = signal.getsignal(signal.SIGTERM)
     try:
+        # Nobody takes it in, or it has not started: what it waits for may never come.
+        assert here(superseded, Joins(superseded)) == (0, False)
+        assert here(superseded, NeverStarts(superseded)) == (0, False)
         assert here(terminate) == (0, True)
         assert here(asked) == (0, False)
         assert here(orphaned, supervisor_fd=reading) == (0, False)

@@ -1,4 +1,7 @@
-"""The supervisor core by event lists; its invariants under any order of events: test_supervision_machine.py."""
+"""The supervisor core by event lists.
+
+What deaths cost is in test_supervision_restarts.py, what any order of events keeps in test_supervision_machine.py.
+"""
 
 import pytest
 
@@ -22,36 +25,7 @@ from mesh.supervision.events import (
     Supervised,
     Tick,
 )
-
-
-def done(commands):
-    """Commands without the reports."""
-    return [command for command in commands if not isinstance(command, Report)]
-
-
-def states(core):
-    return {actor_id: watch.state for actor_id, watch in core.watches.items()}
-
-
-def ready_mesh(*specs, policy=None, now=0.0):
-    core = Supervisor(specs or [Supervised("a")], policy or Policy(), {})
-    core.handle(Begin(), now)
-    for actor_id in core.watches:
-        core.handle(Spawned(actor_id, 1), now)
-    for actor_id in core.watches:
-        last = core.handle(Beat(actor_id, 1, ready=True), now)
-    assert last[-1] == MeshReady()
-    return core
-
-
-def beats(core, until, since=0.0, actor_id="a"):
-    """Beat and tick every half second."""
-    now = since
-    while now < until:
-        now += 0.5
-        core.handle(Beat(actor_id, core.watches[actor_id].epoch, ready=True), now)
-        core.handle(Tick(), now)
-    return now
+from tests.mesh.supervised_meshes import TWINS, comes, done, ready_mesh, states
 
 
 def test_start_goes_through_hello_to_ready():
@@ -85,7 +59,7 @@ def test_death_is_told_and_the_next_epoch_starts_at_once():
     core = ready_mesh()
     assert core.handle(Exited("a", 1, "signal 9"), 20.0) == [
         Died("a", 1, "signal 9"),
-        Report("a", 1, "backoff", "signal 9"),
+        Report("a", 1, "backoff", "signal 9", 0.0),
     ]
     assert core.deadline() == 20.0
     assert done(core.handle(Tick(), 20.0)) == [Spawn("a", 2)]
@@ -94,31 +68,28 @@ def test_death_is_told_and_the_next_epoch_starts_at_once():
     assert core.watches["a"].num_restarts == 1
 
 
-def test_backoff_doubles_is_bounded_and_is_forgotten_after_stability():
-    core = ready_mesh(policy=Policy(budget=100))
-    now, epoch, delays = 0.0, 1, []
-    for _ in range(10):
-        core.handle(Exited("a", epoch, "crash"), now)
-        delays.append(core.deadline() - now)
-        now = core.deadline()
+def test_what_happened_last_and_when_is_remembered_over_the_restart():
+    core = ready_mesh()
+    watch = core.watches["a"]
+    assert (watch.num_starts, watch.reason, watch.next_start_at) == (1, "", None)
+    for now in (0.5, 1.0, 1.5):
         core.handle(Tick(), now)
-        epoch += 1
-        core.handle(Spawned("a", epoch), now)
-        core.handle(Beat("a", epoch, ready=True), now)
-    assert delays == [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
-    now = beats(core, now + 11.0, now)
-    core.handle(Exited("a", epoch, "crash"), now)
-    assert core.deadline() == now
+    assert (watch.reason, watch.reason_at) == ("no heartbeat for 1.5 s", 1.5)
+    core.handle(Exited("a", 1, "signal 11"), 2.0)
+    assert (watch.reason, watch.reason_at, watch.next_start_at) == ("signal 11", 2.0, 2.0)
+    core.handle(Tick(), 2.0)
+    comes(core, "a", 3.0)
+    assert (watch.num_starts, watch.reason, watch.reason_at, watch.next_start_at) == (2, "signal 11", 2.0, None)
 
 
 def test_spent_budget_is_given_up_loudly_and_the_rest_goes_on():
-    core = ready_mesh(Supervised("a"), Supervised("b"), policy=Policy(budget=2))
+    core = ready_mesh(*TWINS, policy=Policy(budget=2))
     for epoch in (1, 2):
         core.handle(Exited("a", epoch, "crash"), 1.0)
         core.handle(Tick(), 2.0)
         core.handle(Spawned("a", epoch + 1), 2.0)
     commands = core.handle(Exited("a", 3, "crash"), 3.0)
-    assert commands[-1] == Report("a", 3, "given_up", "2 restarts in 60.0 s; crash")
+    assert commands[-1] == Report("a", 3, "given_up", "2 restarts in 60.0 s; crash", 60.0)
     assert states(core) == {"a": "given_up", "b": "ready"}
     assert not core.stopping
     commands = core.handle(Stop("enough"), 4.0)
@@ -126,20 +97,23 @@ def test_spent_budget_is_given_up_loudly_and_the_rest_goes_on():
     assert core.watches["a"].deadline is None
 
 
-def test_who_was_given_up_is_tried_again_after_the_window():
-    core = ready_mesh(policy=Policy(budget=1))
+@pytest.mark.parametrize(("specs", "wait_s"), [(TWINS, 60.0), ((Supervised("a"),), 10.0)])
+def test_who_was_given_up_is_tried_again_after_the_window_and_the_last_of_its_kind_sooner(specs, wait_s):
+    core = ready_mesh(*specs, policy=Policy(budget=1))
     core.handle(Exited("a", 1, "crash"), 1.0)
     core.handle(Tick(), 1.0)
     core.handle(Exited("a", 2, "crash"), 2.0)
-    assert (states(core), core.deadline()) == ({"a": "given_up"}, 62.0)
-    assert done(core.handle(Tick(), 61.9)) == []
-    assert done(core.handle(Tick(), 62.0)) == [Spawn("a", 3)]
-    assert comes(core, "a", 62.5) == []
-    assert states(core) == {"a": "ready"}
+    assert (states(core)["a"], core.watches["a"].next_start_at) == ("given_up", 2.0 + wait_s)
+    again_at = 2.0 + wait_s
+    core.handle(Beat("b", 1, ready=True), again_at - 0.2)
+    assert done(core.handle(Tick(), again_at - 0.1)) == []
+    assert done(core.handle(Tick(), again_at)) == [Spawn("a", 3)]
+    comes(core, "a", again_at + 0.5)
+    assert states(core)["a"] == "ready"
     assert core.watches["a"].num_restarts == 2
-    # It has a budget again.
+    # It has a budget again once the window is over.
     core.handle(Exited("a", 3, "crash"), 63.0)
-    assert states(core) == {"a": "backoff"}
+    assert states(core)["a"] == "backoff"
 
 
 def test_budget_counts_a_window_only():
@@ -181,7 +155,7 @@ def test_start_deadline_kills():
     core.handle(Spawned("a", 1), 1.0)
     assert done(core.handle(Tick(), 5.9)) == []
     assert done(core.handle(Tick(), 6.0)) == [Kill("a", 1)]
-    assert core.handle(Exited("a", 1, "signal 9"), 6.1)[-1] == Report("a", 1, "backoff", "not ready within 5 s")
+    assert core.handle(Exited("a", 1, "signal 9"), 6.1)[-1] == Report("a", 1, "backoff", "not ready within 5 s", 0.0)
 
 
 def test_silence_is_suspected_after_three_heartbeats_then_killed():
@@ -195,8 +169,8 @@ def test_silence_is_suspected_after_three_heartbeats_then_killed():
     assert done(core.handle(Tick(), 2.5)) == [Kill("a", 1)]
     assert core.handle(Beat("a", 1, ready=True), 2.6) == []
     assert core.handle(Exited("a", 1, "signal 9"), 2.7) == [
-        Died("a", 1, "signal 9"),
-        Report("a", 1, "backoff", "no heartbeat for 2.5 s"),
+        Died("a", 1, "signal 9", "no_heartbeat"),
+        Report("a", 1, "backoff", "no heartbeat for 2.5 s", 0.0),
     ]
 
 
@@ -239,7 +213,10 @@ def test_drain_goes_tier_by_tier():
     assert done(core.handle(Exited("g", 1, "exit 0"), 11.0)) == [Died("g", 1, "exit 0"), Drain("s", 1), Drain("w", 1)]
     assert done(core.handle(Exited("w", 1, "exit 0"), 12.0)) == [Died("w", 1, "exit 0")]
     assert done(core.handle(Tick(), 41.0)) == [Kill("s", 1)]
-    assert done(core.handle(Exited("s", 1, "signal 9"), 41.1)) == [Died("s", 1, "signal 9"), Drain("r", 1)]
+    assert done(core.handle(Exited("s", 1, "signal 9"), 41.1)) == [
+        Died("s", 1, "signal 9", "not_drained_in_time"),
+        Drain("r", 1),
+    ]
     assert done(core.handle(Exited("r", 1, "exit 0"), 41.2)) == [Died("r", 1, "exit 0"), MeshStopped("")]
     assert core.handle(Stop("once more"), 42.0) == []
     assert core.deadline() is None
@@ -283,19 +260,13 @@ def test_the_second_signal_forces():
 @pytest.mark.parametrize("failures", [3, 500])
 def test_backoff_of_many_failures_stays_finite(failures):
     core = ready_mesh(policy=Policy(budget=10_000))
-    core.watches["a"].failures = failures
-    core.handle(Exited("a", 1, "crash"), 5.0)
-    assert core.deadline() <= 15.0
+    core.watches["a"].restarts.failures = failures
+    core.handle(Exited("a", 1, "crash"), 1.0)
+    assert core.deadline() <= 11.0
 
 
 def ended(core, actor_id, now, reason="exit 0"):
     return done(core.handle(Exited(actor_id, core.watches[actor_id].epoch, reason), now))
-
-
-def comes(core, actor_id, now):
-    epoch = core.watches[actor_id].epoch
-    core.handle(Spawned(actor_id, epoch), now)
-    return done(core.handle(Beat(actor_id, epoch, ready=True), now))
 
 
 def test_actors_are_renewed_one_after_the_other_and_it_costs_no_budget():
@@ -328,7 +299,10 @@ def test_what_does_not_drain_in_time_is_killed_and_renewed_all_the_same():
     core.handle(Renew(("a",)), 1.0)
     core.handle(Beat("a", 1, ready=True), 5.0)
     assert done(core.handle(Tick(), 6.0)) == [Kill("a", 1)]
-    assert ended(core, "a", 6.1, "signal 9") == [Died("a", 1, "signal 9"), Spawn("a", 2)]
+    assert ended(core, "a", 6.1, "signal 9") == [
+        Died("a", 1, "signal 9", "not_drained_in_time"),
+        Spawn("a", 2),
+    ]
 
 
 def test_one_that_cannot_start_ends_the_round():
@@ -360,5 +334,18 @@ def test_an_actor_is_drained_while_it_starts():
     core.handle(Tick(), 1.0)
     core.handle(Spawned("a", 2), 1.1)
     assert done(core.handle(Renew(("a",), stay_away=True), 1.2)) == [Kill("a", 2)], "it holds nothing yet"
-    assert ended(core, "a", 1.3, "signal 9") == [Died("a", 2, "signal 9")]
+    assert ended(core, "a", 1.3, "signal 9") == [Died("a", 2, "signal 9", "not_wanted")]
     assert states(core) == {"a": "drained", "b": "ready"}
+
+
+def test_a_start_that_says_how_far_it_is_has_its_time_again_and_one_that_stands_still_has_not():
+    core = Supervisor([Supervised("a", start_timeout_s=10.0)], Policy(), {})
+    core.handle(Begin(), 0.0)
+    core.handle(Spawned("a", 1), 0.0)
+    for now in (4.0, 13.0, 22.0):
+        core.handle(Beat("a", 1, ready=False, progress=f"loading, {now} GB"), now)
+        assert done(core.handle(Tick(), now)) == []
+    core.handle(Beat("a", 1, ready=False, progress="loading, 22.0 GB"), 30.0)
+    core.handle(Beat("a", 1, ready=False), 31.0)
+    assert done(core.handle(Tick(), 31.9)) == []
+    assert done(core.handle(Tick(), 32.0)) == [Kill("a", 1)], "neither words heard before nor silence are progress"

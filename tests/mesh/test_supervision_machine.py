@@ -26,31 +26,42 @@ from mesh.supervision.events import (
 )
 
 POLICY = Policy(budget=4, budget_window_s=20.0, drain_timeout_s=5.0)
-SPECS = [Supervised("g", 0), Supervised("s", 1, 5.0), Supervised("w", 1, 5.0), Supervised("r", 2)]
+SPECS = [Supervised("g", 0), Supervised("s", 1, 5.0, "k"), Supervised("w", 1, 5.0, "k"), Supervised("r", 2)]
 ACTORS = [spec.actor_id for spec in SPECS]
+STAND_INS = {"s": "w", "w": "s"}
+SILENCE_S = POLICY.missed * POLICY.heartbeat_s
 TIERS = {spec.actor_id: spec.drain_tier for spec in SPECS}
 
 
 class Processes(RuleBasedStateMachine):
     """Performs the core's commands on imaginary processes, and checks each command as it comes."""
 
-    @initialize(epochs=st.dictionaries(st.sampled_from(ACTORS), st.integers(0, 5)))
-    def begin(self, epochs):
+    @initialize(epochs=st.dictionaries(st.sampled_from(ACTORS), st.integers(0, 5)), gets_ready=st.booleans())
+    def begin(self, epochs, gets_ready):
         self.now = 0.0
         self.core = Supervisor(SPECS, POLICY, epochs)
         self.issued = {actor_id: epochs.get(actor_id, 0) for actor_id in ACTORS}
         self.requested = {}  # spawn asked for, not answered
         self.alive = {}
         self.told_dead = set()
-        self.spawns = {actor_id: [] for actor_id in ACTORS}
+        self.born_at, self.ready_at = {}, {}
+        self.charged = {actor_id: [] for actor_id in ACTORS}
+        self.failures = dict.fromkeys(ACTORS, 0)
         self.num_ready = self.num_stopped = 0
         self.stop_asked = False
         self.perform(Begin())
+        if gets_ready:
+            # From here on failures do not end the mesh, so there is time for many of them.
+            self.alive, self.requested = self.requested, {}
+            for actor_id, epoch in self.alive.items():
+                self.perform(Spawned(actor_id, epoch))
+            self.all_beat()
 
     def perform(self, event):
         wished = {actor_id for actor_id, watch in self.core.watches.items() if watch.comes_back or watch.stays_away}
         wished |= set(self.core._rolling) | set(getattr(event, "actor_ids", ()))
         before = {actor_id: watch.state for actor_id, watch in self.core.watches.items()}
+        restarts = {actor_id: watch.num_restarts for actor_id, watch in self.core.watches.items()}
         for command in self.core.handle(event, self.now):
             match command:
                 case Spawn(actor_id, epoch):
@@ -59,11 +70,12 @@ class Processes(RuleBasedStateMachine):
                     assert actor_id not in self.requested, "two live incarnations"
                     assert epoch == self.issued[actor_id] + 1, "epochs out of order"
                     assert before[actor_id] != "drained" or actor_id in wished, "started again although drained"
-                    if actor_id in wished:
-                        self.spawns[actor_id].clear()
+                    if self.core.watches[actor_id].num_restarts == restarts[actor_id]:
+                        # Somebody wanted it, which forgives what was.
+                        self.charged[actor_id].clear()
+                        self.failures[actor_id] = 0
                     self.issued[actor_id] = epoch
                     self.requested[actor_id] = epoch
-                    self.spawns[actor_id].append(self.now)
                 case Kill(actor_id, epoch):
                     assert self.alive.get(actor_id) == epoch
                 case Drain(actor_id, epoch):
@@ -73,7 +85,7 @@ class Processes(RuleBasedStateMachine):
                         continue
                     lower = [other for other in [*self.alive, *self.requested] if TIERS[other] < TIERS[actor_id]]
                     assert not lower, "a later tier drained before an earlier one was gone"
-                case Died(actor_id, epoch, _):
+                case Died(actor_id, epoch):
                     assert actor_id not in self.alive
                     assert (actor_id, epoch) not in self.told_dead
                     self.told_dead.add((actor_id, epoch))
@@ -83,8 +95,37 @@ class Processes(RuleBasedStateMachine):
                     self.num_stopped += 1
                     assert not self.alive
                     assert not self.requested
-                case Report(actor_id, epoch, _):
+                case Report(actor_id, epoch):
                     assert epoch == self.issued[actor_id]
+                    self.look_at(command)
+
+    def look_at(self, report):
+        actor_id = report.actor_id
+        match report.state:
+            case "spawning":
+                self.ready_at.pop(actor_id, None)
+            case "starting":
+                self.born_at[actor_id] = self.now
+            case "ready":
+                self.ready_at.setdefault(actor_id, self.now)
+
+    def ends(self, event, ours=""):
+        """An end, and what it may cost: nothing if it is foreign or the actor had served well."""
+        actor_id, ready_at = event.actor_id, self.ready_at.get(event.actor_id)
+        until = self.core.watches[actor_id].last_beat if ours == "no_heartbeat" else self.now
+        start_s = ready_at - self.born_at[actor_id] if ready_at is not None else 0.0
+        is_well = ready_at is not None and until - ready_at >= max(2 * start_s, SILENCE_S)
+        is_free = is_well or (event.foreign and not ours)
+        self.failures[actor_id] = (0 if is_well else self.failures[actor_id]) + (not is_free)
+        self.perform(event)
+        watch = self.core.watches[actor_id]
+        if watch.state in ("backoff", "given_up"):
+            assert watch.restarts.failures == self.failures[actor_id]
+        if watch.state == "backoff" and not is_free:
+            self.charged[actor_id].append(self.now)
+        if watch.state in ("backoff", "given_up") and is_free:
+            assert watch.state == "backoff", "given up for what costs nothing"
+            assert watch.next_start_at == self.now, "waits for what costs nothing"
 
     @precondition(lambda self: self.requested)
     @rule(data=st.data())
@@ -94,10 +135,10 @@ class Processes(RuleBasedStateMachine):
         self.perform(Spawned(actor_id, epoch))
 
     @precondition(lambda self: self.requested)
-    @rule(data=st.data())
-    def spawn_fails(self, data):
+    @rule(data=st.data(), foreign=st.booleans())
+    def spawn_fails(self, data, foreign):
         actor_id = data.draw(st.sampled_from(sorted(self.requested)))
-        self.perform(SpawnFailed(actor_id, self.requested.pop(actor_id), "no memory"))
+        self.ends(SpawnFailed(actor_id, self.requested.pop(actor_id), "no memory", foreign))
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data(), ready=st.booleans())
@@ -111,10 +152,38 @@ class Processes(RuleBasedStateMachine):
             self.perform(Beat(actor_id, self.alive[actor_id], ready=True))
 
     @precondition(lambda self: self.alive)
-    @rule(data=st.data(), fatal=st.booleans())
-    def dies(self, data, fatal):
+    @rule(data=st.data(), fatal=st.booleans(), foreign=st.booleans())
+    def dies(self, data, fatal, foreign):
         actor_id = data.draw(st.sampled_from(sorted(self.alive)))
-        self.perform(Exited(actor_id, self.alive.pop(actor_id), "died", fatal))
+        watch = self.core.watches[actor_id]
+        ours = watch.killed_for if watch.state == "dying" else ""
+        event = Exited(actor_id, self.alive.pop(actor_id), "died", fatal and not foreign, "SIGKILL", foreign)
+        self.ends(event, ours)
+
+    @rule(
+        actor_id=st.sampled_from(ACTORS),
+        times=st.integers(1, 5),
+        start_s=st.sampled_from((0.25, 1.0)),
+        serves_s=st.sampled_from((None, 0.0, 1.6, 2.0)),
+        foreign=st.booleans(),
+    )
+    def crash_loop(self, actor_id, times, start_s, serves_s, foreign):
+        """It dies again and again, while all others are well; the last time it still waits."""
+        watch = self.core.watches[actor_id]
+        for _ in range(times):
+            self.now = max(self.now, watch.next_start_at or 0.0)
+            self.all_beat()
+            self.perform(Tick())
+            if actor_id in self.requested:
+                self.alive[actor_id] = self.requested.pop(actor_id)
+                self.perform(Spawned(actor_id, self.alive[actor_id]))
+            if actor_id not in self.alive or watch.state == "dying":
+                return
+            if serves_s is not None:
+                self.now += start_s
+                self.all_beat()
+                self.now += serves_s
+            self.ends(Exited(actor_id, self.alive.pop(actor_id), "died", cause="SIGSEGV", foreign=foreign))
 
     @rule(actor_id=st.sampled_from([*ACTORS, "stranger"]), back=st.integers(1, 3))
     def late_word_of_the_past(self, actor_id, back):
@@ -156,12 +225,20 @@ class Processes(RuleBasedStateMachine):
 
     @invariant()
     def budget_is_respected(self):
-        for times in self.spawns.values():
-            restarts = times[1:]
-            for index, last in enumerate(restarts):
-                # A restart is charged when the one before it ends, at most the longest back-off earlier.
-                window = [t for t in restarts[: index + 1] if t > last - POLICY.budget_window_s + POLICY.max_backoff_s]
-                assert len(window) <= POLICY.budget + 1
+        for times in self.charged.values():
+            assert len([at for at in times if at > self.now - POLICY.budget_window_s]) <= POLICY.budget
+
+    @invariant()
+    def a_kind_with_nobody_left_does_not_wait(self):
+        for actor_id, watch in self.core.watches.items():
+            stand_in = self.core.watches.get(STAND_INS.get(actor_id))
+            if watch.next_start_at is None or (stand_in is not None and stand_in.state == "ready"):
+                continue
+            if watch.state == "given_up":
+                longest_s = POLICY.max_backoff_s
+            else:
+                longest_s = 0.0 if actor_id in self.ready_at else POLICY.lone_backoff_s
+            assert watch.next_start_at <= self.now + longest_s
 
     @invariant()
     def ends_are_told_once(self):

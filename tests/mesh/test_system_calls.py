@@ -2,9 +2,11 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from mesh_under_test import QUICK, Count, Number, Recorder, Say, Step, until
+from structlog.testing import capture_logs
 
 from mesh.address import Address
 from mesh.envelope import Limits
@@ -87,6 +89,9 @@ def test_errors_cross_as_data(on_mesh):
         with pytest.raises(RemoteError) as caught:
             await a.actor.ctx.ask("b", Say(text="raise"), timeout_s=5)
         assert caught.value.code == "internal"
+        with capture_logs() as lines:
+            b.boundary.failed("on_ask", ValueError(), SimpleNamespace(request_id="cmpl-1"))
+        assert lines[0]["request_id"] == "cmpl-1", "what a message is about is in the line of its handler's failure"
         a.actor.ctx.tell("b", Say(text="raise"))
         a.actor.ctx.tell("b", HI)
         await until(lambda: len(b.actor.told) == 2)

@@ -239,8 +239,9 @@ class Hub(Recorder):
         super().__init__()
         self.beats = []
 
-    def on_heartbeat(self, peer, state):
+    def on_heartbeat(self, peer, state, progress):
         self.beats.append((peer, state))
+        self.heard = progress
 
 
 def test_supervisors_hear_heartbeats_and_their_end(on_mesh):
@@ -250,6 +251,10 @@ def test_supervisors_hear_heartbeats_and_their_end(on_mesh):
         where = (supervisor.address, supervisor.describe().endpoint)
         a = await mesh.start("a", options=replace(QUICK, supervisor=where), actor=ReadyLater())
         await until(lambda: (Address("a", 1), "starting") in supervisor.actor.beats)
+        a.actor.progress = lambda: "half of it"
+        await until(lambda: supervisor.actor.heard == "half of it")
+        a.actor.progress = lambda: 1 / 0
+        await until(lambda: supervisor.actor.heard == "")
         a.actor.ctx.announce("ready")
         await until(lambda: (Address("a", 1), "ready") in supervisor.actor.beats)
         stats = await supervisor.actor.ctx.ask("a", StatsRequest(), timeout_s=5)
@@ -326,6 +331,8 @@ def test_what_the_ring_no_longer_holds_is_a_reset(on_mesh):
             b.actor.ctx.publish("t", Number(value=value))
         b.publishing._send = real
         await until(lambda: len(a.actor.resets) == 2)
+        assert b.actor.follower_resets == [(Address("a", 1), "t")] * 2, "who alone can say it all again is told"
+        assert b.metrics.value("mesh_subscriber_resets_total") == 2
         b.actor.ctx.publish("t", Number(value=20))
         await until(lambda: a.actor.publications[-1][2] == 21)
 

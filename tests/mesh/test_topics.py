@@ -5,7 +5,7 @@ from mesh.topics import Step, Subscription, TopicLog
 
 
 def test_replay_is_what_the_ring_holds():
-    log = TopicLog(3)
+    log = TopicLog(3, 1000)
     assert log.replay(1) == (1, False, [])
     for payload in "abcde":
         log.append(payload)
@@ -18,10 +18,23 @@ def test_replay_is_what_the_ring_holds():
     assert log.replay(0) == (6, True, [])
 
 
+def test_the_ring_is_bounded_by_bytes_too():
+    log = TopicLog(100, 10)
+    for payload in ("aaaa", "bbbb", "cc"):
+        log.append(payload)
+    assert (log.num_bytes, log.replay(1).payloads) == (10, ["aaaa", "bbbb", "cc"])
+    log.append("d")
+    assert (log.num_bytes, log.replay(1).reset, log.replay(2).payloads) == (7, True, ["bbbb", "cc", "d"])
+    log.append("e" * 11)
+    assert (log.num_bytes, log.replay(5)) == (0, (6, True, []))
+    log.append("f")
+    assert log.replay(6) == (6, False, ["f"])
+
+
 @given(st.lists(st.sampled_from(["publish", "lose", "repeat", "renew", "restart"]), max_size=80), st.integers(1, 6))
 def test_a_subscriber_misses_nothing_that_the_ring_holds(events, capacity):
     """Between resets everything is delivered in order, exactly once; what was lost comes again by replay."""
-    epoch, log = 1, TopicLog(capacity)
+    epoch, log = 1, TopicLog(capacity, 10_000)
     subscription, delivered, last = Subscription(), [], None
 
     def subscribe():
@@ -50,7 +63,7 @@ def test_a_subscriber_misses_nothing_that_the_ring_holds(events, capacity):
         elif event == "renew":
             subscribe()
         elif event == "restart":
-            epoch, log, last = epoch + 1, TopicLog(capacity), None
+            epoch, log, last = epoch + 1, TopicLog(capacity, 10_000), None
             subscribe()
     subscribe()
     sequences = [sequence for _, sequence, _ in delivered]

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import socket
 import stat
 import time
@@ -14,6 +15,7 @@ from mesh.address import Address, Endpoint
 from mesh.envelope import Limits
 from mesh.errors import BindError, PeerLost
 from mesh.membership import Member, StaticBootstrap
+from mesh.options import SystemOptions
 from mesh.run_directory import RunDirectory
 from mesh.system import ActorSystem
 from mesh.testing.leaks import assert_no_leaks
@@ -155,6 +157,46 @@ def test_a_dead_listener_is_a_link_that_goes_down(on_sockets, short_path):
             assert not a.send(link, Lane.DATA, (b"x",))
             await asyncio.sleep(0.02)
             assert ear.down == []
+
+    on_sockets(test)
+
+
+@pytest.mark.parametrize("num_left", [0, 1, 2, 3, 5, 7])
+def test_a_dial_without_descriptors_is_a_link_that_goes_down_and_can_be_dialed_again(on_sockets, num_left):
+    async def test(start):
+        a, ear, _ = await start(A)
+        _, heard, where = await start(B)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + num_left, hard))
+        try:
+            link = a.dial(B, where)
+            assert a.send(link, Lane.DATA, (b"lost",)), "it waits, as for any link that is not up yet"
+            await until(lambda: ear.down)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        ((gone, reason),) = ear.down
+        assert gone == link
+        assert "cannot be dialed" in reason
+        a.send(a.dial(B, where), Lane.DATA, (b"again",))
+        # A lane that was connected before descriptors ran out is gone in the middle of its handshake: a stranger.
+        await until(lambda: [b"again"] in [parts for _, _, parts in heard.heard])
+        assert [b"lost"] not in [parts for _, _, parts in heard.heard]
+
+    on_sockets(test)
+
+
+def test_there_are_sockets_for_as_many_peers_as_may_be_linked(on_sockets):
+    async def test(start):
+        peers = [await start(Address(f"b{number}", 1)) for number in range(3)]
+        a, ear, _ = await start(A, tcp_host="127.0.0.1", max_peers=3)
+        links = [a.dial(Address(f"b{number}", 1), where) for number, (_, _, where) in enumerate(peers)]
+        for link in links:
+            assert a.send(link, Lane.DATA, (b"hi",))
+        await until(lambda: all(heard.heard for _, heard, _ in peers))
+        assert ear.down == []
+        assert ZeroMQOptions().max_peers >= SystemOptions().max_peers
 
     on_sockets(test)
 

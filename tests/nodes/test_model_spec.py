@@ -10,6 +10,7 @@ import pytest
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.model_spec import (
     ModelDamaged,
+    ModelError,
     ModelNotFound,
     ModelSpec,
     ModelUnsupported,
@@ -17,58 +18,11 @@ from nodes.model_spec import (
     known_models,
     resolve_model,
 )
+from nodes.model_spec.checkpoint_files import CONFIG_FILE, INDEX_FILE, TOKENIZER_FILE, require_files
 from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.model_spec.weight_index import expected_shapes
-
-SHAPE = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-}
-LLAMA = {**SHAPE, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "eos_token_id": 2}
-
-
-def write_safetensors(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "F32", fill: int = 0) -> None:
-    header, end = {}, 0
-    for name, shape in shapes.items():
-        size = 4
-        for dim in shape:
-            size *= dim
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes([fill]) * end)
-
-
-def write_model(directory: Path, config: dict, *, fill: int = 0) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config))
-    (directory / "tokenizer.json").write_text(byte_tokenizer_json(config["vocab_size"]))
-    write_safetensors(directory / "model.safetensors", expected_shapes(fake_spec(config)), fill=fill)
-    return directory
-
-
-def fake_spec(config: dict) -> ModelSpec:
-    architecture = config["model_type"]
-    head_dim = config.get("head_dim") or (
-        128 if architecture == "qwen3" else config["hidden_size"] // config["num_attention_heads"]
-    )
-    bias = config.get("attention_bias", False)
-    return ModelSpec(
-        name="", source="directory", architecture=architecture, num_layers=config["num_hidden_layers"],
-        hidden_size=config["hidden_size"], intermediate_size=config["intermediate_size"],
-        num_heads=config["num_attention_heads"],
-        num_kv_heads=config.get("num_key_value_heads", config["num_attention_heads"]), head_dim=head_dim,
-        vocab_size=config["vocab_size"], context_length=1, dtype="float32",
-        tie_word_embeddings=config.get("tie_word_embeddings", False), qkv_bias=bias or architecture == "qwen2",
-        o_bias=bias and architecture != "qwen2", mlp_bias=config.get("mlp_bias", False),
-    )  # fmt: skip
+from nodes.request import SamplingDefaults
+from tests.nodes.checkpoints import LLAMA, SHAPE, fake_spec, write_model, write_safetensors
 
 
 def test_llama_of_transformers_4(tmp_path: Path) -> None:
@@ -142,9 +96,56 @@ def test_defaults_of_old_files(tmp_path: Path) -> None:
     assert spec.dtype == "float32"  # as stored
 
 
-def test_float16_is_computed_in_float32(tmp_path: Path) -> None:
+def test_float16_is_computed_in_float32_unless_the_device_says_otherwise(tmp_path: Path) -> None:
     spec = resolve_model(str(write_model(tmp_path / "half", LLAMA | {"torch_dtype": "float16"})))
-    assert spec.dtype == "float32"
+    assert (spec.dtype, spec.compute_dtype(), spec.kv_layout().dtype) == ("float16", "float32", "float32")
+    assert spec.compute_dtype("bfloat16") == "bfloat16"
+    with pytest.raises(ValueError, match="float16"):
+        spec.compute_dtype("float16")
+
+
+def test_sampling_defaults_come_from_the_generation_config(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "m", LLAMA)
+    assert resolve_model(str(directory)).sampling_defaults == SamplingDefaults()
+    path = directory / "generation_config.json"
+    said = {"do_sample": False, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "eos_token_id": [9, 8]}
+    path.write_text(json.dumps(said | {"repetition_penalty": 1.05, "typical_p": 1.0}))
+    spec = resolve_model(str(directory))
+    assert spec.sampling_defaults == SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20, min_p=0.05)
+    assert spec.sampling_defaults.describe() == "temperature 0.6, top_p 0.95, top_k 20, min_p 0.05"
+    assert spec.not_computed == ("repetition_penalty 1.05",)
+    assert spec.eos_token_ids == (9, 8, 2), "config.json's own stay ends"
+    plain = resolve_model(str(write_model(tmp_path / "n", LLAMA)))
+    assert spec.fingerprint == plain.fingerprint, "weights and caches are the same"
+    path.write_text(json.dumps({"temperature": None, "top_k": -1}))
+    assert resolve_model(str(directory)).sampling_defaults.describe() == ""
+    for broken in ({"temperature": "hot"}, {"top_p": 1.5}, {"top_k": True}, {"min_p": -0.1}, {"temperature": -1}):
+        path.write_text(json.dumps(broken))
+        with pytest.raises(ModelDamaged, match=f"generation_config.json: {next(iter(broken))} should be a number"):
+            resolve_model(str(directory))
+
+
+def test_a_snapshot_in_a_hub_cache_is_called_by_its_repository(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "models--org--my--model" / "snapshots" / "0123abcd", LLAMA)
+    assert resolve_model(str(directory)).name == "org/my--model"
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "words"),
+    [
+        (["tokenizer.model"], ModelUnsupported, r"tokenizer\.json is missing, only tokenizer\.model"),
+        (["tokenizer.json", "pytorch_model.bin"], ModelUnsupported, r"no model\.safetensors.*only pytorch_model\.bin"),
+        (["vocab.json", "a.gguf"], ModelUnsupported, r"tokenizer\.json is missing, only vocab.json.*only a\.gguf"),
+        ([], ModelNotFound, r"config\.json is missing; tokenizer\.json is missing; it has no model\.safetensors"),
+    ],
+)
+def test_a_checkpoint_of_other_files_says_all_that_is_missing(
+    names: list[str], kind: type[ModelError], words: str
+) -> None:
+    with pytest.raises(kind, match=words) as caught:
+        require_files("org/name", names and [CONFIG_FILE, *names])
+    assert ("save_pretrained" in caught.value.message) == bool(names)
+    require_files("org/name", [CONFIG_FILE, TOKENIZER_FILE, INDEX_FILE, "pytorch_model.bin"])
 
 
 def test_named_templates(tmp_path: Path) -> None:
@@ -176,7 +177,14 @@ def test_shards(tmp_path: Path) -> None:
     (directory / files[1]).rename(directory / "away")
     with pytest.raises(ModelNotFound, match="00002-of-00002"):
         resolve_model(str(directory))
-    for broken in ("{", "{}", '{"weight_map": []}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "../x"}}'):
+    for broken in (
+        "{",
+        "{}",
+        '{"weight_map": []}',
+        '{"weight_map": {}}',
+        '{"weight_map": {"a": 3}}',
+        '{"weight_map": {"a": "../x"}}',
+    ):
         index.write_text(broken)
         with pytest.raises(ModelDamaged, match="index"):
             resolve_model(str(directory))
@@ -307,13 +315,16 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     (directory / "pytorch_model.bin").unlink()
     with pytest.raises(ModelNotFound, match=r"model\.safetensors"):
         resolve_model(str(directory))
+    weights.write_bytes(whole)
     tokenizer = directory / "tokenizer.json"
-    tokenizer.write_text(tokenizer.read_text()[:-5])
+    tokens = tokenizer.read_text()
+    tokenizer.write_text(tokens[:-5])
     with pytest.raises(ModelDamaged, match="tokenizer"):
         resolve_model(str(directory))
     tokenizer.unlink()
     with pytest.raises(ModelNotFound, match="tokenizer"):
         resolve_model(str(directory))
+    tokenizer.write_text(tokens)
     for text, kind in (("{", ModelDamaged), ("[]", ModelDamaged)):
         (directory / "config.json").write_text(text)
         with pytest.raises(kind, match=r"config\.json"):

@@ -23,6 +23,7 @@ def test_a_living_mesh_is_found_and_stopped_without_its_manifest(host):
     assert f"process {mesh.pid}" in again.stderr
     listed = host.meshctl("ps")
     assert listed.returncode == 1
+    assert f"process {mesh.pid}" in listed.stderr
     assert "manifest.json cannot be used" in listed.stderr
     assert "Traceback" not in again.stderr + listed.stderr
     assert host.say("unharmed") == "unharmed"

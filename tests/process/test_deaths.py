@@ -1,9 +1,11 @@
 """Actors and supervisors that die or hang, as processes."""
 
+import contextlib
 import json
 import os
 import signal
 import threading
+import time
 import urllib.error
 
 import pytest
@@ -32,6 +34,8 @@ def test_every_actor_is_restarted_after_kill_and_hang(host):
         assert after["pid"] != before[actor_id]["pid"]
         assert after["epoch"] == before[actor_id]["epoch"] + 1
         assert after["num_restarts"] == 1
+        assert (after["num_starts"], after["last_reason"]) == (2, "signal 9 (SIGKILL)")
+        assert 0.0 < after["last_reason_age_s"] < 30.0
         host.wait_ready()
         assert host.say(f"without {actor_id}") == f"without {actor_id}"
     assert len(host.sockets()) == 2 * len(before), "the dead leave no sockets"
@@ -90,7 +94,7 @@ def test_a_request_that_kills_its_worker_fails_alone(host):
 
 
 def test_a_step_past_its_deadline_ends_the_worker_and_in_the_end_the_request(host):
-    deadlines = {"KVMESH_ROLES__WORKER__STEP_DEADLINE_S": "1e-6", "KVMESH_ROLES__WORKER__TOKEN_DEADLINE_S": "0"}
+    deadlines = {"KVMESH_ROLES__SCHEDULER__STEP_DEADLINE_S": "1e-6", "KVMESH_ROLES__SCHEDULER__TOKEN_DEADLINE_S": "0"}
     mesh = host.up("--model", "random:tiny-llama", "--served-name", "echo", "--mixed", "1", **deadlines)
     with pytest.raises(urllib.error.HTTPError) as caught:
         host.say("No step can be so quick.", max_tokens=4)
@@ -105,19 +109,23 @@ def test_a_step_past_its_deadline_ends_the_worker_and_in_the_end_the_request(hos
 
 def test_a_spent_budget_is_loud_and_the_mesh_goes_on(host):
     mesh = host.up(*ECHO, "--detokenizers", "2", KVMESH_SUPERVISION__RESTART_BUDGET="1")
-    for _ in range(2):
-        entry = host.ps()["detokenizer-1"]
-        os.kill(entry["pid"], signal.SIGKILL)
-        host.wait_until(
-            lambda entry=entry: (
-                (now := host.ps()["detokenizer-1"])["state"] in ("ready", "given_up") and now["pid"] != entry["pid"]
-            ),
-            "it is ready again, or given up",
-        )
+
+    def given_up():
+        """Strikes as soon as there is somebody: a second more, and it would be one who has served well."""
+        manifest = json.loads((host.run_directory / "manifest.json").read_text())
+        for record in manifest["processes"]:
+            if record["actor_id"] == "detokenizer-1":
+                with contextlib.suppress(ProcessLookupError):  # the manifest is written a moment after a death
+                    # Not SIGKILL, which costs nothing: that is somebody else's doing.
+                    os.kill(record["pid"], signal.SIGSEGV)
+        return "GIVEN UP" in mesh.log.read_text()
+
+    host.wait_until(given_up, "it is given up")
     entry = host.ps()["detokenizer-1"]
-    assert (entry["state"], entry["pid"]) == ("given_up", 0)
-    assert "signal 9" in entry["reason"]
-    assert "GIVEN UP" in mesh.log.read_text()
+    assert (entry["state"], entry["pid"]) == ("given_up", None)
+    assert "signal 11" in entry["reason"]
+    assert "signal 11" in entry["last_reason"]
+    assert 0.0 < entry["next_start_in_s"] <= 60.0
     assert host.say("one is enough") == "one is enough"
     mesh.terminate()
     assert mesh.wait(30) == 0
@@ -158,8 +166,10 @@ def test_down_sweeps_after_a_dead_supervisor(host):
 def test_down_reaches_a_supervisor_that_does_not_answer(host):
     mesh = host.up(*ECHO, "--mixed", "1")
     mesh.send_signal(signal.SIGSTOP)
-    forced = host.meshctl("down", "--force", "--timeout", "1")
+    began = time.monotonic()
+    forced = host.meshctl("down", "--force")
     assert forced.returncode == 0, forced.stderr
     assert "does not answer" in forced.stderr
+    assert time.monotonic() - began < 20, "not the 120 s of --timeout"
     mesh.wait(10)
     host.assert_nothing_left()

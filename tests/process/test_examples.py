@@ -58,11 +58,14 @@ def test_a_peer_of_zeromq_and_messagepack_alone_is_a_member_like_any_other(host)
     assert re.fullmatch(r"words-0#\d+ counts 3", answer)
     assert code == 0
     assert [line for line in warnings(log) if "ending" not in line] == []
+    found = host.ps()
+    assert (found["words-0"]["role"], found["words-0"]["supervised"]) == ("custom", False)
+    assert all(entry["supervised"] for actor_id, entry in found.items() if actor_id != "words-0")
     metrics = host.metrics()
     assert 'words_counted_total{actor="words-0",role="custom"} 1.0' in metrics
     before = host.ps()["registry"]["pid"]
     os.kill(before, signal.SIGKILL)
-    host.wait_until(lambda: host.ps()["registry"]["pid"] not in (0, before), "another registry")
+    host.wait_until(lambda: host.ps()["registry"]["pid"] not in (None, before), "another registry")
     host.wait_until(lambda: ask(host, "it is still there")[0].endswith("counts 4"), "it has joined the next registry")
     assert peer.ends() == 0
     host.wait_until(lambda: 'actor="words-0"' not in host.metrics(), "nobody counts it a member any more")

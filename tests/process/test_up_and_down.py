@@ -1,5 +1,7 @@
 """Whole meshes of processes with the echo model: start, stop by every way, and what they say when they cannot."""
 
+import html
+import json
 import os
 import pty
 import shlex
@@ -9,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,8 @@ ECHO = ("--model", "echo")
 
 
 def test_foreground_life(host):
-    mesh = host.up(*ECHO)
+    # 256 pages of 16 tokens and the padding page: less than echo was made for.
+    mesh = host.up(*ECHO, "--kv-pages", "257")
     # The gateway serves as soon as one way round the ring is there; the ready line waits for every actor.
     host.wait_until(lambda: "ready at" in mesh.log.read_text(), "the ready line")
     text = mesh.log.read_text()
@@ -28,16 +32,29 @@ def test_foreground_life(host):
     for actor_id in actors.keys() - {"supervisor"}:
         assert f"{actor_id} " in text
     assert f"curl {host.url}" in text
+    context = "KV: 4,096 tokens; context 4,096 of the model's 131,072: give it more by --kv-pages"
+    assert f"{context}\n" in text
+    # Without max_tokens, as the line that was printed: the answer may take what is left of that context.
     assert host.say("hello mesh") == "hello mesh"
     assert set(actors["gateway-0"]) >= {"role", "actor_id", "pid", "epoch", "endpoint", "state"}
     assert {entry["state"] for entry in actors.values()} == {"ready"}
+    assert all(entry["memory_bytes"] > 1 << 20 and entry["cpu_cores"] >= 0 for entry in actors.values())
+    scheduler = actors["scheduler-decode-0"]
+    assert (scheduler["group"], scheduler["phase"], scheduler["num_running"]) == ("decode-0", "decode", 0)
+    assert actors["worker-decode-0"]["phase"] == "decode"
+    assert (scheduler["mesh"], scheduler["url"], scheduler["num_starts"]) == (host.name, host.url, 1)
     assert len({entry["pid"] for entry in actors.values()}) == len(actors) == 10
     assert all(entry["endpoint"]["control"].startswith("ipc://") for entry in actors.values())
     assert host.segments()
 
     table = host.meshctl("ps").stdout.splitlines()
-    assert len(table) == 11
-    assert table[0].split()[:4] == ["ACTOR", "ROLE", "STATE", "PID"]
+    assert len(table) == 13
+    assert table[:2] == [f"{host.name}: echo at {host.url}, ready", context]
+    assert table[2].split()[:2] == ["ACTOR", "ROLE"]
+    with urllib.request.urlopen(host.url + "/v1/models") as response:
+        assert json.loads(response.read())["data"][0]["max_model_len"] == 4096
+    with urllib.request.urlopen(host.url + "/") as response:
+        assert html.escape(context) in response.read().decode()
     assert host.meshctl("chat", "good day").stdout == "good day\n"
     assert '"event":"joined"' in host.meshctl("logs", "gateway-0").stdout
 
@@ -59,14 +76,32 @@ def test_foreground_life(host):
 
 
 def test_background_and_down(host):
-    started = host.meshctl("up", "-d", *ECHO, "--port", str(host.port))
+    pools = host.base / "pools"
+    where = {"KVMESH_KV__DIRECTORY": str(pools)}
+    refused = host.meshctl("up", "-d", *ECHO, "--port", str(host.port), **where)
+    assert refused.returncode == 5
+    assert f"KV pools cannot lie in {pools}" in refused.stderr
+    pools.mkdir()
+    started = host.meshctl("up", "-d", *ECHO, "--port", str(host.port), **where)
     assert started.returncode == 0, started.stderr
+    assert len(list(pools.iterdir())) == 2
+    assert not host.segments(), "they lie where they were asked to"
     assert started.stdout == f"{host.name}\n"
     assert "ready at" in started.stderr
     assert host.say("from afar") == "from afar"
+    os.kill(host.ps()["worker-decode-0"]["pid"], signal.SIGKILL)
+    killed = 'mesh_supervisor_deaths_total{actor="worker-decode-0",reason="SIGKILL",role="worker"} 1.0'
+    host.wait_until(lambda: killed in host.metrics(), "the death is counted")
+    host.wait_until(lambda: host.ps()["worker-decode-0"]["state"] == "ready", "it is back")
     stopped = host.meshctl("down")
     assert stopped.returncode == 0, stopped.stderr
     host.assert_nothing_left(within_s=2.0)
+    assert not list(pools.iterdir())
+    lines = [json.loads(line) for line in (host.run_directory / "logs" / "supervisor.log").read_text().splitlines()]
+    (died, *_) = told = [line for line in lines if line.get("peer") == "worker-decode-0" and line["level"] == "warning"]
+    assert [line["event"] for line in told] == ["actor_died", "actor_restarts"], "the start pipe is closed by then"
+    assert (died["cause"], died["reason"]) == ("SIGKILL", "signal 9 (SIGKILL)")
+    assert {"mesh_ready", "mesh_stops", "mesh_stopped"} <= {line["event"] for line in lines}
     assert host.meshctl("down").returncode == 3
     assert host.meshctl("ps").returncode == 3
     assert "joined" in host.meshctl("logs", "worker-decode-0").stdout, "logs outlive the mesh"

@@ -39,7 +39,7 @@ def completion(**fields: Any) -> dict[str, Any]:
         (completion(max_tokens=10**30), 400, "max_tokens"),
         (completion(temperature=-0.1), 400, "temperature"),
         (completion(temperature=1e9), 400, "temperature"),
-        (completion(top_p=0), 400, "top_p"),
+        (completion(top_p=-0.1), 400, "top_p"),
         (completion(top_p=1.5), 400, "top_p"),
         (completion(top_k=-7), 400, "top_k"),
         (completion(min_p=2), 400, "min_p"),

@@ -5,7 +5,7 @@ import socket
 from typing import Any
 
 import pytest
-from fuzzing import HOSTILE, Client, Route, bodies, check, check_error, routes_of
+from fuzzing import HOSTILE, Client, Route, bodies, check, check_error, routes_of, served_fields
 from held import assert_nothing_held
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -75,7 +75,7 @@ def test_every_hostile_value_in_every_field(mesh: Any) -> None:
     for route in routes_of(document):
         if route.body is None:
             continue
-        fields = schemas[route.body["$ref"].rpartition("/")[2]]["properties"]
+        fields = served_fields(schemas[route.body["$ref"].rpartition("/")[2]])
         given_fields = {name: value for name, value in needed.items() if name in fields}
         if route.path == "/tokenize":
             del given_fields["messages"]
@@ -100,7 +100,7 @@ def test_wrong_methods_and_media_types(mesh: Any) -> None:
                 check_error(json.loads(answer.body), (method, path))
     for media_type in ("text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "\xff;;;"):
         answer = client.send("POST", "/v1/completions", BODY, {"content-type": media_type})
-        check(answer, frozenset({200, 400, 415}), media_type)
+        check(answer, frozenset({415}), media_type)
     for encoding in ("gzip", "br", "identity, gzip", "\xff"):
         answer = client.send("POST", "/v1/completions", BODY, {"content-encoding": encoding})
         assert answer.status == 415, encoding
@@ -139,12 +139,14 @@ REFUSED = {
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"x" * 100,
     "a path that is none": b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
+    "no host": b"GET /version HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /version HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
     "a path of bytes": b"GET /\xff\xfe\x01 HTTP/1.1\r\nHost: x\r\n\r\n",
 }  # fmt: skip
 
 ANSWERED = {
     "chunks of one byte": (post(CHUNKED, b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"), 1),
-    "a long extension": (post(CHUNKED, b"%x;%s\r\n%s\r\n0\r\n\r\n" % (len(BODY), b"x" * 200_000, BODY)), 1),
+    "a long extension": (post(CHUNKED, b"%x;%s\r\n%s\r\n0\r\n\r\n" % (len(BODY), b"x" * 50_000, BODY)), 1),
     "trailers": (post(CHUNKED, CHUNKS[:-2] + b"A: b\r\n" * 20_000 + b"\r\n"), 1),
     "an upgrade offered with a body": (post(H2C + LENGTH), 1),
     "an upgrade offered with chunks": (post(H2C + CHUNKED, CHUNKS), 1),

@@ -70,6 +70,22 @@ def test_seeded_sampling_repeats_and_n_differs(client: openai.OpenAI) -> None:
     assert draw(8) != first
 
 
+def test_the_edges_of_greedy_give_one_text_and_min_tokens_a_longer_one(client: openai.OpenAI) -> None:
+    messages = min(json.loads(SAMPLES.read_text()), key=lambda sample: sample["completion_tokens"])["messages"]
+
+    def answer(**fields: Any) -> Any:
+        return client.chat.completions.create(model="tiny", messages=messages, max_tokens=64, extra_body=fields)
+
+    greedy = answer(temperature=0)
+    said = greedy.choices[0].message.content
+    for fields in ({"temperature": 1e-60}, {"temperature": 1e-45}, {"top_p": 0}, {"top_k": 1}, {"top_p": 1e-12}):
+        assert answer(**fields).choices[0].message.content == said, fields
+    least = greedy.usage.completion_tokens + 5
+    longer = answer(temperature=0, min_tokens=least)
+    assert longer.usage.completion_tokens >= least
+    assert longer.choices[0].message.content.startswith(said)
+
+
 def test_stop_string_ends_before_it(client: openai.OpenAI) -> None:
     sample = longest_sample()
     middle = len(sample["answer"]) // 2

@@ -11,7 +11,10 @@ from test_slow_readers import resident_bytes
 
 pytestmark = pytest.mark.process
 
-MESH = ("--model", "echo", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0", "--kv-pages", "64")
+MESH = (
+    "--model", "echo", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0", "--kv-pages", "64",
+    "--context-length", "1008",
+)  # fmt: skip
 MAX_MORE_DESCRIPTORS = 4
 
 

@@ -18,7 +18,10 @@ from kvstore.transfer.base import Direction
 from nodes.kv_agent.actor import KVAgent
 from nodes.worker.actor import WorkerActor
 from nodes.worker.config import WorkerConfig
-from nodes.worker.step import RunnableStep, run_isolated
+from nodes.worker.errors import DeviceFailed
+from nodes.worker.isolation import run_isolated
+from nodes.worker.step import RunnableStep
+from tests.simulation.bad_devices import BadDevices, BadRunner
 from tests.simulation.bad_moments import BadMoments
 
 WAIT_S = 0.002
@@ -64,12 +67,19 @@ class SlowWorker(WorkerActor):
 
     errors: Counter[str]
     moments: BadMoments
+    devices: BadDevices
     lockstep: Lockstep
+    _fate = ""
 
     def _run(self, step: RunnableStep) -> None:
+        self._watch.begun(step)
         runner: Any = self._engine.require()
         some = run_isolated(runner, step._replace(rows=step.rows[step.step % 2 :: 2]))
         self.errors.update(error.code for error in some.errors)
+        if self._fate != "broken" and self._config.tp_size == 1:
+            self._fate = self.devices.strike()
+        if self._fate == "stuck":
+            return
         num_tokens = sum(row.num_tokens for row in step.rows)
         timings = runner._timings
         delay_s = timings.step_ms * 1e-3 + timings.token_us * 1e-6 * num_tokens
@@ -84,7 +94,11 @@ class SlowWorker(WorkerActor):
         if at is not None and not self.lockstep.is_met(at):
             self.ctx.later(WAIT_S, self._end, step, started, at)
             return
-        outcome = run_isolated(self._engine.require(), step)
+        try:
+            outcome = run_isolated(BadRunner(self._engine.require(), self._fate), step)
+        except DeviceFailed as error:
+            self._die_of(step, error)
+            return
         self.errors.update(error.code for error in outcome.errors)
         self._done(step, outcome, started)
 

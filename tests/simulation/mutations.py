@@ -19,12 +19,13 @@ from mesh.membership import MemberChange, Membership
 from nodes.detokenizer.step import Step
 from nodes.gateway.cancels import CancelLedger
 from nodes.gateway.core import GatewayCore
+from nodes.gateway.peers import Peers
 from nodes.gateway.requests import Phase, RequestLog
 from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.events import Reply
 from nodes.kv_agent.pools import taking
 from nodes.kv_agent.pools.taking import take_pool
-from nodes.protocol import Adopt
+from nodes.protocol import Adopt, RowError
 from nodes.registry.core import RegistryCore
 from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.attempts import Attempts
@@ -38,9 +39,12 @@ from nodes.scheduler.ranks import RankGroup
 from nodes.scheduler.running import Running
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.streams import Streams
+from nodes.worker import isolation
 from nodes.worker.core import AnswerAdopt, WorkerCore
 from nodes.worker.parallel.group import RankGroup as WorkerGroup
 from nodes.worker.parallel.ranks import RankCore
+from nodes.worker.step import StepOutcome
+from nodes.worker.step_watch import StepWatch
 from tests.simulation.planting import Patches, around, nothing
 
 
@@ -165,14 +169,6 @@ def _ready_at_once(start: Any) -> Any:
     return mutated
 
 
-def _believe_stand_ins(on_submit_failed: Any) -> Any:
-    def mutated(self: GatewayCore, event: Any, now: float) -> None:
-        self._stand_ins = frozenset()
-        on_submit_failed(self, event, now)
-
-    return mutated
-
-
 def _forget_holders(peer_gone: Any) -> Any:
     def mutated(self: AgentCore, peer: Any, reason: str, now: float) -> Any:
         sessions = self._sessions
@@ -257,6 +253,23 @@ def _same_incarnation(update: Any) -> Any:
     return mutated
 
 
+def _count_from_the_attempt(from_submit: Any) -> Any:
+    def mutated(*arguments: Any) -> Sequence:
+        sequence = from_submit(*arguments)
+        least = sequence.sampling.min_tokens and sequence.sampling.min_tokens + sequence.num_prior_outputs
+        sequence.sampling = msgspec.structs.replace(sequence.sampling, min_tokens=least)
+        return sequence
+
+    return mutated
+
+
+def _fail_all(_: Any) -> Any:
+    def mutated(runner: Any, step: Any, failure: str) -> StepOutcome:
+        return StepOutcome([-1] * len(step.rows), [RowError(row.row, "poisoned_request", failure) for row in step.rows])
+
+    return mutated
+
+
 ZOMBIES_GO_ON = around(GatewayCore, "_on_delta", _do_not_answer_zombies)
 """The second guard behind every cancel: output of an attempt that nobody wants is answered with one."""
 
@@ -291,7 +304,7 @@ PLANTED: dict[str, Patches] = {
     ],
     "a stream begins behind the position asked for": [around(Streams, "reopen", _off_by_one)],
     "requests that never fit are taken": [around(Calls, "_problem", _let_anything_in)],
-    "a stand-in has the last word on what fits": [around(GatewayCore, "_on_submit_failed", _believe_stand_ins)],
+    "a stand-in has the last word on what fits": [around(Peers, "is_stand_in", lambda _: nothing)],
     "leases at the registry never end": [around(RegistryCore, "expire", lambda _: nothing)],
     "a new incarnation is taken for the old one": [around(Membership, "_update", _same_incarnation)],
     "pages of a failed transfer are free at once": [around(SequencePages, "take_back", _free_at_once)],
@@ -327,7 +340,11 @@ PLANTED: dict[str, Patches] = {
     ],
     "ranks go on without one that died": [around(WorkerGroup, "_end", lambda _: nothing)],
     "a rank drops steps that another may have begun": [around(RankCore, "handle", lambda _: WorkerCore.handle)],
+    "min_tokens are counted from the attempt": [around(Sequence, "from_submit", _count_from_the_attempt)],
     "the pool of one rank is made again alone": [around(taking, "take_group", lambda _: _take_alone)],
+    "a device that fails poisons what it is given": [around(isolation, "_check_device", lambda _: nothing)],
+    "a batch that raises fails all its rows": [around(isolation, "_row_by_row", _fail_all)],
+    "a step that hangs is waited for": [around(StepWatch, "begun", lambda _: nothing)],
     # Taken, it would be the same text: that a late answer is dropped shows in nothing but in who goes on computing.
     "output of older attempts is not answered": [ZOMBIES_GO_ON],
 }

@@ -185,6 +185,7 @@ def run_seed(seed: int) -> Counter[str]:
     except BaseException as error:
         error.add_note(f"{mesh.network.report(60)}\n{mesh.faults}\n{sleeps}\n{deaths}\n{replay}")
         raise
+    problems += mesh.failed_cores
     problems += [f"an ask outlived its deadline: {ask}" for ask in mesh.late_asks]
     problems += [f"{num} rows failed with {code}" for code, num in mesh.errors.items() if code == CORRUPT_PAGE]
     told = [mesh.network.report(60), str(mesh.faults), str(sleeps), str(deaths), replay]

@@ -6,7 +6,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -36,6 +36,7 @@ class Client:
     stop: str
     seed: int
     leaves_after_s: float | None
+    min_tokens: int = 0
 
     def body(self) -> bytes:
         fields = {
@@ -46,11 +47,17 @@ class Client:
             "seed": self.seed,
             "stream": True,
         }
-        return json.dumps(fields | ({"stop": self.stop} if self.stop else {})).encode()
+        chosen = {"stop": self.stop, "min_tokens": self.min_tokens}
+        return json.dumps(fields | {name: value for name, value in chosen.items() if value}).encode()
 
     def expected(self) -> tuple[str, str]:
-        """Text and finish reason: echo answers with its prompt, one byte a token, then ends."""
+        """Text and finish reason: echo answers with its prompt, one byte a token, then ends.
+
+        Within `min_tokens` it says the prompt's first token in the end's place, and then the prompt again.
+        """
         text, reason = self.prompt, "stop"
+        while len(text) < self.min_tokens:
+            text += self.prompt[0] + self.prompt
         if self.max_tokens <= len(text):
             text, reason = text[: self.max_tokens], "length"
         if self.stop and self.stop in text:
@@ -125,6 +132,19 @@ def draw_clients(draw: random.Random, theme: str) -> list[Client]:
             )
         )
     return clients
+
+
+def draw_min_tokens(seed: int, clients: list[Client]) -> list[Client]:
+    """Half of those whose answer would end by itself have to wait for its end, some for longer than its length."""
+    draw = random.Random(f"min_tokens/{seed}")
+
+    def drawn(client: Client) -> Client:
+        room = client.max_tokens - len(client.prompt)
+        if client.stop or room < 2 or draw.random() < 0.5:
+            return client
+        return replace(client, min_tokens=len(client.prompt) + draw.randrange(1, min(room, 60)))
+
+    return [drawn(client) for client in clients]
 
 
 @dataclass(frozen=True)
@@ -269,7 +289,7 @@ def run_seed(seed: int) -> Counter[str]:
     draw = random.Random(f"scenario/{seed}")
     theme = draw.choice(THEMES)
     mixed = draw.random() < 0.2 and theme not in ("copies", "sources")
-    clients = draw_clients(draw, theme)
+    clients = draw_min_tokens(seed, draw_clients(draw, theme))
     faults = draw_faults(draw, theme)
     # Half of all meshes have a perfect network, but for what the dead do not say.
     quiet = Faults(silent_down=draw.choice([0.0, 0.3]) if theme != "silence" else 0.95)
@@ -283,9 +303,10 @@ def run_seed(seed: int) -> Counter[str]:
     except BaseException as error:
         error.add_note(f"{mesh.network.report(60)}\n{mesh.faults}\n{calamities}\n{replay}")
         raise
+    problems += mesh.failed_cores
     problems += [f"an ask outlived its deadline: {ask}" for ask in mesh.late_asks]
     problems += [f"{num} rows failed with {code}" for code, num in mesh.errors.items() if code == CORRUPT_PAGE]
     assert not problems, "\n".join([*problems, mesh.network.report(60), str(mesh.faults), str(calamities), replay])
     counts = Counter(dict(mesh.network.counts)) + Counter({f"died: {role}": n for role, n in mesh.deaths.items()})
     ranks = Counter({"steps of ranks": sum(len(one[0]) for one in mesh.lockstep.begun.values())})
-    return counts + mesh.moments.counts + Counter({"died in a store": mesh.host.num_torn}) + ranks
+    return counts + mesh.moments.counts + mesh.devices.counts + Counter({"died in a store": mesh.host.num_torn}) + ranks

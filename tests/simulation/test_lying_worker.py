@@ -75,10 +75,13 @@ class LyingMesh(SimulatedMesh):
     figures: dict[str, float]
 
     def _worker(self, config: Any) -> SlowWorker:
+        # Who lies is to be replaced for that alone.
+        self.devices.end()
         if config.group.startswith("prefill"):
             return super()._worker(config)
         worker = LyingWorker(config, self.host)
         worker.errors, worker.moments, worker.lie = self.errors, self.moments, self.lie
+        worker.devices = self.devices
         return worker
 
 

@@ -38,7 +38,11 @@ KNOWN_SEEDS = {
     "ranks go on without one that died": 14,
     "a rank drops steps that another may have begun": 14,
     "the pool of one rank is made again alone": 15,
+    "a device that fails poisons what it is given": 27,
+    "a batch that raises fails all its rows": 27,
+    "a step that hangs is waited for": 36,
     "output of older attempts is not answered": 24,
+    "min_tokens are counted from the attempt": 54,
 }
 NUM_NEARBY = 30
 """A change of the world moves what a seed shows; one of the next shows it too, most often."""

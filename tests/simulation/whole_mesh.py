@@ -38,6 +38,7 @@ from nodes.scheduler.figures import leaks
 from nodes.tokenizer.actor import TokenizerActor
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.worker.config import WorkerConfig
+from tests.simulation.bad_devices import BadDevices
 from tests.simulation.bad_moments import BadMoments
 from tests.simulation.deaths import MortalHost, MortalTransport
 from tests.simulation.hardware import Lockstep, SlowWorker, corrupt_pages, slow_down
@@ -89,6 +90,7 @@ class SimulatedMesh:
     actors: dict[str, Any] = field(default_factory=dict[str, Any])
     processes: dict[str, SimulatedProcess] = field(default_factory=dict[str, SimulatedProcess])
     late_asks: list[str] = field(default_factory=list[str])
+    failed_cores: list[str] = field(default_factory=list[str])
     deaths: Counter[str] = field(default_factory=Counter[str])
     gone: set[str] = field(default_factory=set[str])
 
@@ -99,10 +101,11 @@ class SimulatedMesh:
         self.random = random.Random(f"mesh/{self.seed}")
         self.speeds = draw_speeds(self.random, self.theme, self.groups)
         self.moments = BadMoments(self.seed, self.theme, self.groups, self.processes)
+        self.devices = BadDevices(self.seed)
         self.errors: Counter[str] = Counter()
         self.lockstep = Lockstep()
         self._is_stopping = False
-        self._makers: dict[str, Callable[[], Actor]] = {}
+        self.makers: dict[str, Callable[[], Actor]] = {}
         self._dead: dict[SimulatedProcess, asyncio.Event] = {}
         self._restarts: set[asyncio.Task[None]] = set()
         self._outside = contextvars.copy_context()
@@ -153,8 +156,8 @@ class SimulatedMesh:
         )
         self.validator = Validator(gateway)
         makers["gateway-0"] = lambda: Gateway(gateway, serve_http=False)
-        self._makers = makers
-        for actor_id in makers:
+        self.makers = makers | self.makers
+        for actor_id in self.makers:
             await self._start(actor_id, 1)
         while not self._is_serving():
             await asyncio.sleep(0.05)
@@ -175,8 +178,10 @@ class SimulatedMesh:
         )
 
     def _worker(self, config: WorkerConfig) -> SlowWorker:
-        worker = SlowWorker(config, self.host)
+        actor_id = self.worker_ids(config.group)[config.tp_rank]
+        worker = SlowWorker(config, self.host, kill=lambda: self.processes[actor_id].die())
         worker.errors, worker.moments, worker.lockstep = self.errors, self.moments, self.lockstep
+        worker.devices = self.devices
         return worker
 
     def _scheduler(self, group: str, spec: Any) -> SchedulerConfig:
@@ -192,10 +197,13 @@ class SimulatedMesh:
             chunk_tokens=32,
             step_tokens=64,
             local_prefill_max=24,
+            # Longer than a step ever stalls that ends at all. Ranks that wait for each other for good are to be seen.
+            step_deadline_s=5.0 if self.tp_size(group) == 1 else 600.0,
+            token_deadline_s=0.05,
         )
 
     async def _start(self, actor_id: str, epoch: int) -> None:
-        actor = self._makers[actor_id]()
+        actor = self.makers[actor_id]()
         address = Address(actor_id, epoch)
         options = SystemOptions(host="sim", pid=1, random=random.Random(f"{actor_id}/{epoch}/{self.seed}"))
         process = SimulatedProcess(actor_id, lambda process: self._on_death(process, address))
@@ -221,7 +229,10 @@ class SimulatedMesh:
 
     async def _end_when_asked(self, system: ActorSystem, process: SimulatedProcess) -> None:
         # While all are stopped ranks miss each other, and are stopped themselves.
-        if await system.shutdown_asked() != "stopped" and not self._is_stopping:
+        reason = await system.shutdown_asked()
+        if "its core" in reason:
+            self.failed_cores.append(f"{system.address}: {reason}")
+        if reason != "stopped" and not self._is_stopping:
             process.kill()
 
     def _keep(self, task: "asyncio.Task[None]") -> None:
@@ -334,6 +345,7 @@ class SimulatedMesh:
         """No faults any more: within a bounded time nothing is held by anyone. Raises AssertionError naming what is."""
         self.network.calm()
         self.moments.end()
+        self.devices.end()
         for process in self.processes.values():
             process.disarm()
         await self._until_none(ZOMBIE_S, lambda: self.held(ZOMBIES))

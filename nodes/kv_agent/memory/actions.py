@@ -109,9 +109,7 @@ class MemoryActions:
         self._calls: dict[int, Call] = {}
         self._num_calls = 0
         self._stopping: set[str] = set()
-        self._driver = CoreDriver[MemoryEvent, MemoryCommand](
-            lambda event: self._core.handle(event, owner.ctx.now()), self._perform
-        )
+        self._driver = CoreDriver[MemoryEvent, MemoryCommand](owner, "memory", self._core.handle, self._perform)
         self._timer: asyncio.TimerHandle | None = None
 
     def on_ask(self, call: Call) -> None:

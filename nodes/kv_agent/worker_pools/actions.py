@@ -14,6 +14,7 @@ from kvstore.pool_header import PoolInfo
 from kvstore.protocol import MakePages, OfferPages, PagesOffered
 from mesh.actor import Call
 from mesh.address import Address
+from mesh.driver import CoreDriver
 from nodes.kv_agent.memory.actions import PoolOwner
 from nodes.kv_agent.pools.own import absence
 from nodes.kv_agent.worker_pools.core import (
@@ -45,6 +46,9 @@ class WorkerPoolActions:
         self._calls: dict[int, Call] = {}
         self._num_calls = 0
         self._withdrawn: set[str] = set()
+        self._driver = CoreDriver[Event, Command](
+            owner, "worker_pools", lambda event, _: self._core.handle(event), self._perform
+        )
 
     def on_ask(self, call: Call, message: MakePages | OfferPages) -> None:
         """A worker wants to make pages, or has."""
@@ -82,8 +86,7 @@ class WorkerPoolActions:
             self._handle(CopiesEnded(group))
 
     def _handle(self, event: Event) -> None:
-        for command in self._core.handle(event):
-            self._perform(command)
+        self._driver.feed(event)
 
     def _perform(self, command: Command) -> None:
         match command:

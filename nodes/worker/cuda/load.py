@@ -24,8 +24,7 @@ from nodes.worker.device_view import view_device_pages
 from nodes.worker.errors import BackendMissing, DeviceMemoryShort, DeviceUnfit, WorkerError
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool_view import TORCH_DTYPES, PoolView
-from nodes.worker.weights.loader import SafetensorsWeights, WeightSource
-from nodes.worker.weights.random_weights import RandomWeights
+from nodes.worker.weights.opening import open_weights
 
 TILE_ROWS: Final = 64
 """Rows of one product with `deterministic`: as many as memory speed allows nearly for the price of one."""
@@ -108,10 +107,8 @@ def build_runner(
     device = view.pages.device
     dtype = TORCH_DTYPES[spec.compute_dtype(config.dtype)]
     with torch.inference_mode():
-        weights: WeightSource = (
-            RandomWeights(spec, dtype) if spec.source == "random" else SafetensorsWeights(spec, dtype)
-        )
         shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
+        weights = open_weights(spec, dtype, shard.size)
         kernels, attention, version = _backends(spec, config, view, shard.num_heads)
         tile_rows = TILE_ROWS if config.deterministic else 0
         saver = load_memory_saver() if config.memory_saver else None

@@ -44,7 +44,7 @@ def sample_on_device(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
     Waits for nothing unless a row is filtered by `top_p` or `min_p` without a `top_k` of at most `_FIRST_TRY`.
     """
-    altered = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0 or draw.sampling.logit_bias]
+    altered = [i for i, draw in enumerate(draws) if not draw.is_plain]
     if not altered:
         return _most_likely(logits)[1]
     if len(altered) == len(draws):
@@ -64,7 +64,7 @@ def _sample_altered(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     rows = _padded(logits)
     _add_bias(rows, logits.shape[1], draws)
     highest, drawn = _most_likely(rows)
-    random = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
+    random = [i for i, draw in enumerate(draws) if not draw.sampling.is_greedy]
     if not random:
         return drawn
     if len(random) < len(draws):
@@ -175,7 +175,7 @@ def _add_bias(rows: Tensor, vocab_size: int, draws: Sequence[Draw]) -> None:
     entries = [
         (row, token, value)
         for row, draw in enumerate(draws)
-        for token, value in (draw.sampling.logit_bias or {}).items()
+        for token, value in draw.bias().items()
         if 0 <= token < vocab_size
     ]
     if entries:

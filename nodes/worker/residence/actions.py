@@ -56,7 +56,9 @@ class ResidenceActions:
     def __init__(self, owner: Resident) -> None:
         self._owner = owner
         self._core = Residence()
-        self._driver = CoreDriver[Event, Command](self._core.handle, self._perform)
+        self._driver = CoreDriver[Event, Command](
+            owner, "residence", lambda event, _: self._core.handle(event), self._perform
+        )
 
     @property
     def is_held(self) -> bool:

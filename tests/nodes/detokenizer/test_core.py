@@ -1,6 +1,7 @@
 """The detokenizer's core by event lists: what comes in, what goes out."""
 
 import pytest
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from mesh.address import Address
@@ -10,7 +11,7 @@ from nodes.detokenizer.core import DetokenizerCore, LeaseTick, MalformedBatch, S
 from nodes.detokenizer.core import TokensArrived as Arrived
 from nodes.detokenizer.incremental import DecoderFactory
 from nodes.protocol import Resend, ResendFrom, StopAt, StreamFinish, StreamOpen, TextBatch, TextDelta, TokenBatch
-from nodes.request import AttemptRef, StopRules
+from nodes.request import AttemptRef, Stages, StopRules
 
 DECODERS = DecoderFactory(Tokenizer.from_str(byte_tokenizer_json()))
 EOS = SPECIAL_TOKEN_IDS["<|im_end|>"]
@@ -57,6 +58,17 @@ def test_tokens_become_text_at_their_offsets():
     assert texts(detokenizer.handle(Arrived(D, batch("i", position=1)), 0)) == [delta("i", position=1, offset=1)]
     assert texts(detokenizer.handle(Arrived(D, batch("ab", position=2)), 0)) == [delta("ab", position=2, offset=2)]
     assert texts(detokenizer.handle(Arrived(D, batch("c", position=4)), 0)) == [delta("c", position=4, offset=4)]
+
+
+def test_stages_are_in_the_first_delta_after_an_open_and_in_no_other():
+    detokenizer, stages = core(), Stages(1.0, 2.0, 3.0, 4.0)
+    began = replace(opening(), stages=stages)
+    for _ in range(2):
+        (first,) = texts(detokenizer.handle(Arrived(D, batch("h", opens=[began])), 0))
+        assert first.stages == stages
+        for position in (1, 2):
+            (later,) = texts(detokenizer.handle(Arrived(D, batch("i", position=position)), 0))
+            assert later.stages is None
 
 
 def test_one_batch_per_gateway():

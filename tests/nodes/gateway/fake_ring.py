@@ -10,9 +10,11 @@ import codecs
 import contextlib
 import threading
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import httpx
 import msgspec
 
 from mesh.actor import Actor, Call
@@ -46,6 +48,7 @@ QUICK = SystemOptions(heartbeat_s=0.1, hello_timeout_s=1.0, join_timeout_s=1.0, 
 CONFIG = GatewayConfig(
     model_name="bytes",
     model="test",
+    aliases=("other-bytes",),
     context_length=200,
     vocab_size=257,
     port=0,
@@ -298,7 +301,7 @@ class Ring:
     async def __aenter__(self) -> Self:
         self.registry = await self.start("registry", RegistryActor(lease_s=1.0))
         await self.start("tok0", FakeTokenizer(self.faults, self.seen))
-        await self.start("d0", FakeScheduler(self.faults, self.seen), group="a")
+        await self.start("d0", FakeScheduler(self.faults, self.seen), group="a", policy="priority")
         await self.start("w0", Silent(WORKER), group="a")
         await self.start("t0", Silent(DETOKENIZER))
         await self.start("g0", Gateway(self.config, serve_http=self.serve_http))
@@ -355,6 +358,18 @@ async def until(condition: Any, timeout_s: float = 5.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.002)
+
+
+def play(scenario: Callable[[Ring, httpx.AsyncClient], Awaitable[None]], **settings: Any) -> None:
+    """Run a scenario on a ring of its own; afterwards nothing of any request may be left."""
+
+    async def main() -> None:
+        config = msgspec.structs.replace(CONFIG, **settings)
+        async with Ring(config) as ring, httpx.AsyncClient(base_url=ring.url, verify=False, timeout=20) as client:
+            await scenario(ring, client)
+            await until(lambda: ring.is_idle)
+
+    asyncio.run(main())
 
 
 class ServedRing:

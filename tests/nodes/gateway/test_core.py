@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import msgspec
 import pytest
 
 from nodes.gateway.config import GatewayConfig
@@ -26,13 +27,14 @@ from nodes.gateway.events import (
     SendCancel,
     SendResend,
     SendSubmit,
+    SlowRequest,
     Stopping,
     SubmitAccepted,
     SubmitFailed,
     Tick,
 )
 from nodes.protocol import AttemptFailed, ResendFrom, Route, TextBatch, TextDelta
-from nodes.request import AttemptRef, Sampling, StopRules
+from nodes.request import AttemptRef, Sampling, Stages, StopRules
 
 CONFIG = GatewayConfig(model_name="m", context_length=100)
 LOST = Failure("deadline_exceeded", "no answer")
@@ -93,12 +95,37 @@ def test_a_request_from_submission_to_finish(core: GatewayCore) -> None:
     last = core.handle(batch(delta(1, [8, 9], 2, "ven", finish_reason="stop")), 0.75)
     assert last == [
         Deliver("r", "ven", 2, 0.25, False),
-        End("r", "stop", None, 3, 3, 2, 0.75),
+        End("r", "stop", None, 3, 3, 2, 0.75, 0.25),
         SendCancel("d0", [AttemptRef("r", 0)]),
     ]
     assert (core.num_requests, core.num_cancels) == (0, 1)
     assert core.handle(CancelAcknowledged("d0", [AttemptRef("r", 0)]), 1.0) == []
     assert not core.needs_ticks
+
+
+def test_a_slow_request_says_where_its_time_went(core: GatewayCore) -> None:
+    core.handle(DetokenizersChanged(["t0"]), 0.0)
+    core.handle(msgspec.structs.replace(opened(), tokenize_s=0.25), 0.0)
+    core.handle(SubmitAccepted("r", 0, "d0", 1), 0.5)
+    stages = Stages(1.0, 0.5, 2.0, 0.25)
+    core.handle(batch(delta(0, [7], 0, "a", stages=stages)), 5.0)
+    core.handle(batch(delta(0, [7], 0, "a", stages=stages)), 5.1)
+    core.handle(batch(delta(1, [8], 1, "b")), 6.0)
+    core.handle(PeerLost("d0", 1), 10.0)
+    core.handle(SchedulersChanged({"d0": 2}), 12.0)
+    core.handle(batch(delta(2, [9], 2, "c", attempt=1, stages=stages)), 20.0)
+    slow, end, _ = core.handle(batch(delta(3, [5], 3, "d", attempt=1, finish_reason="stop")), 31.0)[1:]
+    assert slow == SlowRequest("r", 31.0, 0.25, Stages(2.0, 1.0, 4.0, 0.5), 5.0, 14.0, 2, opened().route)
+    assert isinstance(end, End)
+    assert end.stall_s == 14.0
+
+
+def test_a_quick_request_says_nothing() -> None:
+    for slow_s, ends_at in ((30.0, 29.9), (0.0, 3000.0)):
+        core = GatewayCore("g0", msgspec.structs.replace(CONFIG, slow_request_s=slow_s))
+        core.handle(opened(), 0.0)
+        commands = core.handle(batch(delta(0, [7], 0, "a", finish_reason="stop")), ends_at)
+        assert not [command for command in commands if isinstance(command, SlowRequest)]
 
 
 def test_output_may_come_before_the_answer_to_submit(core: GatewayCore) -> None:
@@ -224,6 +251,47 @@ def test_a_scheduler_that_comes_back_gets_what_it_had(running: GatewayCore) -> N
     assert one(running.handle(refused, 0.8), AskRoute).message.excluded == ["d0"]
 
 
+NUMERICS = {"d0": "x", "d1": "y", "d2": "x"}
+
+
+def test_the_next_route_is_asked_for_with_the_numerics_of_the_first_output(running: GatewayCore) -> None:
+    running.handle(SchedulersChanged({"d0": 1, "d1": 1}, numerics=NUMERICS), 0.0)
+    drained = AttemptFailed(request_id="r", attempt=0, code="draining")
+    assert one(running.handle(drained, 0.1), AskRoute).message.numerics == "", "no output: any bits will do"
+    running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 0.2)
+    running.handle(batch(delta(0, [7], 0, "a", attempt=1, scheduler="d1")), 0.3)
+    # It drains, so it is not ready; what it announces still holds of what it has computed.
+    running.handle(SchedulersChanged({"d0": 1}, numerics=NUMERICS), 0.4)
+    asked = one(running.handle(AttemptFailed(request_id="r", attempt=1, code="draining"), 0.5), AskRoute)
+    assert asked.message.numerics == "y"
+    assert running.num_numerics_changes == 0
+
+
+def test_a_request_that_goes_on_under_other_numerics_is_counted_once(running: GatewayCore) -> None:
+    running.handle(SchedulersChanged({"d0": 1, "d1": 1, "d2": 1}, numerics=NUMERICS), 0.0)
+    running.handle(batch(delta(0, [7], 0, "a")), 0.1)
+    counts = []
+    for attempt, decode in enumerate(("d2", "d1", "d0", "d1"), 1):
+        failed = AttemptFailed(request_id="r", attempt=attempt - 1, code="draining")
+        commands = running.handle(failed, attempt)
+        assert one(commands, AskRoute).message.numerics == "x", "those of its first output, wherever it has been since"
+        running.handle(RouteChosen("r", attempt, Route(decode=decode, detokenizer="t0")), attempt + 0.1)
+        counts.append(running.num_numerics_changes)
+        running.handle(batch(delta(attempt, [8], attempt, "b", attempt=attempt, scheduler=decode)), attempt + 0.2)
+        counts.append(running.num_numerics_changes)
+    assert counts == [0, 0, 0, 1, 1, 1, 1, 1], "when output comes, not when it is hoped for"
+
+
+def test_a_worker_of_other_numerics_under_the_same_scheduler_is_counted_too(running: GatewayCore) -> None:
+    running.handle(SchedulersChanged({"d0": 1}, numerics={"d0": "x"}), 0.0)
+    running.handle(batch(delta(0, [7], 0, "a")), 0.1)
+    running.handle(SchedulersChanged({"d0": 1}, numerics={"d0": "y"}), 0.2)
+    running.handle(batch(delta(0, [7], 0, "a")), 0.3)
+    assert running.num_numerics_changes == 0, "nothing new has come"
+    running.handle(batch(delta(1, [8], 1, "b")), 0.4)
+    assert running.num_numerics_changes == 1
+
+
 def test_a_scheduler_that_is_back_before_its_death_is_known_is_used_at_once(running: GatewayCore) -> None:
     running.handle(batch(delta(0, [7, 8], 0, "ab")), 0.1)
     running.handle(SchedulersChanged({"d0": 2}), 0.2)
@@ -245,6 +313,51 @@ def test_what_does_not_fit_a_stand_in_waits_for_whom_it_stands_in_for(core: Gate
     assert one(again, SendSubmit).scheduler == "d0"
     # A decode group's word is the last.
     assert one(core.handle(SubmitFailed("r", 0, too_much), 3.2), End).failure == too_much
+
+
+def test_a_scheduler_whose_worker_was_drained_is_waited_for_like_a_missing_role(core: GatewayCore) -> None:
+    """`role_wait_s` from its arrival on, less than other failures are given."""
+    drained = Failure("draining", "worker-0 was drained")
+    core.handle(opened(), 0.0)
+    now, commands = 0.1, core.handle(SubmitFailed("r", 0, drained), 0.1)
+    ends: list[End] = []
+    while not ends:
+        for command in commands:
+            if isinstance(command, AskRoute):
+                assert command.message.excluded in ([], ["d0"])
+                commands = core.handle(RouteChosen("r", 0, Route(decode="d0", detokenizer="t0")), now)
+                break
+            if isinstance(command, SendSubmit):
+                commands = core.handle(SubmitFailed("r", 0, drained), now)
+                break
+        else:
+            ends = [command for command in commands if isinstance(command, End)]
+            now += 0.25
+            commands = core.handle(Tick(), now)
+    assert ends[0].failure == drained
+    assert CONFIG.role_wait_s < ends[0].elapsed_s < CONFIG.role_wait_s + 2.5 < CONFIG.recovery_timeout_s
+
+
+def test_a_request_given_back_by_a_drained_worker_goes_elsewhere_or_ends(running: GatewayCore) -> None:
+    running.handle(batch(delta(0, [7], 0, "a")), 0.5)
+    given_back = AttemptFailed(request_id="r", attempt=0, code="draining", message="worker-0 was drained")
+    (ask,) = running.handle(given_back, 60.0)
+    assert isinstance(ask, AskRoute)
+    assert ask.message.excluded == ["d0"]
+    elsewhere = running.handle(RouteChosen("r", 1, Route(decode="d1", detokenizer="t0")), 60.1)
+    assert one(elsewhere, SendSubmit).message.output_ids == [7]
+    running.handle(SubmitFailed("r", 1, Failure("draining", "so was worker-1")), 60.2)
+    running.handle(RouteFailed("r", 1, Failure("no_capacity", "nobody")), 60.3)
+    (ask,) = (one for one in running.handle(Tick(), 63.0) if isinstance(one, AskRoute))
+    commands = running.handle(RouteFailed("r", ask.attempt, Failure("no_capacity", "nobody")), 63.1)
+    assert one(commands, End).failure == Failure("draining", "so was worker-1")
+
+
+def test_a_scheduler_that_serves_no_submissions_is_passed_over(core: GatewayCore) -> None:
+    core.handle(opened(), 0.0)
+    (ask,) = core.handle(SubmitFailed("r", 0, Failure("not_served", "what is that", retryable=False)), 0.1)
+    assert ask.message.excluded == ["d0"]
+    assert one(core.handle(RouteChosen("r", 0, Route(decode="d1")), 0.2), SendSubmit).scheduler == "d1"
 
 
 def test_what_fits_nobody_who_comes_is_told_why(core: GatewayCore) -> None:

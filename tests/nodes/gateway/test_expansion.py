@@ -59,19 +59,21 @@ def test_how_many_tokens(kind: str, fields: dict[str, int], length: int, max_tok
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "length", "param"),
+    ("kind", "fields", "length", "param", "words"),
     [
-        ("text", {}, 0, "prompt"),
-        ("text", {}, 100, "prompt"),
-        ("text", {}, 5000, "prompt"),
-        ("chat", {}, 100, "messages"),
-        ("text", {"max_tokens": 91}, 10, "max_tokens"),
-        ("chat", {"max_completion_tokens": 91}, 10, "max_completion_tokens"),
-        ("text", {"min_tokens": 91}, 10, "min_tokens"),
+        ("text", {}, 0, "prompt", "no tokens"),
+        ("text", {}, 100, "prompt", "your prompt resulted in 100 tokens"),
+        ("text", {}, 5000, "prompt", "your prompt resulted in 5000 tokens"),
+        ("chat", {}, 100, "messages", "your messages resulted in 100 tokens"),
+        ("text", {"max_tokens": 91}, 10, "max_tokens", "101 tokens (10 in the prompt, 91 in the completion)"),
+        ("chat", {"max_completion_tokens": 91}, 10, "max_completion_tokens", "101 tokens (10 in the messages, 91 in"),
+        ("text", {"min_tokens": 91}, 10, "min_tokens", "101 tokens (10 in the prompt, 91 in the completion)"),
     ],
 )
-def test_no_room(kind: str, fields: dict[str, int], length: int, param: str) -> None:
+def test_no_room(kind: str, fields: dict[str, int], length: int, param: str, words: str) -> None:
     with pytest.raises(BadRequest) as caught:
         opened(job(kind, **fields), length)
     assert caught.value.param == param
     assert caught.value.code == ("context_length_exceeded" if length else "invalid_value")
+    assert words in caught.value.message
+    assert caught.value.message.startswith("This model's maximum context length is 100 tokens. ") == bool(length)

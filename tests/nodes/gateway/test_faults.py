@@ -1,35 +1,32 @@
 """What goes wrong behind the gateway and in front of it, over real actor systems: pauses, not errors; and no leaks."""
 
 import asyncio
+import io
 import json
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
-from fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, Silent, until
+import structlog
+from fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, Silent, play, until
 
-from nodes.gateway import http_protocol
+from mesh.recording import Reader
+from mesh.telemetry import setup_log
+from mesh.testing.replay import read_failure, replay
+from nodes import protocol, request
+from nodes.gateway import events, http_protocol
+from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.core import GatewayCore
 from nodes.gateway.http import GatewayApp
 from nodes.gateway.observer import HttpObserver
+from nodes.gateway.requests import RequestLog
 from nodes.gateway.scrape import Scraper
 from nodes.request import AttemptRef
-from nodes.roles import DETOKENIZER
+from nodes.roles import DETOKENIZER, TOKENIZER
 
 PROMPT = "the quick brown fox"
-Scenario = Callable[[Ring, httpx.AsyncClient], Awaitable[None]]
-
-
-def play(scenario: Scenario, **settings: Any) -> None:
-    async def main() -> None:
-        config = msgspec.structs.replace(CONFIG, **settings)
-        async with Ring(config) as ring, httpx.AsyncClient(base_url=ring.url, verify=False, timeout=20) as client:
-            await scenario(ring, client)
-            await until(lambda: ring.is_idle)
-
-    asyncio.run(main())
 
 
 async def complete(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
@@ -59,6 +56,19 @@ def test_a_failed_attempt_is_not_seen() -> None:
         assert (second.attempt, second.output_ids) == (1, list(PROMPT[:4].encode()))
         assert second.prompt_ids == first.prompt_ids
         assert second.sampling == first.sampling
+
+    play(scenario)
+
+
+def test_a_priority_is_refused_where_a_scheduler_would_make_nothing_of_it() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        assert (await complete(client, priority=-1)).status_code == 200
+        await ring.start("d1", FakeScheduler(ring.faults, ring.seen), group="a", policy="fcfs")
+        await until(lambda: len(ring.gateway.service.members()) == 7)
+        error = error_of(await complete(client, priority=-1), 400, "unsupported_parameter")
+        assert error["param"] == "priority"
+        assert "'fcfs'" in error["message"]
+        assert (await complete(client, priority=0)).status_code == 200
 
     play(scenario)
 
@@ -188,8 +198,11 @@ def test_a_poisoned_request_is_our_fault_and_not_tried_again() -> None:
     async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
         ring.faults.failing_attempts, ring.faults.fail_retryable = 1, False
         ring.faults.fail_code = "poisoned_request"
-        error_of(await complete(client), 500, "poisoned_request")
+        with structlog.testing.capture_logs() as lines:
+            error_of(await complete(client), 500, "poisoned_request")
         assert len(ring.seen.submits) == 1
+        (line,) = [line for line in lines if line["event"] == "request_failed"]
+        assert (line["status"], line["code"], line["path"]) == (500, "poisoned_request", "/v1/completions")
 
     play(scenario)
 
@@ -200,7 +213,7 @@ def test_a_scheduler_that_refuses(code: str, status: int) -> None:
         ring.faults.refuse_submits = code
         for stream in (False, True):
             response = await complete(client, stream=stream, n=2)
-            error = error_of(response, status, code)
+            error = error_of(response, status, "context_length_exceeded" if code == "never_fits" else code)
             assert error["param"] == ("prompt" if status == 400 else None)
             assert ("retry-after" in response.headers) == (status == 503)
 
@@ -372,8 +385,9 @@ def test_a_slow_reader_holds_nobody_up() -> None:
 
         service = ring.gateway.service
         observer = HttpObserver(ring.gateway.ctx)
-        app = GatewayApp(service, Scraper(ring.gateway.ctx, ring.config, ring.gateway.stats), observer)
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+        scraper = Scraper(ring.gateway.ctx, ring.config)
+        app = GatewayApp(service, scraper, observer, BodyBudget(ring.config))
+        scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/v1/completions", "headers": []}
         task = asyncio.ensure_future(app(scope, receive, send))
         await until(lambda: len(ring.seen.submits) == 1 and service.core.num_requests == 0)
         assert len(sent) == 1
@@ -424,6 +438,48 @@ def test_a_fault_of_the_gateway_is_one_call_s(monkeypatch: pytest.MonkeyPatch) -
         assert ring.gateway.ctx.metrics.value("mesh_handler_errors_total", handler="http") == 2
 
     play(scenario)
+
+
+def test_a_tokenizer_that_does_not_serve_a_question_is_passed_over() -> None:
+    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
+        await ring.start("tok1", Silent(TOKENIZER))
+        await until(lambda: len(ring.gateway.ctx.members.by_role(TOKENIZER)) == 2)
+        for _ in range(4):
+            assert await text_of(client) == PROMPT
+        await ring.kill("tok0")
+        await until(lambda: len(ring.gateway.ctx.members.by_role(TOKENIZER)) == 1)
+        error = error_of(await complete(client), 500, "not_served")
+        assert "does not answer Prepare" in error["message"]
+
+    play(scenario)
+
+
+def test_a_core_that_fails_ends_the_gateway_and_fails_again_from_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, before = io.StringIO(), structlog.get_config()
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("a bug in the field")
+
+    async def main() -> None:
+        async with Ring() as ring, httpx.AsyncClient(base_url=ring.url, verify=False) as client:
+            setup_log(stream=log)
+            monkeypatch.setattr(RequestLog, "accept", broken)
+            answer = asyncio.ensure_future(complete(client))
+            assert "its core gateway failed" in await ring.systems["g0"].shutdown_asked()
+            await ring.systems.pop("g0").stop()
+            error_of(await answer, 503, "shutting_down")
+
+    try:
+        asyncio.run(main())
+    finally:
+        structlog.configure(**before)
+    assert str(list(PROMPT.encode()))[1:-1] not in log.getvalue(), "nobody reads prompts in a log"
+    failure = read_failure(log.getvalue().splitlines())
+    reader = Reader([events, protocol, request])
+    with pytest.raises(ZeroDivisionError, match="a bug in the field"):
+        replay(GatewayCore(failure.setup["gateway"], CONFIG).handle, failure, reader)
+    monkeypatch.undo()
+    replay(GatewayCore(failure.setup["gateway"], CONFIG).handle, failure, reader)
 
 
 def test_stopping_under_load_leaves_no_task() -> None:

@@ -1,6 +1,7 @@
 """The HTTP surface over a real port: what is answered, and what is refused how."""
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -8,7 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 from prometheus_client.parser import text_string_to_metric_families
+
+from nodes.gateway import http_call, http_protocol
 
 
 @pytest.fixture
@@ -126,9 +130,11 @@ def test_sampling_reaches_the_scheduler(served: Any, client: httpx.Client) -> No
 
 
 def test_models(client: httpx.Client) -> None:
-    (card,) = client.get("/v1/models").json()["data"]
+    card, other = client.get("/v1/models").json()["data"]
     assert (card["id"], card["max_model_len"], card["object"]) == ("bytes", 200, "model")
     assert client.get("/v1/models/bytes").json() == card
+    assert client.get("/v1/models/other-bytes").json() == other == card | {"id": "other-bytes"}
+    assert completion(client, model="other-bytes").json()["model"] == "bytes"
     answer = client.get("/v1/models/gpt/99")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
@@ -149,6 +155,9 @@ def test_health(client: httpx.Client) -> None:
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "bytes" in page.text
     assert "tok0" in page.text
+    # What `meshctl ps` shows, by the same definitions.
+    assert "<th>group<th>phase<th>cpu<th>memory<th>running<th>waiting<th>kv<th>tokens/s" in page.text
+    assert re.search(r"<td>g0<td>gateway<td>ready<td>\d+<td>1<td>-<td>-<td>-<td>-<td>0<td>0<td>-<td>-", page.text)
 
 
 def test_metrics_show_the_whole_mesh(client: httpx.Client) -> None:
@@ -181,17 +190,101 @@ def test_openapi_describes_every_route(client: httpx.Client) -> None:
     assert references <= set(schemas)
 
 
-def test_ids_of_requests_are_echoed(client: httpx.Client) -> None:
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize("field", ["rid", "request_id"])
+def test_an_id_in_the_body_is_the_client_s_name_of_the_request(client: httpx.Client, field: str) -> None:
+    said = completion(client, **{field: "mine-7\n\u00e9"})
+    assert said.headers["x-request-id"] == "mine-7__"
+    assert said.json()["id"] == said.headers["x-kvmesh-request-id"] != "mine-7"
+    said = client.post("/v1/completions", json={"prompt": "x", field: "body"}, headers={"X-Request-Id": "header"})
+    assert said.headers["x-request-id"] == "header"
+    assert completion(client, stream=True, **{field: "streamed"}).headers["x-request-id"] == "streamed"
+    assert completion(client, **{field: 7}).json()["error"]["param"] == field
+
+
+def test_a_client_s_ids_are_echoed_and_ours_is_the_key(served: Any, client: httpx.Client) -> None:
+    headers = {"X-Request-Id": "mine-2", "traceparent": TRACE}
     for path in ("/v1/models", "/nope", "/health/live"):
-        assert client.get(path, headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
-        assert client.get(path, headers={"X-Request-Id": "x" * 200}).headers["x-request-id"].startswith("req-")
-    headers = {"X-Request-Id": "mine-2"}
+        said = client.get(path, headers=headers).headers
+        assert (said["x-request-id"], said["traceparent"]) == ("mine-2", TRACE)
+        assert said["x-kvmesh-request-id"].startswith("req-")
+        said = client.get(path).headers
+        assert said["x-request-id"] == said["x-kvmesh-request-id"]
+        assert "traceparent" not in said
     body = {"prompt": "x", "max_tokens": 1}
-    assert client.post("/v1/completions", json=body, headers=headers).headers["x-request-id"] == "mine-2"
-    body |= {"stream": True}
-    assert client.post("/v1/completions", json=body, headers=headers).headers["x-request-id"] == "mine-2"
-    body = {"prompt": 5}
-    assert client.post("/v1/completions", json=body, headers=headers).headers["x-request-id"] == "mine-2"
+    ours: list[str] = []
+    for changes in ({}, {"stream": True}, {}, {"prompt": 5}):
+        answer = client.post("/v1/completions", json=body | changes, headers=headers)
+        assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == ("mine-2", TRACE)
+        ours.append(answer.headers["x-kvmesh-request-id"])
+        said = json.loads(answer.text.split("\n")[0].removeprefix("data: "))
+        assert (said["error"]["request_id"] if "error" in said else said["id"]) == ours[-1]
+    assert len(set(ours)) == 4, "two requests that a client calls alike are two requests"
+    assert [submit.request_id for submit in served.seen.submits[-3:]] == [f"{one}-0" for one in ours[:3]]
+    asked = served.seen.prepares
+    client.post("/tokenize", json={"prompt": "x"}, headers=headers)
+    assert asked[-1].request_id.startswith("req-")
+
+
+@pytest.mark.parametrize(
+    ("given", "echoed"),
+    [
+        ("x" * 5000, "x" * 128),
+        ('a" level="error', "a__level=_error"),
+        ("tab\there", "tab_here"),
+        ("Root=1-67891233-abcdef;Parent=5", "Root=1-67891233-abcdef;Parent=5"),
+        (b"\xe4\xf6x", "__x"),
+        ("", None),
+    ],
+)
+def test_what_a_client_calls_its_request_can_forge_nothing(client: httpx.Client, given: Any, echoed: str) -> None:
+    said = client.get("/health/live", headers={"X-Request-Id": given, "traceparent": TRACE.upper()}).headers
+    assert said["x-request-id"] == (echoed or said["x-kvmesh-request-id"])
+    assert "traceparent" not in said
+
+
+def test_a_client_s_ids_are_in_the_log_beside_ours(client: httpx.Client) -> None:
+    with structlog.testing.capture_logs() as lines:
+        answer = client.post(
+            "/v1/completions",
+            json={"prompt": "x", "max_tokens": 1},
+            headers={"X-Request-Id": "searched", "traceparent": TRACE},
+        )
+    (line,) = [line for line in lines if line["event"] == "request"]
+    assert (line["x_request_id"], line["traceparent"]) == ("searched", TRACE)
+    assert line["request_id"] == answer.json()["id"]
+
+
+def failures(lines: Any) -> list[Any]:
+    return [line for line in lines if line["event"] == "request_failed"]
+
+
+@pytest.mark.parametrize("sent", [{}, {"X-Request-Id": "searched", "traceparent": TRACE}])
+def test_a_request_that_the_core_never_saw_has_one_line_of_its_failure(
+    served: Any, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, sent: dict[str, str]
+) -> None:
+    monkeypatch.setattr(served.gateway.service, "_turns_away", True)
+    for path in ("/v1/completions", "/tokenize"):
+        with structlog.testing.capture_logs() as lines:
+            answer = client.post(path, json={"prompt": "x"}, headers=sent)
+        refused(answer, 503, code="draining")
+        (line,) = failures(lines)
+        assert (line["log_level"], line["status"], line["code"], line["path"]) == ("warning", 503, "draining", path)
+        assert line["request_id"] == answer.json()["error"]["request_id"]
+        names = {"x_request_id": line.get("x_request_id"), "traceparent": line.get("traceparent")}
+        assert names == {"x_request_id": sent.get("X-Request-Id"), "traceparent": sent.get("traceparent")}
+
+
+def test_what_a_client_does_wrong_is_in_the_log_if_it_may_ask_for_it_by_a_name(client: httpx.Client) -> None:
+    for path, code in (("/v1/completions", 400), ("/tokenize", 400), ("/v1/nope", 404)):
+        for sent in ({}, {"X-Request-Id": "searched"}, {"traceparent": TRACE}):
+            with structlog.testing.capture_logs() as lines:
+                answer = client.post(path, content=b"{", headers=sent)
+            assert answer.status_code == code
+            said = [(line["log_level"], line["request_id"], line["path"]) for line in failures(lines)]
+            assert said == [("info", answer.json()["error"]["request_id"], path)] * bool(sent)
 
 
 def test_traces_go_on_into_the_mesh(served: Any, client: httpx.Client) -> None:
@@ -207,7 +300,7 @@ def test_traces_go_on_into_the_mesh(served: Any, client: httpx.Client) -> None:
 def refused(response: httpx.Response, status: int, param: str | None = None, code: str | None = None) -> None:
     assert response.status_code == status, response.text
     error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", "request_id"}
     assert error["message"]
     assert error["param"] == param
     if code is not None:
@@ -249,6 +342,22 @@ def test_a_template_that_refuses(client: httpx.Client) -> None:
     refused(client.post("/v1/chat/completions", json=body), 400, "messages", "template_error")
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_a_content_type_other_than_json_is_415_with_a_hint(client: httpx.Client, path: str) -> None:
+    for other in ("application/x-www-form-urlencoded", "text/plain", "multipart/form-data; boundary=x", "json"):
+        answer = client.post(path, content=b"{}", headers={"Content-Type": other})
+        refused(answer, 415, code="unsupported_media_type")
+        assert other.partition(";")[0] in answer.json()["error"]["message"]
+        assert "curl: -H 'Content-Type: application/json'" in answer.json()["error"]["message"]
+
+
+def test_no_content_type_is_taken_as_json(client: httpx.Client) -> None:
+    body = json.dumps({"prompt": "hi", "max_tokens": 2}).encode()
+    for kind in (None, "", "application/json", "Application/JSON; charset=utf-8", "application/vnd.api+json"):
+        headers = {} if kind is None else {"Content-Type": kind}
+        assert client.post("/v1/completions", content=body, headers=headers).status_code == 200, kind
+
+
 def test_bodies_over_the_limit(client: httpx.Client) -> None:
     refused(completion(client, prompt="x" * 150_000), 413, code="body_too_large")
 
@@ -273,6 +382,25 @@ def exchange(served: Any, data: bytes, *, wait_s: float = 5) -> bytes:
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 
 
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_refusal_goes_out_at_once_and_a_body_that_stalls_ends_its_connection(
+    served: Any, monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    monkeypatch.setattr(*((http_call, "DRAIN_TIMEOUT_S") if closes else (http_protocol, "LINGER_S")), 1.0)
+    head = HEAD if closes else HEAD.replace(b"Connection: close\r\n", b"")
+    with socket.create_connection(("127.0.0.1", served.gateway.port), timeout=5) as connection:
+        connection.sendall(head + b"Content-Length: 9000000\r\n\r\n{")
+        answer, began = b"", time.monotonic()
+        while not answer.endswith(b"}}"):
+            chunk = connection.recv(65536)
+            assert chunk
+            answer += chunk
+        answered = time.monotonic()
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert connection.recv(65536) == b"", "nothing more, and the end"
+        assert time.monotonic() - answered > answered - began, "the wait is behind the answer"
+
+
 def test_a_large_body_is_read_before_the_connection_closes(served: Any) -> None:
     """Otherwise the answer is lost: the client is still sending when it is reset."""
     answer = exchange(served, HEAD + b"Content-Length: 3000000\r\n\r\n" + b"x" * 3_000_000)
@@ -285,8 +413,21 @@ def test_a_client_that_asks_first_is_answered_at_once(served: Any) -> None:
 
 
 def test_a_body_that_does_not_come(served: Any) -> None:
-    answer = exchange(served, HEAD + b"Content-Length: 100\r\n\r\n{", wait_s=15)
-    assert answer.startswith(b"HTTP/1.1 408 ")
+    """Its connection is closed: it would be in the middle of that body for ever."""
+    for head in (HEAD, HEAD.replace(b"Connection: close\r\n", b"")):
+        began = time.monotonic()
+        answer = exchange(served, head + b"Content-Length: 100\r\n\r\n{", wait_s=15)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - began < 10, "not only when the time between requests is over"
+
+
+def test_a_body_that_nobody_asked_for_does_not_keep_its_connection(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "LINGER_S", 0.1)
+    for path in (b"/health/live", b"/nope"):
+        head = b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+        assert exchange(served, head, wait_s=10).endswith(b"}")
 
 
 def test_garbage_on_the_port(served: Any) -> None:

@@ -9,7 +9,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from nodes.gateway import http_protocol
-from nodes.gateway.http_protocol import HEAD_TIMEOUT_S, READER_TIMEOUT_S, BoundedHttpProtocol, Newcomers
+from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.http_protocol import HEAD_TIMEOUT_S, LINGER_S, READER_TIMEOUT_S, BoundedHttpProtocol, Newcomers
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
@@ -37,6 +39,9 @@ class HandTurnedLoop:
 
     def create_task(self, *args: Any, **more: Any) -> asyncio.Task[Any]:
         return self.loop.create_task(*args, **more)
+
+    def time(self) -> float:
+        return 0.0
 
     def due(self, delay_s: float) -> list[Timer]:
         return [one for one in self.timers if one.delay_s == delay_s and not one.is_cancelled]
@@ -76,7 +81,7 @@ class RecordedTransport:
 class Connection:
     """One connection, with an application that answers when it is let."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, budget: GatewayConfig | None = None, **config: Any) -> None:
         self.asked: list[str] = []
         self.bodies: list[bytes] = []
         self.headers: list[dict[bytes, bytes]] = []
@@ -90,13 +95,15 @@ class Connection:
             lifespan="off",
             access_log=False,
             log_config=None,
+            timeout_keep_alive=75,
             **config,
         )
         configured.load()
         self.loop = HandTurnedLoop()
         self.newcomers = Newcomers()
+        self.budget = BodyBudget(budget or GatewayConfig(model_name="x", context_length=1))
         self.protocol = BoundedHttpProtocol(
-            configured, ServerState(), {}, self.loop, newcomers=self.newcomers  # type: ignore[arg-type]
+            configured, ServerState(), {}, self.loop, newcomers=self.newcomers, budget=self.budget  # type: ignore[arg-type]
         )  # fmt: skip
         self.transport = RecordedTransport()
         self.protocol.connection_made(self.transport)  # type: ignore[arg-type]
@@ -296,16 +303,6 @@ async def test_newcomers_are_those_who_have_asked_nothing() -> None:
 
 
 @in_loop
-async def test_too_many_connections_are_told_so_in_openais_form() -> None:
-    one = Connection(limit_concurrency=1)
-    written = await one.take(GET + b"\r\n")
-    assert written.startswith(b"HTTP/1.1 503")
-    assert b"too_many_connections" in written
-    assert b"retry-after: 1" in written
-    assert one.asked == []
-
-
-@in_loop
 async def test_heads_are_bounded() -> None:
     one = Connection()
     line = b"X: " + b"x" * 9000 + b"\r\n"
@@ -315,3 +312,120 @@ async def test_heads_are_bounded() -> None:
     await one.take(line)
     assert one.transport.written.startswith(b"HTTP/1.1 400")
     assert one.transport.end == "closed"
+
+
+@in_loop
+async def test_a_head_over_the_limit_is_refused_however_it_is_cut() -> None:
+    """One read may bring more than a head may have: what has its end is counted, too."""
+    size = len(GET) + len(b"X: \r\n\r\n")
+    most = GET + b"X: " + b"x" * (http_protocol.MAX_HEAD_BYTES - size) + b"\r\n\r\n"
+    one = Connection()
+    assert (await one.take(most)).startswith(b"HTTP/1.1 200 OK")
+    assert (await one.take(most)).count(b"HTTP/1.1 200 OK") == 2, "each has as much"
+    many_lines = GET + b"X: 12345\r\n" * 7000 + b"\r\n"
+    for head in (GET + b"X: " + b"x" * 70_000 + b"\r\n\r\n", many_lines, b"GET /" + b"x" * 70_000 + most[5:]):
+        for parts in ((head,), (head[:60_000], head[60_000:])):
+            one = Connection()
+            assert (await one.take(*parts)).startswith(b"HTTP/1.1 400")
+            assert b"longer than 65536 bytes" in one.transport.written
+            assert (one.transport.end, one.asked) == ("closed", [])
+
+
+@in_loop
+async def test_http_1_1_names_its_host_once() -> None:
+    for head in (b"GET / HTTP/1.1\r\n\r\n", GET + b"Host: y\r\n\r\n", b"GET / HTTP/1.0\r\nHost: x\r\nHost: x\r\n\r\n"):
+        one = Connection()
+        assert (await one.take(head)).startswith(b"HTTP/1.1 400")
+        assert b"names its host" in one.transport.written
+        assert (one.transport.end, one.asked) == ("closed", [])
+    one = Connection()
+    assert (await one.take(b"GET / HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.1 200 OK"), "HTTP/1.0 need not"
+
+
+@in_loop
+async def test_lines_within_a_body_are_bounded() -> None:
+    """The parser keeps a trailer until it has its end, and there is no end to an extension."""
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for line in (b"0\r\nX-Late: ", b"2;x="):
+        one = Connection()
+        await one.take(head + b"2\r\nab\r\n")
+        for _ in range(6):
+            assert await one.take(line.ljust(10_000, b"x")) == b""
+            line = b""
+        assert (await one.take(b"x" * 10_000)).startswith(b"HTTP/1.1 400")
+        assert (one.transport.end, one.ends) == ("closed", ["disconnected"])
+    one = Connection()
+    await one.take(head + b"2\r\nab\r\n", *[b"2\r\nab\r\n" * 1000] * 100)
+    assert one.transport.end == "", "pieces of a body may be many"
+
+
+POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+
+
+class Early(Connection):
+    """Answers before it has the body."""
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@in_loop
+async def test_a_body_goes_on_for_a_while_after_its_answer_and_no_longer() -> None:
+    one = Early()
+    assert (await one.take(POST % 100 + b"x")).startswith(b"HTTP/1.1 200 OK")
+    (timer,) = one.loop.due(LINGER_S)
+    await one.take(b"x" * 50)
+    assert one.transport.end == ""
+    assert one.loop.due(LINGER_S) == [timer], "more of it does not give it more time"
+    timer.call()
+    assert one.transport.end == "closed"
+    one.protocol.connection_lost(None)
+
+    one = Early()
+    await one.take(POST % 100 + b"x")
+    await one.take(b"x" * 99)
+    assert one.loop.due(LINGER_S) == []
+    assert one.loop.due(HEAD_TIMEOUT_S), "nor may it stay for ever because it was in time"
+    assert (await one.take(GET + b"\r\n")).count(b"HTTP/1.1 200 OK") == 2
+
+    gone = Early()
+    await gone.take(POST % 100 + b"x")
+    gone.protocol.connection_lost(None)
+    assert gone.loop.due(LINGER_S) == []
+
+
+@in_loop
+async def test_the_next_in_line_is_not_hurried_by_the_answer_before_it() -> None:
+    one = Connection()
+    one.may_answer.clear()
+    await one.take(GET + b"\r\n" + POST % 100 + b"x")
+    one.may_answer.set()
+    await settle()
+    assert one.ends == ["answered"]
+    assert one.loop.due(LINGER_S) == []
+    await one.take(b"x" * 99)
+    assert one.ends == ["answered", "answered"]
+
+
+@in_loop
+async def test_bodies_in_line_are_counted_and_bounded() -> None:
+    budget = GatewayConfig(model_name="x", context_length=1, max_buffered_bytes=100_000)
+    one = Connection(budget)
+    one.may_answer.clear()
+    body = b"x" * 30_000
+    await one.take(GET + b"\r\n", POST % len(body) + body, POST % len(body) + body)
+    assert one.budget.num_bytes == 60_000
+    await one.take(POST % len(body) + body[:-1])
+    assert one.budget.num_bytes == 89_999
+    one.protocol.connection_lost(None)
+    assert (one.budget.num_bytes, one.budget.num_bodies) == (0, 0)
+
+    one = Connection(budget)
+    one.may_answer.clear()
+    await one.take(GET + b"\r\n", *[POST % len(body) + body] * 4)
+    assert one.budget.num_bytes == 90_000
+    one.may_answer.set()
+    await settle()
+    assert one.ends == ["answered"] * 4, "what was too much is not read, what was before it is answered"
+    assert (one.budget.num_bytes, one.budget.num_bodies) == (0, 0)

@@ -7,7 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mesh.frames import Histogram, StatsReply
 from mesh.telemetry import Metrics, series
-from nodes.gateway.metrics import ActorStats, merge_histograms, parse_series, render
+from nodes.gateway.metrics import merge_histograms, parse_series, render
+from nodes.stats import ActorStats
 
 
 def samples(actors: list[ActorStats]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -52,11 +53,28 @@ def test_every_actor_s_series_with_their_labels() -> None:
     assert found[("mesh_x_seconds_bucket", (own[0], ("le", "+Inf"), own[1]))] == 1
 
 
+def test_what_a_supervisor_counts_is_about_the_actor_that_it_names_and_nobody_else_speaks_for_others() -> None:
+    metrics = Metrics()
+    metrics.count("mesh_supervisor_deaths_total", actor="w0", role="worker", reason="SIGSEGV")
+    found = samples(
+        [
+            ActorStats("supervisor", "supervisor", 1, metrics.snapshot()),
+            ActorStats("impostor", "custom", 1, metrics.snapshot()),
+        ]
+    )
+    name, reason = "mesh_supervisor_deaths_total", ("reason", "SIGSEGV")
+    assert found[(name, (("actor", "w0"), reason, ("role", "worker")))] == 1
+    assert found[(name, (("actor", "impostor"), reason, ("role", "custom")))] == 1
+
+
 def test_names_that_dashboards_know() -> None:
     gateway = Metrics()
     gateway.count("mesh_prompt_tokens_total", 10)
     gateway.count("mesh_generation_tokens_total", 20)
     gateway.observe("mesh_time_to_first_token_seconds", 0.2)
+    stages = Metrics()
+    stages.observe("mesh_request_queue_seconds", 3.0)
+    stages.observe("mesh_request_prefill_seconds", 200.0)
     actors = [
         scheduler("d0", num_running=3, num_waiting=1, num_handoffs=2, num_pages=30, kv_usage_ratio=0.5),
         scheduler("d1", num_running=2, num_pages=10, kv_usage_ratio=0.1, prefix_query_tokens_total=50),
@@ -64,9 +82,12 @@ def test_names_that_dashboards_know() -> None:
         ActorStats("g0", "gateway", 1, gateway.snapshot()),
         ActorStats("g1", "gateway", 1, gateway.snapshot()),
         ActorStats("gone", "gateway", 1, None),
+        ActorStats("d3", "scheduler", 1, stages.snapshot()),
     ]
     found = samples(actors)
     expected = {
+        "vllm:request_queue_time_seconds_sum": 3.0,
+        "vllm:request_prefill_time_seconds_count": 1,
         "vllm:num_requests_running": 5,
         "vllm:num_requests_waiting": 3,
         "vllm:kv_cache_usage_perc": 0.4,

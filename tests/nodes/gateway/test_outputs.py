@@ -194,5 +194,6 @@ def test_text_chunks_with_usage() -> None:
 
 
 def test_errors_are_events_too() -> None:
-    assert event(error_event(Internal("broke")))["error"]["message"] == "broke"
+    error = event(error_event(Internal("broke"), "cmpl-1"))["error"]
+    assert (error["message"], error["request_id"]) == ("broke", "cmpl-1")
     assert DONE == b"data: [DONE]\n\n"

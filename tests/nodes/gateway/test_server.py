@@ -10,6 +10,7 @@ from fake_ring import CONFIG, Ring
 from mesh.errors import BindError
 from nodes.gateway import http_protocol, server
 from nodes.gateway.actor import Gateway
+from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.server import HttpServer, bind
 
 
@@ -52,7 +53,7 @@ def test_a_server_that_never_started_closes_its_socket() -> None:
         raise AssertionError
 
     listener = bind(CONFIG)
-    asyncio.run(HttpServer(app, listener, CONFIG).stop())
+    asyncio.run(HttpServer(app, listener, CONFIG, BodyBudget(CONFIG), print).stop())
     assert listener.fileno() == -1
 
 
@@ -112,7 +113,9 @@ def test_requests_in_line_are_bounded() -> None:
         async with Ring() as ring:
             answer = await read_all(ring, b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
             assert answer.count(b"HTTP/1.1 200 OK") == answer.count(b"HTTP/1.1 ") == http_protocol.MAX_PIPELINED + 1
-            assert (await read_all(ring, b"GET /version HTTP/1.1\r\nConnection: close\r\n\r\n")).endswith(b"}")
+            assert (await read_all(ring, b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).endswith(
+                b"}"
+            )
 
     asyncio.run(main())
 

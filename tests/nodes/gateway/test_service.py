@@ -186,13 +186,14 @@ def test_an_actor_that_does_not_answer_is_shown_as_down() -> None:
     async def scenario(ring: Ring) -> None:
         ring.network.kill(ring.systems["w0"].address)
         gateway = ring.gateway
-        scraper = Scraper(gateway.ctx, ring.config, gateway.stats)
-        first, second = await asyncio.gather(scraper.page(), scraper.page())
+        scraper = Scraper(gateway.ctx, ring.config)
+        first, second = await asyncio.gather(scraper.answers(), scraper.answers())
         assert first is second, "one round of asks for both"
-        lines = first.decode().splitlines()
+        page = await scraper.page()
+        lines = page.decode().splitlines()
         assert 'mesh_actor_up{actor="w0",role="worker"} 0.0' in lines or not any("w0" in line for line in lines)
         assert 'mesh_actor_up{actor="d0",role="scheduler"} 1.0' in lines
-        assert await scraper.page() is not first
+        assert await scraper.answers() is not first
 
     play(scenario, scrape_timeout_s=0.2)
 

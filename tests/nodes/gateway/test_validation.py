@@ -3,14 +3,16 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import ApiError, BadRequest
+from nodes.gateway.errors import ApiError, BadRequest, UnknownModel
 from nodes.gateway.unsupported import IGNORED, NEUTRAL_VALUES
 from nodes.gateway.validation import Job, Validator
+from nodes.request import SamplingDefaults
 
 CONFIG = GatewayConfig(
     model_name="m", context_length=100, vocab_size=1000, max_samples_per_call=8, max_prompts_per_call=4
@@ -93,7 +95,6 @@ def test_max_completion_tokens_goes_before_max_tokens() -> None:
     ("prompt", "texts", "token_ids"),
     [
         ("a", ["a"], None),
-        ("", [""], None),
         (["a", "b"], ["a", "b"], None),
         ([1, 2], None, [[1, 2]]),
         ([[1], [2, 3]], None, [[1], [2, 3]]),
@@ -177,7 +178,7 @@ def test_what_is_no_object(body: bytes) -> None:
         ("temperature", 2.1),
         ("temperature", "hot"),
         ("temperature", float("inf")),
-        ("top_p", 0),
+        ("top_p", -0.1),
         ("top_p", 1.01),
         ("top_k", -2),
         ("min_p", -1),
@@ -185,7 +186,7 @@ def test_what_is_no_object(body: bytes) -> None:
         ("seed", "x"),
         ("seed", 2**63),
         ("stop", 5),
-        ("stop", ""),
+        ("stop", [""]),
         ("stop", ["x"] * 17),
         ("stop", "x" * 257),
         ("stop", [1]),
@@ -196,6 +197,7 @@ def test_what_is_no_object(body: bytes) -> None:
         ("logit_bias", {"zebra": 1}),
         ("logit_bias", {"-5": 1}),
         ("logit_bias", {"1_0": 1}),
+        ("logit_bias", {"05": 1}),
         ("logit_bias", {"²": 1}),
         ("logit_bias", {"": 1}),
         ("logit_bias", {"5": "x"}),
@@ -205,11 +207,15 @@ def test_what_is_no_object(body: bytes) -> None:
         ("logit_bias", []),
         ("priority", 2**40),
         ("cache_salt", ""),
+        ("extra_key", ""),
+        ("extra_key", ["a"]),
         ("user", "x" * 2000),
         ("prompt", None),
         ("prompt", 5),
         ("prompt", {"a": 1}),
         ("prompt", []),
+        ("prompt", ""),
+        ("prompt", ["a", ""]),
         ("prompt", [-1]),
         ("prompt", [2**40]),
         ("prompt", [1000]),
@@ -249,6 +255,7 @@ def test_wrong_values_name_the_parameter(field: str, value: Any) -> None:
         ([{"role": "user", "content": 5}], "messages.0.content"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages.0.content.0.type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
+        ([{"role": "user", "content": [{"type": "refusal", "text": "x"}]}], "messages.0.content.0.refusal"),
         ([{"role": "user", "content": [{"text": "x"}]}], "messages.0.content.0.type"),
         ([{"role": "user", "content": ["x"]}], "messages.0.content.0"),
     ],
@@ -258,8 +265,63 @@ def test_wrong_messages_name_the_place(messages: Any, param: str) -> None:
     assert (error.status, error.param) == (400, param)
 
 
-def test_messages_may_be_calls_of_tools() -> None:
-    assert chat(messages=[*USER, {"role": "assistant", "content": None, "tool_calls": []}])
+@pytest.mark.parametrize(
+    "said",
+    [{"tool_calls": []}, {"refusal": "no"}, {"function_call": {"name": "f"}}, {"tool_calls": [{}], "content": ""}],
+)
+def test_messages_may_be_calls_or_refusals_without_content(said: dict[str, Any]) -> None:
+    assert chat(messages=[*USER, {"role": "assistant", "content": None} | said])
+    assert chat(messages=[*USER, {"role": "assistant"} | said])
+
+
+def test_empty_stops_are_none() -> None:
+    assert text(stop="").stop == text(stop=[]).stop == text().stop
+    assert text(stop_token_ids=[]).stop == text().stop
+    assert text(logit_bias={}).sampling == text().sampling
+
+
+def test_a_nucleus_of_nothing_is_greedy() -> None:
+    assert text(top_p=0, temperature=1.5).sampling.is_greedy
+    assert text(temperature=1e-50).sampling.is_greedy
+    assert not text(top_p=1e-9).sampling.is_greedy
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_no_tokens_at_all_is_said_to_be_too_few(field: str) -> None:
+    error = refused(text, **{field: 0})
+    assert error.param == field
+    assert "at least one token" in error.message
+
+
+@pytest.mark.parametrize(
+    ("text_of_prompt", "named"),
+    [
+        ("\\ud800", "\\ud800"),
+        ("a\\uDC00x", "\\uDC00"),
+        ("\\ud800\\u0041", "\\ud800"),
+        ("\\ud83d\\ude00\\udbff and more of it", "\\udbff"),
+    ],
+)
+def test_a_lone_surrogate_is_named(text_of_prompt: str, named: str) -> None:
+    body = f'{{"prompt": "{text_of_prompt}"}}'.encode()
+    error = refused(VALIDATOR.text, body, "c")
+    assert (error.status, error.code) == (400, "invalid_json")
+    assert f"lone surrogate {named} at byte {body.index(named.encode())}" in error.message
+    paired = VALIDATOR.text(b'{"prompt": "\\ud83d\\ude00"}', "c").prepare.texts
+    assert paired == ["\U0001f600"]
+    assert "surrogate" not in refused(VALIDATOR.text, b'{"prompt": "\\ud83d\\ude00', "c").message
+
+
+def test_an_extra_key_keeps_apart_as_a_cache_salt_does() -> None:
+    assert text(extra_key="s").prepare.extra_key == text(cache_salt="s").prepare.extra_key == "s"
+    both = {chat(cache_salt=one, extra_key=two).prepare.extra_key for one, two in (("a", "bc"), ("ab", "c"))}
+    assert len(both) == 2
+
+
+def test_padding_of_streams_that_is_not_there_is_refused() -> None:
+    options = {"include_obfuscation": True}
+    assert refused(text, stream=True, stream_options=options).param == "stream_options.include_obfuscation"
+    assert text(stream=True, stream_options={"include_obfuscation": False}).stream
 
 
 def test_missing_parameters_are_named() -> None:
@@ -280,12 +342,35 @@ def test_an_unknown_model() -> None:
     assert (error.status, error.param, error.code) == (404, "model", "model_not_found")
 
 
+def test_every_served_name_is_the_model_and_no_other() -> None:
+    validator = Validator(msgspec.structs.replace(CONFIG, aliases=("gpt-4o", "org/m")))
+    for name in ("m", "gpt-4o", "org/m"):
+        assert validator.text(json.dumps({"prompt": "hi", "model": name}).encode(), "cmpl-1").kind == "text"
+    with pytest.raises(UnknownModel, match=r"'gpt'.*'m', 'gpt-4o', 'org/m'"):
+        validator.text(b'{"prompt": "hi", "model": "gpt"}', "cmpl-1")
+
+
+def test_the_models_sampling_defaults_give_way_to_the_requests_own() -> None:
+    defaults = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1)
+    validator = Validator(msgspec.structs.replace(CONFIG, sampling_defaults=defaults))
+
+    def sampled(**fields: Any) -> tuple[float, float, int, float]:
+        found = validator.text(json.dumps({"prompt": "hi"} | fields).encode(), "cmpl-1").sampling
+        return found.temperature, found.top_p, found.top_k, found.min_p
+
+    assert sampled() == sampled(temperature=None, top_k=None) == (0.6, 0.95, 20, 0.1)
+    assert sampled(temperature=0, top_p=1, top_k=-1, min_p=0) == (0.0, 1.0, 0, 0.0)
+    assert sampled(top_k=0)[2] == 0, "off is a word of its own"
+    assert sampled(top_p=0.5) == (0.6, 0.5, 20, 0.1)
+
+
 @pytest.mark.parametrize("field", sorted(NEUTRAL_VALUES))
 def test_known_and_unsupported_fields(field: str) -> None:
-    error = refused(text, **{field: {"some": "thing"}})
+    ask = chat if field == "add_special_tokens" else text
+    error = refused(ask, **{field: {"some": "thing"}})
     assert (error.status, error.param, error.code) == (400, field, "unsupported_parameter")
     for value in (None, *NEUTRAL_VALUES[field]):
-        assert text(**{field: value}).unknown_fields == []
+        assert ask(**{field: value}).unknown_fields == []
 
 
 @pytest.mark.parametrize(
@@ -305,6 +390,14 @@ def test_known_and_unsupported_fields(field: str) -> None:
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("modalities", ["text", "audio"]),
+        ("session_id", "s"),
+        ("session_params", {"id": "s"}),
+        ("bootstrap_room", 7),
+        ("data_parallel_rank", 0),
+        ("custom_params", {"a": 1}),
+        ("vllm_xargs", {"a": 1}),
+        ("thinking_token_budget", 5),
+        ("return_meta_info", True),
     ],
 )
 def test_values_that_would_change_the_answer(field: str, value: Any) -> None:

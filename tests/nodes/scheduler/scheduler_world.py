@@ -8,6 +8,7 @@ early or a lost chunk shows up as a wrong token. Messages lie on links, one per 
 import hashlib
 from array import array
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,7 @@ from nodes.protocol import (
     RowError,
     StepPlan,
     StepResult,
+    StepRow,
     Submit,
     Submitted,
     TokenBatch,
@@ -71,24 +73,34 @@ PAGE = 4
 EDGE = "edge"
 
 
-def next_token(token_ids: list[int]) -> int:
-    """What the model says after these tokens; every 23rd time or so it is the end."""
+def next_token(token_ids: list[int], masked: Container[int] = ()) -> int:
+    """What the model says after these tokens; every 23rd time or so it is the end, unless that is masked."""
     digest = hashlib.blake2b(array("i", token_ids).tobytes(), digest_size=8).digest()
     value = int.from_bytes(digest, "little")
-    return EOS if value % 23 == 0 else 2 + value // 23 % (VOCAB - 2)
+    token = EOS if value % 23 == 0 else 2 + value // 23 % (VOCAB - 2)
+    while token in masked:
+        token = token % (VOCAB - 1) + 1
+    return token
 
 
 def expected(prompt: list[int], stop: StopRules, context_length: int) -> tuple[list[int], str]:
     """The whole output of a request, and why it ends."""
     tokens = list(prompt)
+    masked = {*stop.stop_token_ids, EOS}
     stops = set(stop.stop_token_ids) | (set() if stop.ignore_eos else {EOS})
     limit = min(len(prompt) + stop.max_tokens, context_length)
     while len(tokens) < limit:
-        token = next_token(tokens)
+        token = next_token(tokens, masked if len(tokens) - len(prompt) < stop.min_tokens else ())
         tokens.append(token)
-        if token in stops and len(tokens) - len(prompt) >= stop.min_tokens:
+        if token in stops:
             return tokens[len(prompt) :], "stop"
     return tokens[len(prompt) :], "length"
+
+
+def masked(row: StepRow, sampling: Sampling) -> Container[int]:
+    """What the row must not draw."""
+    position = row.start + row.num_tokens - row.num_prompt_tokens
+    return sampling.masked_token_ids or () if position < sampling.min_tokens else ()
 
 
 class Worker:
@@ -163,7 +175,7 @@ class Worker:
                 self.memory[pages[position // PAGE]][position % PAGE] = token
             end = row.start + row.num_tokens
             context = [self.memory[pages[position // PAGE]][position % PAGE] for position in range(end)]
-            drawn.append(next_token(context) if row.sampling is not None else -1)
+            drawn.append(-1 if row.sampling is None else next_token(context, masked(row, row.sampling)))
         return StepResult(scheduler_epoch=plan.scheduler_epoch, step=plan.step, token_ids=drawn, errors=errors)
 
 

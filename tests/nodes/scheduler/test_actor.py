@@ -164,7 +164,8 @@ def test_ready_once_the_worker_is_ours() -> None:
         await one.start()
         assert ctx.announced == []
         await asyncio.sleep(0.01)
-        attributes = {"group": "m", "phase": "decode", "page_size": 4, "worker_ready": True}
+        attributes = {"group": "m", "phase": "decode", "page_size": 4, "worker_ready": True, "policy": "fcfs"}
+        attributes["numerics"] = ""
         assert ctx.announced == [("ready", attributes)]
         assert [message for _, message in ctx.asked] == [
             MapPool(group="m"),
@@ -245,14 +246,22 @@ def test_the_timer_rings_for_the_earliest_deadline() -> None:
 
 def test_an_ask_that_fails_is_an_event() -> None:
     async def scenario() -> None:
-        adopted = Adopted(last_step=0, worker_epoch=3, numerics="", vocab_size=100)
-        one, ctx, _ = actor(adopted=[Unreachable("not yet"), DeadlineExceeded("late"), adopted])
+        adopted, other = (
+            Adopted(last_step=0, worker_epoch=epoch, numerics=numerics, vocab_size=100)
+            for epoch, numerics in ((3, "x"), (4, "y"))
+        )
+        one, ctx, _ = actor(adopted=[Unreachable("not yet"), DeadlineExceeded("late"), adopted, adopted, other])
         await one.start()
         await asyncio.sleep(2 * CONFIG.ask_retry_s + 0.1)
         assert [state for state, _ in ctx.announced] == ["ready"]
         one.on_peer_lost(W, "died")
         await asyncio.sleep(0.1)
-        assert [attributes["worker_ready"] for _, attributes in ctx.announced] == [True, False, True]
+        draining = asyncio.ensure_future(one.drain())
+        await asyncio.sleep(0.1)
+        await draining
+        assert [attributes["worker_ready"] for _, attributes in ctx.announced] == [True, False, True, True]
+        numerics = [attributes["numerics"] for _, attributes in ctx.announced]
+        assert numerics == ["x", "x", "y", "y"], "of its worker, or of the last one"
         await one.stop()
 
     run(scenario)
@@ -343,7 +352,10 @@ def test_memory_that_is_wanted_back_is_given_and_attempts_too() -> None:
         await asyncio.sleep(0.01)
         assert len(steps(ctx)) > 0, "both run"
         call = RecordingCall(LetGo(group="m", number=3, is_kv=True, weights="reload"))
-        one.on_ask(call)
+        with structlog.testing.capture_logs() as logs:
+            one.on_ask(call)
+        said = [(line["request_id"], line["code"]) for line in logs if line["event"] == "attempt failed"]
+        assert said == [("r", "memory_released"), ("q", "memory_released")]
         assert call.answers == [HasLetGo(group="m", number=3)]
         failed = [(to, message) for to, message, *_ in ctx.told if isinstance(message, AttemptFailed)]
         assert [(to, it.request_id, it.code, it.retryable) for to, it in failed] == [

@@ -1,7 +1,7 @@
 """One scheduler by events: requests and how they end, streams, workers that go and come, draining, figures."""
 
 import pytest
-from scheduler_world import EDGE, EOS, World, expected, next_token
+from scheduler_world import EDGE, EOS, Request, World, expected, next_token
 
 from kvstore.protocol import CacheCleared, CacheEvents, PageStored
 from mesh.address import Address
@@ -14,9 +14,11 @@ from nodes.protocol import (
     Resend,
     ResendFrom,
     StopAt,
+    Submit,
     TokenBatch,
 )
-from nodes.request import AttemptRef, Sampling
+from nodes.request import AttemptRef, Sampling, StopRules
+from nodes.scheduler.cache_news import RESTATE_PAUSE_S
 from nodes.scheduler.events import (
     Announce,
     Answered,
@@ -24,6 +26,7 @@ from nodes.scheduler.events import (
     Asked,
     AskFailed,
     DrainAsked,
+    FollowerReset,
     MembersChanged,
     PeerLost,
     ReadyPeer,
@@ -72,16 +75,49 @@ def test_rules_of_ending() -> None:
     world = started()
     tokens = stopping(3)
     ignoring = world.submit(tokens, "m", max_tokens=6, ignore_eos=True)
-    patient = world.submit(tokens, "m", max_tokens=6, min_tokens=4)
     second = expected(tokens, ignoring.stop, 256)[0][1]
     stopped = world.submit(tokens, "m", max_tokens=6, stop_token_ids=[second])
     nothing = world.submit(tokens, "m", max_tokens=0)
     world.settle()
     assert len(ignoring.output_ids) == 6
-    assert len(patient.output_ids) > 3
     assert stopped.output_ids[-1] == second
     assert (stopped.finish, len(stopped.output_ids)) == ("stop", 2)
     assert (nothing.finish, nothing.output_ids) == ("length", [])
+    world.check()
+
+
+def test_no_end_or_stop_id_is_drawn_within_min_tokens_and_the_next_one_ends() -> None:
+    world = started()
+    tokens = stopping(3)
+    patient = world.submit(tokens, "m", max_tokens=200, min_tokens=4)
+    ignoring = world.submit(tokens, "m", max_tokens=200, min_tokens=4, ignore_eos=True)
+    plain = world.submit(tokens, "m", max_tokens=200)
+    world.settle()
+    assert len(plain.output_ids) == 3
+    assert len(patient.output_ids) > 4
+    assert EOS not in patient.output_ids[:-1]
+    assert (patient.finish, patient.output_ids[-1]) == ("stop", EOS)
+    assert EOS not in ignoring.output_ids[:4], "as in vLLM: a masked end is not said, whether it would count or not"
+    second = patient.output_ids[1]
+    stopped = world.submit(tokens, "m", max_tokens=200, min_tokens=2, stop_token_ids=[second])
+    world.settle()
+    assert second not in stopped.output_ids[:2]
+    world.check()
+
+
+def test_min_tokens_count_from_the_prompt_in_every_attempt_and_in_a_prefill_elsewhere() -> None:
+    world = started(num_pages={"d": 60, "p": 60})
+    tokens = [*prompt(40), *stopping(3)]
+    alone = world.submit(tokens, "d", max_tokens=60, min_tokens=20)
+    world.settle()
+    elsewhere = world.submit(tokens, "d", prefill="p", max_tokens=60, min_tokens=20)
+    world.settle()
+    assert elsewhere.output_ids == alone.output_ids
+    later = Request("later", tokens, alone.stop, "d", "", attempt=1, output_ids=alone.output_ids[:7])
+    world.requests["later"] = later
+    world.send_submit(later)
+    world.settle()
+    assert later.output_ids == alone.output_ids
     world.check()
 
 
@@ -91,6 +127,28 @@ def test_the_context_ends_a_request() -> None:
     world.settle()
     assert (len(request.output_ids), request.finish) == (5, "length")
     world.check()
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "num_output", "param", "message"),
+    [
+        (100, 100, "max_tokens", "you requested 200 tokens (100 in the prompt, 100 in the completion)"),
+        (161, 1, "prompt", "your prompt resulted in 161 tokens"),
+        (300, 1, "prompt", "your prompt resulted in 300 tokens"),
+    ],
+)
+def test_what_never_fits_is_told_in_tokens_of_the_pool(num_prompt, num_output, param, message) -> None:
+    core = started(num_pages={"m": 41}).cores["m"]
+    stop = StopRules(max_tokens=num_output)
+    submit = Submit(
+        request_id="r", attempt=0, gateway="g", detokenizer="x", prompt_ids=prompt(num_prompt), sampling=Sampling(),
+        stop=stop,
+    )  # fmt: skip
+    refused = core.handle(Asked(Address("g", 1), submit, 1), 0.0)[0]
+    # 40 pages of 4 tokens, and one more, which nothing is computed from.
+    limit = "This model's maximum context length is 161 tokens. However, "
+    assert (refused.code, refused.param) == ("never_fits", param)
+    assert refused.message.startswith(limit + message)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +269,10 @@ def test_other_questions_are_refused() -> None:
 
 def test_the_worker_never_waits_for_the_scheduler() -> None:
     world = started()
-    world.submit(prompt(6), "m", max_tokens=9, ignore_eos=True)
+    request = world.submit(prompt(6), "m", max_tokens=9, ignore_eos=True)
     world.flush("w-m")
     steps = [packet.message for packet in world.links["m", "w-m"]]
+    assert {row.request_id for step in steps for row in step.rows} == {request.request_id}
     assert [(step.step, [(row.start, row.from_row) for row in step.rows]) for step in steps] == [
         (1, [(0, -1)]),
         (2, [(6, 0)]),
@@ -589,6 +648,17 @@ def test_cached_tokens_are_told_once_however_often_the_prompt_is_prefilled() -> 
     world.check()
 
 
+def test_a_prompt_that_is_too_long_for_the_prefill_pool_is_prefilled_where_it_is_decoded() -> None:
+    # 10 pages of 4 tokens there, 59 here.
+    world = started(num_pages={"d": 60, "p": 11})
+    requests = [world.submit(prompt(length, length), "d", prefill="p", max_tokens=30) for length in (40, 41, 200)]
+    world.settle()
+    # One order is served, two are refused, and nobody notices.
+    assert (world.cores["d"].grants.num_done, world.cores["d"].grants.num_failed) == (1, 2)
+    assert all(request.finish for request in requests)
+    world.check()
+
+
 def test_an_order_is_refused_where_it_cannot_be_served() -> None:
     world = started()
     core = world.cores["m"]
@@ -714,7 +784,7 @@ def test_draining_refuses_what_is_new_and_finishes_what_is_here() -> None:
     world.flush("w-m")
     core = world.cores["m"]
     assert core.handle(DrainAsked(), world.now) == [Announce("draining", worker_ready=True)]
-    assert core.is_draining
+    assert core.calls.is_draining
     late = world.submit(prompt(9), "m")
     world.flush("w-m")
     assert late.failure == "draining"
@@ -722,6 +792,49 @@ def test_draining_refuses_what_is_new_and_finishes_what_is_here() -> None:
     world.settle()
     assert request.finish
     assert core.is_drained
+    world.check()
+
+
+def drain(world: World, scheduler: str, worker: str, *, is_drained: bool = True) -> None:
+    if is_drained:
+        world.event(scheduler, MembersChanged({}, {worker}))
+        world.down.add(worker)
+    else:
+        world.down.discard(worker)
+        world.workers[worker].restart()
+        ready = {worker: ReadyPeer("worker", world.workers[worker].epoch), EDGE: ReadyPeer("detokenizer", 1)}
+        world.event(scheduler, MembersChanged(ready))
+
+
+def test_requests_do_not_wait_for_a_worker_that_was_drained() -> None:
+    world = started()
+    request = world.submit(prompt(30), "m", max_tokens=50, ignore_eos=True)
+    world.flush("w-m")
+    drain(world, "m", "w-m")
+    began = world.now
+    late = world.submit(prompt(9), "m")
+    world.flush("w-m")
+    assert late.failure == "draining", "nothing new is taken"
+    world.advance(began + 14.9)
+    assert not request.failure, "it may only be renewed"
+    world.advance(began + 15.1)
+    world.flush()
+    assert request.failure == "draining"
+
+
+def test_a_worker_that_is_renewed_in_time_goes_on_with_what_it_had() -> None:
+    world = started()
+    request = world.submit(prompt(30), "m", max_tokens=9, ignore_eos=True)
+    world.flush("w-m")
+    drain(world, "m", "w-m")
+    world.advance(world.now + 5)
+    drain(world, "m", "w-m", is_drained=False)
+    world.settle()
+    assert request.finish
+    assert not request.failure
+    late = world.submit(prompt(9), "m", max_tokens=3)
+    world.settle()
+    assert late.finish
     world.check()
 
 
@@ -760,6 +873,27 @@ def test_cache_events_are_published_from_the_start() -> None:
     events = [event for message in published for event in message.events]
     assert events[0] == CacheCleared(group="m")
     assert [event.token_ids for event in events if isinstance(event, PageStored)] == [prompt(9)[:4], prompt(9)[4:8]]
+
+
+def test_a_follower_that_missed_more_than_is_kept_is_told_the_whole_cache_again() -> None:
+    world = started()
+    world.submit(prompt(9), "m", max_tokens=1)
+    world.settle()
+
+    def restated(topic: str = "kv_events") -> list[str]:
+        world.published.clear()
+        world.event("m", FollowerReset(topic))
+        return events()
+
+    def events() -> list[str]:
+        messages = [message for _, topic, message in world.published if topic == "kv_events"]
+        return [type(event).__name__ for message in messages for event in message.events]
+
+    assert restated("load") == []
+    assert restated() == ["CacheCleared", "PageStored", "PageStored"]
+    assert restated() == [], "a follower that loses everything does not keep the scheduler at nothing else"
+    world.advance(world.now + RESTATE_PAUSE_S)
+    assert events() == ["CacheCleared", "PageStored", "PageStored"]
 
 
 def test_figures() -> None:

@@ -1,6 +1,7 @@
 """Prefill's side of a handoff, message by message."""
 
 import pytest
+from msgspec.structs import replace
 
 from kvstore.layout import KVLayout
 from kvstore.prefix_cache import PrefixCache
@@ -53,7 +54,12 @@ class Bench:
         self.orders.on_computed(one, now)
 
     def told(self) -> list[tuple[str, object]]:
-        return [(one.actor_id, one.message) for one in self.outbox.take()]
+        return [(one.actor_id, timeless(one.message)) for one in self.outbox.take()]
+
+
+def timeless(message: object) -> object:
+    """What is told, whatever it took."""
+    return replace(message, queue_s=0.0, prefill_s=0.0) if isinstance(message, PrefillDone) else message
 
 
 def ready(one: Sequence, first: int, end: int) -> tuple[str, PagesReady]:
@@ -89,6 +95,15 @@ def test_a_prompt_of_whole_pages_has_nothing_left_to_announce_with_the_token() -
     one.num_cached_tokens = 4
     bench.orders.on_token(one, 77, 1.0)
     assert bench.told() == [("d", PrefillDone(grant_id="g", token_id=77, num_cached_tokens=4))]
+
+
+def test_the_token_says_how_long_the_order_waited_and_was_computed() -> None:
+    bench = Bench()
+    one = bench.accept(now=1.0)
+    one.entered_at = 3.5
+    bench.orders.on_token(one, 77, 4.0)
+    done = [command.message for command in bench.outbox.take() if isinstance(command.message, PrefillDone)]
+    assert [(message.queue_s, message.prefill_s) for message in done] == [(2.5, 0.5)]
 
 
 def test_what_is_not_acknowledged_is_told_again_at_growing_intervals() -> None:

@@ -23,7 +23,7 @@ class Bench:
         self.pipeline = Pipeline(CONFIG, 5, self.outbox, self.deadlines, self.asks)
 
     def adopted(self, epoch: int = 1, now: float = 0.0) -> None:
-        adopted = Adopted(last_step=0, worker_epoch=epoch, numerics="", vocab_size=99)
+        adopted = Adopted(last_step=0, worker_epoch=epoch, numerics="x", vocab_size=99)
         if (taken := self.pipeline.take_adopted(ADOPT, adopted, now)) is not None:
             self.pipeline.on_adopted(taken, now)
 
@@ -219,7 +219,7 @@ def test_a_worker_whose_answer_is_none_to_its_plan_is_dismissed() -> None:
     reason = "step 1 has 2 rows and was answered with 1 tokens"
     dismiss = Dismiss(scheduler_epoch=5, worker_epoch=1, reason=reason)
     assert told == DismissWorker("w", dismiss)
-    assert announced == Announce(None, worker_ready=False)
+    assert announced == Announce(None, worker_ready=False, numerics="x")
     assert asked.message == Adopt(scheduler_epoch=5, next_step=1)
     assert not one.pipeline.can_send
     assert one.result(1, [5, 6]) == [], "what it says now is not believed either"
@@ -294,3 +294,20 @@ def test_what_a_new_worker_computes_again_is_counted() -> None:
     one.pipeline.on_worker_lost(W1, 2.0)
     one.adopted(epoch=2)
     assert one.pipeline.num_recomputed_tokens == 3
+
+
+def test_a_step_carries_a_deadline_by_what_steps_took_and_more_for_the_next_worker() -> None:
+    one = bench()
+
+    def timeouts() -> list[float]:
+        return [command.plan.timeout_s for command in one.outbox.take() if isinstance(command, SendStep)]
+
+    one.send(-1)
+    assert timeouts() == [CONFIG.step_deadline_s + CONFIG.token_deadline_s]
+    one.result(1, [5], elapsed_s=7.0)
+    one.send(-1)
+    one.send(-1)
+    assert timeouts() == [70.0, 70.0]
+    one.pipeline.on_worker_lost(W1, 1.0)
+    one.adopted(epoch=2)
+    assert timeouts() == [280.0, 280.0], "the deadline may have been what ended the one before"

@@ -1,9 +1,11 @@
 """Order of waiting requests under each policy."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nodes.request import Sampling
-from nodes.scheduler.policy import MAX_MATCHED, WaitingQueue
+from nodes.scheduler.policy import MAX_MATCHED, STARVED_TURN, WaitingQueue
 from nodes.scheduler.sequence import Sequence
 
 PAGES = {1: [10, 11], 2: [], 3: [10], 4: [20], 5: [10, 12], 6: [10, 11, 13]}
@@ -81,6 +83,40 @@ def test_nobody_starves() -> None:
     waiting.add(sequence(3, length=4, arrived_at=4.0))
     assert rows(waiting, 4.0) == [3, 2, 1]
     assert rows(waiting, 5.0) == [1, 3, 2]
+
+
+def admitted(waiting: WaitingQueue, now: float, number: int) -> list[int]:
+    """Whom one admission at a time lets in, the queue looked at anew for each."""
+    found: list[int] = []
+    for _ in range(number):
+        first = waiting.order(now)[0]
+        waiting.remove(first)
+        found.append(first.row_id)
+    return found
+
+
+def test_a_policy_goes_on_while_everybody_starves() -> None:
+    """Longer than the bound everybody waits under load; the shortest went in as they had come."""
+    waiting = queue("shortest_first")
+    for row in range(11, 23):
+        waiting.add(sequence(row, length=100 - row, arrived_at=row / 100))
+    expected = [11, 22, 21, 20, 12, 19, 18, 17, 13, 16, 15, 14]
+    assert rows(waiting, 60.0) == expected
+    assert admitted(waiting, 60.0, 12) == expected
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(0, 2**32))
+def test_whoever_starves_goes_in_after_a_bounded_number_of_others(lengths: list[int], seed: int) -> None:
+    """However many that the policy prefers come meanwhile."""
+    waiting = queue("shortest_first", seed=seed)
+    for row, length in enumerate(lengths, 1):
+        waiting.add(sequence(row, length=100 + length, arrived_at=row / 100))
+    order: list[int] = []
+    for extra in range(1000, 1000 + STARVED_TURN * len(lengths)):
+        waiting.add(sequence(extra, length=1, arrived_at=100.0))
+        order += admitted(waiting, 100.0, 1)
+    for row in range(1, len(lengths) + 1):
+        assert order.index(row) < STARVED_TURN * row
 
 
 def test_a_long_queue_is_not_matched() -> None:

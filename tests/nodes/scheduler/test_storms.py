@@ -41,7 +41,8 @@ def disturb(world: World, draw: random.Random, prefixes: list[list[int]]) -> Non
             draw.choice(["d", "e"]),
             prefill=draw.choice(["p", "p", "", "d"]),
             max_tokens=draw.randrange(30),
-            min_tokens=draw.choice([0, 0, 5]),
+            min_tokens=draw.choice([0, 0, 5, 20]),
+            stop_token_ids=draw.sample(range(2, 900), draw.choice([0, 0, 60])),
             ignore_eos=draw.random() < 0.3,
             priority=draw.randrange(3),
         )

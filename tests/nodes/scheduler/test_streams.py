@@ -4,7 +4,7 @@ from mesh.address import Address
 from mesh.transport.base import Lane
 from nodes.protocol import StreamFinish, Submit, TokenBatch
 from nodes.request import Sampling, StopRules
-from nodes.scheduler.events import Outbox, ReadyPeer
+from nodes.scheduler.events import Measured, Outbox, ReadyPeer
 from nodes.scheduler.sequence import Sequence, Stage
 from nodes.scheduler.streams import Streams
 
@@ -37,7 +37,7 @@ class Bench:
 
     def sent(self) -> dict[str, TokenBatch]:
         self.streams.flush()
-        commands = self.outbox.take()
+        commands = [command for command in self.outbox.take() if not isinstance(command, Measured)]
         assert all(command.lane is Lane.DATA for command in commands)
         assert len({command.actor_id for command in commands}) == len(commands)
         return {command.actor_id: command.message for command in commands}

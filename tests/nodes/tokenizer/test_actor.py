@@ -18,7 +18,7 @@ from mesh.errors import RemoteError
 from mesh.options import SystemOptions
 from mesh.system import ActorSystem
 from mesh.transport.inproc import InprocNetwork
-from nodes.model_spec import resolve_model
+from nodes.model_spec import ModelDamaged, resolve_model
 from nodes.protocol import ChooseRoute, Detokenize, Detokenized, Load, Prepare, Prepared, StopAt
 from nodes.registry.actor import RegistryActor
 from nodes.roles import DETOKENIZER, GATEWAY, KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, SCHEDULER
@@ -134,7 +134,9 @@ async def test_texts_ids_and_chats_are_prepared(mesh):
     assert prepared.token_ids == [[1, 2, 3]]
     prepared = await ask(mesh, chat("hello"))
     assert prepared.token_ids == [list(b"hello")]
-    assert await ask(mesh, Prepare(request_id="r", texts=["x"], route=False)) == Prepared(token_ids=[[120]])
+    answer = await ask(mesh, Prepare(request_id="r", texts=["x"], route=False))
+    assert answer == Prepared(token_ids=[[120]], elapsed_s=answer.elapsed_s)
+    assert 0 < answer.elapsed_s < 5
 
 
 def test_a_template_that_does_not_compile_is_said_at_the_start_and_prompts_are_served(tmp_path):
@@ -178,6 +180,10 @@ async def test_what_cannot_be_served_is_refused_by_name(mesh):
             "context_length_exceeded", "prompt", False,
         )  # fmt: skip
     assert await failure(mesh, chat("x" * 64)) == ("context_length_exceeded", "messages", False)
+    # The template stops rendering, in a process of its own that knows characters only.
+    assert await failure(mesh, chat("x" * 10_000_000)) == ("context_length_exceeded", "messages", False)
+    with pytest.raises(RemoteError, match=r"maximum context length is 64 tokens\. However, there are more"):
+        await ask(mesh, chat("x" * 10_000_000))
     assert await failure(mesh, chat([{"type": "image_url"}])) == ("unsupported_content", "messages", False)
     assert await failure(mesh, Prepare(request_id="r", chat=b"{")) == ("template_error", "messages", False)
     assert await failure(mesh, StopAt(attempts=[])) == ("not_served", None, False)
@@ -231,6 +237,10 @@ async def test_routes_follow_caches_loads_and_members(mesh):
     s1.publish(LOAD_TOPIC, load)
     await until(lambda: mesh.tokenizer._routing._schedulers["s1"].load == load)
     assert (await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))).decode == "s0"
+    s1.announce(numerics="x")
+    await until(lambda: mesh.tokenizer._routing._schedulers["s1"].attributes.numerics == "x")
+    later = ChooseRoute(request_id="r", token_ids=PROMPT, numerics="x")
+    assert (await ask(mesh, later)).decode == "s1", "its output so far has the bits of that group"
     s0.announce("draining")
     await until(lambda: not mesh.tokenizer._routing._schedulers["s0"].ready)
     assert (await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))).decode == "s1"
@@ -260,3 +270,28 @@ def test_a_model_without_a_template(monkeypatch):
         assert (await ask(mesh, Prepare(request_id="r", texts=["x"]))).token_ids == [[120]]
 
     test()
+
+
+def test_a_chat_template_of_the_operators_own_takes_the_models_place(tmp_path):
+    template = tmp_path / "loud.jinja"
+    template.write_text("{{ messages[-1].content | upper }}!", encoding="utf-8")
+
+    @running(chat_template=str(template))
+    async def check(mesh):
+        chat = json.dumps([{"role": "user", "content": "hi"}]).encode()
+        answer = await mesh.gateway.ctx.ask("tok", Prepare(request_id="r", chat=chat), timeout_s=10)
+        assert bytes(answer.message.token_ids[0]) == b"HI!"
+
+    check()
+
+
+def test_a_chat_template_that_cannot_be_read_ends_the_start(tmp_path):
+    template = tmp_path / "not-text.jinja"
+    template.write_bytes(b"\xff\xfe")
+
+    @running(chat_template=str(template))
+    async def check(mesh):
+        pytest.fail("it has started")
+
+    with pytest.raises(ModelDamaged, match=r"not-text\.jinja cannot be read as text"):
+        check()

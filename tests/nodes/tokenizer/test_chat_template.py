@@ -219,3 +219,64 @@ def test_continuing_wins_over_a_generation_prompt():
 def test_nothing_to_continue(source, content):
     with pytest.raises(TemplateError, match="continue_final_message"):
         rendered(source, [PLAIN[0], {"role": "assistant", "content": content}], continue_final_message=True)
+
+
+KNOWS_THREE = (
+    "{% for m in messages %}{% if m.role == 'system' %}S:{{ m.content }};{% elif m.role == 'user' %}U:{{ m.content }};"
+    "{% elif m.role == 'assistant' %}A:{{ m.content }};{% endif %}{% endfor %}"
+)
+
+
+def test_a_role_that_the_template_leaves_out_is_refused_by_name():
+    with pytest.raises(TemplateError, match="does not know the role 'critic'") as caught:
+        rendered(KNOWS_THREE, [*PLAIN, {"role": "critic", "content": "Too long."}])
+    assert (caught.value.code, caught.value.param) == ("template_error", "messages")
+    with pytest.raises(TemplateError, match="'tool'"):
+        rendered(KNOWS_THREE, [*PLAIN, {"role": "tool", "content": "12"}])
+    assert rendered(KNOWS_THREE, [*PLAIN[1:2], {"role": "critic", "content": " "}]).startswith("U:"), "nothing is lost"
+
+
+def test_a_role_that_makes_the_template_fail_is_named():
+    strict = "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('no such role') }}"
+    with pytest.raises(TemplateError, match=r"no such role .*'critic'"):
+        rendered(strict + "{% endif %}{{ m.content }}{% endfor %}", [*PLAIN[1:], {"role": "critic", "content": "x"}])
+
+
+def test_a_template_that_shows_any_role_or_only_the_last_message_takes_any():
+    odd = [{"role": "critic", "content": "Too long."}, *PLAIN]
+    assert "<|im_start|>critic\nToo long.<|im_end|>" in rendered(CHATML, odd)
+    assert rendered("{{ messages[-1]['content'] }}", odd) == PLAIN[-1]["content"]
+    shouting = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
+    assert rendered(shouting, odd).startswith("TOO LONG.")
+
+
+def test_what_is_remembered_of_roles_is_bounded():
+    template = ChatTemplate(CHATML, SPECIAL_TOKENS, 100_000)
+    for number in range(200):
+        chat = json.dumps([{"role": f"role-{number}", "content": "x"}]).encode()
+        assert f"role-{number}" in template.render(ChatRequest(chat=chat))
+    assert len(template._shown_roles) == 64
+
+
+def test_developer_is_system_where_the_template_does_not_know_it():
+    messages = [{"role": "developer", "content": "Be brief."}, *PLAIN[1:]]
+    as_system = [{"role": "system", "content": "Be brief."}, *PLAIN[1:]]
+    for source in (CHATML, QWEN_LIKE, LLAMA3_LIKE, KNOWS_THREE):
+        assert rendered(source, messages) == rendered(source, as_system)
+    knows = KNOWS_THREE.replace("'system' %}S", "'developer' %}D")
+    assert rendered(knows, messages).startswith("D:Be brief.;")
+
+
+def test_an_assistant_without_content_has_its_refusal_or_nothing_to_say():
+    refusing = [*PLAIN[1:2], {"role": "assistant", "content": None, "refusal": "I will not."}]
+    assert "<|im_start|>assistant\nI will not.<|im_end|>" in rendered(CHATML, refusing)
+    assert "<|im_start|>assistant\n<|im_end|>" in rendered(CHATML, WITH_TOOLS)
+    calls = "{% if messages[1].content is none %}{{ messages[1].tool_calls | tojson }}{% endif %}"
+    assert "get_weather" in rendered(calls, WITH_TOOLS), "templates that test for null get it"
+
+
+def test_a_function_call_of_old_clients_is_a_tool_call():
+    message = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}}
+    shown = json.loads(rendered("{{ messages[0] | tojson }}", [message]))
+    assert shown["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
+    assert "function_call" not in shown

@@ -66,6 +66,7 @@ def test_a_text_that_cannot_fit_is_refused_by_its_length(encoder):
     with pytest.raises(ContextLengthExceeded) as caught:
         encoder.check_chars("x" * (encoder.max_chars + 1), "messages")
     assert caught.value.param == "messages"
+    assert caught.value.message.startswith("This model's maximum context length is 64 tokens. However, there are more")
     assert encoder.max_chars == 64 * len("<|endoftext|>")
 
 
@@ -89,6 +90,9 @@ def test_prompts_that_cannot_be_served(encoder, token_ids, error):
     with pytest.raises(error) as caught:
         encoder.check_prompt(token_ids, "prompt")
     assert caught.value.param == "prompt"
+    if error is ContextLengthExceeded:
+        words = "This model's maximum context length is 64 tokens. However, your prompt resulted in 64 tokens"
+        assert caught.value.message.startswith(words)
 
 
 def test_prompts_that_can(encoder):

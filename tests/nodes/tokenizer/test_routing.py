@@ -55,8 +55,8 @@ def load(**fields):
     return Load(group="g", phase="mixed", **(defaults | fields))
 
 
-def choose(core, request_id="r", token_ids=PROMPT, extra_key="", excluded=(), now=0.0):
-    return core.choose(request_id, token_ids, extra_key, excluded, now)
+def choose(core, request_id="r", token_ids=PROMPT, extra_key="", excluded=(), now=0.0, numerics=""):
+    return core.choose(request_id, token_ids, extra_key, excluded, now, numerics)
 
 
 def test_prefix_overlap_decides():
@@ -148,6 +148,16 @@ def test_no_prefill_scheduler_worth_naming():
     core = router(member("m"), member("p", phase="prefill"))
     assert choose(core) == choose(core)
     assert (choose(core).decode, choose(core).prefill) == ("m", "")
+
+
+def test_no_prefill_scheduler_whose_pool_is_smaller_than_the_prompt_is_named():
+    core = router(member("d", phase="decode"), member("p", phase="prefill"))
+    page_size = member("p").attributes["page_size"]
+    prompt = list(range(4 * page_size))
+    for num_pages, named in ((4, "p"), (3, "")):
+        core.handle(LoadChanged("p", load(num_pages=num_pages)))
+        route = core.choose("r", prompt, "", (), 0.0)
+        assert (route.decode, route.prefill) == ("d", named)
 
 
 def test_a_lone_prefill_group_decodes():
@@ -281,3 +291,28 @@ def test_groups_whose_memory_is_released_are_passed_over_and_told_of():
     with pytest.raises(NoCapacity) as caught:
         choose(router(member("c", state="starting")))
     assert caught.value.code == "no_capacity"
+
+
+def test_a_request_with_output_goes_on_under_equal_numerics_whatever_the_load_and_with_others_where_there_are_none():
+    core = router(member("a", numerics="x"), member("b", numerics="y"), member("c"))
+    core.handle(LoadChanged("b", load(num_running=50)))
+    assert {choose(core, f"r{i}", numerics="y").decode for i in range(9)} == {"b"}
+    assert "b" not in {choose(core, f"r{i}", now=9.0).decode for i in range(9)}, "a first attempt has no bits to keep"
+    assert choose(core, numerics="y", excluded=["b"]).decode in ("a", "c"), "it has just failed there"
+    assert choose(core, numerics="z", now=18.0).decode in ("a", "c"), "nobody has them: load decides"
+    waits = member("b", numerics="y", worker_ready=False)
+    core.handle(MembersChanged([member("a", numerics="x"), waits, *DETOKENIZERS]))
+    assert choose(core, numerics="y").decode == "a", "there it would wait for a worker"
+
+
+def test_the_prefill_scheduler_of_a_later_attempt_has_equal_numerics_too():
+    core = router(
+        member("d", phase="decode", numerics="y"),
+        member("p", phase="prefill", numerics="x"),
+        member("q", phase="prefill", numerics="y"),
+    )
+    core.handle(LoadChanged("q", load(num_running=50)))
+    assert choose(core).prefill == "p"
+    route = choose(core, numerics="y", now=9.0)
+    assert (route.decode, route.prefill) == ("d", "q")
+    assert choose(core, numerics="y", excluded=["q"], now=18.0).prefill == "p", "another one is better than none"

@@ -184,20 +184,24 @@ def test_models_load_and_run_in_one_thread_of_their_own() -> None:
     asyncio.run(main())
 
 
-def test_a_step_that_hangs_is_the_end_of_the_worker() -> None:
+def test_a_step_that_has_not_ended_within_its_timeout_is_the_end_of_the_worker() -> None:
     async def main() -> None:
         host, model = HeapHost(), "random:tiny-llama"
         runner, killed = ThreadedRunner(), asyncio.Event()
-        quick = msgspec.structs.replace(config(model), step_deadline_s=0.05, token_deadline_s=0.01)
-        actor = WorkerActor(quick, host, lambda *_: runner, killed.set)
+        actor = WorkerActor(config(model), host, lambda *_: runner, killed.set)
         context = await started(actor, pool(host, model))
         adopt(actor)
-        actor.on_tell(SCHEDULER, *plan(1, [7]))
+
+        def quick(step: int) -> None:
+            message, buffers = plan(step, [7])
+            actor.on_tell(SCHEDULER, msgspec.structs.replace(message, timeout_s=0.05), buffers)
+
+        quick(1)
         await context.until_told(1)
         await asyncio.sleep(0.1)
         assert not killed.is_set(), "a step that has ended has no deadline"
         runner.gate.clear()
-        actor.on_tell(SCHEDULER, *plan(2, [7]))
+        quick(2)
         await asyncio.wait_for(killed.wait(), 5)
         assert len(context.told) == 1
         runner.gate.set()
@@ -234,6 +238,81 @@ def test_a_device_that_fails_is_the_end_of_the_worker() -> None:
         actor.on_tell(SCHEDULER, *plan(1, [7]))
         await asyncio.wait_for(killed.wait(), 5)
         assert context.told == [], "it is not the request's fault"
+        await actor.stop()
+
+    asyncio.run(main())
+
+
+class BrokenRunner:
+    """Raises for batches, or for everything once it is broken."""
+
+    numerics = "broken"
+
+    def __init__(self) -> None:
+        self.is_broken = False
+
+    def run(self, step: RunnableStep) -> StepOutcome:
+        if self.is_broken or len(step.rows) > 1:
+            raise RuntimeError("out of luck")
+        return StepOutcome([9])
+
+
+def test_a_step_that_raises_is_counted_and_logged_and_a_broken_device_ends_its_worker() -> None:
+    async def main() -> None:
+        host, model = HeapHost(), "random:tiny-llama"
+        runner, killed = BrokenRunner(), asyncio.Event()
+        actor = WorkerActor(config(model), host, lambda *_: runner, killed.set)
+        context = await started(actor, pool(host, model))
+        logged: list[tuple[str, dict]] = []
+        context.log.warning = context.log.error = lambda event, **fields: logged.append((event, fields))
+        adopt(actor)
+        (message, buffers), ids = plan(1, [7]), array("i", [7, 7]).tobytes()
+        for step in (1, 2):
+            batch = msgspec.structs.replace(message, step=step, rows=message.rows * 2)
+            actor.on_tell(SCHEDULER, batch, [ids, buffers[1] * 2])
+        await context.until_told(2)
+        assert [result.token_ids for _, result in context.told] == [[9, 9], [9, 9]]
+        assert context.metrics.snapshot().counters["mesh_worker_steps_failed_total"] == 2
+        tracebacks = [fields["traceback"] for event, fields in logged if event == "step failed, its rows ran alone"]
+        assert "RuntimeError: out of luck" in tracebacks[0]
+        assert tracebacks[1:] == ["as before"]
+        runner.is_broken = True
+        actor.on_tell(SCHEDULER, *plan(3, [7]))
+        await asyncio.wait_for(killed.wait(), 5)
+        assert len(context.told) == 2, "no request is poisoned by a device that fails"
+        ((_, fields),) = [one for one in logged if one[0] == "device failed"]
+        assert "DeviceFailed" in fields["traceback"]
+        await actor.stop()
+
+    asyncio.run(main())
+
+
+class PickyRunner:
+    """Raises for one token."""
+
+    numerics = "picky"
+
+    def run(self, step: RunnableStep) -> StepOutcome:
+        if 8 in step.token_ids[step.rows[0].token_offset : step.rows[-1].token_offset + 1]:
+            raise RuntimeError("not this one")
+        return StepOutcome([9] * len(step.rows))
+
+
+def test_a_row_that_fails_is_logged_with_its_request() -> None:
+    async def main() -> None:
+        host, model = HeapHost(), "random:tiny-llama"
+        actor = WorkerActor(config(model), host, lambda *_: PickyRunner(), lambda: None)
+        context = await started(actor, pool(host, model))
+        logged: list[tuple[str, dict]] = []
+        context.log.warning = lambda event, **fields: logged.append((event, fields))
+        adopt(actor)
+        (message, buffers), ids = plan(1, [7]), array("i", [7, 8]).tobytes()
+        rows = [msgspec.structs.replace(message.rows[0], request_id=name) for name in ("chatcmpl-a-0", "chatcmpl-b-0")]
+        actor.on_tell(SCHEDULER, msgspec.structs.replace(message, rows=rows), [ids, buffers[1] * 2])
+        await context.until_told(1)
+        assert [result.token_ids for _, result in context.told] == [[9, -1]]
+        failed = [fields["request_id"] for event, fields in logged if event == "row failed"]
+        assert failed == ["chatcmpl-b-0"]
         await actor.stop()
 
     asyncio.run(main())

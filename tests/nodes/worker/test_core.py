@@ -2,6 +2,7 @@
 
 from array import array
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from nodes.worker.core import (
     StepRefused,
     WorkerCore,
 )
-from nodes.worker.step import POISONED, RunnableStep, StepOutcome, run_isolated
+from nodes.worker.step import StepOutcome
 
 LIMITS = Limits(num_pages=100, page_size=4, vocab_size=50, context_length=64, max_batch_tokens=32)
 
@@ -243,25 +244,15 @@ def test_an_ended_step_that_never_ran_is_a_bug() -> None:
         adopted().handle(done(1))
 
 
-class Picky:
-    """Raises for steps with a row whose first token is 13."""
-
-    numerics = "picky"
-
-    def run(self, step: RunnableStep) -> StepOutcome:
-        drawn = [step.token_ids[r.token_offset] for r in step.rows]
-        if 13 in drawn:
-            raise ZeroDivisionError("thirteen")
-        return StepOutcome(drawn, delay_s=1.0)
-
-
-def test_only_the_guilty_row_fails() -> None:
+def test_a_step_that_may_take_no_time_is_refused_row_by_row() -> None:
     core = adopted()
-    (command,) = core.handle(arrived(1, rows=[row(), row(), row()], tokens=[3, 13, 5]))
-    outcome = run_isolated(Picky(), command.runnable)
-    assert outcome.token_ids == [3, -1, 5]
-    assert outcome.errors == [RowError(1, POISONED, "ZeroDivisionError: thirteen")]
-    assert outcome.delay_s == 2.0
+    for step, timeout_s in enumerate([0.0, -1.0, float("nan")], 1):
+        event = arrived(step)
+        plan = msgspec.structs.replace(event.plan, timeout_s=timeout_s)
+        (sent,) = core.handle(event._replace(plan=plan))
+        assert [error.code for error in sent.result.errors] == ["bad_step"]
+    (command,) = core.handle(event._replace(plan=msgspec.structs.replace(event.plan, step=4, timeout_s=7.0)))
+    assert command.runnable.timeout_s == 7.0
 
 
 @settings(max_examples=300, deadline=None)

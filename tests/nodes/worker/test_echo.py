@@ -53,6 +53,28 @@ def test_output_is_the_prompt_then_the_end_then_the_prompt_again(data: st.DataOb
     assert output == [*prompt, EOS, *prompt, EOS, *prompt, EOS, *prompt, EOS, *([*prompt, EOS] * 20)][: len(output)]
 
 
+def test_a_masked_token_gives_way_to_the_next_that_may_be_drawn_until_min_tokens() -> None:
+    prompt = [7, 8, 9]
+    pages = [3, 4, 5, 6]
+
+    def answers(masked: list[int], min_tokens: int, count: int) -> list[int]:
+        runner, _ = make()
+        sampling = Sampling(min_tokens=min_tokens, masked_token_ids=masked)
+        ids, start = list(prompt), 0
+        while len(ids) < len(prompt) + count:
+            plain = step((start, ids[start:], pages, len(prompt)))
+            outcome = runner.run(plain._replace(rows=[row._replace(sampling=sampling) for row in plain.rows]))
+            assert not outcome.errors
+            start = len(ids)
+            ids += outcome.token_ids
+        return ids[len(prompt) :]
+
+    assert answers([EOS], 5, 8) == [7, 8, 9, 7, 7, 8, 9, EOS]
+    assert answers([EOS], 3, 4) == [7, 8, 9, EOS]
+    assert answers([8, EOS], 9, 5) == [7, 9, 9, 7, 7]
+    assert answers([0, 7, 8, 9, EOS], 2, 3) == [1, 1, 9], "nothing of the prompt may be said"
+
+
 def test_prefill_without_sampling_draws_nothing() -> None:
     runner, _ = make()
     assert runner.run(step((0, [5, 6], [3], 9))).token_ids == [-1]

@@ -1,6 +1,10 @@
 """Weights from files and from seeds, and what a worker says when it cannot start."""
 
+import asyncio
+from collections.abc import Callable
+from contextvars import copy_context
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,20 +14,29 @@ from safetensors.torch import save_file
 from torch_running import Row, make_runner, step
 
 from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.page_pool import HeapHost, PagePool, PoolInfo
+from mesh.persistent_ask import PersistentAsk
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.model_spec.weight_index import expected_shapes
+from nodes.sizes import size_text
 from nodes.worker import numerics, runner
 from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.config import WorkerConfig
 from nodes.worker.echo import EchoRunner
+from nodes.worker.engine import Engine
 from nodes.worker.errors import BackendMissing, WeightsUnfit, WorkerError
 from nodes.worker.layers.linear import PackedLinear, PlainLinear, make_linear
 from nodes.worker.models.registry import model_class
+from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool_view import PoolView
+from nodes.worker.runner import load_torch_runner
 from nodes.worker.runners import make_runner as make_any_runner
+from nodes.worker.step import Runner
+from nodes.worker.weights.load_progress import LoadProgress, current_load
 from nodes.worker.weights.loader import SafetensorsWeights
+from nodes.worker.weights.opening import open_weights
 from nodes.worker.weights.random_weights import RandomWeights
+from tests.nodes.worker.cuda.rank_running import in_ranks, rank_runner
 
 SPEC = resolve_model("random:tiny-llama")
 
@@ -152,3 +165,56 @@ def test_the_runner_is_chosen_by_the_model(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert isinstance(make("echo"), EchoRunner)
     assert isinstance(make("random:tiny-llama"), runner.TorchRunner)
+
+
+def loading(load: Callable[[], object]) -> list[str]:
+    """What a load says after each tensor, without repetition."""
+    said: list[str] = []
+
+    class Heard(LoadProgress):
+        def loaded(self, name: str, num_bytes: int) -> None:
+            super().loaded(name, num_bytes)
+            said.append(str(self))
+
+    def with_progress() -> None:
+        current_load.set(Heard())
+        load()
+
+    copy_context().run(with_progress)
+    return list(dict.fromkeys(said))
+
+
+def test_a_load_says_how_many_layers_and_bytes_are_in(tmp_path: Path) -> None:
+    assert str(LoadProgress()) == ""
+    weights = open_weights(SPEC, torch.float32)
+    num_bytes = sum(weights.tensor(name).nbytes for name in expected_shapes(SPEC))
+    said = loading(lambda: make_runner("random:tiny-llama"))
+    total = size_text(num_bytes)
+    assert said[0] == f"loading 0/3 layers, 0.5 of {total}"
+    assert f"loading 1/3 layers, 1.0 of {total}" in said
+    assert said[-1] == f"loaded 3/3 layers, {total}; getting ready to compute"
+    assert not [text for text in said[:-1] if "loaded" in text]
+
+
+def test_ranks_count_their_own_part_to_its_end() -> None:
+    def load(group: Collectives) -> list[str]:
+        return loading(lambda: rank_runner("random:tiny-qwen3", group))
+
+    for said in in_ranks(2, load):
+        assert said[-1].startswith("loaded 3/3 layers, ")
+
+
+def test_an_engine_tells_of_a_load_as_long_as_it_runs() -> None:
+    said: list[str] = []
+
+    def make(spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives | None = None) -> Runner:
+        made = load_torch_runner(spec, config, pool)
+        said.append(str(engine.progress))
+        return made
+
+    info = PoolInfo(group="g", num_pages=9, layout=SPEC.kv_layout(), incarnation=1)
+    engine = Engine(WorkerConfig(group="g", model=SPEC.name, agent="a"), make, None)
+    context: Any = None
+    asyncio.run(engine.load(context, PersistentAsk(1.0), SPEC, HeapHost().create("g", info)))
+    assert said[0].startswith("loaded 3/3 layers, ")
+    assert engine.progress is None

@@ -167,6 +167,23 @@ def test_a_worker_without_memory_runs_nothing_and_goes_on_with_a_new_pool() -> N
     asyncio.run(main())
 
 
+def test_a_resumption_does_not_take_a_drain_back() -> None:
+    async def main() -> None:
+        host = HeapHost()
+        actor = WorkerActor(config(), host)
+        handle = pool(host)
+        context = await started(actor, handle)
+        await actor.drain()
+        await answer_of(order(actor, LetGo(group="g", number=1, is_kv=False, weights="keep")))
+        await answer_of(order(actor, TakeUp(group="g", number=2, pool=handle)))
+        adopt(actor)
+        actor.on_tell(SCHEDULER, *plan(1, [4, 5, 6]))
+        assert (context.told, actor.stats()["mesh_worker_queued_steps"]) == ([], 1), "it has been drained"
+        await actor.stop()
+
+    asyncio.run(main())
+
+
 def test_a_worker_that_cannot_take_up_ends() -> None:
     async def main() -> None:
         host = HeapHost()

@@ -10,7 +10,8 @@ import pytest
 
 from nodes.protocol import RowError
 from nodes.request import Sampling
-from nodes.worker.errors import CollectiveFailed
+from nodes.worker.errors import CollectiveFailed, DeviceFailed
+from nodes.worker.isolation import run_isolated
 from nodes.worker.step import (
     MISSING_INPUT,
     POISONED,
@@ -18,7 +19,6 @@ from nodes.worker.step import (
     RunnableRow,
     RunnableStep,
     StepOutcome,
-    run_isolated,
 )
 from nodes.worker.steps_ahead import StepsAhead
 
@@ -110,6 +110,7 @@ def test_a_launch_that_raises_is_run_row_by_row_with_what_was_drawn() -> None:
     assert outcomes[1].errors == [RowError(0, POISONED, "MemoryError: thirteen")]
     assert [(error.row, error.code) for error in outcomes[2].errors] == [(0, MISSING_INPUT)]
     assert list(outcomes[3].errors) == []
+    assert ["thirteen" in outcome.failure for outcome in outcomes] == [False, True, False, False]
     assert device.log[-4:] == ["launch 3", "launch 4", "finish 3", "finish 4"], "ahead again"
 
 
@@ -132,3 +133,45 @@ def test_a_rank_that_lost_the_others_runs_no_row_again() -> None:
     assert device.log == []
     with pytest.raises(CollectiveFailed):
         run_isolated(FakeDevice(), step(1, [5, 17]))
+
+
+class Crowded(FakeDevice):
+    """Has no memory for a step while another runs; `broken`: has none at all any more."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        super().__init__()
+        self.broken = broken
+
+    def launch(self, step: RunnableStep) -> Any:
+        if self.broken or len(self.log) % 2:
+            raise MemoryError("crowded")
+        return super().launch(step)
+
+
+def test_a_launch_that_raises_is_told_of_although_the_step_goes_well_the_second_time() -> None:
+    device = Crowded()
+    device.gates[1] = Event()
+
+    async def main() -> list[StepOutcome]:
+        thread = ThreadPoolExecutor(1)
+        ahead = StepsAhead(device, thread)
+        tasks = [asyncio.create_task(ahead.run(step(1, [5]))), asyncio.create_task(ahead.run(step(2, [-1], [0])))]
+        while not device.log:
+            await asyncio.sleep(0.001)
+        # The second launch is tried behind the first, in the same thread.
+        await asyncio.get_running_loop().run_in_executor(thread, lambda: None)
+        device.gates[1].set()
+        outcomes = await asyncio.gather(*tasks)
+        ahead.stop()
+        thread.shutdown()
+        return outcomes
+
+    first, second = asyncio.run(main())
+    assert (first.token_ids, first.failure) == ([6], "")
+    assert (list(second.token_ids), list(second.errors)) == ([7], [])
+    assert "MemoryError: crowded" in second.failure
+
+
+def test_a_device_that_launches_nothing_any_more_is_no_rows_fault() -> None:
+    [result] = run_all(Crowded(broken=True), step(1, [5, 6]))
+    assert isinstance(result, DeviceFailed)

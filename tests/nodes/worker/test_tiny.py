@@ -1,5 +1,7 @@
 """The bundled model: the runner writes what transformers writes, and a second worker goes on where one stopped."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch_running import Row, make_runner, step
@@ -8,7 +10,9 @@ from transformers import AutoModelForCausalLM
 from nodes.model_spec import resolve_model
 from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.request import Sampling
+from nodes.worker.isolation import run_isolated
 from nodes.worker.runner import TorchRunner
+from nodes.worker.step import POISONED
 
 SPEC = resolve_model("tiny")
 PROMPTS = [
@@ -66,3 +70,20 @@ def test_text_goes_on_the_same_after_any_token(runner: TorchRunner, sampling: Sa
     other = make_runner("tiny")
     for position in range(len(undisturbed)):
         assert write(other, prompt, undisturbed[:position], 24, sampling) == undisturbed
+
+
+def test_a_prompt_that_cannot_be_computed_leaves_its_worker_alive(
+    runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Page 0 takes the token by which a device shows that it still computes."""
+    forward = runner._forward
+
+    def picky(batch: Any) -> Any:
+        if len(batch.token_ids) > 1:
+            raise RuntimeError("of two tokens")
+        return forward(batch)
+
+    monkeypatch.setattr(runner, "_forward", picky)
+    outcome = run_isolated(runner, step(Row(0, [5, 6], [1], prompt=2)))
+    assert [error.code for error in outcome.errors] == [POISONED]
+    assert "of two tokens" in outcome.failure

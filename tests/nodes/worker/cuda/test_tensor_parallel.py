@@ -27,8 +27,8 @@ from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.device_memory import weight_bytes
 from nodes.worker.errors import CollectiveFailed, WeightsUnfit
+from nodes.worker.isolation import run_isolated
 from nodes.worker.parallel.collectives import Collectives
-from nodes.worker.step import run_isolated
 from nodes.worker.weights.loader import SafetensorsWeights
 from nodes.worker.weights.random_weights import RandomWeights
 

@@ -1,0 +1,89 @@
+"""Commands that show something, and `chat`."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from cli.arguments.options import NameOption, NamesOption, Output, OutputOption, commands, example
+
+app = commands()
+
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+LogOutput = Literal["text", "json"]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show it again every two seconds, until Ctrl-C.")]
+
+
+@app.command(epilog=example("meshctl ps"))
+def ps(name: NamesOption = None, watch: WatchOption = False, output: OutputOption = "table") -> None:
+    """Show the actors of a mesh, or of all: what they are, what they use, what they do."""
+    _ps(name, watch, output)
+
+
+@app.command(epilog=example("meshctl status"))
+def status(name: NamesOption = None, watch: WatchOption = False, output: OutputOption = "table") -> None:
+    """The same as `ps`."""
+    _ps(name, watch, output)
+
+
+def _ps(name: str | None, watch: bool, output: Output) -> None:
+    from cli.commands.ps import ps as run
+
+    raise typer.Exit(run(name, output, watch=watch))
+
+
+@app.command(epilog=example("meshctl logs worker --since 10m"))
+def logs(
+    names: Annotated[list[str] | None, typer.Argument(metavar="ACTOR...", help="Actor ids as in ps, or roles.")] = None,
+    name: NameOption = "default",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more is written.")] = False,
+    lines: Annotated[
+        int | None, typer.Option("--lines", "-n", min=0, help="Lines to begin with; 50, or all that --since means.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="WHEN", help="Not before: 30s, 10m, 2h, 1d, or 2026-01-31T12:00.")
+    ] = None,
+    level: Annotated[LogLevel, typer.Option(help="Nothing below this.")] = "debug",
+    output: Annotated[
+        LogOutput | None, typer.Option("--output", "-o", help="text or json; text for a terminal if left out.")
+    ] = None,
+) -> None:
+    """Show what actors wrote, in order of time; after the mesh has ended, too."""
+    from cli.commands.logs import Wanted
+    from cli.commands.logs import logs as run
+
+    wanted = Wanted(names=tuple(names or ()), num_lines=lines, since=since, level=level)
+    raise typer.Exit(run(name, wanted, follow=follow, output=output))
+
+
+@app.command(epilog=example('meshctl chat "What is 37 + 45?"'))
+def chat(
+    prompt: Annotated[str | None, typer.Argument(help="One message; without it a conversation begins.")] = None,
+    name: NameOption = "default",
+    url: Annotated[str | None, typer.Option(help="Another server than the mesh's own gateway.")] = None,
+    model: Annotated[str | None, typer.Option(help="Another model than the mesh's own.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy.")] = None,
+) -> None:
+    """Talk to a mesh; `/help` in a conversation says what can be typed."""
+    from cli.commands.chat import ChatOptions
+    from cli.commands.chat import chat as run
+
+    options = ChatOptions(system=system, max_tokens=max_tokens, temperature=temperature)
+    raise typer.Exit(run(name, prompt, url, model, options))
+
+
+@app.command(epilog=example("meshctl models"))
+def models(output: OutputOption = "table") -> None:
+    """List the models that need no files; `--model` takes any Hugging Face directory besides."""
+    from cli.commands.models import models as run
+
+    raise typer.Exit(run(output))
+
+
+@app.command(epilog=example("meshctl version"))
+def version(output: OutputOption = "table") -> None:
+    """Show the versions of kvmesh, of its protocol and of Python."""
+    from cli.commands.version import version as run
+
+    raise typer.Exit(run(output))

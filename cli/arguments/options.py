@@ -1,0 +1,34 @@
+"""Options that several commands share, and the example that each command's help ends with."""
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+Output = Literal["table", "json"]
+
+HELP_NAMES: Final = ["-h", "--help"]
+
+_NAME_HELP: Final = "Which mesh; several can live on a host."
+
+NameOption = Annotated[str, typer.Option("--name", metavar="MESH", envvar="KVMESH_NAME", help=_NAME_HELP)]
+NamesOption = Annotated[
+    str | None, typer.Option("--name", metavar="MESH", envvar="KVMESH_NAME", help="Which mesh; all if left out.")
+]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="table or json")]
+FileOption = Annotated[
+    Path | None, typer.Option("--file", "-f", envvar="KVMESH_TOPOLOGY", help="Topology file (TOML).")
+]
+FileArgument = Annotated[Path | None, typer.Argument(metavar="FILE", help="Topology file (TOML), as with --file.")]
+ActorsArgument = Annotated[list[str], typer.Argument(metavar="ACTOR...", help="Actor ids as in ps, or roles.")]
+GroupsArgument = Annotated[list[str] | None, typer.Argument(metavar="GROUP...", help="Like decode-0; all if left out.")]
+
+
+def commands() -> typer.Typer:
+    """A set of commands, to be added to `meshctl`."""
+    return typer.Typer(add_completion=False, context_settings={"help_option_names": HELP_NAMES})
+
+
+def example(line: str) -> str:
+    """The end of a command's help. `tests/process/test_first_hour.py` types what stands here."""
+    return f"Example: {line}"

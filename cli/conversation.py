@@ -1,0 +1,101 @@
+"""What is typed into `meshctl chat`: messages, and commands that begin with a slash."""
+
+import contextlib
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+
+_MAX_HISTORY: Final = 1000
+
+HELP: Final = """\
+  /help         this
+  /clear        begin anew; the system message stays
+  /system TEXT  another system message; without TEXT none
+  /exit         the end, like Ctrl-D
+  //...         a message that begins with a slash
+Arrow keys go through what was typed, also in earlier conversations; Ctrl-R searches it. Ctrl-C stops an answer.
+"""
+
+
+class Conversation:
+    """Messages so far, and what commands do to them. Pure."""
+
+    def __init__(self, system: str | None = None) -> None:
+        self.messages: list[dict[str, str]] = []
+        self.is_over = False
+        self._set_system(system or "")
+
+    def say_typed(self, line: str) -> None:
+        """The user's next message, as a line that is no command."""
+        self.say(line[1:] if line.startswith("//") else line)
+
+    def say(self, text: str) -> None:
+        """The user's next message."""
+        self.messages.append({"role": "user", "content": text})
+
+    def heard(self, text: str) -> None:
+        """The answer, as far as it came."""
+        self.messages.append({"role": "assistant", "content": text})
+
+    def unsay(self) -> None:
+        """Take the last message back."""
+        self.messages.pop()
+
+    def command(self, line: str) -> str | None:
+        """Do what a line asks for that is a command, and answer it; None for a message."""
+        word, _, rest = line.strip().partition(" ")
+        if not word.startswith("/") or word.startswith("//"):
+            return None
+        match word:
+            case "/help":
+                return HELP
+            case "/clear":
+                del self.messages[self._num_system :]
+                return "begun anew\n"
+            case "/system":
+                self._set_system(rest.strip())
+                return "system message set\n" if rest.strip() else "no system message\n"
+            case "/exit" | "/quit":
+                self.is_over = True
+                return ""
+            case _:
+                return f"there is no {word}; /help lists what there is\n"
+
+    @property
+    def _num_system(self) -> int:
+        return sum(message["role"] == "system" for message in self.messages)
+
+    def _set_system(self, text: str) -> None:
+        told = [{"role": "system", "content": text}] if text else []
+        self.messages[: self._num_system] = told
+
+
+@contextlib.contextmanager
+def line_editing() -> Generator[None]:
+    """Arrow keys, Ctrl-R and a history that is kept for the next conversation, where readline is there."""
+    try:
+        # Imported, it takes `input` over.
+        import readline
+    except ImportError:
+        yield
+        return
+    file = history_file()
+    with contextlib.suppress(OSError):
+        readline.read_history_file(file)
+    readline.set_history_length(_MAX_HISTORY)
+    try:
+        yield
+    finally:
+        # Whoever has no home to write to does without.
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # What was said is nobody else's business.
+            file.touch(mode=0o600)
+            readline.write_history_file(file)
+
+
+def history_file() -> Path:
+    """Where what was typed is kept."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "kvmesh" / "chat_history"

@@ -1,0 +1,92 @@
+"""How processes ended: in words, in one word for counters, and whether it was anybody's doing but their own.
+
+A SIGKILL that the supervisor did not send is somebody else's doing, unless the kernel has killed for want of memory
+since the last one; every other end is the process's own.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+OUT_OF_MEMORY: Final = "out_of_memory"
+_KEY: Final = "oom_kill"
+_SAME_KILL_S: Final = 1.0
+
+
+class Exit(NamedTuple):
+    """The end of a process. `cause` is one of few: `exit_3`, `SIGSEGV`, `out_of_memory`."""
+
+    status: int
+    text: str
+    cause: str
+    foreign: bool
+
+
+class Exits:
+    """Reads exit statuses. `counts` are the files where the kernel counts what it killed for want of memory."""
+
+    def __init__(self, counts: Sequence[Path] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._counts = kernel_counts() if counts is None else counts
+        self._clock = clock
+        self._num_kills = self._count()
+        self._grew_at: float | None = None
+
+    def read(self, status: int) -> Exit:
+        """What a status, as of `waitstatus_to_exitcode`, means. Called once for each death, soon after it."""
+        text, cause = describe_exit(status), _word(status)
+        if status != -signal.SIGKILL:
+            return Exit(status, text, cause, foreign=False)
+        if self._was_short_of_memory():
+            return Exit(status, f"{text}, out of memory", OUT_OF_MEMORY, foreign=False)
+        return Exit(status, text, cause, foreign=True)
+
+    def _was_short_of_memory(self) -> bool:
+        """Whether the kernel has killed somebody since the last look; who it was is not told."""
+        now, num_kills = self._clock(), self._count()
+        if num_kills > self._num_kills:
+            self._num_kills, self._grew_at = num_kills, now
+        # One shortage may end several processes, which are reaped one after the other.
+        return self._grew_at is not None and now - self._grew_at < _SAME_KILL_S
+
+    def _count(self) -> int:
+        total = 0
+        for path in self._counts:
+            try:
+                lines = path.read_text().splitlines()
+            except OSError:
+                continue
+            total += sum(int(value) for key, _, value in (line.partition(" ") for line in lines) if key == _KEY)
+        return total
+
+
+def kernel_counts() -> list[Path]:
+    """The system's count, and that of this process's own control group, which a container without the first has."""
+    counts = [Path("/proc/vmstat")]
+    try:
+        groups = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return counts
+    for group in groups:
+        hierarchy, _, path = group.partition("::")
+        if hierarchy == "0":
+            counts.append(Path(f"/sys/fs/cgroup{path}") / "memory.events")
+    return counts
+
+
+def describe_exit(status: int) -> str:
+    """`exit 3` or `signal 9 (SIGKILL)`."""
+    if status >= 0:
+        return f"exit {status}"
+    name = _word(status)
+    return f"signal {-status} ({name})" if name.startswith("SIG") else f"signal {-status}"
+
+
+def _word(status: int) -> str:
+    if status >= 0:
+        return f"exit_{status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal_{-status}"

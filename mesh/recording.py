@@ -1,0 +1,235 @@
+"""The last events of a core as data, so that a failure in the field can be run again in a test.
+
+`EventRecorder` keeps events as they are, which costs half a microsecond each; only a failure turns them into data
+(`Writer`). `Reader` makes events of that data again. Every value keeps its type by name, and only classes of modules
+that the reader names are made, so a log that somebody has written by hand can build nothing else.
+
+    struct, named tuple    {"_": "nodes.gateway.events.Opened", field: value, …}
+    bytes                  {"_": "bytes", "size": 12}          their content is never written
+    anything else          {"_": "object", "number": 3}        a call, say: the same one has the same number
+"""
+
+import enum
+import inspect
+import sys
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
+
+import msgspec
+
+Event = TypeVar("Event")
+
+MAX_EVENTS: Final = 1000
+MAX_HELD_BYTES: Final = 4 << 20
+"""Of events that wait for a failure, by estimate: a busy gateway's thousand would be a hundred MB."""
+MAX_WRITTEN_BYTES: Final = 1 << 20
+"""Of one failure in the log, which is rotated by size."""
+
+LOOK_EVERY: Final = 32
+"""Events of a kind are most often alike, and looking into one takes 10 µs, several times a step; so does nobody pay for
+each. After a large one the next is looked at."""
+_LARGE_BYTES: Final = 65_536
+_UNKNOWN: Final = (0, 0)
+
+TAG: Final = "_"
+_ITEM_BYTES: Final = 8
+_STRUCT_BYTES: Final = 320
+_DEPTH: Final = 3
+
+Redact = Callable[[str, Any], Any]
+"""Field name and value to what is written in its place; called for each field before it becomes data."""
+
+
+class Recorded(NamedTuple, Generic[Event]):
+    """An event and when it was handled, seconds of the actor's clock."""
+
+    at: float
+    event: Event
+
+
+def keep_all(_: str, value: Any) -> Any:
+    """Redacts nothing."""
+    return value
+
+
+class EventRecorder(Generic[Event]):
+    """A ring of the last events, bounded by their number and, roughly, by their size."""
+
+    def __init__(self, max_events: int = MAX_EVENTS, max_bytes: int = MAX_HELD_BYTES) -> None:
+        self._max_events = max_events
+        self._max_bytes = max_bytes
+        self._events: deque[tuple[int, float, Event]] = deque()
+        # Of each kind of event: how many to take for as large as the last one that was looked at, and its size.
+        self._sizes: dict[type, tuple[int, int]] = {}
+        self._num_bytes = 0
+        self.num_seen = 0
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def add(self, at: float, event: Event) -> None:
+        """Take one event; the oldest go where it is too many or too much. The newest stays, whatever its size."""
+        kind = type(event)
+        num_left, size = self._sizes.get(kind, _UNKNOWN)
+        if num_left:
+            self._sizes[kind] = (num_left - 1, size)
+        else:
+            size = _estimate(event, _DEPTH)
+            self._sizes[kind] = (LOOK_EVERY - 1 if size < _LARGE_BYTES else 0, size)
+        events = self._events
+        events.append((size, at, event))
+        self.num_seen += 1
+        self._num_bytes += size
+        while len(events) > self._max_events or (self._num_bytes > self._max_bytes and len(events) > 1):
+            self._num_bytes -= events.popleft()[0]
+
+    def events(self) -> list[Recorded[Event]]:
+        """Oldest first."""
+        return [Recorded(at, event) for _, at, event in self._events]
+
+
+def _estimate(value: Any, depth: int) -> int:
+    """Bytes that an event holds in memory, roughly: what is large is a list, a buffer or a text."""
+    if isinstance(value, str | bytes | bytearray):
+        return len(value)
+    if isinstance(value, memoryview):
+        return value.nbytes
+    fields = getattr(value, "__struct_fields__", None)
+    if fields is not None:
+        values: Iterable[Any] = [getattr(value, name) for name in fields]
+    elif isinstance(value, tuple) and hasattr(cast("Any", value), "_fields"):
+        values = cast("Iterable[Any]", value)
+    elif isinstance(value, list | tuple) and value:
+        items = cast("list[Any]", value)
+        each = _ITEM_BYTES if isinstance(items[0], int | float) else max(_STRUCT_BYTES, _estimate(items[0], depth - 1))
+        return len(items) * each
+    elif isinstance(value, array):
+        return 4 * len(cast("array[int]", value))
+    else:
+        return _ITEM_BYTES
+    if depth <= 0:
+        return _STRUCT_BYTES
+    return _ITEM_BYTES + sum(_estimate(one, depth - 1) for one in values)
+
+
+class Writer:
+    """Turns values into data that JSON can carry. One for each failure: it numbers what has no data of its own."""
+
+    def __init__(self, redact: Redact = keep_all) -> None:
+        self._redact = redact
+        self._numbers: dict[int, int] = {}
+        self._kept: list[Any] = []
+
+    def write(self, value: Any) -> Any:
+        """The data of one value."""
+        if value is None or isinstance(value, bool | str):
+            return value
+        if isinstance(value, enum.Enum):
+            return {TAG: _name(type(value)), "value": value.value}
+        if isinstance(value, int):
+            return value
+        if isinstance(value, float):
+            return value if value - value == 0.0 else {TAG: "float", "of": repr(value)}
+        if isinstance(value, bytes | bytearray | memoryview):
+            return {TAG: "bytes", "size": memoryview(cast("bytes", value)).nbytes}
+        if isinstance(value, array):
+            return {TAG: "array", "of": list(cast("array[int]", value))}
+        return self._write_compound(value)
+
+    def _write_compound(self, value: Any) -> Any:
+        fields = getattr(value, "__struct_fields__", getattr(value, "_fields", None))
+        if fields is not None:
+            data: dict[str, Any] = {TAG: _name(cast("Any", type(value)))}
+            data.update({name: self.write(self._redact(name, getattr(value, name))) for name in fields})
+            return data
+        if isinstance(value, list):
+            return [self.write(one) for one in cast("list[Any]", value)]
+        if isinstance(value, tuple | set | frozenset):
+            name = "tuple" if isinstance(value, tuple) else "set" if isinstance(value, set) else "frozenset"
+            return {TAG: name, "of": [self.write(one) for one in cast("Iterable[Any]", value)]}
+        if isinstance(value, Mapping):
+            pairs = cast("Mapping[Any, Any]", value).items()
+            return {TAG: "dict", "of": [[self.write(key), self.write(one)] for key, one in pairs]}
+        number = self._numbers.setdefault(id(value), len(self._numbers) + 1)
+        # As long as it is kept no other object has its id.
+        self._kept.append(value)
+        return {TAG: "object", "number": number, "type": type(value).__name__}
+
+    def write_newest(self, events: list[Recorded[Any]], max_bytes: int = MAX_WRITTEN_BYTES) -> list[dict[str, Any]]:
+        """As many of the newest events as fit into `max_bytes` of JSON, oldest first."""
+        written: list[dict[str, Any]] = []
+        for one in reversed(events):
+            data = {"at": one.at, "data": self.write(one.event)}
+            max_bytes -= len(msgspec.json.encode(data))
+            if max_bytes < 0:
+                break
+            written.append(data)
+        return written[::-1]
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class Opaque:
+    """What was an object without data: a call, say. One for each number."""
+
+    def __init__(self, number: int, kind: str) -> None:
+        self.number = number
+        self.kind = kind
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.number}>"
+
+
+class Reader:
+    """Makes values of data again. `modules`: those whose classes, and whose imported classes, may be made."""
+
+    def __init__(self, modules: Iterable[ModuleType]) -> None:
+        self._types = {
+            _name(kind): kind
+            for module in [*modules, sys.modules["mesh.address"]]
+            for _, kind in inspect.getmembers(module, inspect.isclass)
+            if hasattr(kind, "__struct_fields__") or hasattr(kind, "_fields") or issubclass(kind, enum.Enum)
+        }
+        self._opaque: dict[int, Opaque] = {}
+
+    def read(self, data: Any) -> Any:
+        """The value of `data`; raises ValueError for a class that was not named. Bytes are zeros."""
+        if isinstance(data, list):
+            return [self.read(one) for one in cast("list[Any]", data)]
+        if not isinstance(data, dict):
+            return data
+        fields = dict(cast("dict[str, Any]", data))
+        name = fields.pop(TAG)
+        made = self._read_plain(name, fields)
+        if made is not None:
+            return made
+        kind = self._types.get(name)
+        if kind is None:
+            raise ValueError(f"{name} is in none of the modules that were named for reading")
+        if issubclass(kind, enum.Enum):
+            return kind(fields["value"])
+        return kind(**{field: self.read(value) for field, value in fields.items()})
+
+    def _read_plain(self, name: str, fields: dict[str, Any]) -> Any:
+        match name:
+            case "bytes":
+                return bytes(fields["size"])
+            case "float":
+                return float(fields["of"])
+            case "array":
+                return array("i", fields["of"])
+            case "tuple" | "set" | "frozenset":
+                make: Any = {"tuple": tuple, "set": set, "frozenset": frozenset}[name]
+                return make(self.read(one) for one in fields["of"])
+            case "dict":
+                return {self.read(key): self.read(value) for key, value in fields["of"]}
+            case "object":
+                number = fields["number"]
+                return self._opaque.setdefault(number, Opaque(number, fields["type"]))
+            case _:
+                return None

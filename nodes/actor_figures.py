@@ -1,0 +1,108 @@
+"""What an actor is, uses and does, in the figures that people look at: `meshctl ps` and the gateway's page. Pure.
+
+Here and nowhere else it is defined what each of them means; the names that dashboards know from vLLM are made of the
+same series (`nodes/gateway/metrics.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from mesh.frames import StatsReply
+from mesh.membership import Member
+from mesh.message import Part
+from nodes import roles
+from nodes.amounts import amount
+from nodes.stats import ActorStats
+
+RUNNING: Final = ("mesh_scheduler_num_running",)
+"""Requests in running batches."""
+WAITING: Final = ("mesh_scheduler_num_waiting", "mesh_scheduler_num_handoffs")
+"""Requests that wait for a place or for their KV pages."""
+KV_USAGE: Final = "mesh_scheduler_kv_usage_ratio"
+
+_RUNNING: Final = {roles.SCHEDULER: RUNNING, roles.GATEWAY: ("mesh_gateway_requests_running",)}
+_WAITING: Final = {roles.SCHEDULER: WAITING, roles.GATEWAY: ("mesh_gateway_requests_waiting",)}
+
+
+FIGURE_NAMES: Final = ("GROUP", "PHASE", "CPU", "MEMORY", "RUNNING", "WAITING", "KV", "TOKENS/S")
+"""What tables call them, in the order of `figure_texts`."""
+
+
+class ActorFigures(Part, frozen=True):
+    """One actor. None: it does not say, or has no such thing.
+
+    `group` and `phase` are its worker group's. `cpu_cores`, `tokens_per_s` and `output_tokens_per_s` are means of the
+    last ten seconds: cores that its process keeps busy, tokens computed (of prompts and output), tokens drawn.
+    `memory_bytes` is what is resident of its process, pages that it shares with others included. A gateway's requests
+    run once a scheduler has them. `kv_usage` is the share of the group's pages that are neither free nor only cached.
+    """
+
+    group: str = ""
+    phase: str = ""
+    cpu_cores: float | None = None
+    memory_bytes: int | None = None
+    num_running: int | None = None
+    num_waiting: int | None = None
+    kv_usage: float | None = None
+    tokens_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+
+
+def actor_figures(members: Sequence[Member], answers: Sequence[ActorStats]) -> dict[str, ActorFigures]:
+    """Of every member, by actor id, from what it announces and what it answered."""
+    stats = {answer.actor_id: answer.stats for answer in answers}
+    phases = {
+        _group(member): _text(member.attributes.get("phase")) for member in members if "phase" in member.attributes
+    }
+    return {
+        member.actor_id: _figures(member, phases.get(_group(member), ""), stats.get(member.actor_id))
+        for member in members
+    }
+
+
+def figure_texts(figures: ActorFigures) -> tuple[str, ...]:
+    """For people, a text for each of `FIGURE_NAMES`; `-` where there is nothing to say. 100 % of CPU is one core."""
+    memory = figures.memory_bytes
+    return (
+        figures.group or "-",
+        figures.phase or "-",
+        "-" if figures.cpu_cores is None else f"{figures.cpu_cores:.0%}",
+        "-" if memory is None else amount(memory),
+        "-" if figures.num_running is None else str(figures.num_running),
+        "-" if figures.num_waiting is None else str(figures.num_waiting),
+        "-" if figures.kv_usage is None else f"{figures.kv_usage:.0%}",
+        "-" if figures.tokens_per_s is None else f"{figures.tokens_per_s:,.1f}",
+    )
+
+
+def _figures(member: Member, phase: str, stats: StatsReply | None) -> ActorFigures:
+    group = _group(member)
+    if stats is None:
+        return ActorFigures(group=group, phase=phase if group else "")
+    series: Mapping[str, float] = {**stats.counters, **stats.gauges}
+    memory = series.get("mesh_resident_memory_bytes")
+    return ActorFigures(
+        group=group,
+        phase=phase if group else "",
+        cpu_cores=series.get("mesh_cpu_cores"),
+        memory_bytes=None if memory is None else int(memory),
+        num_running=_sum(series, _RUNNING.get(member.role, ())),
+        num_waiting=_sum(series, _WAITING.get(member.role, ())),
+        kv_usage=series.get(KV_USAGE),
+        tokens_per_s=series.get("mesh_scheduler_computed_tokens_per_second"),
+        output_tokens_per_s=series.get("mesh_scheduler_output_tokens_per_second"),
+    )
+
+
+def _sum(series: Mapping[str, float], names: Sequence[str]) -> int | None:
+    found = [series[name] for name in names if name in series]
+    return int(sum(found)) if found else None
+
+
+def _group(member: Member) -> str:
+    return _text(member.attributes.get("group"))
+
+
+def _text(value: Any) -> str:
+    """Attributes are everybody's own business: somebody else's may be anything."""
+    return value if isinstance(value, str) else ""

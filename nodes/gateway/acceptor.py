@@ -1,0 +1,140 @@
+"""Takes connections from the listening socket, and answers those that there is no room for.
+
+The event loop's own server takes whatever comes, and once there is no descriptor left it closes newcomers without a
+word. Here the last descriptors are kept for the mesh's own links: who would get one of them, or is one connection too
+many, is told 503 and closed.
+"""
+
+import asyncio
+import contextlib
+import errno
+import resource
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from nodes.gateway.errors import Unavailable
+
+RESERVED_FILES = 64
+"""Descriptors that no client gets: links to actors that come later, dials, and clients that are being refused."""
+
+MAX_LINGERING = 16
+LINGER_S = 1.0
+_MAX_AT_ONCE = 64
+_PAUSE_S = 0.1
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+Refused = Callable[[str], None]
+"""Told why a connection was refused."""
+
+
+class Acceptor:
+    """One listening socket. `make_protocol` makes the protocol of each connection, `num_connections` counts those that
+    have one; `refused` hears of each that got none.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        num_connections: Callable[[], int],
+        max_connections: int,
+        refused: Refused,
+    ) -> None:
+        self._listener = listener
+        self._make_protocol = make_protocol
+        self._num_connections = num_connections
+        self._max_connections = max_connections
+        self._refused = refused
+        self._max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[object]] = set()
+        self._lingering: deque[socket.socket] = deque()
+        self._is_open = False
+
+    def open(self) -> None:
+        """Take connections from now on."""
+        self._is_open = True
+        self._loop.add_reader(self._listener, self._accept)
+
+    def close(self) -> None:
+        """Take those that have come, and no more; the port is free. Again is harmless."""
+        if self._is_open:
+            # Who is in the kernel's queue is connected as far as it knows, and would be reset.
+            self._accept()
+            self._is_open = False
+            self._loop.remove_reader(self._listener)
+        self._listener.close()
+        while self._lingering:
+            self._let_go(self._lingering[0])
+
+    async def opened(self) -> None:
+        """Return when every connection that was taken has its protocol."""
+        while self._opening:
+            await asyncio.wait(self._opening)
+
+    def _accept(self) -> None:
+        for _ in range(_MAX_AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    self._pause(error)
+                    return
+                # That client has left already.
+                continue
+            connection.setblocking(False)
+            if self._num_connections() + len(self._opening) >= self._max_connections:
+                self._refuse(connection, f"it has {self._max_connections} connections, as many as it takes")
+            # The kernel gives the lowest that is free, so its number says how many are left, whoever has the others.
+            elif connection.fileno() >= self._max_files - RESERVED_FILES:
+                self._refuse(connection, f"it has as many as `ulimit -n` ({self._max_files}) lets it have")
+            else:
+                self._take(connection)
+
+    def _take(self, connection: socket.socket) -> None:
+        # Text comes in small pieces, each of which is waited for.
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        opening = self._loop.create_task(self._connect(connection))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._make_protocol, connection)
+        except OSError:
+            connection.close()
+
+    def _refuse(self, connection: socket.socket, why: str) -> None:
+        self._refused(why)
+        error = Unavailable(f"This gateway takes no more connections: {why}.", code="too_many_connections")
+        body = error.body("")
+        head = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+        with contextlib.suppress(OSError):
+            connection.send(head + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body)
+            connection.shutdown(socket.SHUT_WR)
+        # A socket that is closed before its request was read resets the connection, and the answer may be lost.
+        self._lingering.append(connection)
+        self._loop.call_later(LINGER_S, self._let_go, connection)
+        if len(self._lingering) > MAX_LINGERING:
+            self._let_go(self._lingering[0])
+
+    def _let_go(self, connection: socket.socket) -> None:
+        if connection in self._lingering:
+            self._lingering.remove(connection)
+            with contextlib.suppress(OSError):
+                connection.recv(65536)
+            connection.close()
+
+    def _pause(self, error: OSError) -> None:
+        """Something else has even the reserve: whoever waits is asked to wait longer, not turned away."""
+        self._refused(f"accept failed ({error.strerror})")
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(_PAUSE_S, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._is_open:
+            self._loop.add_reader(self._listener, self._accept)

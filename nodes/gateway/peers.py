@@ -1,0 +1,41 @@
+"""Whom the gateway's core can turn to, as it was told last. Pure; owned by `core.py`."""
+
+from zlib import crc32
+
+from nodes.gateway.events import DetokenizersChanged, SchedulersChanged
+
+
+class Peers:
+    """Schedulers and detokenizers. A scheduler's epoch is 0 where it is not ready, its numerics empty if not known."""
+
+    def __init__(self) -> None:
+        self._detokenizers: list[str] = []
+        self._schedulers = SchedulersChanged({})
+
+    def take(self, event: DetokenizersChanged | SchedulersChanged) -> None:
+        """What is said now takes the place of what was said before."""
+        if isinstance(event, DetokenizersChanged):
+            self._detokenizers = event.ready
+        else:
+            self._schedulers = event
+
+    def epoch_of(self, scheduler: str) -> int:
+        """Which incarnation is ready now."""
+        return self._schedulers.ready.get(scheduler, 0)
+
+    def is_stand_in(self, scheduler: str) -> bool:
+        """Whether it decodes only while nobody else is there."""
+        return scheduler in self._schedulers.stand_ins
+
+    def numerics_of(self, scheduler: str) -> str:
+        """The fingerprint under which it computes."""
+        return self._schedulers.numerics.get(scheduler, "")
+
+    def has_detokenizer(self, actor_id: str) -> bool:
+        """Whether it is ready."""
+        return actor_id in self._detokenizers
+
+    def other_detokenizer(self, request_id: str, than: str) -> str:
+        """One for this request, the same each time; empty if there is no other. Requests of one that left spread."""
+        others = [actor_id for actor_id in self._detokenizers if actor_id != than]
+        return others[crc32(request_id.encode()) % len(others)] if others else ""

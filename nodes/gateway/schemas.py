@@ -1,0 +1,104 @@
+"""What `/openapi.json` says of bodies beyond their types: limits of the model and of this gateway, and rules between
+fields, so that whatever the document allows is served, and what `validation.py` refuses is not allowed by it.
+
+What no schema can say is left to errors: that prompt and answer fit the context, that `min_tokens` is at most
+`max_tokens`, that samples times prompts are at most so many, and what a chat template makes of messages. Pure.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.openai_types import MAX_TOKEN_ID, REFUSAL_PART, TEXT_PARTS
+from nodes.gateway.unsupported import NEUTRAL_VALUES
+
+Schema = dict[str, Any]
+
+BODIES: Final = ("ChatCompletionBody", "CompletionBody", "TokenizeBody", "DetokenizeBody")
+_NULL: Final[Schema] = {"type": "null"}
+
+
+def narrow(components: dict[str, Schema], config: GatewayConfig, *, takes_priority: bool) -> None:
+    """Write it into the schemas of types, by type name. `takes_priority`: schedulers make something of one."""
+    token_id: Schema = {"type": "integer", "minimum": 0, "maximum": (config.vocab_size or MAX_TOKEN_ID + 1) - 1}
+    for name in BODIES:
+        fields = components[name]["properties"]
+        fields["model"] = _or_null({"enum": list(config.served_names)})
+        for field, values in NEUTRAL_VALUES.items():
+            if field not in fields:
+                fields[field] = {"enum": [None, *values], "description": "Other values are refused: not supported."}
+    for name in BODIES[:2]:
+        _narrow_generation(components[name], token_id, config, takes_priority=takes_priority)
+    for name in ("ChatCompletionBody", "TokenizeBody"):
+        both = {"continue_final_message": {"const": True}, "add_generation_prompt": {"const": True}}
+        _all_of(components[name], {"not": {"properties": both, "required": list(both)}})
+    components["CompletionBody"]["properties"]["prompt"] = _prompt(token_id, config.max_prompts_per_call)
+    components["DetokenizeBody"]["properties"]["tokens"]["items"] = token_id
+    components["StreamOptions"]["properties"]["include_obfuscation"] = {"enum": [None, False]}
+    _narrow_messages(components)
+
+
+def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, *, takes_priority: bool) -> None:
+    fields = schema["properties"]
+    # A prompt has at least one token.
+    most = max(1, config.context_length - 1)
+    for field in ("max_tokens", "max_completion_tokens"):
+        fields[field] = _or_null({"type": "integer", "minimum": 1, "maximum": most})
+    fields["min_tokens"] = _or_null({"type": "integer", "minimum": 0, "maximum": most})
+    fields["n"] = _or_null({"type": "integer", "minimum": 1, "maximum": min(128, config.max_samples_per_call)})
+    fields["stop_token_ids"]["anyOf"][0]["items"] = token_id
+    fields["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": f"^(?:{_numbers_up_to(token_id['maximum'])})$"}
+    if not takes_priority:
+        fields["priority"] = {"enum": [None, 0], "description": "The schedulers' policy knows no priorities."}
+    # Options of a stream without one are refused, not ignored.
+    no_options = {"properties": {"stream_options": _NULL}}
+    _all_of(schema, {"anyOf": [no_options, {"properties": {"stream": {"const": True}}, "required": ["stream"]}]})
+
+
+def _narrow_messages(components: dict[str, Schema]) -> None:
+    kinds = {
+        "content": ["string", "array"],
+        "refusal": ["string"],
+        "tool_calls": ["array"],
+        "function_call": ["object"],
+    }
+    _all_of(components["ChatMessage"], {"anyOf": [_having({field: {"type": kind}}) for field, kind in kinds.items()]})
+    part = components["ContentPart"]
+    part["properties"]["type"] = {"enum": [*sorted(TEXT_PARTS), REFUSAL_PART]}
+    text = _having({"type": {"enum": sorted(TEXT_PARTS)}, "text": {"type": "string"}})
+    _all_of(part, {"anyOf": [text, _having({"type": {"const": REFUSAL_PART}, "refusal": {"type": "string"}})]})
+    prompt, messages = {"prompt": {"type": "string"}}, {"messages": {"type": "array"}}
+    either = [_having(prompt, without="messages"), _having(messages, without="prompt")]
+    _all_of(components["TokenizeBody"], {"anyOf": either})
+
+
+def _prompt(token_id: Schema, most: int) -> Schema:
+    text: Schema = {"type": "string", "minLength": 1}
+    token_ids: Schema = {"type": "array", "items": token_id, "minItems": 1}
+    several = [{"type": "array", "items": one, "minItems": 1, "maxItems": most} for one in (text, token_ids)]
+    return {"anyOf": [text, token_ids, *several]}
+
+
+def _having(fields: Mapping[str, Schema], *, without: str = "") -> Schema:
+    absent = {without: _NULL} if without else {}
+    return {"properties": {**fields, **absent}, "required": list(fields)}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, _NULL], "default": None}
+
+
+def _all_of(schema: Schema, rule: Schema) -> None:
+    schema.setdefault("allOf", []).append(rule)
+
+
+def _numbers_up_to(highest: int) -> str:
+    """A regular expression of the decimal numbers from 0 to `highest`, written as they are in JSON."""
+    digits = str(highest)
+    choices = [f"[1-9][0-9]{{0,{len(digits) - 2}}}", "0"] if len(digits) > 1 else []
+    for place, digit in enumerate(digits):
+        least = 1 if place == 0 and len(digits) > 1 else 0
+        if int(digit) > least:
+            rest = len(digits) - place - 1
+            choices.append(f"{digits[:place]}[{least}-{int(digit) - 1}]" + (f"[0-9]{{{rest}}}" if rest else ""))
+    return "|".join([*choices, digits])

@@ -1,0 +1,60 @@
+"""Which files of a checkpoint are read here, and what is said of a checkpoint that lacks some. Pure.
+
+Used on a directory's files (`directory.py`) and, before anything is fetched, on the list that a hub gives.
+"""
+
+from collections.abc import Collection
+from typing import Final
+
+from nodes.model_spec.errors import ModelNotFound, ModelUnsupported
+
+CONFIG_FILE: Final = "config.json"
+TOKENIZER_FILE: Final = "tokenizer.json"
+SINGLE_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
+SMALL_FILES: Final = (
+    CONFIG_FILE,
+    TOKENIZER_FILE,
+    "generation_config.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    INDEX_FILE,
+)
+"""All that is read besides the weights; without some of them a model is served all the same."""
+
+_OTHER_TOKENIZERS: Final = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
+_OTHER_WEIGHTS: Final = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx")
+
+
+def require_files(where: str, names: Collection[str]) -> None:
+    """Raise ModelNotFound or ModelUnsupported, naming all that is missing, unless the files `names` can be served."""
+    problems: list[str] = []
+    others: list[str] = []
+    if CONFIG_FILE not in names:
+        problems.append(f"{CONFIG_FILE} is missing")
+    if TOKENIZER_FILE not in names:
+        found = [name for name in _OTHER_TOKENIZERS if name in names]
+        problems.append(f"{TOKENIZER_FILE} is missing{_beside(found)}")
+        others += found
+    if SINGLE_FILE not in names and INDEX_FILE not in names:
+        found = sorted(name for name in names if "/" not in name and name.endswith(_OTHER_WEIGHTS))
+        reason = ", some of which may run code when they are loaded" if found else ""
+        problems.append(f"it has no {SINGLE_FILE} and no {INDEX_FILE}{_beside(found)}{reason}")
+        others += found
+    if not problems:
+        return
+    do = (
+        "Save it once with transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY), and the same"
+        " with AutoModelForCausalLM; then give that directory."
+        if others
+        else "Give a complete Hugging Face model."
+    )
+    kind = ModelUnsupported if others else ModelNotFound
+    raise kind(f"{where} cannot be served as it is: {'; '.join(problems)}. {do}")
+
+
+def _beside(found: list[str]) -> str:
+    if not found:
+        return ""
+    shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+    return f", only {shown}, which {'is' if len(found) == 1 else 'are'} not read here"

@@ -1,0 +1,33 @@
+"""Which worker groups compute the same bits, by the fingerprints that their schedulers announce. Pure.
+
+Groups of one mesh may run on unequal machines. A request that goes on elsewhere then goes on with other bits: its text
+is as good, but not the one that it would have had.
+"""
+
+from collections.abc import Iterable
+
+from mesh.membership import Member
+from nodes.roles import SCHEDULER
+
+
+def scheduler_numerics(members: Iterable[Member]) -> dict[str, str]:
+    """Fingerprints of the schedulers that say theirs, in whatever state, by actor id."""
+    return {one.actor_id: numerics for one in members if one.role == SCHEDULER and (numerics := _text(one, "numerics"))}
+
+
+def numerics_note(members: Iterable[Member]) -> str:
+    """A line for people, where the groups that say their numerics say unequal ones; else empty."""
+    groups: dict[str, set[str]] = {}
+    for one in members:
+        if one.role == SCHEDULER and (numerics := _text(one, "numerics")):
+            groups.setdefault(numerics, set()).add(_text(one, "group") or one.actor_id)
+    if len(groups) < 2:
+        return ""
+    sets = sorted((sorted(names), numerics) for numerics, names in groups.items())
+    texts = [f"{', '.join(names)} ({numerics})" for names, numerics in sets]
+    return f"worker groups of unequal numerics give unequal bits: {'; '.join(texts)}"
+
+
+def _text(member: Member, name: str) -> str:
+    value = member.attributes.get(name)
+    return value if isinstance(value, str) else ""

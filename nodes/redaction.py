@@ -1,0 +1,49 @@
+"""What a failed core's events say of prompts and answers in the log: their lengths, and where they are alike.
+
+Token ids become other ids, the same one everywhere in one failure, so that prefixes that were shared still are and a
+stop id is still one. Texts become as many `x`, keys of caches become `key-1`, `key-2`, … Who has the log learns how
+long and how repetitive a prompt was, and does not read it.
+"""
+
+from typing import Any, Final, cast
+
+_IDS: Final = frozenset(
+    {"eos_token_ids", "output_ids", "prompt_ids", "prompt_tail", "stop_token_ids", "token_id", "token_ids"}
+)
+_TEXTS: Final = frozenset({"stop", "text", "texts"})
+
+
+class PromptRedactor:
+    """A `mesh.recording.Redact` for one failure."""
+
+    def __init__(self) -> None:
+        self._ids: dict[int, int] = {}
+        self._keys: dict[str, str] = {"": ""}
+
+    def __call__(self, field: str, value: Any) -> Any:
+        """What is written of a field's value."""
+        if field in _IDS:
+            return self._renamed(value)
+        if field in _TEXTS:
+            return _covered(value)
+        if field == "extra_key":
+            return self._keys.setdefault(value, f"key-{len(self._keys)}")
+        if field == "logit_bias" and value:
+            return {self._renamed(token_id): bias for token_id, bias in cast("dict[int, float]", value).items()}
+        return value
+
+    def _renamed(self, value: Any) -> Any:
+        if isinstance(value, int):
+            # Negative ones are no ids: nothing drawn, or not known yet.
+            return value if value < 0 else self._ids.setdefault(value, len(self._ids))
+        if isinstance(value, list | tuple):
+            return [self._renamed(one) for one in cast("list[Any]", value)]
+        return value
+
+
+def _covered(value: Any) -> Any:
+    if isinstance(value, str):
+        return "x" * len(value)
+    if isinstance(value, list):
+        return [_covered(one) for one in cast("list[Any]", value)]
+    return value

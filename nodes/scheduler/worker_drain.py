@@ -1,0 +1,56 @@
+"""A worker that an operator has drained: it comes back when he says so, not when it is started again by itself.
+
+So nobody waits for it as for one that died. What is new is refused (`draining`: submit elsewhere), prefills that others
+have ordered are theirs to make again at once, and attempts that run here are given back after `drained_wait_s`, within
+which a worker that is only renewed is there again. Pure; owned by the core.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.deadlines import Deadlines
+from nodes.scheduler.endings import Endings
+from nodes.scheduler.events import ReadyPeer
+from nodes.scheduler.orders import Orders
+
+DRAINED: Final = "worker_drained"
+DRAINING: Final = "draining"
+
+
+class WorkerDrain:
+    """Which of the group's workers were drained and are not back."""
+
+    def __init__(self, config: SchedulerConfig, orders: Orders, endings: Endings, deadlines: Deadlines) -> None:
+        self._config = config
+        self._orders = orders
+        self._endings = endings
+        self._deadlines = deadlines
+        self._drained: set[str] = set()
+
+    @property
+    def is_drained(self) -> bool:
+        """Nothing can be computed here until somebody starts the worker again."""
+        return bool(self._drained)
+
+    def on_members(self, ready: Mapping[str, ReadyPeer], draining: Collection[str], now: float) -> None:
+        """Who is ready, and who was last seen draining."""
+        was_drained = self.is_drained
+        for worker in self._config.ranks:
+            if worker in draining:
+                self._drained.add(worker)
+            elif worker in ready:
+                self._drained.discard(worker)
+        if self.is_drained and not was_drained:
+            self._deadlines.set((DRAINED, ""), now + self._config.drained_wait_s)
+            for grant_id in self._orders.running():
+                self._endings.fail_order(self._orders, grant_id, DRAINING, self._message(), now)
+        elif was_drained and not self.is_drained:
+            self._deadlines.clear((DRAINED, ""))
+
+    def on_due(self, now: float) -> None:
+        """It was not renewed: it stays away."""
+        self._endings.give_all_back(self._orders, DRAINING, self._message(), now)
+
+    def _message(self) -> str:
+        return f"{', '.join(sorted(self._drained))} was drained; `meshctl restart` brings it back"

@@ -1,0 +1,20 @@
+"""Amounts of bytes in words, by thousands, as disks and hubs count them."""
+
+
+def progress_text(done: int, total: int) -> str:
+    """`3.1 of 7.6 GB`, both in the unit of the total."""
+    unit, size = _unit(total)
+    return f"{done / size:.1f} of {total / size:.1f} {unit}"
+
+
+def size_text(num_bytes: int) -> str:
+    """`7.6 GB`."""
+    unit, size = _unit(num_bytes)
+    return f"{num_bytes / size:.1f} {unit}"
+
+
+def _unit(num_bytes: int) -> tuple[str, int]:
+    for unit, size in (("GB", 10**9), ("MB", 10**6)):
+        if num_bytes >= size:
+            return unit, size
+    return "kB", 10**3

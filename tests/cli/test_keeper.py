@@ -1,0 +1,68 @@
+"""What the owner of a mesh's processes refuses before anything happens."""
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+from cli.launch import mesh_directory
+from cli.launch.keeper import Listeners, ProcessKeeper
+from cli.launch.mesh_directory import MeshDirectory
+from cli.launch.supervisor import NotRecordable, SupervisorActor
+from cli.protocol import RenewActors, Renewing
+from cli.settings import SupervisionSettings
+from cli.topology import ActorLaunch
+from mesh.membership import DRAINING, READY
+from mesh.supervision.events import Beat, Begin, Spawned
+
+
+async def keeper_of(directory: MeshDirectory) -> ProcessKeeper:
+    """One actor, ready as the core sees it; no process stands behind it."""
+    topology = Mock(
+        actors=[ActorLaunch(actor_id="gateway-0", role="gateway", kind="gateway", config={})],
+        preloads=(),
+        num_threads=1,
+        settings=SimpleNamespace(supervision=SupervisionSettings()),
+    )
+    listeners = Listeners(dead=Mock(), ready=Mock(), stopped=Mock(), member=Mock())
+    keeper = ProcessKeeper(topology, directory, Mock(), Mock(), listeners, 0)
+    keeper.core.handle(Begin(), 0.0)
+    keeper.core.handle(Spawned("gateway-0", 1), 0.0)
+    keeper.core.handle(Beat("gateway-0", 1, True), 0.0)
+    keeper._processes["gateway-0"] = Mock(pid=os.getpid())
+    return keeper
+
+
+def test_a_restart_is_refused_before_an_actor_ends_whose_next_epoch_cannot_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    directory = MeshDirectory("m")
+    directory.create()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def run() -> None:
+        keeper = await keeper_of(directory)
+        watch = keeper.core.watches["gateway-0"]
+        with monkeypatch.context() as patch:
+            patch.setattr(mesh_directory, "_replace", full)
+            with pytest.raises(NotRecordable, match="No space left"):
+                keeper.renew(["gateway"], stay_away=False)
+            call = Mock(message=RenewActors(names=["gateway"], stay_away=False))
+            SupervisorActor(keeper, 1).on_ask(call)
+            code, text = call.fail.call_args.args
+            assert (code, str(directory.path) in text) == ("not_recordable", True)
+            assert (watch.state, watch.epoch) == (READY, 1), "it goes on as it was"
+        call = Mock(message=RenewActors(names=["gateway"], stay_away=False))
+        SupervisorActor(keeper, 1).on_ask(call)
+        call.reply.assert_called_once_with(Renewing(epochs={"gateway-0": 1}))
+        assert watch.state == DRAINING, "there is room again"
+        keeper.close()
+
+    asyncio.run(run())

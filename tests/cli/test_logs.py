@@ -1,0 +1,136 @@
+"""`meshctl logs` over files as actors leave them: one stream in order of time, chosen and written for whoever reads."""
+
+import json
+import sys
+from datetime import datetime, timedelta
+
+import pytest
+
+from cli.commands import logs as command
+from cli.commands.logs import Wanted, logs
+from cli.errors import NotRunning, WrongUsage
+from cli.exit_codes import ExitCode
+from cli.launch.mesh_directory import MeshDirectory
+from cli.log_lines import parse_since, read_lines, to_text
+
+START = datetime(2026, 3, 1, 12, 0, 0)
+
+
+def entry(actor, seconds, event, level="info", **fields):
+    at = (START + timedelta(seconds=seconds)).isoformat() + "Z"
+    return json.dumps({"actor": actor, "epoch": 1, **fields, "event": event, "level": level, "timestamp": at}) + "\n"
+
+
+@pytest.fixture
+def mesh(tmp_path, monkeypatch):
+    """A directory with logs of three actors, one of them of an earlier topology."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    directory = MeshDirectory("m")
+    directory.create()
+    directory.write_actors({"supervisor": "supervisor", "gateway-0": "gateway", "worker-0": "worker"})
+    directory.log("gateway-0").write_text(
+        entry("gateway-0", 1, "joined") + entry("gateway-0", 4, "slow", "warning", what="a b", n=3)
+    )
+    directory.log("worker-0").write_text(
+        entry("worker-0", 2, "joined")
+        + "WARNING torch no such thing\nSegmentation fault\n"
+        + entry("worker-0", 5, "stopped", "error", exception="Traceback:\n  boom")
+    )
+    directory.log("worker-7").write_text(entry("worker-7", 3, "of an earlier mesh"))
+    return directory
+
+
+def shown(capsys, *names, output="json", follow=False, **wanted):
+    assert logs("m", Wanted(names=names, **wanted), follow=follow, output=output) is ExitCode.OK
+    return capsys.readouterr().out.splitlines()
+
+
+def events(lines):
+    return [json.loads(line)["event"] for line in lines]
+
+
+def test_one_stream_in_order_of_time_of_this_topology_only(mesh, capsys):
+    lines = shown(capsys)
+    assert events(lines) == ["joined", "joined", "WARNING torch no such thing", "Segmentation fault", "slow", "stopped"]
+    assert [json.loads(line)["actor"] for line in lines] == ["gateway-0", *["worker-0"] * 3, "gateway-0", "worker-0"]
+    assert events(shown(capsys, num_lines=2)) == ["slow", "stopped"]
+    assert events(shown(capsys, num_lines=0)) == []
+
+
+def test_by_actor_role_level_and_time(mesh, capsys):
+    assert events(shown(capsys, "gateway-0")) == events(shown(capsys, "gateway")) == ["joined", "slow"]
+    assert len(shown(capsys, "worker", "gateway-0")) == 6
+    loud = ["WARNING torch no such thing", "Segmentation fault", "slow", "stopped"]
+    assert events(shown(capsys, level="warning")) == loud
+    assert events(shown(capsys, level="error")) == ["Segmentation fault", "stopped"]
+    assert events(shown(capsys, since="2026-03-01T12:00:03+00:00")) == ["slow", "stopped"]
+    assert shown(capsys, since="1s") == []
+
+
+def test_a_terminal_gets_text_and_a_pipe_json(mesh, capsys, monkeypatch):
+    assert events(shown(capsys, output=None))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lines = shown(capsys, output=None)
+    slow = next(line for line in lines if "slow" in line)
+    assert slow.startswith("\x1b[33m")
+    assert slow.removesuffix("\x1b[0m").endswith("gateway-0   warning  slow  what='a b'  n=3")
+    assert lines[-1] == "  boom\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in "".join(shown(capsys, output=None))
+
+
+def test_what_is_of_today_has_no_date():
+    now = datetime.now().astimezone()
+    text = json.dumps({"timestamp": now.isoformat(), "event": "e", "level": "info", "x": {"y": 1}})
+    (line,) = read_lines("a", [text], 0.0)
+    when = f"{now:%H:%M:%S}.{now.microsecond // 1000:03}"
+    assert to_text(line, 3, colours=False) == when + '  a    info     e  x={"y":1}'
+
+
+def test_following_goes_on_through_new_lines_cut_files_and_late_actors(mesh, capsys, monkeypatch):
+    later = mesh.log("supervisor")
+    steps = iter(
+        [
+            lambda: later.write_text(entry("supervisor", 9, "a death") + entry("supervisor", 10, "half a line")[:-5]),
+            lambda: later.write_text(entry("supervisor", 9, "a death") + entry("supervisor", 10, "half a line")),
+            lambda: later.write_text(entry("supervisor", 11, "cut")),
+        ]
+    )
+
+    def next_step(_):
+        step = next(steps, None)
+        if step is None:
+            raise KeyboardInterrupt
+        step()
+
+    monkeypatch.setattr(command.time, "sleep", next_step)
+    assert events(shown(capsys, "supervisor", follow=True)) == ["a death", "half a line", "cut"]
+
+
+def test_few_lines_of_a_long_file_are_its_last_and_the_rotated_one_comes_before(mesh, capsys):
+    mesh.log("gateway-0").write_text("".join(entry("gateway-0", second, f"e{second}") for second in range(5000)))
+    assert events(shown(capsys, "gateway", num_lines=3)) == ["e4997", "e4998", "e4999"]
+    assert len(shown(capsys, "gateway", num_lines=4999)) == 4999
+    rotated = mesh.log("gateway-0").with_name("gateway-0.log.1")
+    rotated.write_text(entry("gateway-0", -2, "first") + entry("gateway-0", -1, "second"))
+    assert events(shown(capsys, "gateway", num_lines=5001))[:2] == ["second", "e0"]
+    assert len(shown(capsys, "gateway", level="info", num_lines=9000)) == 5002
+
+
+def test_who_has_no_log(mesh, capsys):
+    with pytest.raises(NotRunning, match=r"(?s)no actor or role gatway.*did you mean gateway"):
+        logs("m", Wanted(names=("gatway",)), follow=False, output=None)
+    with pytest.raises(NotRunning, match="there is no log of worker-7"):
+        logs("m", Wanted(names=("worker-7",)), follow=False, output=None)
+    with pytest.raises(NotRunning, match=r"(?s)no logs of a mesh 'other'.*meshctl up"):
+        logs("other", Wanted(), follow=False, output=None)
+
+
+def test_times():
+    now = datetime(2026, 3, 1, 12)
+    ages = {"30s": 30, "10m": 600, "1.5h": 5400, "2d": 172_800}
+    assert {text: now.timestamp() - parse_since(text, now) for text in ages} == ages
+    assert parse_since("2026-03-01T11:00", now) == now.timestamp() - 3600
+    assert parse_since("2026-03-01T11:00Z", now) == datetime.fromisoformat("2026-03-01T11:00+00:00").timestamp()
+    with pytest.raises(WrongUsage, match="--since yesterday"):
+        parse_since("yesterday", now)

@@ -1,0 +1,117 @@
+"""What follows from a model before anything is started: dtype, chat template, and what is said of them."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cli import model_plan
+from cli.compute_dtype import choose_dtype
+from cli.errors import BadConfig, BadModel
+from cli.launch.download_bar import DownloadBar, bar_text
+from cli.launch.progress import Progress
+from cli.model_plan import plan_model
+from cli.settings import Settings
+from nodes.model_spec import resolve_model
+from nodes.sizes import size_text
+from tests.nodes.checkpoints import LLAMA, write_model
+
+ECHO = resolve_model("echo")
+HALF = msgspec.structs.replace(resolve_model("random:tiny-llama"), dtype="float16", name="half")
+
+
+@pytest.mark.parametrize(
+    ("device", "flags", "dtype", "words"),
+    [
+        ("cpu", {"avx2", "avx512f"}, "float32", "float32, since this CPU has no kernels for 16 bits"),
+        ("cpu", {"avx2", "avx512_bf16"}, "bfloat16", "bfloat16, this CPU's format, which keeps 8 of their 11"),
+        ("cpu", {"amx_bf16"}, "bfloat16", "this CPU's"),
+        ("cpu", {"asimd", "bf16"}, "bfloat16", "this CPU's"),
+        ("cuda", set(), "bfloat16", "bfloat16, the device's format"),
+        ("cuda:1", {"avx2"}, "bfloat16", "the device's format"),
+    ],
+)
+def test_float16_is_bfloat16_where_that_is_the_devices_format_and_it_is_said(device, flags, dtype, words):
+    chosen = choose_dtype("auto", HALF, device, flags)
+    assert chosen.dtype == dtype == HALF.compute_dtype(chosen.dtype)
+    assert words in chosen.note
+    for asked in ("float32", "bfloat16"):
+        assert choose_dtype(asked, HALF, device, flags) == (asked, ""), "whoever asks gets it"
+    plain = resolve_model("random:qwen3-0.6b")
+    assert choose_dtype("auto", plain, device, flags) == ("auto", "")
+
+
+def planned(tmp_path, **settings):
+    """The plan, and what was said."""
+    with (tmp_path / "said").open("wb") as said:
+        plan = plan_model(Settings(**settings), Progress(said.fileno()), fetches=False)
+    return plan, (tmp_path / "said").read_text()
+
+
+def test_what_a_checkpoint_asks_for_is_said(tmp_path, monkeypatch):
+    directory = write_model(tmp_path / "half", LLAMA | {"torch_dtype": "float16"})
+    (directory / "generation_config.json").write_text('{"top_k": 20, "repetition_penalty": 1.1}')
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu avx512_bf16 sse\n")
+    monkeypatch.setattr(model_plan, "_CPUINFO", tmp_path / "cpuinfo")
+    plan, _ = planned(tmp_path, model=str(directory))
+    assert (plan.settings.dtype, plan.argument, plan.origin) == ("bfloat16", str(directory), "")
+    half, sampled, left_out = plan.notes
+    assert half.startswith("half has float16 weights: computed in bfloat16")
+    assert sampled == "requests that do not say otherwise are sampled as half's makers have it: top_k 20"
+    assert left_out == "half asks for repetition_penalty 1.1, which nothing here computes: left out"
+    monkeypatch.setattr(model_plan, "_CPUINFO", tmp_path / "none")
+    assert planned(tmp_path, model=str(directory))[0].settings.dtype == "float32"
+
+
+def test_models_are_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for named in ("tiny", "echo", "echo?step_ms=3", "random:tiny-llama?seed=1"):
+        plan, said = planned(tmp_path, model=named)
+        assert (plan.argument, plan.notes, said) == (named, (), "")
+    write_model(Path("here"), LLAMA)
+    assert planned(tmp_path, model="./here")[0].argument == str(tmp_path / "here")
+    with pytest.raises(BadModel, match="no model directory"):
+        planned(tmp_path, model="./nowhere")
+
+
+def test_a_chat_template_is_compiled_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("good.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    Path("bad.jinja").write_text("{% for m in messages %}")
+    plan, _ = planned(tmp_path, model="echo", chat_template="good.jinja")
+    assert plan.settings.chat_template == str(tmp_path / "good.jinja"), "actors run elsewhere"
+    for file, words in (("bad.jinja", "cannot be compiled"), ("none.jinja", "cannot be read as text")):
+        with pytest.raises(BadConfig, match=words):
+            planned(tmp_path, model="echo", chat_template=file)
+
+
+def test_a_bar_says_how_much_how_fast_and_how_long_still():
+    assert bar_text("m", 0, 7_600_000_000, 0.0) == "m [------------------------] 0.0 of 7.6 GB"
+    text = bar_text("m", 3_100_000_000, 7_600_000_000, 62.0)
+    assert text == "m [#########---------------] 3.1 of 7.6 GB, 50.0 MB/s, 90 s left"
+    assert bar_text("m", 2_000, 2_000, 2.0) == f"m [{'#' * 24}] 2.0 of 2.0 kB, 1.0 kB/s"
+    assert bar_text("m", 0, 0, 0.0).startswith(f"m [{'#' * 24}]"), "an empty file is there"
+    assert [size_text(n) for n in (10, 45_000_000, 7_600_000_000)] == ["0.0 kB", "45.0 MB", "7.6 GB"]
+
+
+def drawn(tmp_path, *, is_terminal):
+    """What a download of 100 MB in 30 s shows."""
+    now = 0.0
+    with (tmp_path / "bar").open("wb") as out:
+        bar = DownloadBar(Progress(out.fileno(), is_terminal=is_terminal), "m", 100_000_000, lambda: now)
+        for _ in range(100):
+            now += 0.3
+            bar.advance(1_000_000)
+        bar.close()
+    return (tmp_path / "bar").read_bytes().decode()
+
+
+def test_a_terminal_sees_one_line_and_a_log_a_few(tmp_path):
+    terminal = drawn(tmp_path, is_terminal=True)
+    assert terminal.count("\r") == 101
+    assert (terminal.count("\n"), terminal[-1]) == (1, "\n")
+    lines = drawn(tmp_path, is_terminal=False).splitlines()
+    assert "\r" not in "".join(lines)
+    assert len(lines) == 4
+    assert "fetching m: 100.0 MB" in lines[0]
+    assert "100.0 of 100.0 MB" in lines[-1]

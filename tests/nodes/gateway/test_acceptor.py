@@ -1,0 +1,169 @@
+"""Connections that there is no room for: each has an answer, the log a line, and those that are here go on."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import socket
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import structlog
+from fake_ring import Ring, play, until
+
+from nodes.gateway import acceptor
+from nodes.gateway.acceptor import Acceptor
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def connections(ring: Ring, num: int) -> list[Connection]:
+    return [await asyncio.open_connection("127.0.0.1", ring.gateway.port) for _ in range(num)]
+
+
+async def fate(connection: Connection) -> str:
+    """What a client that asks nothing is told: a status, `silently closed`, or that it is kept."""
+    try:
+        answer = await asyncio.wait_for(connection[0].read(), 1.0)
+    except TimeoutError:
+        return "kept"
+    except ConnectionResetError:
+        return "reset"
+    assert b"too_many_connections" in answer or not answer
+    assert b"retry-after: 1\r\n" in answer or not answer
+    return answer[9:12].decode() or "silently closed"
+
+
+def fates(num_kept: int, num_refused: int) -> Counter[str]:
+    return Counter({"kept": num_kept, "503": num_refused})
+
+
+async def leave(opened: list[Connection]) -> None:
+    for _, writer in opened:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+def refusals(ring: Ring) -> float:
+    return ring.gateway.ctx.metrics.value("mesh_http_connections_refused_total")
+
+
+def test_one_connection_too_many_is_answered_and_those_before_it_are_served() -> None:
+    async def scenario(ring: Ring, client: Any) -> None:
+        assert (await client.get("/health")).status_code == 200
+        kept = await connections(ring, 4)
+        await until(lambda: len(ring.gateway._server._server.server_state.connections) == 5)  # type: ignore[union-attr]
+        with structlog.testing.capture_logs() as logs:
+            more = await connections(ring, 30)
+            assert Counter(await asyncio.gather(*map(fate, kept + more))) == fates(4, 30)
+        (line,) = [line for line in logs if line["event"] == "connections_refused"]
+        assert "5 connections" in line["why"]
+        assert "ulimit -n" in line["do"]
+        assert refusals(ring) == 30
+        assert (await client.get("/health")).status_code == 200, "its connection was there before"
+        await leave(kept + more)
+        await until(lambda: len(ring.gateway._server._server.server_state.connections) == 1)  # type: ignore[union-attr]
+        again = await connections(ring, 1)
+        assert await fate(again[0]) == "kept"
+        await leave(again)
+
+    play(scenario, max_connections=5)
+
+
+def test_who_asks_at_once_reads_the_refusal_too() -> None:
+    async def scenario(ring: Ring, client: Any) -> None:
+        await client.get("/health")
+        for _ in range(20):
+            opened = await connections(ring, 1)
+            ((reader, writer),) = opened
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 30000\r\n\r\n" + b"x" * 30_000)
+            assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+            await leave(opened)
+
+    play(scenario, max_connections=1)
+
+
+def test_the_last_descriptors_are_no_client_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if `ulimit -n` were not far above what is open here, the clients' own ends included."""
+
+    async def scenario(ring: Ring, client: Any) -> None:
+        await client.get("/health")
+        free = os.dup(0)
+        os.close(free)
+        server = ring.gateway._server._acceptor  # type: ignore[union-attr]
+        assert server is not None
+        monkeypatch.setattr(server, "_max_files", free + 20 + acceptor.RESERVED_FILES)
+        with structlog.testing.capture_logs() as logs:
+            many = await connections(ring, 60)
+            told = Counter(await asyncio.gather(*map(fate, many)))
+        assert set(told) == {"kept", "503"}
+        assert told["503"] >= 40
+        assert any("ulimit -n" in line["why"] for line in logs if line["event"] == "connections_refused")
+        assert (await client.get("/health")).status_code == 200
+        await leave(many)
+
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 300
+    play(scenario)
+
+
+class Exhausted:
+    """A listening socket in a process that has no descriptor left, for a while."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.listener = listener
+        self.num_failures = 3
+
+    def fileno(self) -> int:
+        return self.listener.fileno()
+
+    def close(self) -> None:
+        self.listener.close()
+
+    def accept(self) -> Any:
+        if self.num_failures:
+            self.num_failures -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.listener.accept()
+
+
+def test_without_any_descriptor_newcomers_wait_and_are_taken_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor, "_PAUSE_S", 0.01)
+
+    class Greeter(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            transport.write(b"here")
+            transport.close()
+
+    async def main() -> None:
+        whys: list[str] = []
+        none: Callable[[], int] = lambda: 0  # noqa: E731
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            taking = Acceptor(Exhausted(listener), Greeter, none, 10, whys.append)  # type: ignore[arg-type]
+            taking.open()
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            assert await asyncio.wait_for(reader.read(), 5) == b"here"
+            assert whys == ["accept failed (Too many open files)"] * 3
+            writer.close()
+            taking.close()
+            taking.close()
+            await taking.opened()
+
+    asyncio.run(main())
+
+
+def test_whoever_is_in_the_queue_when_the_port_is_left_is_taken() -> None:
+    async def scenario(ring: Ring, client: Any) -> None:
+        # Connected as far as the kernel and the client know: the loop has not turned since.
+        with socket.create_connection(("127.0.0.1", ring.gateway.port), timeout=5) as waiting:
+            ring.gateway._server.leave_port()  # type: ignore[union-attr]
+            waiting.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.wait_for(ring.gateway._server.quiet(), 5)  # type: ignore[union-attr]
+            assert waiting.recv(100).startswith(b"HTTP/1.1 200 OK")
+
+    play(scenario, reuse_port=True)

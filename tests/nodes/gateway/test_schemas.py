@@ -1,0 +1,228 @@
+"""What `/openapi.json` allows is served, and what is served it allows: the document against the validation."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.errors import ApiError
+from nodes.gateway.expansion import max_tokens_of
+from nodes.gateway.openapi import document
+from nodes.gateway.schemas import _numbers_up_to
+from nodes.gateway.unsupported import NEUTRAL_VALUES
+from nodes.gateway.validation import Job, Validator
+
+CONFIG = GatewayConfig(
+    model_name="m", aliases=("n",), context_length=100, vocab_size=300, max_samples_per_call=8, max_prompts_per_call=3
+)
+VALIDATOR = Validator(CONFIG)
+DOCUMENT = json.loads(document("1", CONFIG, takes_priority=True))
+SCHEMAS = DOCUMENT["components"]["schemas"]
+READERS: dict[str, Any] = {
+    "ChatCompletionBody": lambda data: VALIDATOR.chat(data, "c"),
+    "CompletionBody": lambda data: VALIDATOR.text(data, "c"),
+    "TokenizeBody": lambda data: VALIDATOR.tokenize(data, "c"),
+    "DetokenizeBody": VALIDATOR.detokenize,
+}
+TYPES = {
+    "null": type(None), "boolean": bool, "integer": int, "number": (int, float), "string": str, "array": list,
+    "object": dict,
+}  # fmt: skip
+COMMENTS = frozenset({"title", "description", "default"})
+
+
+def is_a(value: Any, name: str) -> bool:
+    """JSON's types; a number written as 1.0 is none of the integers that this server reads."""
+    return isinstance(value, TYPES[name]) and not (isinstance(value, bool) and name in ("integer", "number"))
+
+
+def same(one: Any, other: Any) -> bool:
+    return isinstance(one, bool) is isinstance(other, bool) and one == other
+
+
+def allows(schema: dict[str, Any], value: Any) -> bool:
+    """JSON Schema, as much of it as the document uses; any other keyword is an error."""
+    return all(holds(key, rule, schema, value) for key, rule in schema.items() if key not in COMMENTS)
+
+
+def holds(key: str, rule: Any, schema: dict[str, Any], value: Any) -> bool:
+    match key:
+        case "$ref":
+            return allows(SCHEMAS[rule.rpartition("/")[2]], value)
+        case "type":
+            return any(is_a(value, name) for name in ([rule] if isinstance(rule, str) else rule))
+        case "enum":
+            return any(same(value, one) for one in rule)
+        case "const":
+            return same(value, rule)
+        case "anyOf":
+            return any(allows(one, value) for one in rule)
+        case "allOf":
+            return all(allows(one, value) for one in rule)
+        case "not":
+            return not allows(rule, value)
+        case "minimum" | "maximum" | "exclusiveMaximum":
+            at_least, at_most = {"minimum": (rule, value), "maximum": (value, rule)}.get(key, (0, 0))
+            return not is_a(value, "number") or (at_least <= at_most if key[0] == "m" else value < rule)
+        case "minLength" | "maxLength" | "pattern":
+            if not isinstance(value, str):
+                return True
+            if key == "pattern":
+                return re.search(rule.replace("$", r"\Z"), value) is not None
+            return len(value) >= rule if key == "minLength" else len(value) <= rule
+        case "items" | "minItems" | "maxItems":
+            if not isinstance(value, list):
+                return True
+            if key == "items":
+                return all(allows(rule, one) for one in value)
+            return len(value) >= rule if key == "minItems" else len(value) <= rule
+        case _:
+            return holds_of_object(key, rule, schema, value)
+
+
+def holds_of_object(key: str, rule: Any, schema: dict[str, Any], value: Any) -> bool:
+    if not isinstance(value, dict):
+        assert key in ("properties", "required", "propertyNames", "additionalProperties", "maxProperties"), key
+        return True
+    match key:
+        case "properties":
+            return all(allows(rule[name], one) for name, one in value.items() if name in rule)
+        case "required":
+            return all(name in value for name in rule)
+        case "propertyNames":
+            return all(allows(rule, name) for name in value)
+        case "additionalProperties":
+            return all(allows(rule, one) for name, one in value.items() if name not in schema.get("properties", {}))
+        case "maxProperties":
+            return len(value) <= rule
+    raise AssertionError(f"{key} is not known here")
+
+
+NUMBERS = st.sampled_from(
+    [-2, -1, 0, 1, 2, 7, 98, 99, 100, 128, 129, 299, 300, 2**31 - 1, 2**31, 2**63, 0.5, 2.5, 1e-9]
+)
+STRINGS = st.sampled_from(["", "a", "m", "n", "user", "text", "refusal", "x" * 257, "x" * 65, "07", "299", "300"])
+SCALARS = st.none() | st.booleans() | NUMBERS | STRINGS
+LISTS = st.lists(SCALARS, max_size=4) | st.lists(st.lists(NUMBERS, max_size=2), max_size=4)
+VALUES = SCALARS | LISTS | st.dictionaries(STRINGS, SCALARS, max_size=2)
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "prompt": STRINGS | LISTS,
+    "logit_bias": st.dictionaries(STRINGS, st.sampled_from([0, 1, 100, -100, 101]), max_size=3),
+    "stream_options": st.dictionaries(
+        st.sampled_from(["include_usage", "include_obfuscation", "x"]), st.booleans() | st.none()
+    ),
+    "content": STRINGS | LISTS | st.lists(
+        st.fixed_dictionaries({}, optional={
+            "type": st.sampled_from(["text", "input_text", "refusal", "image_url"]),
+            "text": SCALARS, "refusal": SCALARS,
+        }), max_size=2),
+    "tool_calls": st.none() | LISTS,
+    "function_call": st.none() | st.just({}) | SCALARS,
+    "refusal": st.none() | STRINGS,
+    "role": STRINGS,
+    "tokens": LISTS,
+}  # fmt: skip
+FIELDS["messages"] = VALUES | st.lists(
+    st.fixed_dictionaries(
+        {"role": STRINGS},
+        optional={name: FIELDS[name] for name in ("content", "tool_calls", "function_call", "refusal")},
+    ),
+    max_size=2,
+)
+NEEDED: dict[str, Any] = {
+    "ChatCompletionBody": {"messages": [{"role": "user", "content": "a"}]},
+    "CompletionBody": {"prompt": "a"},
+    "TokenizeBody": {},
+    "DetokenizeBody": {"tokens": [1]},
+}
+
+
+def bodies(name: str) -> st.SearchStrategy[dict[str, Any]]:
+    """What is needed, most often, and a few fields with values at the limits and beyond."""
+    fields = st.sampled_from(sorted(SCHEMAS[name]["properties"]))
+    chosen = st.lists(fields, max_size=3, unique=True).flatmap(
+        lambda names: st.fixed_dictionaries(
+            {
+                one: st.sampled_from([None, *NEUTRAL_VALUES.get(one, ())]) | FIELDS.get(one, VALUES) | SCALARS
+                for one in names
+            }
+        )
+    )
+    return st.builds(lambda needed, body: {**needed, **body}, st.sampled_from([NEEDED[name], NEEDED[name], {}]), chosen)
+
+
+def refusal_of(name: str, body: dict[str, Any]) -> ApiError | None:
+    """Why it is not served, with the shortest of prompts."""
+    try:
+        job = READERS[name](json.dumps(body).encode())
+        if isinstance(job, Job):
+            max_tokens_of(job, 1, CONFIG)
+    except ApiError as error:
+        return error
+    return None
+
+
+def is_beyond_schemas(body: dict[str, Any], param: str | None) -> bool:
+    """The two rules that no schema can say."""
+    if param == "min_tokens":
+        return bool(body["min_tokens"] > (body.get("max_completion_tokens") or body.get("max_tokens") or 100))
+    prompts = body.get("prompt")
+    several = isinstance(prompts, list) and not is_a(prompts[0], "integer")
+    return param == "n" and several and len(prompts) * body["n"] > CONFIG.max_samples_per_call
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_the_document_allows_is_served_and_nothing_else_is(name: str) -> None:
+    @settings(max_examples=400, deadline=None)
+    @given(bodies(name))
+    def check(body: dict[str, Any]) -> None:
+        allowed = allows({"$ref": f"#/{name}"}, body)
+        refusal = refusal_of(name, body)
+        if refusal is None:
+            assert allowed
+        else:
+            assert not allowed or is_beyond_schemas(body, refusal.param), refusal.message
+
+    check()
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_examples_are_allowed_and_so_is_an_unknown_field(name: str) -> None:
+    (body,) = (
+        operation["post"]["requestBody"]["content"]["application/json"]
+        for operation in DOCUMENT["paths"].values()
+        if "post" in operation
+        and operation["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/" + name)
+    )
+    assert allows(body["schema"], {**body["example"], "of_next_year": 1})
+    READERS[name](json.dumps({**body["example"], "of_next_year": 1}).encode())
+
+
+def test_what_clients_are_told_of_each_limit() -> None:
+    def allowed(name: str, **body: Any) -> bool:
+        return allows(SCHEMAS[name], body)
+
+    assert not allowed("TokenizeBody")
+    assert not allowed("TokenizeBody", prompt="a", messages=[{"role": "user", "content": "a"}])
+    assert not allowed("CompletionBody", prompt="")
+    assert not allowed("CompletionBody", prompt=[300])
+    assert allowed("CompletionBody", prompt=[299])
+    assert not allowed("ChatMessage", role="user", content=None)
+    assert not allowed("DetokenizeBody", tokens=[300])
+    assert not allowed("CompletionBody", prompt="a", logprobs=3)
+    plain = json.loads(document("1", CONFIG, takes_priority=False))["components"]["schemas"]["CompletionBody"]
+    assert not allows(plain, {"prompt": "a", "priority": 1})
+    assert allows(plain, {"prompt": "a", "priority": 0})
+
+
+@pytest.mark.parametrize("highest", [0, 7, 9, 10, 258, 299, 1000, 151_935, 2**31 - 1])
+def test_numbers_up_to_a_limit(highest: int) -> None:
+    pattern = re.compile(_numbers_up_to(highest))
+    near = {0, 1, 9, 10, 99, 100, highest // 10, highest // 2, highest - 1, highest, highest + 1, highest * 10}
+    for number in near:
+        assert (pattern.fullmatch(str(number)) is not None) == (0 <= number <= highest), number
+    assert not any(pattern.fullmatch(text) for text in ("", "07", "-1", "1_0", "+1", " 1"))

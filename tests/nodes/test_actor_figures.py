@@ -1,0 +1,81 @@
+"""The figures of `meshctl ps` and of the gateway's page, from what members announce and answer."""
+
+from typing import Any
+
+from mesh.address import Endpoint
+from mesh.frames import StatsReply
+from mesh.membership import Member
+from nodes.actor_figures import FIGURE_NAMES, ActorFigures, actor_figures, figure_texts
+from nodes.stats import ActorStats
+
+
+def member(actor_id: str, role: str, **attributes: Any) -> Member:
+    return Member(actor_id=actor_id, role=role, epoch=1, endpoint=Endpoint("c", "d"), attributes=attributes)
+
+
+def answer(actor_id: str, role: str, **gauges: float) -> ActorStats:
+    named = {f"mesh_{name}": value for name, value in gauges.items()}
+    return ActorStats(actor_id, role, 1, StatsReply(counters={}, gauges=named))
+
+
+SCHEDULER = answer(
+    "s",
+    "scheduler",
+    scheduler_num_running=3,
+    scheduler_num_waiting=2,
+    scheduler_num_handoffs=4,
+    scheduler_kv_usage_ratio=0.25,
+    scheduler_computed_tokens_per_second=1234.5,
+    scheduler_output_tokens_per_second=34.5,
+    cpu_cores=1.5,
+    resident_memory_bytes=3 << 30,
+)
+
+
+def test_a_group_s_actors_share_its_phase_and_each_tells_of_itself() -> None:
+    members = [
+        member("s", "scheduler", group="decode-0", phase="decode"),
+        member("w", "worker", group="decode-0"),
+        member("g", "gateway"),
+        member("silent", "worker", group="decode-0"),
+        member("odd", "custom", group=7, phase=["x"]),
+    ]
+    answers = [
+        SCHEDULER,
+        answer("w", "worker", cpu_cores=0.5, worker_queued_steps=1),
+        answer("g", "gateway", gateway_requests_running=5, gateway_requests_waiting=6),
+        ActorStats("silent", "worker", 1, None),
+        answer("odd", "custom"),
+    ]
+    assert actor_figures(members, answers) == {
+        "s": ActorFigures(
+            group="decode-0",
+            phase="decode",
+            cpu_cores=1.5,
+            memory_bytes=3 << 30,
+            num_running=3,
+            num_waiting=6,
+            kv_usage=0.25,
+            tokens_per_s=1234.5,
+            output_tokens_per_s=34.5,
+        ),
+        "w": ActorFigures(group="decode-0", phase="decode", cpu_cores=0.5),
+        "g": ActorFigures(num_running=5, num_waiting=6),
+        "silent": ActorFigures(group="decode-0", phase="decode"),
+        "odd": ActorFigures(),
+    }
+
+
+def test_as_people_read_them() -> None:
+    figures = actor_figures([member("s", "scheduler", group="decode-0", phase="decode")], [SCHEDULER])["s"]
+    assert dict(zip(FIGURE_NAMES, figure_texts(figures), strict=True)) == {
+        "GROUP": "decode-0",
+        "PHASE": "decode",
+        "CPU": "150%",
+        "MEMORY": "3.0 GiB",
+        "RUNNING": "3",
+        "WAITING": "6",
+        "KV": "25%",
+        "TOKENS/S": "1,234.5",
+    }
+    assert set(figure_texts(ActorFigures())) == {"-"}

@@ -1,0 +1,52 @@
+"""Who is told that worker groups of one mesh compute different bits."""
+
+from types import SimpleNamespace
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from mesh.address import Endpoint
+from mesh.membership import Member, Membership
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.events import SchedulersChanged
+from nodes.gateway.scheduler_view import SchedulerView
+from nodes.gateway.status_page import status_page
+from nodes.numerics import numerics_note
+
+NOTE = "worker groups of unequal numerics give unequal bits: g-a, g-c (x); g-b (<y>)"
+
+
+def member(name: str, numerics: str = "", role: str = "scheduler", state: str = "ready", **attributes: str) -> Member:
+    known = {"group": f"g-{name}", "numerics": numerics} | attributes
+    return Member(actor_id=name, role=role, epoch=1, endpoint=Endpoint("", ""), state=state, attributes=known)
+
+
+UNEQUAL = [member("a", "x"), member("b", "<y>"), member("c", "x"), member("d"), member("w", "z", role="worker")]
+
+
+@pytest.mark.parametrize("members", [[], [member("a", "x"), member("b", "x"), member("c")], [member("a", "x")]])
+def test_equal_numerics_and_those_that_nobody_tells_are_no_news(members: list[Member]) -> None:
+    assert numerics_note(members) == ""
+
+
+def test_unequal_groups_are_named_with_what_they_have() -> None:
+    assert numerics_note(UNEQUAL) == NOTE
+
+
+def test_the_page_at_the_root_says_which_groups_have_unequal_numerics() -> None:
+    config = GatewayConfig(model_name="m", context_length=100)
+    assert "g-b (&lt;y&gt;)" in status_page(config, UNEQUAL, {}, [], "http://x").decode()
+    assert "numerics" not in status_page(config, UNEQUAL[:1], {}, [], "http://x").decode()
+
+
+def test_a_gateway_is_told_all_numerics_and_logs_unequal_ones_once() -> None:
+    view = Membership()
+    schedulers = SchedulerView(SimpleNamespace(members=view, log=structlog.get_logger()))  # type: ignore[arg-type]
+    drains = member("b", "<y>", state="draining")
+    with capture_logs() as lines:
+        for number, members in enumerate(([member("a", "x")], UNEQUAL, [member("a", "x", phase="prefill"), drains]), 1):
+            view.reset(1, number, members)
+            told = schedulers.changed()
+    assert told == SchedulersChanged({"a": 1}, frozenset({"a"}), {"a": "x", "b": "<y>"})
+    assert [(line["event"], line["note"]) for line in lines] == [("unequal_numerics", NOTE)]

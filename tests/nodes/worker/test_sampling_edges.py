@@ -1,0 +1,113 @@
+"""The edges of sampling, in both samplers: they draw the same, and what can be said of the draw beforehand holds."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodes.request import LOWEST_TEMPERATURE, Sampling
+from nodes.worker.cuda.sampler import sample_on_device
+from nodes.worker.sampler import NOT_DRAWN, Draw, sample
+
+# Below, at and above what float32 holds as a normal, a subnormal and any number at all.
+TEMPERATURES = (0.0, 5e-324, 1e-60, 1e-46, 1.4e-45, 1e-40, LOWEST_TEMPERATURE, 1.2e-38, 1e-30, 1e-6, 0.01, 1.0, 2.0)
+BIASES = (None, {0: 100.0}, {1: -100.0}, {0: -100.0, 1: 100.0, 2: 100.0}, {2**31 - 1: 100.0})
+
+
+def both(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
+    drawn = sample(logits, draws)
+    assert sample_on_device(logits, draws).tolist() == drawn
+    return drawn
+
+
+def samplings() -> st.SearchStrategy[Sampling]:
+    return st.builds(
+        Sampling,
+        temperature=st.sampled_from(TEMPERATURES),
+        top_p=st.sampled_from([0.0, 5e-324, 1e-300, 1e-45, 1e-7, 0.5, 1 - 2.0**-53, 1.0]),
+        top_k=st.sampled_from([0, 0, 1, 2, 1024, 1025, 2**31 - 1]),
+        min_p=st.sampled_from([0.0, 0.0, 5e-324, 1e-300, 1e-7, 1 - 2.0**-53, 1.0]),
+        seed=st.integers(-(2**63), 2**63 - 1),
+        logit_bias=st.sampled_from(BIASES),
+        min_tokens=st.sampled_from([0, 0, 1, 5, 2**31 - 1]),
+        masked_token_ids=st.sampled_from([None, [0], [0, 1, 2], [3, 2**31 - 1], list(range(64))]),
+    )
+
+
+def biased(logits: list[float], draw: Draw) -> list[float]:
+    """What is drawn from, in float32, written down without regard to speed."""
+    values = torch.tensor(logits, dtype=torch.float32)
+    for token, bias in (draw.sampling.logit_bias or {}).items():
+        if token < len(logits):
+            values[token] += bias
+    if draw.position < draw.sampling.min_tokens:
+        for token in draw.sampling.masked_token_ids or ():
+            if token < len(logits):
+                values[token] = -math.inf
+    return values.tolist()
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    st.integers(1, 1500),
+    st.lists(st.tuples(samplings(), st.integers(0, 8)), min_size=1, max_size=6),
+    st.integers(0, 2**32),
+    st.sampled_from([1e-3, 1.0, 40.0, 1e30]),
+    st.sampled_from(["plain", "ties", "holes", "equal"]),
+)
+def test_both_samplers_draw_the_same_and_what_the_edges_leave(
+    vocab_size: int, requests: list[tuple[Sampling, int]], seed: int, scale: float, kind: str
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(requests), vocab_size, generator=generator) * scale
+    if kind == "ties":
+        logits = logits.clamp(-scale, scale)
+    if kind == "holes":
+        logits[torch.rand(logits.shape, generator=generator) < 0.5] = -math.inf
+    if kind == "equal":
+        logits[:] = scale
+    draws = [Draw(sampling, position) for sampling, position in requests]
+    for row, draw, token in zip(logits.tolist(), draws, both(logits, draws), strict=True):
+        sampling, values = draw.sampling, biased(row, draw)
+        highest = max(values)
+        if highest == -math.inf:
+            assert token == NOT_DRAWN
+            continue
+        assert values[token] > -math.inf, "nothing that is masked or has no weight is drawn"
+        if sampling.temperature < LOWEST_TEMPERATURE or sampling.top_k == 1 or sampling.top_p < 1e-40:
+            assert token == values.index(highest), "the lowest id of the most likely"
+        elif sampling.min_p == 1.0 or sampling.temperature < 1e-30:
+            # At 1e-30 what float32 tells apart is more than e^87 times as likely, but for logits next to each other.
+            assert values[token] == pytest.approx(highest, rel=1e-6, abs=1e-28)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-46, 1e-40])
+def test_a_temperature_that_float32_cannot_divide_by_is_greedy_beside_any_neighbour(temperature: float) -> None:
+    logits = torch.randn(3, 4000, generator=torch.Generator().manual_seed(2))
+    logits[1, [70, 3000]] = 9.0
+    tiny, plain = Sampling(temperature=temperature, seed=3), Sampling(seed=4)
+    drawn = both(logits, [Draw(plain, 0), Draw(tiny, 0), Draw(plain, 1)])
+    assert drawn[1] == 70
+    assert [drawn[0], drawn[2]] == both(logits[[0, 2]], [Draw(plain, 0), Draw(plain, 1)])
+
+
+def test_a_bias_of_100_forces_a_token_and_of_minus_100_bans_it() -> None:
+    logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(1)).expand(50, -1) * 5
+    forced, banned = Sampling(logit_bias={7: 100.0}, seed=1), Sampling(logit_bias=dict.fromkeys(range(2999), -100.0))
+    assert set(both(logits, [Draw(forced, i) for i in range(50)])) == {7}
+    assert set(both(logits, [Draw(banned, i) for i in range(50)])) == {2999}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(), Sampling(top_k=5), Sampling(top_p=0.9)])
+def test_masked_ids_are_not_drawn_before_min_tokens_and_are_from_then_on(sampling: Sampling) -> None:
+    logits = torch.zeros(6, 300)
+    logits[:, [4, 9]] = 60.0
+    masking = Sampling(
+        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_tokens=3,
+        masked_token_ids=[4, 9], logit_bias={4: 100.0, 20: 50.0},
+    )  # fmt: skip
+    assert both(logits, [Draw(masking, position) for position in range(6)]) == [20, 20, 20, 4, 4, 4]
+    everything = Sampling(temperature=sampling.temperature, min_tokens=1, masked_token_ids=list(range(300)))
+    assert both(logits, [Draw(everything, position) for position in range(6)])[0] == NOT_DRAWN

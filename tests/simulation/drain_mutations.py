@@ -1,0 +1,19 @@
+"""Planted bugs in what becomes of requests whose worker is drained, or whose question somebody does not serve."""
+
+from typing import Any
+
+from mesh import role_asks
+from nodes.scheduler.worker_drain import WorkerDrain
+from tests.simulation.planting import Patches, around, nothing
+
+
+def _never_back(on_members: Any) -> Any:
+    return lambda self, ready, draining, now: on_members(self, {}, draining, now)
+
+
+PLANTED: dict[str, Patches] = {
+    "a drained worker is waited for like one that died": [around(WorkerDrain, "on_members", lambda _: nothing)],
+    "what a drained worker was computing is kept": [around(WorkerDrain, "on_due", lambda _: nothing)],
+    "a worker that was renewed is taken for drained": [around(WorkerDrain, "on_members", _never_back)],
+    "who does not serve a question has the last word": [around(role_asks, "NOT_SERVED", lambda _: "nothing like it")],
+}
