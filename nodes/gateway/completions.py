@@ -12,15 +12,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from nodes.gateway.answers import Head, total_usage, usage_so_far, whole_answer
+from nodes.gateway.answers import Head, whole_answer
 from nodes.gateway.bodies import BodyBudget
-from nodes.gateway.errors import ApiError
+from nodes.gateway.event_stream import EventStream, failed
 from nodes.gateway.events import Failure
 from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.outputs import Generation
 from nodes.gateway.service import GatewayService
-from nodes.gateway.sse import DONE, ChunkWriter, error_event
+from nodes.gateway.sse import ChunkWriter
 from nodes.gateway.validation import Job
 from nodes.protocol import Prepared
 
@@ -121,7 +121,7 @@ class CompletionEndpoint:
         if output.is_gone:
             raise ClientLeft
         if output.failure is not None:
-            raise self._failed(output.failure, job)
+            raise failed(self._service, output.failure, job)
         answer = whole_answer(self._head(job, self._surface.whole_object), generation)
         await call.respond(200, msgspec.json.encode(answer))
 
@@ -133,49 +133,11 @@ class CompletionEndpoint:
         if output.is_gone:
             raise ClientLeft
         if output.failure is not None:
-            raise self._failed(output.failure, job)
+            raise failed(self._service, output.failure, job)
         head = self._head(job, self._surface.chunk_object)
         kind, num_samples = self._surface.kind, len(output.samples)
         writer = ChunkWriter(head, kind=kind, num_samples=num_samples, usage=job.include_usage)
-        await call.start_stream()
-        start = writer.start()
-        if start:
-            await call.write(start)
-        while True:
-            await output.wait()
-            if output.is_gone:
-                raise ClientLeft
-            finished = output.is_finished
-            chunks = self._chunks(writer, job, generation)
-            if output.failure is not None:
-                chunks.append(self._error_event(call, output.failure, job))
-            elif finished:
-                if job.include_usage:
-                    chunks.append(writer.usage(total_usage(generation)))
-                chunks.append(DONE)
-            if chunks:
-                await call.write(chunks[0] if len(chunks) == 1 else b"".join(chunks), more=not finished)
-            if finished:
-                return
-
-    def _error_event(self, call: HttpCall, failure: Failure, job: Job) -> bytes:
-        return error_event(self._failed(failure, job), call.request_id)
-
-    def _failed(self, failure: Failure, job: Job) -> ApiError:
-        error = self._service.error_of(failure, job.prompt_param)
-        # The service told of each request as it ended.
-        error.is_logged = True
-        return error
-
-    def _chunks(self, writer: ChunkWriter, job: Job, generation: Generation) -> list[bytes]:
-        chunks: list[bytes] = []
-        for number, text, end in generation.output.take():
-            reason = None if end is None else end.finish_reason
-            if not text and reason is None:
-                continue
-            usage = usage_so_far(generation, number) if job.continuous_usage else None
-            chunks.append(writer.delta(number, text, reason, usage))
-        return chunks
+        await EventStream(self._service, call, job, generation, writer).run()
 
     def _head(self, job: Job, name: str) -> Head:
         return Head(

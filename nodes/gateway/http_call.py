@@ -6,7 +6,7 @@ token. Used by the routes that generate; made for each request.
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -21,7 +21,22 @@ _STREAM_HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 _MAX_DRAIN_BYTES = 32 << 20
+PIECES = "kvmesh.pieces"
+"""The extension of the scope whose `writer` is a `PieceWriter`."""
 DRAIN_TIMEOUT_S = 5.0
+
+
+class PieceWriter(Protocol):
+    """Writes to the connection of one exchange whose stream has begun, on the caller's stack."""
+
+    @property
+    def can_write(self) -> bool:
+        """False while the client reads too slowly, or where the stream is not chunked."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """A piece of the stream; dropped if the client has left."""
+        ...
 
 
 class ClientLeft(Exception):
@@ -39,6 +54,9 @@ class HttpCall:
         self.status = 0
         self._receive = receive
         self._send = send
+        extensions: dict[str, dict[str, PieceWriter]] = scope.get("extensions") or {}
+        # Taken out: it knows whose scope this is, and a ring of references for each call is work for the collector.
+        self._pieces = extensions.pop(PIECES, {}).get("writer")
         self._client = client_of((scope.get("client") or ("",))[0])
         self._arriving: ArrivingBody | None = None
         self._is_read = False
@@ -138,6 +156,16 @@ class HttpCall:
     async def write(self, data: bytes, *, more: bool = True) -> None:
         """A piece of an event stream; waits while the client reads too slowly."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    @property
+    def can_write_now(self) -> bool:
+        """A piece of the stream, which has begun, can be written without waiting: the client keeps up."""
+        return self._pieces is not None and self._pieces.can_write
+
+    def write_now(self, data: bytes) -> None:
+        """The same as `write`, where `can_write_now`."""
+        assert self._pieces is not None, "only where it can"
+        self._pieces.write(data)
 
     @property
     def _asked_first(self) -> bool:

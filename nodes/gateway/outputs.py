@@ -1,10 +1,15 @@
 """What has come for one HTTP call and has not been written to its client yet.
 
 The mesh pushes into it and never waits: a slow reader holds at most what its requests may generate, and nobody else up.
-The one writer waits for news and takes all there is, so tokens that came while it was busy leave in one piece.
+
+    news --flush--> the connection                    as long as the client keeps up: no task runs for a token
+             `----> the writer, a task that waits     it lags, the call ends, or it does not write through (yet)
+
+The one writer takes all there is, so tokens that came while it was busy leave in one piece.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 from nodes.gateway.events import End, Failure, Opened
@@ -32,7 +37,10 @@ class SampleOutput:
 
 
 class CallOutput:
-    """All samples of one call. With `whole` the writer is woken for the end only, not for text."""
+    """All samples of one call. With `whole` the writer is woken for the end only, not for text.
+
+    Once it writes through, `flush` has to be called after what brought news; until then all news wake the writer.
+    """
 
     def __init__(self, num_samples: int, *, whole: bool) -> None:
         self.samples = [SampleOutput() for _ in range(num_samples)]
@@ -43,6 +51,7 @@ class CallOutput:
         self._num_accepted = 0
         self._num_open = num_samples
         self._waiter: asyncio.Future[None] | None = None
+        self._write: Callable[[], bool] | None = None
 
     @property
     def is_started(self) -> bool:
@@ -77,7 +86,7 @@ class CallOutput:
             if not sample.is_news:
                 sample.is_news = True
                 self._news.append(index)
-                if not self._whole:
+                if self._write is None and not self._whole:
                     self._wake()
 
     def end(self, index: int, end: End) -> None:
@@ -90,8 +99,27 @@ class CallOutput:
         if not sample.is_news:
             sample.is_news = True
             self._news.append(index)
-        if not self._whole or self.is_finished:
+        if self.is_finished or not (self._whole or self._write is not None):
             self._wake()
+
+    def write_through(self, write: Callable[[], bool]) -> None:
+        """From now on `write` is to take news at once. It returns False where the client lags: the writer then does.
+
+        What it raises is raised by the writer's `wait`.
+        """
+        self._write = write
+
+    def flush(self) -> None:
+        """What has come since the last flush is all there is for the moment: it goes out, in one piece."""
+        waiter = self._waiter
+        # A writer that is busy, or about to run, takes these news too.
+        if self._write is None or not self._news or waiter is None or waiter.done():
+            return
+        try:
+            if not self._write():
+                waiter.set_result(None)
+        except Exception as error:  # noqa: BLE001 - one call's failure, which must not keep others from their output
+            waiter.set_exception(error)
 
     def gone(self) -> None:
         """The client left."""

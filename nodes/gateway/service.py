@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 from secrets import randbits
 from typing import NamedTuple, assert_never
 
-import msgspec
-
 from mesh import errors
 from mesh.actor import Context
 from mesh.driver import CoreDriver
@@ -48,6 +46,7 @@ from nodes.gateway.events import (
 )
 from nodes.gateway.expansion import expand
 from nodes.gateway.outputs import CallOutput, Generation
+from nodes.gateway.request_account import RequestAccount
 from nodes.gateway.request_names import UNNAMED, RequestNames
 from nodes.gateway.scheduler_view import SchedulerView
 from nodes.gateway.validation import Job
@@ -107,6 +106,9 @@ class GatewayService:
         self._asks = RoleAsks(ctx, TOKENIZER)
         self._schedulers = SchedulerView(ctx)
         self._outputs: dict[str, _Open] = {}
+        # Those to which the event at hand has brought something, some more than once.
+        self._fresh: list[CallOutput] = []
+        self._account = RequestAccount(ctx)
         self._is_ticking = False
         self._emptied = asyncio.Event()
 
@@ -215,6 +217,7 @@ class GatewayService:
         failure = Failure("shutting_down", "this gateway is shutting down")
         for request_id in list(self._outputs):
             self._end(End(request_id, None, failure, 0, 0, 0, 0.0))
+        self._flush()
 
     def begin_drain(self, *, turn_away: bool) -> None:
         """Be not ready any more; with `turn_away` new calls get a 503."""
@@ -263,7 +266,8 @@ class GatewayService:
 
     def handle(self, event: Event) -> None:
         """Let the core decide, and do what it says."""
-        self._driver.feed(event)
+        if self._driver.feed(event) and self._fresh:
+            self._flush()
         if not self._is_ticking and self._core.needs_ticks:
             self._is_ticking = True
             self.ctx.later(self.config.tick_s, self._tick)
@@ -282,7 +286,7 @@ class GatewayService:
             case End():
                 self._end(command)
             case SlowRequest():
-                self._say_slow(command)
+                self._account.slow(command, self._outputs[command.request_id].names)
             case SendSubmit():
                 self.ctx.spawn(self._submit(command), name="submit")
             case SendCancel():
@@ -299,54 +303,23 @@ class GatewayService:
 
     def _deliver(self, command: Deliver) -> None:
         output, index, _ = self._outputs[command.request_id]
-        num_tokens = command.num_tokens
-        output.deliver(index, command.text, num_tokens)
-        if not num_tokens:
-            return
-        metrics = self.ctx.metrics
-        metrics.count("mesh_generation_tokens_total", num_tokens)
-        if command.first:
-            metrics.observe("mesh_time_to_first_token_seconds", command.since_s)
-            return
-        for _ in range(num_tokens):
-            metrics.observe("mesh_inter_token_latency_seconds", command.since_s / num_tokens)
+        output.deliver(index, command.text, command.num_tokens)
+        self._fresh.append(output)
+        self._account.delivered(command)
 
     def _end(self, end: End) -> None:
         output, index, names = self._outputs.pop(end.request_id)
         output.end(index, end)
-        metrics = self.ctx.metrics
-        reason = end.finish_reason or ("abort" if end.failure is None else "error")
-        metrics.count("mesh_requests_ended_total", reason=reason)
-        metrics.count("mesh_prompt_tokens_total", end.num_prompt_tokens)
-        metrics.count("mesh_cached_tokens_total", end.num_cached_tokens)
-        metrics.observe("mesh_e2e_request_latency_seconds", end.elapsed_s)
-        if end.num_output_tokens > 1:
-            metrics.observe("mesh_request_stall_seconds", end.stall_s)
-        if end.failure is not None:
-            self.ctx.log.warning(
-                "request_failed",
-                request_id=end.request_id,
-                status=self.error_of(end.failure, "").status,
-                code=end.failure.code,
-                error=end.failure.message,
-                **names.fields(),
-            )
+        self._fresh.append(output)
+        status = 0 if end.failure is None else self.error_of(end.failure, "").status
+        self._account.ended(end, names, status)
 
-    def _say_slow(self, slow: SlowRequest) -> None:
-        stages = {name: round(value, 4) for name, value in msgspec.structs.asdict(slow.stages).items()}
-        self.ctx.log.warning(
-            "slow_request",
-            request_id=slow.request_id,
-            elapsed_s=round(slow.elapsed_s, 3),
-            tokenize_s=round(slow.tokenize_s, 4),
-            **stages,
-            first_token_s=round(slow.first_token_s, 3),
-            stall_s=round(slow.stall_s, 3),
-            attempts=slow.num_attempts,
-            decode=slow.route.decode,
-            prefill=slow.route.prefill,
-            **self._outputs[slow.request_id].names.fields(),
-        )
+    def _flush(self) -> None:
+        """Write out what the event brought: once for each call, however much of it was its."""
+        fresh, self._fresh = self._fresh, []
+        for output in fresh:
+            output.flush()
+        self._account.flush()
 
     async def _submit(self, command: SendSubmit) -> None:
         message = command.message

@@ -20,6 +20,7 @@ from nodes.gateway import events, http_protocol
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.core import GatewayCore
 from nodes.gateway.http import GatewayApp
+from nodes.gateway.http_call import PIECES
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.requests import RequestLog
 from nodes.gateway.scrape import Scraper
@@ -364,8 +365,30 @@ def test_a_client_that_leaves_in_its_body() -> None:
     play(scenario, body_timeout_s=30.0)
 
 
-def test_a_slow_reader_holds_nobody_up() -> None:
-    """Its text waits in the gateway; its request ends at the scheduler before it has read any of it."""
+class KeepsUp:
+    """A connection that takes `num_pieces` at once, and then no more."""
+
+    def __init__(self, num_pieces: int, sent: list[bytes]) -> None:
+        self.num_left = num_pieces
+        self.sent = sent
+        self.tasks: set[asyncio.Task[Any] | None] = set()
+
+    @property
+    def can_write(self) -> bool:
+        return self.num_left > 0
+
+    def write(self, data: bytes) -> None:
+        self.num_left -= 1
+        self.sent.append(data)
+        self.tasks.add(asyncio.current_task())
+
+
+@pytest.mark.parametrize("num_pieces", [0, 20, 1000])
+def test_a_slow_reader_holds_nobody_up(num_pieces: int) -> None:
+    """Its text waits in the gateway; its request ends at the scheduler before it has read any of it.
+
+    What it takes at once goes to its connection as it comes, and no task of the call runs for it.
+    """
 
     async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
         body = json.dumps({"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True, "stream": True}).encode()
@@ -379,7 +402,9 @@ def test_a_slow_reader_holds_nobody_up() -> None:
             return bodies.pop() if bodies else {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
+            nonlocal num_sent_by_task
             if message["type"] == "http.response.body":
+                num_sent_by_task += 1
                 sent.append(message["body"])
                 await reads_on.wait()
 
@@ -388,13 +413,26 @@ def test_a_slow_reader_holds_nobody_up() -> None:
         scraper = Scraper(ring.gateway.ctx, ring.config)
         app = GatewayApp(service, scraper, observer, BodyBudget(ring.config))
         scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/v1/completions", "headers": []}
+        connection, num_sent_by_task = KeepsUp(num_pieces, sent), 0
+        if num_pieces:
+            reads_on.set()
+            scope["extensions"] = {PIECES: {"writer": connection}}
+            ring.faults.step_s = 0.001
         task = asyncio.ensure_future(app(scope, receive, send))
         await until(lambda: len(ring.seen.submits) == 1 and service.core.num_requests == 0)
-        assert len(sent) == 1
-        assert await text_of(client) == PROMPT
+        if not num_pieces:
+            assert len(sent) == 1
+            assert await text_of(client) == PROMPT
         reads_on.set()
         await task
-        assert len(sent) == 2, "what came meanwhile leaves in one piece"
+        if not num_pieces:
+            assert len(sent) == 2, "what came meanwhile leaves in one piece"
+        elif num_pieces > 150:
+            assert num_sent_by_task <= 2, "the task writes what came before it was there, and the end"
+        else:
+            assert connection.num_left == 0
+            assert num_sent_by_task > 2
+        assert task not in connection.tasks
         events = [json.loads(line[6:]) for line in b"".join(sent).split(b"\n\n") if line.startswith(b"data: {")]
         text = "".join(event["choices"][0]["text"] for event in events)
         assert text == (PROMPT * 10)[:150]

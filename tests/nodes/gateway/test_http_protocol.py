@@ -11,6 +11,7 @@ from uvicorn.server import ServerState
 from nodes.gateway import http_protocol
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.config import GatewayConfig
+from nodes.gateway.http_call import PIECES
 from nodes.gateway.http_protocol import HEAD_TIMEOUT_S, LINGER_S, READER_TIMEOUT_S, BoundedHttpProtocol, Newcomers
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
@@ -198,6 +199,42 @@ async def test_who_reads_nothing_is_cut_off_but_not_who_catches_up() -> None:
     (timer,) = gone.loop.due(READER_TIMEOUT_S)
     gone.protocol.connection_lost(None)
     assert timer.is_cancelled
+
+
+class Streaming(Connection):
+    """Its application begins a stream, writes a piece without waiting if it can, and leaves the rest to `send`."""
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        pieces = scope["extensions"][PIECES]["writer"]
+        assert not pieces.can_write, "nothing goes before the head"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        could = []
+        for blocked in (False, True, False):
+            if blocked:
+                self.protocol.pause_writing()
+            could.append(pieces.can_write)
+            if blocked:
+                self.protocol.resume_writing()
+        self.asked.extend(map(str, could))
+        pieces.write(b"0123456789")
+        await self.may_answer.wait()
+        pieces.write(b"late")
+        await send({"type": "http.response.body", "body": b"end"})
+
+
+@in_loop
+async def test_a_piece_is_written_at_once_as_send_would_write_it() -> None:
+    one = Streaming()
+    written = await one.take(GET + b"\r\n")
+    assert one.asked == ["True", "False", "True"]
+    assert written.endswith(b"\r\n\r\na\r\n0123456789\r\n4\r\nlate\r\n3\r\nend\r\n0\r\n\r\n")
+    gone = Streaming()
+    gone.may_answer.clear()
+    before = await gone.take(GET + b"\r\n")
+    gone.protocol.connection_lost(None)
+    gone.may_answer.set()
+    await settle()
+    assert gone.transport.written == before
 
 
 @pytest.mark.parametrize("unread", [0, 5])
