@@ -4,9 +4,9 @@ Called by every role that needs to know the model (gateway, tokenizer, scheduler
 before anything is started. Needs no torch; `nodes.model_spec.vocabulary` loads the tokenizer itself.
 """
 
-from nodes.model_spec.errors import ModelDamaged, ModelError, ModelNotFound, ModelUnsupported, TensorParallelUnfit
 from nodes.model_spec.resolve import known_models, resolve_model
-from nodes.model_spec.spec import EchoTimings, ModelSpec, RopeParameters
+from nodes.models.errors import ModelDamaged, ModelError, ModelNotFound, ModelUnsupported, TensorParallelUnfit
+from nodes.models.spec import EchoTimings, ModelSpec, RopeParameters
 
 __all__ = [
     "EchoTimings",

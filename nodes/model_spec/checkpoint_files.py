@@ -6,7 +6,7 @@ Used on a directory's files (`directory.py`) and, before anything is fetched, on
 from collections.abc import Collection
 from typing import Final
 
-from nodes.model_spec.errors import ModelNotFound, ModelUnsupported
+from nodes.models.errors import ModelNotFound, ModelUnsupported
 
 CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"

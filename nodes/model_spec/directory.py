@@ -6,24 +6,17 @@ window gives fluent nonsense, not an error.
 
 import json
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import msgspec
 
 from nodes.model_spec.checkpoint_files import CONFIG_FILE, TOKENIZER_FILE, require_files
-from nodes.model_spec.config_fields import ConfigFields
-from nodes.model_spec.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 from nodes.model_spec.sampling_defaults import not_computed, read_sampling_defaults
-from nodes.model_spec.spec import ModelSpec
 from nodes.model_spec.weight_index import check_weights, find_weight_files, read_header, weights_digest
-
-ARCHITECTURES: Final = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-_MODEL_TYPES: Final = frozenset(ARCHITECTURES.values())
+from nodes.models.config_fields import ConfigFields
+from nodes.models.errors import ModelDamaged, ModelNotFound, ModelUnsupported
+from nodes.models.registry import ARCHITECTURES
+from nodes.models.spec import ModelSpec
 
 
 def read_directory(directory: Path, name: str = "") -> ModelSpec:
@@ -57,7 +50,7 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
     return ModelSpec(
         name=name or name_of(directory),
         source="directory",
-        architecture=architecture,  # pyright: ignore[reportArgumentType] # checked against the literals' own table
+        architecture=architecture,
         dtype=config.dtype(stored=set()),
         eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
         path=str(directory),
@@ -67,7 +60,7 @@ def read_description(directory: Path, name: str = "") -> ModelSpec:
         bos_token_id=config.token_id("bos_token_id"),
         sampling_defaults=read_sampling_defaults(generation),
         not_computed=not_computed(generation),
-        **config.shape(architecture),
+        **ARCHITECTURES[architecture].describe(config),
     )
 
 
@@ -134,15 +127,13 @@ def _template_text(value: Any, path: Path) -> str | None:
 def _architecture(config: ConfigFields, directory: Path) -> str:
     names: Any = config.value("architectures") or []
     model_type: Any = config.value("model_type")
-    if isinstance(names, list) and names:
-        found = [ARCHITECTURES[n] for n in cast("list[Any]", names) if isinstance(n, str) and n in ARCHITECTURES]
-        if found:
-            return found[0]
-    elif model_type in _MODEL_TYPES:
+    for known, one in ARCHITECTURES.items():
+        if any(name in one.names for name in cast("list[Any]", names)) if isinstance(names, list) else False:
+            return known
+    if not names and model_type in ARCHITECTURES:
         return str(model_type)
-    raise ModelUnsupported(
-        f"{directory} is of architecture {names or model_type!r}. Supported are {', '.join(ARCHITECTURES)}."
-    )
+    supported = ", ".join(name for one in ARCHITECTURES.values() for name in one.names)
+    raise ModelUnsupported(f"{directory} is of architecture {names or model_type!r}. Supported are {supported}.")
 
 
 def _tokenizer_path(directory: Path) -> Path:

@@ -7,8 +7,8 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from nodes.bundled.byte_tokenizer import BOS_TOKEN, EOS_TOKEN, NUM_BASE_TOKENS, SPECIAL_TOKEN_IDS
-from nodes.model_spec.errors import ModelNotFound, ModelUnsupported
-from nodes.model_spec.spec import COMPUTE_DTYPES, EchoTimings, ModelSpec, RopeParameters
+from nodes.models.errors import ModelNotFound, ModelUnsupported
+from nodes.models.spec import COMPUTE_DTYPES, EchoTimings, ModelSpec, RopeParameters
 
 CHATML: Final = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -29,6 +29,7 @@ def _random(name: str, architecture: str, shape: dict[str, int], **others: objec
         "dtype": "bfloat16",
         "tie_word_embeddings": True,
         "qkv_bias": architecture == "qwen2",
+        "qk_norm": "head" if architecture == "qwen3" else "",
         "eos_token_ids": _EOS_TOKEN_IDS,
         "bos_token_id": SPECIAL_TOKEN_IDS[BOS_TOKEN],
         "chat_template": CHATML,

@@ -7,7 +7,7 @@ import msgspec
 
 from nodes.model_spec.directory import read_directory
 from nodes.model_spec.presets import RANDOM_MODELS, echo_model, random_model
-from nodes.model_spec.spec import ModelSpec
+from nodes.models.spec import ModelSpec
 
 BUNDLED_DIRECTORY: Final = Path(__file__).parent.parent / "bundled"
 

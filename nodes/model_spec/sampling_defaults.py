@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from nodes.model_spec.config_fields import ConfigFields
+from nodes.models.config_fields import ConfigFields
 from nodes.request import SamplingDefaults
 
 _NOT_COMPUTED: Final = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0.0, "typical_p": 1.0}

@@ -3,8 +3,8 @@
 from tokenizers import AddedToken, Tokenizer
 
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
-from nodes.model_spec.errors import ModelDamaged
-from nodes.model_spec.spec import ModelSpec
+from nodes.models.errors import ModelDamaged
+from nodes.models.spec import ModelSpec
 
 
 def load_tokenizer(spec: ModelSpec) -> Tokenizer:

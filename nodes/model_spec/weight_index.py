@@ -1,4 +1,4 @@
-"""Which weights a model has, by name and shape, and which safetensors file each lies in; reads headers only.
+"""Which weights a checkpoint has, and whether they are those of its model; reads headers only.
 
 Called by `directory` when a model is resolved (so a damaged download is told before any process is started) and by the
 worker's loader.
@@ -13,12 +13,15 @@ from typing import Any, Final
 import msgspec
 
 from nodes.model_spec.checkpoint_files import INDEX_FILE, SINGLE_FILE
-from nodes.model_spec.errors import ModelDamaged, ModelNotFound, ModelUnsupported
-from nodes.model_spec.spec import ModelSpec
+from nodes.models.errors import ModelDamaged, ModelNotFound, ModelUnsupported
+from nodes.models.registry import parameters
+from nodes.models.spec import ModelSpec
 
 _MAX_HEADER_BYTES: Final = 100_000_000
 _NUM_SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4096
+_MEANINGLESS: Final = ("rotary_emb.inv_freq", "lm_head.weight")
+"""Computed anew, or tied to the embedding where no head is expected."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
@@ -78,40 +81,14 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
 
 def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Every tensor that the worker needs, named as in the checkpoints, with its shape (`[out, in]` for linears)."""
-    hidden, inner, dim = spec.hidden_size, spec.intermediate_size, spec.head_dim
-    query, key = spec.num_heads * dim, spec.num_kv_heads * dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (spec.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not spec.tie_word_embeddings:
-        shapes["lm_head.weight"] = (spec.vocab_size, hidden)
-    linears = {
-        "self_attn.q_proj": (query, hidden, spec.qkv_bias),
-        "self_attn.k_proj": (key, hidden, spec.qkv_bias),
-        "self_attn.v_proj": (key, hidden, spec.qkv_bias),
-        "self_attn.o_proj": (hidden, query, spec.o_bias),
-        "mlp.gate_proj": (inner, hidden, spec.mlp_bias),
-        "mlp.up_proj": (inner, hidden, spec.mlp_bias),
-        "mlp.down_proj": (hidden, inner, spec.mlp_bias),
-    }
-    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    if spec.qk_norm:
-        norms |= {"self_attn.q_norm": dim, "self_attn.k_norm": dim}
-    for layer in range(spec.num_layers):
-        prefix = f"model.layers.{layer}."
-        for name, (num_out, num_in, bias) in linears.items():
-            shapes[f"{prefix}{name}.weight"] = (num_out, num_in)
-            if bias:
-                shapes[f"{prefix}{name}.bias"] = (num_out,)
-        shapes |= {f"{prefix}{name}.weight": (size,) for name, size in norms.items()}
-    return shapes
+    return {name: parameter.shape for name, parameter in parameters(spec).items()}
 
 
 def check_weights(spec: ModelSpec, headers: dict[Path, dict[str, TensorEntry]]) -> None:
-    """Raise ModelDamaged unless every expected tensor is there once, in its shape and a floating dtype."""
+    """Raise ModelDamaged unless every expected tensor is there, in its shape and a floating dtype, and no other."""
     found = {name: (entry, file) for file, header in headers.items() for name, entry in header.items()}
-    for name, shape in expected_shapes(spec).items():
+    expected = expected_shapes(spec)
+    for name, shape in expected.items():
         if name not in found:
             raise ModelDamaged(
                 f"{spec.path} has no tensor {name!r}, which its config.json asks for ({len(found)} tensors found)."
@@ -128,6 +105,13 @@ def check_weights(spec: ModelSpec, headers: dict[Path, dict[str, TensorEntry]]) 
                 f"{file}: {name!r} is stored as {entry.dtype}. Quantised weights are not computed here; give a"
                 " float32, bfloat16 or float16 model."
             )
+    extra = [name for name in found if name not in expected and not name.endswith(_MEANINGLESS)]
+    if extra:
+        named = ", ".join(map(repr, extra[:3])) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")
+        raise ModelDamaged(
+            f"{spec.path} has tensors that its config.json does not ask for: {named}. Left out, they would be missed:"
+            " correct config.json, or serve another model."
+        )
 
 
 def weights_digest(files: tuple[Path, ...]) -> bytes:

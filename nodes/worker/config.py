@@ -25,7 +25,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     its pool itself, and they end with it.
 
     `tp_size` > 1: the worker is rank `tp_rank` of a group that computes one model together, each on a part of it (see
-    `nodes.model_spec.tensor_parallel`), over a pool of its own. The ranks are given the same steps. `workers` are the
+    `nodes.models.tensor_parallel`), over a pool of its own. The ranks are given the same steps. `workers` are the
     actor ids of all of them, by rank. A step that another scheduler's adoption waits for longer than `adopt_grace_s`
     is taken for one that another rank never got.
     """

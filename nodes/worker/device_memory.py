@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from kvstore.layout import ITEM_BYTES
 from nodes.model_spec import ModelSpec
-from nodes.model_spec.weight_index import expected_shapes
+from nodes.models.registry import parameters
 from nodes.worker.errors import DeviceMemoryShort
 
 _SAMPLER_COPIES: Final = 4
@@ -45,12 +45,12 @@ def weight_bytes(spec: ModelSpec, dtype: str, tp_size: int = 1) -> int:
 def parameter_bytes(spec: ModelSpec, dtype: str, tp_size: int = 1) -> int:
     """Bytes of the weights alone; of rank 0, which has a few biases more than the others. May raise the same."""
     shard = spec.shard(0, tp_size)
-    parameters = 0
-    for name, shape in expected_shapes(spec).items():
-        part = shard.part_of(name)
-        share = 1 if part is None else Fraction(part.end - part.begin, shape[part.dim])
-        parameters += int(math.prod(shape) * share)
-    return parameters * ITEM_BYTES[dtype]
+    count = 0
+    for parameter in parameters(spec).values():
+        part = shard.part_of(parameter.cut)
+        share = 1 if part is None else Fraction(part.end - part.begin, parameter.shape[part.dim])
+        count += int(math.prod(parameter.shape) * share)
+    return count * ITEM_BYTES[dtype]
 
 
 def activation_bytes(spec: ModelSpec, dtype: str, max_batch_tokens: int, max_draws: int, tp_size: int = 1) -> int:

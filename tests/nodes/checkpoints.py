@@ -7,6 +7,8 @@ from pathlib import Path
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.model_spec import ModelSpec
 from nodes.model_spec.weight_index import expected_shapes
+from nodes.models.config_fields import ConfigFields
+from nodes.models.registry import ARCHITECTURES
 
 SHAPE = {
     "hidden_size": 16,
@@ -44,16 +46,5 @@ def write_model(directory: Path, config: dict, *, fill: int = 0) -> Path:
 
 def fake_spec(config: dict) -> ModelSpec:
     architecture = config["model_type"]
-    head_dim = config.get("head_dim") or (
-        128 if architecture == "qwen3" else config["hidden_size"] // config["num_attention_heads"]
-    )
-    bias = config.get("attention_bias", False)
-    return ModelSpec(
-        name="", source="directory", architecture=architecture, num_layers=config["num_hidden_layers"],
-        hidden_size=config["hidden_size"], intermediate_size=config["intermediate_size"],
-        num_heads=config["num_attention_heads"],
-        num_kv_heads=config.get("num_key_value_heads", config["num_attention_heads"]), head_dim=head_dim,
-        vocab_size=config["vocab_size"], context_length=1, dtype="float32",
-        tie_word_embeddings=config.get("tie_word_embeddings", False), qkv_bias=bias or architecture == "qwen2",
-        o_bias=bias and architecture != "qwen2", mlp_bias=config.get("mlp_bias", False),
-    )  # fmt: skip
+    shape = ARCHITECTURES[architecture].describe(ConfigFields(config, Path("config.json")))
+    return ModelSpec(name="", source="directory", architecture=architecture, dtype="float32", **shape)

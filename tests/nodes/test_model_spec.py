@@ -205,7 +205,9 @@ def test_fingerprint_sees_weights_and_shape_but_not_the_place(tmp_path: Path) ->
         ({"architectures": ["MambaForCausalLM"]}, ModelUnsupported, "Mamba"),
         ({"architectures": None, "model_type": "mamba"}, ModelUnsupported, "mamba"),
         ({"quantization_config": {"bits": 4}}, ModelUnsupported, "quantization_config"),
-        ({"hidden_act": "gelu"}, ModelUnsupported, "hidden_act"),
+        ({"hidden_act": "gelu"}, ModelUnsupported, "hidden_act is 'gelu'; known are 'silu', 'swish'"),
+        ({"final_logit_softcapping": 30.0}, ModelUnsupported, "final_logit_softcapping is 30.0"),
+        ({"use_bidirectional_attention": True}, ModelUnsupported, "use_bidirectional_attention"),
         ({"layer_types": ["sliding_attention"] * 2}, ModelUnsupported, "no sliding window is in use"),
         ({"layer_types": ["chunked_attention"] * 2}, ModelUnsupported, "layer_types"),
         ({"layer_types": "full_attention"}, ModelUnsupported, "layer_types"),
@@ -306,7 +308,14 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     weights.write_bytes(struct.pack("<Q", 2) + b"[]")
     with pytest.raises(ModelDamaged, match="safetensors"):
         resolve_model(str(directory))
-    write_safetensors(weights, expected_shapes(fake_spec(LLAMA)), dtype="I8")
+    shapes = expected_shapes(fake_spec(LLAMA))
+    write_safetensors(weights, shapes | {"model.layers.0.self_attn.rotary_emb.inv_freq": (2,), "lm_head.weight": (1,)})
+    resolve_model(str(directory))
+    layer = "model.layers.1.self_attn."
+    write_safetensors(weights, shapes | dict.fromkeys([f"{layer}{name}_proj.bias" for name in "qkvo"], (16,)))
+    with pytest.raises(ModelDamaged, match=r"does not ask for: 'model.layers.1.self_attn.q_proj.bias', .* and 1 more"):
+        resolve_model(str(directory))
+    write_safetensors(weights, shapes, dtype="I8")
     with pytest.raises(ModelUnsupported, match="I8"):
         resolve_model(str(directory))
     weights.rename(directory / "pytorch_model.bin")

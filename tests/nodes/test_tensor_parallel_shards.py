@@ -2,13 +2,15 @@
 
 from typing import NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.transfer.plan import held_heads
 from nodes.model_spec import TensorParallelUnfit, resolve_model
-from nodes.model_spec.tensor_parallel import Part, fitting_tp_sizes, shard_of
+from nodes.models.registry import parameters
+from nodes.models.tensor_parallel import Part, fitting_tp_sizes, shard_of
 
 
 class Shape(NamedTuple):
@@ -18,6 +20,7 @@ class Shape(NamedTuple):
     vocab_size: int
     head_dim: int = 8
     name: str = "shape"
+    qk_norm: str = ""
 
 
 SHAPES = st.builds(
@@ -51,18 +54,24 @@ def test_a_model_is_cut_whole_or_refused_with_the_sizes_that_fit(shape, size) ->
 
 
 def test_parts_of_checkpoints() -> None:
-    shard = resolve_model("random:qwen3-8b").shard(3, 16)
+    spec = resolve_model("random:qwen3-8b")
+    table, shard = parameters(spec), spec.shard(3, 16)
+    biased = parameters(msgspec.structs.replace(spec, qkv_bias=True, o_bias=True))
     layer = "model.layers.7."
-    assert shard.part_of(f"{layer}self_attn.q_proj.weight") == Part(0, 6 * 128, 8 * 128)
-    assert shard.part_of(f"{layer}self_attn.k_proj.bias") == Part(0, 128, 256)
-    assert shard.part_of(f"{layer}self_attn.o_proj.weight") == Part(1, 6 * 128, 8 * 128)
-    assert shard.part_of(f"{layer}self_attn.o_proj.bias") is None
-    assert shard.part_of(f"{layer}mlp.up_proj.weight") == Part(0, 3 * 768, 4 * 768)
-    assert shard.part_of(f"{layer}mlp.down_proj.weight") == Part(1, 3 * 768, 4 * 768)
-    assert shard.part_of("lm_head.weight") == Part(0, 3 * 9496, 4 * 9496)
-    for name in ("model.norm.weight", f"{layer}self_attn.q_norm.weight", f"{layer}input_layernorm.weight"):
-        assert shard.part_of(name) is None
-    assert resolve_model("random:qwen3-8b").shard().part_of("lm_head.weight") is None
+    parts = {
+        f"{layer}self_attn.q_proj.weight": Part(0, 6 * 128, 8 * 128),
+        f"{layer}self_attn.k_proj.bias": Part(0, 128, 256),
+        f"{layer}self_attn.o_proj.weight": Part(1, 6 * 128, 8 * 128),
+        f"{layer}self_attn.o_proj.bias": None,
+        f"{layer}mlp.up_proj.weight": Part(0, 3 * 768, 4 * 768),
+        f"{layer}mlp.down_proj.weight": Part(1, 3 * 768, 4 * 768),
+        "lm_head.weight": Part(0, 3 * 9496, 4 * 9496),
+        "model.norm.weight": None,
+        f"{layer}self_attn.q_norm.weight": None,
+        f"{layer}input_layernorm.weight": None,
+    }
+    assert {name: shard.part_of(biased[name].cut) for name in parts} == parts
+    assert spec.shard().part_of(table["lm_head.weight"].cut) is None
 
 
 def test_what_fits_real_models() -> None:

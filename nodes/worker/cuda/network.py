@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec
+from nodes.models.registry import parameters
 from nodes.worker.cuda.attention import DeviceAttention
 from nodes.worker.cuda.kernels import Kernels, cos_sin_table
 from nodes.worker.device_memory import SUMMED_ROWS
@@ -67,14 +68,14 @@ class DeviceNetwork:
         self.spec = spec
         self.collectives = collectives
         self._shard = shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
-        parts = RankWeights(weights, shard)
+        parts, table = RankWeights(weights, shard), parameters(spec)
         self.device = device
         self.kernels = kernels
         self._tile_rows = tile_rows
         self._eps = spec.rms_norm_eps
 
         def on_device(name: str) -> Tensor:
-            return parts.tensor(name).to(device)
+            return parts.tensor(table[name]).to(device)
 
         self._embedding = on_device("model.embed_tokens.weight")
         self.dtype = self._embedding.dtype

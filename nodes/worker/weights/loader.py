@@ -12,13 +12,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec
-from nodes.model_spec.tensor_parallel import Part, Shard
 from nodes.model_spec.weight_index import expected_shapes
+from nodes.models.parts import Parameter
+from nodes.models.tensor_parallel import Part, Shard
 from nodes.worker.errors import WeightsUnfit
 
 
 class WeightSource(Protocol):
-    """Tensors by the names of `expected_shapes`, each in the compute dtype and its expected shape."""
+    """A model's tensors by their names, each in the compute dtype and its expected shape."""
 
     def tensor(self, name: str) -> Tensor:
         """One tensor; raises WeightsUnfit if it is missing, damaged or of another shape."""
@@ -33,16 +34,16 @@ class WeightSource(Protocol):
 
 
 class RankWeights:
-    """The parts of all tensors that one rank of a tensor-parallel group holds, under the names of the whole tensors."""
+    """What one rank of a tensor-parallel group holds of a model's weights."""
 
     def __init__(self, source: WeightSource, shard: Shard) -> None:
         self._source = source
         self._shard = shard
 
-    def tensor(self, name: str) -> Tensor:
-        """As of `WeightSource`."""
-        part = self._shard.part_of(name)
-        return self._source.tensor(name) if part is None else self._source.part(name, part)
+    def tensor(self, parameter: Parameter) -> Tensor:
+        """This rank's part of a tensor, or all of it; raises as `WeightSource` does."""
+        part = self._shard.part_of(parameter.cut)
+        return self._source.tensor(parameter.name) if part is None else self._source.part(parameter.name, part)
 
 
 class SafetensorsWeights:
@@ -64,11 +65,11 @@ class SafetensorsWeights:
 
     def tensor(self, name: str) -> Tensor:
         """See `WeightSource`."""
-        return self._read(name, None).to(self._dtype)
+        return self._checked(name, self._read(name, None)).to(self._dtype)
 
     def part(self, name: str, part: Part) -> Tensor:
         """See `WeightSource`."""
-        return padded_part(self._read(name, part), part).to(self._dtype)
+        return padded_part(self._checked(name, self._read(name, part)), part).to(self._dtype)
 
     def _read(self, name: str, part: Part | None) -> Tensor:
         if name not in self._files:
@@ -87,6 +88,15 @@ class SafetensorsWeights:
             return cast("Tensor", found[begin:end] if part.dim == 0 else found[:, begin:end])
         except SafetensorError as error:
             raise WeightsUnfit(f"{name!r} in {self._directory} cannot be read: {error}. Download it again.") from error
+
+    def _checked(self, name: str, tensor: Tensor) -> Tensor:
+        # One pass at memory speed; only where something is wrong, or a sum overflows, a second one looks closer.
+        if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
+            raise WeightsUnfit(
+                f"{name!r} in {self._directory} has numbers that are not finite: nothing could be computed with it."
+                " Download the model again."
+            )
+        return tensor
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         if shape != self._shapes[name]:

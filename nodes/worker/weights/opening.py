@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec
-from nodes.model_spec.tensor_parallel import Part
+from nodes.models.tensor_parallel import Part
 from nodes.worker.device_memory import parameter_bytes
 from nodes.worker.weights.load_progress import LoadProgress, current_load
 from nodes.worker.weights.loader import SafetensorsWeights, WeightSource

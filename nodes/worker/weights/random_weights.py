@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec
-from nodes.model_spec.tensor_parallel import Part
-from nodes.model_spec.weight_index import expected_shapes
+from nodes.models.registry import parameters
+from nodes.models.tensor_parallel import Part
 from nodes.worker.weights.loader import padded_part
 
 _PIECE: Final = 1_048_573
@@ -21,21 +21,21 @@ _DEVIATION: Final = 0.02
 
 
 class RandomWeights:
-    """See `WeightSource`. Norms are near 1, everything else is normal with deviation 0.02."""
+    """See `WeightSource`. Normal with deviation 0.02 around each parameter's mean, which is 1 for most norms."""
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
         self._seed = spec.seed
         self._dtype = dtype
-        self._shapes = expected_shapes(spec)
+        self._parameters = parameters(spec)
 
     def tensor(self, name: str) -> Tensor:
         """See `WeightSource`; raises KeyError for a name that the model does not have."""
-        shape = self._shapes[name]
+        shape = self._parameters[name].shape
         return self._numbers(name, 0, math.prod(shape)).view(shape)
 
     def part(self, name: str, part: Part) -> Tensor:
         """See `WeightSource`; the same numbers as in the whole tensor."""
-        shape = self._shapes[name]
+        shape = self._parameters[name].shape
         if part.dim:
             return self.tensor(name)[:, part.begin : part.end].contiguous()
         begin, end = (min(index, shape[0]) for index in (part.begin, part.end))
@@ -46,10 +46,9 @@ class RandomWeights:
         """Elements `begin .. end-1` of a tensor that is flattened."""
         digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        piece = torch.randn(min(math.prod(self._shapes[name]), _PIECE), generator=generator) * _DEVIATION
-        if name.endswith("norm.weight"):
-            piece += 1
-        piece = piece.to(self._dtype)
+        parameter = self._parameters[name]
+        piece = torch.randn(min(math.prod(parameter.shape), _PIECE), generator=generator) * _DEVIATION
+        piece = (piece + parameter.mean).to(self._dtype)
         tensor = torch.empty(end - begin, dtype=self._dtype)
         at = begin
         while at < end:

@@ -18,6 +18,7 @@ from kvstore.page_pool import HeapHost, PagePool, PoolInfo
 from mesh.persistent_ask import PersistentAsk
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.model_spec.weight_index import expected_shapes
+from nodes.models.tensor_parallel import Part
 from nodes.sizes import size_text
 from nodes.worker import numerics, runner
 from nodes.worker.attention.torch_paged import TorchPagedAttention
@@ -72,6 +73,21 @@ def test_unfit_files_are_typed_errors(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(WeightsUnfit, match=r"model\.safetensors"):
         SafetensorsWeights(spec, torch.float32)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_numbers_that_are_not_finite_are_named(tmp_path: Path, number: float) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    damaged = torch.full((112, 288), 3e38)
+    large = SafetensorsWeights(saved(tmp_path, **{name: damaged.clone()}), torch.float32)
+    assert torch.equal(large.tensor(name), damaged), "large numbers, whose sum overflows, are numbers"
+    damaged[7, 9] = number
+    source = SafetensorsWeights(saved(tmp_path, **{name: damaged}), torch.bfloat16)
+    with pytest.raises(WeightsUnfit, match=f"'{name}' .* not finite"):
+        source.tensor(name)
+    with pytest.raises(WeightsUnfit, match="not finite"):
+        source.part(name, Part(1, 0, 144))
+    source.part(name, Part(1, 144, 288))
 
 
 def test_a_tensor_that_cannot_be_read_is_a_typed_error(tmp_path: Path) -> None:

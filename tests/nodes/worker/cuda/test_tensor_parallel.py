@@ -16,7 +16,8 @@ from torch_running import GREEDY, Row, logits_by_chunks, step
 
 from kvstore.transfer.plan import held_heads
 from nodes.model_spec import ModelSpec, resolve_model
-from nodes.model_spec.tensor_parallel import Part, fitting_tp_sizes
+from nodes.models.registry import parameters
+from nodes.models.tensor_parallel import Part, fitting_tp_sizes
 from nodes.request import Sampling
 from nodes.worker.cuda import nccl_collectives
 from nodes.worker.cuda.buckets import Buckets
@@ -87,9 +88,8 @@ class SlicesOnly:
 def test_no_more_of_a_file_is_read_than_the_part(saved: Any) -> None:
     spec = resolve_model(str(saved["llama-biases-untied"][0]))
     source = SafetensorsWeights(spec, torch.float32)
-    source._files = {
-        name: SlicesOnly(file) if spec.shard(0, 2).part_of(name) else file for name, file in source._files.items()
-    }
+    cuts = {name: spec.shard(0, 2).part_of(parameter.cut) for name, parameter in parameters(spec).items()}
+    source._files = {name: SlicesOnly(file) if cuts[name] else file for name, file in source._files.items()}
     assert sum(isinstance(file, SlicesOnly) for file in source._files.values()) == 2 + 3 * (7 + 3 + 2)
     network = in_ranks(2, lambda group: DeviceNetwork(spec, source, TorchKernels(), CPU, collectives=group))[0]
     assert network.weight_bytes == weight_bytes(spec, "float32", 2)

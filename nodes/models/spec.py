@@ -6,7 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from kvstore.layout import KVLayout
-from nodes.model_spec.tensor_parallel import Shard, shard_of
+from nodes.models.tensor_parallel import Shard, shard_of
 from nodes.request import SamplingDefaults
 
 COMPUTE_DTYPES: Final = ("float32", "bfloat16")
@@ -44,12 +44,15 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     built in code (see `nodes.model_spec.vocabulary`). `special_tokens` are the texts that chat templates may name
     (`bos_token`, `eos_token`, ...). `fingerprint` is equal only for equal weights and configuration.
 
+    `architecture` is one of `nodes.models.registry.ARCHITECTURES`, or `echo`. `qk_norm`: queries and keys are
+    normalised before they are rotated, each head by itself or all of a position's together.
+
     In the layers `sliding_layers` a position sees `sliding_window` positions, itself among them (0: no layer slides).
     """
 
     name: str
     source: Literal["directory", "random", "echo"]
-    architecture: Literal["llama", "mistral", "qwen2", "qwen3", "echo"]
+    architecture: str
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -66,6 +69,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: Literal["", "head", "all"] = ""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     path: str = ""
@@ -85,11 +89,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Per layer, how many positions a position sees, itself among them; 0: all before it."""
         sliding = frozenset(self.sliding_layers)
         return tuple(self.sliding_window if layer in sliding else 0 for layer in range(self.num_layers))
-
-    @property
-    def qk_norm(self) -> bool:
-        """Whether queries and keys are normalised per head before the rotary embedding."""
-        return self.architecture == "qwen3"
 
     def compute_dtype(self, dtype: str = "auto") -> str:
         """The dtype to compute in: `auto` is the model's own; others must be float32 or bfloat16 (ValueError).

@@ -1,15 +1,16 @@
 """Which part of a model each rank of a tensor-parallel group holds (Shoeybi et al. 2019, Megatron-LM). Pure.
 
-Queries, keys, values, gate and up are cut by their outputs, the attention's output and down by their inputs, embedding
-and head by the vocabulary; norms are held by every rank. Where ranks outnumber KV heads a head is held by several. The
-vocabulary is padded to a multiple of the ranks: rows beyond its end are zeros.
+How each tensor is cut its architecture says (`parts.Parameter`), mostly so: queries, keys, values, gate and up by their
+outputs, the attention's output and down by their inputs, embedding and head by the vocabulary; norms are held by every
+rank. Where ranks outnumber KV heads a head is held by several. The vocabulary is padded to a multiple of the ranks:
+rows beyond its end are zeros.
 """
 
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from kvstore.errors import TransferError
 from kvstore.transfer.plan import held_heads
-from nodes.model_spec.errors import TensorParallelUnfit
+from nodes.models.errors import TensorParallelUnfit
 
 MAX_TP_SIZE: Final = 64
 
@@ -29,6 +30,15 @@ class Shape(Protocol):
     def intermediate_size(self) -> int: ...  # noqa: D102
     @property
     def vocab_size(self) -> int: ...  # noqa: D102
+    @property
+    def qk_norm(self) -> str: ...  # noqa: D102
+
+
+class Cut(NamedTuple):
+    """Ranks deal out dimension `dim` of a tensor by one of the ranges of their `Shard`."""
+
+    dim: int
+    by: Literal["heads", "kv_heads", "inner", "vocab"]
 
 
 class Part(NamedTuple):
@@ -62,30 +72,13 @@ class Shard(NamedTuple):
         """KV heads of this rank."""
         return len(self.kv_heads)
 
-    def part_of(self, name: str) -> Part | None:
-        """The part of the tensor `name`, as checkpoints call it, that this rank holds; None: all of it."""
-        if self.size == 1:
+    def part_of(self, cut: Cut | None) -> Part | None:
+        """The part of a tensor that this rank holds; None: all of it."""
+        if self.size == 1 or cut is None:
             return None
-        *_, module, kind = name.split(".")
-        match module:
-            case "q_proj":
-                return self._of_heads(0, self.heads)
-            case "k_proj" | "v_proj":
-                return self._of_heads(0, self.kv_heads)
-            case "gate_proj" | "up_proj":
-                return Part(0, self.inner.start, self.inner.stop)
-            # The bias of a layer that is cut by its inputs belongs to the sum.
-            case "o_proj" if kind == "weight":
-                return self._of_heads(1, self.heads)
-            case "down_proj" if kind == "weight":
-                return Part(1, self.inner.start, self.inner.stop)
-            case "embed_tokens" | "lm_head":
-                return Part(0, self.vocab.start, self.vocab.stop)
-            case _:
-                return None
-
-    def _of_heads(self, dim: int, heads: range) -> Part:
-        return Part(dim, heads.start * self.head_dim, heads.stop * self.head_dim)
+        found: range = getattr(self, cut.by)
+        unit = self.head_dim if cut.by in ("heads", "kv_heads") else 1
+        return Part(cut.dim, found.start * unit, found.stop * unit)
 
 
 def shard_of(shape: Shape, rank: int = 0, size: int = 1) -> Shard:
@@ -117,6 +110,8 @@ def fitting_tp_sizes(shape: Shape) -> list[int]:
 def _problem(shape: Shape, size: int) -> str:
     if not 1 <= size <= MAX_TP_SIZE:
         return f"a group has 1 to {MAX_TP_SIZE} ranks"
+    if size > 1 and shape.qk_norm == "all":
+        return "its norms of queries and keys go over all heads"
     for count, what in ((shape.num_heads, "attention heads"), (shape.intermediate_size, "feed-forward columns")):
         if count % size:
             return f"its {count} {what} cannot be dealt out evenly"

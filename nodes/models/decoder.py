@@ -1,0 +1,127 @@
+"""The frame of all architectures: rotary embedding, grouped attention, gated feed-forward layers, RMS norms.
+
+An architecture is a class that differs from `Decoder` in what it reads of a `config.json`, in the parts of a layer, or
+in the order in which a layer's parts are computed, and is the `ARCHITECTURE` of its file.
+"""
+
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+from nodes.models.config_fields import ConfigFields
+from nodes.models.ops import Ops, Value
+from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm, Parameter, joined, linear, parameters_in
+from nodes.models.spec import ModelSpec
+from nodes.models.tensor_parallel import Cut
+
+
+class Layer(NamedTuple):
+    """The parts of one decoder layer."""
+
+    attention_norm: Norm
+    qkv: Linear
+    attention: Attention
+    output: Linear
+    mlp_norm: Norm
+    gated: Gated
+    down: Linear
+
+
+class Decoder:
+    """One model: its parts, and how they are computed. `names` are those of `architectures` in a `config.json`."""
+
+    names: ClassVar[tuple[str, ...]] = ()
+    model_type: ClassVar[str] = ""
+    default_head_dim: ClassVar[int] = 0
+    norm_offset: ClassVar[float] = 0.0
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        vocabulary = (spec.vocab_size, spec.hidden_size), Cut(0, "vocab")
+        self.embedding = self._embedding(Parameter("model.embed_tokens.weight", *vocabulary))
+        self.layers: list[Any] = [self._layer(index, f"model.layers.{index}.") for index in range(spec.num_layers)]
+        self.norm = self._norm("model.norm", spec.hidden_size)
+        own = Parameter("lm_head.weight", *vocabulary)
+        self.head = Linear((self.embedding.weight if spec.tie_word_embeddings else own,))
+
+    @classmethod
+    def describe(cls, config: ConfigFields) -> dict[str, Any]:
+        """The fields of `ModelSpec` that depend on the architecture. Raises ModelDamaged or ModelUnsupported."""
+        config.require("hidden_act", None, "silu", "swish")
+        bias = config.boolean("attention_bias")
+        return {**config.shape(cls.default_head_dim), **cls._windows(config), "qkv_bias": bias, "o_bias": bias}
+
+    @classmethod
+    def _windows(cls, config: ConfigFields) -> dict[str, Any]:
+        return config.windows(None)
+
+    @cached_property
+    def parameters(self) -> dict[str, Parameter]:
+        """Every tensor that is read of a checkpoint, by name, in the order in which they are loaded."""
+        parts = [self.embedding, self.layers, self.norm, self.head]
+        return {parameter.name: parameter for parameter in parameters_in(parts)}
+
+    def run(self, ops: Ops[Value]) -> Value:
+        """Logits of the sampled rows of the step that `ops` was given; KV of all rows is written to the pages."""
+        x = ops.embed(self.embedding)
+        for layer in self.layers:
+            x = self._run_layer(ops, layer, x)
+        return ops.head(ops.norm(ops.select(x), self.norm), self.head)
+
+    def _run_layer(self, ops: Ops[Value], layer: Any, x: Value) -> Value:
+        """What a layer makes of the hidden states `x`."""
+        attended = ops.attend(ops.linear(ops.norm(x, layer.attention_norm), layer.qkv), layer.attention)
+        x = ops.linear(attended, layer.output, add=x)
+        return ops.linear(ops.gated(ops.norm(x, layer.mlp_norm), layer.gated), layer.down, add=x)
+
+    def _layer(self, index: int, prefix: str) -> Any:
+        """The parts of layer `index`, whose tensors' names begin with `prefix`."""
+        hidden = self.spec.hidden_size
+        return Layer(
+            attention_norm=self._norm(f"{prefix}input_layernorm", hidden),
+            qkv=self._qkv(f"{prefix}self_attn."),
+            attention=self._attention(index, f"{prefix}self_attn."),
+            output=self._output(f"{prefix}self_attn."),
+            mlp_norm=self._norm(f"{prefix}post_attention_layernorm", hidden),
+            gated=self._gated(f"{prefix}mlp."),
+            down=self._down(f"{prefix}mlp."),
+        )
+
+    def _embedding(self, weight: Parameter) -> Embedding:
+        return Embedding(weight)
+
+    def _norm(self, name: str, size: int) -> Norm:
+        offset = self.norm_offset
+        return Norm(Parameter(f"{name}.weight", (size,), mean=1 - offset), self.spec.rms_norm_eps, offset)
+
+    def _qkv(self, prefix: str) -> Linear:
+        spec = self.spec
+        query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        return joined(
+            linear(f"{prefix}q_proj", query, spec.hidden_size, Cut(0, "heads"), bias=spec.qkv_bias),
+            linear(f"{prefix}k_proj", key, spec.hidden_size, Cut(0, "kv_heads"), bias=spec.qkv_bias),
+            linear(f"{prefix}v_proj", key, spec.hidden_size, Cut(0, "kv_heads"), bias=spec.qkv_bias),
+        )
+
+    def _attention(self, index: int, prefix: str) -> Attention:
+        spec = self.spec
+        norms: tuple[Norm, ...] = ()
+        if spec.qk_norm:
+            q, k = (1, 1) if spec.qk_norm == "head" else (spec.num_heads, spec.num_kv_heads)
+            norms = (self._norm(f"{prefix}q_norm", q * spec.head_dim), self._norm(f"{prefix}k_norm", k * spec.head_dim))
+        return Attention(index, spec.rope, spec.head_dim**-0.5, *norms)
+
+    def _output(self, prefix: str) -> Linear:
+        spec = self.spec
+        query = spec.num_heads * spec.head_dim
+        return linear(f"{prefix}o_proj", spec.hidden_size, query, Cut(1, "heads"), bias=spec.o_bias)
+
+    def _gated(self, prefix: str) -> Gated:
+        spec = self.spec
+        size = spec.intermediate_size, spec.hidden_size, Cut(0, "inner")
+        gate, up = (linear(f"{prefix}{name}_proj", *size, bias=spec.mlp_bias) for name in ("gate", "up"))
+        return Gated(gate, up)
+
+    def _down(self, prefix: str) -> Linear:
+        spec = self.spec
+        size = spec.hidden_size, spec.intermediate_size, Cut(1, "inner")
+        return linear(f"{prefix}down_proj", *size, bias=spec.mlp_bias)

@@ -1,0 +1,21 @@
+"""Llama: the frame as it is."""
+
+from typing import Any, Final
+
+from nodes.models.config_fields import ConfigFields
+from nodes.models.decoder import Decoder
+
+
+class Llama(Decoder):
+    """Biases where `config.json` has them."""
+
+    names = ("LlamaForCausalLM",)
+    model_type = "llama"
+
+    @classmethod
+    def describe(cls, config: ConfigFields) -> dict[str, Any]:
+        """See `Decoder.describe`."""
+        return {**super().describe(config), "mlp_bias": config.boolean("mlp_bias")}
+
+
+ARCHITECTURE: Final = Llama

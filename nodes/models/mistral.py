@@ -1,0 +1,25 @@
+"""Mistral: Llama whose layers all have a sliding window, or none of them."""
+
+from typing import Any, Final
+
+from nodes.models.config_fields import FULL, SLIDING, ConfigFields
+from nodes.models.decoder import Decoder
+
+
+class Mistral(Decoder):
+    """The window is the attention's (`ModelSpec.layer_windows`)."""
+
+    names = ("MistralForCausalLM",)
+    model_type = "mistral"
+
+    @classmethod
+    def _windows(cls, config: ConfigFields) -> dict[str, Any]:
+        slides = config.has_window()
+        num_layers = config.integer("num_hidden_layers")
+        # transformers ignores layer_types here: where they say another thing nobody knows what was meant.
+        if config.layer_types(num_layers) not in (None, [SLIDING if slides else FULL] * num_layers):
+            raise config.unsupported("layer_types", "and sliding_window say different things")
+        return config.windows((lambda _: True) if slides else None)
+
+
+ARCHITECTURE: Final = Mistral

@@ -1,0 +1,28 @@
+"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values, whose upper layers may have a sliding window."""
+
+from typing import Any, Final
+
+from nodes.models.config_fields import ConfigFields
+from nodes.models.decoder import Decoder
+
+
+class Qwen2(Decoder):
+    """It always has these biases, and no switch for them."""
+
+    names = ("Qwen2ForCausalLM",)
+    model_type = "qwen2"
+
+    @classmethod
+    def describe(cls, config: ConfigFields) -> dict[str, Any]:
+        """See `Decoder.describe`."""
+        return {**super().describe(config), "qkv_bias": True, "o_bias": False}
+
+    @classmethod
+    def _windows(cls, config: ConfigFields) -> dict[str, Any]:
+        if not config.boolean("use_sliding_window") or not config.has_window():
+            return config.windows(None)
+        first = config.integer("max_window_layers", 28, least=0)
+        return config.windows(lambda layer: layer >= first)
+
+
+ARCHITECTURE: Final = Qwen2

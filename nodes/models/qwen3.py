@@ -1,0 +1,23 @@
+"""Qwen3: Llama with an RMS norm on each head of queries and keys, and the windows of Qwen2."""
+
+from typing import Any, Final
+
+from nodes.models.config_fields import ConfigFields
+from nodes.models.qwen2 import Qwen2
+
+
+class Qwen3(Qwen2):
+    """Biases where `config.json` has them, as in Llama."""
+
+    names = ("Qwen3ForCausalLM",)
+    model_type = "qwen3"
+    default_head_dim = 128
+
+    @classmethod
+    def describe(cls, config: ConfigFields) -> dict[str, Any]:
+        """See `Decoder.describe`."""
+        bias = config.boolean("attention_bias")
+        return {**super().describe(config), "qkv_bias": bias, "o_bias": bias, "qk_norm": "head"}
+
+
+ARCHITECTURE: Final = Qwen3

@@ -1,0 +1,37 @@
+"""Finds the architectures: each file of this folder with an `ARCHITECTURE`. A new one takes no more than its file."""
+
+import pkgutil
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from nodes.models.decoder import Decoder
+from nodes.models.errors import ModelUnsupported
+from nodes.models.parts import Parameter
+from nodes.models.spec import ModelSpec
+
+
+def _found() -> dict[str, type[Decoder]]:
+    names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    modules = [import_module(f"nodes.models.{name}") for name in names]
+    classes: list[type[Decoder]] = [module.ARCHITECTURE for module in modules if hasattr(module, "ARCHITECTURE")]
+    return {one.model_type: one for one in classes}
+
+
+ARCHITECTURES: Final = _found()
+"""By `ModelSpec.architecture`, which is `model_type` of a `config.json`."""
+
+
+def decoder(spec: ModelSpec) -> Decoder:
+    """The parts of a model. Raises ModelUnsupported."""
+    found = ARCHITECTURES.get(spec.architecture)
+    if found is None:
+        raise ModelUnsupported(
+            f"No code here computes {spec.architecture!r}; known are {', '.join(ARCHITECTURES)}. Serve another model."
+        )
+    return found(spec)
+
+
+def parameters(spec: ModelSpec) -> dict[str, Parameter]:
+    """Every tensor of a model, as in `Decoder.parameters`. Raises ModelUnsupported."""
+    return decoder(spec).parameters
