@@ -2,11 +2,13 @@
 
     <base>/kvmesh-<uid>/<mesh name>/        0700
         s/<actor id>.<epoch>.c|.d           ipc sockets, control and data lane
-        registry.json                       address and endpoint of the registry, replaced atomically when it starts
+        registry.json                       address and endpoint of the registry, which keeps it as it has to be
 
 Used by `mesh/run.py`, the registry actor and `cli`.
 """
 
+import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -71,11 +73,9 @@ class RunDirectory:
             self._path(address, lane).unlink(missing_ok=True)
 
     def write_registry(self, address: Address, endpoint: Endpoint) -> None:
-        """Say which registry is the living one. Atomic: readers see the old or the new."""
+        """Say which registry is the living one, as `replace_file` does. Raises OSError."""
         content = _RegistryFile(address.actor_id, address.epoch, endpoint.control, endpoint.data)
-        draft = self.registry_file.with_suffix(f".{os.getpid()}.{address.epoch}")
-        draft.write_bytes(msgspec.json.encode(content) + b"\n")
-        os.replace(draft, self.registry_file)
+        replace_file(self.registry_file, msgspec.json.encode(content) + b"\n")
 
     def bootstrap(self) -> "FileBootstrap":
         """Where the registry is, as the file says at each moment."""
@@ -83,6 +83,43 @@ class RunDirectory:
 
     def _path(self, address: Address, lane: Lane) -> Path:
         return self.sockets / f"{address.actor_id}.{address.epoch}.{'c' if lane == Lane.CONTROL else 'd'}"
+
+
+def replace_file(path: Path, content: bytes) -> bool:
+    """Give a file another content. Atomic: readers see the old or the new.
+
+    Where there is no room for a second file the old one is written over, and the answer is False: for a moment readers
+    may see neither. Raises OSError where the old one has not the room either; it is then as it was.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _write_over(path, content):
+            raise
+        return False
+    return True
+
+
+def _write_over(path: Path, content: bytes) -> bool:
+    """Write into the blocks that a file has already, which a full disk does not refuse; False if they are too few."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        if os.fstat(descriptor).st_blocks * 512 < len(content):
+            return False
+        os.pwrite(descriptor, content, 0)
+        os.truncate(descriptor, len(content))
+        # Once more, now that it is whole: who has read it meanwhile looks again when this changes.
+        os.utime(descriptor)
+        return True
+    finally:
+        os.close(descriptor)
 
 
 class FileBootstrap:

@@ -162,8 +162,8 @@ class ProcessKeeper:
         return epochs
 
     def _require_recordable(self, epochs: dict[str, int]) -> None:
-        # A healthy actor would end, and on a full disk nobody could take its place. What is written here is what is
-        # there already, as many bytes as the next epoch takes.
+        # A healthy actor would end, and nobody could take its place. What is written here is what is there already, as
+        # many bytes as the next epoch takes.
         try:
             for address in epochs.items():
                 self._directory.issue(*address)
@@ -221,7 +221,9 @@ class ProcessKeeper:
     def _spawn(self, launch: ActorLaunch, address: Address) -> None:
         try:
             # Before anything is started, so that no epoch is issued twice.
-            self._directory.issue(*address)
+            if not self._directory.issue(*address):
+                where = self._directory.path
+                self._record.trouble(f"no room in {where}: the epoch of {address} is written over the last; make room")
         except OSError as error:
             self._loop.call_soon(self._spawn_failed, address, f"its epoch cannot be recorded: {error}")
             return

@@ -26,7 +26,7 @@ import msgspec
 from cli.errors import AlreadyRunning, BadManifest, CliError
 from cli.launch.processes import start_time
 from mesh.address import Address, Endpoint
-from mesh.run_directory import RunDirectory
+from mesh.run_directory import RunDirectory, replace_file
 
 _FILE_MODE: Final = 0o600
 _MAX_EPOCH: Final = 1 << 48
@@ -195,7 +195,7 @@ class MeshDirectory:
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Replace the manifest."""
-        _replace(self._manifest, msgspec.json.format(msgspec.json.encode(manifest)))
+        replace_file(self._manifest, msgspec.json.format(msgspec.json.encode(manifest)))
 
     def remove_manifest(self) -> None:
         """The mesh is down and nothing is left of it."""
@@ -214,16 +214,19 @@ class MeshDirectory:
         # Above whatever was issued before: an epoch a second is more than any budget allows.
         return dict.fromkeys(self._known_actors(), int(time.time()))
 
-    def issue(self, actor_id: str, epoch: int) -> None:
-        """Record that an epoch is used, before it is."""
+    def issue(self, actor_id: str, epoch: int) -> bool:
+        """Record that an epoch is used, before it is; False if there was no room but that of the last record.
+
+        Raises OSError where it cannot be recorded at all.
+        """
         epochs = self.epochs()
         epochs[actor_id] = max(epoch, epochs.get(actor_id, 0))
-        _replace(self._epochs, msgspec.json.encode(epochs))
+        return replace_file(self._epochs, msgspec.json.encode(epochs))
 
     def write_config(self, actor_id: str, config: dict[str, Any]) -> Path:
         """The configuration of one actor as a file for `meshctl run`."""
         path = self.path / "configs" / f"{actor_id}.json"
-        _replace(path, msgspec.json.format(msgspec.json.encode(config)))
+        replace_file(path, msgspec.json.format(msgspec.json.encode(config)))
         return path
 
     def pool_directory(self) -> str:
@@ -236,7 +239,7 @@ class MeshDirectory:
 
     def write_actors(self, roles: dict[str, str]) -> None:
         """Record which actors, by id, the mesh that begins now is made of."""
-        _replace(self._actors, msgspec.json.format(msgspec.json.encode(roles)))
+        replace_file(self._actors, msgspec.json.format(msgspec.json.encode(roles)))
 
     def actors(self) -> dict[str, str]:
         """The roles of the actors of the last mesh by id; empty where nobody has recorded them, or none can be read."""
@@ -252,7 +255,7 @@ class MeshDirectory:
     def write_error(self, address: Address, error: StartError) -> None:
         """Called in the actor's process, before it exits."""
         with contextlib.suppress(OSError):
-            _replace(self._error(address), msgspec.json.encode(error))
+            replace_file(self._error(address), msgspec.json.encode(error))
 
     def take_error(self, address: Address) -> StartError | None:
         """What an incarnation said before it gave up, if anything; it is then forgotten."""
@@ -312,13 +315,3 @@ class MeshDirectory:
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
                 raise PermissionError(f"it is {stat.filemode(status.st_mode)} of user {status.st_uid}")
             return file.read(_MAX_MANIFEST_BYTES)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(content)
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise

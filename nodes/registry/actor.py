@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from mesh.actor import Actor, Call
-from mesh.address import Address
+from mesh.address import Address, Endpoint
 from mesh.codec import Codec
 from mesh.errors import STALE_EPOCH
 from mesh.frames import (
@@ -45,9 +45,11 @@ class RegistryActor(Actor):
 
     def __init__(self, run_directory: RunDirectory | None = None, *, lease_s: float = 5.0) -> None:
         self._run_directory = run_directory
+        self._told = run_directory.bootstrap() if run_directory is not None else None
         self._lease_s = lease_s
         self._core: RegistryCore | None = None
         self._checked_at = 0.0
+        self._unwritten = ""
 
     @property
     def core(self) -> RegistryCore:
@@ -62,8 +64,7 @@ class RegistryActor(Actor):
         self._core.admit(msgspec.structs.replace(ctx.describe(), state=READY))
         self._checked_at = ctx.now()
         ctx.later(_CHECK_S, self._check)
-        if self._run_directory is not None:
-            self._run_directory.write_registry(ctx.address, ctx.endpoint)
+        self._say_where()
 
     def on_ask(self, call: Call) -> None:
         """Join, leave, list."""
@@ -114,7 +115,30 @@ class RegistryActor(Actor):
             self.core.forgive(now)
         self._checked_at = now
         self._tell_all(self.core.expire(now))
+        if self._told is not None and self._is_wrong(self._told.lookup()):
+            if not self._unwritten:
+                self.ctx.log.warning(
+                    "registry_file_lost", why="whoever comes could not find the registry", then="it is written anew"
+                )
+            self._say_where()
         self.ctx.later(_CHECK_S, self._check)
+
+    def _is_wrong(self, told: tuple[Address, Endpoint] | None) -> bool:
+        ours = self.ctx.address, self.ctx.endpoint
+        # A later incarnation's word stands.
+        return told is None or (told != ours and told[0].epoch <= ours[0].epoch)
+
+    def _say_where(self) -> None:
+        if self._run_directory is None:
+            return
+        try:
+            self._run_directory.write_registry(self.ctx.address, self.ctx.endpoint)
+            self._unwritten = ""
+        except OSError as error:
+            # Who has joined goes on. For whoever comes it is tried again at each check, and told once.
+            if str(error) != self._unwritten:
+                self._unwritten = str(error)
+                self.ctx.log.error("registry_file_unwritten", why=str(error), do="make room in the run directory")
 
     def _tell_all(self, change: MembersChanged | None, but: Address | None = None) -> None:
         """Who cannot be reached, or misses it, sees by the next heartbeat that the version is another."""

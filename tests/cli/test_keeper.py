@@ -3,10 +3,12 @@
 import asyncio
 import errno
 import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 from cli.launch import mesh_directory
@@ -16,6 +18,7 @@ from cli.launch.supervisor import NotRecordable, SupervisorActor
 from cli.protocol import RenewActors, Renewing
 from cli.settings import SupervisionSettings
 from cli.topology import ActorLaunch
+from mesh.address import Address
 from mesh.membership import DRAINING, READY
 from mesh.supervision.events import Beat, Begin, Spawned
 
@@ -51,7 +54,7 @@ def test_a_restart_is_refused_before_an_actor_ends_whose_next_epoch_cannot_be_re
         keeper = await keeper_of(directory)
         watch = keeper.core.watches["gateway-0"]
         with monkeypatch.context() as patch:
-            patch.setattr(mesh_directory, "_replace", full)
+            patch.setattr(mesh_directory, "replace_file", full)
             with pytest.raises(NotRecordable, match="No space left"):
                 keeper.renew(["gateway"], stay_away=False)
             call = Mock(message=RenewActors(names=["gateway"], stay_away=False))
@@ -63,6 +66,33 @@ def test_a_restart_is_refused_before_an_actor_ends_whose_next_epoch_cannot_be_re
         SupervisorActor(keeper, 1).on_ask(call)
         call.reply.assert_called_once_with(Renewing(epochs={"gateway-0": 1}))
         assert watch.state == DRAINING, "there is room again"
+        keeper.close()
+
+    asyncio.run(run())
+
+
+def test_on_a_full_disk_who_died_comes_back_and_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    directory = MeshDirectory("m")
+    directory.create()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def run() -> None:
+        keeper = await keeper_of(directory)
+        directory.issue("gateway-0", 1)
+        monkeypatch.setattr(Path, "write_bytes", full)
+        forked = Mock()
+        keeper._zygote = forked
+        keeper._launches["gateway-0"] = msgspec.structs.replace(keeper._launches["gateway-0"], start="fork")
+        keeper._exited(Address("gateway-0", 1), -signal.SIGKILL)
+        while not forked.fork.called:
+            await asyncio.sleep(0.01)
+        assert forked.fork.call_args.args[0].epoch == 2
+        assert MeshDirectory("m").epochs() == {"gateway-0": 2}, "no later supervisor issues it again"
+        told = [call.args[0] for call in keeper._record.trouble.call_args_list]
+        assert any("no room in" in line and "make room" in line for line in told)
         keeper.close()
 
     asyncio.run(run())

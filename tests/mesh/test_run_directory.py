@@ -1,3 +1,4 @@
+import errno
 import os
 import stat
 from pathlib import Path
@@ -6,7 +7,7 @@ import pytest
 
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError
-from mesh.run_directory import RunDirectory
+from mesh.run_directory import RunDirectory, replace_file
 from mesh.transport.base import Lane
 
 
@@ -50,3 +51,23 @@ def test_the_registry_file_is_replaced_whole(tmp_path):
         assert bootstrap.lookup() is None
     directory.registry_file.unlink()
     assert bootstrap.lookup() is None
+
+
+def test_a_full_disk_is_written_over_within_what_a_file_has(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    assert replace_file(file, b"before")
+    blocks = file.stat().st_blocks * 512
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    for content in (b"much longer than it was", b"short"):
+        assert not replace_file(file, content)
+        assert file.read_bytes() == content
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(file, b"x" * (blocks + 1))
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(tmp_path / "new", b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert file.read_bytes() == b"short"

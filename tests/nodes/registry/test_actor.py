@@ -5,6 +5,7 @@ from random import Random
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from mesh.actor import Actor
 from mesh.address import Address
@@ -135,6 +136,46 @@ def test_the_run_directory_is_told(tmp_path):
         registry = await mesh.start(RegistryActor(directory), "registry", epoch=7)
         assert directory.bootstrap().lookup() == (Address("registry", 7), registry.describe().endpoint)
         assert registry.actor.stats() == {'mesh_registry_members{role="registry"}': 1.0}
+        await registry.stop()
+
+    run(main())
+
+
+@pytest.mark.parametrize("damage", [b"{", b"", None, b'{"actor_id":"registry","epoch":6,"control":"c","data":"d"}'])
+def test_a_damaged_file_does_not_keep_newcomers_out(tmp_path, damage):
+    async def main():
+        directory = RunDirectory(tmp_path)
+        mesh = Mesh()
+        registry = await mesh.start(RegistryActor(directory), "registry", epoch=7)
+        own = registry.describe().address, registry.describe().endpoint
+        if damage is None:
+            directory.registry_file.unlink()
+        else:
+            directory.registry_file.write_bytes(damage)
+        with capture_logs() as log:
+            await asyncio.sleep(2.0)
+        assert directory.bootstrap().lookup() == own
+        assert [line["event"] for line in log] == ["registry_file_lost"], "once, and for all to read"
+        # What a later incarnation has said stands.
+        directory.write_registry(Address("registry", 8), own[1])
+        await asyncio.sleep(2.0)
+        assert directory.bootstrap().lookup() == (Address("registry", 8), own[1])
+        await registry.stop()
+
+    run(main())
+
+
+def test_where_the_registry_cannot_be_written_it_serves_and_tries_again(tmp_path):
+    async def main():
+        directory = RunDirectory(tmp_path / "gone")
+        mesh = Mesh()
+        with capture_logs() as log:
+            registry = await mesh.start(RegistryActor(directory), "registry")
+            await asyncio.sleep(2.0)
+        assert [line["event"] for line in log] == ["registry_file_unwritten"]
+        directory.path.mkdir()
+        await asyncio.sleep(1.0)
+        assert directory.bootstrap().lookup() == (Address("registry", 1), registry.describe().endpoint)
         await registry.stop()
 
     run(main())
