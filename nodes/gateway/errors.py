@@ -5,7 +5,7 @@
       UnknownModel      404     model_not_found
       UnknownRoute      404     not_found
       WrongMethod       405     method_not_allowed
-      BodyTimeout       408     request_timeout
+      TooSlow           408     request_timeout
       BodyTooLarge      413     body_too_large
       WrongMediaType    415     unsupported_media_type
       TooManyRequests   429     too_many_requests, with Retry-After
@@ -82,8 +82,8 @@ class WrongMethod(BadRequest):
     code = "method_not_allowed"
 
 
-class BodyTimeout(BadRequest):
-    """The body did not arrive in time."""
+class TooSlow(BadRequest):
+    """A head or a body did not arrive in time."""
 
     status = 408
     code = "request_timeout"

@@ -6,13 +6,11 @@ token. Built by `actor.py` once its service is there.
 
 import hashlib
 import time
-from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -21,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from nodes.actor_figures import actor_figures
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.completions import CHAT, TEXT, CompletionEndpoint
+from nodes.gateway.cors import CrossOrigin
 from nodes.gateway.docs_page import DOCS_PAGE
 from nodes.gateway.endpoint import Endpoint, Handler
 from nodes.gateway.errors import ApiError, UnknownModel, UnknownRoute, WrongMethod
@@ -190,7 +189,7 @@ class GatewayApp:
         handlers = {404: self._unknown_route, 405: self._wrong_method}
         self._direct: dict[str, ASGIApp] = {path: apps[path] for path in (CHAT.path, TEXT.path)}
         self._routed = Starlette(routes=routes, exception_handlers=handlers)
-        self._entry = _with_cors(self._route, config.cors_origins) if config.cors_origins else self._route
+        self._entry = CrossOrigin(self._route, config.cors_origins) if config.cors_origins else self._route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
@@ -224,12 +223,3 @@ class GatewayApp:
         return Response(
             error.body(names.ours), error.status, {**(headers or {}), **said}, media_type="application/json"
         )
-
-
-def _with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
-    """Answer preflights and let pages of these origins read answers. It costs a call for each piece of a stream, so it
-    is there only when it is asked for. No credentials: keys of this server's clients travel in headers, not cookies.
-    """
-    exposed = ("X-Request-Id", "X-Kvmesh-Request-Id", "Retry-After")
-    methods, headers = ("GET", "POST"), ("*",)
-    return CORSMiddleware(app, origins, methods, headers, expose_headers=exposed)

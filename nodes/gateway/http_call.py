@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from nodes.gateway.bodies import ArrivingBody, BodyBudget, client_of
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import ApiError, BodyTimeout, BodyTooLarge, TooManyRequests, Unavailable, WrongMediaType
+from nodes.gateway.errors import ApiError, BodyTooLarge, TooManyRequests, TooSlow, Unavailable, WrongMediaType
 from nodes.gateway.request_names import names_of
 
 _STREAM_HEADERS = (
@@ -205,9 +205,9 @@ def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
         )
 
 
-def _too_slow(config: GatewayConfig) -> BodyTimeout:
+def _too_slow(config: GatewayConfig) -> TooSlow:
     least = round(config.min_body_bytes_per_s * config.body_pause_s)
-    return BodyTimeout(
+    return TooSlow(
         f"The body did not arrive in time: it may take {config.body_timeout_s:g} s, and each "
         f"{config.body_pause_s:g} s have to bring {least} bytes of it. Send it without pauses."
     )

@@ -1,27 +1,40 @@
 """uvicorn's httptools protocol with the bounds that it lacks, and with OpenAI's form where it answers by itself.
 
-Bounds: bytes of a head, its time to arrive, trailers, requests in line on one connection (the rest is not read, and it
-is closed after them), what of their bodies waits there, how long a body may go on that was answered before its end, and
-how long a client may leave unread what is written to it. A request of HTTP/1.1 names its host, once.
+Bounds: bytes of a head and its trailers, and of what is in a message beside these and its body; a head's time to
+arrive; requests in line on one connection (the rest is not read, and it is closed after them), and what of their bodies
+waits there; how long a body may go on that was answered before its end; how long a client may leave unread what is
+written to it.
+
+What another server on the way may understand in another way than this one is refused, so that nobody's request hides in
+another's body (RFC 9112, 3.2, 6.1 and 11.2): a host that is missing, there twice or none, a body whose length is given
+by anything but `Content-Length` or `Transfer-Encoding: chunked`, a version other than 1.0 and 1.1.
 """
 
 import asyncio
 import contextlib
+import http
+import re
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from nodes.gateway.bodies import ArrivingBody, BodyBudget, client_of
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import ApiError, BadRequest, TooSlow
 from nodes.gateway.http_call import PIECES
+from nodes.gateway.request_names import names_of
 
 MAX_HEAD_BYTES = 65536
 HEAD_TIMEOUT_S = 30.0
 READER_TIMEOUT_S = 60.0
 LINGER_S = 5.0
 MAX_PIPELINED = 64
+CHUNK_LINES_BYTES = 16
+"""What is between two pieces of a chunked body: the number of bytes of the next, and three ends of lines at most."""
 _TOO_LONG = f"The request's head is longer than {MAX_HEAD_BYTES} bytes."
+_TOO_MUCH_ELSE = f"There are more than {MAX_HEAD_BYTES} bytes in the request that are neither head nor body."
+_HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
+_VERSIONS = ("1.0", "1.1")
 _OF_UPGRADES = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
@@ -64,8 +77,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_line: ArrivingBody | None = None
         self._reads_head = True
         self._num_head_bytes = 0
-        self._num_held_bytes = 0
-        self._has_progressed = False
+        self._num_else_bytes = 0
+        self._has_begun = False
+        self._has_ended = False
         self._is_deaf = False
         self._answering: RequestResponseCycle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
@@ -89,10 +103,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, then see whether the head has come, and how much there is that brought nothing yet."""
+        """Parse, then see whether the head has come, and how much there is that brought nothing."""
         if self._is_deaf:
             return
-        self._has_progressed = False
+        self._has_ended = False
+        # Who is called back subtracts what it knows. What is left are lines without their end, which the parser keeps,
+        # and what it drops: extensions of chunks, spaces.
+        self._num_else_bytes += len(data)
         self._unset_keepalive_if_required()
         try:
             self._parse(data)
@@ -102,17 +119,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.send_400_response(str(why) if known else "This is not HTTP/1.1 as this server reads it.")
         if self._is_deaf or self.transport.is_closing():
             return
-        # The parser keeps a line, be it of a head, of trailers or of a chunk's extensions, until it has its end.
-        # What came with something that has its end was mostly that.
-        self._num_held_bytes = 0 if self._has_progressed else self._num_held_bytes + len(data)
-        if self._num_held_bytes > MAX_HEAD_BYTES:
-            self.send_400_response(_TOO_LONG)
-        elif self._reads_head and self._num_held_bytes and self._head_timer is None:
+        in_head = self._reads_head and self._has_begun
+        if self._num_else_bytes + (self._num_head_bytes if in_head else 0) > MAX_HEAD_BYTES:
+            self.send_400_response(_TOO_LONG if in_head else _TOO_MUCH_ELSE)
+            return
+        if (in_head or (self._reads_head and not self._has_ended)) and self._head_timer is None:
             self._expect_head()
+        # What is beyond the end of a message is less than a read, and begins to count with the next one.
+        self._num_else_bytes = 0 if self._has_ended else max(0, self._num_else_bytes)
 
     def on_message_begin(self) -> None:
         """A head begins."""
         self._num_head_bytes = 0
+        self._has_begun = True
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -121,13 +140,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers are dropped: nobody reads them."""
+        """Trailers are dropped: nobody reads them. They count as of the head."""
+        # The colon, a space, and the end of the line.
+        self._count_head(len(name) + len(value) + 4)
         if self._reads_head:
-            # The colon, a space, and the end of the line.
-            self._count_head(len(name) + len(value) + 4)
             super().on_header(name, value)
-        else:
-            self._has_progressed = True
 
     def on_headers_complete(self) -> None:
         """The body follows."""
@@ -137,21 +154,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             # uvicorn would take as many more with every answer that it gives.
             raise _NotTaken("Too many requests in line on one connection.")
-        num_hosts = sum(name == b"host" for name, _ in self.headers)
-        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
-            # Those between client and server may go by another one than the server does (RFC 9112, 3.2).
-            raise _NotTaken("A request of HTTP/1.1 names its host in one Host header.")
+        self._check_head()
         self._reads_head = False
-        self._has_progressed = True
         self._forget_timer()
         super().on_headers_complete()
         self._newcomers.leave(self)
         # uvicorn reads no more while a request is in line, but a socket that is not read does not tell of its end.
         self.flow.resume_reading()
 
+    def on_chunk_header(self) -> None:
+        """A piece of a chunked body follows, as long as a line said, extended or not."""
+        self._num_else_bytes -= CHUNK_LINES_BYTES
+
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
-        self._has_progressed = True
+        self._num_else_bytes -= len(body)
         if self.cycle is not self._answering:
             # Its request reads and counts it when it is its turn.
             self._count_in_line(len(body))
@@ -161,8 +178,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """The next head follows."""
         if self.parser.should_upgrade():
             return
-        self._reads_head = True
-        self._has_progressed = True
+        self._reads_head = self._has_ended = True
+        self._has_begun = False
         super().on_message_complete()
         if self._linger_timer is not None:
             # uvicorn's timer between requests ended with the first byte after the answer.
@@ -193,18 +210,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._close()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what cannot be read, after the answers that are still owed to earlier requests."""
+        """Refuse what cannot be read."""
+        self._refuse(BadRequest(msg, code="invalid_http"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer and close, after the answers that are still owed to earlier requests; nothing more is read."""
         self._is_deaf = True
         cycle = self._answering
         if cycle is not None and not cycle.response_complete:
-            if not cycle.more_body:
+            if not cycle.more_body and not (cycle is self.cycle and self._num_else_bytes > MAX_HEAD_BYTES):
                 self.cycle.keep_alive = False
                 return
             # Its own body is what cannot be read.
             self._tell_answering()
         if cycle is None or cycle.response_complete or not cycle.response_started:
-            body = BadRequest(msg, code="invalid_http").body()
-            lines = [b"HTTP/1.1 400 Bad Request", *(b"%s: %s" % pair for pair in self.server_state.default_headers)]
+            # What has come of its head may name it.
+            names = names_of(dict(self.headers or ()))
+            body = error.body(names.ours)
+            lines = [b"HTTP/1.1 %d %s" % (error.status, http.HTTPStatus(error.status).phrase.encode())]
+            lines += [b"%s: %s" % pair for pair in (*self.server_state.default_headers, *names.headers())]
             lines += [b"content-type: application/json", b"content-length: %d" % len(body), b"connection: close"]
             self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
         self.transport.close()
@@ -220,8 +244,27 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 data = self._head_without_upgrade() + data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
 
+    def _check_head(self) -> None:
+        """Raises `_NotTaken` for what the parser lets pass."""
+        version, encodings = self.parser.get_http_version(), self._all(b"transfer-encoding")
+        if version not in _VERSIONS:
+            raise _NotTaken("A request says its version, HTTP/1.1 or HTTP/1.0, and what is spoken here are these two.")
+        hosts = self._all(b"host")
+        if len(hosts) > 1 or (not hosts and version == "1.1"):
+            raise _NotTaken("A request of HTTP/1.1 names its host in one Host header.")
+        if not all(map(_HOST.fullmatch, hosts)):
+            raise _NotTaken("The Host header is a name or an address, with a port or without, and nothing else.")
+        if encodings and (version == "1.0" or [one.lower() for one in encodings] != [b"chunked"]):
+            raise _NotTaken(
+                "A body of HTTP/1.1 has a Content-Length, or comes with 'Transfer-Encoding: chunked' alone."
+            )
+
+    def _all(self, name: bytes) -> list[bytes]:
+        return [value for other, value in self.headers if other == name]
+
     def _count_head(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes
+        self._num_else_bytes -= num_bytes
         if self._num_head_bytes > MAX_HEAD_BYTES:
             raise _NotTaken(_TOO_LONG)
 
@@ -267,7 +310,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         self._head_timer = None
         # Between requests the keep-alive timer rules, and a response may still be under way.
-        if self._answering is None or self._answering.response_complete:
+        if self._answering is not None and not self._answering.response_complete:
+            return
+        if self._has_begun and not self.transport.get_write_buffer_size():
+            self._refuse(TooSlow(f"The request's head did not arrive within {HEAD_TIMEOUT_S:g} s."))
+        else:
+            # Nothing was asked, and what is said unasked may be taken for the answer to what is just being sent.
             self._close()
 
     def _reader_is_late(self) -> None:

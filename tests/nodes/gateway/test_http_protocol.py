@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
@@ -154,18 +155,31 @@ async def test_a_head_has_its_time() -> None:
     one = Connection()
     (timer,) = one.loop.due(HEAD_TIMEOUT_S)
     timer.call()
-    assert one.transport.end == "closed"
+    assert (one.transport.end, one.transport.written) == ("closed", b""), "nothing was asked, and nothing is said"
     one.protocol.connection_lost(None)
 
     one = Connection()
     await one.take(GET + b"\r\n")
     assert one.loop.due(HEAD_TIMEOUT_S) == []
+    one.transport.written = b""
     await one.take(b"GET / HT")
     (timer,) = one.loop.due(HEAD_TIMEOUT_S)
-    await one.take(b"TP/1.1\r\n")
+    await one.take(b"TP/1.1\r\nX-Request-Id: mine\r\nA")
     assert one.loop.due(HEAD_TIMEOUT_S) == [timer], "more of it does not give it more time"
     timer.call()
+    head, body = one.transport.written.split(b"\r\n\r\n")
+    error = msgspec.json.decode(body)["error"]
+    assert head.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert b"x-request-id: mine\r\n" in head
+    assert b"x-kvmesh-request-id: " + error["request_id"].encode() in head
+    assert (error["code"], "within 30 s" in error["message"]) == ("request_timeout", True)
     assert one.transport.end == "closed"
+
+    unread = Connection()
+    await unread.take(b"GET / HT")
+    unread.transport.unread = 5
+    unread.loop.due(HEAD_TIMEOUT_S)[0].call()
+    assert unread.transport.end == "aborted"
 
 
 @in_loop
@@ -368,15 +382,85 @@ async def test_a_head_over_the_limit_is_refused_however_it_is_cut() -> None:
             assert (one.transport.end, one.asked) == ("closed", [])
 
 
-@in_loop
-async def test_http_1_1_names_its_host_once() -> None:
-    for head in (b"GET / HTTP/1.1\r\n\r\n", GET + b"Host: y\r\n\r\n", b"GET / HTTP/1.0\r\nHost: x\r\nHost: x\r\n\r\n"):
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        (b"GET / HTTP/1.1\r\n", "names its host"),
+        (GET + b"Host: y\r\n", "names its host"),
+        (b"GET / HTTP/1.0\r\nHost: x\r\nHost: x\r\n", "names its host"),
+        (b"GET / HTTP/1.1\r\nHost: x y\r\n", "a name or an address"),
+        (b"GET / HTTP/1.1\r\nHost: x/y\r\n", "a name or an address"),
+        (b"GET /x\r\n", "says its version"),
+        (b"GET /x HTTP/0.9\r\nHost: x\r\n", "says its version"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n", "chunked' alone"),
+        (GET + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", "not HTTP/1.1"),
+        (b"POST / HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n", "chunked' alone"),
+    ],
+)
+def test_what_others_may_understand_otherwise_is_refused(head: bytes, why: str) -> None:
+    async def main() -> None:
         one = Connection()
-        assert (await one.take(head)).startswith(b"HTTP/1.1 400")
-        assert b"names its host" in one.transport.written
+        answer, body = (await one.take(head + b"\r\n")).split(b"\r\n\r\n")
+        error = msgspec.json.decode(body)["error"]
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert (error["code"], why in error["message"]) == ("invalid_http", True)
+        assert b"x-request-id: " + error["request_id"].encode() in answer, "ours, where the client has none"
         assert (one.transport.end, one.asked) == ("closed", [])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.0\r\n",
+        b"GET / HTTP/1.1\r\nHost:\r\n",
+        b"GET / HTTP/1.1\r\nHost: [::1]:80\r\n",
+        b"GET / HTTP/1.1\r\nHost: a_b.example:8000\r\n",
+        b"\r\n\r\n" + GET,
+    ],
+)
+def test_what_everybody_understands_is_not(head: bytes) -> None:
+    assert asyncio.run(answer_to(head + b"\r\n")).startswith(b"HTTP/1.1 200 OK")
+
+
+async def answer_to(data: bytes) -> bytes:
+    return await Connection().take(data)
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"2;x=" + b"x" * 70_000 + b"\r\ncd\r\n0\r\n\r\n",
+        b"2;x=12345678901234567890\r\ncd\r\n" * 8000 + b"0\r\n\r\n",
+        b"0\r\nX-Late: " + b"x" * 70_000 + b"\r\n\r\n",
+        b"0\r\n" + b"X-Late: 12345678901234567890\r\n" * 3000 + b"\r\n",
+    ],
+)
+@pytest.mark.parametrize("size", [1 << 20, 30_000])
+def test_what_is_neither_head_nor_body_is_bounded_in_all(rest: bytes, size: int) -> None:
+    async def main() -> None:
+        one = Connection()
+        data = CHUNKED + rest
+        written = await one.take(*[data[at : at + size] for at in range(0, len(data), size)])
+        assert written.startswith(b"HTTP/1.1 400")
+        assert (one.transport.end, one.bodies) == ("closed", [])
+
+    asyncio.run(main())
+
+
+@in_loop
+async def test_a_body_in_tiny_pieces_and_many_requests_are_not() -> None:
     one = Connection()
-    assert (await one.take(b"GET / HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.1 200 OK"), "HTTP/1.0 need not"
+    await one.take(CHUNKED, *[b"1\r\nx\r\n" * 5000] * 10, b"0\r\n\r\n")
+    assert one.bodies == [b"ab" + b"x" * 50_000]
+    for _ in range(500):
+        await one.take(*[GET + b"X:   spaces \r\n\r\n"] * 10)
+    assert len(one.asked) == 5001
+    assert one.transport.end == ""
 
 
 @in_loop

@@ -90,6 +90,9 @@ def test_browsers_may_ask_from_the_pages_that_are_allowed_and_from_no_other() ->
         refused = await client.options(path, headers=stranger | PREFLIGHT)
         assert refused.status_code == 400
         assert "access-control-allow-origin" not in refused.headers
+        error = refused.json()["error"]
+        assert (error["code"], refused.headers["x-kvmesh-request-id"]) == ("cors_refused", error["request_id"])
+        assert "origin" in error["message"]
         for asked in (
             client.post(path, json=body, headers={"Origin": PAGE}),
             client.get("/x", headers={"Origin": PAGE}),
