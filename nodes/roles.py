@@ -2,9 +2,11 @@
 
 from typing import Final
 
+import msgspec
+
 from kvstore.pool_header import is_later
 from mesh.codec import Codec
-from mesh.membership import Membership
+from mesh.membership import SUPERVISOR, Membership
 from mesh.message import Part
 from nodes.protocol import HotNodeMessage, NodeMessage
 
@@ -50,6 +52,27 @@ class KVAgentAttributes(Part, frozen=True):
     incarnations: dict[str, int] = {}
     fallbacks: dict[str, str] = {}
     released: list[str] = []
+
+
+class SupervisorAttributes(Part, frozen=True):
+    """What a supervisor announces: which of its actors an operator has drained, by id, and the incarnations he meant.
+
+    They stay away until he has them started again, unlike those that are only renewed.
+    """
+
+    drained: dict[str, int] = {}
+
+
+def drained_by_wish(members: Membership) -> dict[str, int]:
+    """Whom supervisors say to stay away, and which incarnations."""
+    drained: dict[str, int] = {}
+    for member in members.by_role(SUPERVISOR, ready=False):
+        try:
+            drained |= msgspec.convert(member.attributes, SupervisorAttributes).drained
+        except msgspec.ValidationError:
+            # Whoever calls itself so says something else by this name.
+            continue
+    return drained
 
 
 def is_replaced(members: Membership, agent: str, group: str, incarnation: int) -> bool:

@@ -55,9 +55,13 @@ _NOWHERE = Endpoint("", "")
 
 
 class Listeners(msgspec.Struct, kw_only=True):
-    """Whom the keeper tells: `dead` the mesh, `ready` and `stopped` the command; `member` looks one up in the view."""
+    """Whom the keeper tells: `dead` and `drained` the mesh, `ready` and `stopped` the command.
+
+    `drained` takes all that stay away now, with their last epochs; `member` looks one up in the view.
+    """
 
     dead: Callable[[Address, str], None]
+    drained: Callable[[dict[str, int]], None]
     ready: Callable[[], None]
     stopped: Callable[[ExitCode, str], None]
     member: Callable[[str], Member | None]
@@ -87,6 +91,7 @@ class ProcessKeeper:
         self._processes: dict[str, ProcessRecord] = {}
         self._since: dict[str, float] = {}
         self._released: set[Address] = set()
+        self._drained: dict[str, int] = {}
         self._manifest: Manifest | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._failure_code = ExitCode.NOT_READY
@@ -189,7 +194,12 @@ class ProcessKeeper:
         self._zygote.close()
 
     def _feed(self, event: Event) -> None:
-        for command in self.core.handle(event, self._loop.time()):
+        commands = self.core.handle(event, self._loop.time())
+        if self.core.drained != self._drained:
+            # Before anybody is asked to end, so that it is known by then what for.
+            self._drained = self.core.drained
+            self._listeners.drained(self._drained)
+        for command in commands:
             self._perform(command)
         if self._timer is not None:
             self._timer.cancel()

@@ -114,6 +114,7 @@ class _MeshProcess:
     def _listeners(self) -> Listeners:
         return Listeners(
             dead=lambda address, reason: self._actor.tell_dead(address, reason),
+            drained=lambda drained: self._actor.tell_drained(drained),
             ready=self._all_ready,
             stopped=self._stopped,
             member=self._member,

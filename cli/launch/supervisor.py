@@ -28,6 +28,7 @@ from mesh.transport.base import Lane
 from nodes.actor_figures import ActorFigures, actor_figures
 from nodes.numerics import numerics_note
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
+from nodes.roles import SupervisorAttributes
 from nodes.stats import ask_stats
 
 _LEAVE_TIMEOUT_S = 1.0
@@ -148,6 +149,10 @@ class SupervisorActor(Actor):
             if member.actor_id not in (dead.actor_id, self.ctx.address.actor_id):
                 self.ctx.tell(member.actor_id, down, lane=Lane.CONTROL)
         self.ctx.spawn(self._leave(dead, reason), name=f"leave-{dead}")
+
+    def tell_drained(self, drained: dict[str, int]) -> None:
+        """Tell everybody, those who come later too, who stays away by an operator's wish: ids and last epochs."""
+        self.ctx.announce(**msgspec.structs.asdict(SupervisorAttributes(drained=drained)))
 
     async def _leave(self, dead: Address, reason: str) -> None:
         leave = Leave(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)

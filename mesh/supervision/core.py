@@ -149,6 +149,12 @@ class Supervisor:
         self._roll(now)
         return self._commands
 
+    @property
+    def drained(self) -> dict[str, int]:
+        """Actors that stay away by wish, or end because they are to, and their last epochs."""
+        meant = (watch for watch in self.watches.values() if watch.stays_away or watch.state == DRAINED)
+        return {watch.spec.actor_id: watch.epoch for watch in meant}
+
     def deadline(self) -> float | None:
         """When `Tick` is due at the latest; None if nothing depends on time."""
         watches = self.watches.values()

@@ -28,7 +28,7 @@ from nodes.protocol import Adopt, Adopted, AttemptFailed, HasLetGo, LetGo, StepR
 from nodes.protocol.memory import MEMORY_RELEASED
 from nodes.redaction import PromptRedactor
 from nodes.request import Stages
-from nodes.roles import NODE_CODEC, SCHEDULER, SchedulerAttributes, is_replaced
+from nodes.roles import NODE_CODEC, SCHEDULER, SchedulerAttributes, drained_by_wish, is_replaced
 from nodes.scheduler.config import ConfigError, SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import (
@@ -176,7 +176,7 @@ class SchedulerActor(Actor):
         ready = {one.actor_id: ReadyPeer(one.role, one.epoch) for one in self.ctx.members.all() if one.state == READY}
         # One that has nothing to finish may be gone before anybody looks.
         draining = {one.actor_id for one in (*self.ctx.members.all(), *left) if one.state == DRAINING}
-        self._handle(MembersChanged(ready, draining - ready.keys()))
+        self._handle(MembersChanged(ready, draining - ready.keys(), drained_by_wish(self.ctx.members)))
         config, pool = self._config, self._pool
         if pool is not None and is_replaced(self.ctx.members, config.agent, config.group, pool.info.incarnation):
             self.ctx.end(f"{config.agent} has made the pool of {config.group} again")

@@ -265,7 +265,7 @@ class SchedulerCore:
             if known is None or known.epoch != peer.epoch:
                 self.asks.hurry(actor_id)
         self._ready = dict(event.ready)
-        self.drain.on_members(event.ready, event.draining, now)
+        self.drain.on_members(event, now)
         self.calls.is_worker_drained = self.drain.is_drained
         self.pipeline.on_members(self._ready, now)
         self.streams.on_members(self._ready, self.attempts)

@@ -61,10 +61,14 @@ class ReadyPeer(NamedTuple):
 
 
 class MembersChanged(NamedTuple):
-    """Who is ready now, by actor id; `draining` take no more work, and may have ended with that."""
+    """Who is ready now, by actor id; `draining` take no more work, and may have ended with that.
+
+    `drained` are actors that stay away, as their supervisor says, and the epochs that they have or had.
+    """
 
     ready: Mapping[str, ReadyPeer]
     draining: Collection[str] = ()
+    drained: Mapping[str, int] = {}
 
 
 class FollowerReset(NamedTuple):

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import msgspec
 import pytest
@@ -31,7 +31,7 @@ async def keeper_of(directory: MeshDirectory) -> ProcessKeeper:
         num_threads=1,
         settings=SimpleNamespace(supervision=SupervisionSettings()),
     )
-    listeners = Listeners(dead=Mock(), ready=Mock(), stopped=Mock(), member=Mock())
+    listeners = Listeners(dead=Mock(), drained=Mock(), ready=Mock(), stopped=Mock(), member=Mock())
     keeper = ProcessKeeper(topology, directory, Mock(), Mock(), listeners, 0)
     keeper.core.handle(Begin(), 0.0)
     keeper.core.handle(Spawned("gateway-0", 1), 0.0)
@@ -57,14 +57,14 @@ def test_a_restart_is_refused_before_an_actor_ends_whose_next_epoch_cannot_be_re
             patch.setattr(mesh_directory, "replace_file", full)
             with pytest.raises(NotRecordable, match="No space left"):
                 keeper.renew(["gateway"], stay_away=False)
-            call = Mock(message=RenewActors(names=["gateway"], stay_away=False))
-            SupervisorActor(keeper, 1).on_ask(call)
-            code, text = call.fail.call_args.args
+            question = Mock(message=RenewActors(names=["gateway"], stay_away=False))
+            SupervisorActor(keeper, 1).on_ask(question)
+            code, text = question.fail.call_args.args
             assert (code, str(directory.path) in text) == ("not_recordable", True)
             assert (watch.state, watch.epoch) == (READY, 1), "it goes on as it was"
-        call = Mock(message=RenewActors(names=["gateway"], stay_away=False))
-        SupervisorActor(keeper, 1).on_ask(call)
-        call.reply.assert_called_once_with(Renewing(epochs={"gateway-0": 1}))
+        question = Mock(message=RenewActors(names=["gateway"], stay_away=False))
+        SupervisorActor(keeper, 1).on_ask(question)
+        question.reply.assert_called_once_with(Renewing(epochs={"gateway-0": 1}))
         assert watch.state == DRAINING, "there is room again"
         keeper.close()
 
@@ -93,6 +93,33 @@ def test_on_a_full_disk_who_died_comes_back_and_it_is_said(tmp_path: Path, monke
         assert MeshDirectory("m").epochs() == {"gateway-0": 2}, "no later supervisor issues it again"
         told = [call.args[0] for call in keeper._record.trouble.call_args_list]
         assert any("no room in" in line and "make room" in line for line in told)
+        keeper.close()
+
+    asyncio.run(run())
+
+
+def test_the_mesh_hears_who_stays_away_before_he_is_asked_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    directory = MeshDirectory("m")
+    directory.create()
+
+    async def run() -> None:
+        keeper = await keeper_of(directory)
+        keeper._zygote = Mock()
+        order = Mock()
+        order.attach_mock(keeper._listeners.drained, "drained")
+        order.attach_mock(keeper._children.signal, "signal")
+        keeper.renew(["gateway"], stay_away=True)
+        pid = keeper._processes["gateway-0"].pid
+        assert order.mock_calls == [call.drained({"gateway-0": 1}), call.signal(pid, signal.SIGTERM)]
+        keeper._exited(Address("gateway-0", 1), 0)
+        keeper.beat(Address("gateway-0", 1), READY, "")
+        assert len(order.mock_calls) == 2, "it is drained now, which is nothing new"
+        keeper._launches["gateway-0"] = msgspec.structs.replace(keeper._launches["gateway-0"], start="fork")
+        keeper.renew(["gateway"], stay_away=False)
+        assert order.mock_calls[2:] == [call.drained({})]
         keeper.close()
 
     asyncio.run(run())

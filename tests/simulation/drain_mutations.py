@@ -8,12 +8,17 @@ from tests.simulation.planting import Patches, around, nothing
 
 
 def _never_back(on_members: Any) -> Any:
-    return lambda self, ready, draining, now: on_members(self, {}, draining, now)
+    return lambda self, event, now: on_members(self, event._replace(ready={}), now)
+
+
+def _untold(on_members: Any) -> Any:
+    return lambda self, event, now: on_members(self, event._replace(drained={}), now)
 
 
 PLANTED: dict[str, Patches] = {
     "a drained worker is waited for like one that died": [around(WorkerDrain, "on_members", lambda _: nothing)],
     "what a drained worker was computing is kept": [around(WorkerDrain, "on_due", lambda _: nothing)],
+    "who stays away is waited for like one that is renewed": [around(WorkerDrain, "on_members", _untold)],
     "a worker that was renewed is taken for drained": [around(WorkerDrain, "on_members", _never_back)],
     "who does not serve a question has the last word": [around(role_asks, "NOT_SERVED", lambda _: "nothing like it")],
 }

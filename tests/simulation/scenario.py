@@ -5,8 +5,9 @@ import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
+from typing import Any
 
 import structlog
 
@@ -236,22 +237,35 @@ async def _befall(mesh: SimulatedMesh, calamity: Calamity) -> None:
     await asyncio.gather(*hangs)
 
 
-async def _client(mesh: SimulatedMesh, client: Client, number: int) -> list[str]:
-    """What is wrong with this client's outcome."""
+Judge = Callable[[SimulatedMesh, Client, Outcome, float], str]
+"""What is wrong with what a client saw of one sample, after so many seconds; empty if nothing is."""
+
+
+async def ask(mesh: SimulatedMesh, client: Client, number: int, judge: Judge) -> list[str]:
+    """One client's call, and what is wrong with it."""
     await asyncio.sleep(client.arrives_s)
-    request_id = f"cmpl-{number}"
+    loop = asyncio.get_running_loop()
+    began, request_id = loop.time(), f"cmpl-{number}"
     async with asyncio.timeout(REQUEST_LIMIT_S):
         outcomes = await mesh.request(client.body(), request_id, abandon_after_s=client.leaves_after_s)
+    elapsed_s = loop.time() - began
     return [
-        f"{request_id}-{index} ({client}): {problem}"
+        f"{request_id}-{index} ({client}) after {elapsed_s:.1f} s: {problem}"
         for index, outcome in enumerate(outcomes)
-        if (problem := _problem(client, outcome, mesh.speeds.num_pages - 1))
+        if (problem := judge(mesh, client, outcome, elapsed_s))
     ]
 
 
-def _problem(client: Client, outcome: Outcome, num_pages: int) -> str:
+async def ask_all(mesh: SimulatedMesh, clients: list[Client], judge: Judge) -> list[str]:
+    """All of them, each when it comes."""
+    asked = await asyncio.gather(*(ask(mesh, client, number, judge) for number, client in enumerate(clients)))
+    return [problem for of_client in asked for problem in of_client]
+
+
+def judge_outcome(mesh: SimulatedMesh, client: Client, outcome: Outcome, _elapsed_s: float) -> str:
+    """Every request ends once, in its right text, whatever happens; but for those that never fit."""
     text, reason = client.expected()
-    never_fits = client.num_pages() > num_pages
+    never_fits = client.num_pages() > mesh.speeds.num_pages - 1
     if outcome.num_ends == 0:
         if client.leaves_after_s is None and not outcome.gateway_died and not never_fits:
             return "it never ended"
@@ -270,22 +284,43 @@ def _problem(client: Client, outcome: Outcome, num_pages: int) -> str:
 
 async def _scenario(mesh: SimulatedMesh, clients: list[Client], calamities: list[Calamity]) -> list[str]:
     faults, mesh.network.faults = mesh.network.faults, Faults()
+    await mesh.start()
+    mesh.network.faults = faults
+    befalling = [asyncio.ensure_future(_befall(mesh, calamity)) for calamity in calamities]
+    problems = await ask_all(mesh, clients, judge_outcome)
+    await asyncio.gather(*befalling)
+    return problems
+
+
+def play(mesh: SimulatedMesh, scenario: Coroutine[Any, Any, list[str]], *told: object) -> None:
+    """Run a scenario, which says what is wrong, on virtual time until nobody holds anything any more.
+
+    Raises AssertionError with all that is wrong, the last messages and what is `told` of the run.
+    """
+    structlog.configure(wrapper_class=SILENT)
+
+    async def to_its_end() -> list[str]:
+        try:
+            problems = await scenario
+            await mesh.settle()
+            await mesh.stop()
+        finally:
+            mesh.bury()
+        return problems
+
     try:
-        await mesh.start()
-        mesh.network.faults = faults
-        befalling = [asyncio.ensure_future(_befall(mesh, calamity)) for calamity in calamities]
-        problems = await asyncio.gather(*(_client(mesh, client, number) for number, client in enumerate(clients)))
-        await asyncio.gather(*befalling)
-        await mesh.settle()
-        await mesh.stop()
-    finally:
-        mesh.bury()
-    return [problem for of_client in problems for problem in of_client]
+        problems = run(to_its_end(), limit_s=LIMIT_S)
+    except BaseException as error:
+        error.add_note("\n".join([mesh.network.report(60), *map(str, told)]))
+        raise
+    problems += mesh.failed_cores
+    problems += [f"an ask outlived its deadline: {ask}" for ask in mesh.late_asks]
+    problems += [f"{num} rows failed with {code}" for code, num in mesh.errors.items() if code == CORRUPT_PAGE]
+    assert not problems, "\n".join([*problems, mesh.network.report(60), *map(str, told)])
 
 
 def run_seed(seed: int) -> Counter[str]:
     """Run one seed; returns how often each fault came. Raises AssertionError with the messages and the replay."""
-    structlog.configure(wrapper_class=SILENT)
     draw = random.Random(f"scenario/{seed}")
     theme = draw.choice(THEMES)
     mixed = draw.random() < 0.2 and theme not in ("copies", "sources")
@@ -298,15 +333,7 @@ def run_seed(seed: int) -> Counter[str]:
     ranks = [worker for group in mesh.groups for worker in mesh.worker_ids(group)[1:]]
     calamities = draw_calamities(draw, theme, mesh.groups, clients, ranks)
     replay = f"replay: python -m tests.simulation --seed {seed}"
-    try:
-        problems = run(_scenario(mesh, clients, calamities), limit_s=LIMIT_S)
-    except BaseException as error:
-        error.add_note(f"{mesh.network.report(60)}\n{mesh.faults}\n{calamities}\n{replay}")
-        raise
-    problems += mesh.failed_cores
-    problems += [f"an ask outlived its deadline: {ask}" for ask in mesh.late_asks]
-    problems += [f"{num} rows failed with {code}" for code, num in mesh.errors.items() if code == CORRUPT_PAGE]
-    assert not problems, "\n".join([*problems, mesh.network.report(60), str(mesh.faults), str(calamities), replay])
+    play(mesh, _scenario(mesh, clients, calamities), mesh.faults, calamities, replay)
     counts = Counter(dict(mesh.network.counts)) + Counter({f"died: {role}": n for role, n in mesh.deaths.items()})
     ranks = Counter({"steps of ranks": sum(len(one[0]) for one in mesh.lockstep.begun.values())})
     return counts + mesh.moments.counts + mesh.devices.counts + Counter({"died in a store": mesh.host.num_torn}) + ranks

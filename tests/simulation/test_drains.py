@@ -14,7 +14,7 @@ NUM_NEARBY = 24
 
 def test_requests_of_a_drained_worker_go_elsewhere_or_end_in_time() -> None:
     counts: Counter[str] = sum((run_seed(seed) for seed in range(NUM_SEEDS)), Counter())
-    assert min(counts["drained"], counts["renewed"]) > 3
+    assert min(counts["drained"], counts["told"], counts["renewed"]) > 2
 
 
 @pytest.mark.parametrize("name", PLANTED)

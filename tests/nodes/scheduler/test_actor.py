@@ -56,6 +56,9 @@ class Members:
     def all(self) -> list[Member]:
         return self.list
 
+    def by_role(self, role: str, *, ready: bool = True) -> list[Member]:
+        return [one for one in self.list if one.role == role]
+
     def get(self, actor_id: str) -> Member | None:
         return next((one for one in self.list if one.actor_id == actor_id), None)
 
@@ -191,6 +194,26 @@ def test_a_pool_that_was_made_again_ends_the_scheduler() -> None:
         ctx.members.list.append(Member("a", "kv_agent", 3, Endpoint("", ""), attributes={"incarnations": {"m": 3}}))
         one.on_members([], [], [])
         assert ctx.ended == ["a has made the pool of m again"]
+        await one.stop()
+
+    run(scenario)
+
+
+def test_supervisors_say_who_stays_away_and_nobody_else() -> None:
+    async def scenario() -> None:
+        one, ctx, _ = actor()
+        await one.start()
+        core = one._core
+        said = {"nonsense": {"drained": "w"}, "supervisor": {"drained": {"w": 3}}}
+        for name, attributes in said.items():
+            supervisor = Member(name, "supervisor", 1, Endpoint("", ""), attributes=attributes)
+            ctx.members.list.append(supervisor)
+            one.on_members([], [], [supervisor])
+            assert core.calls.is_worker_drained == (name == "supervisor")
+        ctx.members.list.pop()
+        ctx.members.list.append(member("w", "worker", 4))
+        one.on_members([], [], [])
+        assert not core.calls.is_worker_drained
         await one.stop()
 
     run(scenario)

@@ -822,6 +822,33 @@ def test_requests_do_not_wait_for_a_worker_that_was_drained() -> None:
     assert request.failure == "draining"
 
 
+def test_nothing_waits_for_a_worker_that_stays_away_as_its_supervisor_says() -> None:
+    world = started()
+    running, ready = [], {EDGE: ReadyPeer("detokenizer", 1)}
+    for base in range(2):
+        running.append(world.submit(prompt(30, base), "m", max_tokens=50, ignore_eos=True))
+        world.flush("w-m")
+        # Known before or after the worker's own word.
+        here = ready | {"w-m": ReadyPeer("worker", world.workers["w-m"].epoch)} if base else ready
+        world.event("m", MembersChanged(here, () if base else {"w-m"}, {"w-m": world.workers["w-m"].epoch}))
+        world.flush()
+        assert running[base].failure == "draining", "others have it at once"
+        late = world.submit(prompt(9), "m")
+        world.flush("w-m")
+        assert late.failure == "draining"
+        # The next incarnation is there before it is known that it was to come.
+        drained = {"w-m": world.workers["w-m"].epoch}
+        world.workers["w-m"].restart()
+        here = ready | {"w-m": ReadyPeer("worker", world.workers["w-m"].epoch)}
+        world.event("m", MembersChanged(here, (), drained))
+        world.event("m", MembersChanged(here))
+        world.settle()
+        again = world.submit(prompt(9), "m", max_tokens=3)
+        world.settle()
+        assert again.finish
+    world.check()
+
+
 def test_a_worker_that_is_renewed_in_time_goes_on_with_what_it_had() -> None:
     world = started()
     request = world.submit(prompt(30), "m", max_tokens=9, ignore_eos=True)
