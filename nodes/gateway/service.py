@@ -106,8 +106,9 @@ class GatewayService:
         self._asks = RoleAsks(ctx, TOKENIZER)
         self._schedulers = SchedulerView(ctx)
         self._outputs: dict[str, _Open] = {}
-        # Those to which the event at hand has brought something, some more than once.
+        # Those to which this turn of the loop has brought something, some more than once.
         self._fresh: list[CallOutput] = []
+        self._is_flushing = False
         self._account = RequestAccount(ctx)
         self._is_ticking = False
         self._emptied = asyncio.Event()
@@ -266,8 +267,11 @@ class GatewayService:
 
     def handle(self, event: Event) -> None:
         """Let the core decide, and do what it says."""
-        if self._driver.feed(event) and self._fresh:
-            self._flush()
+        self._driver.feed(event)
+        if self._fresh and not self._is_flushing:
+            # Behind the frames that have come already: a gateway that lags writes what they bring in one piece.
+            self._is_flushing = True
+            self.ctx.later(0.0, self._flush)
         if not self._is_ticking and self._core.needs_ticks:
             self._is_ticking = True
             self.ctx.later(self.config.tick_s, self._tick)
@@ -315,7 +319,8 @@ class GatewayService:
         self._account.ended(end, names, status)
 
     def _flush(self) -> None:
-        """Write out what the event brought: once for each call, however much of it was its."""
+        """Write out what this turn of the loop brought: once for each call, however much of it was its."""
+        self._is_flushing = False
         fresh, self._fresh = self._fresh, []
         for output in fresh:
             output.flush()

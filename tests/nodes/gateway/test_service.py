@@ -14,7 +14,17 @@ from nodes.gateway.errors import ApiError
 from nodes.gateway.events import CancelFailed
 from nodes.gateway.scrape import Scraper
 from nodes.gateway.validation import Validator
-from nodes.protocol import AttemptsCancelled, CancelAttempts, Detokenized, Load, Prepared, Submit, Submitted, TextBatch
+from nodes.protocol import (
+    AttemptsCancelled,
+    CancelAttempts,
+    Detokenized,
+    Load,
+    Prepared,
+    Submit,
+    Submitted,
+    TextBatch,
+    TextDelta,
+)
 
 VALIDATOR = Validator(CONFIG)
 
@@ -116,6 +126,32 @@ class ConfusedScheduler(FakeScheduler):
             call.reply(Submitted(request_id="x", attempt=0))
         else:
             super().on_ask(call)
+
+
+def test_what_one_turn_of_the_loop_brings_is_written_in_one_piece() -> None:
+    """A gateway that lags has many frames before it at once, and must not write each of their tokens by itself."""
+
+    async def scenario(ring: Ring) -> None:
+        service = ring.gateway.service
+        ring.faults.step_s = 3600.0
+        wanted = job(max_tokens=50, stream=True)
+        generation = service.open(wanted, await service.prepare(wanted.prepare, prompt_param="prompt"), service.now())
+        output, written = generation.output, []
+        await until(lambda: output.is_started)
+        output.write_through(lambda: not written.append(output.take()))
+        writer = asyncio.ensure_future(output.wait())
+        await asyncio.sleep(0)
+        (request_id,) = generation.request_ids
+        for n in range(5):
+            service.handle(TextBatch(deltas=[TextDelta(request_id, 0, n, [1], n, "abcde"[n])]))
+        assert written == []
+        await asyncio.sleep(0.01)
+        assert [[piece.text for piece in pieces] for pieces in written] == [["abcde"]]
+        assert not writer.done()
+        service.abandon(generation)
+        await writer
+
+    play(scenario)
 
 
 def test_a_scheduler_s_answers_that_do_not_fit() -> None:
