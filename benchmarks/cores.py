@@ -21,6 +21,7 @@ from nodes.request import Sampling
 from nodes.scheduler.batching import compose_step
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.step_pace import StepPace
 
 PAGE_SIZE = 16
 CONTEXT = 1024
@@ -52,6 +53,7 @@ def decoding(row: int) -> Sequence:
 def planning(num_rows: int) -> tuple[float, float]:
     """Composing and encoding the plan of a decode step, and encoding alone; microseconds."""
     config = SchedulerConfig(group="m", worker="w", agent="a", context_length=2 * CONTEXT)
+    pace = StepPace(config.max_step_s, config.page_size)
     encoder = msgspec.msgpack.Encoder()
     running: list[Sequence] = []
 
@@ -59,13 +61,13 @@ def planning(num_rows: int) -> tuple[float, float]:
         running[:] = [decoding(row) for row in range(1, num_rows + 1)]
 
     def plan() -> bytes:
-        step = compose_step(config, config.step_tokens, running, [])
+        step = compose_step(config, config.step_tokens, pace, running, [])
         assert step is not None
         assert len(step.rows) == num_rows
         return encoder.encode(StepPlan(1, 1, step.rows))
 
     renew()
-    step = compose_step(config, config.step_tokens, running, [])
+    step = compose_step(config, config.step_tokens, pace, running, [])
     assert step is not None
     whole = StepPlan(1, 1, step.rows)
     return micros(plan, prepare=renew), micros(lambda: encoder.encode(whole))

@@ -35,6 +35,10 @@ ServedNameOption = Annotated[
 ChatTemplateOption = Annotated[
     str | None, typer.Option(metavar="FILE", help="Chat template (jinja) in the place of the model's own.")
 ]
+StepOption = Annotated[
+    float | None,
+    typer.Option(help="Longest step that prompts may make while streams run, in milliseconds; 0: no limit."),
+]
 LocalPrefillOption = Annotated[
     int | None, typer.Option(help="Uncached prompt tokens that a decode group prefills itself.")
 ]
@@ -95,6 +99,7 @@ def up(
     kv_memory: Annotated[str | None, typer.Option(help="Memory of each KV pool, like 512MiB.")] = None,
     max_running: Annotated[int | None, typer.Option(help="Requests in one batch.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Tokens of one prefill chunk.")] = None,
+    max_step_ms: StepOption = None,
     local_prefill_max: LocalPrefillOption = None,
     served_name: ServedNameOption = None,
     chat_template: ChatTemplateOption = None,
@@ -113,7 +118,7 @@ def up(
         "pool_in_worker": pool_in_worker,
         "gateways": gateways, "tokenizers": tokenizers, "detokenizers": detokenizers,
         "context_length": context_length, "kv__pages": kv_pages, "kv__memory": kv_memory,
-        "max_running": max_running, "chunk": chunk, "local_prefill_max": local_prefill_max,
+        "max_running": max_running, "chunk": chunk, "max_step_ms": max_step_ms, "local_prefill_max": local_prefill_max,
         "served_name": served_name or None, "chat_template": chat_template,
     }  # fmt: skip
     raise typer.Exit(run(file, options, detach=detach, dry_run=dry_run))

@@ -24,6 +24,9 @@ ENVIRONMENT_PREFIX: Final = "KVMESH_"
 MAX_NAME_CHARS: Final = 200
 
 _CPU_CHUNK: Final = 256
+_CPU_STEP_S: Final = 0.2
+"""Room for one to four pages beside 16 rows of a model of 0.5 billion parameters on two cores (135 or 51 ms for the
+rows, 2.6 or 1.9 for a prompt token, by torch's kernels or native ones); steps of smaller models are full before."""
 _DEVICE_CHUNK: Final = 2048
 """A device needs some thousand rows for its products to be as fast as it can multiply."""
 
@@ -80,7 +83,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     and splits no sequence there, so that bits depend less on the batch, which no GPU has shown yet (on the CPU they
     never do). With `memory_saver` weights can be released into the host's memory while the mesh lives. With
     `pool_in_worker` workers make the pages of their pools themselves: one CUDA context less where no pages are copied,
-    and a worker's death costs its KV. `chunk`, if left alone, is 256 on the CPU and 2,048 on a device.
+    and a worker's death costs its KV. `chunk`, if left alone, is 256 on the CPU and 2,048 on a device. `max_step_ms`:
+    while streams run, so many prompt tokens join a step that it takes about so long, which is then the longest gap in a
+    stream; 200 if left alone on the CPU. 0 sets no such limit, as on a device, where it has not been tried.
 
     `prefill` and `decode` count worker groups of each kind, `mixed` groups that do both; with `mixed` set and the other
     two left alone there are only mixed ones. `tp` tensor-parallel ranks compute together in each group, `prefill_tp`
@@ -116,6 +121,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     context_length: Annotated[int, msgspec.Meta(ge=2)] | None = None
     max_running: Positive = 256
     chunk: Positive | None = None
+    max_step_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] | None = None
     local_prefill_max: Annotated[int, msgspec.Meta(ge=0)] | None = None
     threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     kv: KVSettings = KVSettings()
@@ -139,6 +145,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def chunk_tokens(self) -> int:
         """Tokens of one prefill chunk, default filled in."""
         return self.chunk or (_CPU_CHUNK if self.device == "cpu" else _DEVICE_CHUNK)
+
+    @property
+    def max_step_s(self) -> float:
+        """Seconds that a step of prompts and running streams is to take at most, default filled in; 0: no limit."""
+        if self.max_step_ms is None:
+            return _CPU_STEP_S if self.device == "cpu" else 0.0
+        return self.max_step_ms / 1e3
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:

@@ -264,6 +264,7 @@ class _Planner:
             page_size=page_size,
             step_tokens=self._step_tokens,
             chunk_tokens=chunk,
+            max_step_s=settings.max_step_s,
             max_running=settings.max_running,
         )
         if settings.local_prefill_max is None:

@@ -13,25 +13,34 @@ from nodes.protocol import StepRow
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.pipeline import Step
 from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.step_pace import StepPace
 
 
 def compose_step(
-    config: SchedulerConfig, step_tokens: int, decoding: Iterable[Sequence], prefilling: Iterable[Sequence]
+    config: SchedulerConfig,
+    step_tokens: int,
+    pace: StepPace,
+    decoding: Iterable[Sequence],
+    prefilling: Iterable[Sequence],
 ) -> Step | None:
     """The next step, or None if there is nothing to compute. Sequences in it count as scheduled from now on.
 
+    `pace` says how many prompt tokens the decoding rows have time for.
     Decoding sequences that have all the tokens they may have, or no page for the next one, are left out.
     """
     step = Step([], [], array("i"), array("i"))
-    num_tokens = _add_decode_rows(step, decoding, step_tokens)
+    num_rows = _add_decode_rows(step, decoding, step_tokens)
+    room = step_tokens - num_rows
+    if prefilling and (paced := pace.prompt_tokens(num_rows)) is not None:
+        room = min(room, paced)
     for sequence in prefilling:
-        budget = min(step_tokens - num_tokens, config.chunk_tokens)
+        budget = min(room, config.chunk_tokens)
         if budget <= 0:
             break
         size = _chunk_size(sequence, budget, config.page_size)
         if size:
             _add_chunk(step, sequence, size)
-            num_tokens += size
+            room -= size
     return step if step.rows else None
 
 

@@ -19,7 +19,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `phase` is what routing is told; any scheduler serves any phase that it is asked for. `worker` and `agent` are actor
     ids; `workers` are those of all tensor-parallel ranks, `worker` first, and empty where it is alone. A step holds at
-    most `step_tokens` tokens, of one prompt at most `chunk_tokens` (a multiple of the page).
+    most `step_tokens` tokens, of one prompt at most `chunk_tokens` (a multiple of the page). While somebody decodes, so
+    many prompt tokens join a step that it takes about `max_step_s` (`step_pace.py`); 0: as many as there is room for.
     A worker that died is waited for `worker_lost_timeout_s`, one that was drained `drained_wait_s`.
     A step hangs, and its worker ends, when it has not ended within what `step_times.py` makes of steps before it: at
     least `step_deadline_s`, and `token_deadline_s` for each of its tokens more where nothing like it was measured.
@@ -37,6 +38,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     step_tokens: int = 512
     chunk_tokens: int = 256
+    max_step_s: float = 0.0
     max_running: int = 256
     max_waiting: int = 2048
     max_orders: int = 1024

@@ -331,7 +331,7 @@ class SchedulerCore:
                 if self.pipeline.num_inflight:
                     break
                 decoding, prefilling = self.running.alone(suspect)
-            step = compose_step(self.config, self._step_tokens(), decoding, prefilling)
+            step = compose_step(self.config, self._step_tokens(), self.pipeline.pace, decoding, prefilling)
             if step is None:
                 break
             self.pipeline.send(step, now)

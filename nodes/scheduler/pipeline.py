@@ -41,6 +41,7 @@ from nodes.scheduler.result_check import (
     find_problem,
 )
 from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.step_pace import StepPace
 from nodes.scheduler.step_times import StepTimes
 
 ADOPT: Tag = ("adopt", "")
@@ -98,6 +99,7 @@ class Pipeline:
         self._sent: list[_Sent] = []
         self._repeat_s = config.step_repeat_s
         self._times = StepTimes(config)
+        self.pace = StepPace(config.max_step_s, config.page_size)
         self.ranks = RankGroup(config.ranks)
         self.adopted: Adopted | None = None
         self._worker_epoch = 0
@@ -248,7 +250,9 @@ class Pipeline:
             self._dismiss(problem, now)
             return self._refuse(MALFORMED)
         del self._sent[0]
-        self._times.took(*_size(sent.step), result.elapsed_s)
+        num_rows, num_tokens, num_pages = _size(sent.step)
+        self._times.took(num_rows, num_tokens, num_pages, result.elapsed_s)
+        self.pace.took(num_rows, num_tokens, result.elapsed_s)
         acknowledged = _acknowledge(sent, result)
         self._num_silences = 0
         self._repeat_s = self._config.step_repeat_s

@@ -9,11 +9,13 @@ from nodes.request import Sampling
 from nodes.scheduler.batching import compose_step
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.step_pace import StepPace
 
 CONFIG = SchedulerConfig(
     group="m", worker="w", agent="a", context_length=999, page_size=4, step_tokens=20, chunk_tokens=8, max_running=8
 )
 GREEDY = Sampling(temperature=0.0)
+UNPACED = StepPace(0.0, 4)
 
 
 def sequence(row: int, length: int, computed: int, *, pages: int | None = None) -> Sequence:
@@ -28,7 +30,7 @@ def sequence(row: int, length: int, computed: int, *, pages: int | None = None) 
 
 def test_decode_rows_come_first_then_chunks() -> None:
     first, second, long, short = sequence(1, 9, 8), sequence(2, 5, 4), sequence(3, 30, 0), sequence(4, 5, 0)
-    step = compose_step(CONFIG, 20, [first, second], [long, short])
+    step = compose_step(CONFIG, 20, UNPACED, [first, second], [long, short])
     assert [(row.row_id, row.start, row.num_tokens, row.num_pages) for row in step.rows] == [
         (1, 8, 1, 3),
         (2, 4, 1, 2),
@@ -45,25 +47,25 @@ def test_decode_rows_come_first_then_chunks() -> None:
 
 def test_a_token_that_is_not_known_yet_is_named_by_the_row_that_draws_it() -> None:
     one, two = sequence(1, 8, 7), sequence(2, 4, 0, pages=2)
-    compose_step(CONFIG, 20, [one], [two])
+    compose_step(CONFIG, 20, UNPACED, [one], [two])
     one.page_ids.append(99)
     one.capacity += 4
-    step = compose_step(CONFIG, 20, [one, two], [])
+    step = compose_step(CONFIG, 20, UNPACED, [one, two], [])
     assert [(row.row_id, row.start, row.from_row) for row in step.rows] == [(1, 8, 0), (2, 4, 1)]
     assert list(step.token_ids) == [-1, -1]
 
 
 def test_a_chunk_ends_on_a_page_unless_it_is_the_last() -> None:
     one, two, three = sequence(1, 30, 0), sequence(2, 30, 0), sequence(3, 30, 0)
-    step = compose_step(CONFIG, 20, [], [one, two, three])
+    step = compose_step(CONFIG, 20, UNPACED, [], [one, two, three])
     assert [row.num_tokens for row in step.rows] == [8, 8, 4]
-    step = compose_step(CONFIG, 18, [], [one, two, three])
+    step = compose_step(CONFIG, 18, UNPACED, [], [one, two, three])
     assert [row.num_tokens for row in step.rows] == [8, 8], "2 tokens are left, less than a page"
 
 
 def test_budget_ends_where_it_ends() -> None:
     decoding = [sequence(row, 5, 4) for row in range(1, 6)]
-    step = compose_step(CONFIG, 3, decoding, [sequence(9, 5, 0)])
+    step = compose_step(CONFIG, 3, UNPACED, decoding, [sequence(9, 5, 0)])
     assert [row.row_id for row in step.rows] == [1, 2, 3]
 
 
@@ -71,7 +73,7 @@ def test_who_has_all_tokens_or_no_page_is_left_out() -> None:
     full, without = sequence(1, 5, 4), sequence(2, 8, 8)
     full.max_length = 5
     without.length = 9
-    assert compose_step(CONFIG, 20, [full, without], []) is None
+    assert compose_step(CONFIG, 20, UNPACED, [full, without], []) is None
 
 
 @given(
@@ -89,7 +91,7 @@ def test_every_prompt_is_computed_once_and_in_order(lengths, running, budget) ->
     for _ in range(200):
         if not left:
             break
-        step = compose_step(CONFIG, budget, decoding, left)
+        step = compose_step(CONFIG, budget, UNPACED, decoding, left)
         assert sum(row.num_tokens for row in step.rows) <= budget
         for row in step.rows[running:]:
             one = prefilling[row.row_id - 1]
@@ -103,3 +105,17 @@ def test_every_prompt_is_computed_once_and_in_order(lengths, running, budget) ->
         for one in decoding:
             one.token_ids.append(1)
     assert not left
+
+
+def test_prompts_get_what_the_decoding_rows_have_time_for() -> None:
+    paced = StepPace(0.05, 4)
+    for num_rows, num_tokens, elapsed_s in ((2, 2, 0.0205), (2, 18, 0.0605)):
+        paced.took(num_rows, num_tokens, elapsed_s)
+    long = sequence(3, 30, 0)
+    step = compose_step(CONFIG, 20, paced, [sequence(1, 9, 8)], [long, sequence(4, 5, 0)])
+    assert step is not None
+    # 29.5 ms are left, 2.5 ms a token: two pages of 4, and both are the first prompt's.
+    assert [row.num_tokens for row in step.rows] == [1, 8]
+    step = compose_step(CONFIG, 20, paced, [], [long, sequence(5, 5, 0)])
+    assert step is not None
+    assert [row.num_tokens for row in step.rows] == [8, 5], "nobody decodes, so nobody is held up"
