@@ -51,7 +51,7 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit(version("table"))
 
 
-@app.callback()
+@app.callback(epilog=example("meshctl up -d, then meshctl chat"))
 def meshctl(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
@@ -126,7 +126,13 @@ def up(
 
 app.add_typer(look.app)
 app.add_typer(control.app)
-app.add_typer(config.app, name="config", help="Show, describe or check the configuration.", no_args_is_help=True)
+app.add_typer(
+    config.app,
+    name="config",
+    help="Show, describe or check the configuration.",
+    epilog=example("meshctl config validate mesh.toml"),
+    no_args_is_help=True,
+)
 
 
 @app.command("run", context_settings={"ignore_unknown_options": True, "help_option_names": []})
@@ -179,10 +185,23 @@ def _unexpected(kind: type[BaseException], error: BaseException, trace: Tracebac
 def _wrong_usage(error: TyperException) -> WrongUsage:
     """What the option parser found, in the words of all other errors."""
     context: typer.Context | None = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "meshctl"
-    usage = context.get_usage().removeprefix("Usage: ") if context is not None else "meshctl COMMAND"
+    # What is found while a command line is taken apart comes without.
+    command = context.command_path if context is not None else _command_typed(sys.argv[1:])
+    usage = context.get_usage().removeprefix("Usage: ") if context is not None else f"{command} ..."
     return WrongUsage(
         error.format_message().rstrip("."),
         why=f"the command line is: {usage}",
         do=f"`{command} --help` lists what there is, with an example",
     )
+
+
+def _command_typed(words: list[str]) -> str:
+    """The commands that a command line names, up to the first word that is none: `meshctl config show`."""
+    command: Any = typer.main.get_command(app)
+    names = ["meshctl"]
+    for word in words:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            break
+        names.append(word)
+    return " ".join(names)

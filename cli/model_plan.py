@@ -78,6 +78,13 @@ def _locate(model: str, progress: Progress, *, fetches: bool) -> tuple[str, str]
         return model, ""
     path = Path(model).expanduser()
     wanted = parse_hub_name(model)
+    repository, at, revision = model.partition("@")
+    if wanted is None and at and parse_hub_name(repository) is not None and not path.exists():
+        raise BadModel(
+            f"the model {model!r} cannot be fetched",
+            why=f"{revision!r} is no branch, tag or commit" if revision else "there is no revision behind the @",
+            do=f"give one, or leave it out: --model {repository}",
+        )
     if wanted is None or not names_hub(model):
         if wanted is not None:
             progress.note(f"{model} is the directory {path.resolve()} here, which goes before a model of the hub")

@@ -1,8 +1,8 @@
 """How commands print what they found: a table for people, JSON for programs."""
 
 import sys
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -12,6 +12,22 @@ _GAP: Final = "  "
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")
+
+
+def as_toml(table: Mapping[str, Any], path: str = "") -> str:
+    """A TOML document of plain data. What is None is left out: TOML has no word for it."""
+    lines = [f"{key} = {_toml_value(value)}\n" for key, value in table.items() if not isinstance(value, Mapping | None)]
+    text = "".join(lines)
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            inner = f"{path}.{key}" if path else key
+            text += f"\n[{inner}]\n{as_toml(cast('Mapping[str, Any]', value), inner)}"
+    return text
+
+
+def _toml_value(value: Any) -> str:
+    # JSON's words are TOML's for texts, numbers, truth and lists of them.
+    return msgspec.json.encode(value).decode()
 
 
 def print_table(

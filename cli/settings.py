@@ -203,6 +203,14 @@ def load_settings(file: Path | None, environment: Mapping[str, str], options: Ma
     for key, value in given.items():
         _set(document, key.split("__"), value)
         settings = _convert(document, f"--{key.replace('_', '-').replace('--', '-')}", strict=False)
+    if settings.kv.memory is not None:
+        parse_bytes(settings.kv.memory)
+    if settings.kv.memory is not None and settings.kv.pages is not None:
+        raise BadConfig(
+            "the size of KV pools is given twice",
+            why=f"--kv-pages ([kv] pages) is {settings.kv.pages}, --kv-memory ([kv] memory) is {settings.kv.memory}",
+            do="take one of them out",
+        )
     return settings
 
 
@@ -219,11 +227,11 @@ def foreign_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 def parse_bytes(text: str) -> int:
-    """`512MiB`, `2G`, `1048576`: a number of bytes. Raises BadConfig."""
+    """What `[kv] memory` means, `512MiB`, `2G`, `1048576`: a number of bytes. Raises BadConfig."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)\s*", text.lower())
     if match is None:
         raise BadConfig(
-            f"{text!r} is no amount of memory",
+            f"--kv-memory ([kv] memory) is {text!r}, which is no amount of memory",
             why="it is not a number with KiB, MiB, GiB or TiB behind it, or none for bytes",
             do="write it like 512MiB, 2GiB or 1048576",
         )

@@ -3,7 +3,9 @@
 Shared by all roles. A request here is one sample of one prompt: the gateway expands `n` and lists of prompts first.
 """
 
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from mesh.message import HotPart, Part
 
@@ -37,12 +39,12 @@ class Sampling(HotPart, frozen=True):
 
 
 class SamplingDefaults(Part, frozen=True):
-    """How a request is sampled where it does not say so itself; fields as in `Sampling`."""
+    """How a request is sampled where it does not say so itself; fields as in `Sampling`, within what a request may."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
     def describe(self) -> str:
         """`temperature 0.6, top_p 0.95`: what is not as the model itself draws; empty if all is."""

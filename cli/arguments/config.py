@@ -1,18 +1,22 @@
 """`meshctl config ...`"""
 
+from typing import Annotated, Literal
+
 import typer
 
 from cli.arguments.options import FileArgument, FileOption, commands, example
 
 app = commands()
 
+TomlOption = Annotated[Literal["toml", "json"], typer.Option("--output", "-o", help="toml or json")]
+
 
 @app.command("show", epilog=example("meshctl config show"))
-def show(path: FileArgument = None, file: FileOption = None) -> None:
-    """The settings in force: defaults, topology file, environment."""
+def show(path: FileArgument = None, file: FileOption = None, output: TomlOption = "toml") -> None:
+    """The settings in force: defaults, topology file, environment, and what follows from them."""
     from cli.commands.config import show as run
 
-    raise typer.Exit(run(path or file))
+    raise typer.Exit(run(path or file, output))
 
 
 @app.command("validate", epilog=example("meshctl config validate"))

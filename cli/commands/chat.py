@@ -11,10 +11,12 @@ import msgspec
 
 from cli.client import find_mesh
 from cli.conversation import Conversation, line_editing
-from cli.errors import CliError, NotRunning
+from cli.errors import CliError, NotRunning, WrongUsage
 from cli.exit_codes import ExitCode
 
 _TIMEOUT_S: Final = 600.0
+_FOR_NOW: Final = (http.client.OK, http.client.REQUEST_TIMEOUT, http.client.TOO_MANY_REQUESTS)
+"""What may be answered later, as all that is the server's fault; an error within a stream comes with 200."""
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +121,13 @@ class _Server:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._parts = urlsplit(self.url)
+        try:
+            is_address = self._parts.scheme in ("http", "https") and self._parts.hostname and self._parts.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address:
+            why = "it is not http:// or https:// with a host, and a port where it is not the usual one"
+            raise WrongUsage(f"--url {url} is no address", why=why, do="write it like http://127.0.0.1:8000")
 
     def first_model(self) -> str:
         with contextlib.closing(self._connect()) as connection, self._understood():
@@ -189,5 +198,9 @@ class _Server:
         return CliError(
             f"the server at {self.url} answered with status {status}",
             why=message or "it does not say why",
-            do="correct the request, or look at `meshctl ps` and `meshctl logs gateway`",
+            do=(
+                "`meshctl ps` and `meshctl logs gateway` say what is missing; say it again when that is there"
+                if status >= http.client.INTERNAL_SERVER_ERROR or status in _FOR_NOW
+                else "correct the request"
+            ),
         )

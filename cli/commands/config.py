@@ -1,5 +1,6 @@
 """`meshctl config`: the settings in force, their JSON Schema, and a check of a file."""
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,19 +8,51 @@ from typing import Any
 import msgspec
 
 from cli.commands.up import plan, settings_in_force, tell_notes
+from cli.errors import CliError
 from cli.exit_codes import ExitCode
 from cli.launch.progress import Progress
 from cli.model_plan import ModelNotHere
-from cli.output import print_json
+from cli.output import as_toml, print_json
 from cli.role_configs import CONFIG_TYPES
 from cli.settings import Settings
 from nodes.amounts import amount
+from nodes.scheduler.config import SchedulerConfig
 
 
-def show(file: Path | None) -> ExitCode:
-    """Print the settings as JSON, defaults filled in. Raises BadConfig."""
-    print_json(settings_in_force(file, {}))
+def show(file: Path | None, output: str) -> ExitCode:
+    """Print the settings as TOML, a topology file, or as JSON. Raises BadConfig."""
+    shown = _filled_in(settings_in_force(file, {}))
+    if output == "json":
+        print_json(shown)
+    else:
+        sys.stdout.write(as_toml(shown))
     return ExitCode.OK
+
+
+def _filled_in(settings: Settings) -> dict[str, Any]:
+    """Settings with what follows from others, and from model and machine where these allow it. None: not set."""
+    prefill, decode, mixed = settings.groups
+    shown: dict[str, Any] = msgspec.to_builtins(settings) | {
+        "prefill": prefill,
+        "decode": decode,
+        "mixed": mixed,
+        "prefill_tp": settings.tp_size("prefill"),
+        "decode_tp": settings.tp_size("decode"),
+        "chunk": settings.chunk_tokens,
+        "cors_origins": list(settings.allowed_origins),
+    }
+    if settings.local_prefill_max is None:
+        defaults = {field.name: field.default for field in msgspec.structs.fields(SchedulerConfig)}
+        shown["local_prefill_max"] = defaults["local_prefill_max"]
+    with contextlib.suppress(CliError):
+        topology = plan(settings, Progress(None), fetches=False)
+        shown["context_length"], shown["threads"] = topology.context.length, topology.num_threads
+        sizes = {pool["num_pages"] for one in topology.actors for pool in one.config.get("pools", ())}
+        if settings.kv.memory is None and len(sizes) == 1:
+            shown["kv"]["pages"] = sizes.pop()
+        shown["dtype"] = topology.settings.dtype
+        shown["served_name"] = list(settings.served_names or (topology.model_name,))
+    return shown
 
 
 def validate(file: Path | None) -> ExitCode:

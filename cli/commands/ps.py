@@ -112,7 +112,7 @@ def _entry(mesh: ActorList, actor: ActorStatus) -> dict[str, Any]:
     endpoint = {"control": actor.endpoint.control, "data": actor.endpoint.data}
     fields = msgspec.structs.asdict(actor)
     del fields["figures"]
-    where = {"mesh": mesh.mesh, "url": mesh.url, "model": mesh.model}
+    where = {"mesh": mesh.mesh, "url": mesh.url, "model": mesh.model, "mesh_notes": mesh.notes}
     # A script that kills what it reads here would end its own process group by a 0.
     fields["pid"] = actor.pid or None
     return where | fields | {"endpoint": endpoint} | msgspec.structs.asdict(actor.figures)

@@ -99,17 +99,23 @@ def _look_at_machine(settings: Settings) -> Machine:
 
 def check_port(host: str, port: int) -> None:
     """Raise CannotBind if the gateway could not listen there."""
+    of_this_machine = "give an address of this machine with --host: 127.0.0.1, or 0.0.0.0 for all that it has"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        why = (error.strerror if isinstance(error, socket.gaierror) else None) or str(error)
+        raise CannotBind(f"--host {host} is no address", why=why, do=of_this_machine) from error
+    try:
         with socket.socket(found[0], found[1]) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(found[4])
             probe.listen(1)
     except OSError as error:
+        taken = "stop what listens there (`ss -ltnp` shows it), or give another --port or --host"
         raise CannotBind(
             f"{host}:{port} cannot be listened on",
             why=error.strerror or str(error),
-            do="stop what listens there (`ss -ltnp` shows it), or give another --port or --host",
+            do=of_this_machine if error.errno == errno.EADDRNOTAVAIL else taken,
         ) from error
 
 

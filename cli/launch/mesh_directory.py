@@ -15,6 +15,7 @@ The supervisor is the only writer (but for errors/). `meshctl ps|down|logs` and 
 import contextlib
 import fcntl
 import os
+import shutil
 import stat
 import time
 from collections.abc import Generator
@@ -99,6 +100,7 @@ class MeshDirectory:
         self.mesh = mesh
         self.run = RunDirectory.of_mesh(mesh)
         self.path = self.run.path
+        self.is_new = False
         self.logs = self.path / "logs"
         self._manifest = self.path / "manifest.json"
         self._epochs = self.path / "epochs.json"
@@ -117,6 +119,7 @@ class MeshDirectory:
     def create(self) -> None:
         """Make the directories, for this user only. Raises CliError where others may enter them."""
         try:
+            self.is_new = not self.path.exists()
             for path in (self.path.parent, self.path, self.run.sockets, self.logs, *self._subdirectories()):
                 path.mkdir(mode=0o700, parents=False, exist_ok=True)
                 self._require_own(path)
@@ -126,6 +129,11 @@ class MeshDirectory:
                 why=str(error),
                 do="make it writable, or set XDG_RUNTIME_DIR to a directory of yours",
             ) from error
+
+    def remove_new(self) -> None:
+        """Nothing was begun in what was made just now, and nobody needs it. Under the lock."""
+        if self.is_new:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     @contextlib.contextmanager
     def written(self) -> Generator[None]:

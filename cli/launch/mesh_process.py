@@ -46,7 +46,11 @@ def run_mesh(make_topology: Callable[[], Topology], directory: MeshDirectory, pr
         directory.sign_lock()
         for left in sweep(directory):
             progress.note(f"swept what an earlier supervisor left: {left}")
-        topology = make_topology()
+        try:
+            topology = make_topology()
+        except CliError:
+            directory.remove_new()
+            raise
         for note in topology.notes:
             progress.line(f"note: {note}")
         with directory.written():

@@ -7,7 +7,7 @@ from nodes.request import SamplingDefaults
 
 _NOT_COMPUTED: Final = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0.0, "typical_p": 1.0}
 """Settings that would change what is drawn, and what they are where they change nothing."""
-_MAX_TEMPERATURE: Final = 100.0
+_MAX_TEMPERATURE: Final = 2.0
 
 
 def read_sampling_defaults(generation: ConfigFields) -> SamplingDefaults:

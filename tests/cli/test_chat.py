@@ -61,7 +61,7 @@ def test_what_was_typed_is_kept_for_the_next_time_and_for_nobody_else(tmp_path, 
 
 @pytest.fixture
 def server():
-    """Repeats what the user said last; says no to `no`, nonsense to `what`, breaks off at `stop`."""
+    """Repeats what the user said last; says no to `no`, not now to `wait`, nonsense to `what`, breaks off at `stop`."""
     seen = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -77,6 +77,8 @@ def server():
             said = body["messages"][-1]["content"]
             if said == "no":
                 self.answer(400, b'{"error": {"message": "I will not."}}')
+            elif said == "wait":
+                self.answer(503, b'{"error": {"message": "Nobody is there yet."}}')
             elif said == "what":
                 self.answer(200, b"data: [1\n\n")
             elif said == "stop":
@@ -121,9 +123,15 @@ def test_a_refusal_is_told_and_the_conversation_goes_on_without_it(server, monke
 
 
 def test_every_failure_of_a_server_says_what_why_and_what_to_do(server, monkeypatch):
-    for prompt, words in (("no", "I will not"), ("what", "cannot be understood"), ("stop", "broke off")):
-        with pytest.raises(CliError, match=words):
+    for prompt, words, do in (
+        ("no", "I will not", "correct the request"),
+        ("wait", "Nobody is there", "say it again when that is there"),
+        ("what", "cannot be understood", "give the address"),
+        ("stop", "broke off", "say it again"),
+    ):
+        with pytest.raises(CliError, match=words) as caught:
             chat("m", prompt, server.url, None, ChatOptions())
+        assert do in caught.value.do
     monkeypatch.setattr(http.client.HTTPResponse, "read", lambda *_: b"[]")
     with pytest.raises(CliError, match="cannot be understood"):
         chat("m", "x", server.url, None, ChatOptions())

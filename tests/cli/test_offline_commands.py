@@ -2,7 +2,9 @@
 
 import json
 import resource
+import socket
 import sys
+import tomllib
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +15,8 @@ from cli.errors import BadConfig, BadModel
 from cli.exit_codes import ExitCode
 from cli.role_configs import CONFIG_TYPES
 from nodes.model_spec import ModelDamaged, known_models
+
+GETADDRINFO = socket.getaddrinfo
 
 
 @pytest.fixture
@@ -63,17 +67,31 @@ def test_config_show_fills_defaults_in_and_overlays(meshctl, tmp_path, monkeypat
     file = tmp_path / "mesh.toml"
     file.write_text('model = "echo"\n[kv]\npages = 99\n')
     monkeypatch.setenv("KVMESH_PORT", "4321")
-    shown = json.loads(meshctl("config", "show", "-f", str(file))[0])
+    shown = json.loads(meshctl("config", "show", "-o", "json", "-f", str(file))[0])
     assert (shown["model"], shown["kv"]["pages"], shown["kv"]["page_size"], shown["port"]) == ("echo", 99, 16, 4321)
 
 
-def test_what_is_shown_can_be_used_as_it_is(meshctl, tmp_path):
-    """Written as TOML, the defaults give the same settings again."""
-    shown = json.loads(meshctl("config", "show")[0])
-    plain = {key: value for key, value in shown.items() if not isinstance(value, dict) and value is not None}
-    file = tmp_path / "again.toml"
-    file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in plain.items()))
-    assert json.loads(meshctl("config", "show", "-f", str(file))[0]) == shown
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        'model = "echo"\nmixed = 2\nserved_name = ["a", "b \\" c"]\n[kv]\nmemory = "64MiB"\n',
+        'model = "/not/here"\n[roles.gateway]\nmax_inflight = 5\nsampling_defaults = {temperature = 0.5}\n',
+    ],
+)
+def test_what_is_shown_is_a_topology_file_that_gives_the_same_again(meshctl, tmp_path, text):
+    file, again = tmp_path / "mesh.toml", tmp_path / "again.toml"
+    file.write_text(text)
+    written = meshctl("config", "show", "-f", str(file))[0]
+    again.write_text(written)
+    assert meshctl("config", "show", str(again))[0] == written
+    shown = json.loads(meshctl("config", "show", "-o", "json", str(file))[0])
+    without = ("model", "kv") if "not/here" in text else ("kv",)
+    derived = {name for name, value in shown.items() if value is None}
+    assert derived == ({"context_length", "threads"} if "model" in without else set()), "the rest follows, and is said"
+    found = tomllib.loads(written)
+    assert found["prefill_tp"] == 1
+    assert found["roles"] if "roles" in text else "roles" not in found
 
 
 def test_config_schema_describes_every_role(meshctl):
@@ -143,6 +161,9 @@ def ended(monkeypatch, capsys, *arguments):
         (["stauts"], "Did you mean 'status'"),
         (["ps", "--nme", "x"], "--name"),
         (["up", "--port", "x"], "--port"),
+        (["up", "--prefill"], "--prefill"),
+        (["chat", "--url", "foo", "hi"], "--url foo is no address"),
+        (["chat", "--url", "http://x:99999", "hi"], "--url http://x:99999 is no address"),
         (["config", "shwo"], "Did you mean 'show'?"),
         (["drain"], "ACTOR"),
         (["run", "poet"], "invalid choice: 'poet'"),
@@ -154,7 +175,43 @@ def test_a_wrong_command_line_is_told_like_every_other_error(monkeypatch, capsys
     assert code == ExitCode.USAGE
     assert words in told.splitlines()[0]
     assert [line[:6] for line in told.splitlines()] == ["error:", "  why:", "  do: "]
-    assert f"`meshctl {arguments[0] if arguments[0] in ('ps', 'up', 'drain', 'run', 'config') else '--help'}" in told
+    assert (
+        f"`meshctl {arguments[0] if arguments[0] in ('ps', 'up', 'drain', 'run', 'config') else '--help'}" in told
+        or "chat" in arguments
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--kv-memory", "10XB"), ExitCode.BAD_CONFIG, "--kv-memory ([kv] memory) is '10XB'"),
+        (("--kv-memory", "10MiB", "--kv-pages", "5"), ExitCode.BAD_CONFIG, "given twice"),
+        (("--host", "999.1.1.1"), ExitCode.CANNOT_BIND, "--host 999.1.1.1 is no address"),
+        (("--host", "192.0.2.1"), ExitCode.CANNOT_BIND, "give an address of this machine with --host"),
+        (("--model", "a/b@"), ExitCode.BAD_MODEL, "there is no revision behind the @"),
+        (("--model", "a/b@ c"), ExitCode.BAD_MODEL, "' c' is no branch"),
+    ],
+)
+def test_what_cannot_be_started_is_told_by_its_option_and_leaves_nothing(
+    monkeypatch, capsys, tmp_path, arguments, code, words
+):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    # As a resolver without a network says it at once.
+    monkeypatch.setattr(socket, "getaddrinfo", numeric_only)
+    model = () if "--model" in arguments else ("--model", "echo")
+    found, told = ended(monkeypatch, capsys, "up", *model, *arguments)
+    assert found == code
+    assert words in told
+    assert list(tmp_path.glob("*/*")) == [], "no run directory of a mesh that never was"
+
+
+def numeric_only(host, port, **options):
+    return GETADDRINFO(host, port, **options | {"flags": socket.AI_NUMERICHOST | socket.AI_PASSIVE})
+
+
+def test_every_help_ends_with_an_example(meshctl):
+    for command in ((), ("config",), ("config", "show"), ("up",)):
+        assert "Example: meshctl " in meshctl(*command, "--help")[0]
 
 
 def test_versions(meshctl):
@@ -179,7 +236,7 @@ def test_what_the_log_cannot_be_set_to_is_said_before_anything_starts(
 def test_a_foreign_variable_is_warned_of_and_the_command_goes_on(meshctl, monkeypatch):
     monkeypatch.setenv("KVMESH_PROT", "1")
     out, errors = meshctl("config", "show")
-    assert json.loads(out)["port"] == 8000
+    assert tomllib.loads(out)["port"] == 8000
     assert errors == (
         "warning: the environment variable KVMESH_PROT is not read: there is no such setting; "
         "did you mean KVMESH_PORT?\n"

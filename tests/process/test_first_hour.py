@@ -30,7 +30,7 @@ SAYS = {
     "chat": "82",
     "models": "random:qwen3-0.6b",
     "version": "meshctl ",
-    "config show": '"port"',
+    "config show": "port = ",
     "config validate": "the configuration is fine",
     "config schema": "$defs",
     "memory": '"group": "prefill-0"',
