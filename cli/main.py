@@ -39,6 +39,9 @@ StepOption = Annotated[
     float | None,
     typer.Option(help="Longest step that prompts may make while streams run, in milliseconds; 0: no limit."),
 ]
+DeviceOption = Annotated[
+    str | None, typer.Option(help="cpu, cuda (all of them), or cuda:N,cuda:M,...: where models compute.")
+]
 LocalPrefillOption = Annotated[
     int | None, typer.Option(help="Uncached prompt tokens that a decode group prefills itself.")
 ]
@@ -75,9 +78,7 @@ def up(
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
     cors_origin: OriginsOption = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda (all of them), or cuda:N,cuda:M,...: where models compute.")
-    ] = None,
+    device: DeviceOption = None,
     mem_fraction: Annotated[
         float | None, typer.Option(help="Share of a device's memory for weights, activations and KV.")
     ] = None,
