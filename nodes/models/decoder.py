@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from nodes.models.config_fields import ConfigFields
 from nodes.models.ops import Ops, Value
-from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm, Parameter, joined, linear, parameters_in
+from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm, Parameter, joined, linear, parts_of
 from nodes.models.spec import ModelSpec
 from nodes.models.tensor_parallel import Cut
 
@@ -58,7 +58,7 @@ class Decoder:
     def parameters(self) -> dict[str, Parameter]:
         """Every tensor that is read of a checkpoint, by name, in the order in which they are loaded."""
         parts = [self.embedding, self.layers, self.norm, self.head]
-        return {parameter.name: parameter for parameter in parameters_in(parts)}
+        return {parameter.name: parameter for parameter in parts_of((Parameter,), parts)}
 
     def run(self, ops: Ops[Value]) -> Value:
         """Logits of the sampled rows of the step that `ops` was given; KV of all rows is written to the pages."""

@@ -4,13 +4,14 @@ An architecture says its parts once. From them follow the tensors that a checkpo
 rank of a group holds, and random weights; an `Ops` loads them and computes with them. Needs no torch.
 """
 
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, TypeVar, cast
 
 from nodes.models.spec import RopeParameters
 from nodes.models.tensor_parallel import Cut
 
 Activation = Literal["silu", "gelu_tanh"]
+Part = TypeVar("Part")
 
 
 class Parameter(NamedTuple):
@@ -96,10 +97,10 @@ def joined(*linears: Linear) -> Linear:
     return Linear(weights, tuple(bias for one in linears for bias in one.biases))
 
 
-def parameters_in(part: object) -> Iterator[Parameter]:
-    """All tensors of a part, or of parts within parts, in the order in which they are named."""
-    if isinstance(part, Parameter):
+def parts_of(kinds: tuple[type[Part], ...], part: object) -> Iterator[Part]:
+    """The parts of some kinds that a part is or has, in the order in which they are named."""
+    if isinstance(part, kinds):
         yield part
     elif isinstance(part, tuple | list):
-        for inner in part:  # pyright: ignore[reportUnknownVariableType] # whatever an architecture has
-            yield from parameters_in(inner)  # pyright: ignore[reportUnknownArgumentType]
+        for inner in cast("Sequence[object]", part):
+            yield from parts_of(kinds, inner)

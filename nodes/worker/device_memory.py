@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 from kvstore.layout import ITEM_BYTES
 from nodes.model_spec import ModelSpec
-from nodes.models.registry import parameters
+from nodes.models.parts import Attention, parts_of
+from nodes.models.registry import decoder, parameters
 from nodes.worker.errors import DeviceMemoryShort
 
 _SAMPLER_COPIES: Final = 4
@@ -35,11 +36,12 @@ class Footprint(NamedTuple):
 
 
 def weight_bytes(spec: ModelSpec, dtype: str, tp_size: int = 1) -> int:
-    """Bytes of the weights of `spec` in `dtype`, and of the float32 table of rotary angles, on the device of a rank.
+    """Bytes of the weights of `spec` in `dtype`, and of the float32 tables of rotary angles, on the device of a rank.
 
     Raises TensorParallelUnfit.
     """
-    return parameter_bytes(spec, dtype, tp_size) + spec.context_length * spec.head_dim * 4
+    num_tables = len({attention.rope for attention in parts_of((Attention,), decoder(spec).layers)})
+    return parameter_bytes(spec, dtype, tp_size) + num_tables * spec.context_length * spec.head_dim * 4
 
 
 def parameter_bytes(spec: ModelSpec, dtype: str, tp_size: int = 1) -> int:

@@ -13,6 +13,7 @@ The fingerprint ends in a hash of the results themselves: workers with equal fin
 import hashlib
 import platform
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
@@ -22,10 +23,11 @@ from torch import Tensor
 
 from kvstore.layout import KVLayout
 from nodes.model_spec import ModelSpec
+from nodes.models.parts import Gated, Linear, parts_of
 from nodes.worker.attention.base import Span
 from nodes.worker.attention.torch_paged import SPLIT, TorchPagedAttention
 from nodes.worker.layers.linear import can_pack
-from nodes.worker.models.llama import Llama
+from nodes.worker.network import TorchNetwork
 from nodes.worker.pool_view import PoolView
 
 Rule = Literal["rows4", "tile16", "varies"]
@@ -44,16 +46,16 @@ class Numerics(NamedTuple):
     fingerprint: str
 
 
-def check_numerics(spec: ModelSpec, model: Llama, attention: TorchPagedAttention, tile_rows: int) -> Numerics:
+def check_numerics(spec: ModelSpec, network: TorchNetwork, attention: TorchPagedAttention, tile_rows: int) -> Numerics:
     """Try the loaded layers with one thread and with the configured number. Takes some tens of milliseconds."""
-    dtype = model.dtype
+    dtype = network.dtype
     num_threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = [*_linear_results(spec, model), *_attention_results(attention, dtype)]
+        alone = [*_linear_results(spec, network), *_attention_results(attention, dtype)]
     finally:
         torch.set_num_threads(num_threads)
-    results = [*_linear_results(spec, model), *_attention_results(attention, dtype)]
+    results = [*_linear_results(spec, network), *_attention_results(attention, dtype)]
     holds = all(same for same, _ in alone + results)
     holds = holds and all(torch.equal(a, b) for (_, a), (_, b) in zip(alone, results, strict=True))
     digest = hashlib.blake2b(digest_size=8)
@@ -66,14 +68,22 @@ def check_numerics(spec: ModelSpec, model: Llama, attention: TorchPagedAttention
     return Numerics(rule, f"torch-{torch.__version__}/{isa}/{name}/{kernels}/{rule}/{digest.hexdigest()}")
 
 
-def _linear_results(spec: ModelSpec, model: Llama) -> Iterator[tuple[bool, Tensor]]:
-    layer = model.layers[0]
-    hidden = model.norm(_drawn(1, _NUM_ROWS, spec.hidden_size).to(model.dtype))
-    yield _compare(layer.qkv, hidden)
-    yield _compare(lambda rows: layer.mlp(layer.mlp_norm(rows), rows), hidden)
-    attended = _drawn(2, _NUM_ROWS, spec.num_heads * spec.head_dim).to(model.dtype)
-    yield _compare(lambda rows: layer.output.plus(rows, rows.new_zeros(rows.shape[0], spec.hidden_size)), attended)
-    yield _compare(model.head, hidden[:_NUM_HEAD_ROWS])
+def _linear_results(spec: ModelSpec, network: TorchNetwork) -> Iterator[tuple[bool, Tensor]]:
+    """The first layer's products and the head's, each on rows that are as they would be: of norm 1."""
+    hidden = network.norm(_drawn(1, _NUM_ROWS, spec.hidden_size).to(network.dtype), network.model.norm)
+    for seed, part in enumerate(parts_of((Gated, Linear), network.model.layers[0]), 2):
+        if isinstance(part, Gated):
+            yield _compare(partial(network.gated, by=part), hidden)
+            continue
+        _, num_in = part.weights[0].shape
+        rows = hidden if num_in == spec.hidden_size else _drawn(seed, _NUM_ROWS, num_in).to(network.dtype)
+        yield _compare(partial(_linear, network, part), rows)
+    yield _compare(partial(network.head, by=network.model.head), hidden[:_NUM_HEAD_ROWS])
+
+
+def _linear(network: TorchNetwork, by: Linear, rows: Tensor) -> Tensor:
+    """As layers call it: what is added up over ranks is added to hidden states."""
+    return network.linear(rows, by, rows.new_zeros(rows.shape[0], by.weights[0].shape[0]) if by.is_summed else None)
 
 
 def _compare(compute: Callable[[Tensor], Tensor], rows: Tensor) -> tuple[bool, Tensor]:

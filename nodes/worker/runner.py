@@ -15,8 +15,7 @@ from nodes.worker.attention.base import Span, sort_key
 from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.config import WorkerConfig
-from nodes.worker.models.llama import Llama
-from nodes.worker.models.registry import model_class
+from nodes.worker.network import TorchNetwork
 from nodes.worker.numerics import TILE_ROWS, check_numerics
 from nodes.worker.pool_view import TORCH_DTYPES, PoolView
 from nodes.worker.sampler import NOT_DRAWN, Draw, sample
@@ -36,20 +35,19 @@ def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> 
         weights = open_weights(spec, dtype)
         view = PoolView(pool.pages_view, pool.layout)
         attention = TorchPagedAttention(view, spec.num_heads, kinds_of(spec.layer_windows))
-        build = model_class(spec.architecture)
-        model = build(spec, weights, attention)
-        numerics = check_numerics(spec, model, attention, 0)
+        network = TorchNetwork(spec, weights, attention)
+        numerics = check_numerics(spec, network, attention, 0)
         if numerics.rule == "varies":
-            model = build(spec, weights, attention, TILE_ROWS)
-            numerics = check_numerics(spec, model, attention, TILE_ROWS)
-        return TorchRunner(model, numerics.fingerprint, attention)
+            network = TorchNetwork(spec, weights, attention, TILE_ROWS)
+            numerics = check_numerics(spec, network, attention, TILE_ROWS)
+        return TorchRunner(network, numerics.fingerprint, attention)
 
 
 class TorchRunner:
-    """See `Runner`, and `RemappableRunner` if `attention`, which is the model's, is given."""
+    """See `Runner`, and `RemappableRunner` if `attention`, which is the network's, is given."""
 
-    def __init__(self, model: Llama, numerics: str, attention: TorchPagedAttention | None = None) -> None:
-        self._model = model
+    def __init__(self, network: TorchNetwork, numerics: str, attention: TorchPagedAttention | None = None) -> None:
+        self._network = network
         self._attention = attention
         self.numerics = numerics
 
@@ -88,8 +86,8 @@ class TorchRunner:
 
     def _forward(self, batch: "_Batch") -> Tensor:
         if batch.draws:
-            return self._model.forward(batch.token_ids, batch.spans, torch.tensor(batch.sampled_rows))
-        return self._model.forward(batch.token_ids, batch.spans, torch.empty(0, dtype=torch.int64))
+            return self._network.forward(batch.token_ids, batch.spans, torch.tensor(batch.sampled_rows))
+        return self._network.forward(batch.token_ids, batch.spans, torch.empty(0, dtype=torch.int64))
 
 
 class _Batch:

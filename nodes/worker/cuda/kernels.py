@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nodes.model_spec import ModelSpec
+from nodes.model_spec import ModelSpec, RopeParameters
 from nodes.worker.layers.rotary import inverse_frequencies
 
 
@@ -66,11 +66,11 @@ class TorchKernels:
         return (F.silu(gate) * up).to(gate_up.dtype)
 
 
-def cos_sin_table(spec: ModelSpec, device: torch.device) -> Tensor:
+def cos_sin_table(spec: ModelSpec, rope: RopeParameters, device: torch.device) -> Tensor:
     """Float32 `[context_length, head_dim]`: the cosines of a position's angles, then their sines.
 
     The form of vLLM and FlashInfer. Whole from the start, because a captured graph keeps its address.
     """
     positions = torch.arange(spec.context_length, dtype=torch.float32)
-    angles = torch.outer(positions, inverse_frequencies(spec.rope, spec.head_dim))
+    angles = torch.outer(positions, inverse_frequencies(rope, spec.head_dim))
     return torch.cat((angles.cos(), angles.sin()), -1).to(device)

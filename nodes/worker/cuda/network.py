@@ -1,9 +1,8 @@
-"""Llama, Mistral, Qwen2 and Qwen3 for a device: few large kernels in the place of the CPU's many fused small ones.
+"""A model on a device: `Ops` of few large kernels, in the place of the CPU's many fused small ones.
 
-A second definition beside `models.llama`, because it is another schedule of the same network: queries, keys and values
-come from one product and gate and up from one, the residual is added by the norm that follows, everything is rounded to
-the compute dtype between kernels, and nothing depends on the number of rows or waits for the host, so that it can be
-captured. What both share are the names of the weights and the rotary frequencies.
+Queries, keys and values come from one product and gate and up from one, the residual is added by the norm that follows,
+everything is rounded to the compute dtype between kernels, and nothing depends on the number of rows or waits for the
+host, so that it can be captured.
 
 With `Collectives` it is one rank's part of the network (Shoeybi et al. 2019): two sums over the ranks in each layer,
 behind the attention's output and behind down, one for the embedding, and the logits gathered, so that every rank has
@@ -11,20 +10,43 @@ the same ones and draws the same tokens. Embedding and head are both cut by the 
 are a tenth to a half of a model's weights, and one sum more among dozens is cheap.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nodes.model_spec import ModelSpec
-from nodes.models.registry import parameters
+from nodes.model_spec import ModelSpec, RopeParameters
+from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm, Parameter, parts_of
+from nodes.models.registry import decoder
 from nodes.worker.cuda.attention import DeviceAttention
 from nodes.worker.cuda.kernels import Kernels, cos_sin_table
 from nodes.worker.device_memory import SUMMED_ROWS
+from nodes.worker.errors import BackendMissing
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.weights.loader import RankWeights, WeightSource
+
+
+class _Hidden:
+    """Hidden states: `rows`, to which `pending` is still to be added. The next norm does that in its own kernel."""
+
+    __slots__ = ("pending", "rows")
+
+    def __init__(self, rows: Tensor, pending: Tensor | None = None) -> None:
+        self.rows = rows
+        self.pending = pending
+
+
+Value = Tensor | _Hidden
+
+
+class _Step(NamedTuple):
+    """What all layers share."""
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: DeviceAttention
+    sampled: Tensor | None
 
 
 class _Product(NamedTuple):
@@ -34,21 +56,8 @@ class _Product(NamedTuple):
     bias: Tensor | None
 
 
-class _Layer(NamedTuple):
-    """Weights of one decoder layer; head norms are there for Qwen3."""
-
-    attention_norm: Tensor
-    qkv: _Product
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: _Product
-    mlp_norm: Tensor
-    gate_up: _Product
-    down: _Product
-
-
 class DeviceNetwork:
-    """The weights of one model on `device`, or one rank's parts of them, and the forward pass.
+    """The weights of one model on `device`, or one rank's parts of them, and `Ops` on its tensors.
 
     `tile_rows` > 0 runs every product in calls of so many rows: a row's bits then do not depend on how many rows are
     computed with it, as far as one kernel is chosen for one shape. Sums over ranks are then taken in the ranks' order.
@@ -66,36 +75,30 @@ class DeviceNetwork:
         collectives: Collectives | None = None,
     ) -> None:
         self.spec = spec
+        self.model = model = decoder(spec)
         self.collectives = collectives
         self._shard = shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
-        parts, table = RankWeights(weights, shard), parameters(spec)
+        self._parts = RankWeights(weights, shard)
         self.device = device
         self.kernels = kernels
         self._tile_rows = tile_rows
-        self._eps = spec.rms_norm_eps
-
-        def on_device(name: str) -> Tensor:
-            return parts.tensor(table[name]).to(device)
-
-        self._embedding = on_device("model.embed_tokens.weight")
+        self._embedding = self._on_device(model.embedding.weight)
         self.dtype = self._embedding.dtype
-        self._layers = [
-            _load_layer(spec, on_device, f"model.layers.{index}.", shard.rank) for index in range(spec.num_layers)
-        ]
-        self._norm = on_device("model.norm.weight")
-        self._head = self._embedding if spec.tie_word_embeddings else on_device("lm_head.weight")
-        self._cos_sin = cos_sin_table(spec, device)
+        self._norms: dict[str, Tensor] = {}
+        self._products: dict[str, _Product] = {}
+        parts = (model.layers, model.norm, model.head)
+        for part in parts_of((Norm, Gated, Linear), parts):
+            self._load(part)
+        ropes = dict.fromkeys(attention.rope for attention in parts_of((Attention,), parts))
+        self._cos_sin: dict[RopeParameters, Tensor] = {rope: cos_sin_table(spec, rope, device) for rope in ropes}
+        self._step: _Step | None = None
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights and tables on the device; a head that is tied to the embedding counts once."""
-        tensors = [self._embedding, self._norm, self._cos_sin]
-        if self._head is not self._embedding:
-            tensors.append(self._head)
-        for layer in self._layers:
-            for part in layer:
-                tensors += [part] if isinstance(part, Tensor) else [t for t in part or () if t is not None]
-        return sum(tensor.nbytes for tensor in tensors)
+        products = [tensor for product in self._products.values() for tensor in product if tensor is not None]
+        tensors = [self._embedding, *products, *self._norms.values(), *self._cos_sin.values()]
+        return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, attention: DeviceAttention, sampled: Tensor | None
@@ -104,33 +107,109 @@ class DeviceNetwork:
 
         `token_ids` and `positions` are int32 `[rows]`; `attention` has been planned for these rows.
         """
-        kernels, eps = self.kernels, self._eps
-        residual = self._embed(token_ids)
-        x = kernels.rms_norm(residual, self._layers[0].attention_norm, eps)
-        for index, layer in enumerate(self._layers):
-            q, k, v = self._project(layer, x, positions)
-            x = self._summed(self._product(attention.attend(index, q, k, v), layer.output))
-            kernels.add_rms_norm(x, residual, layer.mlp_norm, eps)
-            x = self._summed(self._product(kernels.silu_and_mul(self._product(x, layer.gate_up)), layer.down))
-            last = index + 1 == len(self._layers)
-            kernels.add_rms_norm(x, residual, self._norm if last else self._layers[index + 1].attention_norm, eps)
-        return self._logits(x if sampled is None else x.index_select(0, sampled))
+        self._step = _Step(token_ids, positions, attention, sampled)
+        try:
+            return _rows(self.model.run(self))
+        finally:
+            self._step = None
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
+    def embed(self, by: Embedding) -> Value:
+        """See `Ops`."""
+        token_ids = self._planned.token_ids
         if self.collectives is None:
-            return self._embedding.index_select(0, token_ids)
-        rows = token_ids - self._shard.vocab.start
-        num_rows = len(self._shard.vocab)
-        found = self._embedding.index_select(0, rows.clamp(0, num_rows - 1))
-        elsewhere = (rows < 0) | (rows >= num_rows)
-        # Exact: all ranks but one add zeros.
-        return self._summed(found.masked_fill_(elsewhere.unsqueeze(1), 0))
+            found = self._embedding.index_select(0, token_ids)
+        else:
+            rows = token_ids - self._shard.vocab.start
+            num_rows = len(self._shard.vocab)
+            found = self._embedding.index_select(0, rows.clamp(0, num_rows - 1))
+            elsewhere = (rows < 0) | (rows >= num_rows)
+            # Exact: all ranks but one add zeros.
+            found = self._summed(found.masked_fill_(elsewhere.unsqueeze(1), 0))
+        return _Hidden(found if by.scale == 1 else found.mul_(by.scale))
 
-    def _logits(self, x: Tensor) -> Tensor:
-        logits = self._product(x, _Product(self._head, None))
+    def norm(self, x: Value, by: Norm, add: Value | None = None) -> Value:
+        """See `Ops`."""
+        weight = self._norms[by.weight.name]
+        if isinstance(x, Tensor):
+            normed = self.kernels.rms_norm(x, weight, by.eps)
+        elif x.pending is None:
+            normed = self.kernels.rms_norm(x.rows, weight, by.eps)
+        else:
+            normed, x.pending = x.pending, None
+            self.kernels.add_rms_norm(normed, x.rows, weight, by.eps)
+        return normed if add is None else _added(normed, add)
+
+    def linear(self, x: Value, by: Linear, add: Value | None = None) -> Value:
+        """See `Ops`."""
+        product = self._product(_rows(x), self._products[by.name])
+        if by.is_summed:
+            product = self._summed(product)
+        return product if add is None else _added(product, add)
+
+    def gated(self, x: Value, by: Gated) -> Value:
+        """See `Ops`."""
+        return self.kernels.silu_and_mul(self._product(_rows(x), self._products[by.name]))
+
+    def attend(self, qkv: Value, by: Attention) -> Value:
+        """See `Ops`."""
+        shard, step = self._shard, self._planned
+        rows = _rows(qkv)
+        heads = rows.view(rows.shape[0], -1, shard.head_dim)
+        q, k, v = torch.split(heads, [shard.num_heads, shard.num_kv_heads, shard.num_kv_heads], 1)
+        for norm, part in ((by.q_norm, q), (by.k_norm, k)):
+            if norm is not None:
+                weight = self._norms[norm.weight.name]
+                # Over each head, or over all of a row's together, which lie side by side.
+                self.kernels.head_norm(part.view(part.shape[0], -1, weight.shape[0]), weight, norm.eps)
+        self.kernels.rotate(step.positions, q, k, self._cos_sin[by.rope])
+        if by.scale != shard.head_dim**-0.5:
+            # Attention scales by the size of a head.
+            q = q * (by.scale * shard.head_dim**0.5)
+        return step.attention.attend(by.layer, q, k, v)
+
+    def select(self, x: Value) -> Value:
+        """See `Ops`."""
+        sampled = self._planned.sampled
+        if sampled is None:
+            return x
+        if isinstance(x, Tensor):
+            return x.index_select(0, sampled)
+        return _Hidden(
+            x.rows.index_select(0, sampled), x.pending if x.pending is None else x.pending.index_select(0, sampled)
+        )
+
+    def head(self, x: Value, by: Linear) -> Value:
+        """See `Ops`."""
+        logits = self._product(_rows(x), self._products[by.name])
         if self.collectives is None:
             return logits
         return self.collectives.all_gather(logits)[:, : self.spec.vocab_size]
+
+    @property
+    def _planned(self) -> _Step:
+        assert self._step is not None, "an operation outside of a step"
+        return self._step
+
+    def _load(self, part: Norm | Gated | Linear) -> None:
+        if isinstance(part, Norm):
+            weight = self._on_device(part.weight)
+            self._norms[part.weight.name] = (weight.float() + part.offset).to(weight.dtype) if part.offset else weight
+            return
+        if isinstance(part, Gated):
+            if part.activation != "silu":
+                raise BackendMissing(f"devices gate with silu, not {part.activation}: set the worker's device to cpu")
+            part = Linear(part.gate.weights + part.up.weights, part.gate.biases + part.up.biases)
+        if part.name == self.model.embedding.weight.name:
+            self._products[part.name] = _Product(self._embedding, None)
+            return
+        weight = torch.cat([self._on_device(parameter) for parameter in part.weights])
+        # What is added to a sum over all ranks is added by one of them.
+        has_bias = bool(part.biases) and not (part.is_summed and self._shard.rank)
+        bias = torch.cat([self._on_device(parameter) for parameter in part.biases]) if has_bias else None
+        self._products[part.name] = _Product(weight, bias)
+
+    def _on_device(self, parameter: Parameter) -> Tensor:
+        return self._parts.tensor(parameter).to(self.device)
 
     def _summed(self, x: Tensor) -> Tensor:
         """The sum of `x` over all ranks; may overwrite it."""
@@ -140,16 +219,6 @@ class DeviceNetwork:
             return self.collectives.all_reduce(x)
         # A library chooses the order of its sums by the size of the message.
         return torch.cat([_summed_in_order(self.collectives, rows) for rows in torch.split(x, SUMMED_ROWS)])
-
-    def _project(self, layer: _Layer, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shard = self._shard
-        heads = self._product(x, layer.qkv).view(x.shape[0], -1, shard.head_dim)
-        q, k, v = torch.split(heads, [shard.num_heads, shard.num_kv_heads, shard.num_kv_heads], 1)
-        if layer.query_norm is not None and layer.key_norm is not None:
-            self.kernels.head_norm(q, layer.query_norm, self._eps)
-            self.kernels.head_norm(k, layer.key_norm, self._eps)
-        self.kernels.rotate(positions, q, k, self._cos_sin)
-        return q, k, v
 
     def _product(self, x: Tensor, by: _Product) -> Tensor:
         if not self._tile_rows:
@@ -167,19 +236,15 @@ def _summed_in_order(collectives: Collectives, x: Tensor) -> Tensor:
     return total.to(x.dtype)
 
 
-def _load_layer(spec: ModelSpec, tensor: Callable[[str], Tensor], prefix: str, rank: int) -> _Layer:
-    def joined(names: tuple[str, ...], bias: bool) -> _Product:
-        weight = torch.cat([tensor(f"{prefix}{name}.weight") for name in names])
-        return _Product(weight, torch.cat([tensor(f"{prefix}{name}.bias") for name in names]) if bias else None)
+def _rows(x: Value) -> Tensor:
+    assert isinstance(x, Tensor), "hidden states go through a norm first"
+    return x
 
-    return _Layer(
-        attention_norm=tensor(f"{prefix}input_layernorm.weight"),
-        qkv=joined(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), spec.qkv_bias),
-        query_norm=tensor(f"{prefix}self_attn.q_norm.weight") if spec.qk_norm else None,
-        key_norm=tensor(f"{prefix}self_attn.k_norm.weight") if spec.qk_norm else None,
-        # What is added to a sum over all ranks is added by one of them.
-        output=joined(("self_attn.o_proj",), spec.o_bias and rank == 0),
-        mlp_norm=tensor(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=joined(("mlp.gate_proj", "mlp.up_proj"), spec.mlp_bias),
-        down=joined(("mlp.down_proj",), spec.mlp_bias and rank == 0),
-    )
+
+def _added(product: Tensor, add: Value) -> _Hidden:
+    """Hidden states with one more product pending."""
+    assert isinstance(add, _Hidden), "what is added to is hidden states"
+    if add.pending is not None:
+        add.rows.add_(add.pending)
+    add.pending = product
+    return add

@@ -50,7 +50,7 @@ def test_kernels_agree_with_torch(rows: int) -> None:
     gate_up = drawn(rows, 2 * 3072)
     assert torch.allclose(fast.silu_and_mul(gate_up), plain.silu_and_mul(gate_up), **NEAR)
     joint = drawn(rows, 32, 128)
-    table = cos_sin_table(spec, torch.device("cuda"))
+    table = cos_sin_table(spec, spec.rope, torch.device("cuda"))
     positions = torch.randint(0, spec.context_length, (rows,), device="cuda", dtype=torch.int32)
     results = []
     for kernels in (fast, plain):

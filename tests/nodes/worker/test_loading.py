@@ -16,8 +16,9 @@ from torch_running import Row, make_runner, step
 from kvstore.layout import KVLayout
 from kvstore.page_pool import HeapHost, PagePool, PoolInfo
 from mesh.persistent_ask import PersistentAsk
-from nodes.model_spec import ModelSpec, resolve_model
+from nodes.model_spec import ModelSpec, ModelUnsupported, resolve_model
 from nodes.model_spec.weight_index import expected_shapes
+from nodes.models.registry import decoder
 from nodes.models.tensor_parallel import Part
 from nodes.sizes import size_text
 from nodes.worker import numerics, runner
@@ -27,7 +28,6 @@ from nodes.worker.echo import EchoRunner
 from nodes.worker.engine import Engine
 from nodes.worker.errors import BackendMissing, WeightsUnfit, WorkerError
 from nodes.worker.layers.linear import PackedLinear, PlainLinear, make_linear
-from nodes.worker.models.registry import model_class
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool_view import PoolView
 from nodes.worker.runner import load_torch_runner
@@ -166,8 +166,8 @@ def test_fingerprints_name_dtype_and_rule() -> None:
 
 
 def test_what_nothing_computes_is_refused() -> None:
-    with pytest.raises(BackendMissing, match="'mamba'"):
-        model_class("mamba")
+    with pytest.raises(ModelUnsupported, match="'mamba'"):
+        decoder(msgspec.structs.replace(SPEC, architecture="mamba"))
     layout = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, page_size=24)
     with pytest.raises(BackendMissing, match="page size 24"):
         TorchPagedAttention(PoolView(bytearray(4 * layout.page_bytes), layout), 1)

@@ -31,7 +31,7 @@ def runner_of(model: str, dtype: str) -> TorchRunner:
 
 
 def pages_of(runner: TorchRunner) -> torch.Tensor:
-    return runner._model._attention._pool.pages
+    return runner._attention._pool.pages
 
 
 @functools.cache

@@ -1,0 +1,161 @@
+"""A model on the CPU: `Ops` over torch, the oracle of all other implementations.
+
+Hidden states are in the compute dtype, attention is in float32. Kernels are in `layers.linear`, memory is in
+`attention`. A row's bits do not depend on the rows that are computed with it, as far as those of the kernels do not.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nodes.model_spec import ModelSpec, RopeParameters
+from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm, Parameter, parts_of
+from nodes.models.registry import decoder
+from nodes.worker.attention.base import AttentionBackend, Span
+from nodes.worker.layers.linear import Linear as LinearKernel
+from nodes.worker.layers.linear import make_linear, padded_rows
+from nodes.worker.layers.rotary import RotaryTable, rotate
+from nodes.worker.weights.loader import WeightSource
+
+
+class _Step(NamedTuple):
+    """What all layers share; rows are padded."""
+
+    token_ids: Tensor
+    sampled: Tensor
+    plan: Any
+    angles: dict[RopeParameters, tuple[Tensor, Tensor]]
+
+
+class TorchNetwork:
+    """The weights of one model, ready to compute, and `Ops` on tensors. Raises what `weights` raises.
+
+    `tile_rows` as for `make_linear`.
+    """
+
+    def __init__(self, spec: ModelSpec, weights: WeightSource, attention: AttentionBackend, tile_rows: int = 0) -> None:
+        self.model = model = decoder(spec)
+        self._spec = spec
+        self._attention = attention
+        self._linears: dict[str, LinearKernel] = {}
+        self._norms: dict[str, Tensor] = {}
+        self._embedding = weights.tensor(model.embedding.weight.name)
+        self.dtype = self._embedding.dtype
+        parts = (model.layers, model.norm, model.head)
+        for part in parts_of((Linear, Norm), parts):
+            if isinstance(part, Norm):
+                weight = weights.tensor(part.weight.name)
+                self._norms[part.weight.name] = weight.float() + part.offset if part.offset else weight
+            else:
+                self._linears[part.name] = make_linear(
+                    self._joined(weights, part.weights),
+                    self._joined(weights, part.biases) if part.biases else None,
+                    tile_rows,
+                )
+        attentions = list(parts_of((Attention,), parts))
+        self._rotary = {one.rope: RotaryTable(one.rope, spec.head_dim) for one in attentions}
+        self._qk_norms = {one.layer: self._qk_norm(one.q_norm, one.k_norm) for one in attentions if one.q_norm}
+        self._step: _Step | None = None
+
+    def forward(self, token_ids: Tensor, spans: Sequence[Span], sampled: Tensor) -> Tensor:
+        """Logits `[len(sampled), vocab]` of the rows `sampled`; KV of all rows is written to the pages.
+
+        `token_ids` (int64) holds one id per row, `spans` in the order of the rows (see `attention.base`).
+        """
+        num_rows = token_ids.shape[0]
+        padding = token_ids.new_zeros(padded_rows(num_rows) - num_rows)
+        positions = torch.cat((*(torch.arange(span.start, span.end) for span in spans), padding))
+        angles = {rope: table.rows(positions) for rope, table in self._rotary.items()}
+        self._step = _Step(torch.cat((token_ids, padding)), sampled, self._attention.plan(spans), angles)
+        try:
+            return self.model.run(self)
+        finally:
+            self._step = None
+
+    def embed(self, by: Embedding) -> Tensor:
+        """See `Ops`."""
+        found = self._embedding.index_select(0, self._planned.token_ids)
+        return found if by.scale == 1 else found.mul_(torch.tensor(by.scale, dtype=found.dtype))
+
+    def norm(self, x: Tensor, by: Norm, add: Tensor | None = None) -> Tensor:
+        """See `Ops`. In float32, returned in `x`'s dtype."""
+        weight = self._norms[by.weight.name]
+        # An offset is added in float32, where it loses nothing of the weight.
+        rows = x if weight.dtype == x.dtype else x.float()
+        normed = torch.rms_norm(rows, list(weight.shape), weight, by.eps).to(x.dtype)
+        return normed if add is None else normed.add_(add)
+
+    def linear(self, x: Tensor, by: Linear, add: Tensor | None = None) -> Tensor:
+        """See `Ops`."""
+        one = self._linears[by.name]
+        return one(x) if add is None else one.plus(x, add)
+
+    def gated(self, x: Tensor, by: Gated) -> Tensor:
+        """See `Ops`. Two products, not one of both widths: fusing the activation saves more than the call costs."""
+        gate, up = self._linears[by.gate.name], self._linears[by.up.name]
+        return up.times(x, gate.silu(x) if by.activation == "silu" else _gelu_tanh(gate(x)))
+
+    def attend(self, qkv: Tensor, by: Attention) -> Tensor:
+        """See `Ops`."""
+        spec, step = self._spec, self._planned
+        heads = qkv.view(qkv.shape[0], -1, spec.head_dim)
+        turned = heads[:, : spec.num_heads + spec.num_kv_heads].to(torch.float32)
+        if by.q_norm is not None:
+            turned = self._normed_heads(turned, by.q_norm.eps, self._qk_norms[by.layer])
+        turned = rotate(turned, *step.angles[by.rope])
+        q, k = turned[:, : spec.num_heads], turned[:, spec.num_heads :]
+        if by.scale != spec.head_dim**-0.5:
+            # Backends scale by the size of a head.
+            q = q * (by.scale * spec.head_dim**0.5)
+        v = heads[:, spec.num_heads + spec.num_kv_heads :]
+        return self._attention.attend(by.layer, step.plan, q, k, v).to(qkv.dtype)
+
+    def select(self, x: Tensor) -> Tensor:
+        """See `Ops`."""
+        return x.index_select(0, self._planned.sampled)
+
+    def head(self, x: Tensor, by: Linear) -> Tensor:
+        """See `Ops`; any number of rows, none included."""
+        num_rows = x.shape[0]
+        if not num_rows:
+            return x.new_empty(0, self._spec.vocab_size)
+        padding = padded_rows(num_rows) - num_rows
+        return self._linears[by.name](F.pad(x, (0, 0, 0, padding)) if padding else x)[:num_rows]
+
+    @property
+    def _planned(self) -> _Step:
+        assert self._step is not None, "an operation outside of a step"
+        return self._step
+
+    def _qk_norm(self, q_norm: Norm, k_norm: Norm | None) -> Tensor:
+        """Weights of all query heads, then of all key heads, float32 `[heads + kv_heads, head_dim]`."""
+        assert k_norm is not None, "norms of queries and keys go together"
+        counts = zip((q_norm, k_norm), (self._spec.num_heads, self._spec.num_kv_heads), strict=True)
+        weights = [(self._norms[norm.weight.name].float(), count) for norm, count in counts]
+        return torch.cat([weight.view(-1, self._spec.head_dim).expand(count, -1) for weight, count in weights])
+
+    def _normed_heads(self, heads: Tensor, eps: float, weight: Tensor) -> Tensor:
+        """Each head by itself, or all query heads together and all key heads together."""
+        if self._spec.qk_norm == "head":
+            return torch.rms_norm(heads, [heads.shape[2]], None, eps).mul_(weight)
+        num_heads = self._spec.num_heads
+        parts = [part.flatten(1) for part in (heads[:, :num_heads], heads[:, num_heads:])]
+        normed = [torch.rms_norm(part, [part.shape[1]], None, eps) for part in parts]
+        return torch.cat(normed, 1).view(heads.shape).mul_(weight)
+
+    def _joined(self, weights: WeightSource, parameters: Sequence[Parameter]) -> Tensor:
+        if parameters[0].name == self.model.embedding.weight.name:
+            return self._embedding
+        tensors = [weights.tensor(parameter.name) for parameter in parameters]
+        # One alone is not copied: it may be a whole matrix that is still in its file.
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    """`x / 2 * (1 + tanh(u))`, which is `x * sigmoid(2 * u)`. F.gelu rounds a call's last few elements otherwise."""
+    wide = x.float()
+    u = (2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3)
+    return (wide / (1 + torch.exp(-2 * u))).to(x.dtype)
