@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
-# One worker of pytest has the tests that start whole meshes, the other all the rest (tests/conftest.py).
-IN_TWO := -n 2 --dist loadgroup
+# By files, in their order: what a file shares among its tests, a mesh or a model, is then started once and not twice.
+IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup up test test-all soak coverage lint format bench bench-peers clean

@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+MOST_MESHES = 2
+"""Meshes that idle take their share of the cores too: a dozen of them a third of one."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +113,21 @@ MeshOf = Callable[..., RunningMesh]
 
 @pytest.fixture(scope="session")
 def mesh_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshOf]:
-    """`mesh_of(*options)`: a ready mesh with these options, started once and shared by the session."""
-    running: dict[tuple[str, ...], RunningMesh] = {}
-    with ExitStack() as stack:
+    """`mesh_of(*options)`: a ready mesh with these options, shared by the tests that ask for it in a row."""
+    running: dict[tuple[str, ...], tuple[RunningMesh, ExitStack]] = {}
 
-        def get(*options: str) -> RunningMesh:
-            if options not in running:
-                log = tmp_path_factory.mktemp("mesh") / "up.log"
-                running[options] = stack.enter_context(start_mesh(log, *options))
-            return running[options]
+    def get(*options: str) -> RunningMesh:
+        if options in running:
+            running[options] = running.pop(options)
+        else:
+            while len(running) >= MOST_MESHES:
+                running.pop(next(iter(running)))[1].close()
+            stack = ExitStack()
+            log = tmp_path_factory.mktemp("mesh") / "up.log"
+            running[options] = stack.enter_context(start_mesh(log, *options)), stack
+        return running[options][0]
 
+    with ExitStack() as all_of_them:
         yield get
+        for _, stack in running.values():
+            all_of_them.push(stack)
