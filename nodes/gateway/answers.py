@@ -48,8 +48,7 @@ def total_usage(generation: Generation) -> Usage:
 def usage_so_far(generation: Generation, number: int) -> Usage:
     """What one sample has used by now."""
     sample = generation.output.samples[number]
-    num_cached = 0 if sample.end is None else sample.end.num_cached_tokens
-    return usage_of(generation.num_prompt_tokens[number], sample.num_tokens, num_cached)
+    return usage_of(generation.num_prompt_tokens[number], sample.num_tokens, sample.num_cached_tokens)
 
 
 def whole_answer(head: Head, generation: Generation) -> ChatCompletion | Completion:

@@ -189,13 +189,17 @@ class Accepted(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """New output. `since_s`: since the request's last output, or since it arrived where `first`."""
+    """New output. `since_s`: since the request's last output, or since it arrived where `first`.
+
+    `num_cached_tokens` of its prompt were not computed, as far as is known.
+    """
 
     request_id: str
     text: str
     num_tokens: int
     since_s: float
     first: bool
+    num_cached_tokens: int = 0
 
 
 class End(NamedTuple):

@@ -32,6 +32,9 @@ class HttpObserver:
 
     def came(self, names: RequestNames) -> None:
         """A client has a name for its request: the line by which that leads to ours."""
+        if names.unread:
+            # As W3C's Trace Context has it: it begins a trace of its own then.
+            self._ctx.log.debug("traceparent_unread", request_id=names.ours, traceparent=names.unread)
         if names.client or names.traceparent:
             self._ctx.log.info("request", request_id=names.ours, **names.fields())
 

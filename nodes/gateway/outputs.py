@@ -24,13 +24,14 @@ class Piece(NamedTuple):
 
 
 class SampleOutput:
-    """One sample: text not taken yet, all tokens so far, and its end."""
+    """One sample: text not taken yet, all tokens so far, cached ones of its prompt, and its end."""
 
-    __slots__ = ("end", "is_accepted", "is_news", "num_tokens", "texts")
+    __slots__ = ("end", "is_accepted", "is_news", "num_cached_tokens", "num_tokens", "texts")
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.num_tokens = 0
+        self.num_cached_tokens = 0
         self.end: End | None = None
         self.is_accepted = False
         self.is_news = False
@@ -77,10 +78,11 @@ class CallOutput:
             if self.is_started and not self._whole:
                 self._wake()
 
-    def deliver(self, index: int, text: str, num_tokens: int) -> None:
-        """New output of a sample."""
+    def deliver(self, index: int, text: str, num_tokens: int, num_cached_tokens: int = 0) -> None:
+        """New output of a sample, of whose prompt so many tokens came from a cache."""
         sample = self.samples[index]
         sample.num_tokens += num_tokens
+        sample.num_cached_tokens = num_cached_tokens
         if text:
             sample.texts.append(text)
             if not sample.is_news:

@@ -20,13 +20,14 @@ Headers = list[tuple[bytes, bytes]]
 
 class RequestNames(NamedTuple):
     """One request's names; `client` and `traceparent` are empty where the client gave none that can be used. `path` is
-    what it asked for, in the characters of a name.
+    what it asked for, in the characters of a name, and `unread` a `traceparent` that is none.
     """
 
     ours: str
     client: str = ""
     traceparent: str = ""
     path: str = ""
+    unread: str = ""
 
     def called(self, client: str) -> "RequestNames":
         """The same, with what the client calls it in the body. A header's name stays: proxies log by it."""
@@ -55,5 +56,6 @@ def names_of(headers: Mapping[bytes, bytes], prefix: str = "req-", path: str = "
     client = headers.get(b"x-request-id", b"")[:MAX_CHARS].decode("latin-1")
     trace = headers.get(b"traceparent", b"")
     traceparent = trace.decode() if _TRACEPARENT.fullmatch(trace) else ""
+    unread = "" if traceparent else _FOREIGN.sub("_", trace[:MAX_CHARS].decode("latin-1"))
     client, path = _FOREIGN.sub("_", client), _FOREIGN.sub("_", path[:MAX_CHARS])
-    return RequestNames(prefix + uuid4().hex, client, traceparent, path)
+    return RequestNames(prefix + uuid4().hex, client, traceparent, path, unread)

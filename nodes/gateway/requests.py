@@ -148,7 +148,7 @@ class RequestLog:
                 self.stall_s = since_s
                 # Up at once, down slowly: a slow step among fast ones is still this request's pace.
                 self.pace_s = since_s if since_s > self.pace_s else 0.9 * self.pace_s + 0.1 * since_s
-        return Deliver(self.opened.request_id, text, len(token_ids), since_s, first)
+        return Deliver(self.opened.request_id, text, len(token_ids), since_s, first, self.num_cached_tokens)
 
     def _add_stages(self, attempt: int, more: Stages) -> None:
         """Of each attempt once, however often its stream is opened."""

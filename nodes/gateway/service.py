@@ -307,7 +307,7 @@ class GatewayService:
 
     def _deliver(self, command: Deliver) -> None:
         output, index, _ = self._outputs[command.request_id]
-        output.deliver(index, command.text, command.num_tokens)
+        output.deliver(index, command.text, command.num_tokens, command.num_cached_tokens)
         self._fresh.append(output)
         self._account.delivered(command)
 

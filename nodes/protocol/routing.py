@@ -11,7 +11,7 @@ class Prepare(Message, frozen=True):
 
     Errors, all but the last three the client's: `template_error`, `unsupported_content`, `empty_prompt`,
     `invalid_token_id`, `context_length_exceeded`, `invalid_request`, `no_capacity`, `memory_released`, `overloaded`.
-    With `route` a prompt has to leave room for an output token; without, it only has to be one that could.
+    With `route` a prompt has to leave room for an output token; without, it may be of any length.
     """
 
     request_id: str

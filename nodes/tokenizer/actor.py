@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from kvstore.protocol import CacheEvents
 from mesh.actor import Actor, Call
@@ -37,6 +37,8 @@ from nodes.tokenizer.routing import (
     RoutingCore,
 )
 
+_TEMPLATE_CHARS: Final = 1 << 16
+"""Room for what a template says by itself, when tokens are only counted."""
 _Result = TypeVar("_Result")
 
 
@@ -156,7 +158,10 @@ class TokenizerActor(Actor):
                 texts, param, special = message.texts, "prompt", message.add_special_tokens
             else:
                 texts, param, special = [await self._render(message)], "messages", False
-            prompts = [await self._encode(call, text, param, special) for text in texts]
+            if message.route:
+                for text in texts:
+                    self._encoder.check_chars(text, param)
+            prompts = [await self._encode(call, text, special) for text in texts]
             self._reply_prepared(call, message, prompts, param, began)
         except PrepareError as error:
             _fail(call, error)
@@ -164,7 +169,10 @@ class TokenizerActor(Actor):
     async def _render(self, message: Prepare) -> str:
         if self._renderer is None:
             raise TemplateError("this model has no chat template; send a prompt to /v1/completions", "messages")
+        given = sum(map(len, filter(None, (message.chat, message.tools, message.chat_template_kwargs))))
         request = ChatRequest(
+            # Who only counts has no context to keep to; twice what was sent is more than a template makes of it.
+            max_chars=0 if message.route else 2 * given + _TEMPLATE_CHARS,
             chat=message.chat or b"",
             tools=message.tools,
             chat_template_kwargs=message.chat_template_kwargs,
@@ -177,8 +185,7 @@ class TokenizerActor(Actor):
             # A template knows characters; how long a context is in the client's words is known here.
             raise self._encoder.too_many_chars("messages") from None
 
-    async def _encode(self, call: Call, text: str, param: str, special: bool) -> list[int]:
-        self._encoder.check_chars(text, param)
+    async def _encode(self, call: Call, text: str, special: bool) -> list[int]:
         if len(text) <= self._config.inline_chars:
             return self._encoder.encode(text, add_special_tokens=special)
         if self._num_long >= self._config.max_long_texts:

@@ -29,13 +29,17 @@ _MAX_SHOWN_ROLES: Final = 64
 
 
 class ChatRequest(Part, frozen=True):
-    """A chat as in `nodes.protocol.Prepare`. With `continue_final_message` the last message is left open."""
+    """A chat as in `nodes.protocol.Prepare`. With `continue_final_message` the last message is left open.
+
+    `max_chars`, where it is more than the template's own, is how long the text may get.
+    """
 
     chat: bytes
     tools: bytes | None = None
     chat_template_kwargs: bytes | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    max_chars: int = 0
 
 
 class ChatTemplate:
@@ -71,17 +75,17 @@ class ChatTemplate:
             "tools": parse_tools(request.tools),
             "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
         }
-        text = self._generate(variables)
+        text = self._generate(variables, max(self._max_chars, request.max_chars))
         self._check_roles(variables)
         return _cut_at_mark(text) if request.continue_final_message else text
 
-    def _generate(self, variables: dict[str, Any]) -> str:
+    def _generate(self, variables: dict[str, Any], max_chars: int) -> str:
         pieces: list[str] = []
         num_chars = 0
         try:
             for piece in self._template.generate(variables):
                 num_chars += len(piece)
-                if num_chars > self._max_chars:
+                if num_chars > max_chars:
                     break
                 pieces.append(piece)
         except Exception as error:  # whatever a template does wrong is its request's error, nobody else's
@@ -90,8 +94,8 @@ class ChatTemplate:
             if odd and not any(role in message for role in odd):
                 message += f" (a message has the role {odd[0]!r})"
             raise TemplateError(message, "messages") from error
-        if num_chars > self._max_chars:
-            raise ContextLengthExceeded(f"the messages are over {self._max_chars} characters", "messages")
+        if num_chars > max_chars:
+            raise ContextLengthExceeded(f"the messages are over {max_chars} characters", "messages")
         return "".join(pieces)
 
     def _check_roles(self, variables: dict[str, Any]) -> None:
@@ -119,7 +123,7 @@ class ChatTemplate:
             for one in variables["messages"]
         ]
         try:
-            return _ROLE_MARK.strip() in self._generate({**variables, "messages": marked})
+            return _ROLE_MARK.strip() in self._generate({**variables, "messages": marked}, self._max_chars)
         except (TemplateError, ContextLengthExceeded):
             # It looks at them, at least.
             return True

@@ -67,7 +67,7 @@ class ChildRenderer:
             memory_bytes=limits.memory_bytes,
             parent_pid=os.getpid(),
         )
-        self._max_reply_bytes = _BYTES_PER_CHAR * max_chars + _REPLY_MARGIN_BYTES
+        self._max_chars = max_chars
         self._child: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._num_waiting = 0
@@ -88,7 +88,8 @@ class ChildRenderer:
         try:
             async with self._turn:
                 await self._ensure_child()
-                rendered = await self._exchange(frame(request), self._limits.deadline_s)
+                max_chars = max(self._max_chars, request.max_chars)
+                rendered = await self._exchange(frame(request), self._limits.deadline_s, max_chars)
         finally:
             self._num_waiting -= 1
         if rendered.code:
@@ -115,14 +116,14 @@ class ChildRenderer:
             )  # fmt: skip
         except OSError as error:
             raise Overloaded(f"no process can be started to render chat templates: {error}") from error
-        self._problem = (await self._exchange(frame(self._setup), self._limits.start_timeout_s)).message
+        self._problem = (await self._exchange(frame(self._setup), self._limits.start_timeout_s, 0)).message
 
-    async def _exchange(self, request: bytes, timeout_s: float) -> Rendered:
+    async def _exchange(self, request: bytes, timeout_s: float, max_chars: int) -> Rendered:
         """One request, one answer; the child does not outlive a failure, so answers cannot get out of step."""
         answered = False
         try:
             async with asyncio.timeout(timeout_s):
-                rendered = await self._send_and_receive(request)
+                rendered = await self._send_and_receive(request, _BYTES_PER_CHAR * max_chars + _REPLY_MARGIN_BYTES)
             answered = True
         except TimeoutError:
             raise TemplateError(f"the chat template took longer than {timeout_s:g} s", "messages") from None
@@ -134,7 +135,7 @@ class ChildRenderer:
                 await self.stop()
         return rendered
 
-    async def _send_and_receive(self, request: bytes) -> Rendered:
+    async def _send_and_receive(self, request: bytes, max_bytes: int) -> Rendered:
         child = self._child
         assert child is not None, "started before"
         assert child.stdin is not None, "made with a pipe"
@@ -142,6 +143,6 @@ class ChildRenderer:
         child.stdin.write(request)
         await child.stdin.drain()
         num_bytes = int.from_bytes(await child.stdout.readexactly(HEAD_BYTES), "little")
-        if num_bytes > self._max_reply_bytes:
+        if num_bytes > max_bytes:
             raise EOFError("a reply longer than any rendering can be")
         return msgspec.msgpack.decode(await child.stdout.readexactly(num_bytes), type=Rendered)

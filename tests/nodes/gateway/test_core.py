@@ -91,10 +91,10 @@ def test_a_request_from_submission_to_finish(core: GatewayCore) -> None:
     assert core.handle(SubmitAccepted("r", 0, "d0", 1), 0.1) == [Accepted("r")]
     assert core.num_waiting == 0
     first = core.handle(batch(delta(0, [7], 0, "se", num_cached_tokens=2)), 0.5)
-    assert first == [Deliver("r", "se", 1, 0.5, True)]
+    assert first == [Deliver("r", "se", 1, 0.5, True, num_cached_tokens=2)]
     last = core.handle(batch(delta(1, [8, 9], 2, "ven", finish_reason="stop")), 0.75)
     assert last == [
-        Deliver("r", "ven", 2, 0.25, False),
+        Deliver("r", "ven", 2, 0.25, False, num_cached_tokens=2),
         End("r", "stop", None, 3, 3, 2, 0.75, 0.25),
         SendCancel("d0", [AttemptRef("r", 0)]),
     ]

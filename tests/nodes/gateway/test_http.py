@@ -80,6 +80,8 @@ def test_a_streamed_completion_with_usage_all_along(client: httpx.Client) -> Non
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts)
     assert counts[-1] == 5
+    cached = {chunk["usage"]["prompt_tokens_details"]["cached_tokens"] for chunk in chunks}
+    assert cached == {2}, "known from the first token on"
 
 
 def test_a_stream_without_usage(client: httpx.Client) -> None:
@@ -255,6 +257,15 @@ def test_a_client_s_ids_are_in_the_log_beside_ours(client: httpx.Client) -> None
     (line,) = [line for line in lines if line["event"] == "request"]
     assert (line["x_request_id"], line["traceparent"]) == ("searched", TRACE)
     assert line["request_id"] == answer.json()["id"]
+
+
+def test_a_trace_that_is_none_is_said_to_whoever_looks(client: httpx.Client) -> None:
+    with structlog.testing.capture_logs() as lines:
+        body, headers = {"prompt": "x", "max_tokens": 1}, {"traceparent": "00-12-34"}
+        answer = client.post("/v1/completions", json=body, headers=headers)
+    assert "traceparent" not in answer.headers
+    (line,) = [line for line in lines if line["event"] == "traceparent_unread"]
+    assert (line["log_level"], line["traceparent"], line["request_id"]) == ("debug", "00-12-34", answer.json()["id"])
 
 
 def failures(lines: Any) -> list[Any]:

@@ -179,8 +179,8 @@ def test_what_writing_through_raises_is_the_writer_s() -> None:
 def test_usage_counts_each_prompt_once() -> None:
     made = generation(2, 2)
     for number in range(4):
-        made.output.deliver(number, "x", 1 + number)
-        assert usage_so_far(made, number).prompt_tokens_details.cached_tokens == 0
+        made.output.deliver(number, "x", 1 + number, number)
+        assert usage_so_far(made, number).prompt_tokens_details.cached_tokens == number
         made.output.end(number, end(cached=number))
     usage = total_usage(made)
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (21, 10, 31)

@@ -189,6 +189,15 @@ async def test_what_cannot_be_served_is_refused_by_name(mesh):
     assert await failure(mesh, StopAt(attempts=[])) == ("not_served", None, False)
 
 
+@running(context_length=64)
+async def test_tokens_are_counted_whatever_the_context_is(mesh):
+    for num_chars in (64, 2_000_000):
+        text = "x" * num_chars
+        assert len((await ask(mesh, Prepare(request_id="r", texts=[text], route=False))).token_ids[0]) == num_chars
+        counted = await ask(mesh, msgspec.structs.replace(chat(text), route=False))
+        assert len(counted.token_ids[0]) == num_chars
+
+
 @running(schedulers=())
 async def test_without_a_scheduler_there_is_no_capacity(mesh):
     assert await failure(mesh, Prepare(request_id="r", texts=["x"])) == ("no_capacity", None, True)

@@ -138,9 +138,9 @@ def test_a_cancelled_request_does_not_answer_the_next():
 
 def test_a_reply_that_is_too_long_is_not_read():
     async def test(renderer):
-        renderer._max_reply_bytes = 10
+        renderer._max_chars = 0
         with pytest.raises(TemplateError):
-            await renderer.render(chat("x" * 100))
+            await renderer.render(chat("x" * 70_000))
 
     with_child(test)
 
