@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from nodes.tokenizer import render_child
+from nodes.tokenizer import render_child, rendering
 from nodes.tokenizer.chat_template import ChatRequest
 from nodes.tokenizer.config import RenderingLimits
 from nodes.tokenizer.errors import ContextLengthExceeded, Overloaded, TemplateError
@@ -136,11 +136,12 @@ def test_a_cancelled_request_does_not_answer_the_next():
     with_child(test)
 
 
-def test_a_reply_that_is_too_long_is_not_read():
+def test_a_reply_that_is_too_long_is_not_read(monkeypatch):
     async def test(renderer):
+        monkeypatch.setattr(rendering, "_REPLY_MARGIN_BYTES", 10)
         renderer._max_chars = 0
         with pytest.raises(TemplateError):
-            await renderer.render(chat("x" * 70_000))
+            await renderer.render(chat("x" * 100))
 
     with_child(test)
 
