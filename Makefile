@@ -11,7 +11,10 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup up test test-all soak coverage lint format bench bench-peers clean
 
-$(STAMP): pyproject.toml constraints.txt
+# An editable installation does not look whether what it has compiled is still what the sources say.
+KERNELS := setup.py $(wildcard nodes/worker/ops/native/*.cpp nodes/worker/ops/native/*.h nodes/worker/ops/native/sources.py)
+
+$(STAMP): pyproject.toml constraints.txt $(KERNELS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) -e .

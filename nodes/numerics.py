@@ -1,4 +1,4 @@
-"""Which worker groups compute the same bits, by the fingerprints that their schedulers announce. Pure.
+"""Which worker groups compute the same bits, and which slower than they could, by what they announce. Pure.
 
 Groups of one mesh may run on unequal machines. A request that goes on elsewhere then goes on with other bits: its text
 is as good, but not the one that it would have had.
@@ -7,7 +7,7 @@ is as good, but not the one that it would have had.
 from collections.abc import Iterable
 
 from mesh.membership import Member
-from nodes.roles import SCHEDULER
+from nodes.roles import SCHEDULER, WORKER
 
 
 def scheduler_numerics(members: Iterable[Member]) -> dict[str, str]:
@@ -26,6 +26,12 @@ def numerics_note(members: Iterable[Member]) -> str:
     sets = sorted((sorted(names), numerics) for numerics, names in groups.items())
     texts = [f"{', '.join(names)} ({numerics})" for names, numerics in sets]
     return f"worker groups of unequal numerics give unequal bits: {'; '.join(texts)}"
+
+
+def kernels_note(members: Iterable[Member]) -> str:
+    """Why workers compute with slower kernels than there could be, each reason once; else empty."""
+    notes = {_text(one, "kernels") for one in members if one.role == WORKER}
+    return "; ".join(sorted(notes - {""}))
 
 
 def _text(member: Member, name: str) -> str:

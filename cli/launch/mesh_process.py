@@ -31,6 +31,7 @@ from mesh.process_usage import process_usage
 from mesh.system import ActorSystem
 from mesh.telemetry import LogSettings, setup_log
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+from nodes.numerics import kernels_note
 
 _PROBE_INTERVAL_S: Final = 0.05
 _ORPHAN_GRACE_S: Final = 2.0
@@ -173,7 +174,8 @@ class _MeshProcess:
         self._actor.ctx.log.info("mesh_ready", elapsed_s=round(self._progress.elapsed_s, 3))
         topology = self._topology
         mesh, seconds = self._directory.mesh, self._progress.elapsed_s
-        text = ready_text(topology.url, topology.model_name, mesh, seconds, str(topology.context))
+        note = kernels_note(self._actor.ctx.members.all())
+        text = ready_text(topology.url, topology.model_name, mesh, seconds, str(topology.context), note)
         self._progress.ready(text)
 
     def _stopped(self, code: ExitCode, failure: str) -> None:

@@ -97,12 +97,15 @@ class Progress:
         return ", ".join(parts)
 
 
-def ready_text(url: str, model: str, mesh: str, seconds: float, context: str) -> str:
-    """What a user sees at the end of a good start. `context`: how long requests may be, in words."""
+def ready_text(url: str, model: str, mesh: str, seconds: float, context: str, note: str = "") -> str:
+    """What a user sees at the end of a good start. `context`: how long requests may be, in words.
+
+    `note` is what makes it slower than it could be, if anything does.
+    """
     name = "" if mesh == "default" else f" --name {mesh}"
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is 37 + 45?"}}]}}'
     return (
-        f"ready at {url} in {seconds:.1f} s\n{context}\n\n"
+        f"ready at {url} in {seconds:.1f} s\n{context}\n{note + chr(10) if note else ''}\n"
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
         f"    -d '{body}'\n"
         f"  meshctl chat{name}\n"

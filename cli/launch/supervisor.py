@@ -26,7 +26,7 @@ from mesh.frames import Leave, PeerDown
 from mesh.membership import SUPERVISOR, Member
 from mesh.transport.base import Lane
 from nodes.actor_figures import ActorFigures, actor_figures
-from nodes.numerics import numerics_note
+from nodes.numerics import kernels_note, numerics_note
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
 from nodes.roles import SupervisorAttributes
 from nodes.stats import ask_stats
@@ -126,7 +126,10 @@ class SupervisorActor(Actor):
                     msgspec.structs.replace(actor, figures=figures.get(actor.actor_id, actor.figures))
                     for actor in actors
                 ],
-                notes=[*answer.notes, *([note] if (note := numerics_note(members.values())) else [])],
+                notes=[
+                    *answer.notes,
+                    *(note for told in (numerics_note, kernels_note) if (note := told(members.values()))),
+                ],
             )
         )
 

@@ -122,6 +122,8 @@ class WorkerActor(Actor):
         if config.pool_in_worker:
             await make_pages(self.ctx, self._persistent, config, self._host, pool)
         runner = await self._engine.load(self.ctx, self._persistent, spec, pool)
+        if note := self._engine.kernels_note:
+            self.ctx.log.warning("slow_kernels", why=note)
         make_core = WorkerCore if self._ranks is None else RankCore
         limits = Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens)
         depth = DEVICE_DEPTH if self._engine.runs_ahead else 1
@@ -151,6 +153,7 @@ class WorkerActor(Actor):
             numerics=runner.numerics,
             max_batch_tokens=config.max_batch_tokens,
             memory_saver=config.memory_saver and self._releases_in_place,
+            kernels=self._engine.kernels_note,
         )
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:

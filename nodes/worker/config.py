@@ -15,6 +15,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `dtype` is `auto` (the model's own), `float32` or `bfloat16`. `num_threads` 0 leaves torch's own choice.
     `max_batch_tokens` bounds the tokens of one step, and with them the memory of activations.
 
+    `kernels` computes on the CPU: `auto` is the best that this CPU has of the project's own kernels, which the other
+    names ask for singly (`avx512_bf16`, `avx512`, `avx2`), and torch where there are none; `torch` is torch.
+
     `device` is `cpu`, `cuda` or `cuda:N`; what follows concerns CUDA. `attention` is `auto` (FlashInfer where the model
     allows it), `flashinfer` or `torch`; `cuda_graphs` replays decode steps; `deterministic` splits no sequence and
     computes products in tiles of fixed rows, at a cost in speed. `prefill_attention` is `paged` (a chunk attends over
@@ -36,6 +39,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     page_size: int = 16
     num_threads: int = 0
+    kernels: Literal["auto", "avx512_bf16", "avx512", "avx2", "torch"] = "auto"
     max_batch_tokens: int = 2048
     device: str = "cpu"
     attention: Literal["auto", "flashinfer", "torch"] = "auto"

@@ -41,6 +41,8 @@ class Engine:
         self.runner: Runner | None = None
         self.progress: LoadProgress | None = None
         """Of a load that runs."""
+        self.kernels_note = ""
+        """Why slower kernels compute than there could be, as of the last load."""
 
     @property
     def is_threaded(self) -> bool:
@@ -73,7 +75,7 @@ class Engine:
             await self._ranks.form(ctx, asks, own, self._thread)
         self.progress = LoadProgress()
         self.runner = await self._in_thread(partial(self._make_in_thread, spec, pool))
-        self.progress = None
+        self.kernels_note, self.progress = self.progress.kernels_note, None
         self._begin_ahead(self.runner)
         return self.runner
 

@@ -3,6 +3,7 @@
 Same bits: a row's result must not depend on how many rows are computed with it. Whether that holds is a property of the
 libraries' kernels for this processor, shapes and dtype, so it is tried, on the loaded layers themselves:
 
+    any      calls of any number of rows agree (native kernels)
     rows4    calls of any multiple of four rows agree (packed or plain kernels)
     tile16   only calls of one fixed number of rows agree: linears run in tiles of 16 rows
     varies   neither: results are right, but may differ in the last bit with the batch
@@ -12,7 +13,7 @@ The fingerprint ends in a hash of the results themselves: workers with equal fin
 
 import hashlib
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
@@ -30,12 +31,13 @@ from nodes.worker.layers.linear import can_pack
 from nodes.worker.network import TorchNetwork
 from nodes.worker.pool_view import PoolView
 
-Rule = Literal["rows4", "tile16", "varies"]
+Rule = Literal["any", "rows4", "tile16", "varies"]
 TILE_ROWS: Final = 16
 
 _NUM_ROWS: Final = 64
 _NUM_HEAD_ROWS: Final = 16
 _PARTS: Final = ((0, 4), (4, 12), (12, 32), (28, 64), (16, 64), (60, 64))
+_UNEVEN_PARTS: Final = ((0, 1), (1, 3), (3, 8), (5, 16), (13, 64))
 _NUM_POSITIONS: Final = 3 * SPLIT + 9
 
 
@@ -46,39 +48,46 @@ class Numerics(NamedTuple):
     fingerprint: str
 
 
-def check_numerics(spec: ModelSpec, network: TorchNetwork, attention: TorchPagedAttention, tile_rows: int) -> Numerics:
-    """Try the loaded layers with one thread and with the configured number. Takes some tens of milliseconds."""
+def check_numerics(
+    spec: ModelSpec, network: TorchNetwork, attention: TorchPagedAttention, rule: Rule, num_threads: int
+) -> Numerics:
+    """Try with one thread and with `num_threads` whether `rule` holds for the loaded layers.
+
+    Takes some tens of milliseconds.
+    """
     dtype = network.dtype
-    num_threads = torch.get_num_threads()
     try:
-        torch.set_num_threads(1)
+        network.set_threads(1)
         alone = [*_linear_results(spec, network), *_attention_results(attention, dtype)]
     finally:
-        torch.set_num_threads(num_threads)
+        network.set_threads(num_threads)
     results = [*_linear_results(spec, network), *_attention_results(attention, dtype)]
     holds = all(same for same, _ in alone + results)
     holds = holds and all(torch.equal(a, b) for (_, a), (_, b) in zip(alone, results, strict=True))
     digest = hashlib.blake2b(digest_size=8)
     for _, whole in results:
         digest.update(whole.contiguous().view(torch.uint8).numpy().tobytes())
-    rule: Rule = ("tile16" if tile_rows else "rows4") if holds else "varies"
-    kernels = "plain" if tile_rows or not can_pack(dtype) else "packed"
+    found: Rule = rule if holds else "varies"
+    kernels = "plain" if rule == "tile16" or not can_pack(dtype) else "packed"
+    if network.library is not None:
+        kernels = f"native-{network.library.name}"
     isa = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}".lower()
     name = str(dtype).removeprefix("torch.")
-    return Numerics(rule, f"torch-{torch.__version__}/{isa}/{name}/{kernels}/{rule}/{digest.hexdigest()}")
+    return Numerics(found, f"torch-{torch.__version__}/{isa}/{name}/{kernels}/{found}/{digest.hexdigest()}")
 
 
 def _linear_results(spec: ModelSpec, network: TorchNetwork) -> Iterator[tuple[bool, Tensor]]:
     """The first layer's products and the head's, each on rows that are as they would be: of norm 1."""
+    ranges = _PARTS if network.library is None else _UNEVEN_PARTS
     hidden = network.norm(_drawn(1, _NUM_ROWS, spec.hidden_size).to(network.dtype), network.model.norm)
     for seed, part in enumerate(parts_of((Gated, Linear), network.model.layers[0]), 2):
         if isinstance(part, Gated):
-            yield _compare(partial(network.gated, by=part), hidden)
+            yield _compare(partial(network.gated, by=part), hidden, ranges)
             continue
         _, num_in = part.weights[0].shape
         rows = hidden if num_in == spec.hidden_size else _drawn(seed, _NUM_ROWS, num_in).to(network.dtype)
-        yield _compare(partial(_linear, network, part), rows)
-    yield _compare(partial(network.head, by=network.model.head), hidden[:_NUM_HEAD_ROWS])
+        yield _compare(partial(_linear, network, part), rows, ranges)
+    yield _compare(partial(network.head, by=network.model.head), hidden[:_NUM_HEAD_ROWS], ranges)
 
 
 def _linear(network: TorchNetwork, by: Linear, rows: Tensor) -> Tensor:
@@ -86,9 +95,11 @@ def _linear(network: TorchNetwork, by: Linear, rows: Tensor) -> Tensor:
     return network.linear(rows, by, rows.new_zeros(rows.shape[0], by.weights[0].shape[0]) if by.is_summed else None)
 
 
-def _compare(compute: Callable[[Tensor], Tensor], rows: Tensor) -> tuple[bool, Tensor]:
+def _compare(
+    compute: Callable[[Tensor], Tensor], rows: Tensor, ranges: Sequence[tuple[int, int]]
+) -> tuple[bool, Tensor]:
     whole = compute(rows)
-    parts = [(a, b) for a, b in _PARTS if b <= rows.shape[0]]
+    parts = [(a, b) for a, b in ranges if b <= rows.shape[0]]
     return all(torch.equal(compute(rows[a:b].contiguous()), whole[a:b]) for a, b in parts), whole
 
 

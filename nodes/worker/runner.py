@@ -3,6 +3,8 @@
 Synchronous, used by one thread. Stateless between steps but for the pages.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,10 +18,12 @@ from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.config import WorkerConfig
 from nodes.worker.network import TorchNetwork
-from nodes.worker.numerics import TILE_ROWS, check_numerics
+from nodes.worker.numerics import TILE_ROWS, Rule, check_numerics
+from nodes.worker.ops.native.library import Library, choose_library
 from nodes.worker.pool_view import TORCH_DTYPES, PoolView
 from nodes.worker.sampler import NOT_DRAWN, Draw, sample
 from nodes.worker.step import POISONED, RunnableStep, StepOutcome
+from nodes.worker.weights.load_progress import current_load
 from nodes.worker.weights.opening import open_weights
 
 
@@ -30,17 +34,31 @@ def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> 
     """
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
+    num_threads = torch.get_num_threads()
     with torch.inference_mode():
         dtype = TORCH_DTYPES[spec.compute_dtype(config.dtype)]
         weights = open_weights(spec, dtype)
         view = PoolView(pool.pages_view, pool.layout)
         attention = TorchPagedAttention(view, spec.num_heads, kinds_of(spec.layer_windows))
-        network = TorchNetwork(spec, weights, attention)
-        numerics = check_numerics(spec, network, attention, 0)
-        if numerics.rule == "varies":
-            network = TorchNetwork(spec, weights, attention, TILE_ROWS)
-            numerics = check_numerics(spec, network, attention, TILE_ROWS)
-        return TorchRunner(network, numerics.fingerprint, attention)
+        for rule, library in _rules(config.kernels):
+            tile_rows = TILE_ROWS if rule == "tile16" else 0
+            network = TorchNetwork(spec, weights, attention, tile_rows, library)
+            numerics = check_numerics(spec, network, attention, rule, num_threads)
+            if numerics.rule == rule or rule == "tile16":
+                return TorchRunner(network, numerics.fingerprint, attention)
+    raise AssertionError("the last rule is taken even if it does not hold")
+
+
+def _rules(kernels: str) -> Iterator[tuple[Rule, Library | None]]:
+    """The same-bits rules to try, best first, each with the kernels that may hold it."""
+    choice = choose_library(kernels)
+    if choice.library is not None:
+        yield "any", choice.library
+    if (progress := current_load.get()) is not None:
+        varies = "" if choice.library is None else f"torch kernels: bits of {choice.library.name} vary with the batch"
+        progress.kernels_note = choice.note or varies
+    yield "rows4", None
+    yield "tile16", None
 
 
 class TorchRunner:

@@ -69,7 +69,9 @@ def test_the_ready_text_can_be_pasted():
     assert "ready at http://h:1 in 1.2 s\nKV: 7 tokens\n" in text
     assert "curl http://h:1/v1/chat/completions" in text
     assert "meshctl chat\n" in text
+    assert "7 tokens\n\n  curl" in text
     assert "meshctl chat --name other\n" in ready_text("http://h:1", "tiny", "other", 1.0, "")
+    assert "\n7 tokens\nslow\n\n  curl" in ready_text("http://h:1", "tiny", "other", 1.0, "7 tokens", "slow")
 
 
 def forwarded(*chunks):

@@ -12,7 +12,7 @@ from nodes.gateway.config import GatewayConfig
 from nodes.gateway.events import SchedulersChanged
 from nodes.gateway.scheduler_view import SchedulerView
 from nodes.gateway.status_page import status_page
-from nodes.numerics import numerics_note
+from nodes.numerics import kernels_note, numerics_note
 
 NOTE = "worker groups of unequal numerics give unequal bits: g-a, g-c (x); g-b (<y>)"
 
@@ -32,6 +32,12 @@ def test_equal_numerics_and_those_that_nobody_tells_are_no_news(members: list[Me
 
 def test_unequal_groups_are_named_with_what_they_have() -> None:
     assert numerics_note(UNEQUAL) == NOTE
+
+
+def test_slow_kernels_are_told_once() -> None:
+    slow = [member(f"w{number}", role="worker", kernels="torch kernels: no compiler") for number in range(2)]
+    assert kernels_note([*slow, member("w3", role="worker", kernels=""), *UNEQUAL]) == "torch kernels: no compiler"
+    assert kernels_note(UNEQUAL) == ""
 
 
 def test_the_page_at_the_root_says_which_groups_have_unequal_numerics() -> None:

@@ -167,7 +167,7 @@ class TorchPagedAttention:
             for tile in chunk.tiles:
                 rows = slice(chunk.first + tile.begin, chunk.first + tile.end)
                 self._tile(tile, q[rows], out[rows])
-        return out.view(out.shape[0], self.num_heads * self.layout.head_dim)
+        return out.view(out.shape[0], self.num_heads * self.layout.head_dim)[: q.shape[0]]
 
     def _write(self, layer: int, plan: PagedPlan, k: Tensor, v: Tensor) -> None:
         if plan.fresh is not None and layer == 0:

@@ -20,6 +20,8 @@ class LoadProgress:
         self._total_bytes = 0
         self._done_bytes = 0
         self._layer = 0
+        self.kernels_note = ""
+        """Why the model is computed with slower kernels than there could be; empty: it is not."""
 
     def begin(self, spec: ModelSpec, total_bytes: int) -> None:
         """A model of so many bytes, in the dtype that it is computed in, is to be loaded; again, perhaps."""

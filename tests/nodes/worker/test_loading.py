@@ -102,9 +102,9 @@ def test_a_tensor_that_cannot_be_read_is_a_typed_error(tmp_path: Path) -> None:
 
 
 def test_without_onednn_plain_products_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = make_runner("random:tiny-qwen3")
+    packed = make_runner("random:tiny-qwen3", kernels="torch")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    plain = make_runner("random:tiny-qwen3")
+    plain = make_runner("random:tiny-qwen3", kernels="torch")
     assert "/plain/" in plain.numerics
     plan = step(Row(0, list(range(40)), [1, 2, 3]))
     assert torch.allclose(plain.logits(plan)[0], packed.logits(plan)[0], atol=1e-4)
@@ -144,7 +144,7 @@ def test_where_row_counts_matter_linears_run_in_tiles(monkeypatch: pytest.Monkey
     """A library whose products depend on the number of rows, as float32 does for single rows."""
     compute = PackedLinear.__call__
     monkeypatch.setattr(PackedLinear, "__call__", lambda self, x: compute(self, x) * (1 + 1e-6 * (x.shape[0] < 16)))
-    tiled = make_runner("random:tiny-llama")
+    tiled = make_runner("random:tiny-llama", kernels="torch")
     assert "/plain/tile16/" in tiled.numerics
     ids = list(range(40))
     whole = tiled.logits(step(Row(0, ids, [1, 2, 3])))[0]
@@ -153,16 +153,16 @@ def test_where_row_counts_matter_linears_run_in_tiles(monkeypatch: pytest.Monkey
 
 
 def test_where_nothing_helps_the_numerics_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numerics, "_compare", lambda compute, rows: (False, compute(rows)))
+    monkeypatch.setattr(numerics, "_compare", lambda compute, rows, ranges: (False, compute(rows)))
     assert "/varies/" in make_runner("random:tiny-llama").numerics
 
 
 def test_fingerprints_name_dtype_and_rule() -> None:
-    name = make_runner("random:tiny-llama").numerics
+    name = make_runner("random:tiny-llama", kernels="torch").numerics
     assert name.startswith(f"torch-{torch.__version__}/")
     assert "/float32/packed/rows4/" in name
-    assert make_runner("random:tiny-llama").numerics == name
-    assert make_runner("random:tiny-llama", "bfloat16").numerics != name
+    assert make_runner("random:tiny-llama", kernels="torch").numerics == name
+    assert make_runner("random:tiny-llama", "bfloat16", kernels="torch").numerics != name
 
 
 def test_what_nothing_computes_is_refused() -> None:

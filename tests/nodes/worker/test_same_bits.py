@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from torch_running import Row, logits_by_chunks, make_runner, step
 
 from nodes.worker.attention import torch_paged
+from nodes.worker.ops.native.library import choose_library
 from nodes.worker.runner import TorchRunner
 
 MODELS = [
     "random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-llama", "random:tiny-mistral", "random:tiny-qwen2-sliding",
 ]  # fmt: skip
 DTYPES = ["float32", "bfloat16"]
+# Torch computes where the native kernels were not built.
+CASES = [*((model, "auto") for model in MODELS), ("random:tiny-qwen2", "torch"), ("random:tiny-mistral", "torch")]
 MAX_TOKENS = 150
 NUM_SEQUENCES = 16
 SCRATCH_PAGES = list(range(1, 11))
@@ -24,9 +27,9 @@ NUM_PAGES = 400
 
 
 @functools.cache
-def runner_of(model: str, dtype: str) -> TorchRunner:
-    runner = make_runner(model, dtype, NUM_PAGES)
-    assert "/rows4/" in runner.numerics
+def runner_of(model: str, dtype: str, kernels: str = "auto") -> TorchRunner:
+    runner = make_runner(model, dtype, NUM_PAGES, kernels=kernels)
+    assert ("/any/" if kernels == "auto" and choose_library().library else "/rows4/") in runner.numerics
     return runner
 
 
@@ -43,9 +46,9 @@ def tokens_of(sequence: int) -> list[int]:
 
 
 @functools.cache
-def alone(model: str, dtype: str, sequence: int, length: int) -> torch.Tensor:
+def alone(model: str, dtype: str, sequence: int, length: int, kernels: str = "auto") -> torch.Tensor:
     """The reference: one prefill of everything, nothing else in the batch."""
-    return logits_by_chunks(runner_of(model, dtype), tokens_of(sequence)[:length], SCRATCH_PAGES, [length])[0]
+    return logits_by_chunks(runner_of(model, dtype, kernels), tokens_of(sequence)[:length], SCRATCH_PAGES, [length])[0]
 
 
 class Job(NamedTuple):
@@ -68,28 +71,28 @@ def jobs(draw: st.DrawFn) -> list[Job]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "kernels"), CASES)
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(pending=jobs(), random=st.randoms(use_true_random=False))
 def test_any_batch_gives_the_bits_of_each_sequence_alone(
-    model: str, dtype: str, pending: list[Job], random: Random
+    model: str, kernels: str, dtype: str, pending: list[Job], random: Random
 ) -> None:
-    check_batches(model, dtype, pending, random)
+    check_batches(model, kernels, dtype, pending, random)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "kernels"), CASES)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(pending=jobs(), random=st.randoms(use_true_random=False))
 def test_many_batches_give_the_bits_of_each_sequence_alone(
-    model: str, dtype: str, pending: list[Job], random: Random
+    model: str, kernels: str, dtype: str, pending: list[Job], random: Random
 ) -> None:
-    check_batches(model, dtype, pending, random)
+    check_batches(model, kernels, dtype, pending, random)
 
 
-def check_batches(model: str, dtype: str, pending: list[Job], random: Random) -> None:
-    runner = runner_of(model, dtype)
+def check_batches(model: str, kernels: str, dtype: str, pending: list[Job], random: Random) -> None:
+    runner = runner_of(model, dtype, kernels)
     random = Random(random.getrandbits(32))
     pages = iter(random.sample(range(20, NUM_PAGES), NUM_PAGES - 20))
     tables = {job.sequence: [next(pages) for _ in range(10)] for job in pending}
@@ -106,7 +109,7 @@ def check_batches(model: str, dtype: str, pending: list[Job], random: Random) ->
         for sequence in random.sample(ready, random.randint(1, len(ready))):
             begin, end = done[sequence], ends[sequence].pop(0)
             rows.append(Row(begin, tokens_of(sequence)[begin:end], tables[sequence]))
-            expected.append(alone(model, dtype, sequence, end))
+            expected.append(alone(model, dtype, sequence, end, kernels))
             done[sequence] = end
         logits = runner.logits(step(*rows))
         for row, bits in enumerate(expected):
@@ -114,10 +117,10 @@ def check_batches(model: str, dtype: str, pending: list[Job], random: Random) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("model", MODELS)
-def test_chunks_of_every_kind(model: str, dtype: str) -> None:
-    runner, tokens = runner_of(model, dtype), tokens_of(3)
-    expected = alone(model, dtype, 3, MAX_TOKENS)
+@pytest.mark.parametrize(("model", "kernels"), CASES)
+def test_chunks_of_every_kind(model: str, kernels: str, dtype: str) -> None:
+    runner, tokens = runner_of(model, dtype, kernels), tokens_of(3)
+    expected = alone(model, dtype, 3, MAX_TOKENS, kernels)
     for sizes in ([16] * 9 + [6], [64, 64, 22], [37, 37, 37, 37, 2], [1] * MAX_TOKENS, [149, 1], [3, 147]):
         assert torch.equal(logits_by_chunks(runner, tokens, list(range(20, 30)), sizes)[-1], expected), sizes
 
@@ -176,11 +179,11 @@ def test_bounds_on_memory_do_not_matter(model: str, monkeypatch: pytest.MonkeyPa
     """Tiles of few rows, and a batch of decoding sequences in several runs."""
     monkeypatch.setattr(torch_paged, "_MAX_SCORE_BYTES", 100_000)
     monkeypatch.setattr(torch_paged, "_MAX_ITEM_HEADS", 5)
-    runner = runner_of(model, "float32")
+    runner = runner_of(model, "float32", "torch")
     ends = [150, 149, 66, 65, 64, 20, 3, 1]
     tables = [list(range(20 + 10 * n, 30 + 10 * n)) for n in range(len(ends))]
     prefills = [Row(0, tokens_of(n)[: end - 1], tables[n], None) for n, end in enumerate(ends) if end > 1]
     runner.run(step(*prefills))
     logits = runner.logits(step(*(Row(end - 1, tokens_of(n)[end - 1 : end], tables[n]) for n, end in enumerate(ends))))
     for n, end in enumerate(ends):
-        assert torch.equal(logits[n], alone(model, "float32", n, end))
+        assert torch.equal(logits[n], alone(model, "float32", n, end, "torch"))

@@ -18,13 +18,24 @@ GREEDY = Sampling(temperature=0.0)
 
 
 def make_runner(
-    model: str | Path, dtype: str = "auto", num_pages: int = 200, page_size: int = 16, num_threads: int = 1
+    model: str | Path,
+    dtype: str = "auto",
+    num_pages: int = 200,
+    page_size: int = 16,
+    num_threads: int = 1,
+    kernels: str = "auto",
 ) -> TorchRunner:
     spec: ModelSpec = resolve_model(str(model))
     layout = spec.kv_layout(dtype, page_size)
     pool = HeapHost().create("g", PoolInfo(group="g", num_pages=num_pages, layout=layout, incarnation=1))
     config = WorkerConfig(
-        group="g", model=str(model), agent="a", dtype=dtype, page_size=page_size, num_threads=num_threads
+        group="g",
+        model=str(model),
+        agent="a",
+        dtype=dtype,
+        page_size=page_size,
+        num_threads=num_threads,
+        kernels=kernels,  # type: ignore[arg-type]
     )
     return load_torch_runner(spec, config, pool)
 

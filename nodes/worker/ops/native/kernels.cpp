@@ -1,0 +1,68 @@
+// The C interface of the kernels, called by ctypes (library.py declares the same signatures).
+//
+// No C++ library, no exceptions, no Python: what is here needs pthreads and Linux alone. Pointers are to memory of the
+// caller that lives until the call returns. Built once for each instruction set (sources.py), with floating-point
+// contraction off: what is fused is written so.
+#include <sys/mman.h>
+
+#include "linear.h"
+#include "norm.h"
+
+#ifndef KVMESH_SOURCES
+#error "the build says which sources these are: see setup.py"
+#endif
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+static constexpr int64_t HUGE = 2 << 20;
+
+INLINE int64_t whole_pages(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+// Digest of the sources that this was built from.
+EXPORT const char* kvmesh_sources() { return KVMESH_SOURCES; }
+
+// How many threads compute, the caller included.
+EXPORT void kvmesh_set_threads(int threads) {
+  __atomic_store_n(&pool.threads, threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : threads, __ATOMIC_RELAXED);
+}
+
+// Zeroed memory, in huge pages as far as it fills them: reading weights from them is a third faster. Null: there is none.
+EXPORT void* kvmesh_allocate(int64_t bytes) {
+  const int64_t kept = whole_pages(bytes);
+  char* found = (char*)mmap(nullptr, kept + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (found == MAP_FAILED) return nullptr;
+  char* aligned = (char*)(((uintptr_t)found + HUGE - 1) / HUGE * HUGE);
+  if (aligned > found) munmap(found, aligned - found);
+  munmap(aligned + kept, HUGE - (aligned - found));
+  // The rest stays in small pages: a huge one for each little matrix would be mostly waste.
+  if (kept >= HUGE) madvise(aligned, kept / HUGE * HUGE, MADV_HUGEPAGE);
+  return aligned;
+}
+
+EXPORT void kvmesh_free(void* memory, int64_t bytes) { munmap(memory, whole_pages(bytes)); }
+
+// Bytes that a weight of n outputs and k inputs takes when it is packed.
+EXPORT int64_t kvmesh_packed_bytes(int dtype, int64_t n, int64_t k) {
+  return num_panels(n) * (dtype == BFLOAT16 ? panel_bytes<PairsOfBfloat16>(k) : panel_bytes<Float32>(k));
+}
+
+EXPORT void kvmesh_pack(int dtype, const void* weight, int64_t n, int64_t k, void* packed) {
+  run_job(run_pack, PackCall{weight, packed, n, k, dtype}, 1);
+}
+
+EXPORT void kvmesh_linear(
+    int dtype, int epilogue, const void* x, const void* weight, const float* bias, const void* other, void* y,
+    int64_t rows, int64_t n, int64_t k) {
+  run_job(run_linear, LinearCall{x, weight, bias, other, y, rows, n, k, dtype, epilogue}, 1);
+}
+
+EXPORT void kvmesh_norm(
+    int dtype, const void* x, const float* weight, void* y, int64_t rows, int64_t n, float eps) {
+  for (int64_t row = 0; row < rows; row++) {
+    const int64_t at = row * n;
+    if (dtype == BFLOAT16)
+      norm_row((const Bfloat16*)x + at, weight, (Bfloat16*)y + at, n, eps);
+    else
+      norm_row((const float*)x + at, weight, (float*)y + at, n, eps);
+  }
+}

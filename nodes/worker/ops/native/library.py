@@ -1,0 +1,111 @@
+"""The kernels' library: which build this CPU and the configuration get, whether it is of these sources, its functions.
+
+Loaded when a worker first asks for it, in the worker: a role may be forked from a process that has imported this, and
+the library's threads begin at their first work. Where there is no library torch computes, which is slower and right;
+`Choice.note` says why, for people.
+"""
+
+import ctypes
+import functools
+import shutil
+import sysconfig
+from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from nodes.worker.ops.native.sources import BUILDS, DIRECTORY, has_builds, sources_digest
+
+TORCH: Final = "torch"
+AUTO: Final = "auto"
+
+_SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
+    "kvmesh_sources": (c_char_p, []),
+    "kvmesh_set_threads": (None, [c_int]),
+    "kvmesh_allocate": (c_void_p, [c_int64]),
+    "kvmesh_free": (None, [c_void_p, c_int64]),
+    "kvmesh_packed_bytes": (c_int64, [c_int, c_int64, c_int64]),
+    "kvmesh_pack": (None, [c_int, c_void_p, c_int64, c_int64, c_void_p]),
+    "kvmesh_linear": (None, [c_int, c_int, *[c_void_p] * 5, *[c_int64] * 3]),
+    "kvmesh_norm": (None, [c_int, *[c_void_p] * 3, c_int64, c_int64, c_float]),
+}
+
+
+class Library(NamedTuple):
+    """A loaded build: `name` is its instruction set, `functions` has what `_SIGNATURES` lists."""
+
+    name: str
+    functions: Any
+
+    def set_threads(self, num_threads: int) -> None:
+        """How many threads compute, the caller's included; one setting for the whole process."""
+        self.functions.kvmesh_set_threads(num_threads)
+
+
+class Choice(NamedTuple):
+    """The library to compute with, or None and in `note` why torch computes."""
+
+    library: Library | None
+    note: str
+
+
+class BuildUnfit(Exception):
+    """A build cannot be used; the message says why, and what to do."""
+
+
+def choose_library(wanted: str = AUTO) -> Choice:
+    """The best build for this CPU, or the one that `wanted` names (`torch`: none); where there is none, says why."""
+    if wanted == TORCH:
+        return Choice(None, "torch kernels: set so")
+    if wanted == AUTO and not has_builds():
+        return Choice(None, "")
+    flags = cpu_flags()
+    names = [name for name, build in BUILDS.items() if wanted in (AUTO, name) and flags.issuperset(build.needs)]
+    if not names:
+        missing = "AVX2" if wanted == AUTO else wanted.upper()
+        return Choice(None, f"torch kernels: this CPU has no {missing}")
+    reasons: list[str] = []
+    for name in names:
+        try:
+            return Choice(load_build(name, library_path(name)), "")
+        except BuildUnfit as error:
+            reasons.append(str(error))
+    return Choice(None, f"torch kernels: {reasons[0]}")
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """What the first CPU has that programs may use, as the kernel says it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+
+
+def compiler() -> str | None:
+    """The C++ compiler that `make setup` would find."""
+    return shutil.which("g++")
+
+
+def library_path(name: str) -> Path:
+    """Where the build of this name lies, if it was built."""
+    return DIRECTORY / f"_{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+def load_build(name: str, path: Path) -> Library:
+    """The build at `path`. Raises BuildUnfit if it is missing, does not load or is of other sources than these."""
+    if not path.exists():
+        if compiler() is None:
+            raise BuildUnfit("no compiler; install g++, then make setup")
+        raise BuildUnfit(f"{path.name} was not built; run make setup, and pip install -v -e . to see why it fails")
+    try:
+        functions = ctypes.CDLL(str(path))
+        for function, (result, arguments) in _SIGNATURES.items():
+            found = getattr(functions, function)
+            found.restype, found.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise BuildUnfit(f"{path.name} cannot be loaded ({error}); run make setup") from error
+    # Else a source that was edited would be believed to run, and two workers of one mesh to compute alike.
+    if (digest := sources_digest()) and functions.kvmesh_sources().decode() != digest:
+        raise BuildUnfit(f"{path.name} was built from other sources; run make setup")
+    return Library(name, functions)

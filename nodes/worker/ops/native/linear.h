@@ -1,0 +1,138 @@
+// Linear layers: packing of a weight into panels (see product.h), and their product with what follows it fused in.
+#pragma once
+#include "product.h"
+#include "threads.h"
+
+constexpr int BLOCK_ROWS = 60;       // ten tiles: their sums stay in the first cache
+constexpr int64_t BLOCK_STEPS = 256; // of a panel at a time, 64 KB for all of these rows
+
+enum Dtype { FLOAT32 = 0, BFLOAT16 = 1 };
+enum Epilogue { PLAIN = 0, SILU = 1, TIMES = 2, PLUS = 3 };
+
+struct LinearCall {
+  const void* x;        // [rows, k]
+  const void* weight;   // packed
+  const float* bias;    // [n], or null
+  const void* other;    // [rows, n], of TIMES and PLUS
+  void* y;              // [rows, n]
+  int64_t rows, n, k;
+  int dtype, epilogue;
+};
+
+struct PackCall {
+  const void* weight;   // [n, k]
+  void* packed;
+  int64_t n, k;
+  int dtype;
+};
+
+INLINE int64_t num_panels(int64_t n) { return (n + PANEL - 1) / PANEL; }
+
+template <class Type>
+INLINE int64_t panel_bytes(int64_t k) {
+  return (k + Type::K_PER_STEP - 1) / Type::K_PER_STEP * STEP_BYTES;
+}
+
+template <class Type>
+static void pack_panel(const PackCall& call, int64_t panel) {
+  typedef typename Type::Scalar Scalar;
+  constexpr int PER = Type::K_PER_STEP;
+  const Scalar* weight = (const Scalar*)call.weight;
+  Scalar* to = (Scalar*)((char*)call.packed + panel * panel_bytes<Type>(call.k));
+  const int64_t steps = panel_bytes<Type>(call.k) / STEP_BYTES;
+  // A few columns at a time: their rows of the weight are read in order, and what is written stays in the cache.
+  for (int64_t begin = 0; begin < steps; begin += 64)
+    for (int column = 0; column < PANEL; column++) {
+      const int64_t n = panel * PANEL + column;
+      for (int64_t step = begin; step < begin + 64 && step < steps; step++)
+        for (int i = 0; i < PER; i++) {
+          const int64_t k = step * PER + i;
+          to[(step * PANEL + column) * PER + i] = n < call.n && k < call.k ? weight[n * call.k + k] : Scalar{};
+        }
+    }
+}
+
+template <class Scalar>
+INLINE void finish_row(const LinearCall& call, int64_t panel, int64_t row, const float* sums) {
+  for (int column = 0; column < PANEL; column += LANES) {
+    const int64_t n = panel * PANEL + column, at = row * call.n + n;
+    if (n >= call.n) return;
+    const int count = call.n - n < LANES ? (int)(call.n - n) : LANES;
+    Floats value = load(sums + column);
+    if (call.bias) value = value + load_first(call.bias + n, count);
+    if (call.epilogue == SILU) value = value / (1.0f + exponential(-value));
+    if (call.epilogue == TIMES) value = value * load_first((const Scalar*)call.other + at, count);
+    if (call.epilogue == PLUS) value = value + load_first((const Scalar*)call.other + at, count);
+    store_first((Scalar*)call.y + at, value, count);
+  }
+}
+
+// Rows of x, k .. k + count - 1, as they are multiplied: in place if they can be, else in `copied`, widened or with a
+// zero behind an odd end.
+template <class Type>
+INLINE const typename Type::Factor* factors(
+    const typename Type::Scalar* x, int64_t x_stride, int rows, int64_t count, typename Type::Factor* copied,
+    int64_t copied_stride) {
+  if constexpr (sizeof(typename Type::Factor) == sizeof(typename Type::Scalar)) {
+    for (int r = 0; r < rows; r++) {
+      memcpy(copied + r * copied_stride, x + r * x_stride, count * sizeof *x);
+      if (count % Type::K_PER_STEP) copied[r * copied_stride + count] = 0;
+    }
+  } else {
+    for (int r = 0; r < rows; r++)
+      for (int64_t i = 0; i < count; i += LANES) {
+        const int some = count - i < LANES ? (int)(count - i) : LANES;
+        store(copied + r * copied_stride + i, load_first(x + r * x_stride + i, some));
+      }
+  }
+  return copied;
+}
+
+template <class Type>
+static void linear_panel(const LinearCall& call, int64_t panel, int64_t first_row, int64_t last_row) {
+  typedef typename Type::Scalar Scalar;
+  typedef typename Type::Factor Factor;
+  constexpr int64_t BLOCK_K = BLOCK_STEPS * Type::K_PER_STEP;
+  alignas(64) float sums[BLOCK_ROWS * PANEL];
+  alignas(64) Factor copied[TILE_ROWS * BLOCK_K];
+  const char* weight = (const char*)call.weight + panel * panel_bytes<Type>(call.k);
+  for (int64_t row = first_row; row < last_row; row += BLOCK_ROWS) {
+    const int rows = last_row - row < BLOCK_ROWS ? (int)(last_row - row) : BLOCK_ROWS;
+    const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    for (int64_t k = 0; k < call.k; k += BLOCK_K) {
+      const int64_t count = call.k - k < BLOCK_K ? call.k - k : BLOCK_K;
+      const bool is_in_place = sizeof(Factor) == sizeof(Scalar) && count % Type::K_PER_STEP == 0;
+      for (int tile = 0; tile < tiles; tile++) {
+        // Tiles of nearly equal size: of seven rows, three and four.
+        const int first = rows * tile / tiles, last = rows * (tile + 1) / tiles;
+        const Scalar* x = (const Scalar*)call.x + (row + first) * call.k + k;
+        multiply<Type>(
+            last - first, is_in_place ? (const Factor*)x : factors<Type>(x, call.k, last - first, count, copied, BLOCK_K),
+            is_in_place ? call.k : BLOCK_K, weight + k / Type::K_PER_STEP * STEP_BYTES, STEP_BYTES,
+            (count + Type::K_PER_STEP - 1) / Type::K_PER_STEP, sums + first * PANEL, PANEL, PANEL / LANES, k == 0);
+      }
+    }
+    for (int r = 0; r < rows; r++) finish_row<Scalar>(call, panel, row + r, sums + r * PANEL);
+  }
+}
+
+static bool run_linear(const LinearCall& call, const Turn& turn) {
+  const int panels = (int)num_panels(call.n);
+  const int blocks = (int)((call.rows + BLOCK_ROWS - 1) / BLOCK_ROWS);
+  // A panel is read once for all rows, unless there are too few of them to go round.
+  const int parts = panels >= 8 * turn.threads ? 1 : blocks;
+  return turn.each(0, panels * parts, [&](int item) {
+    const int64_t panel = item / parts, part = item % parts;
+    const int64_t first = blocks * part / parts * BLOCK_ROWS, last = blocks * (part + 1) / parts * BLOCK_ROWS;
+    const int64_t end = last < call.rows ? last : call.rows;
+    if (call.dtype == BFLOAT16) linear_panel<PairsOfBfloat16>(call, panel, first, end);
+    else linear_panel<Float32>(call, panel, first, end);
+  });
+}
+
+static bool run_pack(const PackCall& call, const Turn& turn) {
+  return turn.each(0, (int)num_panels(call.n), [&](int panel) {
+    if (call.dtype == BFLOAT16) pack_panel<PairsOfBfloat16>(call, panel);
+    else pack_panel<Float32>(call, panel);
+  });
+}

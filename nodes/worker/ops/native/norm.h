@@ -1,0 +1,21 @@
+// RMS norm, row by row in float32.
+#pragma once
+#include "linear.h"
+
+// y = x / rms(x) * weight, n numbers each.
+template <class Scalar>
+static void norm_row(const Scalar* x, const float* weight, Scalar* y, int64_t n, float eps) {
+  // Four sums, or each addition would wait for the one before; always added up in this order.
+  Floats squares[4] = {};
+  for (int64_t i = 0; i < n; i += LANES) {
+    Floats value = load_first(x + i, n - i < LANES ? (int)(n - i) : LANES);
+    Floats& sum = squares[i / LANES % 4];
+    sum = multiply_add(value, value, sum);
+  }
+  const float mean = sum_lanes((squares[0] + squares[1]) + (squares[2] + squares[3])) / (float)n;
+  const float scale = 1.0f / __builtin_sqrtf(mean + eps);
+  for (int64_t i = 0; i < n; i += LANES) {
+    const int count = n - i < LANES ? (int)(n - i) : LANES;
+    store_first(y + i, load_first(x + i, count) * scale * load_first(weight + i, count), count);
+  }
+}

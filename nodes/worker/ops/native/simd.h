@@ -1,0 +1,130 @@
+// Vectors of float32, as wide as the instruction set has them, and what the kernels do with them.
+//
+// Written in the compiler's own vector types, so that all builds share one source; only fused multiplication and the
+// product of bfloat16 pairs need to name an instruction. Nothing here depends on where in memory a value lies: whatever
+// is short of a whole vector is filled up with zeros and goes the same way.
+#pragma once
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 8")
+
+#ifndef LANES
+#if defined(__AVX512F__)
+#define LANES 16
+#else
+#define LANES 8
+#endif
+#endif
+
+typedef uint16_t Bfloat16;
+typedef float Floats __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+
+INLINE Floats splat(float x) { return x - Floats{}; }
+INLINE Ints splat_bits(int32_t x) { return x - Ints{}; }
+
+template <class Vector>
+INLINE Vector load_as(const void* from) {
+  Vector found;
+  memcpy(&found, from, sizeof found);
+  return found;
+}
+
+INLINE Floats load(const float* from) { return load_as<Floats>(from); }
+INLINE void store(float* to, Floats x) { memcpy(to, &x, sizeof x); }
+
+INLINE Floats load(const Bfloat16* from) {
+  return (Floats)(__builtin_convertvector(load_as<Halves>(from), Words) << 16);
+}
+
+// Rounds to the nearest, ties to even; not-a-number stays one, whose mantissa rounding up could carry away.
+INLINE void store(Bfloat16* to, Floats x) {
+  Words bits = (Words)x;
+  Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  Words quiet = (bits >> 16) | 0x40;
+  Halves half = __builtin_convertvector(x == x ? rounded : quiet, Halves);
+  memcpy(to, &half, sizeof half);
+}
+
+template <class Scalar>
+INLINE Floats load_first(const Scalar* from, int count) {
+  if (count >= LANES) return load(from);
+  Scalar some[LANES] = {};
+  memcpy(some, from, count * sizeof(Scalar));
+  return load(some);
+}
+
+template <class Scalar>
+INLINE void store_first(Scalar* to, Floats x, int count) {
+  if (count >= LANES) return store(to, x);
+  Scalar some[LANES];
+  store(some, x);
+  memcpy(to, some, count * sizeof(Scalar));
+}
+
+INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+#if LANES == 16 && defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif LANES == 8
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  // Wide vectors on a CPU that has none: how the tests run the wide kernels' logic anywhere.
+  struct Halved {
+    __m256 low, high;
+  } x, y, z;
+  memcpy(&x, &a, sizeof x);
+  memcpy(&y, &b, sizeof y);
+  memcpy(&z, &c, sizeof z);
+  z = {_mm256_fmadd_ps(x.low, y.low, z.low), _mm256_fmadd_ps(x.high, y.high, z.high)};
+  return load_as<Floats>(&z);
+#endif
+}
+
+// The second operand where either is not a number, so that those of the second survive.
+INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+INLINE Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+
+// Lanes `first .. last-1` of x, `other` in the rest.
+INLINE Floats keep_lanes(Floats x, int first, int last, float other) {
+  Ints lane;
+  UNROLL for (int i = 0; i < LANES; i++) lane[i] = i;
+  return (lane >= first) & (lane < last) ? x : splat(other);
+}
+
+INLINE float sum_lanes(Floats x) {
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) x[i] += x[i + width];
+  return x[0];
+}
+
+INLINE float largest_lane(Floats x) {
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
+  return x[0];
+}
+
+// e to the x, relative error about 1e-7; beyond +-87 it stays where float32's range ends, so that nothing overflows.
+INLINE Floats exponential(Floats x) {
+  x = larger(splat(-87.0f), x);
+  x = smaller(splat(88.0f), x);
+  // Adding this leaves the nearest integer in the lowest bits of the mantissa.
+  const Floats shift = splat(12582912.0f);
+  Floats shifted = multiply_add(x, splat(1.44269504f), shift);
+  Floats whole = shifted - shift;
+  Floats rest = multiply_add(whole, splat(-0.693145752f), x);
+  rest = multiply_add(whole, splat(-1.42860677e-6f), rest);
+  Floats power = splat(1.0f / 720);
+  power = multiply_add(power, rest, splat(1.0f / 120));
+  power = multiply_add(power, rest, splat(1.0f / 24));
+  power = multiply_add(power, rest, splat(1.0f / 6));
+  power = multiply_add(power, rest, splat(0.5f));
+  power = multiply_add(power, rest, splat(1.0f));
+  power = multiply_add(power, rest, splat(1.0f));
+  Ints exponent = ((Ints)shifted - (Ints)shift + 127) << 23;
+  return power * (Floats)exponent;
+}

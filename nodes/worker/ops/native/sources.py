@@ -1,0 +1,65 @@
+"""What the kernels are built from and for: read by `setup.py`, and by `library.py` to see whether a build is this one.
+
+Needs nothing but the standard library, for it runs where the project is not installed yet.
+"""
+
+import hashlib
+import platform
+from pathlib import Path
+from typing import Final, NamedTuple
+
+DIRECTORY: Final = Path(__file__).parent
+
+
+class Build(NamedTuple):
+    """One instruction set: the compiler's flags, and the names in /proc/cpuinfo that a CPU must have for it."""
+
+    flags: tuple[str, ...]
+    needs: tuple[str, ...]
+
+
+_AVX2: Final = ("avx2", "fma", "bmi2")
+_AVX512: Final = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
+BUILDS: Final[dict[str, Build]] = {
+    "avx512_bf16": Build(("-march=x86-64-v4", "-mavx512bf16"), (*_AVX512, "avx512_bf16")),
+    "avx512": Build(("-march=x86-64-v4",), _AVX512),
+    "avx2": Build(("-march=x86-64-v3",), _AVX2),
+}
+"""Best first. Never `-march=native`: a build may run on another machine than it was made on."""
+
+FLAGS: Final = (
+    "-std=c++17",
+    "-O3",
+    # What is fused is written so: the compiler's own choice would be another in each build.
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-threadsafe-statics",
+    "-fvisibility=hidden",
+    "-pthread",
+    "-Wall",
+    # About vectors as arguments of functions that no other library calls.
+    "-Wno-psabi",
+)
+
+
+def has_builds() -> bool:
+    """Whether there is an instruction set here that the kernels are written for."""
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+def source_files() -> list[Path]:
+    """The translation unit and its headers; empty where only what was built of them is installed."""
+    return sorted([*DIRECTORY.glob("*.cpp"), *DIRECTORY.glob("*.h")])
+
+
+def sources_digest() -> str:
+    """Equal for equal sources and flags; empty where there are no sources."""
+    files = source_files()
+    if not files:
+        return ""
+    digest = hashlib.blake2b(repr((BUILDS, FLAGS)).encode(), digest_size=16)
+    for path in files:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,94 @@
+"""Which build computes, and what people are told where none does."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from native_builds import ROOT, RUNNABLE, build_all
+from torch_running import Row, make_runner, step
+
+from nodes.worker.layers.linear import PackedLinear
+from nodes.worker.ops.native import library
+from nodes.worker.ops.native.library import choose_library
+from nodes.worker.ops.native.linear import NativeLinear
+from nodes.worker.ops.native.sources import BUILDS, DIRECTORY
+from nodes.worker.weights.load_progress import LoadProgress, current_load
+
+
+def test_where_there_is_a_compiler_the_best_build_loads() -> None:
+    """`pip --quiet` hides that an optional extension was not built."""
+    build_all()
+    choice = choose_library()
+    assert choice.library is not None, choice.note
+    assert choice.library.name == RUNNABLE[0]
+    assert {path.name.split(".")[0] for path in DIRECTORY.glob("*.so")} == {f"_{name}" for name in BUILDS}
+
+
+def test_without_a_build_torch_computes_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    build_all()
+    native = choose_library("avx2").library
+    assert native is not None
+    assert choose_library("torch").library is None
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "sources_digest", lambda: "edited")
+        assert choose_library("avx2").note.endswith("was built from other sources; run make setup")
+    (tmp_path / "_avx2.so").write_bytes(b"not a library")
+    monkeypatch.setattr(library, "library_path", lambda name: tmp_path / f"_{name}.so")
+    assert "_avx2.so cannot be loaded (" in choose_library("avx2").note
+    (tmp_path / "_avx2.so").unlink()
+    assert "was not built; run make setup" in choose_library("avx2").note
+    monkeypatch.setattr(library, "compiler", lambda: None)
+    assert choose_library().note == "torch kernels: no compiler; install g++, then make setup"
+    progress = LoadProgress()
+    token = current_load.set(progress)
+    try:
+        runner = make_runner("random:tiny-llama")
+    finally:
+        current_load.reset(token)
+    assert progress.kernels_note == "torch kernels: no compiler; install g++, then make setup"
+    assert "/rows4/" in runner.numerics
+    assert runner.run(step(Row(0, [1, 2, 3], [1]))).token_ids[0] >= 0
+
+
+def test_a_cpu_without_the_instructions_gets_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "cpu_flags", lambda: frozenset({"sse2"}))
+    assert choose_library().note == "torch kernels: this CPU has no AVX2"
+    assert choose_library("avx512_bf16").note == "torch kernels: this CPU has no AVX512_BF16"
+    assert choose_library("avx512_bf16").library is None
+
+
+def test_numerics_name_the_instruction_set_and_fall_back_where_bits_vary(monkeypatch: pytest.MonkeyPatch) -> None:
+    build_all()
+    plan = step(Row(0, list(range(40)), [1, 2, 3]))
+    natives = {name: make_runner("random:tiny-qwen3", kernels=name) for name in RUNNABLE}
+    assert all(f"/float32/native-{name}/any/" in runner.numerics for name, runner in natives.items())
+    assert len({runner.numerics for runner in natives.values()}) == len(RUNNABLE)
+    torchs = make_runner("random:tiny-qwen3", kernels="torch")
+    for runner in natives.values():
+        assert (runner.logits(plan)[0] - torchs.logits(plan)[0]).abs().max() < 1e-4
+    compute = NativeLinear.__call__
+    monkeypatch.setattr(NativeLinear, "__call__", lambda self, x: compute(self, x) * (1 + 1e-6 * (x.shape[0] < 16)))
+    progress = LoadProgress()
+    token = current_load.set(progress)
+    try:
+        fallen = make_runner("random:tiny-llama")
+    finally:
+        current_load.reset(token)
+    assert progress.kernels_note.endswith("vary with the batch")
+    assert isinstance(next(iter(fallen._network._linears.values())), PackedLinear)
+
+
+def test_a_compiler_that_fails_leaves_an_installation_that_works(tmp_path: Path) -> None:
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(DIRECTORY, tmp_path / DIRECTORY.relative_to(ROOT), ignore=shutil.ignore_patterns("*.so", "*.pyc"))
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    failed = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"CC": "false", "CXX": "false"}, capture_output=True
+    )
+    assert failed.returncode == 0, failed.stderr.decode()
+    assert b"failed" in failed.stderr + failed.stdout
+    assert not list(tmp_path.rglob("*.so"))

@@ -1,0 +1,134 @@
+"""Native linears and norms: right, the same bits however rows are put together, memory given back."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from native_builds import NAMES, library_of
+
+from nodes.worker.ops.native.library import Library
+from nodes.worker.ops.native.linear import NativeLinear, NativeNorm
+
+DTYPES = [torch.float32, torch.bfloat16]
+LENIENT = list(HealthCheck)
+
+
+@pytest.fixture(params=NAMES)
+def library(request: pytest.FixtureRequest) -> Iterator[Library]:
+    found = library_of(request.param)
+    yield found
+    found.set_threads(1)
+
+
+def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def calls(linear: NativeLinear, other: torch.Tensor) -> list[Callable[[torch.Tensor], torch.Tensor]]:
+    return [
+        linear,
+        linear.silu,
+        lambda x: linear.times(x, other[: x.shape[0]]),
+        lambda x: linear.plus(x, other[: x.shape[0]]),
+    ]
+
+
+def check_linear(
+    library: Library, dtype: torch.dtype, n: int, k: int, cuts: list[int], biased: bool, threads: int
+) -> None:
+    rows = cuts[-1]
+    weight, x, other = drawn(1, n, k, dtype=dtype), drawn(2, rows, k, dtype=dtype), drawn(3, rows, n, dtype=dtype)
+    bias = drawn(4, n, dtype=dtype) if biased else None
+    library.set_threads(1)
+    linear = NativeLinear(library, weight, bias)
+    product = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    expected = [product, torch.nn.functional.silu(product), product * other.double(), product + other.double()]
+    # What a sum of k rounded products may be off by, and the rounding of the result.
+    slack = (x.double().abs() @ weight.double().abs().T + 1) * 3e-6 * (1 + other.double().abs())
+    rounding = 2.0 ** (-8 if dtype == torch.bfloat16 else -22)
+    for compute, right in zip(calls(linear, other), expected, strict=True):
+        library.set_threads(1)
+        whole = compute(x)
+        assert bool(((whole.double() - right).abs() <= slack + rounding * right.abs()).all())
+        library.set_threads(threads)
+        assert torch.equal(compute(x), whole)
+    for begin, end in zip([0, *cuts], cuts, strict=False):
+        assert torch.equal(linear(x[begin:end]), linear(x)[begin:end]), (begin, end)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=LENIENT)
+@given(data=st.data())
+def test_any_shape_is_right_and_any_cut_gives_the_same_bits(library: Library, data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from(DTYPES))
+    n, k = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 300))
+    cuts = sorted(data.draw(st.sets(st.integers(1, 70), min_size=1, max_size=6)))
+    check_linear(library, dtype, n, k, cuts, data.draw(st.booleans()), data.draw(st.integers(1, 3)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_several_blocks_of_rows_and_of_depth(library: Library, dtype: torch.dtype) -> None:
+    """More panels than threads want, and fewer: items are then panels, or blocks of rows of one."""
+    check_linear(library, dtype, 1600, 1027, [1, 61, 130], True, 3)
+    check_linear(library, dtype, 70, 1027, [1, 5, 61, 190], True, 3)
+
+
+def test_extremes_stay_in_their_own_rows(library: Library) -> None:
+    linear, x = NativeLinear(library, torch.eye(70), None), drawn(5, 4, 70)
+    clean = linear.silu(x)
+    x[1, 3] = float("nan")
+    x[2, 0], x[2, 1] = 200.0, -200.0
+    found = linear.silu(x)
+    assert bool(found[1].isnan().all())
+    assert found[2, 0] == 200.0
+    assert abs(float(found[2, 1])) < 1e-30
+    assert torch.equal(found[[0, 3]], clean[[0, 3]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 24, 67, 896])
+def test_norms_are_torchs(library: Library, dtype: torch.dtype, size: int) -> None:
+    x, weight = drawn(6, 5, size, dtype=dtype), (1 + 0.1 * drawn(7, size)).to(dtype)
+    norm = NativeNorm(library, weight, 1e-6)
+    expected = torch.rms_norm(x.double(), [size], weight.double(), 1e-6)
+    assert torch.allclose(norm(x).double(), expected, rtol=2**-8 if dtype == torch.bfloat16 else 1e-6, atol=0)
+    assert all(torch.equal(norm(x[row : row + 1])[0], norm(x)[row]) for row in range(5))
+
+
+def test_a_weight_that_is_dropped_is_given_back(library: Library) -> None:
+    def resident_mb() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+    weight = torch.zeros(4096, 4096)
+    before = resident_mb()
+    linear = NativeLinear(library, weight, None)
+    assert resident_mb() - before >= 60
+    del linear
+    assert resident_mb() - before < 8
+
+
+def test_callers_at_the_same_time_and_forked_ones_get_the_same_bits(library: Library) -> None:
+    linear, x = NativeLinear(library, drawn(1, 3000, 200), None), drawn(2, 9, 200)
+    expected = linear(x)
+    library.set_threads(3)
+    with ThreadPoolExecutor(4) as threads:
+        assert all(torch.equal(found, expected) for found in threads.map(linear, [x] * 200))
+    # The threads that helped are not in the child, which starts its own.
+    child = os.fork()
+    if not child:
+        os._exit(0 if all(torch.equal(linear(x), expected) for _ in range(50)) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_wrong_shapes_and_dtypes_do_not_reach_memory(library: Library) -> None:
+    linear: Any = NativeLinear(library, drawn(1, 8, 6), None)
+    for x in (drawn(1, 2, 7), drawn(1, 2, 6, dtype=torch.bfloat16)):
+        with pytest.raises(AssertionError):
+            linear(x)
+    with pytest.raises(AssertionError):
+        linear.plus(drawn(1, 2, 6), drawn(1, 2, 7))
