@@ -1,4 +1,4 @@
-"""Times the bookkeeping of one step: plan and frame, page table, prefix cache. One process, no I/O.
+"""Times the bookkeeping of one step: its way through scheduler and worker, page table, prefix cache. No I/O.
 
 Beside each figure the floor of what it does: the codec alone, a copy of the entry's bytes, packing the same tokens.
 
@@ -9,20 +9,25 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable
-
-import msgspec
+from typing import TypeVar
 
 from kvstore.allocator import PageState
 from kvstore.hashing import pack_tokens
 from kvstore.page_table import PageEntry, PageTable
 from kvstore.prefix_cache import PrefixCache
-from nodes.protocol import StepPlan
+from nodes.protocol import Adopt, StepPlan
 from nodes.request import Sampling
+from nodes.roles import NODE_CODEC
 from nodes.scheduler.batching import compose_step
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.step import Step
 from nodes.scheduler.step_pace import StepPace
+from nodes.worker.core import AdoptArrived, RunStep, StepArrived, StepDone, WorkerCore
+from nodes.worker.step import StepOutcome
+from nodes.worker.step_columns import Limits
 
+_Result = TypeVar("_Result")
 PAGE_SIZE = 16
 CONTEXT = 1024
 PROMPT_TOKENS = 10_000
@@ -41,36 +46,65 @@ def micros(action: Callable[[], object], rounds: int = 400, prepare: Callable[[]
 
 
 def decoding(row: int) -> Sequence:
-    """A sequence that decodes at position `CONTEXT`."""
-    one = Sequence(row, range(CONTEXT), CONTEXT, Sampling(), 0.0)
+    """A sequence that decodes from position `CONTEXT` on, and has pages for as long as it is measured."""
+    one = Sequence(row, range(CONTEXT), CONTEXT - 1, Sampling(), 0.0)
+    one.slot, one.request_id = row - 1, f"cmpl-{row:032}-0"
     one.num_computed = one.num_scheduled = CONTEXT - 1
-    one.page_ids = array("i", range(1, 2 + CONTEXT // PAGE_SIZE))
-    one.capacity = len(one.page_ids) * PAGE_SIZE
-    one.max_length = one.capacity
+    # All of a real batch do not fill a page in the same step.
+    one.page_ids = array("i", range(1, 1 + (CONTEXT + row % PAGE_SIZE) // PAGE_SIZE))
+    one.max_length = 2 * CONTEXT
     return one
 
 
-def planning(num_rows: int) -> tuple[float, float]:
-    """Composing and encoding the plan of a decode step, and encoding alone; microseconds."""
-    config = SchedulerConfig(group="m", worker="w", agent="a", context_length=2 * CONTEXT)
-    pace = StepPace(config.max_step_s, config.page_size)
-    encoder = msgspec.msgpack.Encoder()
-    running: list[Sequence] = []
+class StepPath:
+    """Decode steps of `num_rows` sequences, through the scheduler's and the worker's cores, without a model."""
 
-    def renew() -> None:
-        running[:] = [decoding(row) for row in range(1, num_rows + 1)]
+    def __init__(self, num_rows: int) -> None:
+        self.config = SchedulerConfig(group="m", worker="w", agent="a", context_length=2 * CONTEXT)
+        self.pace = StepPace(self.config.max_step_s, self.config.page_size)
+        self.running = [decoding(row) for row in range(1, num_rows + 1)]
+        limits = Limits(4 * CONTEXT, PAGE_SIZE, 2 * CONTEXT, 2 * CONTEXT, self.config.step_tokens)
+        self.worker = WorkerCore(limits)
+        self.worker.handle(AdoptArrived(Adopt(scheduler_epoch=1, next_step=1), None))
+        self.times: dict[str, list[float]] = {}
+        self.num_body_bytes = 0
 
-    def plan() -> bytes:
-        step = compose_step(config, config.step_tokens, pace, running, [])
+    def step(self, number: int) -> None:
+        """One step, each part of it timed."""
+        for one in self.running:
+            if one.num_scheduled >= len(one.page_ids) * PAGE_SIZE:
+                one.page_ids.append(len(one.page_ids) + 1)
+            one.capacity = len(one.page_ids) * PAGE_SIZE
+        step = self._timed("compose", lambda: compose_step(self.config, 2048, self.pace, self.running, [], table=1))
         assert step is not None
-        assert len(step.rows) == num_rows
-        return encoder.encode(StepPlan(1, 1, step.rows))
+        assert len(step.sequences) == len(self.running)
+        body, buffers = self._timed("encode", lambda: self._encoded(number, step))
+        self.num_body_bytes = len(body)
+        plan: StepPlan = self._timed("decode", lambda: NODE_CODEC.decode(body))  # type: ignore[assignment]
+        commands = self._timed("check", lambda: self.worker.handle(StepArrived("s", plan, buffers)))
+        assert isinstance(commands[0], RunStep)
+        outcome = StepOutcome([7] * len(self.running))
+        assert self._timed("record", lambda: self.worker.handle(StepDone(outcome, 0.0)))
+        for one in self.running:
+            one.token_ids.append(7)
 
-    renew()
-    step = compose_step(config, config.step_tokens, pace, running, [])
-    assert step is not None
-    whole = StepPlan(1, 1, step.rows)
-    return micros(plan, prepare=renew), micros(lambda: encoder.encode(whole))
+    def _encoded(self, number: int, step: Step) -> tuple[bytes, list[memoryview]]:
+        plan = StepPlan(scheduler_epoch=1, step=number, opens=step.opens)
+        return NODE_CODEC.encode(plan), [memoryview(part).cast("B") for part in step[:1] + step[2:4]]  # type: ignore[arg-type]
+
+    def _timed(self, name: str, action: Callable[[], _Result]) -> _Result:
+        start = time.process_time()
+        result = action()
+        self.times.setdefault(name, []).append(time.process_time() - start)
+        return result
+
+
+def step_path(num_rows: int, rounds: int = 400) -> tuple[dict[str, float], int]:
+    """Median CPU time of each part of a decode step in microseconds, the first ones left out, and its body's bytes."""
+    path = StepPath(num_rows)
+    for number in range(1, rounds + 1):
+        path.step(number)
+    return {name: statistics.median(times[20:]) * 1e6 for name, times in path.times.items()}, path.num_body_bytes
 
 
 def page_table() -> tuple[float, float, float]:
@@ -110,9 +144,12 @@ def prefix_match() -> tuple[float, float]:
 
 def main() -> None:
     """Prints one line per figure."""
-    for num_rows in (1, 64):
-        whole, codec = planning(num_rows)
-        print(f"plan of {num_rows:2} decode rows, composed and encoded: {whole:6.1f} us; encoding alone {codec:.1f} us")
+    for num_rows in (1, 64, 256):
+        parts, num_bytes = step_path(num_rows)
+        told = ", ".join(f"{name} {value:.0f}" for name, value in parts.items())
+        print(
+            f"step of {num_rows:3} decode rows at {CONTEXT}: {sum(parts.values()):4.0f} us ({told}; body {num_bytes} B)"
+        )
     write, read, copy = page_table()
     print(f"page table entry: write {write:.2f} us, read {read:.2f} us; copy of its bytes {copy:.2f} us")
     match, packing = prefix_match()

@@ -24,6 +24,7 @@ import zmq
 HELLO, WELCOME, TELL, ASK, REPLY, ERROR = 1, 2, 3, 4, 5, 6
 HEARTBEAT, BYE = 12, 16
 CONTROL, DATA = 0, 1
+VERSION = 2  # of the protocol
 SYSTEM = 1  # flag: a body of the system, not of the actors' own protocol
 SILENCE_S = 1.5  # three heartbeats
 encode = msgspec.msgpack.encode
@@ -105,7 +106,7 @@ class PlainPeer:
             dealer.setsockopt(zmq.ROUTING_ID, f"{self.actor_id}#{self.epoch}".encode())
             dealer.connect(endpoint[lane])
             connection.dealers.append(dealer)
-            hello = {"type": "Hello", "min_version": 1, "max_version": 1, "member": self.member}
+            hello = {"type": "Hello", "min_version": VERSION, "max_version": VERSION, "member": self.member}
             self.send(connection, lane, HELLO, hello, system=True)
 
     def ask(self, peer: tuple[str, int], body: dict, *, timeout_s: float = 5.0, system: bool = False) -> dict:
@@ -181,8 +182,8 @@ class PlainPeer:
         connection.sent[lane] += 1
         sequence = connection.number << 32 | connection.sent[lane]
         number = next(self.ids)
-        header = [1, verb, number, sequence, correlation_id, self.actor_id, self.epoch, connection.peer[1], timeout_us]
-        parts = [encode([*header, SYSTEM if system else 0, 0, ""]), encode(body)]
+        header = [VERSION, verb, number, sequence, correlation_id, self.actor_id, self.epoch, connection.peer[1]]
+        parts = [encode([*header, timeout_us, SYSTEM if system else 0, 0, ""]), encode(body)]
         try:
             if connection.dealers:
                 connection.dealers[lane].send_multipart(parts, zmq.NOBLOCK)
@@ -229,7 +230,7 @@ class PlainPeer:
         connection.heard[lane] = max(header[3], connection.heard[lane])
         verb, number, correlation_id = header[1], header[2], header[4]
         if verb == HELLO:
-            welcome = {"type": "Welcome", "version": 1, "member": self.member}
+            welcome = {"type": "Welcome", "version": VERSION, "member": self.member}
             self.send(connection, lane, WELCOME, welcome, correlation_id=number, system=True)
         elif verb in (REPLY, ERROR) and header[3]:
             if correlation_id in self.answers:

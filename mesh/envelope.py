@@ -12,8 +12,8 @@ import msgspec
 from mesh.errors import FrameRefused
 from mesh.transport.base import Buffer
 
-PROTOCOL_VERSION: Final = 1
-MIN_PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
+MIN_PROTOCOL_VERSION: Final = 2
 
 
 class Verb(enum.IntEnum):

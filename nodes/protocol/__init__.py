@@ -2,7 +2,7 @@
 
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
     gateway -> scheduler                Submit, CancelAttempts, Resend -> Submitted, AttemptsCancelled
-    scheduler -> worker -> scheduler    StepPlan -> StepResult; Adopt -> Adopted; Dismiss
+    scheduler -> worker -> scheduler    StepPlan -> StepResult or StepMismatch; Adopt -> Adopted; Dismiss
     worker -> worker of rank 0          JoinGroup                      -> GroupFormed
     scheduler D -> scheduler P          PrefillOrder, CancelPrefill    -> PrefillAccepted, PrefillCancelled
     scheduler P -> scheduler D          PrefillDone, PrefillFailed
@@ -87,9 +87,9 @@ from nodes.protocol.steps import (
     Adopted,
     Dismiss,
     RowError,
+    StepMismatch,
     StepPlan,
     StepResult,
-    StepRow,
 )
 
 NodeMessage = (
@@ -123,6 +123,7 @@ NodeMessage = (
     | Adopt
     | Adopted
     | Dismiss
+    | StepMismatch
     | PrefillOrder
     | PrefillAccepted
     | PrefillDone
@@ -200,9 +201,9 @@ __all__ = [
     "Route",
     "RowError",
     "SendPages",
+    "StepMismatch",
     "StepPlan",
     "StepResult",
-    "StepRow",
     "StopAt",
     "StreamFinish",
     "StreamOpen",

@@ -1,42 +1,68 @@
 """Between scheduler and worker: numbered steps and the taking over of a worker."""
 
+import enum
+from typing import Final
+
 from mesh.message import HotMessage, HotPart, Message
 from nodes.request import Sampling
 
 
-class StepRow(HotPart, frozen=True):
-    """One sequence's share of a step: `num_tokens` tokens from position `start` on, whose KV is written to its pages.
+class RowColumn(enum.IntEnum):
+    """Columns of a step's rows: where each number of a row is.
 
-    `row_id` is the scheduler's number for the sequence. Positions count prompt and output together. If `sampling` is
-    set, a token is drawn from the last position's logits; its output position (the randomness counter) is
-    `start + num_tokens - num_prompt_tokens`. `from_row` >= 0: the row's only input token is what row number `from_row`
-    (index into `rows`) of step `step - 1` drew, not known to the scheduler yet; the buffer then holds -1.
-    Nothing else is remembered between steps: a step can be sent again as it is. `request_id` is for the worker's log.
+    `SLOT` and `SEQUENCE` say whose row it is, as opened. Its `COUNT` input tokens are at positions from `START` on,
+    prompt and output counted together; the last `DRAWS` of them (0 or 1) draw a token, whose output position (the
+    randomness counter) is `START + COUNT - num_prompt_tokens`. `NUM_PAGES` pages become pages number `FIRST_PAGE` and
+    following of the sequence.
     """
 
-    row_id: int
-    start: int
-    num_tokens: int
-    num_pages: int
+    SLOT = 0
+    SEQUENCE = 1
+    START = 2
+    COUNT = 3
+    DRAWS = 4
+    FIRST_PAGE = 5
+    NUM_PAGES = 6
+
+
+ROW_WIDTH: Final = len(RowColumn)
+"""Numbers of a row."""
+MAX_SLOTS: Final = 1 << 16
+"""Slots of a worker's table."""
+LAST_SEQUENCE: Final = 2**31 - 1
+"""A sequence's number fits 32 bits."""
+
+
+class Open(HotPart, frozen=True):
+    """Whoever had `slot` is forgotten, `sequence` has it now: a prompt of `num_prompt_tokens`, drawn from as said.
+
+    It has no pages yet. `sequence` is the scheduler's number for it, `request_id` is for the worker's log.
+    """
+
+    slot: int
+    sequence: int
     num_prompt_tokens: int
-    sampling: Sampling | None = None
-    from_row: int = -1
+    sampling: Sampling
     request_id: str = ""
 
 
 class StepPlan(HotMessage, frozen=True):
-    """One forward pass. Buffers: `token_ids` int32 of all rows, `page_ids` int32 of all rows (each row's from 0 on).
+    """One forward pass. Buffers, little-endian int32: `rows[n, 7]` (see `RowColumn`), `token_ids` and `page_ids` of all
+    rows, one row's after the other's.
 
-    `num_pages` of a row covers at least positions `0 .. start + num_tokens`. Rows finish in order; the worker
-    runs steps in order of `step`, refuses other epochs, and answers a step it has already done with the same result.
+    `opens` come before the rows. A token of -1, alone in its row, is what the sequence drew for that position in a step
+    before, and not known to the scheduler yet. The pages of a row, with those that its sequence has, cover at least
+    positions `0 .. START + COUNT`; those of a step are put in their places, not appended, so a step can be sent again
+    as it is. A sequence has at most one row. Rows finish in order; the worker runs steps in order of `step`, refuses
+    other epochs, and answers a step it has already done with the same result.
     A step that has not ended `timeout_s` (above 0) after the one before it hangs: the worker ends, and the next one is
     sent it again. Whoever drives the worker scales it by what steps took (`StepResult.elapsed_s`).
     """
 
     scheduler_epoch: int
     step: int
-    rows: list[StepRow]
     timeout_s: float = 60.0
+    opens: list[Open] = []
 
 
 class RowError(HotPart, frozen=True):
@@ -48,7 +74,7 @@ class RowError(HotPart, frozen=True):
 
 
 class StepResult(HotMessage, frozen=True):
-    """What a step drew: `token_ids[i]` for `rows[i]`, -1 where row i was to draw nothing or failed.
+    """What a step drew: `token_ids[i]` for row i, -1 where it was to draw nothing or failed.
 
     A worker that answers anything else (other counts, ids outside the vocabulary) is dismissed.
     """
@@ -58,6 +84,19 @@ class StepResult(HotMessage, frozen=True):
     token_ids: list[int]
     errors: list[RowError] = []
     elapsed_s: float = 0.0
+
+
+class StepMismatch(Message, frozen=True):
+    """Tell, worker -> scheduler: the step was not run, nor any after it.
+
+    It has a row of a sequence that is not open here, or gives it pages behind a gap. The scheduler adopts at once, and
+    sends its steps again as to a worker that knows nothing; refused again, the worker is dismissed. A rank that others
+    compute with ends instead, and its group with it: they may have begun the step.
+    """
+
+    scheduler_epoch: int
+    step: int
+    reason: str
 
 
 class Adopt(Message, frozen=True):
@@ -72,7 +111,7 @@ class Adopt(Message, frozen=True):
 
 
 class Adopted(Message, frozen=True):
-    """`last_step` is the last step the worker ran for the scheduler before (0: none).
+    """The worker is the scheduler's: nothing of an earlier epoch's steps runs any more.
 
     `incarnation` is that of the pool it computes on (0: it does not say). A scheduler that has mapped another one ends:
     its pages are not there.
@@ -80,7 +119,6 @@ class Adopted(Message, frozen=True):
     computes alone.
     """
 
-    last_step: int
     worker_epoch: int
     numerics: str
     vocab_size: int

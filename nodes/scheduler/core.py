@@ -21,6 +21,7 @@ from nodes.protocol import (
     PrefillDone,
     PrefillFailed,
     Resend,
+    StepMismatch,
     StepResult,
     StopAt,
 )
@@ -193,6 +194,8 @@ class SchedulerCore:
             case StepResult():
                 if (step := self.pipeline.on_result(sender, message, now)) is not None:
                     self.admission.is_due |= self.results.acknowledge(step, now)
+            case StepMismatch():
+                self.pipeline.on_mismatch(sender, message, now)
             case PagesPulled():
                 # The agent tells both sides, and one actor may be either.
                 self.orders.on_pulled(message, now)
@@ -224,8 +227,7 @@ class SchedulerCore:
         elif isinstance(message, PrefillAccepted):
             self.grants.on_accepted(subject, message, now)
         elif isinstance(message, GrantClosed):
-            pages = self.grants.on_closed(subject, message)
-            if pages:
+            if pages := self.grants.on_closed(subject, message):
                 self.cache.clear_quarantined(pages)
                 self.admission.is_due = True
         elif kind == grants.CANCEL:
@@ -242,8 +244,7 @@ class SchedulerCore:
         self.deaths.take_back(self.pipeline.on_adopted(adopted, now), now)
         # The first worker makes this scheduler ready; a draining one stays so.
         self.outbox.add(Announce(None if self._is_announced else "ready", True, adopted.numerics))
-        self._is_announced = True
-        self.admission.is_due = True
+        self._is_announced = self.admission.is_due = True
 
     def _on_peer_lost(self, peer: Address, now: float) -> None:
         if peer.actor_id in self.config.ranks:
@@ -331,8 +332,8 @@ class SchedulerCore:
                 if self.pipeline.num_inflight:
                     break
                 decoding, prefilling = self.running.alone(suspect)
-            step = compose_step(self.config, self._step_tokens(), self.pipeline.pace, decoding, prefilling)
-            if step is None:
+            pace, table = self.pipeline.pace, self.pipeline.table
+            if (step := compose_step(self.config, self._step_tokens(), pace, decoding, prefilling, table)) is None:
                 break
             self.pipeline.send(step, now)
             self.growth.stepped()
@@ -389,8 +390,7 @@ class SchedulerCore:
             self.admission.is_due = True
 
     def _step_tokens(self) -> int:
-        adopted = self.pipeline.adopted
-        limit = adopted.max_batch_tokens if adopted is not None else 0
+        limit = self.pipeline.adopted.max_batch_tokens if self.pipeline.adopted else 0
         return min(self.config.step_tokens, max(limit, self.config.page_size + 1)) if limit else self.config.step_tokens
 
     def _can_prefill(self, actor_id: str) -> bool:

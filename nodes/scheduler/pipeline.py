@@ -14,17 +14,18 @@ The worker may be a group of tensor-parallel ranks (`ranks.py`): all are adopted
 Whatever is lost between the two is mended by sending the unacknowledged steps again: when a result overtakes an
 earlier one, when none comes for a while, and when the worker (this or its next incarnation) has been adopted again.
 Sent again, a step has the rows it had, ended sequences' included; only placeholders whose token is known by now are
-filled in, for a new worker has not seen the step that drew it. Pure; owned by the core.
+filled in, for a new worker has not seen the step that drew it. After `Adopted`, of the same incarnation too, the
+worker's table is taken for empty: each sequence's first row in what is sent again opens it, with all its pages.
+Pure; owned by the core.
 """
 
-from array import array
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
 from mesh.address import Address
-from nodes.protocol import Adopt, Adopted, Dismiss, RowError, StepPlan, StepResult, StepRow
+from nodes.protocol import Adopt, Adopted, Dismiss, StepMismatch, StepPlan, StepResult
+from nodes.protocol.steps import RowColumn
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.deadlines import Deadlines
@@ -40,7 +41,7 @@ from nodes.scheduler.result_check import (
     REPEATED,
     find_problem,
 )
-from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.step import Acknowledged, Step
 from nodes.scheduler.step_pace import StepPace
 from nodes.scheduler.step_times import StepTimes
 
@@ -58,31 +59,13 @@ MAX_DEATHS = 2
 """Worker deaths that a sequence may be part of and its step still be sent again."""
 
 
-class Step(NamedTuple):
-    """What batching composed: rows, their sequences, their input tokens (-1: placeholder), their pages."""
-
-    rows: list[StepRow]
-    sequences: list[Sequence]
-    token_ids: "array[int]"
-    page_ids: "array[int]"
-
-
-class Acknowledged(NamedTuple):
-    """A step that ran: `token_ids[i]` was drawn by `rows[i]`, -1 for nothing; `errors` by row."""
-
-    rows: list[StepRow]
-    sequences: list[Sequence]
-    token_ids: list[int]
-    errors: dict[int, RowError]
-
-
 class _Sent:
-    __slots__ = ("plan", "previous_token_ids", "step")
+    __slots__ = ("plan", "previous", "step")
 
     def __init__(self, plan: StepPlan, step: Step) -> None:
         self.plan = plan
         self.step = step
-        self.previous_token_ids: list[int] | None = None
+        self.previous: Acknowledged | None = None
 
 
 class Pipeline:
@@ -104,11 +87,15 @@ class Pipeline:
         self.adopted: Adopted | None = None
         self._worker_epoch = 0
         self.numerics = ""
+        self.table = 0
+        """Number of the worker's table, which is taken for empty after every `Adopted`."""
         self._dismissed: dict[str, Dismiss] = {}
         self._num_silences = 0
+        self._is_mismatched = False
         self.last_step = 0
         self.num_refused: dict[str, int] = dict.fromkeys(REFUSALS, 0)
         self.num_dismissals = 0
+        self.num_mismatches = 0
         self.num_repeated_steps = 0
         self.num_recomputed_tokens = 0
 
@@ -170,8 +157,9 @@ class Pipeline:
         self.adopted = adopted
         self.numerics = adopted.numerics
         self._repeat_s = self._config.step_repeat_s
+        self.table += 1
         if is_new:
-            self._num_silences = 0
+            self._num_silences, self._is_mismatched = 0, False
         self._deadlines.clear((WORKER_LOST, ""))
         if is_new and self._blame():
             steps = [sent.step for sent in self._sent]
@@ -180,6 +168,9 @@ class Pipeline:
             return steps
         if is_new:
             self._allow_more_time()
+        for sent in self._sent:
+            sent.step = sent.step.opened_in(self.table)
+            sent.plan = msgspec.structs.replace(sent.plan, opens=sent.step.opens)
         self.send_again(now)
         return []
 
@@ -213,12 +204,8 @@ class Pipeline:
         """Send the next step; `can_send` must hold."""
         assert self.can_send, "the worker has as many steps as it may"
         self.last_step += 1
-        plan = StepPlan(
-            scheduler_epoch=self._epoch,
-            step=self.last_step,
-            rows=step.rows,
-            timeout_s=self._times.timeout_s(*_size(step)),
-        )
+        timeout_s = self._times.timeout_s(*_size(step))
+        plan = StepPlan(scheduler_epoch=self._epoch, step=self.last_step, timeout_s=timeout_s, opens=step.opens)
         self._sent.append(_Sent(plan, step))
         self._emit(self._sent[-1])
         self._repeat_s = self._config.step_repeat_s
@@ -246,7 +233,7 @@ class Pipeline:
             self.send_again(now)
             return self._refuse(EARLY)
         sent = self._sent[0]
-        if problem := find_problem(sent.plan, result, self.adopted.vocab_size):
+        if problem := find_problem(sent.step, result, self.adopted.vocab_size):
             self._dismiss(problem, now)
             return self._refuse(MALFORMED)
         del self._sent[0]
@@ -254,14 +241,30 @@ class Pipeline:
         self._times.took(num_rows, num_tokens, num_pages, result.elapsed_s)
         self.pace.took(num_rows, num_tokens, result.elapsed_s)
         acknowledged = _acknowledge(sent, result)
-        self._num_silences = 0
+        self._num_silences, self._is_mismatched = 0, False
         self._repeat_s = self._config.step_repeat_s
         if self._sent:
-            self._sent[0].previous_token_ids = acknowledged.token_ids
+            self._sent[0].previous = acknowledged
             self._deadlines.set((REPEAT, ""), now + self._repeat_s)
         else:
             self._deadlines.clear((REPEAT, ""))
         return acknowledged
+
+    def on_mismatch(self, worker: Address, mismatch: StepMismatch, now: float) -> None:
+        """The worker has not run a step: it knows other sequences, or other pages of them, than we believe.
+
+        Adopted again it is told all of them. If that does not help, one of us is wrong in a way that nothing mends.
+        """
+        first = self.last_step + 1 - len(self._sent)
+        is_ours = self.ranks.rank_of(worker) >= 0 and mismatch.scheduler_epoch == self._epoch
+        if self.adopted is None or not is_ours or not first <= mismatch.step <= self.last_step:
+            return
+        self.num_mismatches += 1
+        if self._is_mismatched:
+            self._dismiss(f"told all over again, it still cannot run step {mismatch.step}: {mismatch.reason}", now)
+            return
+        self._is_mismatched = True
+        self.adopt(now)
 
     def _refuse(self, reason: str) -> None:
         self.num_refused[reason] += 1
@@ -299,14 +302,17 @@ class Pipeline:
         if self.adopted is None:
             return
         for sent in self._sent:
-            _fill_in(sent)
+            if sent.previous is not None:
+                sent.step = sent.step.filled_in(sent.previous.drawn())
+                sent.previous = None
             self._emit(sent)
             self.num_repeated_steps += 1
         if self._sent:
             self._deadlines.set((REPEAT, ""), now + self._repeat_s)
 
     def _emit(self, sent: _Sent) -> None:
-        buffers = (memoryview(sent.step.token_ids).cast("B"), memoryview(sent.step.page_ids).cast("B"))
+        step = sent.step
+        buffers = [memoryview(one).cast("B") for one in (step.rows, step.token_ids, step.page_ids)]
         for actor_id in self.ranks.worker_ids:
             self._outbox.add(SendStep(actor_id, sent.plan, buffers))
 
@@ -316,8 +322,8 @@ def _adopt_tag(rank: int) -> Tag:
 
 
 def _size(step: Step) -> tuple[int, int, int]:
-    """Rows, tokens and pages."""
-    return len(step.rows), len(step.token_ids), len(step.page_ids)
+    """Rows, tokens and pages: those that the rows read, not the few that are new."""
+    return len(step.sequences), len(step.token_ids), sum(step.column(RowColumn.FIRST_PAGE)) + len(step.page_ids)
 
 
 def _acknowledge(sent: _Sent, result: StepResult) -> Acknowledged:
@@ -326,27 +332,4 @@ def _acknowledge(sent: _Sent, result: StepResult) -> Acknowledged:
     token_ids = result.token_ids
     if errors:
         token_ids = [-1 if row in errors else token_id for row, token_id in enumerate(token_ids)]
-    return Acknowledged(sent.plan.rows, sent.step.sequences, token_ids, errors)
-
-
-def _fill_in(sent: _Sent) -> None:
-    """Replace placeholders by the tokens that the step before drew, in copies: memory lent to a send must not change.
-
-    A row that hangs on a failed one belongs to an ended sequence; it is computed on token 0 and dropped.
-    """
-    known = sent.previous_token_ids
-    if known is None:
-        return
-    token_ids = array("i", sent.step.token_ids)
-    rows: list[StepRow] = []
-    offset = 0
-    for row in sent.plan.rows:
-        if row.from_row >= 0:
-            token_ids[offset] = max(0, known[row.from_row])
-            rows.append(msgspec.structs.replace(row, from_row=-1))
-        else:
-            rows.append(row)
-        offset += row.num_tokens
-    sent.previous_token_ids = None
-    sent.plan = msgspec.structs.replace(sent.plan, rows=rows)
-    sent.step = sent.step._replace(rows=rows, token_ids=token_ids)
+    return Acknowledged(sent.step, token_ids, errors)

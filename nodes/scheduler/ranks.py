@@ -68,7 +68,6 @@ class RankGroup:
             return answers[0]
         return msgspec.structs.replace(
             answers[0],
-            last_step=min(one.last_step for one in answers),
             vocab_size=_least(one.vocab_size for one in answers),
             max_batch_tokens=_least(one.max_batch_tokens for one in answers),
         )

@@ -2,7 +2,9 @@
 
 from typing import Final
 
-from nodes.protocol import StepPlan, StepResult
+from nodes.protocol import StepResult
+from nodes.protocol.steps import RowColumn
+from nodes.scheduler.step import Step
 
 NOT_OURS: Final = "not_ours"
 """Of another worker, another incarnation of it, or for another scheduler epoch."""
@@ -22,22 +24,25 @@ _LARGEST_ID: Final = 2**31 - 1
 """Sequences hold ids in 32 bits, whatever vocabulary a worker claims."""
 
 
-def find_problem(plan: StepPlan, result: StepResult, vocab_size: int) -> str:
+def find_problem(step: Step, result: StepResult, vocab_size: int) -> str:
     """What is wrong with it, in words; empty if nothing is.
 
     A row that failed may have any token, which nobody looks at. `vocab_size` 0: the worker has not said.
     """
-    rows, token_ids = plan.rows, result.token_ids
-    if len(token_ids) != len(rows):
-        return f"step {plan.step} has {len(rows)} rows and was answered with {len(token_ids)} tokens"
+    draws, token_ids = step.column(RowColumn.DRAWS), result.token_ids
+    if len(token_ids) != len(draws):
+        return f"step {result.step} has {len(draws)} rows and was answered with {len(token_ids)} tokens"
     failed = {error.row for error in result.errors}
-    if failed and not 0 <= min(failed) <= max(failed) < len(rows):
-        return f"step {plan.step} has {len(rows)} rows and was answered with errors of rows {sorted(failed)}"
+    if failed and not 0 <= min(failed) <= max(failed) < len(draws):
+        return f"step {result.step} has {len(draws)} rows and was answered with errors of rows {sorted(failed)}"
     end = min(vocab_size or _LARGEST_ID, _LARGEST_ID)
-    for index, (row, token_id) in enumerate(zip(rows, token_ids, strict=True)):
-        if row.sampling is not None:
+    if min(draws, default=0) and min(token_ids) >= 0 and max(token_ids) < end:
+        # All draw, and all have drawn: what decoding is, and told a row at a time ten times as dear.
+        return ""
+    for index, (draw, token_id) in enumerate(zip(draws, token_ids, strict=True)):
+        if draw:
             if not 0 <= token_id < end and index not in failed:
-                return f"row {index} of step {plan.step} was answered with token {token_id}, not one of 0..{end - 1}"
+                return f"row {index} of step {result.step} was answered with token {token_id}, not one of 0..{end - 1}"
         elif token_id != -1 and index not in failed:
-            return f"row {index} of step {plan.step} asked for no token and was answered with {token_id}"
+            return f"row {index} of step {result.step} asked for no token and was answered with {token_id}"
     return ""

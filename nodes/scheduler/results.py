@@ -5,12 +5,13 @@ for speed. Pure; owned by the core.
 """
 
 from nodes.protocol import RowError
+from nodes.protocol.steps import RowColumn
 from nodes.scheduler.endings import Endings
 from nodes.scheduler.grants import HandoffDone, Outcome
 from nodes.scheduler.orders import Orders
-from nodes.scheduler.pipeline import Acknowledged
 from nodes.scheduler.running import Running
 from nodes.scheduler.sequence import Sequence, Stage
+from nodes.scheduler.step import Acknowledged
 from nodes.scheduler.streams import Streams
 
 POISONED = "poisoned_request"
@@ -28,31 +29,33 @@ class Results:
         self.num_output_tokens = 0
         self.num_computed_tokens = 0
 
-    def acknowledge(self, step: Acknowledged, now: float) -> bool:
+    def acknowledge(self, acknowledged: Acknowledged, now: float) -> bool:
         """Take in one step. True if more may be admitted now than before."""
         has_room = False
-        errors, token_ids = step.errors, step.token_ids
+        step, token_ids, errors = acknowledged
+        starts, counts, draws = (step.column(one) for one in (RowColumn.START, RowColumn.COUNT, RowColumn.DRAWS))
         drawn: list[Sequence] = []
-        for index, (row, sequence) in enumerate(zip(step.rows, step.sequences, strict=True)):
+        rows = zip(step.sequences, starts, counts, draws, token_ids, strict=True)
+        for index, (sequence, start, count, draw, token_id) in enumerate(rows):
             sequence.num_inflight -= 1
             sequence.num_deaths = 0
             if errors and index in errors:
                 self._on_error(sequence, errors[index], now)
                 has_room = True
             else:
-                end = sequence.num_computed = row.start + row.num_tokens
-                self.num_computed_tokens += row.num_tokens
+                end = sequence.num_computed = start + count
+                self.num_computed_tokens += count
                 if end >= sequence.journal_at:
                     sequence.journal(self._page_size)
                     # More of a prompt is cached: others may wait for it.
-                    has_room |= row.num_tokens > 1
+                    has_room |= count > 1
                 if sequence.stage is Stage.ENDED:
                     pass
                 elif sequence.order_id:
-                    self._progress(sequence, token_ids[index] if row.sampling is not None else -1, now)
-                elif row.sampling is not None:
+                    self._progress(sequence, token_id, now)
+                elif draw:
                     drawn.append(sequence)
-                    sequence.token_ids.append(token_ids[index])
+                    sequence.token_ids.append(token_id)
             if not sequence.num_inflight and sequence.stage >= Stage.PREEMPTED:
                 has_room = True
                 self.settle(sequence)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from nodes.scheduler.growth import GrowthEstimate
 from nodes.scheduler.sequence import Sequence, Stage
+from nodes.scheduler.slots import Slots
 
 
 class Running:
@@ -24,6 +25,7 @@ class Running:
         self.prefilling: dict[int, Sequence] = {}
         self.decoding: dict[int, Sequence] = {}
         self._leaving: dict[int, Sequence] = {}
+        self.slots = Slots()
         self.num_preemptions = 0
 
     def __len__(self) -> int:
@@ -44,6 +46,8 @@ class Running:
 
     def enter(self, sequence: Sequence) -> None:
         """Take in a sequence whose pages cover all its tokens."""
+        if sequence.slot < 0:
+            sequence.slot = self.slots.take()
         if sequence.num_unscheduled > 1:
             sequence.stage = Stage.PREFILL
             self.prefilling[sequence.row_id] = sequence
@@ -68,7 +72,6 @@ class Running:
         self.decoding.pop(sequence.row_id, None)
         sequence.length = len(sequence.token_ids)
         sequence.num_scheduled = min(sequence.num_computed, sequence.length - 1)
-        sequence.last_row = -1
         self.enter(sequence)
 
     def leave(self, sequence: Sequence, stage: Stage) -> bool:
@@ -80,6 +83,7 @@ class Running:
             self._leaving[sequence.row_id] = sequence
             return False
         self._leaving.pop(sequence.row_id, None)
+        self._give_back_slot(sequence)
         sequence.drop_pages()
         return True
 
@@ -88,10 +92,13 @@ class Running:
         self.prefilling.pop(sequence.row_id, None)
         self.decoding.pop(sequence.row_id, None)
         sequence.stage = Stage.RETAINED
+        if not sequence.num_inflight:
+            self._give_back_slot(sequence)
 
     def settle(self, sequence: Sequence) -> None:
         """The last step of a sequence that left is acknowledged: its pages are given back."""
         self._leaving.pop(sequence.row_id, None)
+        self._give_back_slot(sequence)
         sequence.drop_pages()
 
     def secure_pages(self) -> tuple[list[Sequence], Sequence | None]:
@@ -121,6 +128,10 @@ class Running:
         victim.num_preemptions += 1
         self.num_preemptions += 1
         self.leave(victim, Stage.PREEMPTED)
+
+    def _give_back_slot(self, sequence: Sequence) -> None:
+        self.slots.give_back(sequence.slot)
+        sequence.slot = -1
 
     def _has_page(self, sequence: Sequence) -> bool:
         if sequence.stage is not Stage.DECODE or sequence.num_scheduled < sequence.capacity:

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from kvstore.sequence_pages import SequencePages
 from mesh.address import Address
 from nodes.protocol import PrefillOrder, Submit
+from nodes.protocol.steps import LAST_SEQUENCE, Open
 from nodes.request import Sampling, Stages, StopRules
 
 
@@ -57,18 +58,19 @@ class Sequence:
         "is_open",
         "journal_at",
         "kv",
-        "last_row",
         "length",
         "max_length",
         "num_cached_tokens",
         "num_computed",
         "num_deaths",
         "num_inflight",
+        "num_placed",
         "num_preemptions",
         "num_prior_outputs",
         "num_prompt_tokens",
         "num_scheduled",
         "num_sent",
+        "number",
         "order_id",
         "order_queue_s",
         "page_ids",
@@ -79,10 +81,12 @@ class Sequence:
         "row_id",
         "sampling",
         "skip_special_tokens",
+        "slot",
         "stage",
         "stages",
         "stop",
         "stop_ids",
+        "table",
         "token_ids",
         "transfer_s",
     )
@@ -91,6 +95,8 @@ class Sequence:
         self, row_id: int, token_ids: Iterable[int], num_prompt_tokens: int, sampling: Sampling, arrived_at: float
     ) -> None:
         self.row_id = row_id
+        # What it is called in the worker's table, where numbers have 32 bits; those of one time are different.
+        self.number = row_id & LAST_SEQUENCE
         self.token_ids = array("i", token_ids)
         self.length = len(self.token_ids)
         self.num_prompt_tokens = num_prompt_tokens
@@ -118,8 +124,9 @@ class Sequence:
         self.num_deaths = 0
         # -1 until known: what the first start of the attempt found in a cache, here or at the prefill scheduler.
         self.num_cached_tokens = -1
-        # Row of the sequence in the last step sent.
-        self.last_row = -1
+        # Of the worker's table: the slot, the table that it was opened in last (0: none), and pages given to it there.
+        self.slot = -1
+        self.table = self.num_placed = 0
 
         self.kv: SequencePages | None = None
         self.page_ids = array("i")
@@ -201,11 +208,16 @@ class Sequence:
         """Most tokens whose KV the sequence can ever need: the last token's is never computed."""
         return self.max_length - 1
 
+    def opening(self) -> Open:
+        """What a worker is told of it before its first row."""
+        return Open(self.slot, self.number, self.num_prompt_tokens, self.sampling, self.request_id)
+
     def hold(self, kv: SequencePages) -> None:
         """Take pages; what they hold already counts as computed."""
         self.kv = kv
         self.num_computed = self.num_scheduled = kv.num_tokens
         self.page_ids = array("i", kv.pages)
+        self.table = 0
 
     def receive(self, first_page: int, page_size: int) -> None:
         """The pages from index `first_page` on were lent, and hold the KV of all tokens now."""
@@ -213,6 +225,7 @@ class Sequence:
         self.kv.receive(self.token_ids[first_page * page_size :])
         self.num_computed = self.num_scheduled = len(self.token_ids)
         self.page_ids = array("i", self.kv.pages)
+        self.table = 0
         self.capacity = len(self.page_ids) * page_size
         self.journal_at = (self.kv.num_tokens // page_size + 1) * page_size
 
@@ -233,7 +246,7 @@ class Sequence:
             self.kv.release()
         self.kv = None
         self.page_ids = array("i")
-        self.capacity = self.num_computed = self.num_scheduled = 0
+        self.capacity = self.num_computed = self.num_scheduled = self.table = 0
 
     def journal(self, page_size: int) -> None:
         """Tell page table and cache of full pages that are acknowledged and known to neither; due at `journal_at`.

@@ -13,10 +13,11 @@ Pure; owned by the core. The promise is that of `docs/architecture.md`: one bad 
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.endings import Endings
 from nodes.scheduler.orders import Orders
-from nodes.scheduler.pipeline import MAX_DEATHS, Step
+from nodes.scheduler.pipeline import MAX_DEATHS
 from nodes.scheduler.results import POISONED, Results
 from nodes.scheduler.running import Running
 from nodes.scheduler.sequence import Sequence, Stage
+from nodes.scheduler.step import Step
 
 
 class WorkerDeaths:

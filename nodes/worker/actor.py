@@ -34,6 +34,7 @@ from nodes.protocol import (
     JoinGroup,
     LetGo,
     NodeMessage,
+    StepMismatch,
     StepPlan,
     TakeUp,
 )
@@ -46,13 +47,13 @@ from nodes.worker.core import (
     AnswerAdopt,
     Command,
     Event,
-    Limits,
     RefuseAdopt,
     RunStep,
     SendResult,
     StepArrived,
     StepDone,
     StepRefused,
+    TellMismatch,
     WorkerCore,
 )
 from nodes.worker.engine import Engine
@@ -65,6 +66,7 @@ from nodes.worker.pool_taking import ask_for_pool, make_pages, take_pool
 from nodes.worker.residence.actions import ResidenceActions
 from nodes.worker.runners import RunnerFactory, make_runner
 from nodes.worker.step import RunnableStep, StepOutcome
+from nodes.worker.step_columns import Limits
 from nodes.worker.step_watch import StepWatch
 
 DEVICE_DEPTH: Final = 2
@@ -108,7 +110,7 @@ class WorkerActor(Actor):
         self._idle.set()
         self._persistent = PersistentAsk(config.map_retry_s)
         self._residence = ResidenceActions(self)
-        self._adopted = Adopted(last_step=0, worker_epoch=0, numerics="", vocab_size=0)
+        self._adopted = Adopted(worker_epoch=0, numerics="", vocab_size=0)
 
     async def start(self) -> None:
         """Map the pool, meet the other ranks and load the model, then announce `ready`.
@@ -136,25 +138,17 @@ class WorkerActor(Actor):
             setup={"limits": limits, "depth": depth},
             redact=PromptRedactor,
         )
+        model: dict[str, Any] = {
+            "numerics": runner.numerics,
+            "vocab_size": spec.vocab_size,
+            "max_batch_tokens": config.max_batch_tokens,
+        }
+        group_epoch = self._ranks.epoch if self._ranks is not None else 0
         self._adopted = Adopted(
-            last_step=0,
-            worker_epoch=self.ctx.address.epoch,
-            numerics=runner.numerics,
-            vocab_size=spec.vocab_size,
-            max_batch_tokens=config.max_batch_tokens,
-            incarnation=pool.info.incarnation,
-            group_epoch=self._ranks.epoch if self._ranks is not None else 0,
+            worker_epoch=self.ctx.address.epoch, incarnation=pool.info.incarnation, group_epoch=group_epoch, **model
         )
-        self.ctx.announce(
-            "ready",
-            group=config.group,
-            model=spec.name,
-            vocab_size=spec.vocab_size,
-            numerics=runner.numerics,
-            max_batch_tokens=config.max_batch_tokens,
-            memory_saver=config.memory_saver and self._releases_in_place,
-            kernels=self._engine.kernels_note,
-        )
+        saves_memory = config.memory_saver and self._releases_in_place
+        self.ctx.announce("ready", group=config.group, model=spec.name, memory_saver=saves_memory, **model)
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
         """Take in a step; see `Actor.on_tell`."""
@@ -283,7 +277,7 @@ class WorkerActor(Actor):
             self._die(reason)
 
     def _watch_adoption(self) -> None:
-        """While a scheduler waits for steps of the one before: they end soon, or never."""
+        # While a scheduler waits for steps of the one before: they end soon, or never.
         is_waiting = isinstance(self._core, RankCore) and self._core.num_deferred > 0
         if is_waiting and self._adopt_timer is None:
             grace_s = self._config.adopt_grace_s
@@ -313,8 +307,10 @@ class WorkerActor(Actor):
                 self._run(runnable)
             case SendResult(actor_id, result):
                 self.ctx.tell(actor_id, result)
-            case AnswerAdopt(call, last_step):
-                call.reply(msgspec.structs.replace(self._adopted, last_step=last_step))
+            case TellMismatch(actor_id, mismatch):
+                self._on_mismatch(actor_id, mismatch)
+            case AnswerAdopt(call):
+                call.reply(self._adopted)
             case RefuseAdopt(call, code, message):
                 call.fail(code, message)
             case StepRefused(step, reason):
@@ -322,6 +318,15 @@ class WorkerActor(Actor):
                 self.ctx.log.debug("step refused", step=step, reason=reason)
             case _:
                 assert_never(command)
+
+    def _on_mismatch(self, scheduler_id: str, mismatch: StepMismatch) -> None:
+        self.ctx.metrics.count("mesh_worker_steps_refused_total", reason="mismatch")
+        self.ctx.log.warning("step not run", step=mismatch.step, why=mismatch.reason)
+        if self._ranks is None:
+            self.ctx.tell(scheduler_id, mismatch)
+        else:
+            # The others may be in the middle of it, and would wait for this one.
+            self._leave(mismatch.reason)
 
     def _run(self, step: RunnableStep) -> None:
         self._watch.begun(step)

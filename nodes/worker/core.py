@@ -4,23 +4,29 @@
     queue             steps that came and wait for the one before them
     running           steps that were begun: one, or as many as `depth` says with a `PipelinedRunner`
     results           the last few answers: a step that comes again gets its answer again
+    table             the sequences that the scheduler has opened, and their pages (`sequence_table.py`)
 
-A scheduler adopts before it sends. Adoption by a new epoch drops the queue and forgets the results; it is answered when
-the running step is done, because until then that step still writes pages. `Adopt.next_step` says which step comes
-first; if it says 0, the first to arrive that needs no predecessor does.
+A scheduler adopts before it sends. Adoption by a new epoch drops the queue, forgets the results and empties the table;
+it is answered when the running step is done, because until then that step still writes pages. `Adopt.next_step` says
+which step comes first; if it says 0, the first to arrive that needs no predecessor does.
 
 With a depth of two a step is begun while the one before still runs: its placeholders then name rows of that step, and
 the runner fills them in on the device. Steps end in the order in which they were begun.
+
+A step of a sequence that is not open, or with a gap in its pages, is not run: the scheduler is told (`StepMismatch`).
 """
 
 from array import array
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from mesh.transport.base import Buffer
-from nodes.protocol import Adopt, RowError, StepPlan, StepResult, StepRow
-from nodes.worker.step import RunnableRow, RunnableStep, StepOutcome
+from nodes.protocol import Adopt, RowError, StepMismatch, StepPlan, StepResult
+from nodes.worker.row_check import RowCheck
+from nodes.worker.sequence_table import Draws, SequenceTable
+from nodes.worker.step import RunnableStep, StepOutcome
+from nodes.worker.step_columns import Limits, num_rows_of, read_columns, stands_alone
 
 MAX_QUEUED: Final = 16
 NUM_KEPT_RESULTS: Final = 16
@@ -65,10 +71,9 @@ class SendResult(NamedTuple):
 
 
 class AnswerAdopt(NamedTuple):
-    """The worker is the caller's; `last_step` as in `Adopted`."""
+    """The worker is the caller's."""
 
     call: Any
-    last_step: int
 
 
 class RefuseAdopt(NamedTuple):
@@ -86,17 +91,14 @@ class StepRefused(NamedTuple):
     reason: str
 
 
-Command = RunStep | SendResult | AnswerAdopt | RefuseAdopt | StepRefused
+class TellMismatch(NamedTuple):
+    """A step cannot be run as it is; tell the scheduler. Of all that others have begun, the group is over."""
+
+    actor_id: str
+    mismatch: StepMismatch
 
 
-class Limits(NamedTuple):
-    """What a plan must keep to."""
-
-    num_pages: int
-    page_size: int
-    vocab_size: int
-    context_length: int
-    max_batch_tokens: int
+Command = RunStep | SendResult | TellMismatch | AnswerAdopt | RefuseAdopt | StepRefused
 
 
 class _Queued(NamedTuple):
@@ -108,8 +110,10 @@ class _Queued(NamedTuple):
 class _Running(NamedTuple):
     sender: str
     plan: StepPlan
-    rows: Sequence[RunnableRow]
+    num_rows: int
+    runnable: RunnableStep
     errors: list[RowError]
+    draws: Draws | None
 
 
 class WorkerCore:
@@ -121,7 +125,7 @@ class WorkerCore:
         self._epoch = 0
         self._is_adopted = False
         self._next_step = 0
-        self._last_step = 0
+        self._table = SequenceTable()
         self._queue: dict[int, _Queued] = {}
         self._results: dict[int, StepResult] = {}
         self._running: deque[_Running] = deque()
@@ -148,8 +152,7 @@ class WorkerCore:
     def forget(self) -> None:
         """The pool is given up: whatever was computed is not there any more, and whoever wants more has to adopt."""
         self._is_adopted = False
-        self._queue.clear()
-        self._results.clear()
+        self._drop_everything()
 
     def handle(self, event: Event) -> list[Command]:
         """Take in one event; the commands are to be performed in order."""
@@ -197,8 +200,7 @@ class WorkerCore:
             self._adopting.clear()
             self._epoch, self._is_adopted = epoch, True
             self._next_step = event.adopt.next_step
-            self._queue.clear()
-            self._results.clear()
+            self._drop_everything()
         elif event.adopt.next_step > self._next_step:
             # The same scheduler, asking again: it has given up the steps before this one.
             self._next_step = event.adopt.next_step
@@ -206,22 +208,29 @@ class WorkerCore:
         self._adopting.append(event)
         return commands + self._settle()
 
+    def _drop_everything(self) -> None:
+        """Nothing holds of what the scheduler before has said, and of what it was answered."""
+        self._queue.clear()
+        self._results.clear()
+        self._table.clear()
+
     def _on_done(self, event: StepDone) -> list[Command]:
         assert self._running, "a step ended that was not running"
         commands = self._end(event)
         # What had nothing to run has waited for its turn.
-        while self._running and not self._running[0].rows:
+        while self._running and not self._running[0].runnable.rows:
             commands += self._end(_NOTHING_RAN)
         return commands + self._settle()
 
     def _end(self, event: StepDone) -> list[Command]:
         running = self._running.popleft()
         plan = running.plan
-        self._last_step = plan.step
         commands: list[Command] = []
         # A scheduler that is over gets no answer: its successor reads the page table, not its mail.
         if plan.scheduler_epoch == self._epoch:
             result = _result(running, event)
+            if running.draws is not None:
+                self._table.record(running.draws, result.token_ids)
             self._keep(result)
             self._next_step = max(self._next_step, plan.step + 1)
             commands.append(SendResult(running.sender, result))
@@ -230,17 +239,19 @@ class WorkerCore:
     def _settle(self) -> list[Command]:
         if self._running:
             return self._start_next()
-        answers: list[Command] = [AnswerAdopt(waiting.call, self._last_step) for waiting in self._adopting]
+        answers: list[Command] = [AnswerAdopt(waiting.call) for waiting in self._adopting]
         self._adopting.clear()
         return answers + self._start_next()
 
     def _start_next(self) -> list[Command]:
         commands: list[Command] = []
         while (queued := self._take_next()) is not None:
-            runnable, errors = self._resolve(queued)
-            self._running.append(_Running(queued.sender, queued.plan, runnable.rows, errors))
-            if runnable.rows:
-                commands.append(RunStep(runnable))
+            running = self._resolve(queued)
+            if isinstance(running, StepMismatch):
+                return [*commands, TellMismatch(queued.sender, running)]
+            self._running.append(running)
+            if running.runnable.rows:
+                commands.append(RunStep(running.runnable))
             elif len(self._running) == 1:
                 return commands + self._on_done(_NOTHING_RAN)
         return commands
@@ -266,117 +277,40 @@ class WorkerCore:
         self._queue = {number: queued for number, queued in self._queue.items() if number >= step}
 
     def _first_step(self) -> int:
-        return min((step for step, queued in self._queue.items() if _stands_alone(queued.plan)), default=0)
+        return min((step for step, queued in self._queue.items() if stands_alone(queued.buffers)), default=0)
 
     def _keep(self, result: StepResult) -> None:
         self._results[result.step] = result
         while len(self._results) > NUM_KEPT_RESULTS:
             del self._results[next(iter(self._results))]
 
-    def _resolve(self, queued: _Queued) -> tuple[RunnableStep, list[RowError]]:
+    def _resolve(self, queued: _Queued) -> _Running | StepMismatch:
         """Fill placeholders and sort out rows that cannot be run; what is left is safe to index with."""
-        plan = queued.plan
-        problem = _shape_problem(plan, queued.buffers, self._limits.max_batch_tokens)
-        if problem:
-            errors = [RowError(row, "bad_step", problem) for row in range(len(plan.rows))]
-            return RunnableStep(plan.step, [], array("i"), array("i"), plan.timeout_s), errors
-        token_ids, page_ids = (_int32(buffer) for buffer in queued.buffers)
-        rows: list[RunnableRow] = []
-        errors: list[RowError] = []
-        before = self._results.get(plan.step - 1)
-        ahead = self._rows_drawing_in(plan.step - 1)
-        token_offset = page_offset = 0
-        for index, row in enumerate(plan.rows):
-            # A step that is sent again may name the token by now.
-            if row.from_row >= 0 and row.num_tokens == 1 and token_ids[token_offset] < 0:
-                token_ids[token_offset] = _drawn(before, row.from_row)
-            is_ahead = row.from_row in ahead and token_ids[token_offset] < 0
-            error = self._row_problem(
-                row,
-                is_ahead,
-                token_ids[token_offset : token_offset + row.num_tokens],
-                page_ids[page_offset : page_offset + row.num_pages],
-            )
-            if error is not None:
-                errors.append(RowError(index, *error))
-            else:
-                rows.append(
-                    RunnableRow(
-                        index, row.start, row.num_tokens, row.num_prompt_tokens,
-                        token_offset, page_offset, row.num_pages, row.sampling, row.from_row if is_ahead else -1,
-                        row.request_id,
-                    )
-                )  # fmt: skip
-            token_offset += row.num_tokens
-            page_offset += row.num_pages
-        return RunnableStep(plan.step, rows, token_ids, page_ids, plan.timeout_s), errors
-
-    def _rows_drawing_in(self, step: int) -> Collection[int]:
-        """Rows that draw in `step`, if it runs: what a step that is begun behind it may follow."""
-        running = self._running[-1] if self._running else None
-        if running is None or running.plan.step != step:
-            return ()
-        return {row.row for row in running.rows if row.sampling is not None}
-
-    def _row_problem(
-        self, row: StepRow, is_ahead: bool, token_ids: "array[int]", page_ids: "array[int]"
-    ) -> tuple[str, str] | None:
-        limits = self._limits
-        if row.from_row >= 0:
-            if row.num_tokens != 1:
-                return "bad_row", "a row that follows another has one input token"
-            if token_ids[0] < 0 and not is_ahead:
-                return "missing_input", f"row {row.from_row} of the step before drew no token that is known here"
-        if row.start < 0 or row.start + row.num_tokens > limits.context_length:
-            return "bad_row", f"positions up to {row.start + row.num_tokens} of a context of {limits.context_length}"
-        if row.start + row.num_tokens > row.num_pages * limits.page_size:
-            return "bad_row", f"{row.num_pages} pages do not hold {row.start + row.num_tokens} positions"
-        if row.sampling is not None and row.start + row.num_tokens < row.num_prompt_tokens:
-            return "bad_row", "a token is to be drawn before the prompt ends"
-        if (min(token_ids) < 0 and not is_ahead) or max(token_ids) >= limits.vocab_size:
-            return "bad_row", f"a token id is not in 0..{limits.vocab_size - 1}"
-        if min(page_ids) < 1 or max(page_ids) >= limits.num_pages:
-            return "bad_row", f"a page is not in 1..{limits.num_pages - 1}"
-        return None
+        sender, plan, buffers = queued
+        columns = read_columns(plan, buffers, self._limits)
+        if isinstance(columns, str):
+            num_rows = num_rows_of(buffers)
+            errors = [RowError(row, "bad_step", columns) for row in range(num_rows)]
+            nothing = RunnableStep(plan.step, [], array("i"), array("i"), plan.timeout_s)
+            return _Running(sender, plan, num_rows, nothing, errors, None)
+        if mismatch := self._table.apply(plan.opens, columns):
+            return StepMismatch(scheduler_epoch=plan.scheduler_epoch, step=plan.step, reason=mismatch)
+        before = self._running[-1] if self._running else None
+        ahead = before.draws if before is not None and before.plan.step == plan.step - 1 else None
+        check = RowCheck(self._limits, columns, self._table, ahead)
+        rows, page_ids = self._table.runnable(columns, check.offsets, check.good, check.sources, check.num_pages)
+        token_ids = array("i", columns.token_ids.tobytes())
+        runnable = RunnableStep(plan.step, rows, token_ids, page_ids, plan.timeout_s)
+        draws = self._table.draws(columns, check.good)
+        return _Running(sender, plan, len(columns.slots), runnable, check.errors(), draws)
 
 
 _NOTHING_RAN: Final = StepDone(StepOutcome([]), 0.0)
 
 
-def _stands_alone(plan: StepPlan) -> bool:
-    return all(row.from_row < 0 for row in plan.rows)
-
-
-def _shape_problem(plan: StepPlan, buffers: Sequence[Buffer], max_batch_tokens: int) -> str:
-    if len(buffers) != 2:
-        return f"a step has the buffers token_ids and page_ids, this one has {len(buffers)}"
-    if any(row.num_tokens < 1 or row.num_pages < 1 for row in plan.rows):
-        return "a row has at least one token and one page"
-    if not plan.timeout_s > 0:
-        return f"a step may take some time, not {plan.timeout_s:g} s"
-    num_tokens = sum(row.num_tokens for row in plan.rows)
-    if num_tokens > max_batch_tokens:
-        return f"{num_tokens} tokens are more than the {max_batch_tokens} that one step may have"
-    num_pages = sum(row.num_pages for row in plan.rows)
-    sizes = [memoryview(buffer).nbytes for buffer in buffers]
-    if sizes != [4 * num_tokens, 4 * num_pages]:
-        return f"buffers of {sizes} bytes do not hold {num_tokens} token ids and {num_pages} page ids"
-    return ""
-
-
-def _int32(buffer: Buffer) -> "array[int]":
-    values = array("i")
-    values.frombytes(buffer)
-    return values
-
-
-def _drawn(result: StepResult | None, row: int) -> int:
-    return result.token_ids[row] if result is not None and row < len(result.token_ids) else -1
-
-
 def _result(running: _Running, done: StepDone) -> StepResult:
-    token_ids = [-1] * len(running.plan.rows)
-    for row, token_id in zip(running.rows, done.outcome.token_ids, strict=True):
+    token_ids = [-1] * running.num_rows
+    for row, token_id in zip(running.runnable.rows, done.outcome.token_ids, strict=True):
         token_ids[row.row] = token_id
     errors = sorted([*running.errors, *done.outcome.errors], key=lambda error: error.row)
     plan = running.plan

@@ -6,7 +6,7 @@ import msgspec
 from mesh_under_test import CODEC, QUICK, Recorder
 
 from mesh.address import Address, Endpoint
-from mesh.envelope import SYSTEM_FLAG, Header, Verb, encode_header
+from mesh.envelope import PROTOCOL_VERSION, SYSTEM_FLAG, Header, Verb, encode_header
 from mesh.frames import SYSTEM_CODEC, SYSTEM_TYPES, ErrorBody, Hello
 from mesh.membership import Member, StaticBootstrap
 from mesh.system import ActorSystem
@@ -62,7 +62,8 @@ class Rig:
     def say(self, verb, body=b"", *, link=FROM_PEER, lane=Lane.CONTROL, buffers=(), **fields):
         self.sequences[lane] += 1
         values = {
-            "version": 1, "verb": int(verb), "message_id": 7, "sequence": self.sequences[lane], "correlation_id": 0,
+            "version": PROTOCOL_VERSION, "verb": int(verb), "message_id": 7,
+            "sequence": self.sequences[lane], "correlation_id": 0,
             "sender": link.peer.actor_id, "sender_epoch": link.peer.epoch, "receiver_epoch": ME.epoch,
         } | fields  # fmt: skip
         if not isinstance(body, bytes):
@@ -72,7 +73,9 @@ class Rig:
 
     def hello(self, link=FROM_PEER, **fields):
         member = Member(actor_id=link.peer.actor_id, role="r", epoch=link.peer.epoch, endpoint=Endpoint("", ""))
-        versions = {"min_version": 1, "max_version": 1} | {k: fields.pop(k) for k in list(fields) if "_version" in k}
+        versions = dict.fromkeys(("min_version", "max_version"), PROTOCOL_VERSION) | {
+            k: fields.pop(k) for k in list(fields) if "_version" in k
+        }
         for lane in Lane:
             self.say(Verb.HELLO, Hello(member=member, **versions), link=link, lane=lane, **fields)
 

@@ -6,7 +6,7 @@ from rig import FROM_PEER, PEER, TO_PEER
 from structlog.testing import capture_logs
 
 from mesh.address import Address, Endpoint
-from mesh.envelope import Verb
+from mesh.envelope import PROTOCOL_VERSION, Verb
 from mesh.errors import DeadlineExceeded
 from mesh.frames import Bye, Credit, ErrorBody, Hello, Ping, Renew, Subscribe, Welcome
 from mesh.membership import Member
@@ -126,7 +126,7 @@ def test_nobody_speaks_before_hello_or_for_others(on_rig):
         rig.hello(Link(Address("", 0), dialed=False))
         rig.hello(Link(Address("me", 6), dialed=False))
         assert rig.refused("wrong_epoch") == 4
-        rig.hello(min_version=2, max_version=3)
+        rig.hello(min_version=PROTOCOL_VERSION + 1, max_version=PROTOCOL_VERSION + 2)
         assert rig.refused("wrong_version") == 2
         rig.say(Verb.HELLO, Ping())
         assert rig.refused("bad_body") == 1
@@ -218,7 +218,9 @@ def test_welcomes_have_to_fit(on_rig):
         assert rig.actor.lost == [(PEER, "it said bye")]
         rig.system.actor.ctx.tell("peer", Say(text="x"))
         rig.say(Verb.WELCOME, Welcome(version=9, member=member), link=TO_PEER)
-        rig.say(Verb.HELLO, Hello(min_version=1, max_version=1, member=member), link=TO_PEER)
+        rig.say(
+            Verb.HELLO, Hello(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=member), link=TO_PEER
+        )
         assert rig.refused("wrong_version") == 1
         assert rig.refused("unexpected") == 2
 
@@ -355,13 +357,19 @@ def test_any_other_peers_word_that_there_is_a_later_one_only_ends_the_link(on_ri
 def test_an_accepted_lane_waits_for_its_hello(on_rig):
     async def test(rig):
         member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
-        rig.say(Verb.HELLO, Hello(min_version=1, max_version=1, member=member), lane=Lane.CONTROL)
+        rig.say(
+            Verb.HELLO,
+            Hello(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=member),
+            lane=Lane.CONTROL,
+        )
         rig.wire.sent.clear()
         for number in range(1100):
             sent = rig.system.actor.ctx.tell("peer", Say(text=str(number)))
             assert sent == (number < 1000)
         assert rig.wire.sent == []
-        rig.say(Verb.HELLO, Hello(min_version=1, max_version=1, member=member), lane=Lane.DATA)
+        rig.say(
+            Verb.HELLO, Hello(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=member), lane=Lane.DATA
+        )
         bodies = [body for _, _, _, body in rig.wire.sent]
         assert isinstance(bodies[0], Welcome)
         assert [body.text for body in bodies[1:]] == [str(number) for number in range(1000)]

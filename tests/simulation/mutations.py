@@ -139,7 +139,7 @@ def _keep_queue(on_adopt: Any) -> Any:
 
 def _adopted_at_once(settle: Any) -> Any:
     def mutated(self: WorkerCore) -> Any:
-        answers = [AnswerAdopt(waiting.call, self._last_step) for waiting in self._adopting]
+        answers = [AnswerAdopt(waiting.call) for waiting in self._adopting]
         self._adopting.clear()
         return answers + settle(self)
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from mesh.envelope import Header, Verb, encode_header
+from mesh.envelope import PROTOCOL_VERSION, Header, Verb, encode_header
 from mesh.frames import SYSTEM_CODEC, SystemMessage
 from mesh.message import HotMessage
 from nodes.protocol import HotNodeMessage, Load, NodeMessage
@@ -87,7 +87,8 @@ def header_vectors() -> list[dict[str, Any]]:
     """A golden vector of the header of each verb."""
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     headers = [
-        Header(1, v, 7, (1 << 32) + 3, 5, "custom-0", 2, 9, 1_500_000, int(v != Verb.TELL), 32, trace) for v in Verb
+        Header(PROTOCOL_VERSION, v, 7, (1 << 32) + 3, 5, "custom-0", 2, 9, 1_500_000, int(v != Verb.TELL), 32, trace)
+        for v in Verb
     ]
     return [{"verb": Verb(h.verb).name.lower(), "value": plain(h), "hex": encode_header(h).hex()} for h in headers]
 
@@ -95,4 +96,4 @@ def header_vectors() -> list[dict[str, Any]]:
 def all_vectors() -> dict[str, Any]:
     """The content of `tests/golden/vectors.json`."""
     bodies = [body_vector(protocol, sample(kind)) for protocol, kind in message_types()]
-    return {"protocol_version": 1, "headers": header_vectors(), "bodies": bodies}
+    return {"protocol_version": PROTOCOL_VERSION, "headers": header_vectors(), "bodies": bodies}

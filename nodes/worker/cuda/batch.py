@@ -14,6 +14,7 @@ from torch import Tensor
 from kvstore.layout import PADDING_PAGE
 from nodes.worker.sampler import Draw
 from nodes.worker.step import RunnableStep
+from nodes.worker.step_columns import runs
 
 Ints = npt.NDArray[np.int32]
 KNOWN: Final = -1
@@ -56,7 +57,7 @@ class PageTable(NamedTuple):
         return PageTable(
             self.query_indptr,
             _indptr(num_pages),
-            self.indices[_runs(self.indptr[:-1].astype(np.int64), num_pages)],
+            self.indices[runs(self.indptr[:-1].astype(np.int64), num_pages)],
             np.where(num_pages > 0, lengths - (num_pages - 1) * page_size, 0).astype(np.int32),
             lengths,
         )
@@ -139,13 +140,13 @@ def host_batch(step: RunnableStep, page_size: int) -> HostBatch:
     fields = [(row.start, row.num_tokens, row.token_offset, row.page_offset, row.from_row) for row in rows]
     starts, counts, token_offsets, page_offsets, from_rows = np.array(fields, dtype=np.int64).T
     ends = starts + counts
-    positions = _runs(starts, counts)
+    positions = runs(starts, counts)
     page_ids = np.frombuffer(step.page_ids, dtype=np.int32)
     num_pages = -(-ends // page_size)
     lasts = counts.cumsum() - 1
     drawing = [n for n, row in enumerate(rows) if row.sampling is not None]
     return HostBatch(
-        token_ids=np.frombuffer(step.token_ids, dtype=np.int32)[_runs(token_offsets, counts)],
+        token_ids=np.frombuffer(step.token_ids, dtype=np.int32)[runs(token_offsets, counts)],
         positions=positions.astype(np.int32),
         write_pages=page_ids[np.repeat(page_offsets, counts) + positions // page_size],
         write_offsets=(positions % page_size).astype(np.int32),
@@ -153,7 +154,7 @@ def host_batch(step: RunnableStep, page_size: int) -> HostBatch:
         table=PageTable(
             _indptr(counts),
             _indptr(num_pages),
-            page_ids[_runs(page_offsets, num_pages)],
+            page_ids[runs(page_offsets, num_pages)],
             (ends - (num_pages - 1) * page_size).astype(np.int32),
             ends.astype(np.int32),
         ),
@@ -193,12 +194,6 @@ def pinned(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory() if device.type == "cuda" else tensor
-
-
-def _runs(starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """`starts[i], starts[i] + 1, ...`, `counts[i]` numbers of each, one run after the other."""
-    ends = counts.cumsum()
-    return np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1], dtype=np.int64)
 
 
 def _indptr(counts: npt.NDArray[np.int64]) -> Ints:

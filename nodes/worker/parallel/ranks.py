@@ -131,7 +131,7 @@ class RankCore(WorkerCore):
                 self._deferred = (*self._deferred[-MAX_DEFERRED + 1 :], event)
                 return []
             if event.adopt.scheduler_epoch == self.scheduler_epoch:
-                return [AnswerAdopt(event.call, self._last_step)]
+                return [AnswerAdopt(event.call)]
         commands = super().handle(event)
         if self._deferred and not self.is_running:
             deferred, self._deferred = self._deferred, ()

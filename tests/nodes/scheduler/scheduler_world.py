@@ -38,11 +38,11 @@ from nodes.protocol import (
     RowError,
     StepPlan,
     StepResult,
-    StepRow,
     Submit,
     Submitted,
     TokenBatch,
 )
+from nodes.protocol.steps import ROW_WIDTH, Open
 from nodes.request import AttemptRef, Sampling, StopRules
 from nodes.roles import DETOKENIZER, KV_AGENT, NODE_CODEC, SCHEDULER
 from nodes.scheduler.config import SchedulerConfig
@@ -97,10 +97,18 @@ def expected(prompt: list[int], stop: StopRules, context_length: int) -> tuple[l
     return tokens[len(prompt) :], "length"
 
 
-def masked(row: StepRow, sampling: Sampling) -> Container[int]:
-    """What the row must not draw."""
-    position = row.start + row.num_tokens - row.num_prompt_tokens
-    return sampling.masked_token_ids or () if position < sampling.min_tokens else ()
+@dataclass
+class Opened:
+    """What a worker knows of a sequence: its open, its pages, and the token that it drew last, behind its position."""
+
+    open: Open
+    pages: list[int] = field(default_factory=list)
+    drawn: tuple[int, int] = (-1, -1)
+
+    def masked(self, end: int) -> Container[int]:
+        """What must not be drawn for position `end`."""
+        sampling = self.open.sampling
+        return sampling.masked_token_ids or () if end - self.open.num_prompt_tokens < sampling.min_tokens else ()
 
 
 class Worker:
@@ -111,8 +119,8 @@ class Worker:
         self.epoch = 1
         self.scheduler_epoch = 0
         self.next_step = 0
-        self.last_step = 0
-        self.queue: dict[int, tuple[StepPlan, array, array]] = {}
+        self.table: dict[int, Opened] = {}
+        self.queue: dict[int, tuple[StepPlan, list[bytes]]] = {}
         self.results: dict[int, StepResult] = {}
         self.poison: set[int] = set()
         self.is_deaf = False
@@ -121,7 +129,8 @@ class Worker:
 
     def restart(self) -> None:
         self.epoch += 1
-        self.scheduler_epoch = self.next_step = self.last_step = 0
+        self.scheduler_epoch = self.next_step = 0
+        self.table.clear()
         self.queue.clear()
         self.results.clear()
 
@@ -129,54 +138,62 @@ class Worker:
         if message.scheduler_epoch > self.scheduler_epoch:
             self.scheduler_epoch = message.scheduler_epoch
             self.next_step = message.next_step
+            self.table.clear()
             self.queue.clear()
             self.results.clear()
-        return Adopted(last_step=self.last_step, worker_epoch=self.epoch, numerics="", vocab_size=VOCAB)
+        return Adopted(worker_epoch=self.epoch, numerics="", vocab_size=VOCAB)
 
     def take(self, plan: StepPlan, buffers: list[bytes]) -> list[StepResult]:
         if plan.scheduler_epoch != self.scheduler_epoch:
             return []
         if plan.step in self.results:
             return [self.results[plan.step]]
-        token_ids, page_ids = array("i", buffers[0]), array("i", buffers[1])
-        self.queue[plan.step] = (plan, token_ids, page_ids)
+        self.queue[plan.step] = (plan, buffers)
         done = []
         while self.next_step in self.queue:
             result = self.run(*self.queue.pop(self.next_step))
             self.results[self.next_step] = result
-            self.last_step = self.next_step
             self.next_step += 1
             done.append(result)
         return done
 
-    def run(self, plan: StepPlan, token_ids: array, page_ids: array) -> StepResult:
-        before = self.results.get(plan.step - 1)
+    def run(self, plan: StepPlan, buffers: list[bytes]) -> StepResult:
+        rows, token_ids, page_ids = (array("i", buffer) for buffer in buffers)
         drawn, errors = [], []
         token_at = page_at = 0
-        self.row_counts.append((len(plan.rows), sum(row.num_tokens for row in plan.rows)))
-        for index, row in enumerate(plan.rows):
+        self.row_counts.append((len(rows) // ROW_WIDTH, len(token_ids)))
+        for one in plan.opens:
+            self.table[one.slot] = Opened(one)
+        for at in range(0, len(rows), ROW_WIDTH):
+            slot, sequence, start, count, draws, first_page, num_pages = rows[at : at + ROW_WIDTH]
             self.num_rows += 1
-            tokens = list(token_ids[token_at : token_at + row.num_tokens])
-            pages = list(page_ids[page_at : page_at + row.num_pages])
-            token_at += row.num_tokens
-            page_at += row.num_pages
-            assert row.start + row.num_tokens <= row.num_pages * PAGE, "pages do not cover the row"
+            tokens = list(token_ids[token_at : token_at + count])
+            pages = list(page_ids[page_at : page_at + num_pages])
+            token_at, page_at = token_at + count, page_at + num_pages
+            opened, end = self.table[slot], start + count
+            assert opened.open.sequence == sequence, "a row of a sequence that is not open"
+            assert first_page <= len(opened.pages), "a gap in its pages"
+            opened.pages[first_page : first_page + num_pages] = pages
+            assert end <= len(opened.pages) * PAGE, "pages do not cover the row"
             assert all(page > 0 for page in pages)
-            if row.from_row >= 0:
-                assert row.num_tokens == 1
-                assert tokens[0] == -1
-                assert before is not None, "a placeholder hangs on a step that this worker has not run"
-                tokens = [before.token_ids[row.from_row]]
+            if tokens == [-1]:
+                assert opened.drawn[0] == start, "a placeholder hangs on what this worker has not drawn"
+                tokens = [opened.drawn[1]]
             if any(token < 0 for token in tokens) or self.poison & set(tokens):
-                errors.append(RowError(index, "poisoned_request", "the row raised"))
+                errors.append(RowError(len(drawn), "poisoned_request", "the row raised"))
+                opened.drawn = (end, -1)
                 drawn.append(-1)
                 continue
-            for position, token in enumerate(tokens, row.start):
-                self.memory[pages[position // PAGE]][position % PAGE] = token
-            end = row.start + row.num_tokens
-            context = [self.memory[pages[position // PAGE]][position % PAGE] for position in range(end)]
-            drawn.append(-1 if row.sampling is None else next_token(context, masked(row, row.sampling)))
+            self.write(opened.pages, start, tokens)
+            context = [self.memory[opened.pages[position // PAGE]][position % PAGE] for position in range(end)]
+            drawn.append(next_token(context, opened.masked(end)) if draws else -1)
+            if draws:
+                opened.drawn = (end, drawn[-1])
         return StepResult(scheduler_epoch=plan.scheduler_epoch, step=plan.step, token_ids=drawn, errors=errors)
+
+    def write(self, pages: list[int], start: int, tokens: list[int]) -> None:
+        for position, token in enumerate(tokens, start):
+            self.memory[pages[position // PAGE]][position % PAGE] = token
 
 
 class Agent:

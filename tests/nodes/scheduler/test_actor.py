@@ -136,7 +136,7 @@ def actor(**script) -> tuple[SchedulerActor, RecordingContext, HeapHost]:
     info = PoolInfo(group="m", num_pages=30, layout=LAYOUT, incarnation=1)
     pool = host.create("pool", info)
     handle = PoolHandle(group="m", agent="a", path=pool.path, num_pages=30, layout=LAYOUT, incarnation=1)
-    adopted = Adopted(last_step=0, worker_epoch=3, numerics="", vocab_size=100)
+    adopted = Adopted(worker_epoch=3, numerics="", vocab_size=100)
     one = SchedulerActor(CONFIG, host)
     one.ctx = RecordingContext({MapPool: script.get("pool", handle), Adopt: script.get("adopted", adopted)})
     if "pool" in script and isinstance(script["pool"], list):
@@ -231,9 +231,9 @@ def test_one_request() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert first.answers == [Submitted(request_id="r", attempt=0)]
-        assert [len(step.rows) for step in steps(ctx)] == [2, 2]
+        assert [len(step.opens) for step in steps(ctx)] == [2, 0]
         to, _, buffers, lane = next(told for told in ctx.told if isinstance(told[1], StepPlan))
-        assert (to, [len(buffer) for buffer in buffers], lane) == ("w", [20, 8], Lane.DATA)
+        assert (to, [len(buffer) for buffer in buffers], lane) == ("w", [56, 20, 8], Lane.DATA)
         one.on_tell(W, StepResult(scheduler_epoch=7, step=1, token_ids=[10, 11]), ())
         batches = [message for _, message, _, _ in ctx.told if isinstance(message, TokenBatch)]
         assert [batch.token_ids for batch in batches] == [[10, 11]], "a result is worked through at once"
@@ -270,8 +270,7 @@ def test_the_timer_rings_for_the_earliest_deadline() -> None:
 def test_an_ask_that_fails_is_an_event() -> None:
     async def scenario() -> None:
         adopted, other = (
-            Adopted(last_step=0, worker_epoch=epoch, numerics=numerics, vocab_size=100)
-            for epoch, numerics in ((3, "x"), (4, "y"))
+            Adopted(worker_epoch=epoch, numerics=numerics, vocab_size=100) for epoch, numerics in ((3, "x"), (4, "y"))
         )
         one, ctx, _ = actor(adopted=[Unreachable("not yet"), DeadlineExceeded("late"), adopted, adopted, other])
         await one.start()
@@ -414,7 +413,7 @@ def test_a_scheduler_without_memory_waits_for_it() -> None:
 def test_a_scheduler_that_is_starting_lets_go_and_begins_again() -> None:
     async def scenario() -> None:
         busy = RemoteError("not_ready", "the model is still being loaded", retryable=True)
-        adopted = Adopted(last_step=0, worker_epoch=3, numerics="", vocab_size=100)
+        adopted = Adopted(worker_epoch=3, numerics="", vocab_size=100)
         one, ctx, _ = actor(adopted=[busy, adopted])
         starting = asyncio.ensure_future(one.start())
         await asyncio.sleep(0.01)
@@ -436,7 +435,7 @@ def test_a_scheduler_that_is_starting_lets_go_and_begins_again() -> None:
 
 def test_a_worker_on_another_making_of_the_pool_is_not_taken_over() -> None:
     async def scenario() -> None:
-        adopted = Adopted(last_step=0, worker_epoch=3, numerics="", vocab_size=100, incarnation=1)
+        adopted = Adopted(worker_epoch=3, numerics="", vocab_size=100, incarnation=1)
         elsewhere = msgspec.structs.replace(adopted, incarnation=2)
         one, ctx, _ = actor(adopted=[elsewhere, adopted, adopted, elsewhere])
         await one.start()

@@ -4,10 +4,12 @@ import hypothesis.strategies as st
 from hypothesis import given
 from scheduler_world import PAGE, World
 
+from nodes.protocol.steps import RowColumn
 from nodes.request import Sampling
 from nodes.scheduler.admission import Credit, num_shared_tokens
 from nodes.scheduler.growth import FIRST_RATIO, GROWTH_HORIZON_TOKENS, LEAST_RATIO, GrowthEstimate
 from nodes.scheduler.sequence import Sequence, Stage
+from tests.nodes.step_plans import column
 
 
 def sequence(length: int, max_length: int, *, prompt: int | None = None) -> Sequence:
@@ -105,7 +107,7 @@ def test_prompts_enter_as_steps_have_room_for_them() -> None:
         world.submit(prompt(30, base), "m")
     world.flush("w-m")
     # The first request's step went out alone; the next step has 32 tokens, which 4 chunks of 8 fill.
-    assert [len(packet.message.rows) for packet in world.links["m", "w-m"]] == [1, 1]
+    assert [len(column(packet.buffers, RowColumn.SLOT)) for packet in world.links["m", "w-m"]] == [1, 1]
     assert stages(world).count(Stage.PREFILL) == 4
     assert stages(world).count(Stage.WAITING) == 2
     world.settle()

@@ -5,10 +5,12 @@ from array import array
 import hypothesis.strategies as st
 from hypothesis import given
 
+from nodes.protocol.steps import ROW_WIDTH, RowColumn
 from nodes.request import Sampling
 from nodes.scheduler.batching import compose_step
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.step import Step
 from nodes.scheduler.step_pace import StepPace
 
 CONFIG = SchedulerConfig(
@@ -25,19 +27,28 @@ def sequence(row: int, length: int, computed: int, *, pages: int | None = None) 
     num_pages = -(-length // 4) if pages is None else pages
     one.page_ids = array("i", range(row * 10 + 1, row * 10 + 1 + num_pages))
     one.capacity = num_pages * 4
+    one.slot = row + 40
     return one
+
+
+def rows_of(step: Step) -> list[tuple[int, ...]]:
+    assert {len(step.rows)} == {len(step.sequences) * ROW_WIDTH}
+    return [tuple(step.rows[at : at + ROW_WIDTH]) for at in range(0, len(step.rows), ROW_WIDTH)]
 
 
 def test_decode_rows_come_first_then_chunks() -> None:
     first, second, long, short = sequence(1, 9, 8), sequence(2, 5, 4), sequence(3, 30, 0), sequence(4, 5, 0)
-    step = compose_step(CONFIG, 20, UNPACED, [first, second], [long, short])
-    assert [(row.row_id, row.start, row.num_tokens, row.num_pages) for row in step.rows] == [
-        (1, 8, 1, 3),
-        (2, 4, 1, 2),
-        (3, 0, 8, 8),
-        (4, 0, 5, 2),
+    step = compose_step(CONFIG, 20, UNPACED, [first, second], [long, short], 1)
+    assert rows_of(step) == [
+        (41, 1, 8, 1, 1, 0, 3),
+        (42, 2, 4, 1, 1, 0, 2),
+        (43, 3, 0, 8, 0, 0, 8),
+        (44, 4, 0, 5, 1, 0, 2),
     ]
-    assert [row.sampling for row in step.rows] == [GREEDY, GREEDY, None, GREEDY]
+    assert step.opens == [one.opening() for one in (first, second, long, short)]
+    assert [(one.slot, one.sequence, one.num_prompt_tokens, one.sampling) for one in step.opens[:1]] == [
+        (41, 1, 9, GREEDY)
+    ]
     assert list(step.token_ids) == [108, 104, *range(100, 108), *range(100, 105)]
     assert list(step.page_ids) == [11, 12, 13, 21, 22, *range(31, 39), 41, 42]
     assert [one.num_inflight for one in (first, second, long, short)] == [1, 1, 1, 1]
@@ -45,35 +56,55 @@ def test_decode_rows_come_first_then_chunks() -> None:
     assert (first.num_unscheduled, long.num_unscheduled, short.num_unscheduled) == (1, 22, 1)
 
 
-def test_a_token_that_is_not_known_yet_is_named_by_the_row_that_draws_it() -> None:
+def test_what_the_worker_knows_is_not_said_again_but_to_another_table() -> None:
     one, two = sequence(1, 8, 7), sequence(2, 4, 0, pages=2)
-    compose_step(CONFIG, 20, UNPACED, [one], [two])
+    compose_step(CONFIG, 20, UNPACED, [one], [two], 1)
     one.page_ids.append(99)
     one.capacity += 4
-    step = compose_step(CONFIG, 20, UNPACED, [one, two], [])
-    assert [(row.row_id, row.start, row.from_row) for row in step.rows] == [(1, 8, 0), (2, 4, 1)]
-    assert list(step.token_ids) == [-1, -1]
+    step = compose_step(CONFIG, 20, UNPACED, [one, two], [], 1)
+    assert rows_of(step) == [(41, 1, 8, 1, 1, 2, 1), (42, 2, 4, 1, 1, 2, 0)]
+    assert (list(step.token_ids), list(step.page_ids), step.opens) == ([-1, -1], [99], [])
+    step = compose_step(CONFIG, 20, UNPACED, [one, two], [], 2)
+    assert rows_of(step) == [(41, 1, 9, 1, 1, 0, 3), (42, 2, 5, 1, 1, 0, 2)]
+    assert (list(step.page_ids), len(step.opens)) == ([11, 12, 99, 21, 22], 2)
+
+
+def test_a_step_is_encoded_anew_with_what_it_had_when_it_was_composed() -> None:
+    one, two = sequence(1, 8, 7), sequence(2, 4, 0, pages=2)
+    first = compose_step(CONFIG, 20, UNPACED, [one], [two], 1)
+    one.page_ids.append(99)
+    one.capacity += 4
+    second = compose_step(CONFIG, 20, UNPACED, [one, two], [], 1)
+    one.page_ids.append(98)
+    again, then = first.opened_in(2), second.opened_in(2)
+    assert again == first
+    assert then == second, "the first of the two has opened them"
+    alone = second.opened_in(3)
+    assert rows_of(alone) == [(41, 1, 8, 1, 1, 0, 3), (42, 2, 4, 1, 1, 0, 2)]
+    assert (list(alone.page_ids), len(alone.opens)) == ([11, 12, 99, 21, 22], 2)
+    assert list(alone.filled_in({1: 7, 2: -1}).token_ids) == [7, 0]
+    assert list(alone.token_ids) == [-1, -1], "what is lent does not change"
 
 
 def test_a_chunk_ends_on_a_page_unless_it_is_the_last() -> None:
     one, two, three = sequence(1, 30, 0), sequence(2, 30, 0), sequence(3, 30, 0)
-    step = compose_step(CONFIG, 20, UNPACED, [], [one, two, three])
-    assert [row.num_tokens for row in step.rows] == [8, 8, 4]
-    step = compose_step(CONFIG, 18, UNPACED, [], [one, two, three])
-    assert [row.num_tokens for row in step.rows] == [8, 8], "2 tokens are left, less than a page"
+    step = compose_step(CONFIG, 20, UNPACED, [], [one, two, three], 1)
+    assert list(step.column(RowColumn.COUNT)) == [8, 8, 4]
+    step = compose_step(CONFIG, 18, UNPACED, [], [one, two, three], 1)
+    assert list(step.column(RowColumn.COUNT)) == [8, 8], "2 tokens are left, less than a page"
 
 
 def test_budget_ends_where_it_ends() -> None:
     decoding = [sequence(row, 5, 4) for row in range(1, 6)]
-    step = compose_step(CONFIG, 3, UNPACED, decoding, [sequence(9, 5, 0)])
-    assert [row.row_id for row in step.rows] == [1, 2, 3]
+    step = compose_step(CONFIG, 3, UNPACED, decoding, [sequence(9, 5, 0)], 1)
+    assert list(step.column(RowColumn.SEQUENCE)) == [1, 2, 3]
 
 
 def test_who_has_all_tokens_or_no_page_is_left_out() -> None:
     full, without = sequence(1, 5, 4), sequence(2, 8, 8)
     full.max_length = 5
     without.length = 9
-    assert compose_step(CONFIG, 20, UNPACED, [full, without], []) is None
+    assert compose_step(CONFIG, 20, UNPACED, [full, without], [], 1) is None
 
 
 @given(
@@ -91,16 +122,16 @@ def test_every_prompt_is_computed_once_and_in_order(lengths, running, budget) ->
     for _ in range(200):
         if not left:
             break
-        step = compose_step(CONFIG, budget, UNPACED, decoding, left)
-        assert sum(row.num_tokens for row in step.rows) <= budget
-        for row in step.rows[running:]:
-            one = prefilling[row.row_id - 1]
-            assert row.start == seen[row.row_id]
-            seen[row.row_id] += row.num_tokens
-            is_last = seen[row.row_id] == one.num_tokens
-            assert is_last == (row.sampling is not None)
-            assert is_last or seen[row.row_id] % 4 == 0
-            assert row.num_tokens <= CONFIG.chunk_tokens
+        step = compose_step(CONFIG, budget, UNPACED, decoding, left, 1)
+        assert len(step.token_ids) == sum(step.column(RowColumn.COUNT)) <= budget
+        for _, number, start, count, draws, _, _ in rows_of(step)[running:]:
+            one = prefilling[number - 1]
+            assert start == seen[number]
+            seen[number] += count
+            is_last = seen[number] == one.num_tokens
+            assert is_last == draws
+            assert is_last or seen[number] % 4 == 0
+            assert count <= CONFIG.chunk_tokens
         left = [one for one in left if seen[one.row_id] < one.num_tokens]
         for one in decoding:
             one.token_ids.append(1)
@@ -112,10 +143,10 @@ def test_prompts_get_what_the_decoding_rows_have_time_for() -> None:
     for num_rows, num_tokens, elapsed_s in ((2, 2, 0.0205), (2, 18, 0.0605)):
         paced.took(num_rows, num_tokens, elapsed_s)
     long = sequence(3, 30, 0)
-    step = compose_step(CONFIG, 20, paced, [sequence(1, 9, 8)], [long, sequence(4, 5, 0)])
+    step = compose_step(CONFIG, 20, paced, [sequence(1, 9, 8)], [long, sequence(4, 5, 0)], 1)
     assert step is not None
     # 29.5 ms are left, 2.5 ms a token: two pages of 4, and both are the first prompt's.
-    assert [row.num_tokens for row in step.rows] == [1, 8]
-    step = compose_step(CONFIG, 20, paced, [], [long, sequence(5, 5, 0)])
+    assert list(step.column(RowColumn.COUNT)) == [1, 8]
+    step = compose_step(CONFIG, 20, paced, [], [long, sequence(5, 5, 0)], 1)
     assert step is not None
-    assert [row.num_tokens for row in step.rows] == [8, 5], "nobody decodes, so nobody is held up"
+    assert list(step.column(RowColumn.COUNT)) == [8, 5], "nobody decodes, so nobody is held up"

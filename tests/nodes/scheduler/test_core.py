@@ -1,5 +1,7 @@
 """One scheduler by events: requests and how they end, streams, workers that go and come, draining, figures."""
 
+from array import array
+
 import pytest
 from scheduler_world import EDGE, EOS, Request, World, expected, next_token
 
@@ -17,6 +19,7 @@ from nodes.protocol import (
     Submit,
     TokenBatch,
 )
+from nodes.protocol.steps import RowColumn
 from nodes.request import AttemptRef, Sampling, StopRules
 from nodes.scheduler.cache_news import RESTATE_PAUSE_S
 from nodes.scheduler.events import (
@@ -37,6 +40,7 @@ from nodes.scheduler.events import (
     Wake,
 )
 from nodes.scheduler.sequence import Stage
+from tests.nodes.step_plans import column
 
 
 def prompt(length: int, base: int = 0) -> list[int]:
@@ -271,12 +275,11 @@ def test_the_worker_never_waits_for_the_scheduler() -> None:
     world = started()
     request = world.submit(prompt(6), "m", max_tokens=9, ignore_eos=True)
     world.flush("w-m")
-    steps = [packet.message for packet in world.links["m", "w-m"]]
-    assert {row.request_id for step in steps for row in step.rows} == {request.request_id}
-    assert [(step.step, [(row.start, row.from_row) for row in step.rows]) for step in steps] == [
-        (1, [(0, -1)]),
-        (2, [(6, 0)]),
-    ]
+    first, second = world.links["m", "w-m"]
+    assert [one.request_id for one in first.message.opens] == [request.request_id]
+    assert second.message.opens == []
+    sent = [(column(one.buffers, RowColumn.START), array("i", one.buffers[1]).tolist()) for one in (first, second)]
+    assert sent == [([0], prompt(6)), ([6], [-1])]
     world.settle()
     assert world.workers["w-m"].num_rows == 9, "the last token is known to be the last: nothing is computed in vain"
     world.check()
@@ -324,7 +327,7 @@ def test_a_small_worker_gets_small_steps() -> None:
     core = world.cores["m"]
     world.links.clear()
     world.workers["w-m"].adopt(world.asks and core.pipeline._asks._pending[("adopt", "")].message)
-    adopted = Adopted(last_step=0, worker_epoch=1, numerics="", vocab_size=997, max_batch_tokens=6)
+    adopted = Adopted(worker_epoch=1, numerics="", vocab_size=997, max_batch_tokens=6)
     world.event("m", Answered(("adopt", ""), adopted))
     for base in range(4):
         world.submit(prompt(9, base), "m")

@@ -3,17 +3,27 @@
 from array import array
 
 from mesh.address import Address
-from nodes.protocol import Adopt, Adopted, Dismiss, RowError, StepResult, StepRow
+from nodes.protocol import Adopt, Adopted, Dismiss, RowError, StepMismatch, StepResult
+from nodes.protocol.steps import RowColumn
 from nodes.request import Sampling
 from nodes.scheduler.asks import RETRY, PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.deadlines import Deadlines
 from nodes.scheduler.events import Announce, Ask, DismissWorker, Outbox, ReadyPeer, SendStep
-from nodes.scheduler.pipeline import ADOPT, REPEAT, WORKER_LOST, Pipeline, Step
+from nodes.scheduler.pipeline import ADOPT, REPEAT, WORKER_LOST, Pipeline
+from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.step import Step
+from tests.nodes.step_plans import column
 
 CONFIG = SchedulerConfig(group="m", worker="w", agent="a", context_length=99)
 W1, W2 = Address("w", 1), Address("w", 2)
 DRAW = Sampling()
+
+
+def sequence(slot: int) -> Sequence:
+    one = Sequence(7 + slot, range(4), 3, DRAW, 0.0)
+    one.slot, one.page_ids = slot, array("i", [slot + 1])
+    return one
 
 
 class Bench:
@@ -21,21 +31,32 @@ class Bench:
         self.outbox, self.deadlines = Outbox(), Deadlines()
         self.asks = PersistentAsks(self.outbox, self.deadlines)
         self.pipeline = Pipeline(CONFIG, 5, self.outbox, self.deadlines, self.asks)
+        self.sequences: dict[int, Sequence] = {}
 
     def adopted(self, epoch: int = 1, now: float = 0.0) -> None:
-        adopted = Adopted(last_step=0, worker_epoch=epoch, numerics="x", vocab_size=99)
+        adopted = Adopted(worker_epoch=epoch, numerics="x", vocab_size=99)
         if (taken := self.pipeline.take_adopted(ADOPT, adopted, now)) is not None:
             self.pipeline.on_adopted(taken, now)
 
-    def send(self, *from_rows: int, now: float = 0.0) -> None:
-        rows = [StepRow(7 + index, 3, 1, 1, 3, DRAW, row) for index, row in enumerate(from_rows)]
-        tokens = array("i", [-1 if row >= 0 else 40 + index for index, row in enumerate(from_rows)])
-        self.pipeline.send(Step(rows, [], tokens, array("i", range(1, len(rows) + 1))), now)
+    def send(self, *slots: int, now: float = 0.0) -> None:
+        """A step of the sequences in these slots: a known token of those that it opens, of others what they drew."""
+        step = Step(array("i"), [], array("i"), array("i"), [])
+        for slot in slots:
+            one = self.sequences.setdefault(slot, sequence(slot))
+            first = 1
+            if one.table != self.pipeline.table:
+                one.table, first = self.pipeline.table, 0
+                step.opens.append(one.opening())
+                step.page_ids.append(slot + 1)
+            step.rows.extend((slot, one.number, 3, 1, 1, first, 1 - first))
+            step.sequences.append(one)
+            step.token_ids.append(-1 if first else 40 + slot)
+        self.pipeline.send(step, now)
 
     def steps(self) -> list[tuple[int, list[int], list[int]]]:
-        """Number, placeholders and input tokens of the steps sent since the last look."""
+        """Number, slots opened and input tokens of the steps sent since the last look."""
         return [
-            (one.plan.step, [row.from_row for row in one.plan.rows], list(memoryview(one.buffers[0]).cast("i")))
+            (one.plan.step, [opening.slot for opening in one.plan.opens], list(one.buffers[1].cast("i")))
             for one in self.outbox.take()
             if isinstance(one, SendStep)
         ]
@@ -68,10 +89,10 @@ def test_nothing_is_sent_before_the_worker_is_ours() -> None:
 
 def test_two_in_flight_and_results_in_order() -> None:
     one = bench()
-    one.send(-1, -1)
+    one.send(0, 1)
     one.send(1, 0)
     assert not one.pipeline.can_send
-    assert one.steps() == [(1, [-1, -1], [40, 41]), (2, [1, 0], [-1, -1])]
+    assert one.steps() == [(1, [0, 1], [40, 41]), (2, [], [-1, -1])]
     assert one.result(1, [5, 6]) == [[5, 6]]
     assert one.result(1, [7, 7]) == [], "the first result wins"
     assert one.result(2, [8, 9]) == [[8, 9]]
@@ -82,7 +103,7 @@ def test_two_in_flight_and_results_in_order() -> None:
 
 def test_results_of_others_are_not_ours() -> None:
     one = bench()
-    one.send(-1)
+    one.send(0)
     assert one.result(1, [5], W2) == []
     assert one.result(1, [5], scheduler_epoch=4) == []
     assert one.result(2, [5]) == []
@@ -92,11 +113,11 @@ def test_results_of_others_are_not_ours() -> None:
 
 def test_a_result_that_overtakes_shows_that_the_one_before_is_lost() -> None:
     one = bench()
-    one.send(-1)
     one.send(0)
-    one.steps()
+    one.send(0)
+    sent = one.steps()
     assert one.result(2, [6]) == []
-    assert one.steps() == [(1, [-1], [40]), (2, [0], [-1])], "a result before its turn is not kept"
+    assert one.steps() == sent, "a result before its turn is not kept"
     assert one.result(1, [5]) == [[5]]
     assert one.result(2, [7]) == [[7]]
     assert one.pipeline.num_repeated_steps == 2
@@ -105,7 +126,7 @@ def test_a_result_that_overtakes_shows_that_the_one_before_is_lost() -> None:
 
 def test_silence_is_broken_by_repeats_then_by_adopting_again() -> None:
     one = bench()
-    one.send(-1, now=10.0)
+    one.send(0, now=10.0)
     one.steps()
     assert one.deadlines.next() == 10.0 + CONFIG.step_repeat_s
     pauses = []
@@ -114,14 +135,14 @@ def test_silence_is_broken_by_repeats_then_by_adopting_again() -> None:
         now = one.deadlines.next()
         assert one.deadlines.pop_due(now) == (REPEAT, "")
         one.pipeline.on_repeat_due(now)
-        assert one.steps() == [(1, [-1], [40])]
+        assert one.steps() == [(1, [0], [40])]
         pauses.append(one.deadlines.next() - now)
     assert pauses == [4.0, 8.0, 16.0]
     one.deadlines.pop_due(now + 16.0)
     one.pipeline.on_repeat_due(now + 16.0)
     assert one.outbox.take() == [Ask("w", Adopt(scheduler_epoch=5, next_step=1), CONFIG.adopt_timeout_s, ADOPT)]
     one.adopted(now=now + 17.0)
-    assert one.steps() == [(1, [-1], [40])]
+    assert one.steps() == [(1, [0], [40])]
     assert one.deadlines.next() == now + 17.0 + CONFIG.step_repeat_s
 
 
@@ -136,23 +157,25 @@ def test_a_repeat_that_comes_too_late_does_nothing() -> None:
 
 def test_a_new_worker_gets_the_unacknowledged_steps_with_known_tokens_filled_in() -> None:
     one = bench()
-    one.send(-1, -1)
+    one.send(0, 1)
     one.send(1, 0)
     one.result(1, [5, 6])
-    one.send(0, 1)
+    one.send(1, 0, 2)
     one.steps()
     one.pipeline.on_worker_lost(W1, 3.0)
     ask = one.outbox.take()[0]
     assert ask.message == Adopt(scheduler_epoch=5, next_step=2)
     assert not one.pipeline.can_send
     one.adopted(epoch=2, now=4.0)
-    assert one.steps() == [(2, [-1, -1], [6, 5]), (3, [0, 1], [-1, -1])]
+    sent = [command for command in one.outbox.commands if isinstance(command, SendStep)]
+    assert [column(command.buffers, RowColumn.NUM_PAGES) for command in sent] == [[1, 1], [0, 0, 1]]
+    assert one.steps() == [(2, [1, 0], [6, 5]), (3, [2], [-1, -1, 42])], "opened once, in the first step with a row"
     assert one.result(2, [7, 8], W1) == [], "the dead one's"
     assert one.result(2, [7, 8], W2) == [[7, 8]]
     one.pipeline.on_repeat_due(9.0)
-    assert one.steps() == [(3, [-1, -1], [7, 8])]
+    assert one.steps() == [(3, [2], [7, 8, 42])]
     one.pipeline.on_repeat_due(19.0)
-    assert one.steps() == [(3, [-1, -1], [7, 8])]
+    assert one.steps() == [(3, [2], [7, 8, 42])]
 
 
 def test_late_news_of_an_earlier_worker_is_no_news() -> None:
@@ -175,7 +198,7 @@ def test_late_news_of_an_earlier_worker_is_no_news() -> None:
 
 def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
     one = bench()
-    late = Adopted(last_step=0, worker_epoch=1, numerics="", vocab_size=99)
+    late = Adopted(worker_epoch=1, numerics="", vocab_size=99)
     assert one.pipeline.take_adopted(ADOPT, late, 1.0) is None
     assert one.pipeline.can_send
 
@@ -193,7 +216,7 @@ def test_adoption_is_asked_until_answered() -> None:
 def test_every_result_that_is_not_taken_is_counted() -> None:
     one = bench()
     assert one.result(1, [5]) == [], "nothing was sent yet"
-    one.send(-1)
+    one.send(0)
     one.send(0)
     one.result(1, [5], W2)
     one.result(1, [5], Address("somebody", 1))
@@ -211,7 +234,7 @@ def test_every_result_that_is_not_taken_is_counted() -> None:
 
 def test_a_worker_whose_answer_is_none_to_its_plan_is_dismissed() -> None:
     one = bench()
-    one.send(-1, -1)
+    one.send(0, 1)
     one.send(1, 0)
     one.steps()
     assert one.result(1, [5], now=1.0) == []
@@ -223,7 +246,7 @@ def test_a_worker_whose_answer_is_none_to_its_plan_is_dismissed() -> None:
     assert asked.message == Adopt(scheduler_epoch=5, next_step=1)
     assert not one.pipeline.can_send
     assert one.result(1, [5, 6]) == [], "what it says now is not believed either"
-    again = Adopted(last_step=0, worker_epoch=1, numerics="", vocab_size=99)
+    again = Adopted(worker_epoch=1, numerics="", vocab_size=99)
     assert one.pipeline.take_adopted(ADOPT, again, 2.0) is None
     assert one.outbox.take() == [DismissWorker("w", dismiss)], "the first may be lost"
     assert one.deadlines.pop_due(2.0 + CONFIG.ask_retry_s) == (RETRY, "adopt "), "and its successor is asked"
@@ -236,7 +259,7 @@ def test_a_worker_whose_answer_is_none_to_its_plan_is_dismissed() -> None:
 
 def test_a_worker_that_is_there_and_never_answers_is_dismissed() -> None:
     one = bench()
-    one.send(-1)
+    one.send(0)
     now = 0.0
     for _ in range(100):
         now = one.deadlines.next()
@@ -254,19 +277,19 @@ def test_a_worker_that_is_there_and_never_answers_is_dismissed() -> None:
 def test_a_slow_worker_is_not_dismissed_for_it() -> None:
     """It answers each time just before it is asked again; only answers count, not how many steps wait for them."""
     one = bench()
-    one.send(-1)
+    one.send(0)
     for step in range(1, 8):
         one.pipeline._repeat_s = 16.0
         one.pipeline.on_repeat_due(step * 100.0)
         one.adopted(now=step * 100.0)
         assert one.result(step, [5]) == [[5]]
-        one.send(-1)
+        one.send(0)
     assert one.pipeline.num_dismissals == 0
 
 
 def test_errors_of_rows_are_the_workers() -> None:
     one = bench()
-    one.send(-1, -1, -1)
+    one.send(0, 1, 2)
     error = RowError(1, "poisoned_request", "it raised")
     result = StepResult(scheduler_epoch=5, step=1, token_ids=[5, -1, 6], errors=[error])
     step = one.pipeline.on_result(W1, result, 0.0)
@@ -276,17 +299,17 @@ def test_errors_of_rows_are_the_workers() -> None:
 
 def test_a_placeholder_of_a_failed_row_is_computed_on_something() -> None:
     one = bench()
-    one.send(-1, -1)
+    one.send(0, 1)
     one.send(0, 1)
     one.result(1, [-1, 6], errors=[RowError(0, "poisoned_request", "")])
     one.steps()
     one.pipeline.send_again(1.0)
-    assert one.steps() == [(2, [-1, -1], [0, 6])]
+    assert one.steps() == [(2, [], [0, 6])]
 
 
 def test_what_a_new_worker_computes_again_is_counted() -> None:
     one = bench()
-    one.send(-1, -1)
+    one.send(0, 1)
     one.send(0)
     one.pipeline.on_worker_lost(W1, 1.0)
     one.adopted(epoch=1)
@@ -302,12 +325,43 @@ def test_a_step_carries_a_deadline_by_what_steps_took_and_more_for_the_next_work
     def timeouts() -> list[float]:
         return [command.plan.timeout_s for command in one.outbox.take() if isinstance(command, SendStep)]
 
-    one.send(-1)
+    one.send(0)
     assert timeouts() == [CONFIG.step_deadline_s + CONFIG.token_deadline_s]
     one.result(1, [5], elapsed_s=7.0)
-    one.send(-1)
-    one.send(-1)
+    one.send(0)
+    one.send(0)
     assert timeouts() == [70.0, 70.0]
     one.pipeline.on_worker_lost(W1, 1.0)
     one.adopted(epoch=2)
     assert timeouts() == [280.0, 280.0], "the deadline may have been what ended the one before"
+
+
+def test_a_step_that_the_worker_cannot_run_is_told_all_over_again_and_the_second_time_it_is_dismissed() -> None:
+    one = bench()
+    one.send(0)
+    one.send(1)
+    one.result(1, [5])
+    one.steps()
+
+    def mismatch(step: int, worker: Address = W1, epoch: int = 5) -> list[object]:
+        message = StepMismatch(scheduler_epoch=epoch, step=step, reason="sequence 8 is not open in slot 1")
+        one.pipeline.on_mismatch(worker, message, 1.0)
+        return one.outbox.take()
+
+    assert mismatch(2, W2) == mismatch(2, epoch=4) == mismatch(1) == mismatch(3) == []
+    assert mismatch(2) == [Ask("w", Adopt(scheduler_epoch=5, next_step=2), CONFIG.adopt_timeout_s, ADOPT)]
+    assert mismatch(2) == [], "it is asked already"
+    one.adopted()
+    assert one.steps() == [(2, [1], [41])]
+    dismissed, *_ = mismatch(2)
+    assert isinstance(dismissed, DismissWorker)
+    assert "still cannot run step 2: sequence 8 is not open in slot 1" in dismissed.message.reason
+    assert one.pipeline.num_mismatches == 2
+    one.adopted(epoch=2)
+    assert one.steps() == [(2, [1], [41])]
+    assert isinstance(mismatch(2, W2)[0], Ask), "the next one is told again, too, before it is dismissed"
+    one.adopted(epoch=2)
+    assert one.result(2, [6], W2) == [[6]]
+    one.send(0)
+    one.steps()
+    assert isinstance(mismatch(3, W2)[0], Ask), "between the two a step was run"

@@ -22,9 +22,7 @@ TOKENS = [5, -1, 7]
 
 
 def answer(worker_epoch: int, group_epoch: int, **fields: Any) -> Adopted:
-    return Adopted(
-        worker_epoch=worker_epoch, group_epoch=group_epoch, last_step=4, numerics="n", vocab_size=9, **fields
-    )
+    return Adopted(worker_epoch=worker_epoch, group_epoch=group_epoch, numerics="n", vocab_size=9, **fields)
 
 
 def result(step: int = 1, tokens: list[int] = TOKENS, **fields: Any) -> StepResult:
@@ -184,17 +182,11 @@ class RankWorker(Worker):
         super().__init__(memory)
         self.world = world
 
-    def run(self, plan: StepPlan, token_ids: Any, page_ids: Any) -> StepResult:
+    def write(self, pages: list[int], start: int, tokens: list[int]) -> None:
         allocator = self.world.cores["m"].cache.book.allocator
-        at = 0
-        for row in plan.rows:
-            pages = page_ids[at : at + row.num_pages]
-            written = range(row.start // PAGE, (row.start + row.num_tokens - 1) // PAGE + 1)
-            assert all(allocator.state(pages[index]) is PageState.RUNNING for index in written), (
-                "written when given back"
-            )
-            at += row.num_pages
-        return super().run(plan, token_ids, page_ids)
+        written = range(start // PAGE, (start + len(tokens) - 1) // PAGE + 1)
+        assert all(allocator.state(pages[index]) is PageState.RUNNING for index in written), "written when given back"
+        super().write(pages, start, tokens)
 
 
 def prompt(length: int, base: int = 0) -> list[int]:

@@ -9,23 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.errors import FrameRefused
-from nodes.protocol import RowError, StepPlan, StepResult, StepRow
-from nodes.request import Sampling
+from nodes.protocol import RowError, StepResult
 from nodes.roles import NODE_CODEC
 from nodes.scheduler.result_check import find_problem
+from nodes.scheduler.step import Step
 
 VOCAB = 100
 # Two rows that draw, and one chunk of a prompt that does not.
-PLAN = StepPlan(
-    scheduler_epoch=5,
-    step=7,
-    rows=[StepRow(1, 3, 1, 1, 3, Sampling()), StepRow(2, 0, 4, 1, 9), StepRow(3, 8, 1, 3, 3, Sampling())],
-)
+STEP = Step(array("i", [0, 1, 3, 1, 1, 0, 1, 1, 2, 0, 4, 0, 0, 1, 2, 3, 8, 1, 1, 0, 3]), [], array("i"), array("i"), [])
+DECODE = STEP._replace(rows=STEP.rows[:7] + STEP.rows[14:])
 
 
 def problem(token_ids: list[int], *failed: int, vocab_size: int = VOCAB) -> str:
     errors = [RowError(row, "poisoned_request", "it raised") for row in failed]
-    return find_problem(PLAN, StepResult(scheduler_epoch=5, step=7, token_ids=token_ids, errors=errors), vocab_size)
+    return find_problem(STEP, StepResult(scheduler_epoch=5, step=7, token_ids=token_ids, errors=errors), vocab_size)
 
 
 def test_what_is_an_answer() -> None:
@@ -57,6 +54,15 @@ def test_what_is_an_answer() -> None:
 )
 def test_what_is_none(token_ids: list[int], failed: tuple[int, ...], words: str) -> None:
     assert words in problem(token_ids, *failed)
+
+
+def test_where_all_rows_draw_all_have_drawn() -> None:
+    def found(*token_ids: int) -> str:
+        return find_problem(DECODE, StepResult(scheduler_epoch=5, step=7, token_ids=list(token_ids)), VOCAB)
+
+    assert not found(0, VOCAB - 1)
+    assert "row 1 of step 7 was answered with token -1" in found(5, -1)
+    assert "row 0 of step 7 was answered with token 100" in found(VOCAB, 5)
 
 
 @pytest.mark.parametrize("vocab_size", [0, 2**40, 2**63])

@@ -3,7 +3,9 @@
 from scheduler_world import EDGE, World
 
 from nodes.protocol import StepPlan
+from nodes.protocol.steps import RowColumn
 from nodes.scheduler.worker_deaths import POISONED
+from tests.nodes.step_plans import column
 
 
 def prompt(length: int, base: int = 0) -> list[int]:
@@ -42,11 +44,12 @@ class Deadly:
         if not isinstance(plan, StepPlan) or f"w-{group}" != worker:
             return False
         core = self.world.cores[group]
-        attempts = [core.attempts.by_stream(row.row_id) for row in plan.rows]
+        sequences = column(packet.buffers, RowColumn.SEQUENCE)
+        attempts = [core.attempts.by_stream(sequence) for sequence in sequences]
         names = [one.request_id for one in attempts if one is not None]
         if plan.scheduler_epoch != self.world.workers[worker].scheduler_epoch:
             return False
-        self.alone.append(len(plan.rows))
+        self.alone.append(len(sequences))
         if self.killers.get(group) not in names:
             return False
         self.num_deaths += 1
@@ -106,9 +109,9 @@ def test_a_prompt_that_kills_the_prefill_worker_does_not_go_on_to_kill_the_next(
     core = world.cores["p"]
     for _ in range(400):
         for link in world.busy_links():
-            plan = world.links[link][0].message if world.links[link] else None
-            if link == ("p", "w-p") and isinstance(plan, StepPlan):
-                rows = {row.row_id for row in plan.rows}
+            packet = world.links[link][0] if world.links[link] else None
+            if link == ("p", "w-p") and packet is not None and isinstance(packet.message, StepPlan):
+                rows = set(column(packet.buffers, RowColumn.SEQUENCE))
                 held = {key for key, one in core.running.prefilling.items() if one.request_id == killer.request_id}
                 held |= {key for key, one in core.running.decoding.items() if one.request_id == killer.request_id}
                 if rows & held:

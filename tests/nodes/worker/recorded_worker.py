@@ -1,7 +1,6 @@
 """A worker's actor over a context that records what it does; the agent's answers are given."""
 
 import asyncio
-from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +10,10 @@ from mesh.address import Address
 from mesh.membership import Membership
 from mesh.telemetry import Metrics
 from nodes.model_spec import resolve_model
-from nodes.protocol import Adopt, StepPlan, StepRow
-from nodes.request import Sampling
+from nodes.protocol import Adopt, StepPlan
 from nodes.worker.actor import WorkerActor
 from nodes.worker.config import WorkerConfig
+from tests.nodes.step_plans import Row, plan_of
 
 SCHEDULER = Address("scheduler-0", 3)
 
@@ -88,9 +87,7 @@ def config(model: str = "echo") -> WorkerConfig:
 
 
 def plan(step: int, tokens: list[int], start: int = 0, epoch: int = 1) -> tuple[StepPlan, list[bytes]]:
-    row = StepRow(1, start, len(tokens), 2, 3 if start else len(tokens), Sampling())
-    message = StepPlan(scheduler_epoch=epoch, step=step, rows=[row])
-    return message, [array("i", tokens).tobytes(), array("i", [4, 5]).tobytes()]
+    return plan_of(step, [Row(1, tokens, [4, 5], start, 3 if start else len(tokens))], epoch)
 
 
 async def started(actor: WorkerActor, *answers: Any) -> RecordedContext:

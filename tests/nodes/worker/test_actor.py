@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-from array import array
 
 import msgspec
 import pytest
@@ -17,11 +16,11 @@ from kvstore.protocol import MapPool
 from mesh.address import Endpoint
 from mesh.errors import RemoteError, Unreachable
 from mesh.membership import Member
-from nodes.protocol import Adopt, Adopted, Dismiss, StepPlan, StepResult, StepRow
-from nodes.request import Sampling
+from nodes.protocol import Adopt, Adopted, Dismiss, StepResult
 from nodes.worker.actor import WorkerActor
 from nodes.worker.errors import LayoutMismatch
 from nodes.worker.step import RunnableStep, StepOutcome
+from tests.nodes.step_plans import Row, plan_of
 
 
 def test_a_worker_whose_pool_was_made_again_ends() -> None:
@@ -89,7 +88,7 @@ def test_echo_over_the_pool() -> None:
         assert state == "ready"
         assert (attributes["group"], attributes["vocab_size"], attributes["numerics"]) == ("g", 259, "echo")
         assert adopt(actor) == Adopted(
-            last_step=0, worker_epoch=5, numerics="echo", vocab_size=259, max_batch_tokens=2048, incarnation=1
+            worker_epoch=5, numerics="echo", vocab_size=259, max_batch_tokens=2048, incarnation=1
         )
         actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
         actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
@@ -121,15 +120,11 @@ def test_many_waiting_steps_without_delay_do_not_recurse() -> None:
         context = await started(actor, pool(host))
         adopt(actor)
         for step in range(10, 1, -1):
-            buffers = plan(step, [1])[1]
-            row = StepRow(1, 0, 1, 2, 1, Sampling(), 0)
-            actor.on_tell(
-                SCHEDULER, StepPlan(scheduler_epoch=1, step=step, rows=[row]), [array("i", [-1]).tobytes(), buffers[1]]
-            )
+            actor.on_tell(SCHEDULER, *plan_of(step, [Row(1, [-1], (), step + 1, 3, first_page=2, opens=False)]))
         assert context.told == []
         actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
         assert [result.step for _, result in context.told] == list(range(1, 11))
-        assert all(result.token_ids == [7] for _, result in context.told)
+        assert [result.token_ids for _, result in context.told[:4]] == [[7], [8], [9], [257]]
         await actor.drain()
 
     asyncio.run(main())
@@ -172,7 +167,6 @@ def test_models_load_and_run_in_one_thread_of_their_own() -> None:
         runner.gate.set()
         await context.until_told(2)
         assert isinstance(call.answer, Adopted)
-        assert call.answer.last_step == 1
         results: list[StepResult] = [result for _, result in context.told]
         assert [result.token_ids for result in results] == [[1], [-1]]
         assert [error.code for error in results[1].errors] == ["poisoned_request"]
@@ -266,10 +260,8 @@ def test_a_step_that_raises_is_counted_and_logged_and_a_broken_device_ends_its_w
         logged: list[tuple[str, dict]] = []
         context.log.warning = context.log.error = lambda event, **fields: logged.append((event, fields))
         adopt(actor)
-        (message, buffers), ids = plan(1, [7]), array("i", [7, 7]).tobytes()
         for step in (1, 2):
-            batch = msgspec.structs.replace(message, step=step, rows=message.rows * 2)
-            actor.on_tell(SCHEDULER, batch, [ids, buffers[1] * 2])
+            actor.on_tell(SCHEDULER, *plan_of(step, [Row(1, [7], [4]), Row(2, [7], [5], slot=1)]))
         await context.until_told(2)
         assert [result.token_ids for _, result in context.told] == [[9, 9], [9, 9]]
         assert context.metrics.snapshot().counters["mesh_worker_steps_failed_total"] == 2
@@ -306,9 +298,8 @@ def test_a_row_that_fails_is_logged_with_its_request() -> None:
         logged: list[tuple[str, dict]] = []
         context.log.warning = lambda event, **fields: logged.append((event, fields))
         adopt(actor)
-        (message, buffers), ids = plan(1, [7]), array("i", [7, 8]).tobytes()
-        rows = [msgspec.structs.replace(message.rows[0], request_id=name) for name in ("chatcmpl-a-0", "chatcmpl-b-0")]
-        actor.on_tell(SCHEDULER, msgspec.structs.replace(message, rows=rows), [ids, buffers[1] * 2])
+        rows = [Row(1, [7], [4], request_id="chatcmpl-a-0"), Row(2, [8], [5], slot=1, request_id="chatcmpl-b-0")]
+        actor.on_tell(SCHEDULER, *plan_of(1, rows))
         await context.until_told(1)
         assert [result.token_ids for _, result in context.told] == [[9, -1]]
         failed = [fields["request_id"] for event, fields in logged if event == "row failed"]

@@ -1,48 +1,50 @@
 """Order, idempotency and adoption of steps, by event lists and against an unreliable scheduler."""
 
-from array import array
-
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodes.protocol import Adopt, RowError, StepPlan, StepResult, StepRow
+from nodes.protocol import Adopt, RowError, StepMismatch, StepResult
+from nodes.protocol.steps import MAX_SLOTS, Open
 from nodes.request import Sampling
 from nodes.worker.core import (
     MAX_QUEUED,
     NUM_KEPT_RESULTS,
     AdoptArrived,
     AnswerAdopt,
-    Limits,
     RefuseAdopt,
     RunStep,
     SendResult,
     StepArrived,
     StepDone,
     StepRefused,
+    TellMismatch,
     WorkerCore,
 )
 from nodes.worker.step import StepOutcome
+from nodes.worker.step_columns import Limits
+from tests.nodes.step_plans import Row, plan_of
 
 LIMITS = Limits(num_pages=100, page_size=4, vocab_size=50, context_length=64, max_batch_tokens=32)
 
 
-def ints(*values: int) -> bytes:
-    return array("i", values).tobytes()
+def rows_of(*rows: dict[str, object]) -> list[Row]:
+    """Rows of sequences 1, 2, ... in slots 0, 1, ..., each with a page of its own, unless something else is said."""
+    return [
+        Row(**{"sequence": slot + 1, "slot": slot, "pages": (slot + 1,), **fields})  # type: ignore[arg-type]
+        for slot, fields in enumerate(rows)
+    ]
 
 
-def row(start: int = 0, num_tokens: int = 1, num_pages: int = 1, prompt: int = 1, from_row: int = -1) -> StepRow:
-    return StepRow(7, start, num_tokens, num_pages, prompt, Sampling(), from_row)
+def arrived(step: int, epoch: int = 1, rows: list[Row] | None = None, **fields: object) -> StepArrived:
+    """A step of `rows`, or of one with these fields."""
+    return StepArrived("s", *plan_of(step, rows_of(fields) if rows is None else rows, epoch))
 
 
-def arrived(step: int, epoch: int = 1, rows: list[StepRow] | None = None, tokens=None, pages=None) -> StepArrived:
-    rows = [row()] if rows is None else rows
-    tokens = [1] * sum(r.num_tokens for r in rows) if tokens is None else tokens
-    pages = list(range(1, 1 + sum(r.num_pages for r in rows))) if pages is None else pages
-    return StepArrived(
-        "s", StepPlan(scheduler_epoch=epoch, step=step, rows=rows), [ints(*tokens), memoryview(ints(*pages))]
-    )
+def follows(*slots: int, start: int = 1) -> list[Row]:
+    """The sequences of these slots go on with what they drew."""
+    return [Row(slot + 1, [-1], (), start, slot=slot, first_page=1, opens=False) for slot in slots]
 
 
 def adopt(epoch: int = 1, next_step: int = 0, call: object = "call") -> AdoptArrived:
@@ -55,7 +57,7 @@ def done(*token_ids: int, errors: tuple[RowError, ...] = ()) -> StepDone:
 
 def adopted(next_step: int = 0) -> WorkerCore:
     core = WorkerCore(LIMITS)
-    assert core.handle(adopt(next_step=next_step)) == [AnswerAdopt("call", 0)]
+    assert core.handle(adopt(next_step=next_step)) == [AnswerAdopt("call")]
     return core
 
 
@@ -97,8 +99,8 @@ def test_steps_wait_for_the_one_before() -> None:
 
 def test_without_next_step_the_first_that_stands_alone_begins() -> None:
     core = adopted()
-    assert core.handle(arrived(4, rows=[row(from_row=0)])) == []
-    assert core.handle(arrived(6, rows=[row(from_row=0)])) == []
+    assert core.handle(arrived(4, rows=follows(0))) == []
+    assert core.handle(arrived(6, rows=follows(0))) == []
     assert ran(core.handle(arrived(5))) == [5]
     commands = core.handle(done(3))
     assert ran(commands) == [6]
@@ -130,23 +132,28 @@ def test_too_many_waiting() -> None:
     assert ran(commands) == [1]
 
 
-def test_placeholders_take_what_the_step_before_drew() -> None:
+def test_a_placeholder_is_what_its_sequence_drew_for_that_position() -> None:
     core = adopted()
-    core.handle(arrived(1, rows=[row(), row()]))
-    core.handle(arrived(2, rows=[row(from_row=1), row(from_row=0), row(from_row=5), row()], tokens=[-1, -1, -1, 4]))
-    commands = core.handle(done(8, 9))
-    runnable = next(command.runnable for command in commands if isinstance(command, RunStep))
+    core.handle(arrived(1, rows=rows_of({}, {}, {"sampling": None, "prompt": 2})))
+    core.handle(arrived(2, rows=[*follows(1, 0, 2), *rows_of({}, {}, {}, {"tokens": [4]})[3:]]))
+    (command,) = [one for one in core.handle(done(8, 9, -1)) if isinstance(one, RunStep)]
+    runnable = command.runnable
     assert runnable.token_ids.tolist() == [9, 8, -1, 4]
     assert [r.row for r in runnable.rows] == [0, 1, 3]
     assert [r.token_offset for r in runnable.rows] == [0, 1, 3]
+    assert [runnable.page_ids[r.page_offset] for r in runnable.rows] == [2, 1, 4]
     (sent,) = core.handle(done(1, 2, 3))
     assert sent.result.token_ids == [1, 2, -1, 3]
     assert [(error.row, error.code) for error in sent.result.errors] == [(2, "missing_input")]
+    core.handle(arrived(3, rows=follows(0, start=2)))
+    core.handle(arrived(4, rows=follows(1)))
+    *_, sent = core.handle(done(5))
+    assert [error.code for error in sent.result.errors] == ["missing_input"], "it was drawn for position 2"
 
 
 def test_a_placeholder_that_is_known_by_now() -> None:
     core = adopted(next_step=57)
-    commands = core.handle(arrived(57, rows=[row(from_row=0)], tokens=[6]))
+    commands = core.handle(arrived(57, tokens=[6], start=1))
     assert commands[0].runnable.token_ids.tolist() == [6]
 
 
@@ -162,21 +169,28 @@ def test_old_results_are_forgotten() -> None:
 @pytest.mark.parametrize(
     ("broken", "code"),
     [
-        (arrived(1, rows=[row(start=61, num_tokens=4, num_pages=20)]), "bad_row"),
-        (arrived(1, rows=[row(start=-1)]), "bad_row"),
-        (arrived(1, rows=[row(start=4)]), "bad_row"),
-        (arrived(1, rows=[row(prompt=2)]), "bad_row"),
+        (arrived(1, start=61, tokens=[1] * 4, pages=range(1, 17)), "bad_row"),
+        (arrived(1, start=-1), "bad_step"),
+        (arrived(1, start=2**31 - 1), "bad_row"),
+        (arrived(1, start=4), "bad_row"),
+        (arrived(1, pages=[]), "bad_row"),
+        (arrived(1, prompt=2), "bad_row"),
         (arrived(1, tokens=[50]), "bad_row"),
-        (arrived(1, tokens=[-1]), "bad_row"),
-        (arrived(1, pages=[0]), "bad_row"),
-        (arrived(1, pages=[100]), "bad_row"),
-        (arrived(1, rows=[row(num_tokens=2, from_row=0)]), "bad_row"),
-        (arrived(1, rows=[row(num_tokens=0)]), "bad_step"),
-        (arrived(1, rows=[row(num_pages=0)]), "bad_step"),
-        (arrived(1, rows=[row(num_tokens=33, num_pages=9)]), "bad_step"),
-        (arrived(1, tokens=[1, 2]), "bad_step"),
-        (arrived(1)._replace(buffers=[b""]), "bad_step"),
-        (arrived(1)._replace(buffers=[b"abcde", b"abcd"]), "bad_step"),
+        (arrived(1, tokens=[-2]), "bad_row"),
+        (arrived(1, tokens=[1, -1]), "bad_row"),
+        (arrived(1, tokens=[-1]), "missing_input"),
+        (arrived(1, pages=[0]), "bad_step"),
+        (arrived(1, pages=[100]), "bad_step"),
+        (arrived(1, pages=range(1, 18)), "bad_step"),
+        (arrived(1, slot=MAX_SLOTS), "bad_step"),
+        (arrived(1, slot=-1), "bad_step"),
+        (arrived(1, sequence=-1), "bad_step"),
+        (arrived(1, first_page=-1), "bad_step"),
+        (arrived(1, tokens=[]), "bad_step"),
+        (arrived(1, tokens=[1] * 33, pages=range(1, 10)), "bad_step"),
+        (arrived(1)._replace(buffers=[*arrived(1).buffers[:2], b""]), "bad_step"),
+        (arrived(1)._replace(buffers=[*arrived(1).buffers[:2], b"abcde"]), "bad_step"),
+        (arrived(1)._replace(buffers=arrived(1).buffers[:1]), "bad_step"),
     ],
 )
 def test_plans_that_cannot_be_run_fail_by_row(broken: StepArrived, code: str) -> None:
@@ -185,6 +199,106 @@ def test_plans_that_cannot_be_run_fail_by_row(broken: StepArrived, code: str) ->
     assert [error.code for error in sent.result.errors] == [code]
     assert sent.result.token_ids == [-1]
     assert ran(core.handle(arrived(2))) == [2]
+
+
+def test_a_slot_has_one_row_and_a_row_draws_once() -> None:
+    core = adopted(next_step=1)
+    (sent,) = core.handle(arrived(1, rows=rows_of({}, {"slot": 0, "sequence": 1})))
+    assert [error.code for error in sent.result.errors] == ["bad_step"] * 2
+    event = arrived(2)
+    numbers = memoryview(bytearray(event.buffers[0])).cast("i")
+    numbers[4] = 2
+    (sent,) = core.handle(event._replace(buffers=[numbers, *event.buffers[1:]]))
+    assert "draws one token" in sent.result.errors[0].message
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([Row(1, [2], (), 1, first_page=1, opens=False), Row(9, slot=1, opens=False)], "sequence 9 is not open"),
+        ([Row(7, pages=[5], opens=False)], "sequence 7 is not open in slot 0"),
+        ([Row(1, [2], [6], 1, first_page=2, opens=False)], "has 1 pages, and is given pages from number 2 on"),
+        ([Row(2, [2], [6], first_page=1)], "has 0 pages, and is given pages from number 1 on"),
+        ([Row(1, [2], (), 1, first_page=1, opens=False), Row(3, slot=-7, opens=True)], ""),
+    ],
+)
+def test_a_step_of_what_is_not_known_is_not_run_and_told(rows: list[Row], words: str) -> None:
+    """Nothing of it stays: the same step, as it should be, is run."""
+    core = adopted(next_step=1)
+    core.handle(arrived(1))
+    core.handle(done(4))
+    (told,) = core.handle(arrived(2, rows=rows))
+    if not words:
+        assert [error.code for error in told.result.errors] == ["bad_step"] * 2
+        return
+    assert isinstance(told, TellMismatch)
+    assert (told.actor_id, told.mismatch.step, told.mismatch.scheduler_epoch) == ("s", 2, 1)
+    assert words in told.mismatch.reason
+    assert core.handle(arrived(3)) == [], "it waits for its turn"
+    assert core.handle(arrived(2, rows=rows)) == [told], "asked again, it says so again"
+    assert ran(core.handle(arrived(2, rows=follows(0)))) == [2]
+
+
+@pytest.mark.parametrize("one", [Open(-1, 1, 1, Sampling()), Open(0, -1, 1, Sampling()), Open(0, 1, -1, Sampling())])
+def test_what_cannot_be_opened_is_not(one: Open) -> None:
+    core = adopted(next_step=1)
+    event = arrived(1)
+    (told,) = core.handle(event._replace(plan=msgspec.structs.replace(event.plan, opens=[*event.plan.opens, one])))
+    assert "cannot have slot" in told.mismatch.reason
+    assert ran(core.handle(event)) == [1]
+
+
+def test_pages_are_put_in_their_places_and_running_a_step_twice_leaves_what_once_leaves() -> None:
+    core = adopted(next_step=1)
+    long = arrived(1, tokens=range(1, 9), pages=[11, 12], prompt=9, sampling=None)
+    core.handle(long)
+    core.handle(done(-1))
+    again = Row(1, range(5, 9), [12, 13], 4, 9, None, first_page=1, opens=False)
+    for step in (2, 3):
+        (command,) = core.handle(arrived(step, rows=[again]))
+        assert list(command.runnable.page_ids) == [11, 12]
+        core.handle(done(-1))
+    (command,) = core.handle(arrived(4, rows=[Row(1, [9], (), 8, 9, first_page=3, opens=False)]))
+    assert list(command.runnable.page_ids) == [11, 12, 13]
+
+
+def test_an_open_replaces_and_another_epoch_begins_with_nothing() -> None:
+    core = adopted(next_step=1)
+    core.handle(arrived(1))
+    core.handle(done(4))
+    other = Row(8, [3], [7], sampling=Sampling(seed=5), request_id="cmpl-8")
+    (command,) = core.handle(arrived(2, rows=[other]))
+    assert list(command.runnable.page_ids) == [7]
+    assert command.runnable.rows[0].sampling == Sampling(seed=5)
+    assert command.runnable.rows[0].request_id == "cmpl-8"
+    core.handle(done(6))
+    assert isinstance(core.handle(arrived(3, rows=follows(0)))[0], TellMismatch), "its slot is another's"
+    core.handle(adopt(epoch=2, next_step=1))
+    gone = Row(8, [3], [7], opens=False)
+    (told,) = core.handle(arrived(1, epoch=2, rows=[gone]))
+    assert told.mismatch == StepMismatch(scheduler_epoch=2, step=1, reason="sequence 8 is not open in slot 0")
+
+
+def test_what_a_step_of_the_epoch_before_draws_is_not_recorded() -> None:
+    core = adopted(next_step=1)
+    core.handle(arrived(1))
+    core.handle(adopt(epoch=2, next_step=1))
+    core.handle(done(4))
+    alike = arrived(1, epoch=2, prompt=2, sampling=None)
+    core.handle(alike)
+    core.handle(done(-1))
+    (sent,) = core.handle(arrived(2, epoch=2, rows=follows(0)))
+    assert [error.code for error in sent.result.errors] == ["missing_input"]
+
+
+def test_what_is_drawn_for_whom_the_slot_had_before_is_not_recorded() -> None:
+    core = WorkerCore(LIMITS, depth=2)
+    core.handle(adopt())
+    begun_ahead(core, arrived(1), arrived(2, sequence=5, prompt=2, sampling=None))
+    core.handle(done(4))
+    core.handle(done(-1))
+    (sent,) = core.handle(arrived(3, rows=[Row(5, [-1], (), 1, first_page=1, opens=False)]))
+    assert [error.code for error in sent.result.errors] == ["missing_input"]
 
 
 def test_empty_step_is_done_at_once() -> None:
@@ -200,7 +314,7 @@ def test_adoption_waits_for_the_running_step_and_drops_the_queue() -> None:
     assert core.handle(arrived(3, epoch=1)) == [StepRefused(3, "wrong_epoch")]
     assert core.handle(arrived(3, epoch=2)) == []
     commands = core.handle(done(5))
-    assert commands[0] == AnswerAdopt("new", 3)
+    assert commands[0] == AnswerAdopt("new")
     assert ran(commands) == [3]
     assert [command.result.scheduler_epoch for command in core.handle(done(5))] == [2]
 
@@ -215,7 +329,7 @@ def test_later_epochs_win() -> None:
     assert core.handle(adopt(epoch=3, call="third again")) == []
     refusals = core.handle(adopt(epoch=4, call="fourth"))
     assert [command.call for command in refusals] == ["third", "third again"]
-    assert core.handle(done(1)) == [AnswerAdopt("fourth", 1)]
+    assert core.handle(done(1)) == [AnswerAdopt("fourth")]
     (refused,) = WorkerCore(LIMITS).handle(adopt(epoch=0))
     assert isinstance(refused, RefuseAdopt)
 
@@ -224,16 +338,16 @@ def test_adopting_again_keeps_what_is_still_wanted() -> None:
     core = adopted(next_step=1)
     core.handle(arrived(2))
     core.handle(arrived(3))
-    assert core.handle(adopt(next_step=1)) == [AnswerAdopt("call", 0)]
+    assert core.handle(adopt(next_step=1)) == [AnswerAdopt("call")]
     assert core.num_queued == 2
     commands = core.handle(adopt(next_step=3))
-    assert commands[0] == AnswerAdopt("call", 0)
+    assert commands[0] == AnswerAdopt("call")
     assert ran(commands) == [3]
 
 
 def test_errors_of_rows_are_merged_in_order() -> None:
     core = adopted()
-    core.handle(arrived(1, rows=[row(), row(), row()], pages=[1, 0, 3]))
+    core.handle(arrived(1, rows=rows_of({}, {"tokens": [50]}, {})))
     (sent,) = core.handle(done(4, -1, errors=(RowError(2, "corrupt_page", ""), RowError(0, "x", ""))))
     assert [error.row for error in sent.result.errors] == [0, 1, 2]
     assert sent.result.token_ids == [4, -1, -1]
@@ -294,8 +408,8 @@ def test_whatever_arrives_steps_run_in_order_once_per_epoch(events: list[tuple[s
 
     for kind, number in events:
         if kind == "send":
-            pages = [0] if number % 3 == 0 else [1]
-            take(core.handle(arrived(number, epoch=max(epoch, 1), pages=pages)))
+            tokens = [50] if number % 3 == 0 else [1]
+            take(core.handle(arrived(number, epoch=max(epoch, 1), tokens=tokens)))
         elif kind == "adopt":
             epoch = max(epoch, number)
             waiting += 1
@@ -319,12 +433,11 @@ def begun_ahead(core: WorkerCore, *commands_of: StepArrived) -> list[RunStep]:
 def test_a_step_is_begun_behind_the_one_that_runs() -> None:
     core = WorkerCore(LIMITS, depth=2)
     core.handle(adopt())
-    follows = [row(start=3, prompt=2, from_row=0), row(start=3, prompt=2, from_row=1)]
-    steps = [arrived(1, rows=[row(), row()])] + [arrived(n, rows=follows, tokens=[-1, -1]) for n in (2, 3)]
+    steps = [arrived(1, rows=rows_of({}, {})), *(arrived(n, rows=follows(1, 0, start=n - 1)) for n in (2, 3))]
     first, second = begun_ahead(core, *steps)
     assert [first.runnable.step, second.runnable.step] == [1, 2]
     assert [r.from_row for r in first.runnable.rows] == [-1, -1]
-    assert [r.from_row for r in second.runnable.rows] == [0, 1]
+    assert [r.from_row for r in second.runnable.rows] == [1, 0]
     assert second.runnable.token_ids.tolist() == [-1, -1]
     assert core.num_queued == 1
     commands = core.handle(done(5, 6))
@@ -336,13 +449,12 @@ def test_a_step_is_begun_behind_the_one_that_runs() -> None:
 def test_what_is_known_when_a_step_is_begun_is_filled_in_and_what_is_not_drawn_is_missing() -> None:
     core = WorkerCore(LIMITS, depth=2)
     core.handle(adopt())
-    begun_ahead(core, arrived(1, rows=[row(), row()], pages=[1, 0]))
-    rows = [row(start=3, prompt=2, from_row=0), row(start=3, prompt=2, from_row=1), row(from_row=9)]
-    (command,) = begun_ahead(core, arrived(2, rows=rows, tokens=[-1, -1, -1]))
-    assert [(r.row, r.from_row) for r in command.runnable.rows] == [(0, 0)], "row 1 failed, and there is no row 9"
-    core.handle(done(4))
+    begun_ahead(core, arrived(1, rows=rows_of({}, {"tokens": [50]}, {"sampling": None, "prompt": 2})))
+    (command,) = begun_ahead(core, arrived(2, rows=follows(0, 1, 2)))
+    assert [(r.row, r.from_row) for r in command.runnable.rows] == [(0, 0)], "row 1 failed, and row 2 drew nothing"
+    core.handle(done(4, -1))
     core.handle(done(5))
-    (command,) = begun_ahead(core, arrived(3, rows=rows[:1], tokens=[-1]))
+    (command,) = begun_ahead(core, arrived(3, rows=follows(0, start=2)))
     assert command.runnable.rows[0].from_row == -1
     assert command.runnable.token_ids.tolist() == [5]
 
@@ -354,7 +466,7 @@ def test_an_adoption_is_answered_before_more_is_begun() -> None:
     assert core.handle(adopt(call="again")) == []
     assert core.handle(arrived(2)) == []
     commands = core.handle(done(4))
-    assert commands[1] == AnswerAdopt("again", 1)
+    assert commands[1] == AnswerAdopt("again")
     assert ran(commands) == [2]
     core.handle(adopt(epoch=2))
     assert core.handle(arrived(1, epoch=2)) == [], "not beside a step of the scheduler before"
@@ -365,7 +477,7 @@ def test_a_step_with_nothing_to_run_waits_for_its_turn() -> None:
     core = WorkerCore(LIMITS, depth=2)
     core.handle(adopt())
     begun_ahead(core, arrived(1))
-    assert core.handle(arrived(2, pages=[0])) == []
+    assert core.handle(arrived(2, tokens=[50])) == []
     core.handle(arrived(3))
     commands = core.handle(done(4))
     assert [c.result.step for c in commands if isinstance(c, SendResult)] == [1, 2]

@@ -18,6 +18,7 @@ from mesh.membership import Member
 from nodes.model_spec import resolve_model
 from nodes.worker.actor import WorkerActor
 from nodes.worker.step import RunnableStep, StepOutcome
+from tests.nodes.step_plans import Row, plan_of
 
 MODEL = "random:tiny-llama"
 
@@ -98,12 +99,8 @@ def test_a_result_is_told_after_the_event_behind_its_step(draws: bool) -> None:
         bench = Bench()
         context = await bench.start()
         adopt(bench.actor)
-        message, buffers = plan(1, [7, 8, 9])
-        if not draws:
-            [row] = message.rows
-            row = msgspec.structs.replace(row, sampling=None, num_prompt_tokens=9)
-            message = msgspec.structs.replace(message, rows=[row])
-        bench.actor.on_tell(SCHEDULER, message, buffers)
+        row = Row(1, [7, 8, 9], [4], prompt=3) if draws else Row(1, [7, 8, 9], [4], prompt=9, sampling=None)
+        bench.actor.on_tell(SCHEDULER, *plan_of(1, [row]))
         await until(bench.log, "launch 1")
         await asyncio.sleep(0.02)
         assert context.told == []

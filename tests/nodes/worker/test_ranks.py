@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,14 +17,15 @@ from mesh.errors import RemoteError
 from mesh.membership import Member, Membership
 from mesh.telemetry import Metrics
 from nodes.model_spec import resolve_model
-from nodes.protocol import Adopt, Adopted, GroupFormed, JoinGroup, StepPlan, StepRow
-from nodes.request import Sampling
+from nodes.protocol import Adopt, Adopted, GroupFormed, JoinGroup, StepPlan
 from nodes.worker.actor import WorkerActor
 from nodes.worker.config import ConfigError, WorkerConfig
-from nodes.worker.core import AdoptArrived, AnswerAdopt, Limits, RefuseAdopt, RunStep, StepArrived, StepDone
+from nodes.worker.core import AdoptArrived, AnswerAdopt, RefuseAdopt, RunStep, StepArrived, StepDone
 from nodes.worker.parallel.group import RankGroup
 from nodes.worker.parallel.ranks import Answer, Meeting, Over, RankCore, Refusal, who_is_missing
 from nodes.worker.step import StepOutcome
+from nodes.worker.step_columns import Limits
+from tests.nodes.step_plans import Row, plan_of
 
 IDS = ("w", "w.1", "w.2")
 
@@ -159,9 +159,7 @@ def test_ranks_meet_whatever_dies_in_any_order(seed: int, size: int) -> None:
 
 def plan(step: int, epoch: int = 1, start: int = 0) -> tuple[StepPlan, list[bytes]]:
     tokens = [7] if start else [7, 8, 9]
-    row = StepRow(1, start, len(tokens), 2, 3, Sampling())
-    message = StepPlan(scheduler_epoch=epoch, step=step, rows=[row])
-    return message, [array("i", tokens).tobytes(), array("i", [4, 5]).tobytes()]
+    return plan_of(step, [Row(1, tokens, [4, 5], start, 3)], epoch)
 
 
 def test_another_scheduler_waits_until_what_the_first_has_sent_is_done() -> None:
@@ -176,7 +174,7 @@ def test_another_scheduler_waits_until_what_the_first_has_sent_is_done() -> None
     commands = core.handle(StepDone(StepOutcome([7], []), 0.0))
     assert [type(one) for one in commands][-1] is RunStep, "the queued step runs first"
     commands = core.handle(StepDone(StepOutcome([8], []), 0.0))
-    assert commands[-1] == AnswerAdopt("b", 2)
+    assert commands[-1] == AnswerAdopt("b")
     assert core.num_deferred == 0
     assert core.scheduler_epoch == 2
 
@@ -186,7 +184,7 @@ def test_the_same_scheduler_is_answered_at_once() -> None:
     core = RankCore(Limits(20, 16, 300, 100, 64))
     core.handle(AdoptArrived(Adopt(scheduler_epoch=1), "a"))
     core.handle(StepArrived("s", *plan(1)))
-    assert core.handle(AdoptArrived(Adopt(scheduler_epoch=1, next_step=1), "b")) == [AnswerAdopt("b", 0)]
+    assert core.handle(AdoptArrived(Adopt(scheduler_epoch=1, next_step=1), "b")) == [AnswerAdopt("b")]
     assert core.num_deferred == 0
     assert core.is_running
     [late] = core.handle(AdoptArrived(Adopt(scheduler_epoch=0), "c"))
@@ -376,7 +374,7 @@ def test_a_step_that_ends_in_time_ends_nobody() -> None:
         waiting = asyncio.ensure_future(adopt(zero, 2))
         await asyncio.sleep(0)
         zero._done(steps[0], StepOutcome([7], []), zero.ctx.now())
-        assert (await waiting).last_step == 1
+        assert isinstance(await waiting, Adopted)
         await asyncio.sleep(0.03)
         assert mesh.ended == []
 
@@ -492,5 +490,5 @@ def test_a_group_is_configured_whole(fields: dict[str, Any]) -> None:
 
 
 def test_what_one_worker_answers_is_as_ever() -> None:
-    answer = Adopted(last_step=0, worker_epoch=1, numerics="", vocab_size=9)
+    answer = Adopted(worker_epoch=1, numerics="", vocab_size=9)
     assert b"group_epoch" not in msgspec.msgpack.encode(answer)

@@ -1,7 +1,6 @@
 """A worker lets go of its memory and takes it up: orders in any order, and models that answer as before."""
 
 import asyncio
-from array import array
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ from kvstore.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import PoolHandle
 from mesh.address import Address
 from mesh.errors import RemoteError
-from nodes.protocol import HasLetGo, HasTakenUp, LetGo, StepPlan, StepRow, TakeUp
-from nodes.request import Sampling
+from nodes.protocol import HasLetGo, HasTakenUp, LetGo, StepPlan, TakeUp
 from nodes.worker.actor import WorkerActor
 from nodes.worker.residence.core import (
     Confirm,
@@ -31,6 +29,7 @@ from nodes.worker.residence.core import (
     StepsEnded,
     StopSteps,
 )
+from tests.nodes.step_plans import Row, plan_of
 
 AGENT = Address("agent-0", 1)
 HANDLE = PoolHandle(
@@ -255,9 +254,7 @@ def test_a_model_draws_the_same_tokens_afterwards(weights: str) -> None:
         made: list[Any] = [actor._engine.runner]
 
         def prompt(step: int, epoch: int) -> tuple[StepPlan, list[bytes]]:
-            rows = [StepRow(1, 0, 3, 1, 3, Sampling())]
-            tokens, pages = array("i", [5, 6, 7]).tobytes(), array("i", [4]).tobytes()
-            return StepPlan(scheduler_epoch=epoch, step=step, rows=rows), [tokens, pages]
+            return plan_of(step, [Row(1, [5, 6, 7], [4], prompt=3)], epoch)
 
         adopt(actor)
         actor.on_tell(SCHEDULER, *prompt(1, 1))

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from array import array
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,15 @@ from test_parity import CASES, save_model
 from torch_running import GREEDY, Row, logits_by_chunks, make_runner, step
 
 from nodes.model_spec import resolve_model
-from nodes.protocol import Adopt, StepPlan, StepRow
+from nodes.protocol import Adopt, StepPlan
 from nodes.request import Sampling
-from nodes.worker.core import AdoptArrived, Limits, RunStep, SendResult, StepArrived, StepDone, WorkerCore
+from nodes.worker.core import AdoptArrived, RunStep, SendResult, StepArrived, StepDone, WorkerCore
 from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.step import POISONED, RunnableStep
+from nodes.worker.step_columns import Limits
 from nodes.worker.steps_ahead import StepsAhead
+from tests.nodes.step_plans import Row as PlannedRow
+from tests.nodes.step_plans import plan_of
 
 MODELS = [
     "random:tiny-llama", "random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-mistral", "random:tiny-qwen2-sliding",
@@ -286,12 +288,13 @@ def test_the_worker_keeps_the_runner_one_step_ahead_and_draws_the_same() -> None
 
 def planned(number: int) -> tuple[StepPlan, list[bytes]]:
     """Step `number` (0: the prefill) of `text` for three sequences, as a scheduler sends it."""
-    rows, tokens, pages = [], array("i"), array("i")
+    rows: list[PlannedRow] = []
     for i in range(3):
-        sampling = SAMPLED if i % 2 and number else GREEDY
-        ids = [-1] if number else IDS[i : i + 10 + i]
-        start = 9 + i + number if number else 0
-        rows.append(StepRow(i, start, len(ids), 8, 10 + i, sampling, i if number else -1))
-        tokens.extend(ids)
-        pages.extend(range(1 + 8 * i, 9 + 8 * i))
-    return StepPlan(scheduler_epoch=1, step=number + 1, rows=rows), [tokens.tobytes(), pages.tobytes()]
+        one = PlannedRow(i, IDS[i : i + 10 + i], range(1 + 8 * i, 9 + 8 * i), 0, 10 + i, GREEDY, i)
+        if number:
+            # The second step opens again: prompts are greedy, what follows is not.
+            sampling, opens = SAMPLED if i % 2 else GREEDY, number == 1
+            pages, first_page = (one.pages, 0) if opens else ((), 8)
+            one = PlannedRow(i, [-1], pages, 9 + i + number, 10 + i, sampling, i, first_page, opens)
+        rows.append(one)
+    return plan_of(number + 1, rows)

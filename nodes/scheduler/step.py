@@ -1,0 +1,72 @@
+"""A step as the scheduler has it: its columns, whose rows they are, and what became of it. Pure.
+
+A worker's table is empty after every `Adopted`. Which table a sequence was opened in, and how many pages it was given
+there, is in the sequence (`table`, `num_placed`); a step holds what was new when it was composed, and is encoded anew
+for another table.
+"""
+
+from array import array
+from typing import NamedTuple
+
+from nodes.protocol import RowError
+from nodes.protocol.steps import ROW_WIDTH, Open, RowColumn
+from nodes.scheduler.sequence import Sequence
+
+
+class Step(NamedTuple):
+    """What batching composed: rows (`ROW_WIDTH` numbers each), their sequences, their input tokens (-1: drawn by the
+    step before, and not known yet), pages and sequences that are new to the worker.
+    """
+
+    rows: "array[int]"
+    sequences: list[Sequence]
+    token_ids: "array[int]"
+    page_ids: "array[int]"
+    opens: list[Open]
+
+    def column(self, column: RowColumn) -> "array[int]":
+        """One number of each row."""
+        return self.rows[column::ROW_WIDTH]
+
+    def opened_in(self, table: int) -> "Step":
+        """The same step for a worker whose table holds no more than what was opened in `table` so far.
+
+        Pages are only appended while a row is in flight, so those that a row had are the sequence's first ones still.
+        """
+        rows, page_ids, opens = self.rows[:], array("i"), list[Open]()
+        firsts, counts = self.column(RowColumn.FIRST_PAGE), self.column(RowColumn.NUM_PAGES)
+        for at, (sequence, first, count) in enumerate(zip(self.sequences, firsts, counts, strict=True)):
+            end, begin = first + count, first
+            if sequence.table != table:
+                sequence.table, begin = table, 0
+                opens.append(sequence.opening())
+            page_ids.extend(sequence.page_ids[begin:end])
+            rows[at * ROW_WIDTH + RowColumn.FIRST_PAGE] = begin
+            rows[at * ROW_WIDTH + RowColumn.NUM_PAGES] = end - begin
+        return self._replace(rows=rows, page_ids=page_ids, opens=opens)
+
+    def filled_in(self, drawn: dict[int, int]) -> "Step":
+        """The same step with the tokens that are known by now, by `row_id`; in a copy: what is lent must not change.
+
+        A row that hangs on a failed one belongs to an ended sequence; it is computed on token 0 and dropped.
+        """
+        token_ids = self.token_ids[:]
+        offset = 0
+        for sequence, count in zip(self.sequences, self.column(RowColumn.COUNT), strict=True):
+            if token_ids[offset] < 0:
+                token_ids[offset] = max(0, drawn[sequence.row_id])
+            offset += count
+        return self._replace(token_ids=token_ids)
+
+
+class Acknowledged(NamedTuple):
+    """A step that ran: `token_ids[i]` was drawn by row i, -1 for nothing; `errors` by row."""
+
+    step: Step
+    token_ids: list[int]
+    errors: dict[int, RowError]
+
+    def drawn(self) -> dict[int, int]:
+        """What each sequence drew, by `row_id`."""
+        pairs = zip(self.step.sequences, self.token_ids, strict=True)
+        return {sequence.row_id: token_id for sequence, token_id in pairs}
