@@ -128,8 +128,7 @@ class WorkerActor(Actor):
             self.ctx.log.warning("slow_kernels", why=note)
         make_core = WorkerCore if self._ranks is None else RankCore
         limits = Limits(pool.num_pages, config.page_size, spec.vocab_size, spec.context_length, config.max_batch_tokens)
-        depth = DEVICE_DEPTH if self._engine.runs_ahead else 1
-        core = self._core = make_core(limits, depth=depth)
+        core = self._core = make_core(limits, depth=(depth := self._depth))
         self._driver = CoreDriver(
             self,
             "worker",
@@ -247,6 +246,10 @@ class WorkerActor(Actor):
         pool = self._pool = take_pool(self._host, self._config, spec, handle)
         self._adopted = msgspec.structs.replace(self._adopted, incarnation=handle.incarnation)
         await self._engine.take(self.ctx, self._persistent, spec, pool)
+
+    @property
+    def _depth(self) -> int:
+        return DEVICE_DEPTH if self._engine.runs_ahead else 1
 
     @property
     def _releases_in_place(self) -> bool:

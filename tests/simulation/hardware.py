@@ -6,7 +6,7 @@ last, and a cancelled copy may still write for a while. `corrupt_pages` then com
 """
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,11 +16,12 @@ from kvstore.page_pool import PagePool
 from kvstore.page_table import PageTable, Torn
 from kvstore.transfer.base import Direction
 from nodes.kv_agent.actor import KVAgent
+from nodes.protocol import RowError
 from nodes.worker.actor import WorkerActor
 from nodes.worker.config import WorkerConfig
 from nodes.worker.errors import DeviceFailed
 from nodes.worker.isolation import run_isolated
-from nodes.worker.step import RunnableStep
+from nodes.worker.step import RunnableStep, outcome_of, with_inputs
 from tests.simulation.bad_devices import BadDevices, BadRunner
 from tests.simulation.bad_moments import BadMoments
 
@@ -62,17 +63,31 @@ class SlowWorker(WorkerActor):
     """A worker whose steps write every other row when they begin, and all of them when they end.
 
     `errors` counts the rows that failed, by code; `moments` says which steps take much longer than others. Ranks of a
-    group wait for each other in every step.
+    group wait for each other in every step. With a `depth` of two the next step waits behind the one that runs, and
+    takes from it what the scheduler did not know.
     """
 
+    depth = 1
     errors: Counter[str]
     moments: BadMoments
     devices: BadDevices
     lockstep: Lockstep
     _fate = ""
+    _begun: deque[RunnableStep]
+
+    @property
+    def _depth(self) -> int:
+        self._begun = deque()
+        return self.depth
 
     def _run(self, step: RunnableStep) -> None:
         self._watch.begun(step)
+        self._begun.append(step)
+        if len(self._begun) == 1:
+            self._begin(step, [])
+
+    def _begin(self, step: RunnableStep, errors: list[RowError]) -> None:
+        """Rows with `errors` are left out of the step."""
         runner: Any = self._engine.require()
         some = run_isolated(runner, step._replace(rows=step.rows[step.step % 2 :: 2]))
         self.errors.update(error.code for error in some.errors)
@@ -88,11 +103,13 @@ class SlowWorker(WorkerActor):
         if self._ranks is not None and self._core is not None:
             running = (self._core.scheduler_epoch, step.step)
             at = self.lockstep.begin(self._config, self._ranks.epoch, running)
-        self.ctx.later(delay_s, self._end, step, self.ctx.now(), at)
+        self.ctx.later(delay_s, self._end, step, errors, self.ctx.now(), at)
 
-    def _end(self, step: RunnableStep, started: float, at: tuple[int, int, str] | None) -> None:
+    def _end(
+        self, step: RunnableStep, missing: list[RowError], started: float, at: tuple[int, int, str] | None
+    ) -> None:
         if at is not None and not self.lockstep.is_met(at):
-            self.ctx.later(WAIT_S, self._end, step, started, at)
+            self.ctx.later(WAIT_S, self._end, step, missing, started, at)
             return
         try:
             outcome = run_isolated(BadRunner(self._engine.require(), self._fate), step)
@@ -100,7 +117,13 @@ class SlowWorker(WorkerActor):
             self._die_of(step, error)
             return
         self.errors.update(error.code for error in outcome.errors)
-        self._done(step, outcome, started)
+        whole = self._begun.popleft()
+        outcome = outcome_of(whole, step, outcome, missing)
+        drawn = {row.row: token_id for row, token_id in zip(whole.rows, outcome.token_ids, strict=True)}
+        behind = self._begun[0] if self._begun else None
+        self._done(whole, outcome, started)
+        if behind is not None:
+            self._begin(*with_inputs(behind, drawn))
 
 
 def slow_down(agent: KVAgent, copy_s: float, most_late: int, moments: BadMoments, dice: random.Random) -> None:

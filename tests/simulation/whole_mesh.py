@@ -104,6 +104,8 @@ class SimulatedMesh:
         self.devices = BadDevices(self.seed)
         self.errors: Counter[str] = Counter()
         self.lockstep = Lockstep()
+        dice = random.Random(f"depth/{self.seed}")
+        self.depths = {group: dice.choice([1, 2]) for group in self.groups}
         self._is_stopping = False
         self.makers: dict[str, Callable[[], Actor]] = {}
         self._dead: dict[SimulatedProcess, asyncio.Event] = {}
@@ -182,6 +184,7 @@ class SimulatedMesh:
         worker = SlowWorker(config, self.host, kill=lambda: self.processes[actor_id].die())
         worker.errors, worker.moments, worker.lockstep = self.errors, self.moments, self.lockstep
         worker.devices = self.devices
+        worker.depth = self.depths.get(config.group, 1)
         return worker
 
     def _scheduler(self, group: str, spec: Any) -> SchedulerConfig:
