@@ -143,9 +143,8 @@ class WorkerActor(Actor):
             "max_batch_tokens": config.max_batch_tokens,
         }
         group_epoch = self._ranks.epoch if self._ranks is not None else 0
-        self._adopted = Adopted(
-            worker_epoch=self.ctx.address.epoch, incarnation=pool.info.incarnation, group_epoch=group_epoch, **model
-        )
+        own = {"incarnation": pool.info.incarnation, "group_epoch": group_epoch}
+        self._adopted = Adopted(worker_epoch=self.ctx.address.epoch, **own, **model)
         saves_memory = config.memory_saver and self._releases_in_place
         self.ctx.announce("ready", group=config.group, model=spec.name, memory_saver=saves_memory, **model)
 

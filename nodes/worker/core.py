@@ -10,8 +10,8 @@ A scheduler adopts before it sends. Adoption by a new epoch drops the queue, for
 it is answered when the running step is done, because until then that step still writes pages. `Adopt.next_step` says
 which step comes first; if it says 0, the first to arrive that needs no predecessor does.
 
-With a depth of two a step is begun while the one before still runs: its placeholders then name rows of that step, and
-the runner fills them in on the device. Steps end in the order in which they were begun.
+With a depth of two a step is begun while the one before still runs: what that one draws is then named by its row, and
+the runner fills it in on the device. Steps end in the order in which they were begun.
 
 A step of a sequence that is not open, or with a gap in its pages, is not run: the scheduler is told (`StepMismatch`).
 """
