@@ -137,16 +137,13 @@ class WorkerActor(Actor):
             setup={"limits": limits, "depth": depth},
             redact=PromptRedactor,
         )
-        model: dict[str, Any] = {
-            "numerics": runner.numerics,
-            "vocab_size": spec.vocab_size,
-            "max_batch_tokens": config.max_batch_tokens,
-        }
-        group_epoch = self._ranks.epoch if self._ranks is not None else 0
-        own = {"incarnation": pool.info.incarnation, "group_epoch": group_epoch}
+        model: dict[str, Any] = {"numerics": runner.numerics, "vocab_size": spec.vocab_size}
+        model |= {"max_batch_tokens": config.max_batch_tokens}
+        own = {"incarnation": pool.info.incarnation, "group_epoch": self._ranks.epoch if self._ranks else 0}
         self._adopted = Adopted(worker_epoch=self.ctx.address.epoch, **own, **model)
+        model |= {"model": spec.name, "kernels": self._engine.kernels_note}
         saves_memory = config.memory_saver and self._releases_in_place
-        self.ctx.announce("ready", group=config.group, model=spec.name, memory_saver=saves_memory, **model)
+        self.ctx.announce("ready", group=config.group, memory_saver=saves_memory, **model)
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
         """Take in a step; see `Actor.on_tell`."""
