@@ -47,7 +47,7 @@ _EVENTS: Final = {
     DRAINED: "actor_drained",
     STOPPED: "actor_stopped",
 }
-_WISHED: Final = ("exit_0", NOT_WANTED)
+_IN_ORDER: Final = "exit_0"
 _TROUBLE: Final = (SUSPECTED, DYING, BACKOFF)
 
 
@@ -59,12 +59,19 @@ class SupervisionRecord:
         self._context = context
         self._roles = roles
         self._started: set[str] = set()
+        self._draining: set[str] = set()
+        self._died: set[str] = set()
 
     def state(self, report: Report) -> None:
         """An actor is in another state."""
         self._tell(report)
         is_first = report.state == SPAWNING and report.actor_id not in self._started
         self._count_state(report)
+        if report.state == DRAINING:
+            self._draining.add(report.actor_id)
+        elif report.state == SPAWNING:
+            self._started.add(report.actor_id)
+            self._draining.discard(report.actor_id)
         fields: dict[str, Any] = {"peer": report.actor_id, "peer_epoch": report.epoch}
         if report.reason:
             fields["reason"] = report.reason
@@ -91,8 +98,12 @@ class SupervisionRecord:
 
     def death(self, died: Died) -> None:
         """An actor's process was reaped."""
-        self._count("mesh_supervisor_deaths_total", died.actor_id, died.cause)
-        tell = self._log.info if died.cause in _WISHED else self._log.warning
+        in_order = died.cause == _IN_ORDER
+        if died.cause != NOT_WANTED and not (in_order and died.actor_id in self._draining):
+            # Who ends by wish has not died on anybody, and who follows is no restart.
+            self._count("mesh_supervisor_deaths_total", died.actor_id, died.cause)
+            self._died.add(died.actor_id)
+        tell = self._log.info if in_order or died.cause == NOT_WANTED else self._log.warning
         tell("actor_died", peer=died.actor_id, peer_epoch=died.epoch, cause=died.cause, reason=died.reason)
 
     def zygote_death(self, end: Exit) -> None:
@@ -136,10 +147,10 @@ class SupervisionRecord:
             self._count(_COUNTED[report.state], actor_id)
         elif report.state == BACKOFF and report.wait_s:
             self._count("mesh_supervisor_backoffs_total", actor_id)
-        elif report.state == SPAWNING:
-            if actor_id in self._started:
-                self._count("mesh_supervisor_restarts_total", actor_id)
-            self._started.add(actor_id)
+        elif report.state == SPAWNING and actor_id in self._died:
+            # Not where what it was to be forked from fell: no process of it was lost.
+            self._count("mesh_supervisor_restarts_total", actor_id)
+            self._died.remove(actor_id)
 
     def _count(self, name: str, actor_id: str, reason: str = "") -> None:
         # The labels say whom it is about; a scrape does not put the supervisor's own in their place.

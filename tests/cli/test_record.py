@@ -10,7 +10,20 @@ from cli.launch.exits import Exit
 from cli.launch.progress import Progress
 from cli.launch.record import SupervisionRecord
 from mesh.supervision.core import Supervisor
-from mesh.supervision.events import Beat, Begin, Died, Event, Exited, Policy, Report, Spawned, Supervised, Tick
+from mesh.supervision.events import (
+    Beat,
+    Begin,
+    Died,
+    Event,
+    Exited,
+    Policy,
+    Renew,
+    Report,
+    Spawned,
+    SpawnFailed,
+    Supervised,
+    Tick,
+)
 from mesh.telemetry import Metrics
 
 
@@ -105,3 +118,19 @@ def test_the_death_of_what_actors_are_forked_from_is_logged_and_counted(written:
     assert [(entry["event"], entry["cause"]) for entry in log] == [("zygote_died", "SIGKILL")]
     assert written.counted("deaths", "zygote", reason="SIGKILL") == 1
     assert b"zygote" in os.read(written.reader, 4096)
+
+
+def test_who_is_renewed_or_never_came_to_be_has_not_died(written: Written) -> None:
+    with structlog.testing.capture_logs() as log:
+        written.feed(Renew(("a",)), 1.0)
+        written.feed(Exited("a", 1, "exit 0", cause="exit_0"), 1.1)
+        # What it was to be forked from fell, and is there again.
+        written.feed(SpawnFailed("a", 2, "the zygote ended", foreign=True), 1.2)
+        written.feed(Tick(), 1.3)
+        written.starts("a", 3, 1.4)
+    assert events(log, "a")[-4:] == ["actor_restarts", "actor_starts", "actor_started", "actor_ready"]
+    assert written.counted("deaths", "a", reason="exit_0") == written.counted("restarts", "a") == 0
+    # Who ends in order without having been asked was wanted.
+    written.feed(Exited("a", 3, "exit 0", cause="exit_0"), 1.5)
+    written.feed(Tick(), 1.8)
+    assert written.counted("deaths", "a", reason="exit_0") == written.counted("restarts", "a") == 1
