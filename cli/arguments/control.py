@@ -1,6 +1,6 @@
 """Commands that change a mesh: stop it, renew its actors, have its memory released."""
 
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -28,9 +28,7 @@ def drain(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the end.")] = 120.0,
 ) -> None:
     """Have actors finish what they have and end; they stay away until `restart`."""
-    from cli.commands.renew import renew as run
-
-    raise typer.Exit(run(name, names, stay_away=True, timeout_s=timeout))
+    _renew(name, names, stay_away=True, timeout_s=timeout)
 
 
 @app.command(epilog=example("meshctl restart tokenizer"))
@@ -40,9 +38,13 @@ def restart(
     timeout: Annotated[float, typer.Option(help="Seconds to wait until all are ready again.")] = 300.0,
 ) -> None:
     """Renew actors one after the other while the mesh serves: each finishes what it has, ends and starts again."""
+    _renew(name, names, stay_away=False, timeout_s=timeout)
+
+
+def _renew(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -> NoReturn:
     from cli.commands.renew import renew as run
 
-    raise typer.Exit(run(name, names, stay_away=False, timeout_s=timeout))
+    raise typer.Exit(run(name, names, stay_away=stay_away, timeout_s=timeout_s))
 
 
 @app.command(epilog=example("meshctl release prefill-0 --keep-weights"))

@@ -1,6 +1,7 @@
 """One mesh of `tiny`, prefill and decode apart, for all tests of a file."""
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,13 +15,13 @@ from tests.process.conftest import Host
 MESH = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--detokenizers", "2")
 
 
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[ChaosMesh]:
-    """Restarts are not rationed: what the budget does, tests/process/test_deaths.py says."""
+@contextlib.contextmanager
+def started(**environment: str) -> Iterator[ChaosMesh]:
+    """A settled mesh, which in the end leaves nothing behind."""
     # Under /tmp and short: paths of sockets are at most a hundred bytes.
     host = Host(tempfile.mkdtemp(prefix="kc"))
     try:
-        process = host.up(*MESH, KVMESH_SUPERVISION__RESTART_BUDGET="100000")
+        process = host.up(*MESH, **environment)
         chaos = ChaosMesh(host, process)
         chaos.settled(60.0)
         yield chaos
@@ -30,6 +31,13 @@ def mesh() -> Iterator[ChaosMesh]:
     finally:
         host.clean()
         shutil.rmtree(host.base)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[ChaosMesh]:
+    """Restarts are not rationed: what the budget does, tests/process/test_deaths.py says."""
+    with started(KVMESH_SUPERVISION__RESTART_BUDGET="100000") as mesh:
+        yield mesh
 
 
 @pytest.fixture(scope="module")

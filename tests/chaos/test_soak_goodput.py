@@ -6,9 +6,7 @@ SOAK_SECONDS and SOAK_SEED set another length and other victims. The restart bud
 import asyncio
 import os
 import random
-import shutil
 import signal
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.chaos_mesh import GATEWAY, ChaosMesh
-from tests.chaos.conftest import MESH
+from tests.chaos.conftest import started
 from tests.chaos.reconnecting import NUM_BODIES, ReconnectingClients
 from tests.chaos.streams import Answer, Wave, bodies
-from tests.process.conftest import Host
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.soak]
 
@@ -34,19 +31,8 @@ ZYGOTE = "zygote"
 @pytest.fixture
 def rationed_mesh() -> Iterator[ChaosMesh]:
     """Its supervisor is set as anybody's is."""
-    # Under /tmp and short: paths of sockets are at most a hundred bytes.
-    host = Host(tempfile.mkdtemp(prefix="kc"))
-    try:
-        process = host.up(*MESH)
-        chaos = ChaosMesh(host, process)
-        chaos.settled(60.0)
-        yield chaos
-        process.terminate()
-        assert process.wait(30) == 0
-        host.assert_nothing_left()
-    finally:
-        host.clean()
-        shutil.rmtree(host.base)
+    with started() as mesh:
+        yield mesh
 
 
 def zygotes(supervisor: int) -> list[int]:

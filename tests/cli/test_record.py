@@ -32,8 +32,6 @@ class Written:
 
     def __init__(self) -> None:
         self.metrics = Metrics()
-        # Commands that other tests run in this process configure it, levels included.
-        structlog.reset_defaults()
         self.log = structlog.get_logger()
         self.reader, writer = os.pipe()
         self.record = SupervisionRecord(Progress(writer, is_pipe=True), lambda: self, dict.fromkeys("ab", "worker"))

@@ -123,10 +123,8 @@ class Adder:
 @pytest.fixture
 def log():
     stream = io.StringIO()
-    before = structlog.get_config()
     setup_log(stream=stream)
-    yield stream
-    structlog.configure(**before)
+    return stream
 
 
 @pytest.mark.parametrize("where", ["handle", "perform"])

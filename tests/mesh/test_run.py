@@ -12,7 +12,6 @@ import textwrap
 import threading
 
 import pytest
-import structlog
 from mesh_under_test import QUICK, Recorder, Say, until
 
 from mesh.address import Address
@@ -59,13 +58,6 @@ PROGRAM = textwrap.dedent(
     sys.exit(code)
     """
 )
-
-
-@pytest.fixture(autouse=True)
-def own_log():
-    """`run_actor` sets the log of the whole process."""
-    yield
-    structlog.reset_defaults()
 
 
 class Processes:

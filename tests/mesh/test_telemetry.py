@@ -8,12 +8,6 @@ from mesh.frames import SYSTEM_CODEC
 from mesh.telemetry import SECONDS, Metrics, new_traceparent, series, setup_log
 
 
-@pytest.fixture(autouse=True)
-def log_is_reset():
-    yield
-    structlog.reset_defaults()
-
-
 def test_series_are_those_of_prometheus():
     assert series("mesh_x_total", {}) == "mesh_x_total"
     assert series("mesh_x", {"b": "2", "a": 'say "hi"\n\\'}) == 'mesh_x{a="say \\"hi\\"\\n\\\\",b="2"}'

@@ -4,7 +4,6 @@ import asyncio
 import json
 
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
 from mesh.testing.virtual_time import run
@@ -20,8 +19,6 @@ STAGES = ("tokenize_s", "queue_s", "grant_s", "prefill_s", "transfer_s")
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_stages_are_counted_and_add_up_to_the_first_token(mixed: bool) -> None:
-    # Seeds that ran before in this process have silenced the log.
-    structlog.reset_defaults()
     mesh = SimulatedMesh(1, Faults(), mixed, "")
     mesh.makers["gateway-0"] = lambda: Gateway(SLOW, serve_http=False)
 
