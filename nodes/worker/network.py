@@ -16,10 +16,8 @@ from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm, Parame
 from nodes.models.registry import decoder
 from nodes.worker.attention.base import AttentionBackend, Span
 from nodes.worker.layers.linear import Linear as LinearKernel
-from nodes.worker.layers.linear import make_linear, padded_rows
+from nodes.worker.layers.linear import can_pack, make_linear, padded_rows
 from nodes.worker.layers.rotary import RotaryTable, rotate
-from nodes.worker.ops.native.library import Library
-from nodes.worker.ops.native.linear import NativeLinear, NativeNorm
 from nodes.worker.weights.loader import WeightSource
 
 
@@ -35,42 +33,42 @@ class _Step(NamedTuple):
 class TorchNetwork:
     """The weights of one model, ready to compute, and `Ops` on tensors. Raises what `weights` raises.
 
-    `tile_rows` as for `make_linear`. With a `library` its kernels compute products and norms, and nothing is padded.
+    `tile_rows` as for `make_linear`.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        weights: WeightSource,
-        attention: AttentionBackend,
-        tile_rows: int = 0,
-        library: Library | None = None,
-    ) -> None:
-        self.library = library
+    def __init__(self, spec: ModelSpec, weights: WeightSource, attention: AttentionBackend, tile_rows: int = 0) -> None:
         self.model = model = decoder(spec)
+        self._tile_rows = tile_rows
         self._spec = spec
         self._attention = attention
         self._linears: dict[str, LinearKernel] = {}
         self._norms: dict[str, Tensor] = {}
-        self._native_norms: dict[str, NativeNorm] = {}
         self._embedding = weights.tensor(model.embedding.weight.name)
         self.dtype = self._embedding.dtype
         parts = (model.layers, model.norm, model.head)
         for part in parts_of((Linear, Norm), parts):
             if isinstance(part, Norm):
                 weight = weights.tensor(part.weight.name)
-                weight = self._norms[part.weight.name] = weight.float() + part.offset if part.offset else weight
-                if library is not None:
-                    self._native_norms[part.weight.name] = NativeNorm(library, weight, part.eps)
+                self._norms[part.weight.name] = weight.float() + part.offset if part.offset else weight
             else:
-                weight = self._joined(weights, part.weights)
-                bias = self._joined(weights, part.biases) if part.biases else None
-                native = None if library is None else NativeLinear(library, weight, bias)
-                self._linears[part.name] = native or make_linear(weight, bias, tile_rows)
+                self._linears[part.name] = make_linear(
+                    self._joined(weights, part.weights),
+                    self._joined(weights, part.biases) if part.biases else None,
+                    tile_rows,
+                )
         attentions = list(parts_of((Attention,), parts))
         self._rotary = {one.rope: RotaryTable(one.rope, spec.head_dim) for one in attentions}
         self._qk_norms = {one.layer: self._qk_norm(one.q_norm, one.k_norm) for one in attentions if one.q_norm}
         self._step: _Step | None = None
+
+    @property
+    def kernels(self) -> str:
+        """What computes products: oneDNN on packed weights, or torch on plain ones."""
+        return "plain" if self._tile_rows or not can_pack(self.dtype) else "packed"
+
+    def set_threads(self, num_threads: int) -> None:
+        """Compute with so many, in the calling thread."""
+        torch.set_num_threads(num_threads)
 
     def forward(self, token_ids: Tensor, spans: Sequence[Span], sampled: Tensor) -> Tensor:
         """Logits `[len(sampled), vocab]` of the rows `sampled`; KV of all rows is written to the pages.
@@ -78,7 +76,7 @@ class TorchNetwork:
         `token_ids` (int64) holds one id per row, `spans` in the order of the rows (see `attention.base`).
         """
         num_rows = token_ids.shape[0]
-        padding = token_ids.new_zeros(self._padded_rows(num_rows) - num_rows)
+        padding = token_ids.new_zeros(padded_rows(num_rows) - num_rows)
         positions = torch.cat((*(torch.arange(span.start, span.end) for span in spans), padding))
         angles = {rope: table.rows(positions) for rope, table in self._rotary.items()}
         self._step = _Step(torch.cat((token_ids, padding)), sampled, self._attention.plan(spans), angles)
@@ -95,8 +93,6 @@ class TorchNetwork:
     def norm(self, x: Tensor, by: Norm, add: Tensor | None = None) -> Tensor:
         """See `Ops`. In float32, returned in `x`'s dtype."""
         weight = self._norms[by.weight.name]
-        if (native := self._native_norms.get(by.weight.name)) is not None:
-            return native(x) if add is None else native(x).add_(add)
         # An offset is added in float32, where it loses nothing of the weight.
         rows = x if weight.dtype == x.dtype else x.float()
         normed = torch.rms_norm(rows, list(weight.shape), weight, by.eps).to(x.dtype)
@@ -136,17 +132,8 @@ class TorchNetwork:
         num_rows = x.shape[0]
         if not num_rows:
             return x.new_empty(0, self._spec.vocab_size)
-        padding = self._padded_rows(num_rows) - num_rows
+        padding = padded_rows(num_rows) - num_rows
         return self._linears[by.name](F.pad(x, (0, 0, 0, padding)) if padding else x)[:num_rows]
-
-    def set_threads(self, num_threads: int) -> None:
-        """Compute with so many, in the calling thread."""
-        if self.library is not None:
-            self.library.set_threads(num_threads)
-        torch.set_num_threads(num_threads)
-
-    def _padded_rows(self, num_rows: int) -> int:
-        return padded_rows(num_rows) if self.library is None else num_rows
 
     @property
     def _planned(self) -> _Step:

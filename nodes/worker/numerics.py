@@ -25,11 +25,15 @@ from torch import Tensor
 from kvstore.layout import KVLayout
 from nodes.model_spec import ModelSpec
 from nodes.models.parts import Gated, Linear, parts_of
-from nodes.worker.attention.base import Span
+from nodes.worker.attention.base import AttentionBackend, Span
 from nodes.worker.attention.torch_paged import SPLIT, TorchPagedAttention
-from nodes.worker.layers.linear import can_pack
 from nodes.worker.network import TorchNetwork
+from nodes.worker.ops.native.attention import NativeAttention
+from nodes.worker.ops.native.network import NativeNetwork
 from nodes.worker.pool_view import PoolView
+
+HostNetwork = TorchNetwork | NativeNetwork
+HostAttention = TorchPagedAttention | NativeAttention
 
 Rule = Literal["any", "rows4", "tile16", "varies"]
 TILE_ROWS: Final = 16
@@ -49,36 +53,33 @@ class Numerics(NamedTuple):
 
 
 def check_numerics(
-    spec: ModelSpec, network: TorchNetwork, attention: TorchPagedAttention, rule: Rule, num_threads: int
+    spec: ModelSpec, network: HostNetwork, attention: HostAttention, rule: Rule, num_threads: int
 ) -> Numerics:
-    """Try with one thread and with `num_threads` whether `rule` holds for the loaded layers.
+    """Try with one thread and with `num_threads` whether `rule` holds for the loaded layers, and for such an attention.
 
     Takes some tens of milliseconds.
     """
     dtype = network.dtype
     try:
         network.set_threads(1)
-        alone = [*_linear_results(spec, network), *_attention_results(attention, dtype)]
+        alone = [*_linear_results(spec, network, rule), *_attention_results(attention, dtype)]
     finally:
         network.set_threads(num_threads)
-    results = [*_linear_results(spec, network), *_attention_results(attention, dtype)]
+    results = [*_linear_results(spec, network, rule), *_attention_results(attention, dtype)]
     holds = all(same for same, _ in alone + results)
     holds = holds and all(torch.equal(a, b) for (_, a), (_, b) in zip(alone, results, strict=True))
     digest = hashlib.blake2b(digest_size=8)
     for _, whole in results:
         digest.update(whole.contiguous().view(torch.uint8).numpy().tobytes())
     found: Rule = rule if holds else "varies"
-    kernels = "plain" if rule == "tile16" or not can_pack(dtype) else "packed"
-    if network.library is not None:
-        kernels = f"native-{network.library.name}"
     isa = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}".lower()
     name = str(dtype).removeprefix("torch.")
-    return Numerics(found, f"torch-{torch.__version__}/{isa}/{name}/{kernels}/{found}/{digest.hexdigest()}")
+    return Numerics(found, f"torch-{torch.__version__}/{isa}/{name}/{network.kernels}/{found}/{digest.hexdigest()}")
 
 
-def _linear_results(spec: ModelSpec, network: TorchNetwork) -> Iterator[tuple[bool, Tensor]]:
+def _linear_results(spec: ModelSpec, network: HostNetwork, rule: Rule) -> Iterator[tuple[bool, Tensor]]:
     """The first layer's products and the head's, each on rows that are as they would be: of norm 1."""
-    ranges = _PARTS if network.library is None else _UNEVEN_PARTS
+    ranges = _UNEVEN_PARTS if rule == "any" else _PARTS
     hidden = network.norm(_drawn(1, _NUM_ROWS, spec.hidden_size).to(network.dtype), network.model.norm)
     for seed, part in enumerate(parts_of((Gated, Linear), network.model.layers[0]), 2):
         if isinstance(part, Gated):
@@ -90,7 +91,7 @@ def _linear_results(spec: ModelSpec, network: TorchNetwork) -> Iterator[tuple[bo
     yield _compare(partial(network.head, by=network.model.head), hidden[:_NUM_HEAD_ROWS], ranges)
 
 
-def _linear(network: TorchNetwork, by: Linear, rows: Tensor) -> Tensor:
+def _linear(network: HostNetwork, by: Linear, rows: Tensor) -> Tensor:
     """As layers call it: what is added up over ranks is added to hidden states."""
     return network.linear(rows, by, rows.new_zeros(rows.shape[0], by.weights[0].shape[0]) if by.is_summed else None)
 
@@ -103,7 +104,7 @@ def _compare(
     return all(torch.equal(compute(rows[a:b].contiguous()), whole[a:b]) for a, b in parts), whole
 
 
-def _attention_results(attention: TorchPagedAttention, dtype: torch.dtype) -> Iterator[tuple[bool, Tensor]]:
+def _attention_results(attention: HostAttention, dtype: torch.dtype) -> Iterator[tuple[bool, Tensor]]:
     """One sequence: whole, in chunks, and its last positions as single rows beside other sequences."""
     layout, num_heads = attention.layout, attention.num_heads
     shape = (_NUM_POSITIONS, layout.num_kv_heads, layout.head_dim)
@@ -111,7 +112,7 @@ def _attention_results(attention: TorchPagedAttention, dtype: torch.dtype) -> It
     k, v = _drawn(4, *shape).to(dtype).to(torch.float32), _drawn(5, *shape).to(dtype)
     num_pages = layout.num_pages_for(_NUM_POSITIONS)
 
-    def attend(over: TorchPagedAttention, *rows_of: tuple[int, int, int]) -> Tensor:
+    def attend(over: AttentionBackend, *rows_of: tuple[int, int, int]) -> Tensor:
         """Rows `begin .. end-1` of copies of the sequence: (copy, begin, end)."""
         spans = [
             Span(begin, end, np.arange(1 + copy * num_pages, 1 + (copy + 1) * num_pages, dtype=np.int32))
@@ -120,8 +121,8 @@ def _attention_results(attention: TorchPagedAttention, dtype: torch.dtype) -> It
         rows = torch.cat([torch.arange(begin, end) for _, begin, end in rows_of])
         return over.attend(0, over.plan(spans), q[rows], k[rows], v[rows])[: rows.shape[0]]
 
-    whole = attend(_scratch(layout, num_heads, num_pages), (0, 0, _NUM_POSITIONS))
-    over = _scratch(layout, num_heads, 3 * num_pages)
+    whole = attend(attention.over(_scratch(layout, num_pages)), (0, 0, _NUM_POSITIONS))
+    over = attention.over(_scratch(layout, 3 * num_pages))
     edges = [0, 37, 64, 150, _NUM_POSITIONS - 1]
     same = all(torch.equal(attend(over, (0, a, b)), whole[a:b]) for a, b in pairwise(edges))
     ends = [_NUM_POSITIONS, 130, 64]
@@ -131,7 +132,7 @@ def _attention_results(attention: TorchPagedAttention, dtype: torch.dtype) -> It
     yield same and all(torch.equal(single[i], whole[end - 1]) for i, end in enumerate(ends)), whole
 
 
-def _scratch(layout: KVLayout, num_heads: int, num_pages: int) -> TorchPagedAttention:
+def _scratch(layout: KVLayout, num_pages: int) -> PoolView:
     layout = KVLayout(
         num_layers=1,
         num_kv_heads=layout.num_kv_heads,
@@ -139,7 +140,7 @@ def _scratch(layout: KVLayout, num_heads: int, num_pages: int) -> TorchPagedAtte
         dtype=layout.dtype,
         page_size=layout.page_size,
     )
-    return TorchPagedAttention(PoolView(bytearray((num_pages + 1) * layout.page_bytes), layout), num_heads)
+    return PoolView(bytearray((num_pages + 1) * layout.page_bytes), layout)
 
 
 def _drawn(seed: int, *shape: int) -> Tensor:

@@ -3,7 +3,7 @@
 Synchronous, used by one thread. Stateless between steps but for the pages.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +14,20 @@ from kvstore.page_pool import PagePool
 from nodes.model_spec import ModelSpec
 from nodes.protocol import RowError
 from nodes.worker.attention.base import Span, sort_key
-from nodes.worker.attention.kinds import kinds_of
+from nodes.worker.attention.kinds import AttentionKind, kinds_of
 from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.config import WorkerConfig
+from nodes.worker.errors import BackendMissing
 from nodes.worker.network import TorchNetwork
-from nodes.worker.numerics import TILE_ROWS, Rule, check_numerics
-from nodes.worker.ops.native.library import Library, choose_library
+from nodes.worker.numerics import TILE_ROWS, HostAttention, HostNetwork, check_numerics
+from nodes.worker.ops.native.attention import NativeAttention
+from nodes.worker.ops.native.library import choose_library
+from nodes.worker.ops.native.network import NativeNetwork
 from nodes.worker.pool_view import TORCH_DTYPES, PoolView
 from nodes.worker.sampler import NOT_DRAWN, Draw, sample
 from nodes.worker.step import POISONED, RunnableStep, StepOutcome
 from nodes.worker.weights.load_progress import current_load
+from nodes.worker.weights.loader import WeightSource
 from nodes.worker.weights.opening import open_weights
 
 
@@ -39,32 +43,46 @@ def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> 
         dtype = TORCH_DTYPES[spec.compute_dtype(config.dtype)]
         weights = open_weights(spec, dtype)
         view = PoolView(pool.pages_view, pool.layout)
-        attention = TorchPagedAttention(view, spec.num_heads, kinds_of(spec.layer_windows))
-        for rule, library in _rules(config.kernels):
-            tile_rows = TILE_ROWS if rule == "tile16" else 0
-            network = TorchNetwork(spec, weights, attention, tile_rows, library)
-            numerics = check_numerics(spec, network, attention, rule, num_threads)
-            if numerics.rule == rule or rule == "tile16":
-                return TorchRunner(network, numerics.fingerprint, attention)
-    raise AssertionError("the last rule is taken even if it does not hold")
+        kinds = kinds_of(spec.layer_windows)
+        if (native := _native(spec, config, weights, view, kinds)) is not None:
+            numerics = check_numerics(spec, *native, "any", num_threads)
+            if numerics.rule == "any":
+                return TorchRunner(native[0], numerics.fingerprint, native[1])
+            _say("torch kernels: bits of the native ones vary with the batch here")
+        attention = TorchPagedAttention(view, spec.num_heads, kinds)
+        network = TorchNetwork(spec, weights, attention)
+        numerics = check_numerics(spec, network, attention, "rows4", num_threads)
+        if numerics.rule == "varies":
+            network = TorchNetwork(spec, weights, attention, TILE_ROWS)
+            numerics = check_numerics(spec, network, attention, "tile16", num_threads)
+        return TorchRunner(network, numerics.fingerprint, attention)
 
 
-def _rules(kernels: str) -> Iterator[tuple[Rule, Library | None]]:
-    """The same-bits rules to try, best first, each with the kernels that may hold it."""
-    choice = choose_library(kernels)
-    if choice.library is not None:
-        yield "any", choice.library
+def _native(
+    spec: ModelSpec, config: WorkerConfig, weights: WeightSource, view: PoolView, kinds: Sequence[AttentionKind]
+) -> tuple[NativeNetwork, NativeAttention] | None:
+    """The network by the native kernels; None, and said why, where there are none for it."""
+    choice = choose_library(config.kernels)
+    _say(choice.note)
+    if choice.library is None:
+        return None
+    try:
+        attention = NativeAttention(choice.library, view, spec.num_heads, kinds)
+    except BackendMissing as error:
+        _say(f"torch kernels: {error.message}")
+        return None
+    return NativeNetwork(spec, weights, attention, choice.library), attention
+
+
+def _say(kernels_note: str) -> None:
     if (progress := current_load.get()) is not None:
-        varies = "" if choice.library is None else f"torch kernels: bits of {choice.library.name} vary with the batch"
-        progress.kernels_note = choice.note or varies
-    yield "rows4", None
-    yield "tile16", None
+        progress.kernels_note = kernels_note
 
 
 class TorchRunner:
     """See `Runner`, and `RemappableRunner` if `attention`, which is the network's, is given."""
 
-    def __init__(self, network: TorchNetwork, numerics: str, attention: TorchPagedAttention | None = None) -> None:
+    def __init__(self, network: HostNetwork, numerics: str, attention: HostAttention | None = None) -> None:
         self._network = network
         self._attention = attention
         self.numerics = numerics

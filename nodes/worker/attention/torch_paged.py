@@ -134,6 +134,10 @@ class TorchPagedAttention:
         self._layers = torch.arange(layout.num_layers).unsqueeze(1)
         self._gathered = torch.empty(2, 0)
 
+    def over(self, pool: PoolView) -> "TorchPagedAttention":
+        """The same over another pool, whose layers all see everything."""
+        return TorchPagedAttention(pool, self.num_heads)
+
     def unmap(self) -> None:
         """Forget the pool; nothing can be computed until `remap`."""
         del self._pool

@@ -31,10 +31,14 @@ class RotaryTable:
 
         The first half of the sines is negated: rotating is then one swap of halves and no negation.
         """
-        needed = int(positions.max()) + 1
-        while self._cos.shape[0] < needed:
+        cos, sin = self.tables(int(positions.max()) + 1)
+        return cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1)
+
+    def tables(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine, as of `rows`, of at least the first `num_positions`: `[positions, head_dim]`."""
+        while self._cos.shape[0] < num_positions:
             self._grow()
-        return self._cos.index_select(0, positions).unsqueeze(1), self._sin.index_select(0, positions).unsqueeze(1)
+        return self._cos, self._sin
 
     def _grow(self) -> None:
         first = self._cos.shape[0]

@@ -70,14 +70,16 @@ def test_numerics_name_the_instruction_set_and_fall_back_where_bits_vary(monkeyp
     for runner in natives.values():
         assert (runner.logits(plan)[0] - torchs.logits(plan)[0]).abs().max() < 1e-4
     compute = NativeLinear.__call__
-    monkeypatch.setattr(NativeLinear, "__call__", lambda self, x: compute(self, x) * (1 + 1e-6 * (x.shape[0] < 16)))
+    monkeypatch.setattr(
+        NativeLinear, "__call__", lambda self, x, add=None: compute(self, x, add) * (1 + 1e-6 * (x.shape[0] < 16))
+    )
     progress = LoadProgress()
     token = current_load.set(progress)
     try:
         fallen = make_runner("random:tiny-llama")
     finally:
         current_load.reset(token)
-    assert progress.kernels_note.endswith("vary with the batch")
+    assert "vary with the batch" in progress.kernels_note
     assert isinstance(next(iter(fallen._network._linears.values())), PackedLinear)
 
 

@@ -3,8 +3,10 @@
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from native_builds import NAMES, library_of
 
 from nodes.worker.ops.native.library import Library
-from nodes.worker.ops.native.linear import NativeLinear, NativeNorm
+from nodes.worker.ops.native.linear import NativeGated, NativeLinear, NativeNorm
 
 DTYPES = [torch.float32, torch.bfloat16]
 LENIENT = list(HealthCheck)
@@ -30,36 +32,45 @@ def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.T
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def calls(linear: NativeLinear, other: torch.Tensor) -> list[Callable[[torch.Tensor], torch.Tensor]]:
-    return [
-        linear,
-        linear.silu,
-        lambda x: linear.times(x, other[: x.shape[0]]),
-        lambda x: linear.plus(x, other[: x.shape[0]]),
-    ]
+class Shape(NamedTuple):
+    """A layer of `n` outputs and `k` inputs, and where its rows are cut, the last cut being their number."""
+
+    n: int
+    k: int
+    cuts: list[int]
+    is_biased: bool
+    dtype: torch.dtype
+    threads: int
 
 
-def check_linear(
-    library: Library, dtype: torch.dtype, n: int, k: int, cuts: list[int], biased: bool, threads: int
-) -> None:
-    rows = cuts[-1]
-    weight, x, other = drawn(1, n, k, dtype=dtype), drawn(2, rows, k, dtype=dtype), drawn(3, rows, n, dtype=dtype)
-    bias = drawn(4, n, dtype=dtype) if biased else None
+def check_linear(library: Library, shape: Shape) -> None:
+    n, k, cuts, is_biased, dtype, threads = shape
+    rows, deviation = cuts[-1], k**-0.5
+    gate, up = ((drawn(seed, n, k) * deviation).to(dtype) for seed in (1, 2))
+    x, other = drawn(3, rows, k, dtype=dtype), drawn(4, rows, n, dtype=dtype)
+    biases = tuple(drawn(seed, n, dtype=dtype) for seed in (5, 6)) if is_biased else ()
     library.set_threads(1)
-    linear = NativeLinear(library, weight, bias)
-    product = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-    expected = [product, torch.nn.functional.silu(product), product * other.double(), product + other.double()]
-    # What a sum of k rounded products may be off by, and the rounding of the result.
-    slack = (x.double().abs() @ weight.double().abs().T + 1) * 3e-6 * (1 + other.double().abs())
-    rounding = 2.0 ** (-8 if dtype == torch.bfloat16 else -22)
-    for compute, right in zip(calls(linear, other), expected, strict=True):
+    linear = NativeLinear(library, gate, biases[0] if biases else None)
+    products = [x.double() @ weight.double().T for weight in (gate, up)]
+    if biases:
+        products = [product + bias.double() for product, bias in zip(products, biases, strict=True)]
+    activations = {"silu": torch.nn.functional.silu, "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh")}
+    cases: list[tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]] = [
+        (linear, products[0]),
+        (lambda x: linear(x, other[: x.shape[0]]), products[0] + other.double()),
+    ]
+    for name, activation in activations.items():
+        gated = NativeGated(library, gate, up, name, biases)  # type: ignore[arg-type]
+        cases.append((gated, activation(products[0]) * products[1]))
+    rounding = 2.0 ** (-8 if dtype == torch.bfloat16 else -20)
+    for compute, right in cases:
         library.set_threads(1)
         whole = compute(x)
-        assert bool(((whole.double() - right).abs() <= slack + rounding * right.abs()).all())
+        assert torch.allclose(whole.double(), right, rtol=rounding, atol=2e-5)
         library.set_threads(threads)
         assert torch.equal(compute(x), whole)
-    for begin, end in zip([0, *cuts], cuts, strict=False):
-        assert torch.equal(linear(x[begin:end]), linear(x)[begin:end]), (begin, end)
+    assert all(torch.equal(gated(x[a:b]), whole[a:b]) for a, b in pairwise([0, *cuts]))
+    assert all(torch.equal(linear(x[a:b]), linear(x)[a:b]) for a, b in pairwise([0, *cuts]))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=LENIENT)
@@ -68,24 +79,24 @@ def test_any_shape_is_right_and_any_cut_gives_the_same_bits(library: Library, da
     dtype = data.draw(st.sampled_from(DTYPES))
     n, k = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 300))
     cuts = sorted(data.draw(st.sets(st.integers(1, 70), min_size=1, max_size=6)))
-    check_linear(library, dtype, n, k, cuts, data.draw(st.booleans()), data.draw(st.integers(1, 3)))
+    check_linear(library, Shape(n, k, cuts, data.draw(st.booleans()), dtype, data.draw(st.integers(1, 3))))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_several_blocks_of_rows_and_of_depth(library: Library, dtype: torch.dtype) -> None:
     """More panels than threads want, and fewer: items are then panels, or blocks of rows of one."""
-    check_linear(library, dtype, 1600, 1027, [1, 61, 130], True, 3)
-    check_linear(library, dtype, 70, 1027, [1, 5, 61, 190], True, 3)
+    check_linear(library, Shape(1600, 1027, [1, 61, 130], True, dtype, 3))
+    check_linear(library, Shape(70, 1027, [1, 5, 61, 190], True, dtype, 3))
 
 
 def test_extremes_stay_in_their_own_rows(library: Library) -> None:
-    linear, x = NativeLinear(library, torch.eye(70), None), drawn(5, 4, 70)
-    clean = linear.silu(x)
+    gated, x = NativeGated(library, torch.eye(70), torch.eye(70), "silu"), drawn(5, 4, 70)
+    clean = gated(x)
     x[1, 3] = float("nan")
     x[2, 0], x[2, 1] = 200.0, -200.0
-    found = linear.silu(x)
+    found = gated(x)
     assert bool(found[1].isnan().all())
-    assert found[2, 0] == 200.0
+    assert found[2, 0] == 40_000.0
     assert abs(float(found[2, 1])) < 1e-30
     assert torch.equal(found[[0, 3]], clean[[0, 3]])
 
@@ -131,4 +142,4 @@ def test_wrong_shapes_and_dtypes_do_not_reach_memory(library: Library) -> None:
         with pytest.raises(AssertionError):
             linear(x)
     with pytest.raises(AssertionError):
-        linear.plus(drawn(1, 2, 6), drawn(1, 2, 7))
+        linear(drawn(1, 2, 6), drawn(1, 2, 7))

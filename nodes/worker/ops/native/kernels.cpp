@@ -5,8 +5,7 @@
 // contraction off: what is fused is written so.
 #include <sys/mman.h>
 
-#include "linear.h"
-#include "norm.h"
+#include "attention.h"
 
 #ifndef KVMESH_SOURCES
 #error "the build says which sources these are: see setup.py"
@@ -41,13 +40,13 @@ EXPORT void* kvmesh_allocate(int64_t bytes) {
 
 EXPORT void kvmesh_free(void* memory, int64_t bytes) { munmap(memory, whole_pages(bytes)); }
 
-// Bytes that a weight of n outputs and k inputs takes when it is packed.
-EXPORT int64_t kvmesh_packed_bytes(int dtype, int64_t n, int64_t k) {
-  return num_panels(n) * (dtype == BFLOAT16 ? panel_bytes<PairsOfBfloat16>(k) : panel_bytes<Float32>(k));
+// Bytes that a weight of n outputs and k inputs takes when it is packed, or two for a gated layer of n outputs.
+EXPORT int64_t kvmesh_packed_bytes(int dtype, int is_gated, int64_t n, int64_t k) {
+  return num_panels(n, is_gated) * (dtype == BFLOAT16 ? panel_bytes<PairsOfBfloat16>(k) : panel_bytes<Float32>(k));
 }
 
-EXPORT void kvmesh_pack(int dtype, const void* weight, int64_t n, int64_t k, void* packed) {
-  run_job(run_pack, PackCall{weight, packed, n, k, dtype}, 1);
+EXPORT void kvmesh_pack(int dtype, const void* weight, const void* second, int64_t n, int64_t k, void* packed) {
+  run_job(run_pack, PackCall{weight, second, packed, n, k, dtype}, 1);
 }
 
 EXPORT void kvmesh_linear(
@@ -66,3 +65,5 @@ EXPORT void kvmesh_norm(
       norm_row((const float*)x + at, weight, (float*)y + at, n, eps);
   }
 }
+
+EXPORT void kvmesh_attend(const AttendCall* call) { run_job(run_attend, *call, 2); }

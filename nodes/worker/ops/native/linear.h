@@ -7,13 +7,13 @@ constexpr int BLOCK_ROWS = 60;       // ten tiles: their sums stay in the first 
 constexpr int64_t BLOCK_STEPS = 256; // of a panel at a time, 64 KB for all of these rows
 
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1 };
-enum Epilogue { PLAIN = 0, SILU = 1, TIMES = 2, PLUS = 3 };
+enum Epilogue { PLAIN = 0, PLUS = 1, GATED_SILU = 2, GATED_GELU = 3 };
 
 struct LinearCall {
   const void* x;        // [rows, k]
   const void* weight;   // packed
-  const float* bias;    // [n], or null
-  const void* other;    // [rows, n], of TIMES and PLUS
+  const float* bias;    // [n], or null; of a gated layer [2][n], the gate's first
+  const void* other;    // [rows, n], of PLUS
   void* y;              // [rows, n]
   int64_t rows, n, k;
   int dtype, epilogue;
@@ -21,12 +21,17 @@ struct LinearCall {
 
 struct PackCall {
   const void* weight;   // [n, k]
+  const void* second;   // [n, k], or null; panels then are half of the one (the gate), half of the other
   void* packed;
   int64_t n, k;
   int dtype;
 };
 
-INLINE int64_t num_panels(int64_t n) { return (n + PANEL - 1) / PANEL; }
+// Outputs of a panel: a gated layer's are made of two columns each.
+INLINE int panel_outputs(bool is_gated) { return is_gated ? PANEL / 2 : PANEL; }
+INLINE int64_t num_panels(int64_t n, bool is_gated) {
+  return (n + panel_outputs(is_gated) - 1) / panel_outputs(is_gated);
+}
 
 template <class Type>
 INLINE int64_t panel_bytes(int64_t k) {
@@ -37,13 +42,14 @@ template <class Type>
 static void pack_panel(const PackCall& call, int64_t panel) {
   typedef typename Type::Scalar Scalar;
   constexpr int PER = Type::K_PER_STEP;
-  const Scalar* weight = (const Scalar*)call.weight;
+  const int outputs = panel_outputs(call.second);
   Scalar* to = (Scalar*)((char*)call.packed + panel * panel_bytes<Type>(call.k));
   const int64_t steps = panel_bytes<Type>(call.k) / STEP_BYTES;
   // A few columns at a time: their rows of the weight are read in order, and what is written stays in the cache.
   for (int64_t begin = 0; begin < steps; begin += 64)
     for (int column = 0; column < PANEL; column++) {
-      const int64_t n = panel * PANEL + column;
+      const int64_t n = panel * outputs + column % outputs;
+      const Scalar* weight = (const Scalar*)(column < outputs ? call.weight : call.second);
       for (int64_t step = begin; step < begin + 64 && step < steps; step++)
         for (int i = 0; i < PER; i++) {
           const int64_t k = step * PER + i;
@@ -52,16 +58,27 @@ static void pack_panel(const PackCall& call, int64_t panel) {
     }
 }
 
+// SiLU, or GELU by its tanh, which is x times the sigmoid of a cubic.
+INLINE Floats activated(Floats x, bool is_gelu) {
+  const Floats inner = is_gelu ? x * (1.5957691216f + 0.0713548163f * x * x) : x;
+  return x / (1.0f + exponential(-inner));
+}
+
 template <class Scalar>
 INLINE void finish_row(const LinearCall& call, int64_t panel, int64_t row, const float* sums) {
-  for (int column = 0; column < PANEL; column += LANES) {
-    const int64_t n = panel * PANEL + column, at = row * call.n + n;
+  const bool is_gated = call.epilogue >= GATED_SILU;
+  const int outputs = panel_outputs(is_gated);
+  for (int column = 0; column < outputs; column += LANES) {
+    const int64_t n = panel * outputs + column, at = row * call.n + n;
     if (n >= call.n) return;
     const int count = call.n - n < LANES ? (int)(call.n - n) : LANES;
     Floats value = load(sums + column);
     if (call.bias) value = value + load_first(call.bias + n, count);
-    if (call.epilogue == SILU) value = value / (1.0f + exponential(-value));
-    if (call.epilogue == TIMES) value = value * load_first((const Scalar*)call.other + at, count);
+    if (is_gated) {
+      Floats up = load(sums + outputs + column);
+      if (call.bias) up = up + load_first(call.bias + call.n + n, count);
+      value = activated(value, call.epilogue == GATED_GELU) * up;
+    }
     if (call.epilogue == PLUS) value = value + load_first((const Scalar*)call.other + at, count);
     store_first((Scalar*)call.y + at, value, count);
   }
@@ -117,7 +134,7 @@ static void linear_panel(const LinearCall& call, int64_t panel, int64_t first_ro
 }
 
 static bool run_linear(const LinearCall& call, const Turn& turn) {
-  const int panels = (int)num_panels(call.n);
+  const int panels = (int)num_panels(call.n, call.epilogue >= GATED_SILU);
   const int blocks = (int)((call.rows + BLOCK_ROWS - 1) / BLOCK_ROWS);
   // A panel is read once for all rows, unless there are too few of them to go round.
   const int parts = panels >= 8 * turn.threads ? 1 : blocks;
@@ -131,7 +148,7 @@ static bool run_linear(const LinearCall& call, const Turn& turn) {
 }
 
 static bool run_pack(const PackCall& call, const Turn& turn) {
-  return turn.each(0, (int)num_panels(call.n), [&](int panel) {
+  return turn.each(0, (int)num_panels(call.n, call.second), [&](int panel) {
     if (call.dtype == BFLOAT16) pack_panel<PairsOfBfloat16>(call, panel);
     else pack_panel<Float32>(call, panel);
   });

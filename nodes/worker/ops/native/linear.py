@@ -6,77 +6,96 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from nodes.models.parts import Activation
 from nodes.worker.ops.native.library import Library
 
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
 
 _PLAIN: Final = 0
-_SILU: Final = 1
-_TIMES: Final = 2
-_PLUS: Final = 3
+_PLUS: Final = 1
+_GATED: Final[dict[Activation, int]] = {"silu": 2, "gelu_tanh": 3}
 
 
-class NativeLinear:
-    """A `Linear` on a weight that is packed once, in memory of its own, which ends with this object.
+class PackedWeight:
+    """One weight, or gate and up of a gated layer, packed in memory of its own, which ends with this object.
 
-    `x` of any number of rows, float32 or bfloat16 like the weight. The weight given is not kept.
+    Weights are `[out, in]`, of one shape and dtype (float32 or bfloat16), and are not kept; nor are biases, `[out]`.
     """
 
-    def __init__(self, library: Library, weight: Tensor, bias: Tensor | None) -> None:
-        functions, weight = library.functions, weight.contiguous()
-        self._run = functions.kvmesh_linear
-        self._dtype = DTYPES[weight.dtype]
-        self._width, self._depth = weight.shape
-        self._torch_dtype = weight.dtype
-        num_bytes = functions.kvmesh_packed_bytes(self._dtype, self._width, self._depth)
-        self._packed = functions.kvmesh_allocate(num_bytes)
-        if self._packed is None:
-            raise MemoryError(f"no {num_bytes:,} bytes for a weight of {self._width} x {self._depth}")
-        weakref.finalize(self, functions.kvmesh_free, self._packed, num_bytes).atexit = False
-        functions.kvmesh_pack(self._dtype, weight.data_ptr(), self._width, self._depth, self._packed)
-        self._bias = None if bias is None else bias.to(torch.float32).contiguous()
-        self._bias_at = None if self._bias is None else self._bias.data_ptr()
+    def __init__(self, library: Library, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] = ()) -> None:
+        functions = library.functions
+        weights = tuple(weight.contiguous() for weight in weights)
+        first, is_gated = weights[0], len(weights) == 2
+        assert all(weight.shape == first.shape and weight.dtype == first.dtype for weight in weights)
+        self.width, self.depth = first.shape
+        self.torch_dtype, self.dtype = first.dtype, DTYPES[first.dtype]
+        num_bytes = functions.kvmesh_packed_bytes(self.dtype, is_gated, self.width, self.depth)
+        self.at: int = functions.kvmesh_allocate(num_bytes)
+        if not self.at:
+            raise MemoryError(f"no {num_bytes:,} bytes for a weight of {self.width} x {self.depth}")
+        weakref.finalize(self, functions.kvmesh_free, self.at, num_bytes).atexit = False
+        second = weights[1].data_ptr() if is_gated else None
+        functions.kvmesh_pack(self.dtype, first.data_ptr(), second, self.width, self.depth, self.at)
+        self._bias = torch.cat(biases).to(torch.float32) if biases else None
+        self.bias_at = None if self._bias is None else self._bias.data_ptr()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The plain product."""
-        return self._compute(_PLAIN, x, None)
 
-    def silu(self, x: Tensor) -> Tensor:
-        """SiLU of the product, rounded once."""
-        return self._compute(_SILU, x, None)
+class _Product:
+    """Calls the library's products of rows, `[rows, in]` in the weight's dtype, with one weight."""
 
-    def times(self, x: Tensor, other: Tensor) -> Tensor:
-        """The product times `other`, rounded once."""
-        return self._compute(_TIMES, x, other)
+    def __init__(self, library: Library, weight: PackedWeight) -> None:
+        self._run = library.functions.kvmesh_linear
+        self._weight = weight
 
-    def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """The product plus `other`, rounded once."""
-        return self._compute(_PLUS, x, other)
-
-    def _compute(self, epilogue: int, x: Tensor, other: Tensor | None) -> Tensor:
-        num_rows = x.shape[0]
+    def _compute(self, epilogue: int, x: Tensor, add: Tensor | None) -> Tensor:
+        weight, num_rows = self._weight, x.shape[0]
         x = x.contiguous()
-        # Wrong sizes would be read past their ends, where torch would have raised.
-        assert x.shape == (num_rows, self._depth), (x.shape, self._depth)
-        assert x.dtype == self._torch_dtype, (x.dtype, self._torch_dtype)
-        y = torch.empty(num_rows, self._width, dtype=x.dtype)
-        if other is not None:
-            other = other.contiguous()
-            assert other.shape == y.shape, (other.shape, y.shape)
-            assert other.dtype == y.dtype, (other.dtype, y.dtype)
+        # What is of another size would be read past its end, where torch would have raised.
+        assert x.shape == (num_rows, weight.depth), (x.shape, weight.depth)
+        assert x.dtype == weight.torch_dtype, (x.dtype, weight.torch_dtype)
+        y = torch.empty(num_rows, weight.width, dtype=x.dtype)
+        if add is not None:
+            add = add.contiguous()
+            assert add.shape == y.shape, (add.shape, y.shape)
+            assert add.dtype == y.dtype, (add.dtype, y.dtype)
         self._run(
-            self._dtype,
+            weight.dtype,
             epilogue,
             x.data_ptr(),
-            self._packed,
-            self._bias_at,
-            None if other is None else other.data_ptr(),
+            weight.at,
+            weight.bias_at,
+            None if add is None else add.data_ptr(),
             y.data_ptr(),
             num_rows,
-            self._width,
-            self._depth,
+            weight.width,
+            weight.depth,
         )
         return y
+
+
+class NativeLinear(_Product):
+    """`x @ weight.T + bias`, plus `add` if it is given, rounded once."""
+
+    def __init__(self, library: Library, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(library, PackedWeight(library, (weight,), () if bias is None else (bias,)))
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        """`[rows, in]` to `[rows, out]`."""
+        return self._compute(_PLAIN if add is None else _PLUS, x, add)
+
+
+class NativeGated(_Product):
+    """`activation(gate(x)) * up(x)` in one call, rounded once."""
+
+    def __init__(
+        self, library: Library, gate: Tensor, up: Tensor, activation: Activation, biases: tuple[Tensor, ...] = ()
+    ) -> None:
+        super().__init__(library, PackedWeight(library, (gate, up), biases))
+        self._epilogue = _GATED[activation]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[rows, in]` to `[rows, out]`."""
+        return self._compute(self._epilogue, x, None)
 
 
 class NativeNorm:
@@ -84,14 +103,14 @@ class NativeNorm:
 
     def __init__(self, library: Library, weight: Tensor, eps: float) -> None:
         self._run = library.functions.kvmesh_norm
-        self._weight = weight.to(torch.float32).contiguous()
-        self._eps = eps
+        self.weight = weight.to(torch.float32).contiguous()
+        self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` of shape `[..., size of weight]`, float32 or bfloat16."""
-        x, size = x.contiguous(), self._weight.shape[0]
+        x, size = x.contiguous(), self.weight.shape[0]
         assert x.shape[-1] == size, (x.shape, size)
         y = torch.empty_like(x)
         rows = x.numel() // size
-        self._run(DTYPES[x.dtype], x.data_ptr(), self._weight.data_ptr(), y.data_ptr(), rows, size, self._eps)
+        self._run(DTYPES[x.dtype], x.data_ptr(), self.weight.data_ptr(), y.data_ptr(), rows, size, self.eps)
         return y

@@ -1,0 +1,251 @@
+// Causal attention over pages, with all that comes between the projection of queries, keys and values and its result:
+// norms of heads, rotation, the writing of pages.
+//
+// Positions are reduced in splits of 64 counted from 0, one after the other, with a running maximum (online softmax).
+// Within a split each sum has one accumulator. What a row does not see has weight 0, which adds nothing to a sum, and
+// what lies behind the last position that its block sees is not read; so a row's bits depend neither on the chunk that
+// it comes in nor on what else is in the batch, and numbers of former owners of a page do no harm.
+#pragma once
+#include "norm.h"
+
+constexpr int SPLIT = 64;
+constexpr int MAX_HEAD_DIM = 256;
+constexpr int MAX_BLOCK_ROWS = 64;   // query heads of all tokens of a block
+
+struct AttendCall {
+  const void *q, *k, *v;             // [rows] of heads, `*_stride` numbers apart
+  void* out;                         // [rows, heads, head_dim]
+  int64_t q_stride, k_stride, v_stride;
+  const float *q_norm, *k_norm;      // [head_dim], or null: not normed
+  const float *cos, *sin;            // [positions, head_dim], sines of the first half negated; or null: not rotated
+  char* pool;                        // the layer's keys in page 0
+  int64_t page_bytes, value_bytes;   // from page to page, and from a page's keys to its values
+  const int32_t* spans;              // [][4]: first position, tokens, first of `pages`, first row
+  const int32_t* pages;
+  const int32_t* blocks;             // [][3]: span, first token, tokens
+  int32_t num_blocks, has_chunks;    // without chunks each span is one token
+  int32_t page_size, heads, kv_heads, head_dim, window;
+  int32_t qk_dtype, v_dtype, out_dtype;
+  float eps, scale;
+};
+
+struct Block {
+  const int32_t* pages;
+  int start, first, tokens, row, kv_head;   // positions first .. first + tokens - 1; `start` is the span's first
+  int end;                                  // of the span
+};
+
+static Block block_of(const AttendCall& call, int item) {
+  const int32_t* block = call.blocks + 3 * (item / call.kv_heads);
+  const int32_t* span = call.spans + 4 * block[0];
+  return {call.pages + span[2], span[0],          span[0] + block[1],  block[2],
+          span[3] + block[1],   item % call.kv_heads, span[0] + span[1]};
+}
+
+INLINE int padded_dim(int dim) { return (dim + 15) / 16 * 16; }
+
+template <class Scalar>
+INLINE Scalar* cell_of(const AttendCall& call, const Block& block, int position) {
+  char* page = call.pool + block.pages[position / call.page_size] * call.page_bytes;
+  return (Scalar*)page + (position % call.page_size * call.kv_heads + block.kv_head) * (int64_t)call.head_dim;
+}
+
+INLINE void load_head(const void* from, int dtype, int64_t at, int dim, float* to) {
+  for (int i = 0; i < dim; i += LANES) {
+    const int count = dim - i < LANES ? dim - i : LANES;
+    store_first(to + i, dtype == BFLOAT16 ? load_first((const Bfloat16*)from + at + i, count)
+                                          : load_first((const float*)from + at + i, count), count);
+  }
+}
+
+// One head of queries or keys as attention multiplies it.
+static void prepare_head(
+    const AttendCall& call, const void* from, int64_t at, const float* norm, int position, float* to) {
+  const int dim = call.head_dim, half = dim / 2;
+  load_head(from, call.qk_dtype, at, dim, to);
+  if (norm) norm_row(to, norm, to, dim, call.eps);
+  if (!call.cos) return;
+  const float *cos = call.cos + (int64_t)position * dim, *sin = call.sin + (int64_t)position * dim;
+  float before[MAX_HEAD_DIM];
+  memcpy(before, to, dim * sizeof(float));
+  for (int begin = 0; begin < dim; begin += half)
+    for (int i = 0; i < half; i += LANES) {
+      const int count = half - i < LANES ? half - i : LANES, own = begin + i, other = half - begin + i;
+      const Floats turned = load_first(before + other, count) * load_first(sin + own, count);
+      store_first(to + own, multiply_add(load_first(before + own, count), load_first(cos + own, count), turned), count);
+    }
+}
+
+template <class Scalar>
+static void write_block(const AttendCall& call, const Block& block) {
+  const int dim = call.head_dim;
+  const int64_t to_value = call.value_bytes / (int64_t)sizeof(Scalar);
+  float head[MAX_HEAD_DIM];
+  for (int token = 0; token < block.tokens; token++) {
+    const int position = block.first + token, row = block.row + token;
+    Scalar* key = cell_of<Scalar>(call, block, position);
+    prepare_head(call, call.k, row * call.k_stride + block.kv_head * dim, call.k_norm, position, head);
+    for (int i = 0; i < dim; i += LANES) store_first(key + i, load(head + i), dim - i < LANES ? dim - i : LANES);
+    load_head(call.v, call.v_dtype, row * call.v_stride + block.kv_head * dim, dim, head);
+    for (int i = 0; i < dim; i += LANES)
+      store_first(key + to_value + i, load(head + i), dim - i < LANES ? dim - i : LANES);
+  }
+  // A page that the span begins is left with zeros behind the span's end: whoever reads it later may multiply them by 0.
+  const int last = block.end - 1;
+  if (block.first + block.tokens != block.end || last / call.page_size * call.page_size < block.start) return;
+  for (int position = block.end; position % call.page_size; position++) {
+    // The page is that of the span's last position, also where the table ends with it.
+    Scalar* key = cell_of<Scalar>(call, block, last) + (position - last) * (int64_t)call.kv_heads * dim;
+    memset(key, 0, dim * sizeof(Scalar));
+    memset(key + to_value, 0, dim * sizeof(Scalar));
+  }
+}
+
+// What one thread needs for one block.
+struct Scratch {
+  alignas(64) float keys[MAX_HEAD_DIM * SPLIT];     // [head_dim][SPLIT]
+  alignas(64) float values[SPLIT * MAX_HEAD_DIM];   // [SPLIT][padded head_dim], as are queries and sums
+  alignas(64) float queries[MAX_BLOCK_ROWS * MAX_HEAD_DIM];
+  alignas(64) float sums[MAX_BLOCK_ROWS * MAX_HEAD_DIM];
+  alignas(64) float weights[MAX_BLOCK_ROWS * SPLIT];
+  float highest[MAX_BLOCK_ROWS], total[MAX_BLOCK_ROWS];
+};
+
+INLINE __m256 load_eight(const float* from) { return _mm256_loadu_ps(from); }
+INLINE __m256 load_eight(const Bfloat16* from) {
+  return (__m256)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
+}
+
+// Eight numbers of eight rows to eight rows of eight numbers, `stride` apart.
+INLINE void transpose_eight(const __m256 (&r)[8], float* to, int stride) {
+  __m256 a[8], b[8];
+  UNROLL for (int i = 0; i < 4; i++) {
+    a[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    a[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+  UNROLL for (int i = 0; i < 2; i++) {
+    b[4 * i] = _mm256_shuffle_ps(a[4 * i], a[4 * i + 2], 0x44);
+    b[4 * i + 1] = _mm256_shuffle_ps(a[4 * i], a[4 * i + 2], 0xee);
+    b[4 * i + 2] = _mm256_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0x44);
+    b[4 * i + 3] = _mm256_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0xee);
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    _mm256_storeu_ps(to + i * stride, _mm256_permute2f128_ps(b[i], b[4 + i], 0x20));
+    _mm256_storeu_ps(to + (4 + i) * stride, _mm256_permute2f128_ps(b[i], b[4 + i], 0x31));
+  }
+}
+
+// Keys and values of `count` positions from `base` on, as float32; keys behind them are zeros.
+template <class Scalar>
+static void gather(const AttendCall& call, const Block& block, int base, int count, Scratch& scratch) {
+  const int dim = call.head_dim, width = padded_dim(dim);
+  const int64_t to_value = call.value_bytes / (int64_t)sizeof(Scalar);
+  for (int position = 0; position < count; position += 8) {
+    const Scalar* rows[8];
+    const int valid = count - position < 8 ? count - position : 8;
+    for (int i = 0; i < valid; i++) {
+      rows[i] = cell_of<Scalar>(call, block, base + position + i);
+      float* value = scratch.values + (position + i) * width;
+      for (int d = 0; d < dim; d += LANES)
+        store_first(value + d, load_first(rows[i] + to_value + d, dim - d < LANES ? dim - d : LANES), LANES);
+    }
+    for (int d = 0; d < dim; d += 8) {
+      __m256 eight[8];
+      for (int i = 0; i < 8; i++) {
+        Scalar some[8] = {};
+        if (i < valid && dim - d < 8) memcpy(some, rows[i] + d, (dim - d) * sizeof(Scalar));
+        eight[i] = i < valid && dim - d >= 8 ? load_eight(rows[i] + d) : load_eight(some);
+      }
+      transpose_eight(eight, scratch.keys + d * SPLIT + position, SPLIT);
+    }
+  }
+}
+
+// Turns a row's scores of one split into weights, and scales what was summed up before by what the maximum has grown.
+INLINE void weigh_row(const AttendCall& call, int position, int base, int row, int width, Scratch& scratch) {
+  float* scores = scratch.weights + row * SPLIT;
+  const int seen = call.window && position - call.window + 1 > base ? position - call.window + 1 - base : 0;
+  const int end = position + 1 - base < SPLIT ? position + 1 - base : SPLIT;
+  if (end <= seen) {
+    memset(scores, 0, SPLIT * sizeof(float));
+    return;
+  }
+  Floats most = splat(-__builtin_inff());
+  for (int i = 0; i < SPLIT; i += LANES)
+    most = larger(most, keep_lanes(load(scores + i), seen - i, end - i, -__builtin_inff()));
+  const float before = scratch.highest[row], in_split = largest_lane(most);
+  const float highest = before > in_split ? before : in_split;
+  Floats sum = {};
+  for (int i = 0; i < SPLIT; i += LANES) {
+    const Floats weight = keep_lanes(exponential(load(scores + i) - highest), seen - i, end - i, 0.0f);
+    store(scores + i, weight);
+    sum = sum + weight;
+  }
+  if (highest > before && before > -__builtin_inff()) {
+    const Floats factor = exponential(splat(before - highest));
+    float* sums = scratch.sums + row * width;
+    for (int d = 0; d < width; d += LANES) store(sums + d, load(sums + d) * factor);
+    scratch.total[row] *= factor[0];
+  }
+  scratch.highest[row] = highest;
+  scratch.total[row] += sum_lanes(sum);
+}
+
+template <class Scalar>
+static void attend_block(const AttendCall& call, const Block& block) {
+  static thread_local Scratch scratch;
+  const int dim = call.head_dim, width = padded_dim(dim), group = call.heads / call.kv_heads;
+  const int rows = block.tokens * group, end = block.first + block.tokens;
+  for (int row = 0; row < rows; row++) {
+    float* query = scratch.queries + row * width;
+    const int token = row / group, head = block.kv_head * group + row % group;
+    const int64_t at = (block.row + token) * call.q_stride + head * dim;
+    prepare_head(call, call.q, at, call.q_norm, block.first + token, query);
+    for (int d = 0; d < dim; d++) query[d] *= call.scale;
+    scratch.highest[row] = -__builtin_inff();
+    scratch.total[row] = 0;
+  }
+  const int lowest = call.window && block.first > call.window - 1 ? block.first - (call.window - 1) : 0;
+  const int first_base = lowest / SPLIT * SPLIT;
+  for (int base = first_base; base < end; base += SPLIT) {
+    const int count = end - base < SPLIT ? end - base : SPLIT;
+    gather<Scalar>(call, block, base, count, scratch);
+    const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    for (int t = 0; t < tiles; t++) {
+      const int row = rows * t / tiles, tile = rows * (t + 1) / tiles - row;
+      float* weights = scratch.weights + row * SPLIT;
+      multiply<Float32>(tile, scratch.queries + row * width, width, (const char*)scratch.keys, STEP_BYTES, dim, weights,
+                        SPLIT, SPLIT / LANES, true);
+      for (int r = row; r < row + tile; r++) weigh_row(call, block.first + r / group, base, r, width, scratch);
+      multiply<Float32>(tile, weights, SPLIT, (const char*)scratch.values, width * 4, count, scratch.sums + row * width,
+                        width, width / LANES, base == first_base);
+    }
+  }
+  for (int row = 0; row < rows; row++) {
+    const int64_t head = block.kv_head * group + row % group;
+    const int64_t at = ((block.row + row / group) * (int64_t)call.heads + head) * dim;
+    for (int d = 0; d < dim; d += LANES) {
+      const Floats result = load(scratch.sums + row * width + d) / scratch.total[row];
+      const int some = dim - d < LANES ? dim - d : LANES;
+      if (call.out_dtype == BFLOAT16) store_first((Bfloat16*)call.out + at + d, result, some);
+      else store_first((float*)call.out + at + d, result, some);
+    }
+  }
+}
+
+template <class Scalar>
+static bool attend_all(const AttendCall& call, const Turn& turn) {
+  const int items = call.num_blocks * call.kv_heads;
+  // Rows of a chunk read what others have written; a single one reads only its own and what is there.
+  if (call.has_chunks && !turn.each(0, items, [&](int item) { write_block<Scalar>(call, block_of(call, item)); }))
+    return false;
+  return turn.each(1, items, [&](int item) {
+    const Block block = block_of(call, item);
+    if (!call.has_chunks) write_block<Scalar>(call, block);
+    attend_block<Scalar>(call, block);
+  });
+}
+
+static bool run_attend(const AttendCall& call, const Turn& turn) {
+  return call.v_dtype == BFLOAT16 ? attend_all<Bfloat16>(call, turn) : attend_all<float>(call, turn);
+}

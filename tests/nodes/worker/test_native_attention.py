@@ -1,0 +1,180 @@
+"""Native attention beside torch's, and bit by bit beside itself: alone, in chunks, in a crowd, over poisoned pages."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from native_builds import NAMES, library_of
+
+from kvstore.layout import KVLayout
+from nodes.model_spec import RopeParameters
+from nodes.worker.attention.base import Span, sort_key
+from nodes.worker.attention.kinds import AttentionKind
+from nodes.worker.attention.torch_paged import TorchPagedAttention
+from nodes.worker.errors import BackendMissing
+from nodes.worker.layers.rotary import RotaryTable, rotate
+from nodes.worker.ops.native.attention import HeadNorms, NativeAttention, Rotation
+from nodes.worker.ops.native.library import Library
+from nodes.worker.pool_view import TORCH_DTYPES, PoolView
+
+MAX_TOKENS = 200
+
+
+class Shape(NamedTuple):
+    kv_heads: int
+    group: int
+    head_dim: int
+    page_size: int
+    window: int
+    dtype: str
+
+
+@pytest.fixture(params=NAMES)
+def library(request: pytest.FixtureRequest) -> Iterator[Library]:
+    found = library_of(request.param)
+    yield found
+    found.set_threads(1)
+
+
+def pool_of(shape: Shape, num_sequences: int) -> PoolView:
+    """Full of what others have left."""
+    layout = KVLayout(
+        num_layers=2,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        dtype=shape.dtype,
+        page_size=shape.page_size,
+    )
+    num_pages = 1 + num_sequences * layout.num_pages_for(MAX_TOKENS)
+    view = PoolView(bytearray(num_pages * layout.page_bytes), layout)
+    view.pages.fill_(float("nan"))
+    return view
+
+
+def span_of(pool: PoolView, sequence: int, start: int, end: int) -> Span:
+    each = pool.layout.num_pages_for(MAX_TOKENS)
+    first = 1 + sequence * each
+    return Span(start, end, np.arange(first, first + pool.layout.num_pages_for(end), dtype=np.int32)[::1])
+
+
+def heads_of(shape: Shape, sequence: int) -> torch.Tensor:
+    """Projected queries, keys and values of all positions of a sequence."""
+    width = (shape.group + 2) * shape.kv_heads * shape.head_dim
+    drawn = torch.randn(MAX_TOKENS, width, generator=torch.Generator().manual_seed(sequence))
+    return drawn.to(TORCH_DTYPES[shape.dtype])
+
+
+def attended(
+    backend: NativeAttention | TorchPagedAttention, shape: Shape, spans: list[tuple[int, Span]]
+) -> torch.Tensor:
+    qkv = torch.cat([heads_of(shape, sequence)[span.start : span.end] for sequence, span in spans])
+    heads = qkv.view(len(qkv), -1, shape.head_dim)
+    counts = [shape.kv_heads * shape.group, shape.kv_heads, shape.kv_heads]
+    q, k, v = torch.split(heads, counts, 1)
+    return backend.attend(1, backend.plan([span for _, span in spans]), q.float(), k.float(), v)[: len(qkv)]
+
+
+SHAPES = st.builds(
+    Shape,
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([1, 2, 7, 64]),
+    st.sampled_from([2, 12, 64, 80, 256]),
+    st.sampled_from([1, 8, 16, 64]),
+    st.sampled_from([0, 1, 37, 64, 100]),
+    st.sampled_from(["float32", "bfloat16"]),
+)
+ENDS = st.lists(st.sets(st.integers(1, MAX_TOKENS), min_size=1, max_size=4).map(sorted), min_size=1, max_size=3)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(shape=SHAPES, ends=ENDS, threads=st.integers(1, 3))
+def test_any_batch_is_torchs_attention_with_the_bits_of_each_alone(
+    library: Library, shape: Shape, ends: list[list[int]], threads: int
+) -> None:
+    """Sequences reach each of their `ends` in a step of its own, the last step one row each beside chunks of others."""
+    kinds = [AttentionKind(window=shape.window)] * 2
+    num_heads, together, alone = shape.kv_heads * shape.group, pool_of(shape, len(ends)), pool_of(shape, len(ends))
+    by_torch = pool_of(shape, len(ends))
+    by_torch.pages.zero_()
+    crowd, single = (NativeAttention(library, pool, num_heads, kinds) for pool in (together, alone))
+    oracle = TorchPagedAttention(by_torch, num_heads, kinds)
+    whole: dict[int, torch.Tensor] = {}
+    for sequence, own in enumerate(ends):
+        library.set_threads(1)
+        span = span_of(alone, sequence, 0, own[-1])
+        whole[sequence] = attended(single, shape, [(sequence, span)])
+        right = attended(oracle, shape, [(sequence, span)])
+        assert torch.allclose(whole[sequence], right, rtol=1e-4, atol=1e-5)
+        written = [pool.pages[span.page_ids.astype(np.int64), 1] for pool in (alone, by_torch)]
+        assert torch.equal(*written)
+    library.set_threads(threads)
+    done = dict.fromkeys(whole, 0)
+    for number in range(4):
+        spans = [(sequence, span_of(together, sequence, done[sequence], own[number]))
+                 for sequence, own in enumerate(ends) if number < len(own)]  # fmt: skip
+        spans.sort(key=lambda one: sort_key(one[1]))
+        if not spans:
+            break
+        found = attended(crowd, shape, spans)
+        row = 0
+        for sequence, span in spans:
+            expected = whole[sequence][span.start : span.end]
+            assert torch.equal(found[row : row + span.num_tokens], expected), (sequence, span.start, span.end)
+            row += span.num_tokens
+            done[sequence] = span.end
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [12, 64, 128])
+def test_norms_and_rotation_are_torchs(library: Library, dtype: str, head_dim: int) -> None:
+    shape = Shape(2, 3, head_dim, 16, 0, dtype)
+    native, by_torch = pool_of(shape, 1), pool_of(shape, 1)
+    by_torch.pages.zero_()
+    qkv, rope = heads_of(shape, 0)[:90], RotaryTable(RopeParameters(theta=10_000.0), head_dim)
+    norms = HeadNorms(*(1 + 0.1 * torch.randn(2, head_dim, generator=torch.Generator().manual_seed(1))), 1e-6)
+    heads = qkv.view(90, -1, head_dim)
+    turned = torch.rms_norm(heads[:, :8].float(), [head_dim], None, 1e-6)
+    turned[:, :6] *= norms.query
+    turned[:, 6:] *= norms.key
+    turned = rotate(turned, *rope.rows(torch.arange(90)))
+    oracle = TorchPagedAttention(by_torch, 6)
+    span = [span_of(native, 0, 0, 90)]
+    scaled = turned[:, :6] * 0.5
+    right = oracle.attend(0, oracle.plan(span), scaled, turned[:, 6:8], heads[:, 8:])[:90]
+    backend = NativeAttention(library, native, 6)
+    rotation = Rotation(*rope.tables(90))
+    found = backend.attend_projected(0, backend.plan(span), qkv, 0.5 * head_dim**-0.5, rotation, norms)
+    tolerance = 2e-2 if dtype == "bfloat16" else 1e-5
+    assert torch.allclose(found.float(), right, rtol=tolerance, atol=tolerance)
+    rows = span[0].page_ids.astype(np.int64)
+    assert torch.allclose(
+        native.pages[rows, 0].float(), by_torch.pages[rows, 0].float(), rtol=tolerance, atol=tolerance
+    )
+
+
+def test_a_poisoned_sequence_keeps_its_poison(library: Library) -> None:
+    shape = Shape(2, 2, 64, 16, 0, "float32")
+    pool = pool_of(shape, 2)
+    backend = NativeAttention(library, pool, 4)
+    spans = [(sequence, span_of(pool, sequence, 0, 100)) for sequence in (0, 1)]
+    clean = attended(backend, shape, spans)[100:]
+    for poison in (float("nan"), float("inf")):
+        pool.pages[1, 1, 0, 3] = poison
+        last = [(sequence, span_of(pool, sequence, 99, 100)) for sequence in (0, 1)]
+        found = attended(backend, shape, last)
+        assert bool(found[0].isnan().all())
+        assert torch.equal(found[1], clean[99])
+
+
+def test_what_the_kernels_do_not_take_is_refused(library: Library) -> None:
+    for shape, kind in (
+        (Shape(1, 1, 258, 16, 0, "float32"), AttentionKind()),
+        (Shape(1, 65, 64, 16, 0, "float32"), AttentionKind()),
+        (Shape(1, 1, 64, 16, 0, "float32"), AttentionKind(cross=True)),
+    ):
+        with pytest.raises(BackendMissing):
+            NativeAttention(library, pool_of(shape, 1), shape.kv_heads * shape.group, [kind] * 2)
