@@ -256,8 +256,6 @@ class GatewayCore:
             log.recover_by = now + ELSEWHERE_S
             self._next_attempt(log, failure, excluded, now, has_run=False)
             return
-        if event.code == "prefill_failed":
-            excluded = [log.route.prefill]
         self._next_attempt(log, failure, excluded, now)
 
     def _on_peer_lost(self, event: PeerLost, now: float) -> None:

@@ -190,34 +190,6 @@ class Completion(Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
-class ChatDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a chunk adds to a message."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-class ChatChunkChoice(Struct, frozen=True, kw_only=True):
-    """One sample's share of a chunk."""
-
-    index: int
-    delta: ChatDelta
-    finish_reason: str | None = None
-    logprobs: None = None
-
-
-class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
-    """One event of a streamed chat completion."""
-
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | None = None
-
-
 class ModelCard(Struct, frozen=True, kw_only=True):
     """One served model."""
 

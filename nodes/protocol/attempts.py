@@ -76,7 +76,7 @@ class Resend(Message, frozen=True):
 class AttemptFailed(Message, frozen=True):
     """The attempt is over without a finish. `retryable`: the gateway may submit the next attempt.
 
-    Codes: `unknown_attempt`, `worker_lost`, `prefill_failed`, `poisoned_request`, `preempted_for_good`, `draining`,
+    Codes: `unknown_attempt`, `worker_lost`, `poisoned_request`, `preempted_for_good`, `draining`,
     `memory_released`, `internal`.
     """
 

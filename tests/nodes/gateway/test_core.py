@@ -440,9 +440,7 @@ def test_no_answer_to_submit_cancels_what_may_be_held(core: GatewayCore) -> None
     assert cancel == SendCancel("d0", [AttemptRef("r", 0)])
 
 
-@pytest.mark.parametrize(
-    ("code", "excluded"), [("unknown_attempt", []), ("worker_lost", ["d0"]), ("prefill_failed", ["p0"])]
-)
+@pytest.mark.parametrize(("code", "excluded"), [("unknown_attempt", []), ("worker_lost", ["d0"])])
 def test_a_failed_attempt_is_tried_again(running: GatewayCore, code: str, excluded: list[str]) -> None:
     (ask,) = running.handle(AttemptFailed(request_id="r", attempt=0, code=code), 0.2)
     assert (ask.attempt, ask.message.excluded) == (1, excluded)
