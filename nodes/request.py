@@ -13,13 +13,20 @@ LOWEST_TEMPERATURE: Final = 2.0**-126
 """Smallest normal float32: logits divided by less overflow, or are 0/0 where the divisor is rounded to 0."""
 
 
+MIN_REPETITION_PENALTY: Final = 0.01
+MAX_REPETITION_PENALTY: Final = 10.0
+"""Beyond any use, and far from where logits would not be finite any more."""
+
+
 class Sampling(HotPart, frozen=True):
     """How one request's tokens are drawn.
 
     Randomness is counter-based, keyed by (seed, sample_index, position), so a draw does not depend on batch, row,
     worker, or on how often the request was started again. `temperature` 0, or below what float32 can divide by, is
     greedy. `top_k` 0 and `min_p` 0 are off. None of `masked_token_ids` is drawn at output positions before
-    `min_tokens`: the scheduler puts the ids there that would end the request.
+    `min_tokens`: the scheduler puts the ids there that would end the request. Logits of tokens that prompt or output
+    hold already are divided by `repetition_penalty` where they are positive, else multiplied by it (Keskar et al.
+    2019, as transformers and vLLM have it); 1 is off.
     """
 
     temperature: float = 1.0
@@ -31,6 +38,12 @@ class Sampling(HotPart, frozen=True):
     logit_bias: dict[int, float] | None = None
     min_tokens: int = 0
     masked_token_ids: list[int] | None = None
+    repetition_penalty: float = 1.0
+
+    @property
+    def looks_back(self) -> bool:
+        """A draw depends on which tokens were before it, not on their logits alone."""
+        return self.repetition_penalty != 1.0
 
     @property
     def is_greedy(self) -> bool:
@@ -45,6 +58,7 @@ class SamplingDefaults(Part, frozen=True):
     top_p: Annotated[float, Meta(ge=0, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=0)] = 0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] = 1.0
 
     def describe(self) -> str:
         """`temperature 0.6, top_p 0.95`: what is not as the model itself draws; empty if all is."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Raw, Struct
 
 from nodes.gateway.request_names import MAX_CHARS as MAX_CLIENT_ID_CHARS
+from nodes.request import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -21,6 +22,7 @@ REFUSAL_PART = "refusal"
 
 MAX_TOKEN_ID = 2**31 - 1
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+RepetitionPenalty = Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)]
 TokenCount = Annotated[int, Meta(ge=1, lt=2**31)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)] | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
@@ -53,6 +55,7 @@ class GenerationBody(Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None

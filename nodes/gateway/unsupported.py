@@ -20,7 +20,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "early_stopping": (False,),

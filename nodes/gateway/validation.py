@@ -140,6 +140,7 @@ def _sampling(body: GenerationBody, config: GatewayConfig) -> Sampling:
         top_k=defaults.top_k if body.top_k is None else max(body.top_k, 0),
         min_p=defaults.min_p if body.min_p is None else body.min_p,
         logit_bias=logit_bias,
+        repetition_penalty=defaults.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty,
     )
 
 

@@ -36,7 +36,9 @@ LAST_SEQUENCE: Final = 2**31 - 1
 class Open(HotPart, frozen=True):
     """Whoever had `slot` is forgotten, `sequence` has it now: a prompt of `num_prompt_tokens`, drawn from as said.
 
-    It has no pages yet. `sequence` is the scheduler's number for it, `request_id` is for the worker's log.
+    It has no pages yet. `sequence` is the scheduler's number for it, `request_id` is for the worker's log. Where its
+    sampling looks back (`repetition_penalty`), `token_ids` are those at positions 0 and following, up to its first row
+    at least: pages hold what was computed of them, not which they are.
     """
 
     slot: int
@@ -44,6 +46,7 @@ class Open(HotPart, frozen=True):
     num_prompt_tokens: int
     sampling: Sampling
     request_id: str = ""
+    token_ids: list[int] = []
 
 
 class StepPlan(HotMessage, frozen=True):

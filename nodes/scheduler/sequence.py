@@ -210,7 +210,8 @@ class Sequence:
 
     def opening(self) -> Open:
         """What a worker is told of it before its first row."""
-        return Open(self.slot, self.number, self.num_prompt_tokens, self.sampling, self.request_id)
+        token_ids = list(self.token_ids) if self.sampling.looks_back else []
+        return Open(self.slot, self.number, self.num_prompt_tokens, self.sampling, self.request_id, token_ids)
 
     def hold(self, kv: SequencePages) -> None:
         """Take pages; what they hold already counts as computed."""

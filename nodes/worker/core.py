@@ -26,7 +26,7 @@ from nodes.protocol import Adopt, RowError, StepMismatch, StepPlan, StepResult
 from nodes.worker.row_check import RowCheck
 from nodes.worker.sequence_table import Draws, SequenceTable
 from nodes.worker.step import RunnableStep, StepOutcome
-from nodes.worker.step_columns import Limits, num_rows_of, read_columns, stands_alone
+from nodes.worker.step_columns import Limits, num_rows_of, read_columns, slots_of, stands_alone
 
 MAX_QUEUED: Final = 16
 NUM_KEPT_RESULTS: Final = 16
@@ -265,13 +265,20 @@ class WorkerCore:
             # Who waits for the running steps is answered before more begin; so is a scheduler that took over.
             if self._adopting or last.scheduler_epoch != self._epoch:
                 return None
-            return self._queue.pop(max(last.step + 1, self._next_step), None)
+            following = max(last.step + 1, self._next_step)
+            if following in self._queue and self._looks_back(self._queue[following]):
+                # What the running step draws is part of what it looks back at, and the device alone knows that yet.
+                return None
+            return self._queue.pop(following, None)
         step = self._next_step or self._first_step()
         if step not in self._queue:
             return None
         self._next_step = step
         self._drop_queued_before(step)
         return self._queue.pop(step)
+
+    def _looks_back(self, queued: _Queued) -> bool:
+        return self._table.looks_back(queued.plan.opens, slots_of(queued.buffers))
 
     def _drop_queued_before(self, step: int) -> None:
         self._queue = {number: queued for number, queued in self._queue.items() if number >= step}

@@ -85,6 +85,9 @@ class EchoRunner:
             if self._words[begin : begin + last - first] != array("I", range(first, last)):
                 page = step.page_ids[row.page_offset + index]
                 return f"page {page} does not hold positions {first} to {last - 1} of this sequence"
+        held = (self._token_in(position, row, step) for position in range(row.end))
+        if row.history is not None and list(held) != row.history.tolist():
+            return f"its pages do not hold the {len(row.history)} tokens that its sampling looks back at"
         return ""
 
     def _answer(self, row: RunnableRow, step: RunnableStep) -> int:
@@ -102,6 +105,9 @@ class EchoRunner:
         """The prompt's token at a position, and the end token behind it."""
         if position == row.num_prompt_tokens:
             return self._eos_token_id
+        return self._token_in(position, row, step)
+
+    def _token_in(self, position: int, row: RunnableRow, step: RunnableStep) -> int:
         return self._words[self._cell(row, step, position)]
 
     def _cell(self, row: RunnableRow, step: RunnableStep, position: int) -> int:

@@ -152,5 +152,5 @@ class _Batch:
             if row.sampling is not None:
                 self.sampling.append(index)
                 self.sampled_rows.append(num_rows - 1)
-                self.draws.append(Draw(row.sampling, row.output_position))
+                self.draws.append(Draw(row.sampling, row.output_position, row.history))
         self.token_ids: Tensor = torch.from_numpy(np.concatenate(parts).astype(np.int64))

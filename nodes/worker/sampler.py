@@ -5,15 +5,17 @@ up in the cumulative distribution. Everything is computed per row, or by operato
 other (`exp` element by element, sums over pieces of fixed length, cumulative sums in double, one after the other):
 `sum` and `logsumexp` over a whole vocabulary round differently for one row than for many.
 
-Filters apply in vLLM's order: logit bias and masked ids, temperature, min_p, top_k, top_p. They need the most likely
-tokens only, so candidates are taken from the top down, in windows of falling probability, until the filters are
-settled; the order is total (equal logits: lower id first), so how many windows it took cannot be seen.
+The order is vLLM's: logit bias and masked ids, repetition penalty, temperature, min_p, top_k, top_p. Filters need the
+most likely tokens only, so candidates are taken from the top down, in windows of falling probability, until the filters
+are settled; the order is total (equal logits: lower id first), so how many windows it took cannot be seen.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -27,22 +29,32 @@ _MASK: Final = (1 << 64) - 1
 
 
 class Draw(NamedTuple):
-    """How one row is sampled; `position` is the output position of the token."""
+    """How one row is sampled; `position` is the output position of the token.
+
+    `history` are the tokens before it, prompt and output, where `sampling` looks back.
+    """
 
     sampling: Sampling
     position: int
+    history: "npt.NDArray[np.int32] | None" = None
 
     @property
     def is_plain(self) -> bool:
         """The most likely token of the logits as they are."""
         sampling = self.sampling
-        return sampling.is_greedy and not sampling.logit_bias and not self._is_masked
+        return sampling.is_greedy and not (sampling.logit_bias or self._is_masked or sampling.looks_back)
 
     def bias(self) -> dict[int, float]:
         """What is added to logits before all else, by token id; `-inf` for what must not be drawn."""
         sampling = self.sampling
         bias = sampling.logit_bias or {}
         return {**bias, **dict.fromkeys(sampling.masked_token_ids or (), -math.inf)} if self._is_masked else bias
+
+    def repeated(self, vocab_size: int) -> "npt.NDArray[np.int64]":
+        """The tokens that its repetition penalty is about, as often as they came; each is to get it once."""
+        if self.history is None or not self.sampling.looks_back:
+            return np.empty(0, np.int64)
+        return self.history[(self.history >= 0) & (self.history < vocab_size)].astype(np.int64)
 
     @property
     def _is_masked(self) -> bool:
@@ -68,6 +80,7 @@ def _sample_altered(rows: Tensor, vocab_size: int, draws: Sequence[Draw]) -> lis
     """The same for padded float32 `rows`, of rows that are biased or random."""
     for row, draw in zip(rows, draws, strict=True):
         _add_bias(row[:vocab_size], draw.bias())
+        _penalize(row, draw, vocab_size)
     likely = _most_likely(rows)
     drawn = [token for _, token in likely]
     random = [i for i, draw in enumerate(draws) if not draw.sampling.is_greedy and drawn[i] != NOT_DRAWN]
@@ -110,6 +123,13 @@ def _add_bias(row: Tensor, bias: dict[int, float]) -> None:
     known = {token: value for token, value in bias.items() if 0 <= token < row.shape[0]}
     if known:
         row[list(known)] += torch.tensor(list(known.values()))
+
+
+def _penalize(row: Tensor, draw: Draw, vocab_size: int) -> None:
+    tokens = torch.from_numpy(draw.repeated(vocab_size))
+    if len(tokens):
+        penalty, seen = torch.tensor(draw.sampling.repetition_penalty), row[tokens]
+        row[tokens] = torch.where(seen < 0, seen * penalty, seen / penalty)
 
 
 def _padded(logits: Tensor, altered: list[int]) -> Tensor:

@@ -3,11 +3,11 @@
 It belongs to one incarnation of the worker and one scheduler epoch, and is empty at the beginning of either. What is
 written to it goes by position: pages to their places, a drawn token to the position that it is for. Nothing is added
 up, so a step that is sent again leaves what it left before. Rows are in columns, for a whole step at a time.
-Pure; owned by the core.
+Of sequences whose sampling looks back it has all tokens besides. Pure; owned by the core.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Final, NamedTuple
 
@@ -49,6 +49,15 @@ class SequenceTable:
         self._pages: Int32s = np.zeros((_FIRST_SLOTS, _FIRST_WIDTH), np.int32)
         self._sampling: list[Sampling] = [_NO_SAMPLING] * _FIRST_SLOTS
         self._request_ids: list[str] = [""] * _FIRST_SLOTS
+        # By slot. Arrays are replaced, never changed: rows that run have views of them.
+        self._histories: dict[int, Int32s] = {}
+
+    def looks_back(self, opens: Sequence[Open], slots: Iterable[int]) -> bool:
+        """Whether a draw in one of these slots, once `opens` have been opened, depends on the tokens before it."""
+        opened = {one.slot: one.sampling.looks_back for one in opens}
+        if not (self._histories or any(opened.values())):
+            return False
+        return any(opened.get(slot, slot in self._histories) for slot in slots)
 
     def apply(self, opens: Sequence[Open], columns: Columns) -> str:
         """Open what is opened and put pages in their places. Returns why that cannot be; nothing is changed then."""
@@ -75,6 +84,12 @@ class SequenceTable:
             row = int(gaps.argmax())
             has, first = num_pages[slots[row]], firsts[row]
             return f"sequence {columns.sequences[row]} has {has} pages, and is given pages from number {first} on"
+        if self._histories or any(one.sampling.looks_back for one in opens):
+            known = {slot: len(tokens) for slot, tokens in self._histories.items()}
+            known |= {one.slot: len(one.token_ids) if one.sampling.looks_back else LAST_SEQUENCE for one in opens}
+            for slot, start in zip(slots.tolist(), columns.starts.tolist(), strict=True):
+                if start > known.get(slot, LAST_SEQUENCE):
+                    return f"of the sequence in slot {slot} {known[slot]} tokens are known, and a row begins at {start}"
         for one in opens:
             self._open(one)
         self._owner, self._num_pages = owner, num_pages
@@ -134,6 +149,7 @@ class SequenceTable:
             samplings,
             repeat(-1) if sources is None else sources[good].tolist(),
             map(self._request_ids.__getitem__, numbers),
+            self._look_back(columns, offsets, good) if self._histories else repeat(None),
             strict=False,
         )
         return rows_from(fields), array("i", pages.tobytes())
@@ -153,7 +169,26 @@ class SequenceTable:
         self._drawn[slots] = drawn[ours]
         self._drawn_at[slots] = draws.positions[ours]
 
+    def _look_back(self, columns: Columns, offsets: Numbers, good: Numbers) -> list[Int32s | None]:
+        """Of each of the rows `good` all tokens up to its end, by position, or None."""
+        found: list[Int32s | None] = []
+        for row in good.tolist():
+            slot, start, offset = int(columns.slots[row]), int(columns.starts[row]), int(offsets[row])
+            before = self._histories.get(slot)
+            if before is not None:
+                end = start + int(columns.counts[row])
+                own = columns.token_ids[offset : offset + end - start]
+                self._histories[slot] = np.concatenate((before[:start], own, before[end:]))
+                found.append(self._histories[slot][:end])
+            else:
+                found.append(None)
+        return found
+
     def _open(self, one: Open) -> None:
+        if one.sampling.looks_back:
+            self._histories[one.slot] = np.array(one.token_ids, np.int32)
+        else:
+            self._histories.pop(one.slot, None)
         if self._owner[one.slot] != one.sequence:
             self._drawn_at[one.slot] = -1
         self._num_prompt[one.slot] = one.num_prompt_tokens

@@ -11,6 +11,9 @@ from nodes.request import Sampling
 if TYPE_CHECKING:
     from array import array
 
+    import numpy as np
+    import numpy.typing as npt
+
 POISONED: Final = "poisoned_request"
 CORRUPT_PAGE: Final = "corrupt_page"
 MISSING_INPUT: Final = "missing_input"
@@ -20,7 +23,8 @@ class RunnableRow(NamedTuple):
     """One row whose input tokens are all known. `row` is its index in the plan, offsets are into the step's arrays.
 
     `from_row` >= 0 only for a `PipelinedRunner`: the one input token is what that row of the plan launched just before
-    drew, and not known on the host; `token_ids` then holds -1 for it. `request_id` is for the log.
+    drew, and not known on the host; `token_ids` then holds -1 for it. `request_id` is for the log. `history` are the
+    sequence's tokens at positions `0 .. end - 1`, where its sampling looks back.
     """
 
     row: int
@@ -33,6 +37,7 @@ class RunnableRow(NamedTuple):
     sampling: Sampling | None
     from_row: int = -1
     request_id: str = ""
+    history: "npt.NDArray[np.int32] | None" = None
 
     @property
     def end(self) -> int:

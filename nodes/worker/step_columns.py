@@ -79,6 +79,15 @@ def num_rows_of(buffers: Sequence[Buffer]) -> int:
     return memoryview(buffers[0]).nbytes // (4 * ROW_WIDTH) if buffers else 0
 
 
+def slots_of(buffers: Sequence[Buffer]) -> list[int]:
+    """The slots of a step's rows; none where these cannot be read."""
+    rows = memoryview(buffers[0]).cast("B") if buffers else memoryview(b"")
+    if len(rows) % (4 * ROW_WIDTH):
+        return []
+    slots: list[int] = np.frombuffer(rows, np.int32).reshape(-1, ROW_WIDTH)[:, RowColumn.SLOT].tolist()
+    return slots
+
+
 def stands_alone(buffers: Sequence[Buffer]) -> bool:
     """No row hangs on what another step draws."""
     token_ids = memoryview(buffers[1]).cast("B") if len(buffers) == 3 else memoryview(b"")

@@ -50,7 +50,7 @@ def planned(tmp_path, **settings):
 
 def test_what_a_checkpoint_asks_for_is_said(tmp_path, monkeypatch):
     directory = write_model(tmp_path / "half", LLAMA | {"torch_dtype": "float16"})
-    (directory / "generation_config.json").write_text('{"top_k": 20, "repetition_penalty": 1.1}')
+    (directory / "generation_config.json").write_text('{"top_k": 20, "typical_p": 0.9}')
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu avx512_bf16 sse\n")
     monkeypatch.setattr(model_plan, "_CPUINFO", tmp_path / "cpuinfo")
     plan, _ = planned(tmp_path, model=str(directory))
@@ -58,7 +58,7 @@ def test_what_a_checkpoint_asks_for_is_said(tmp_path, monkeypatch):
     half, sampled, left_out = plan.notes
     assert half.startswith("half has float16 weights: computed in bfloat16")
     assert sampled == "requests that do not say otherwise are sampled as half's makers have it: top_k 20"
-    assert left_out == "half asks for repetition_penalty 1.1, which nothing here computes: left out"
+    assert left_out == "half asks for typical_p 0.9, which nothing here computes: left out"
     monkeypatch.setattr(model_plan, "_CPUINFO", tmp_path / "none")
     assert planned(tmp_path, model=str(directory))[0].settings.dtype == "float32"
 

@@ -109,11 +109,12 @@ def test_sampling_defaults_come_from_the_generation_config(tmp_path: Path) -> No
     assert resolve_model(str(directory)).sampling_defaults == SamplingDefaults()
     path = directory / "generation_config.json"
     said = {"do_sample": False, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "eos_token_id": [9, 8]}
-    path.write_text(json.dumps(said | {"repetition_penalty": 1.05, "typical_p": 1.0}))
+    path.write_text(json.dumps(said | {"repetition_penalty": 1.05, "typical_p": 0.9}))
     spec = resolve_model(str(directory))
-    assert spec.sampling_defaults == SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20, min_p=0.05)
-    assert spec.sampling_defaults.describe() == "temperature 0.6, top_p 0.95, top_k 20, min_p 0.05"
-    assert spec.not_computed == ("repetition_penalty 1.05",)
+    meant = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20, min_p=0.05, repetition_penalty=1.05)
+    assert spec.sampling_defaults == meant
+    assert meant.describe() == "temperature 0.6, top_p 0.95, top_k 20, min_p 0.05, repetition_penalty 1.05"
+    assert spec.not_computed == ("typical_p 0.9",)
     assert spec.eos_token_ids == (9, 8, 2), "config.json's own stay ends"
     plain = resolve_model(str(write_model(tmp_path / "n", LLAMA)))
     assert spec.fingerprint == plain.fingerprint, "weights and caches are the same"

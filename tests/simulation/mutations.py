@@ -253,6 +253,14 @@ def _same_incarnation(update: Any) -> Any:
     return mutated
 
 
+def _open_with_others(opening: Any) -> Any:
+    def mutated(self: Sequence) -> Any:
+        opened = opening(self)
+        return msgspec.structs.replace(opened, token_ids=[1] * len(opened.token_ids))
+
+    return mutated
+
+
 def _count_from_the_attempt(from_submit: Any) -> Any:
     def mutated(*arguments: Any) -> Sequence:
         sequence = from_submit(*arguments)
@@ -341,6 +349,7 @@ PLANTED: dict[str, Patches] = {
     "ranks go on without one that died": [around(WorkerGroup, "_end", lambda _: nothing)],
     "a rank drops steps that another may have begun": [around(RankCore, "handle", lambda _: WorkerCore.handle)],
     "min_tokens are counted from the attempt": [around(Sequence, "from_submit", _count_from_the_attempt)],
+    "what a sampler looks back at is another's": [around(Sequence, "opening", _open_with_others)],
     "the pool of one rank is made again alone": [around(taking, "take_group", lambda _: _take_alone)],
     "a device that fails poisons what it is given": [around(isolation, "_check_device", lambda _: nothing)],
     "a batch that raises fails all its rows": [around(isolation, "_row_by_row", _fail_all)],

@@ -38,6 +38,7 @@ class Client:
     seed: int
     leaves_after_s: float | None
     min_tokens: int = 0
+    repetition_penalty: float = 1.0
 
     def body(self) -> bytes:
         fields = {
@@ -49,6 +50,8 @@ class Client:
             "stream": True,
         }
         chosen = {"stop": self.stop, "min_tokens": self.min_tokens}
+        # Echo draws the same with it; but it looks whether what it is to look back at is in the pages.
+        chosen |= {"repetition_penalty": self.repetition_penalty}
         return json.dumps(fields | {name: value for name, value in chosen.items() if value}).encode()
 
     def expected(self) -> tuple[str, str]:
@@ -146,6 +149,12 @@ def draw_min_tokens(seed: int, clients: list[Client]) -> list[Client]:
         return replace(client, min_tokens=len(client.prompt) + draw.randrange(1, min(room, 60)))
 
     return [drawn(client) for client in clients]
+
+
+def draw_penalties(seed: int, clients: list[Client]) -> list[Client]:
+    """Some look back at what they have said."""
+    draw = random.Random(f"penalties/{seed}")
+    return [replace(client, repetition_penalty=draw.choice([1.0, 1.0, 1.0, 1.2])) for client in clients]
 
 
 @dataclass(frozen=True)
@@ -324,7 +333,7 @@ def run_seed(seed: int) -> Counter[str]:
     draw = random.Random(f"scenario/{seed}")
     theme = draw.choice(THEMES)
     mixed = draw.random() < 0.2 and theme not in ("copies", "sources")
-    clients = draw_min_tokens(seed, draw_clients(draw, theme))
+    clients = draw_penalties(seed, draw_min_tokens(seed, draw_clients(draw, theme)))
     faults = draw_faults(draw, theme)
     # Half of all meshes have a perfect network, but for what the dead do not say.
     quiet = Faults(silent_down=draw.choice([0.0, 0.3]) if theme != "silence" else 0.95)

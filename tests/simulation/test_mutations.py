@@ -43,6 +43,7 @@ KNOWN_SEEDS = {
     "a step that hangs is waited for": 36,
     "output of older attempts is not answered": 24,
     "min_tokens are counted from the attempt": 54,
+    "what a sampler looks back at is another's": 0,
 }
 NUM_NEARBY = 30
 """A change of the world moves what a seed shows; one of the next shows it too, most often."""

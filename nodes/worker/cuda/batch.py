@@ -161,7 +161,11 @@ def host_batch(step: RunnableStep, page_size: int) -> HostBatch:
         num_decodes=int((counts == 1).sum()),
         sampled=lasts[drawing].astype(np.int32),
         sampling=[order[n] for n in drawing],
-        draws=[Draw(sampling, rows[n].output_position) for n in drawing if (sampling := rows[n].sampling) is not None],
+        draws=[
+            Draw(sampling, rows[n].output_position, rows[n].history)
+            for n in drawing
+            if (sampling := rows[n].sampling) is not None
+        ],
     )
 
 

@@ -63,6 +63,7 @@ def _sample_altered(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """The same for rows that are biased or random."""
     rows = _padded(logits)
     _add_bias(rows, logits.shape[1], draws)
+    _penalize(rows, logits.shape[1], draws)
     highest, drawn = _most_likely(rows)
     random = [i for i, draw in enumerate(draws) if not draw.sampling.is_greedy]
     if not random:
@@ -88,7 +89,7 @@ def _draw(rows: Tensor, highest: Tensor, draws: Sequence[Draw]) -> Tensor:
     weights = torch.exp(scaled)
     sums = weights.view(rows.shape[0], -1, _PIECE).sum(-1).to(torch.float64).cumsum(-1)
     groups: dict[str, list[int]] = {"any": [], "bounded": [], "filtered": []}
-    for i, (sampling, _) in enumerate(draws):
+    for i, (sampling, _, _) in enumerate(draws):
         is_filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         bounded = 0 < sampling.top_k <= _FIRST_TRY
         groups["bounded" if bounded else "filtered" if is_filtered else "any"].append(i)
@@ -184,6 +185,22 @@ def _add_bias(rows: Tensor, vocab_size: int, draws: Sequence[Draw]) -> None:
         rows[at] += pinned(np.array(values, dtype=np.float32), rows.device).to(rows.device, non_blocking=True)
 
 
+def _penalize(rows: Tensor, vocab_size: int, draws: Sequence[Draw]) -> None:
+    seen = [(row, tokens) for row, draw in enumerate(draws) if len(tokens := draw.repeated(vocab_size))]
+    if not seen:
+        return
+    counts = [len(tokens) for _, tokens in seen]
+    penalties = np.array([draws[row].sampling.repetition_penalty for row, _ in seen], dtype=np.float32)
+    at = (
+        _indices(np.repeat([row for row, _ in seen], counts), rows.device),
+        _indices(np.concatenate([tokens for _, tokens in seen]), rows.device),
+    )
+    # A tensor, also where all are equal: a division by a number is a product with its inverse on some devices.
+    penalty = pinned(np.repeat(penalties, counts), rows.device).to(rows.device, non_blocking=True)
+    logits = rows[at]
+    rows[at] = torch.where(logits < 0, logits * penalty, logits / penalty)
+
+
 def _parameters(draws: Sequence[Draw], device: torch.device) -> _Random:
     fields = [
         (
@@ -193,12 +210,12 @@ def _parameters(draws: Sequence[Draw], device: torch.device) -> _Random:
             sampling.top_k,
             uniform(sampling.seed, sampling.sample_index, position),
         )
-        for sampling, position in draws
+        for sampling, position, _ in draws
     ]
     table = pinned(np.array(fields, dtype=np.float64).T, device).to(device, non_blocking=True)
     temperature, lowest, top_p, top_k, number = table.unbind(0)
     return _Random(temperature.to(torch.float32), lowest.to(torch.float32), top_p, top_k, number)
 
 
-def _indices(values: Sequence[int], device: torch.device) -> Tensor:
+def _indices(values: "Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]", device: torch.device) -> Tensor:
     return pinned(np.array(values, dtype=np.int64), device).to(device, non_blocking=True)

@@ -351,17 +351,19 @@ def test_every_served_name_is_the_model_and_no_other() -> None:
 
 
 def test_the_models_sampling_defaults_give_way_to_the_requests_own() -> None:
-    defaults = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1)
+    defaults = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1, repetition_penalty=1.1)
     validator = Validator(msgspec.structs.replace(CONFIG, sampling_defaults=defaults))
 
-    def sampled(**fields: Any) -> tuple[float, float, int, float]:
+    def sampled(**fields: Any) -> tuple[float, float, int, float, float]:
         found = validator.text(json.dumps({"prompt": "hi"} | fields).encode(), "cmpl-1").sampling
-        return found.temperature, found.top_p, found.top_k, found.min_p
+        return found.temperature, found.top_p, found.top_k, found.min_p, found.repetition_penalty
 
-    assert sampled() == sampled(temperature=None, top_k=None) == (0.6, 0.95, 20, 0.1)
-    assert sampled(temperature=0, top_p=1, top_k=-1, min_p=0) == (0.0, 1.0, 0, 0.0)
+    assert sampled() == sampled(temperature=None, top_k=None) == (0.6, 0.95, 20, 0.1, 1.1)
+    assert sampled(temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=1) == (0.0, 1.0, 0, 0.0, 1.0)
     assert sampled(top_k=0)[2] == 0, "off is a word of its own"
-    assert sampled(top_p=0.5) == (0.6, 0.5, 20, 0.1)
+    assert sampled(top_p=0.5) == (0.6, 0.5, 20, 0.1, 1.1)
+    for value in (0, 0.001, 10.5, "1"):
+        assert refused(text, repetition_penalty=value).param == "repetition_penalty"
 
 
 @pytest.mark.parametrize("field", sorted(NEUTRAL_VALUES))
@@ -383,7 +385,6 @@ def test_known_and_unsupported_fields(field: str) -> None:
         ("best_of", 2),
         ("best_of", True),
         ("presence_penalty", 0.5),
-        ("repetition_penalty", 0),
         ("suffix", "x"),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "json_schema": {}}),

@@ -262,6 +262,59 @@ def test_pages_are_put_in_their_places_and_running_a_step_twice_leaves_what_once
     assert list(command.runnable.page_ids) == [11, 12, 13]
 
 
+def opening(event: StepArrived, *token_ids: int, slot: int = 0) -> StepArrived:
+    """The same, of a sequence that looks back and had `token_ids` before."""
+    penal = Sampling(repetition_penalty=1.5)
+    opens = [
+        msgspec.structs.replace(one, sampling=penal, token_ids=list(token_ids)) if one.slot == slot else one
+        for one in event.plan.opens
+    ]
+    return event._replace(plan=msgspec.structs.replace(event.plan, opens=opens))
+
+
+def histories(command: RunStep) -> list[list[int] | None]:
+    return [None if row.history is None else row.history.tolist() for row in command.runnable.rows]
+
+
+def test_who_looks_back_gets_all_its_tokens_by_position_however_often_a_step_comes() -> None:
+    core = adopted(next_step=1)
+    # Two tokens are in pages that somebody else has computed; more are known than the first row has.
+    rows = rows_of({"tokens": [3, 4], "start": 2, "prompt": 5, "sampling": None}, {})
+    first = opening(arrived(1, rows=rows), 1, 2, 3)
+    (command,) = core.handle(first)
+    assert histories(command) == [[1, 2, 3, 4], None]
+    core.handle(done(-1, 7))
+    (command,) = core.handle(arrived(2, rows=[Row(1, [5], [21], 4, 5, first_page=1, opens=False), *follows(1)]))
+    assert histories(command) == [[1, 2, 3, 4, 5], None]
+    core.handle(done(9, 8))
+    (command,) = core.handle(arrived(3, rows=[Row(1, [-1], (), 5, 5, first_page=2, opens=False)]))
+    assert histories(command) == [[1, 2, 3, 4, 5, 9]], "what it drew is part of it"
+    core.handle(done(6))
+    again = opening(arrived(4, rows=rows[:1]), 1, 2, 3, 4, 5, 9)
+    (command,) = core.handle(again)
+    assert histories(command) == [[1, 2, 3, 4]], "what comes later is not"
+    core.handle(done(-1))
+    (told,) = core.handle(opening(arrived(5, rows=rows_of({"start": 2, "tokens": [3, 4]})), 1))
+    assert "1 tokens are known, and a row begins at 2" in told.mismatch.reason
+    (command,) = core.handle(arrived(5, rows=[Row(7, [3], [7])]))
+    assert histories(command) == [None], "another has its slot"
+
+
+def test_who_looks_back_waits_for_what_the_step_before_draws() -> None:
+    core = WorkerCore(LIMITS, depth=2)
+    core.handle(adopt(next_step=1))
+    assert ran(core.handle(opening(arrived(1, rows=rows_of({}, {}))))) == [1]
+    assert core.handle(arrived(2, rows=follows(0))) == []
+    _, command = core.handle(done(4, 5))
+    assert histories(command) == [[1, 4]]
+    core.handle(done(6))
+    core.handle(arrived(3, rows=follows(1)))
+    assert ran(core.handle(arrived(4, rows=follows(1, start=2)))) == [4], "the others are begun ahead"
+    assert core.handle(opening(arrived(5, rows=rows_of({})))) == []
+    broken = arrived(6)._replace(buffers=[b"abc"])
+    assert core.handle(broken) == []
+
+
 def test_an_open_replaces_and_another_epoch_begins_with_nothing() -> None:
     core = adopted(next_step=1)
     core.handle(arrived(1))

@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from nodes.request import LOWEST_TEMPERATURE, Sampling
 from nodes.worker.cuda.sampler import sample_on_device
@@ -33,7 +35,11 @@ def samplings() -> st.SearchStrategy[Sampling]:
         logit_bias=st.sampled_from(BIASES),
         min_tokens=st.sampled_from([0, 0, 1, 5, 2**31 - 1]),
         masked_token_ids=st.sampled_from([None, [0], [0, 1, 2], [3, 2**31 - 1], list(range(64))]),
+        repetition_penalty=st.sampled_from([1.0, 1.0, 1.0, 0.01, 0.9, 1.1, 10.0]),
     )
+
+
+HISTORIES = st.lists(st.one_of(st.integers(0, 20), st.integers(-1, 2**31 - 1)), max_size=12)
 
 
 def biased(logits: list[float], draw: Draw) -> list[float]:
@@ -46,19 +52,23 @@ def biased(logits: list[float], draw: Draw) -> list[float]:
         for token in draw.sampling.masked_token_ids or ():
             if token < len(logits):
                 values[token] = -math.inf
+    seen = [token for token in draw.history if 0 <= token < len(logits)]
+    if seen and draw.sampling.looks_back:
+        oracle = RepetitionPenaltyLogitsProcessor(draw.sampling.repetition_penalty)
+        return oracle(torch.tensor([seen]), values.unsqueeze(0))[0].tolist()
     return values.tolist()
 
 
 @settings(max_examples=250, deadline=None)
 @given(
     st.integers(1, 1500),
-    st.lists(st.tuples(samplings(), st.integers(0, 8)), min_size=1, max_size=6),
+    st.lists(st.tuples(samplings(), st.integers(0, 8), HISTORIES), min_size=1, max_size=6),
     st.integers(0, 2**32),
     st.sampled_from([1e-3, 1.0, 40.0, 1e30]),
     st.sampled_from(["plain", "ties", "holes", "equal"]),
 )
 def test_both_samplers_draw_the_same_and_what_the_edges_leave(
-    vocab_size: int, requests: list[tuple[Sampling, int]], seed: int, scale: float, kind: str
+    vocab_size: int, requests: list[tuple[Sampling, int, list[int]]], seed: int, scale: float, kind: str
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(requests), vocab_size, generator=generator) * scale
@@ -68,7 +78,7 @@ def test_both_samplers_draw_the_same_and_what_the_edges_leave(
         logits[torch.rand(logits.shape, generator=generator) < 0.5] = -math.inf
     if kind == "equal":
         logits[:] = scale
-    draws = [Draw(sampling, position) for sampling, position in requests]
+    draws = [Draw(sampling, position, np.array(history, np.int32)) for sampling, position, history in requests]
     for row, draw, token in zip(logits.tolist(), draws, both(logits, draws), strict=True):
         sampling, values = draw.sampling, biased(row, draw)
         highest = max(values)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch_running import Row, make_runner, step
@@ -35,8 +36,11 @@ def write(runner: TorchRunner, prompt: list[int], output: list[int], count: int,
     output, pages = list(output), list(range(1, 12))
     start, ids = 0, prompt + output
     while len(output) < count and not (output and output[-1] in SPEC.eos_token_ids):
-        row = Row(start, ids, pages, sampling, len(prompt))
-        output.append(runner.run(step(row)).token_ids[0])
+        planned = step(Row(start, ids, pages, sampling, len(prompt)))
+        if sampling.looks_back:
+            (row,) = planned.rows
+            planned = planned._replace(rows=[row._replace(history=np.array(prompt + output, np.int32))])
+        output.append(runner.run(planned).token_ids[0])
         start, ids = start + len(ids), output[-1:]
     return output
 
@@ -46,16 +50,21 @@ def runner() -> TorchRunner:
     return make_runner("tiny")
 
 
-def test_greedy_text_is_that_of_transformers(runner: TorchRunner) -> None:
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_greedy_text_is_that_of_transformers(runner: TorchRunner, penalty: float) -> None:
     reference = AutoModelForCausalLM.from_pretrained(SPEC.path, dtype=torch.float32)
     tokenizer = load_tokenizer(SPEC)
     texts = set()
     for prompt in map(encode, PROMPTS):
         ids = torch.tensor([prompt])
         expected = reference.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            repetition_penalty=penalty,
         )
-        written = write(runner, prompt, [], NUM_TOKENS, Sampling(temperature=0.0))
+        written = write(runner, prompt, [], NUM_TOKENS, Sampling(temperature=0.0, repetition_penalty=penalty))
         assert written == expected[0, len(prompt) :].tolist()
         texts.add(tokenizer.decode(written))
     assert len(texts) == len(PROMPTS)
