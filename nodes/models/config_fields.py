@@ -1,5 +1,6 @@
 """The fields of a `config.json`, checked one by one: types, ranges, and settings that nothing here computes."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
@@ -60,17 +61,16 @@ class ConfigFields:
             "num_kv_heads": num_kv_heads,
             "head_dim": head_dim,
             "vocab_size": self.integer("vocab_size"),
-            "context_length": self.integer("max_position_embeddings", _DEFAULT_CONTEXT),
-            "rms_norm_eps": self._number(self._document, "rms_norm_eps", 1e-6),
-            "rope": self._rope(),
+            "context_length": self._context_length,
+            "rms_norm_eps": self.number("rms_norm_eps", 1e-6),
             "tie_word_embeddings": self.boolean("tie_word_embeddings"),
         }
 
-    def windows(self, slides: Callable[[int], bool] | None) -> dict[str, Any]:
+    def windows(self, slides: Callable[[int], bool] | None, *, if_wide: bool = False) -> dict[str, Any]:
         """`sliding_window` and `sliding_layers` as transformers reads them, absent keys included.
 
         `slides` says of a layer whether it does where `layer_types` does not; None: no window is in use. A window that
-        the context fits into is none.
+        the context fits into is none, unless `if_wide`: sliding layers may differ in more than what they see.
         """
         num_layers = self.integer("num_hidden_layers")
         kinds = self.layer_types(num_layers)
@@ -82,8 +82,8 @@ class ConfigFields:
         if kinds is None:
             kinds = [SLIDING if slides(layer) else FULL for layer in range(num_layers)]
         layers = tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
-        context_length = self.integer("max_position_embeddings", _DEFAULT_CONTEXT)
-        return {"sliding_window": window, "sliding_layers": layers} if layers and window < context_length else {}
+        is_window = layers and (if_wide or window < self._context_length)
+        return {"sliding_window": window, "sliding_layers": layers} if is_window else {}
 
     def has_window(self) -> bool:
         """Whether there is a window, which the classes that know one have unless it is null."""
@@ -133,36 +133,90 @@ class ConfigFields:
             raise self.damaged(key, "is not a token id or a list of token ids")
         return ids
 
-    def _rope(self) -> RopeParameters:
+    def rope(self, kind: str = "", default_theta: float = 10_000.0) -> RopeParameters:
+        """The rotary embedding, of layers of one `kind` where they differ. Raises ModelDamaged or ModelUnsupported."""
         # transformers 5 writes rope_parameters; 4 wrote rope_theta beside rope_scaling, whose type was once "type".
         nested: Any = self.value("rope_parameters") or self.value("rope_scaling") or {}
+        if kind and isinstance(nested, dict):
+            nested = cast("dict[str, Any]", nested).get(kind, cast("Any", nested))
         if not isinstance(nested, dict):
             raise self.damaged("rope_parameters", "is not an object")
         rope = cast("dict[str, Any]", nested)
         if any(isinstance(value, dict) for value in rope.values()):
             raise self.unsupported("rope_parameters", "differ between layers")
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind not in ("default", "linear", "llama3"):
-            raise self.unsupported("rope_type", f"is {kind!r}; known are default, linear and llama3")
         for fields in (rope, self._document):
             if self._number(fields, "partial_rotary_factor", 1.0) != 1.0:
                 raise self.unsupported("partial_rotary_factor", "is not 1")
-        theta = self._number(rope, "rope_theta", self._number(self._document, "rope_theta", 10_000.0))
-        if kind == "default":
-            return RopeParameters(theta=theta)
-        if kind == "linear":
-            return RopeParameters(rope_type="linear", theta=theta, factor=self._number(rope, "factor"))
-        context = self._number(
-            rope, "original_max_position_embeddings", self.integer("max_position_embeddings", _DEFAULT_CONTEXT)
-        )
+        theta = self._number(rope, "rope_theta", self.number("rope_theta", default_theta))
+        name = rope.get("rope_type", rope.get("type", "default"))
+        read = {"linear": self._linear, "llama3": self._llama3, "yarn": self._yarn, "longrope": self._longrope}
+        if name not in ("default", *read):
+            raise self.unsupported("rope_type", f"is {name!r}; known are default, {', '.join(read)}")
+        return RopeParameters(theta=theta) if name == "default" else read[name](rope, theta)
+
+    def _linear(self, rope: dict[str, Any], theta: float) -> RopeParameters:
+        return RopeParameters(rope_type="linear", theta=theta, factor=self._number(rope, "factor"))
+
+    def _llama3(self, rope: dict[str, Any], theta: float) -> RopeParameters:
         return RopeParameters(
             rope_type="llama3",
             theta=theta,
             factor=self._number(rope, "factor"),
             low_freq_factor=self._number(rope, "low_freq_factor"),
             high_freq_factor=self._number(rope, "high_freq_factor"),
-            original_context_length=int(context),
+            original_context_length=self._original_context(rope),
         )
+
+    def _yarn(self, rope: dict[str, Any], theta: float) -> RopeParameters:
+        factor, truncate = self._number(rope, "factor"), rope.get("truncate", True)
+        if not isinstance(truncate, bool):
+            raise self.damaged("truncate", f"should be true or false, not {truncate!r}")
+
+        def strength(scale: float) -> float:
+            return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+        both = rope.get("mscale") and rope.get("mscale_all_dim")
+        own = strength(self._number(rope, "mscale")) / strength(self._number(rope, "mscale_all_dim")) if both else 0.0
+        return RopeParameters(
+            rope_type="yarn",
+            theta=theta,
+            factor=factor,
+            original_context_length=self._original_context(rope),
+            attention_factor=self._number(rope, "attention_factor", own or strength(1.0)),
+            beta_fast=self._number(rope, "beta_fast", 32.0),
+            beta_slow=self._number(rope, "beta_slow", 1.0),
+            truncate=truncate,
+        )
+
+    def _longrope(self, rope: dict[str, Any], theta: float) -> RopeParameters:
+        original, context = self._original_context(rope), self._context_length
+        # Chosen once, by the context that the model has: by each call, as elsewhere, a sequence that grows beyond the
+        # original context would be rotated in one way in its first pages and in another behind.
+        key = "long_factor" if context > original else "short_factor"
+        divisors: Any = rope.get(key)
+        if not isinstance(divisors, list) or not all(
+            isinstance(one, int | float) and not isinstance(one, bool) and 0 < one < math.inf
+            for one in cast("list[Any]", divisors)
+        ):
+            raise self.damaged(key, "is not a list of positive numbers")
+        factor = self._number(rope, "factor", context / original)
+        strength = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+        return RopeParameters(
+            rope_type="longrope",
+            theta=theta,
+            factor=factor,
+            original_context_length=original,
+            attention_factor=self._number(rope, "attention_factor", strength),
+            divisors=tuple(float(one) for one in cast("list[Any]", divisors)),
+        )
+
+    def _original_context(self, rope: dict[str, Any]) -> int:
+        beside = self.integer("original_max_position_embeddings", self._context_length)
+        return int(self._number(rope, "original_max_position_embeddings", beside))
+
+    @property
+    def _context_length(self) -> int:
+        return self.integer("max_position_embeddings", _DEFAULT_CONTEXT)
 
     def require(self, key: str, *known: Any) -> None:
         """Raise ModelUnsupported unless a field has one of these values; None: it may be missing."""
@@ -195,12 +249,16 @@ class ConfigFields:
             raise self.damaged(key, f"should be a positive number, not {value!r}")
         return float(value)
 
-    def boolean(self, key: str) -> bool:
-        """True or false, false where there is none (or null). Raises ModelDamaged."""
+    def number(self, key: str, default: float) -> float:
+        """A positive number, `default` where there is none (or null). Raises ModelDamaged."""
+        return self._number(self._document, key, default)
+
+    def boolean(self, key: str, *, default: bool = False) -> bool:
+        """True or false, `default` where there is none (or null). Raises ModelDamaged."""
         value: Any = self.value(key)
         if value is not None and not isinstance(value, bool):
             raise self.damaged(key, f"should be true or false, not {value!r}")
-        return bool(value)
+        return default if value is None else value
 
     def damaged(self, key: str, why: str) -> ModelDamaged:
         """The error for a field that contradicts itself or another."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from nodes.models.config_fields import ConfigFields
 from nodes.models.ops import Ops, Value
 from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm, Parameter, joined, linear, parts_of
-from nodes.models.spec import ModelSpec
+from nodes.models.spec import ModelSpec, RopeParameters
 from nodes.models.tensor_parallel import Cut
 
 
@@ -48,7 +48,12 @@ class Decoder:
         """The fields of `ModelSpec` that depend on the architecture. Raises ModelDamaged or ModelUnsupported."""
         config.require("hidden_act", None, "silu", "swish")
         bias = config.boolean("attention_bias")
-        return {**config.shape(cls.default_head_dim), **cls._windows(config), "qkv_bias": bias, "o_bias": bias}
+        shape = {**config.shape(cls.default_head_dim), **cls._windows(config)}
+        return {**shape, "rope": cls._rope(config), "qkv_bias": bias, "o_bias": bias}
+
+    @classmethod
+    def _rope(cls, config: ConfigFields) -> RopeParameters:
+        return config.rope()
 
     @classmethod
     def _windows(cls, config: ConfigFields) -> dict[str, Any]:
@@ -71,7 +76,10 @@ class Decoder:
         """What a layer makes of the hidden states `x`."""
         attended = ops.attend(ops.linear(ops.norm(x, layer.attention_norm), layer.qkv), layer.attention)
         x = ops.linear(attended, layer.output, add=x)
-        return ops.linear(ops.gated(ops.norm(x, layer.mlp_norm), layer.gated), layer.down, add=x)
+        return self._feed_forward(ops, layer, ops.norm(x, layer.mlp_norm), x)
+
+    def _feed_forward(self, ops: Ops[Value], layer: Any, normed: Value, x: Value) -> Value:
+        return ops.linear(ops.gated(normed, layer.gated), layer.down, add=x)
 
     def _layer(self, index: int, prefix: str) -> Any:
         """The parts of layer `index`, whose tensors' names begin with `prefix`."""
@@ -108,7 +116,8 @@ class Decoder:
         if spec.qk_norm:
             q, k = (1, 1) if spec.qk_norm == "head" else (spec.num_heads, spec.num_kv_heads)
             norms = (self._norm(f"{prefix}q_norm", q * spec.head_dim), self._norm(f"{prefix}k_norm", k * spec.head_dim))
-        return Attention(index, spec.rope, spec.head_dim**-0.5, *norms)
+        rope = spec.sliding_rope if spec.sliding_rope and index in spec.sliding_layers else spec.rope
+        return Attention(index, rope, spec.attention_scale or spec.head_dim**-0.5, *norms)
 
     def _output(self, prefix: str) -> Linear:
         spec = self.spec

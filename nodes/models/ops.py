@@ -8,7 +8,7 @@ as the cuts of the tensors say. Nothing that a network asks depends on numbers, 
 
 from typing import Protocol, TypeVar
 
-from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm
+from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm
 
 Value = TypeVar("Value")
 
@@ -30,6 +30,10 @@ class Ops(Protocol[Value]):
 
     def gated(self, x: Value, by: Gated) -> Value:
         """The first half of a gated feed-forward layer."""
+        ...
+
+    def moe(self, x: Value, by: Experts, add: Value) -> Value:
+        """A feed-forward layer of experts, the sum of all ranks' where they hold parts of each."""
         ...
 
     def attend(self, qkv: Value, by: Attention) -> Value:

@@ -72,6 +72,18 @@ class Gated(NamedTuple):
         return self.gate.name
 
 
+class Experts(NamedTuple):
+    """Of each row the `top_k` experts that `router` gives most, by their shares of one in its softmax, added up.
+
+    `normalized`: shares of one among those chosen.
+    """
+
+    router: Linear
+    experts: tuple[tuple[Gated, Linear], ...]
+    top_k: int
+    normalized: bool
+
+
 class Attention(NamedTuple):
     """Causal attention of layer `layer` over its pages: norms of queries and keys if it has any, rotation, attention.
 

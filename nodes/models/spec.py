@@ -13,14 +13,22 @@ COMPUTE_DTYPES: Final = ("float32", "bfloat16")
 
 
 class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding: `linear` divides all frequencies by `factor`, `llama3` the low ones, with a smooth passage."""
+    """Rotary embedding: `linear` divides all frequencies by `factor`, `llama3` the low ones, with a smooth passage; so
+    does `yarn` (Peng et al. 2023), by turns in the original context, `longrope` (Ding et al. 2024) each by its own of
+    `divisors`. `attention_factor` multiplies cosines and sines.
+    """
 
-    rope_type: Literal["default", "linear", "llama3"] = "default"
+    rope_type: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
     theta: float = 10_000.0
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context_length: int = 0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    divisors: tuple[float, ...] = ()
 
 
 class EchoTimings(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +55,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `architecture` is one of `nodes.models.registry.ARCHITECTURES`, or `echo`. `qk_norm`: queries and keys are
     normalised before they are rotated, each head by itself or all of a position's together.
 
+    `attention_scale` is of the scores (0: `head_dim ** -0.5`). With `num_experts` a position's feed-forward layer is
+    `experts_per_token` of so many, `intermediate_size` wide each, weighted by their shares of one (`norm_topk_prob`: of
+    the chosen ones) in the router's softmax. `sliding_rope` is of sliding layers, where it is another one.
+
     In the layers `sliding_layers` a position sees `sliding_window` positions, itself among them (0: no layer slides).
     """
 
@@ -70,6 +82,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: Literal["", "head", "all"] = ""
+    attention_scale: float = 0.0
+    sliding_rope: RopeParameters | None = None
+    num_experts: int = 0
+    experts_per_token: int = 0
+    norm_topk_prob: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     path: str = ""

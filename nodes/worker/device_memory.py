@@ -67,6 +67,9 @@ def activation_bytes(spec: ModelSpec, dtype: str, max_batch_tokens: int, max_dra
     joint = heads + 2 * shard.num_kv_heads * spec.head_dim
     attention = 2 * spec.hidden_size + joint + heads
     feed_forward = 2 * spec.hidden_size + 3 * len(shard.inner)
+    if spec.num_experts:
+        # The rows of one expert, what it makes of them, and the float32 sum over all.
+        feed_forward += 5 * spec.hidden_size
     layers = max_batch_tokens * max(attention, feed_forward) * size
     if tp_size > 1:
         # The ranks' rows as they come, and row by row.

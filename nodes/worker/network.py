@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec, RopeParameters
-from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm, Parameter, parts_of
+from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm, Parameter, parts_of
 from nodes.models.registry import decoder
 from nodes.worker.attention.base import AttentionBackend, Span
 from nodes.worker.layers.linear import Linear as LinearKernel
 from nodes.worker.layers.linear import can_pack, make_linear, padded_rows
+from nodes.worker.layers.mixture import mixture
 from nodes.worker.layers.rotary import RotaryTable, rotate
 from nodes.worker.weights.loader import WeightSource
 
@@ -88,6 +89,7 @@ class TorchNetwork:
     def embed(self, by: Embedding) -> Tensor:
         """See `Ops`."""
         found = self._embedding.index_select(0, self._planned.token_ids)
+        # As it is rounded where models are trained.
         return found if by.scale == 1 else found.mul_(torch.tensor(by.scale, dtype=found.dtype))
 
     def norm(self, x: Tensor, by: Norm, add: Tensor | None = None) -> Tensor:
@@ -107,6 +109,15 @@ class TorchNetwork:
         """See `Ops`. Two products, not one of both widths: fusing the activation saves more than the call costs."""
         gate, up = self._linears[by.gate.name], self._linears[by.up.name]
         return up.times(x, gate.silu(x) if by.activation == "silu" else _gelu_tanh(gate(x)))
+
+    def moe(self, x: Tensor, by: Experts, add: Tensor) -> Tensor:
+        """See `Ops`."""
+
+        def expert(number: int, some: Tensor) -> Tensor:
+            gated, down = by.experts[number]
+            return self.linear(self.gated(_padded(some), gated), down)[: some.shape[0]]
+
+        return add.add_(mixture(x, self.linear(x, by.router), by, expert))
 
     def attend(self, qkv: Tensor, by: Attention) -> Tensor:
         """See `Ops`."""
@@ -132,8 +143,7 @@ class TorchNetwork:
         num_rows = x.shape[0]
         if not num_rows:
             return x.new_empty(0, self._spec.vocab_size)
-        padding = padded_rows(num_rows) - num_rows
-        return self._linears[by.name](F.pad(x, (0, 0, 0, padding)) if padding else x)[:num_rows]
+        return self._linears[by.name](_padded(x))[:num_rows]
 
     @property
     def _planned(self) -> _Step:
@@ -162,6 +172,11 @@ class TorchNetwork:
         tensors = [weights.tensor(parameter.name) for parameter in parameters]
         # One alone is not copied: it may be a whole matrix that is still in its file.
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def _padded(x: Tensor) -> Tensor:
+    padding = padded_rows(x.shape[0]) - x.shape[0]
+    return F.pad(x, (0, 0, 0, padding)) if padding else x
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kvstore.layout import KVLayout
 from nodes.model_spec import ModelSpec
-from nodes.models.parts import Gated, Linear, parts_of
+from nodes.models.parts import Experts, Gated, Linear, parts_of
 from nodes.worker.attention.base import AttentionBackend, Span
 from nodes.worker.attention.torch_paged import SPLIT, TorchPagedAttention
 from nodes.worker.network import TorchNetwork
@@ -81,14 +81,21 @@ def _linear_results(spec: ModelSpec, network: HostNetwork, rule: Rule) -> Iterat
     """The first layer's products and the head's, each on rows that are as they would be: of norm 1."""
     ranges = _UNEVEN_PARTS if rule == "any" else _PARTS
     hidden = network.norm(_drawn(1, _NUM_ROWS, spec.hidden_size).to(network.dtype), network.model.norm)
-    for seed, part in enumerate(parts_of((Gated, Linear), network.model.layers[0]), 2):
+    for seed, part in enumerate(parts_of((Experts, Gated, Linear), network.model.layers[0]), 2):
         if isinstance(part, Gated):
             yield _compare(partial(network.gated, by=part), hidden, ranges)
+            continue
+        if isinstance(part, Experts):
+            yield _compare(partial(_experts, network, part), hidden, ranges)
             continue
         _, num_in = part.weights[0].shape
         rows = hidden if num_in == spec.hidden_size else _drawn(seed, _NUM_ROWS, num_in).to(network.dtype)
         yield _compare(partial(_linear, network, part), rows, ranges)
     yield _compare(partial(network.head, by=network.model.head), hidden[:_NUM_HEAD_ROWS], ranges)
+
+
+def _experts(network: HostNetwork, by: Experts, rows: Tensor) -> Tensor:
+    return network.moe(rows, by, torch.zeros_like(rows))
 
 
 def _linear(network: HostNetwork, by: Linear, rows: Tensor) -> Tensor:

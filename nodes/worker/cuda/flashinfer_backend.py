@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from nodes.models.parts import Activation
 from nodes.worker.attention.kinds import AttentionKind
 from nodes.worker.cuda.attention import check_mergeable
 from nodes.worker.cuda.batch import DeviceBatch, HostBatch, PageTable
@@ -69,9 +70,11 @@ class FlashInferKernels:
             is_neox=True,
         )
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """See `Kernels`."""
-        return self._flashinfer.silu_and_mul(input=gate_up)
+        if activation == "silu":
+            return self._flashinfer.silu_and_mul(input=gate_up)
+        return self._flashinfer.gelu_tanh_and_mul(input=gate_up)
 
 
 class FlashInferAttention:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec, RopeParameters
+from nodes.models.parts import Activation
 from nodes.worker.layers.rotary import inverse_frequencies
 
 
@@ -32,8 +33,8 @@ class Kernels(Protocol):
         """
         ...
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """`silu(gate) * up` for `[rows, 2 * size]`, gate first: `[rows, size]`."""
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """`activation(gate) * up` for `[rows, 2 * size]`, gate first: `[rows, size]`."""
         ...
 
 
@@ -60,10 +61,11 @@ class TorchKernels:
             first, second = heads.float().chunk(2, -1)
             heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """See `Kernels`."""
         gate, up = gate_up.float().chunk(2, -1)
-        return (F.silu(gate) * up).to(gate_up.dtype)
+        gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+        return (gate * up).to(gate_up.dtype)
 
 
 def cos_sin_table(spec: ModelSpec, rope: RopeParameters, device: torch.device) -> Tensor:
@@ -73,4 +75,4 @@ def cos_sin_table(spec: ModelSpec, rope: RopeParameters, device: torch.device) -
     """
     positions = torch.arange(spec.context_length, dtype=torch.float32)
     angles = torch.outer(positions, inverse_frequencies(rope, spec.head_dim))
-    return torch.cat((angles.cos(), angles.sin()), -1).to(device)
+    return (torch.cat((angles.cos(), angles.sin()), -1) * rope.attention_factor).to(device)

@@ -132,7 +132,7 @@ def _graphs(
     config: WorkerConfig, network: DeviceNetwork, attention: DeviceAttention, view: PoolView
 ) -> DecodeGraphs | None:
     """Decode steps, captured, if they are to be and can be. They hold the addresses of pool and workspaces."""
-    if not (config.cuda_graphs and attention.can_capture):
+    if not (config.cuda_graphs and attention.can_capture and network.can_capture):
         return None
     most = min(MAX_BUCKET, config.max_batch_tokens)
     max_pages = most * (view.layout.num_pages_for(network.spec.context_length) + 1)

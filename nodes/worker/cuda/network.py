@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec, RopeParameters
-from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm, Parameter, parts_of
+from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm, Parameter, parts_of
 from nodes.models.registry import decoder
 from nodes.worker.cuda.attention import DeviceAttention
 from nodes.worker.cuda.kernels import Kernels, cos_sin_table
 from nodes.worker.device_memory import SUMMED_ROWS
-from nodes.worker.errors import BackendMissing
+from nodes.worker.layers.mixture import mixture
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.weights.loader import RankWeights, WeightSource
 
@@ -94,6 +94,11 @@ class DeviceNetwork:
         self._step: _Step | None = None
 
     @property
+    def can_capture(self) -> bool:
+        """Whether nothing in it waits for numbers."""
+        return not self.spec.num_experts
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of all weights and tables on the device; a head that is tied to the embedding counts once."""
         products = [tensor for product in self._products.values() for tensor in product if tensor is not None]
@@ -125,7 +130,8 @@ class DeviceNetwork:
             elsewhere = (rows < 0) | (rows >= num_rows)
             # Exact: all ranks but one add zeros.
             found = self._summed(found.masked_fill_(elsewhere.unsqueeze(1), 0))
-        return _Hidden(found if by.scale == 1 else found.mul_(by.scale))
+        # As it is rounded where models are trained.
+        return _Hidden(found if by.scale == 1 else found.mul_(float(torch.tensor(by.scale, dtype=found.dtype))))
 
     def norm(self, x: Value, by: Norm, add: Value | None = None) -> Value:
         """See `Ops`."""
@@ -148,7 +154,19 @@ class DeviceNetwork:
 
     def gated(self, x: Value, by: Gated) -> Value:
         """See `Ops`."""
-        return self.kernels.silu_and_mul(self._product(_rows(x), self._products[by.name]))
+        return self.kernels.gated(self._product(_rows(x), self._products[by.name]), by.activation)
+
+    def moe(self, x: Value, by: Experts, add: Value) -> Value:
+        """See `Ops`. Waits for the device, which says how many rows each expert has."""
+        rows = _rows(x)
+
+        def expert(number: int, some: Tensor) -> Tensor:
+            gated, down = by.experts[number]
+            return self._product(_rows(self.gated(some, gated)), self._products[down.name])
+
+        scores = self._product(rows, self._products[by.router.name])
+        # Added up over ranks once, not for each expert.
+        return _added(self._summed(mixture(rows, scores, by, expert).to(rows.dtype)), add)
 
     def attend(self, qkv: Value, by: Attention) -> Value:
         """See `Ops`."""
@@ -196,8 +214,6 @@ class DeviceNetwork:
             self._norms[part.weight.name] = (weight.float() + part.offset).to(weight.dtype) if part.offset else weight
             return
         if isinstance(part, Gated):
-            if part.activation != "silu":
-                raise BackendMissing(f"devices gate with silu, not {part.activation}: set the worker's device to cpu")
             part = Linear(part.gate.weights + part.up.weights, part.gate.biases + part.up.biases)
         if part.name == self.model.embedding.weight.name:
             self._products[part.name] = _Product(self._embedding, None)
@@ -237,14 +253,18 @@ def _summed_in_order(collectives: Collectives, x: Tensor) -> Tensor:
 
 
 def _rows(x: Value) -> Tensor:
-    assert isinstance(x, Tensor), "hidden states go through a norm first"
-    return x
+    """What can be computed with; of hidden states nothing is pending then."""
+    if isinstance(x, Tensor):
+        return x
+    if x.pending is not None:
+        x.rows.add_(x.pending)
+        x.pending = None
+    return x.rows
 
 
 def _added(product: Tensor, add: Value) -> _Hidden:
     """Hidden states with one more product pending."""
     assert isinstance(add, _Hidden), "what is added to is hidden states"
-    if add.pending is not None:
-        add.rows.add_(add.pending)
+    _rows(add)
     add.pending = product
     return add

@@ -1,7 +1,7 @@
 """Rotary position embedding: a table of cosines and sines, and its application.
 
-The types of transformers' `rope_type`: `default`, `linear` (Chen et al. 2023) and `llama3` (frequencies below a
-wavelength stay, above another are divided, between them smoothly).
+The types of transformers' `rope_type`: `default`, `linear` (Chen et al. 2023), `llama3` (frequencies below a wavelength
+stay, above another are divided, between them smoothly), `yarn` and `longrope`.
 """
 
 import math
@@ -23,6 +23,7 @@ class RotaryTable:
 
     def __init__(self, parameters: RopeParameters, head_dim: int) -> None:
         self._frequencies = inverse_frequencies(parameters, head_dim)
+        self._factor = parameters.attention_factor
         self._cos = torch.empty(0, head_dim)
         self._sin = torch.empty(0, head_dim)
 
@@ -43,7 +44,7 @@ class RotaryTable:
     def _grow(self) -> None:
         first = self._cos.shape[0]
         angles = torch.outer(torch.arange(first, first + _GROWTH, dtype=torch.float32), self._frequencies)
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
         self._cos = torch.cat((self._cos, torch.cat((cos, cos), -1)))
         self._sin = torch.cat((self._sin, torch.cat((-sin, sin), -1)))
 
@@ -63,7 +64,24 @@ def inverse_frequencies(parameters: RopeParameters, head_dim: int) -> Tensor:
         return frequencies / parameters.factor
     if parameters.rope_type == "llama3":
         return _llama3(frequencies, parameters)
+    if parameters.rope_type == "yarn":
+        return _yarn(frequencies, parameters, head_dim)
+    if parameters.rope_type == "longrope":
+        return frequencies / torch.tensor(parameters.divisors, dtype=torch.float32)
     return frequencies
+
+
+def _yarn(frequencies: Tensor, parameters: RopeParameters, head_dim: int) -> Tensor:
+    """Pairs that turn `beta_fast` times in the original context stay, those of `beta_slow` turns are divided."""
+    turns = (parameters.beta_fast, parameters.beta_slow)
+    context, base = parameters.original_context_length, 2 * math.log(parameters.theta)
+    low, high = (head_dim * math.log(context / (count * 2 * math.pi)) / base for count in turns)
+    if parameters.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    pairs = torch.arange(head_dim // 2, dtype=torch.float32)
+    slowed = ((pairs - low) / ((high - low) or 0.001)).clamp(0, 1)
+    return frequencies / parameters.factor * slowed + frequencies * (1 - slowed)
 
 
 def _llama3(frequencies: Tensor, parameters: RopeParameters) -> Tensor:

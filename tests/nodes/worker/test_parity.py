@@ -6,32 +6,32 @@ from typing import Any
 import pytest
 import torch
 from torch_running import Row, logits_by_chunks, make_runner, step
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.worker.step import RunnableStep
 
-CLASSES = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 PLAIN = {"rope_type": "default", "rope_theta": 1e6}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 16.0,
+}
+MSCALES = {"mscale": 0.8, "mscale_all_dim": 0.5, "truncate": False}
+# Each pair has its divisor, other ones in a context that is longer than the original.
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + n / 16 for n in range(8)],
+    "long_factor": [2.0 + n / 2 for n in range(8)],
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-mha-untied-llama3": ("llama", {"heads": (4, 4), "hidden": 64, "rope": LLAMA3, "tied": False}),
@@ -48,6 +48,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-gqa7-bias-llama3": (
         "qwen3", {"heads": (7, 1), "hidden": 56, "head_dim": 16, "rope": LLAMA3, "attention_bias": True}
+    ),
+    "llama-yarn": ("llama", {"heads": (4, 2), "hidden": 64, "rope": YARN}),
+    "llama-yarn-of-mscales": ("llama", {"heads": (2, 2), "hidden": 64, "rope": YARN | MSCALES}),
+    "llama-longrope-beyond": (
+        "llama", {"heads": (4, 2), "hidden": 64, "rope": {**LONGROPE, "original_max_position_embeddings": 16}}
+    ),
+    "llama-longrope-within": (
+        "llama", {"heads": (4, 2), "hidden": 64, "rope": {**LONGROPE, "original_max_position_embeddings": 512}}
     ),
     "mistral-gqa2-window": ("mistral", {"heads": (4, 2), "hidden": 64, "rope": PLAIN, "sliding_window": 37}),
     "mistral-one-kv-head-window-of-a-split": (
@@ -75,14 +83,13 @@ def save_model(
     directory: Path, kind: str, *, heads: tuple[int, int], hidden: int, rope: dict[str, Any], tied: bool = True,
     inner: int = 96, **others: Any,
 ) -> torch.nn.Module:  # fmt: skip
-    config_class, model_class = CLASSES[kind]
     torch.manual_seed(7)
-    config = config_class(
-        vocab_size=300, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=3, num_attention_heads=heads[0],
-        num_key_value_heads=heads[1], max_position_embeddings=512, rope_parameters=dict(rope), tie_word_embeddings=tied,
-        initializer_range=0.08, attn_implementation="eager", eos_token_id=257, **others,
+    config = AutoConfig.for_model(
+        kind, vocab_size=300, hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads[0],
+        num_key_value_heads=heads[1], rope_parameters=dict(rope), tie_word_embeddings=tied, initializer_range=0.08,
+        **{"eos_token_id": 257, "max_position_embeddings": 512, "num_hidden_layers": 3} | others,
     )  # fmt: skip
-    model = model_class(config).eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:  # transformers starts norms at one and biases at zero
@@ -92,11 +99,8 @@ def save_model(
     return model
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_logits_agree_with_transformers(tmp_path: Path, name: str) -> None:
-    kind, options = CASES[name]
-    reference = save_model(tmp_path / "model", kind, **options)
-    runner = make_runner(tmp_path / "model")
+def assert_agrees(runner: Any, reference: torch.nn.Module) -> None:
+    """Whole, in chunks and token by token, over pages."""
     ids = torch.randint(0, 300, (NUM_TOKENS,), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = reference(ids.unsqueeze(0)).logits[0]
@@ -113,6 +117,13 @@ def test_logits_agree_with_transformers(tmp_path: Path, name: str) -> None:
     assert torch.allclose(decoded, expected[123:], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_logits_agree_with_transformers(tmp_path: Path, name: str) -> None:
+    kind, options = CASES[name]
+    reference = save_model(tmp_path / "model", kind, **options)
+    assert_agrees(make_runner(tmp_path / "model"), reference)
+
+
 def test_sharded_and_bfloat16_checkpoints(tmp_path: Path) -> None:
     kind, options = CASES["qwen2-gqa7-tied"]
     reference = save_model(tmp_path / "model", kind, **options)
@@ -121,7 +132,7 @@ def test_sharded_and_bfloat16_checkpoints(tmp_path: Path) -> None:
     assert (tmp_path / "model" / "model.safetensors.index.json").exists()
     ids = list(range(100))
     with torch.no_grad():
-        fresh = Qwen2ForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+        fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
         expected = fresh(torch.tensor([ids])).logits[0, -1]
     in_float32 = logits_by_chunks(make_runner(tmp_path / "model", "float32"), ids, list(range(1, 8)), [100])[0]
     assert torch.allclose(in_float32, expected, atol=1e-4, rtol=0)

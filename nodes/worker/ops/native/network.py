@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec, RopeParameters
-from nodes.models.parts import Attention, Embedding, Gated, Linear, Norm, Parameter, parts_of
+from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm, Parameter, parts_of
 from nodes.models.registry import decoder
 from nodes.worker.attention.base import Span
+from nodes.worker.layers.mixture import mixture
 from nodes.worker.layers.rotary import RotaryTable
 from nodes.worker.ops.native.attention import HeadNorms, NativeAttention, NativePlan, Rotation
 from nodes.worker.ops.native.library import Library
@@ -100,6 +101,15 @@ class NativeNetwork:
     def gated(self, x: Tensor, by: Gated) -> Tensor:
         """See `Ops`."""
         return self._gated[by.name](x)
+
+    def moe(self, x: Tensor, by: Experts, add: Tensor) -> Tensor:
+        """See `Ops`. Products are the kernels', who goes through which is torch's."""
+
+        def expert(number: int, rows: Tensor) -> Tensor:
+            gated, down = by.experts[number]
+            return self.linear(self.gated(rows, gated), down)
+
+        return add.add_(mixture(x, self.linear(x, by.router), by, expert))
 
     def attend(self, qkv: Tensor, by: Attention) -> Tensor:
         """See `Ops`."""

@@ -27,7 +27,11 @@ def fused_add_rmsnorm(*, input: Tensor, residual: Tensor, weight: Tensor, eps: f
 
 
 def silu_and_mul(*, input: Tensor) -> Tensor:
-    return _KERNELS.silu_and_mul(input)
+    return _KERNELS.gated(input, "silu")
+
+
+def gelu_tanh_and_mul(*, input: Tensor) -> Tensor:
+    return _KERNELS.gated(input, "gelu_tanh")
 
 
 def apply_rope_with_cos_sin_cache_inplace(

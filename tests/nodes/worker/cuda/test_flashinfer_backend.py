@@ -11,10 +11,12 @@ from test_device_runner import IDS, fill, mixed_step, text
 from torch_running import logits_by_chunks
 
 from nodes.model_spec import resolve_model
+from nodes.models.parts import Activation
 from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInferKernels, load_flashinfer
 from nodes.worker.cuda.graphs import DecodeGraphs
+from nodes.worker.cuda.kernels import TorchKernels
 from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.errors import BackendMissing
@@ -62,6 +64,13 @@ def test_a_mixed_step_gives_each_row_its_own(merged: bool) -> None:
     rows, others = expected.logits(mixed_step(1)), found.logits(mixed_step(1))
     assert rows.keys() == others.keys()
     assert all(torch.allclose(rows[i].float(), others[i].float(), atol=0.02, rtol=0.02) for i in rows)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gates_go_through_the_kernel_of_their_activation(activation: Activation) -> None:
+    gate_up = torch.randn(3, 64, dtype=torch.bfloat16)
+    found = FlashInferKernels(fake_flashinfer).gated(gate_up, activation)
+    assert torch.equal(found, TorchKernels().gated(gate_up, activation))
 
 
 def test_merged_chunks_agree_with_those_of_one_call() -> None:
