@@ -35,13 +35,19 @@ CORES: Final = {
     ),
     "ranks": ("nodes/scheduler/ranks.py", "nodes/worker/parallel/ranks.py"),
     "credit": ("mesh/credit.py", "mesh/mailbox.py"),
-    "leases": ("mesh/membership.py", "mesh/liveness.py", "nodes/registry/core.py", "nodes/gateway/cancels.py"),
+    "leases": (
+        "mesh/deadlines.py",
+        "mesh/liveness.py",
+        "mesh/membership.py",
+        "mesh/retrier.py",
+        "nodes/registry/core.py",
+        "nodes/gateway/cancels.py",
+    ),
     "handoff": (
         "nodes/scheduler/core.py",
         "nodes/scheduler/grants.py",
         "nodes/scheduler/orders.py",
         "nodes/scheduler/asks.py",
-        "nodes/scheduler/deadlines.py",
     ),
     "batch": (
         "nodes/scheduler/admission.py",

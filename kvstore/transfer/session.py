@@ -3,17 +3,18 @@
     BOOTSTRAPPING   the grant is open; nothing announced yet, or the source pool is not mapped yet
     WAITING         everything announced so far is in
     TRANSFERRING    a copy runs
-    SUCCESS         all pages are in
+    SUCCESS         all pages are in, and the grant is closed with that
     FAILED          it ended without them
 
     BOOTSTRAPPING --Announced, then SourceMapped--> TRANSFERRING --CopyEnded--> WAITING --Announced--> TRANSFERRING
     TRANSFERRING --CopyEnded, the last page--> SUCCESS
     any but SUCCESS --deadline, refusal, Revoked, SenderLost--> FAILED
 
-Every state has a deadline. The end is told to both sides: to the holder again and again until it closes the grant (a
-tell may be lost), to the sender at once and in answer to each of its announcements, which it repeats for the same
-reason. While a cancelled copy may still write, `quiesced` is False and `CloseGrant` is not answered; the end of that
-copy is what settles it. Pages and generations are compared before and after each copy by `puller`.
+Every state has a deadline. The end is told to both sides. A failure goes to the holder again and again until it closes
+the grant, since a tell may be lost. A success closes the grant by itself, and what is left is a tombstone: the sender
+repeats its announcements until the holder wants nothing more of it, and each of them is answered to both. While a
+cancelled copy may still write, `quiesced` is False and `CloseGrant` is not answered; the end of that copy is what
+settles it. Pages and generations are compared before and after each copy by `puller`.
 
 Pure: events and the time in, commands out. Owned by `nodes/kv_agent/core.py`.
 """
@@ -230,7 +231,8 @@ class TransferSession:
             return [Send(event.sender, self._failed("grant_taken", taken))]
         self.sender, self.sender_epoch = event.sender, event.sender_epoch
         if self.has_ended:
-            return [Send(event.sender, self._outcome())]
+            # The holder may not have heard of its success, or the sender would not ask any more.
+            return self._tell(self._outcome(), holder=self.phase is Phase.SUCCESS)
         problem = self._problem(ready)
         if problem:
             return self._fail(*problem, now)
@@ -272,8 +274,9 @@ class TransferSession:
             self._num_first += 1
         if self.num_pages == len(self.grant.pages):
             self.phase = Phase.SUCCESS
+            self.is_closed = True
             self._settle(now)
-            return self._tell_both(self._progress())
+            return self._tell(self._progress(), holder=True)
         return self._tell_both(self._progress()) + self._copy_next(now)
 
     def _on_revoked(self, event: Revoked, now: float) -> list[Command]:
@@ -365,7 +368,10 @@ class TransferSession:
         return now + self.limits.map_s if self.source else self._expires
 
     def _tell_both(self, message: PagesPulled | TransferFailed) -> list[Command]:
-        receivers = [] if self.is_closed else [self.grant.holder]
+        return self._tell(message, holder=not self.is_closed)
+
+    def _tell(self, message: PagesPulled | TransferFailed, *, holder: bool) -> list[Command]:
+        receivers = [self.grant.holder] if holder else []
         if self.sender and self.sender not in receivers:
             receivers.append(self.sender)
         return [Send(receiver, message) for receiver in receivers]

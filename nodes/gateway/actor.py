@@ -113,7 +113,7 @@ class Gateway(Actor):
             "mesh_gateway_requests_waiting": float(core.num_waiting),
             "mesh_gateway_cancels_inflight": float(core.num_cancels),
             "mesh_gateway_retries_total": float(core.num_retries),
-            "mesh_gateway_resends_total": float(core.num_resends),
+            "mesh_gateway_resends_total": float(core.resends.num_resends),
             "mesh_gateway_stale_outputs_total": float(core.num_refused),
             "mesh_numerics_changes_total": float(core.num_numerics_changes),
         }

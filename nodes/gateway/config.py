@@ -60,7 +60,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int = 5
     recovery_timeout_s: float = 30.0
     comeback_s: float = 1.0
-    tick_s: float = 0.25
 
     @property
     def served_names(self) -> tuple[str, ...]:

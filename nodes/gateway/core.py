@@ -20,8 +20,10 @@ Nor is one that was given back with the memory of its group: where no other is t
 Attempts that are over, and attempts whose output comes late, are cancelled at their scheduler until it acknowledges.
 """
 
-from typing import assert_never
+from typing import Final, assert_never
 
+from mesh.deadlines import Deadlines
+from nodes.gateway import cancels
 from nodes.gateway.cancels import CancelLedger
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.events import (
@@ -32,7 +34,6 @@ from nodes.gateway.events import (
     ClientGone,
     Command,
     DetokenizersChanged,
-    Doubt,
     Event,
     Failure,
     Opened,
@@ -40,7 +41,6 @@ from nodes.gateway.events import (
     RouteChosen,
     RouteFailed,
     SchedulersChanged,
-    SendResend,
     SendSubmit,
     Stopping,
     SubmitAccepted,
@@ -49,20 +49,21 @@ from nodes.gateway.events import (
 )
 from nodes.gateway.peers import Peers
 from nodes.gateway.requests import Gap, Phase, RequestLog
+from nodes.gateway.resends import Resends
 from nodes.gateway.retrying import (
-    ATTEMPT_PAUSES_S,
     DRAINING,
     ELSEWHERE_S,
     FIRST_ROUTE_PAUSE_S,
     MAX_QUIET_S,
-    MAX_RESEND_PAUSE_S,
     MAX_ROUTE_PAUSE_S,
     NOT_HELD,
     QUIET_PACES,
-    RESENDS_BEFORE_OTHER_DETOKENIZER,
+    pause_before,
 )
-from nodes.protocol import AttemptFailed, ResendFrom, TextBatch, TextDelta
+from nodes.protocol import AttemptFailed, TextBatch, TextDelta
 from nodes.protocol.memory import MEMORY_RELEASED
+
+REQUEST: Final = "request"
 
 
 class GatewayCore:
@@ -72,11 +73,14 @@ class GatewayCore:
         self._gateway = gateway
         self._config = config
         self._requests: dict[str, RequestLog] = {}
-        self._cancels = CancelLedger(retry_s=0.5, give_up_s=config.recovery_timeout_s)
-        self._peers = Peers()
-        self._resends: dict[tuple[str, str], list[ResendFrom]] = {}
         self._commands: list[Command] = []
-        self.num_resends = 0
+        # Of each request the first of what it waits for. Output only puts that off, so it moves nothing here.
+        self._deadlines = Deadlines()
+        self._cancels = CancelLedger(
+            self._deadlines, lambda cancel: self._commands.append(cancel), give_up_s=config.recovery_timeout_s
+        )
+        self._peers = Peers()
+        self.resends = Resends(config, self._peers)
         self.num_retries = 0
         self.num_refused = 0
         self.num_numerics_changes = 0
@@ -97,19 +101,20 @@ class GatewayCore:
         return len(self._cancels)
 
     @property
-    def needs_ticks(self) -> bool:
-        """False where nothing waits for time to pass."""
-        return bool(self._requests) or len(self._cancels) > 0
+    def is_idle(self) -> bool:
+        """No request is here, and no scheduler may still hold one for us."""
+        return not self._requests and not len(self._cancels)
+
+    def next_deadline(self) -> float | None:
+        """When a `Tick` is wanted at the latest; None: never."""
+        return self._deadlines.next()
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event at time `now` (seconds, any origin) and say what is to be done, in order."""
         self._commands = []
         self._dispatch(event, now)
-        for (scheduler, detokenizer), streams in self._resends.items():
-            self._commands.append(SendResend(scheduler, detokenizer, streams))
-            self.num_resends += len(streams)
-        self._resends = {}
-        self._commands.extend(self._cancels.take(now))
+        self._commands.extend(self.resends.take())
+        self._cancels.flush()
         return self._commands
 
     def _dispatch(self, event: Event, now: float) -> None:
@@ -151,8 +156,8 @@ class GatewayCore:
                 for log in list(self._requests.values()):
                     self._end(log, None, failure, now)
             case Tick():
-                for log in list(self._requests.values()):
-                    self._on_tick(log, now)
+                while (key := self._deadlines.pop_due(now)) is not None:
+                    self._on_due(*key, now)
             case _:
                 assert_never(event)
 
@@ -170,9 +175,8 @@ class GatewayCore:
             self._run(log, now)
         news = log.accept(delta, now)
         if isinstance(news, Gap):
-            if now >= log.gap_until:
-                self._ask_again(log, news.position, now)
-                log.gap_until = now + self._config.gap_pause_s * 2 ** min(log.num_resends, 5)
+            self.resends.after_gap(log, news.position, now)
+            self._arm(log)
             return
         if log.overrun:
             failure = Failure("internal", "more tokens came than were asked for", retryable=False)
@@ -192,6 +196,7 @@ class GatewayCore:
         log = self._requests[event.request_id] = RequestLog(event)
         log.recover_by = now + self._config.recovery_timeout_s
         self._submit(log)
+        self._arm(log)
 
     def _submit(self, log: RequestLog) -> None:
         log.phase = Phase.SUBMITTING
@@ -203,6 +208,7 @@ class GatewayCore:
         log.resend_at = now + self._config.quiet_s
         log.num_resends = log.num_route_tries = log.num_tries = 0
         log.excluded = []
+        self._arm(log)
         self._commands.append(Accepted(log.opened.request_id))
 
     def _on_accepted(self, event: SubmitAccepted, now: float) -> None:
@@ -269,7 +275,8 @@ class GatewayCore:
                 failure = Failure("peer_lost", f"lost {event.actor_id} while it ran the request")
                 self._next_attempt(log, failure, [event.actor_id], now)
             elif log.detokenizer == event.actor_id:
-                self._resend(log, len(log.output_ids), now, leave=event.actor_id)
+                self.resends.resend(log, len(log.output_ids), now, leave=event.actor_id)
+                self._arm(log)
 
     def _next_attempt(
         self, log: RequestLog, failure: Failure, excluded: list[str], now: float, *, has_run: bool = True
@@ -300,12 +307,13 @@ class GatewayCore:
             log.phase = Phase.WAITING
             log.retry_at = now + self._config.comeback_s
             log.awaited_epoch = lost_epoch + 1
+            self._arm(log)
             self._on_return(log)
             return
-        pause_s = ATTEMPT_PAUSES_S[min(max(log.num_tries, log.num_failures), len(ATTEMPT_PAUSES_S) - 1)]
-        if pause_s:
+        if pause_s := pause_before(log.num_tries, log.num_failures):
             log.phase = Phase.WAITING
             log.retry_at = now + pause_s
+            self._arm(log)
         else:
             self._ask_route(log)
 
@@ -356,35 +364,27 @@ class GatewayCore:
         log.phase = Phase.WAITING
         log.retry_at = now + min(MAX_ROUTE_PAUSE_S, FIRST_ROUTE_PAUSE_S * 2**log.num_route_tries)
         log.num_route_tries += 1
+        self._arm(log)
 
-    def _on_tick(self, log: RequestLog, now: float) -> None:
-        if now - log.arrived_at > self._config.request_timeout_s:
+    def _on_due(self, kind: str, subject: str, now: float) -> None:
+        if kind == cancels.RETRY:
+            self._cancels.retry(subject)
+            return
+        assert kind == REQUEST, f"nobody is responsible for deadlines of kind {kind}"
+        log = self._requests[subject]
+        if now >= log.arrived_at + self._config.request_timeout_s:
             message = f"not finished within {self._config.request_timeout_s:g} s"
             self._end(log, None, Failure("request_timeout", message, retryable=False), now)
-        elif log.phase is Phase.WAITING and now >= log.retry_at:
+            return
+        if log.phase is Phase.WAITING and now >= log.retry_at:
             self._ask_route(log)
         elif log.phase is Phase.RUNNING and now >= log.resend_at:
-            self._ask_again(log, len(log.output_ids), now)
+            self.resends.ask_again(log, len(log.output_ids), now)
+        self._arm(log)
 
-    def _ask_again(self, log: RequestLog, position: int, now: float) -> None:
-        """Output is missing. If asking did not help, or the detokenizer is not there, it goes another way."""
-        log.num_resends += 1
-        in_vain = log.num_resends % RESENDS_BEFORE_OTHER_DETOKENIZER == 0
-        if in_vain:
-            # What is told may go into a link whose other end has let go of it.
-            self._commands.append(Doubt(log.scheduler))
-        leave = in_vain or not self._peers.has_detokenizer(log.detokenizer)
-        self._resend(log, position, now, leave=log.detokenizer if leave else "")
-
-    def _resend(self, log: RequestLog, position: int, now: float, leave: str = "") -> None:
-        """Ask for output from `position` on, by way of another detokenizer than `leave` if there is one."""
-        if leave and (other := self._peers.other_detokenizer(log.opened.request_id, leave)):
-            log.detokenizer = other
-            log.switched = True
-        changed = log.detokenizer if log.switched else ""
-        stream = ResendFrom(log.opened.request_id, log.attempt, position)
-        self._resends.setdefault((log.scheduler, changed), []).append(stream)
-        log.resend_at = now + min(MAX_RESEND_PAUSE_S, self._config.quiet_s * 2 ** min(log.num_resends, 8))
+    def _arm(self, log: RequestLog) -> None:
+        """What the request waits for has changed, to something earlier perhaps."""
+        self._deadlines.set((REQUEST, log.opened.request_id), log.due_at(self._config.request_timeout_s))
 
     def _cancel(self, log: RequestLog, now: float) -> None:
         self._cancels.add(log.scheduler, log.opened.request_id, log.attempt, now)
@@ -392,6 +392,7 @@ class GatewayCore:
     def _end(self, log: RequestLog, finish_reason: str | None, failure: Failure | None, now: float) -> None:
         """The one way out. Whatever a scheduler may still hold of the attempt, it is told to free."""
         del self._requests[log.opened.request_id]
+        self._deadlines.clear((REQUEST, log.opened.request_id))
         if log.phase <= Phase.RUNNING:
             self._cancel(log, now)
         self._commands.extend(log.end(finish_reason, failure, now, self._config.slow_request_s))

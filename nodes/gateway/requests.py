@@ -122,6 +122,13 @@ class RequestLog:
         """More tokens than were asked for: the scheduler or the detokenizer is broken."""
         return len(self.output_ids) > self.opened.stop.max_tokens
 
+    def due_at(self, timeout_s: float) -> float:
+        """When its time is over, or an earlier try or resend is due. Output only ever puts a resend off."""
+        over_at = self.arrived_at + timeout_s
+        if self.phase is Phase.WAITING:
+            return min(over_at, self.retry_at)
+        return min(over_at, self.resend_at) if self.phase is Phase.RUNNING else over_at
+
     def accept(self, delta: TextDelta, now: float) -> Deliver | Gap:
         """Take what is new of a delta of the present attempt; what it returns may be empty."""
         num_known = len(self.output_ids) - delta.position

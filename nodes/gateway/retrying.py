@@ -22,3 +22,8 @@ QUIET_PACES: Final = 4.0
 """Silence is news only where it is longer than `quiet_s` and than so many of the request's usual gaps."""
 
 RESENDS_BEFORE_OTHER_DETOKENIZER: Final = 3
+
+
+def pause_before(num_tries: int, num_failures: int) -> float:
+    """Seconds to wait before the next try, after so many since one was taken by a scheduler or came to nothing."""
+    return ATTEMPT_PAUSES_S[min(max(num_tries, num_failures), len(ATTEMPT_PAUSES_S) - 1)]

@@ -11,7 +11,7 @@ from typing import NamedTuple, assert_never
 
 from mesh import errors
 from mesh.actor import Context
-from mesh.driver import CoreDriver
+from mesh.driver import CoreDriver, CoreTimer
 from mesh.errors import CallError
 from mesh.membership import Member
 from mesh.role_asks import RoleAsks
@@ -110,7 +110,7 @@ class GatewayService:
         self._fresh: list[CallOutput] = []
         self._is_flushing = False
         self._account = RequestAccount(ctx)
-        self._is_ticking = False
+        self._timer = CoreTimer(self, self._core.next_deadline, lambda: self.handle(Tick()))
         self._emptied = asyncio.Event()
 
     @property
@@ -272,13 +272,7 @@ class GatewayService:
             # Behind the frames that have come already: a gateway that lags writes what they bring in one piece.
             self._is_flushing = True
             self.ctx.later(0.0, self._flush)
-        if not self._is_ticking and self._core.needs_ticks:
-            self._is_ticking = True
-            self.ctx.later(self.config.tick_s, self._tick)
-
-    def _tick(self) -> None:
-        self._is_ticking = False
-        self.handle(Tick())
+        self._timer.arm()
 
     def _perform(self, command: Command) -> None:
         match command:

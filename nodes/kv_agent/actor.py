@@ -30,7 +30,7 @@ from kvstore.transfer.tcp_link import TcpLinks
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
-from mesh.driver import CoreDriver
+from mesh.driver import CoreDriver, CoreTimer
 from mesh.errors import CallError
 from mesh.membership import Member
 from mesh.message import HotMessage, Message
@@ -107,8 +107,7 @@ class KVAgent(Actor):
             self._perform,
             setup={"config": config},
         )
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._timer = CoreTimer(self, lambda: self._core.next_deadline, lambda: self._handle(Tick()))
         self._pumping: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
         self._core = AgentCore("", [], Bounds())
@@ -214,9 +213,9 @@ class KVAgent(Actor):
 
     async def stop(self) -> None:
         """Give the pools back; the segments go too, unless the configuration leaves them to the next agent."""
-        for timer in (self._timer, self._pumping):
-            if timer is not None:
-                timer.cancel()
+        self._timer.cancel()
+        if self._pumping is not None:
+            self._pumping.cancel()
         if self._held is not None:
             self._held.stop()
         self._puller.close()
@@ -258,7 +257,7 @@ class KVAgent(Actor):
             self._idle.set()
         if self._held is not None:
             self._held.copies_changed()
-        self._set_timer()
+        self._timer.arm()
         self._keep_pumping()
 
     def _perform(self, command: Command) -> None:
@@ -331,22 +330,6 @@ class KVAgent(Actor):
     def _unmap(self, source: SourceId) -> None:
         for peer in self._peers.pop(source, ()):
             self._puller.disconnect(peer)
-
-    def _set_timer(self) -> None:
-        deadline = self._core.next_deadline
-        if self._timer is not None:
-            if deadline is not None and self._timer_at <= deadline:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if deadline is not None:
-            # Kept here: what uvloop returns for a delay of 0 does not know its time.
-            self._timer_at = deadline
-            self._timer = self.ctx.later(max(0.0, deadline - self.ctx.now()), self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._handle(Tick())
 
     def _keep_pumping(self) -> None:
         if self._pumping is None and self._puller.is_busy:

@@ -7,16 +7,16 @@ grant revoked here is revoked; `GrantClosed` is said when no copy can still writ
 Pure: `handle(event, now)` returns commands, which `actor.py` carries out. Imports no I/O.
 """
 
-import heapq
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import assert_never
+from typing import Final, assert_never
 
 from kvstore.layout import PADDING_PAGE
 from kvstore.protocol import GrantClosed, GrantOpened, OpenGrant, PoolHandle, TransferFailed
 from kvstore.transfer import session as transfer
 from kvstore.transfer.session import TransferSession
 from mesh.address import Address
+from mesh.deadlines import Deadlines
 from nodes.kv_agent import events
 from nodes.kv_agent.config import Bounds
 from nodes.kv_agent.events import (
@@ -49,6 +49,8 @@ from nodes.kv_agent.pools.own import OwnPools, source_of
 from nodes.kv_agent.sources import SourceFacts, Sources
 from nodes.protocol.memory import MEMORY_RELEASED
 
+TRANSFER: Final = "transfer"
+
 
 class AgentCore:
     """Grants and transfers of one kv_agent."""
@@ -64,8 +66,10 @@ class AgentCore:
         self._closing: dict[str, list[int]] = {}
         # Pools asked for, and the copies that must end before the answer.
         self._mapping: list[tuple[MapAsked, set[str]]] = []
-        self._timers: list[tuple[float, str]] = []
-        self._armed: dict[str, float] = {}
+        # Of each holder the earliest epoch that may have open grants: looking at all
+        # tombstones for each grant took an eighth of the agent's time.
+        self._oldest: dict[str, int] = {}
+        self._deadlines = Deadlines()
         self._is_draining = False
         self.num_live = 0
         self.num_bytes = 0
@@ -76,7 +80,7 @@ class AgentCore:
     @property
     def next_deadline(self) -> float | None:
         """When a `Tick` is wanted at the latest; None: never."""
-        return self._timers[0][0] if self._timers else None
+        return self._deadlines.next()
 
     def gauges(self) -> dict[str, float]:
         """Figures of this moment, named as in `/metrics`."""
@@ -163,6 +167,7 @@ class AgentCore:
             return [*commands, refusal]
         session = TransferSession(grant, now, self._bounds.session)
         self._sessions[grant.grant_id] = session
+        self._oldest[grant.holder] = min(self._oldest.get(grant.holder, grant.holder_epoch), grant.holder_epoch)
         self._writable.update(dict.fromkeys(((grant.group, page) for page in grant.pages), grant.grant_id))
         self.num_live += 1
         self.num_transfers += 1
@@ -237,6 +242,8 @@ class AgentCore:
 
     def _peer_gone(self, peer: Address, reason: str, now: float) -> list[Command]:
         commands: list[Command] = []
+        if self._oldest.get(peer.actor_id, 0) <= peer.epoch:
+            self._oldest.pop(peer.actor_id, None)
         gone = self._sources.agent_gone(peer.actor_id)
         for session in list(self._sessions.values()):
             grant = session.grant
@@ -274,6 +281,9 @@ class AgentCore:
 
     def _revoke_older(self, holder: Address, now: float) -> list[Command]:
         """A holder in a later epoch does not know of its earlier grants."""
+        if self._oldest.get(holder.actor_id, holder.epoch) >= holder.epoch:
+            return []
+        self._oldest[holder.actor_id] = holder.epoch
         commands: list[Command] = []
         for session in list(self._sessions.values()):
             grant = session.grant
@@ -283,11 +293,8 @@ class AgentCore:
 
     def _tick(self, now: float) -> list[Command]:
         commands: list[Command] = []
-        while self._timers and self._timers[0][0] <= now:
-            _, grant_id = heapq.heappop(self._timers)
-            session = self._sessions.get(grant_id)
-            if session is not None:
-                commands += self._feed(session, transfer.Tick(), now)
+        while (key := self._deadlines.pop_due(now)) is not None:
+            commands += self._feed(self._sessions[key[1]], transfer.Tick(), now)
         return commands
 
     # sessions
@@ -378,16 +385,10 @@ class AgentCore:
             self._forget(oldest.grant.grant_id)
 
     def _arm(self, session: TransferSession) -> None:
-        grant_id, deadline = session.grant.grant_id, session.deadline
-        if self._armed.get(grant_id) == deadline:
-            return
-        self._armed[grant_id] = deadline
-        heapq.heappush(self._timers, (deadline, grant_id))
-        if len(self._timers) > 64 + 4 * len(self._sessions):
-            # Deadlines move with every copy; what they moved from is dropped now and then.
-            self._timers = [(one.deadline, grant_id) for grant_id, one in self._sessions.items()]
-            heapq.heapify(self._timers)
+        key = (TRANSFER, session.grant.grant_id)
+        if self._deadlines.at(key) != session.deadline:
+            self._deadlines.set(key, session.deadline)
 
     def _forget(self, grant_id: str) -> None:
         self._sessions.pop(grant_id, None)
-        self._armed.pop(grant_id, None)
+        self._deadlines.clear((TRANSFER, grant_id))

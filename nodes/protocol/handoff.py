@@ -58,12 +58,15 @@ class PrefillFailed(Message, frozen=True):
 
 
 class CancelPrefill(Message, frozen=True):
-    """Free everything of the order: it is done, failed, or no longer wanted. Ask; idempotent."""
+    """Free everything of these orders: they are done, failed, or no longer wanted. Ask; idempotent.
 
-    grant_id: str
+    One for all that a turn of the asker's loop brought: it is how each `PrefillDone` is acknowledged.
+    """
+
+    grant_ids: list[str]
 
 
 class PrefillCancelled(Message, frozen=True):
-    """Nothing of the order is left at the prefill scheduler."""
+    """Nothing of the orders is left at the prefill scheduler."""
 
-    grant_id: str
+    grant_ids: list[str]

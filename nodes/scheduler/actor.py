@@ -18,7 +18,7 @@ from kvstore.rebuild import Rebuilt, rebuild
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.codec import Codec
-from mesh.driver import CoreDriver
+from mesh.driver import CoreDriver, CoreTimer
 from mesh.errors import CallError
 from mesh.membership import DRAINING, READY, RELEASED, Member
 from mesh.message import HotMessage, Message
@@ -72,8 +72,7 @@ class SchedulerActor(Actor):
         self._core: SchedulerCore | None = None
         self._driver: CoreDriver[Event, Command] | None = None
         self._is_waking = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at: float | None = None
+        self._timer = CoreTimer(self, lambda: None if self._core is None else self._core.next_deadline(), self._wake)
         self._drained = asyncio.Event()
         self._persistent = PersistentAsk(config.ask_retry_s)
         self._is_wanted_back = asyncio.Event()
@@ -189,8 +188,7 @@ class SchedulerActor(Actor):
 
     async def stop(self) -> None:
         """Give the mapping back; the pool is the agent's."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._core = None
         if self._pool is not None:
             self._pool.close()
@@ -251,28 +249,15 @@ class SchedulerActor(Actor):
         if self._is_waking:
             self._wake()
 
-    def _on_timer(self) -> None:
-        self._timer = self._timer_at = None
-        self._wake()
-
     def _wake(self) -> None:
         self._is_waking = False
         core = self._core
         if core is None or self._driver is None:
             return
         self._driver.feed(Wake())
-        self._set_timer(core.next_deadline())
+        self._timer.arm()
         if core.calls.is_draining and core.is_drained:
             self._drained.set()
-
-    def _set_timer(self, at: float | None) -> None:
-        """One timer for all deadlines; one that rings too early costs less than moving it with every step."""
-        if at is None or (self._timer_at is not None and self._timer_at <= at):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = at
-        self._timer = self.ctx.later(max(0.0, at - self.ctx.now()), self._on_timer)
 
     def _perform(self, command: Command) -> None:
         match command:

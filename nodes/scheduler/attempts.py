@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from mesh.address import Address
+from mesh.deadlines import Deadlines
 from nodes.protocol import Submit
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.deadlines import Deadlines
 from nodes.scheduler.sequence import Sequence
 
 FINISHED = "finished"

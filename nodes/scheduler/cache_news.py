@@ -8,8 +8,8 @@ is given would keep this scheduler at nothing else. Pure; owned by the core.
 from typing import Final
 
 from kvstore.prefix_cache import PrefixCache
+from mesh.deadlines import Deadlines
 from nodes.roles import KV_EVENTS_TOPIC
-from nodes.scheduler.deadlines import Deadlines
 from nodes.scheduler.events import Outbox, Publish
 
 RESTATE: Final = "restate"

@@ -72,10 +72,11 @@ class Calls:
             case PrefillOrder():
                 self._on_order(event, event.message, now)
             case CancelPrefill():
-                sequence = self._orders.cancel(event.message.grant_id)
-                if sequence is not None:
-                    self._endings.leave(sequence, now)
-                self._outbox.add(Reply(event.call, PrefillCancelled(grant_id=event.message.grant_id)))
+                for grant_id in event.message.grant_ids:
+                    sequence = self._orders.cancel(grant_id)
+                    if sequence is not None:
+                        self._endings.leave(sequence, now)
+                self._outbox.add(Reply(event.call, PrefillCancelled(grant_ids=event.message.grant_ids)))
             case _:
                 kind = type(event.message).__name__
                 self._outbox.add(Refuse(event.call, NOT_SERVED, f"a scheduler does not answer {kind}"))

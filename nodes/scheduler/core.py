@@ -9,15 +9,18 @@ after the events of a loop turn comes `Wake`, which works through what is due, p
 `next_deadline` is when a `Wake` is wanted without any event. Time is a parameter. Called by `actor.py`.
 """
 
+from collections.abc import Callable
 from typing import assert_never
 
 from kvstore.prefix_cache import PrefixCache
 from kvstore.protocol import GrantClosed, GrantOpened, PagesPulled, PoolHandle, TransferFailed
 from kvstore.rebuild import Orphans
 from mesh.address import Address
+from mesh.deadlines import Deadlines
 from nodes.protocol import (
     Adopted,
     PrefillAccepted,
+    PrefillCancelled,
     PrefillDone,
     PrefillFailed,
     Resend,
@@ -34,7 +37,6 @@ from nodes.scheduler.batching import compose_step
 from nodes.scheduler.cache_news import CacheNews
 from nodes.scheduler.calls import Calls
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.deadlines import Deadlines
 from nodes.scheduler.endings import Endings
 from nodes.scheduler.events import (
     Announce,
@@ -122,6 +124,7 @@ class SchedulerCore:
         self._ready: dict[str, ReadyPeer] = {}
         self._is_announced = False
         self._steps_since_admission = 0
+        self._on_due = self._due()
 
     # what the actor calls
 
@@ -217,8 +220,7 @@ class SchedulerCore:
                 return
 
     def _on_answer(self, event: Answered, now: float) -> None:
-        kind, subject = event.tag
-        message = event.message
+        subject, message = event.tag[1], event.message
         if isinstance(message, Adopted):
             if (adopted := self.pipeline.take_adopted(event.tag, message, now)) is not None:
                 self._on_adopted(adopted, now)
@@ -230,8 +232,8 @@ class SchedulerCore:
             if pages := self.grants.on_closed(subject, message):
                 self.cache.clear_quarantined(pages)
                 self.admission.is_due = True
-        elif kind == grants.CANCEL:
-            self.asks.answered(event.tag)
+        elif isinstance(message, PrefillCancelled):
+            self.grants.on_cancelled(message)
 
     def _on_ask_failed(self, event: AskFailed, now: float) -> None:
         if event.tag[0] == pipeline.ADOPT[0]:
@@ -265,6 +267,7 @@ class SchedulerCore:
             known = self._ready.get(actor_id)
             if known is None or known.epoch != peer.epoch:
                 self.asks.hurry(actor_id)
+                self.grants.hurry(actor_id)
         self._ready = dict(event.ready)
         self.drain.on_members(event, now)
         self.calls.is_worker_drained = self.drain.is_drained
@@ -286,41 +289,37 @@ class SchedulerCore:
 
     def _wake(self, now: float) -> None:
         while (key := self.deadlines.pop_due(now)) is not None:
-            self._on_due(*key, now)
+            self._on_due[key[0]](key[1], now)
         self._plan(now)
+        self.grants.flush()
         self.streams.flush()
         self.news.publish()
         self.loads.report(len(self.running) + len(self.grants), now)
 
-    def _on_due(self, kind: str, subject: str, now: float) -> None:
-        if kind == pipeline.REPEAT:
-            self.pipeline.on_repeat_due(now)
-        elif kind == orders.ANNOUNCE:
-            self.orders.on_repeat_due(subject, now)
-        elif kind == grants.RENEW:
-            self.grants.on_renew_due(subject, now)
-        elif kind == asks.RETRY:
-            self.asks.retry(subject)
-        elif kind == attempts.FINISHED:
-            self.endings.cancel(self.attempts.on_finished_due(subject), now)
-        elif kind == orders.LEASE:
-            self._leave(self.orders.on_lease_over(subject), now)
-        elif kind == orders.TIMEOUT:
-            self._leave(self.orders.on_timeout(subject, now), now)
-        elif kind == grants.EXPIRE:
-            self._on_outcome(self.grants.on_expired(subject, now), now)
-        elif kind == pipeline.WORKER_LOST:
-            self.deaths.away_for_good(now)
-            self.admission.is_due = True
-            self.deadlines.set((pipeline.WORKER_LOST, ""), now + self.config.worker_lost_timeout_s)
-        elif kind == cache_news.RESTATE:
-            self.news.restate(subject, now)
-        elif kind == RECOVERY:
-            self._release_orphans()
-        elif kind == worker_drain.DRAINED:
-            self.drain.on_due(now)
-        else:
-            assert kind == loads.LOAD, f"nobody is responsible for deadlines of kind {kind}"
+    def _due(self) -> dict[str, Callable[[str, float], None]]:
+        """Who is responsible for which kind of deadline, of what subject."""
+        return {
+            pipeline.REPEAT: lambda _, now: self.pipeline.on_repeat_due(now),
+            pipeline.WORKER_LOST: lambda _, now: self._on_worker_away(now),
+            orders.ANNOUNCE: self.orders.on_repeat_due,
+            orders.LEASE: lambda grant_id, now: self._leave(self.orders.on_lease_over(grant_id), now),
+            orders.TIMEOUT: lambda grant_id, now: self._leave(self.orders.on_timeout(grant_id, now), now),
+            grants.RENEW: self.grants.on_renew_due,
+            grants.EXPIRE: lambda grant_id, now: self._on_outcome(self.grants.on_expired(grant_id, now), now),
+            grants.CANCEL: lambda peer, _: self.grants.on_retry_due(peer),
+            asks.RETRY: lambda peer, _: self.asks.retry(peer),
+            attempts.FINISHED: lambda row, now: self.endings.cancel(self.attempts.on_finished_due(row), now),
+            cache_news.RESTATE: self.news.restate,
+            RECOVERY: lambda _, __: self._release_orphans(),
+            worker_drain.DRAINED: lambda _, now: self.drain.on_due(now),
+            # That it is due is all: reports go with every wake.
+            loads.LOAD: lambda _, __: None,
+        }
+
+    def _on_worker_away(self, now: float) -> None:
+        self.deaths.away_for_good(now)
+        self.admission.is_due = True
+        self.deadlines.set((pipeline.WORKER_LOST, ""), now + self.config.worker_lost_timeout_s)
 
     def _plan(self, now: float) -> None:
         """Send steps until the worker has enough, with everyone in them who may be."""

@@ -115,7 +115,7 @@ def leaks(core: Parts) -> list[str]:
         "slots of the worker's table": core.running.slots.num_taken,
         "steps in flight": core.pipeline.num_inflight,
         "attempts neither running nor finished": len(core.attempts) - core.attempts.num_finished,
-        "asks without an answer": len(core.asks),
+        "asks without an answer": len(core.asks) + core.grants.num_cancelling,
         "orphans": len(core.orphans),
         "page handles": cache.num_sequences,
     }

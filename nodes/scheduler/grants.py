@@ -6,11 +6,12 @@
     done      `PagesPulled(complete)` and `PrefillDone` are both here, in any order
     failed    refused, failed, silent for a lease, past the deadline, a peer lost, or no longer wanted
 
-Either way the grant is closed at the agent and the prefill cancelled, both asked until answered. Pages of a failed
-handoff that was ordered are quarantined until `GrantClosed`: until then a copy may still be under way. The first pages
-that were in already are good, whatever failed after: they stay in the cache, and if all were in, only the first token
-is missing. A grant is single use; a retry has another one and other pages. Pure; owned by the core, which moves the
-sequence as the returned outcome says.
+Either way the prefill is cancelled, which is asked until answered, together with all others of a turn at that peer. A
+grant whose pages are all in has closed itself; any other is closed at the agent, which is asked until answered too, and
+pages of one that was ordered are quarantined until `GrantClosed`: until then a copy may still be under way. The first
+pages that were in already are good, whatever failed after: they stay in the cache, and if all were in, only the first
+token is missing. A grant is single use; a retry has another one and other pages. Pure; owned by the core, which moves
+the sequence as the returned outcome says.
 """
 
 from typing import NamedTuple
@@ -18,10 +19,11 @@ from typing import NamedTuple
 from kvstore.protocol import CloseGrant, GrantClosed, GrantOpened, OpenGrant, PagesPulled, PoolHandle, TransferFailed
 from kvstore.sequence_pages import Lent
 from mesh.address import Address
-from nodes.protocol import CancelPrefill, PrefillAccepted, PrefillDone, PrefillFailed, PrefillOrder
+from mesh.deadlines import Deadlines
+from mesh.retrier import Retrier
+from nodes.protocol import CancelPrefill, PrefillAccepted, PrefillCancelled, PrefillDone, PrefillFailed, PrefillOrder
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.deadlines import Deadlines
 from nodes.scheduler.events import Ask, Outbox, Tag
 from nodes.scheduler.sequence import Sequence
 
@@ -32,6 +34,7 @@ CANCEL = "cancel_prefill"
 RENEW = "renew_order"
 EXPIRE = "handoff"
 NEVER = float("inf")
+MAX_CANCELS = 1024
 
 # The peer may not have heard; anything else is its own refusal.
 SILENCE = frozenset({"deadline_exceeded", "mailbox_full"})
@@ -96,6 +99,7 @@ class Grants:
         self._outbox = outbox
         self._deadlines = deadlines
         self._asks = asks
+        self._cancels = Retrier[str, str](deadlines, CANCEL, self._ask_to_cancel)
         self._handoffs: dict[str, _Handoff] = {}
         self._closing: dict[str, list[int]] = {}
         self._count = 0
@@ -109,6 +113,11 @@ class Grants:
     def num_closing(self) -> int:
         """Grants whose agent has not said yet that they are closed."""
         return len(self._closing)
+
+    @property
+    def num_cancelling(self) -> int:
+        """Prefills whose scheduler has not said yet that nothing is left of them."""
+        return len(self._cancels)
 
     def sequences(self) -> list[Sequence]:
         """Sequences whose prefill is elsewhere, oldest first."""
@@ -199,11 +208,20 @@ class Grants:
             return []
         return self._closing.pop(grant_id)
 
+    def on_cancelled(self, message: PrefillCancelled) -> None:
+        """The prefill scheduler has nothing left of these."""
+        for grant_id in message.grant_ids:
+            self._cancels.answered(grant_id)
+
     def on_ask_failed(self, tag: Tag, code: str, now: float) -> Outcome | None:
         """One of our asks was refused or brought no answer."""
         kind, grant_id = tag
         handoff = self._handoffs.get(grant_id)
-        if kind in (CLOSE, CANCEL):
+        if kind == CANCEL:
+            # The subject is the peer. What another ask to it may still bring about is asked again with the rest.
+            self._cancels.failed(self._cancels.keys_of(grant_id), now)
+            return None
+        if kind == CLOSE:
             self._asks.failed(tag, now)
             return None
         if handoff is None:
@@ -218,6 +236,18 @@ class Grants:
     def on_renew_due(self, grant_id: str, now: float) -> None:
         """Time to ask the prefill scheduler again whether it has the order."""
         self._order(self._handoffs[grant_id], now)
+
+    def flush(self) -> None:
+        """All cancels of this turn have gathered."""
+        self._cancels.flush()
+
+    def on_retry_due(self, peer: str) -> None:
+        """The pause after a failed ask to cancel is over."""
+        self._cancels.retry(peer)
+
+    def hurry(self, peer: str) -> None:
+        """A prefill scheduler is back: it is asked to cancel without a pause."""
+        self._cancels.hurry(peer)
 
     def on_expired(self, grant_id: str, now: float) -> Outcome:
         """The handoff took too long."""
@@ -261,7 +291,6 @@ class Grants:
         sequence.order_queue_s, sequence.prefill_s = done.queue_s, done.prefill_s
         sequence.transfer_s = now - handoff.done_at
         sequence.receive(handoff.lent.first, self._config.page_size)
-        self._closing[handoff.grant_id] = []
         self.num_done += 1
         return HandoffDone(handoff.sequence, handoff.done.token_id, handoff.done.num_cached_tokens)
 
@@ -271,7 +300,6 @@ class Grants:
         assert kv is not None, "pages are lent"
         if handoff.is_pulled:
             handoff.sequence.receive(handoff.lent.first, self._config.page_size)
-            self._closing[handoff.grant_id] = []
         else:
             self._keep_first(handoff)
             # Pages come to nobody who has not been told to send them: without an order none can be on the way.
@@ -298,28 +326,28 @@ class Grants:
         self._asks.stop((OPEN, grant_id))
         self._deadlines.clear((RENEW, grant_id))
         self._deadlines.clear((EXPIRE, grant_id))
-        self._start(CLOSE, grant_id, self._config.agent, CloseGrant(grant_id=grant_id), NEVER)
+        if not handoff.is_pulled:
+            self._asks.start(
+                (CLOSE, grant_id),
+                self._config.agent,
+                CloseGrant(grant_id=grant_id),
+                timeout_s=self._config.ask_timeout_s,
+                retry_s=self._config.ask_retry_s,
+                give_up_at=NEVER,
+            )
         if handoff.is_ordered:
+            # Past that time the prefill scheduler's own lease has freed everything.
             self._cancel(handoff.prefill, grant_id, now + 2 * self._config.lease_s)
 
     def _cancel_unknown(self, sender: Address, grant_id: str) -> None:
-        """An order that this incarnation, or the one before, no longer wants; one plain ask, its repeats bring more."""
-        if (CANCEL, grant_id) not in self._asks:
-            message = CancelPrefill(grant_id=grant_id)
-            self._outbox.add(Ask(sender.actor_id, message, self._config.ask_timeout_s, (CANCEL, grant_id)))
+        """An order that this incarnation, or the one before, no longer wants; asked once, its repeats bring more."""
+        if grant_id not in self._cancels:
+            self._cancel(sender.actor_id, grant_id, 0.0)
 
     def _cancel(self, prefill: str, grant_id: str, give_up_at: float) -> None:
-        # Past that time the prefill scheduler's own lease has freed everything.
-        self._start(CANCEL, grant_id, prefill, CancelPrefill(grant_id=grant_id), give_up_at)
+        self._cancels.add(grant_id, prefill, grant_id, retry_s=self._config.ask_retry_s, give_up_at=give_up_at)
 
-    def _start(
-        self, kind: str, grant_id: str, actor_id: str, message: CloseGrant | CancelPrefill, until: float
-    ) -> None:
-        self._asks.start(
-            (kind, grant_id),
-            actor_id,
-            message,
-            timeout_s=self._config.ask_timeout_s,
-            retry_s=self._config.ask_retry_s,
-            give_up_at=until,
-        )
+    def _ask_to_cancel(self, prefill: str, grant_ids: list[str]) -> None:
+        for start in range(0, len(grant_ids), MAX_CANCELS):
+            message = CancelPrefill(grant_ids=grant_ids[start : start + MAX_CANCELS])
+            self._outbox.add(Ask(prefill, message, self._config.ask_timeout_s, (CANCEL, prefill)))

@@ -1,10 +1,10 @@
 """What routing is told of this scheduler: when it changed, at most some times a second, and nothing when idle."""
 
 from kvstore.prefix_cache import PrefixCache
+from mesh.deadlines import Deadlines
 from nodes.protocol import Load
 from nodes.roles import LOAD_TOPIC
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.deadlines import Deadlines
 from nodes.scheduler.events import Outbox, Publish
 from nodes.scheduler.policy import WaitingQueue
 

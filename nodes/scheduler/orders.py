@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 
 from kvstore.protocol import PagesPulled, PagesReady, PoolHandle, TransferFailed
 from mesh.address import Address
+from mesh.deadlines import Deadlines
 from nodes.protocol import PrefillDone, PrefillFailed, PrefillOrder
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.deadlines import Deadlines
 from nodes.scheduler.events import Outbox
 from nodes.scheduler.sequence import Sequence
 

@@ -24,11 +24,11 @@ from collections.abc import Mapping
 import msgspec
 
 from mesh.address import Address
+from mesh.deadlines import Deadlines
 from nodes.protocol import Adopt, Adopted, Dismiss, StepMismatch, StepPlan, StepResult
 from nodes.protocol.steps import RowColumn
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.deadlines import Deadlines
 from nodes.scheduler.events import Announce, DismissWorker, Outbox, ReadyPeer, SendStep, Tag
 from nodes.scheduler.ranks import Disagreement, RankGroup
 from nodes.scheduler.result_check import (

@@ -8,8 +8,8 @@ nobody says so. Pure; owned by the core.
 
 from typing import Final
 
+from mesh.deadlines import Deadlines
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.deadlines import Deadlines
 from nodes.scheduler.endings import Endings
 from nodes.scheduler.events import MembersChanged
 from nodes.scheduler.orders import Orders

@@ -6,6 +6,7 @@ import json
 import sys
 from array import array
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 import structlog
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.address import Address
-from mesh.driver import CoreDriver
+from mesh.driver import CoreDriver, CoreTimer
 from mesh.message import HotPart
 from mesh.recording import LOOK_EVERY, EventRecorder, Opaque, Reader, Recorded, Writer
 from mesh.telemetry import Metrics, setup_log
@@ -219,3 +220,45 @@ def test_what_is_written_is_bounded():
     assert 3 < len(written) < 30
     assert written[-1] == {"at": 99.0, "data": Writer().write(Came(99))}
     assert len(json.dumps(written)) < 2500
+
+
+class HandTurned:
+    """A context whose timers are rung by hand."""
+
+    def __init__(self) -> None:
+        self.at = 10.0
+        self.timers: list[tuple[float, Any, Mock]] = []
+
+    def now(self) -> float:
+        return self.at
+
+    def later(self, delay_s: float, callback: Any) -> Mock:
+        handle = Mock()
+        self.timers.append((delay_s, callback, handle))
+        return handle
+
+
+def test_a_core_s_timer_rings_for_the_earliest_deadline_and_is_never_put_off() -> None:
+    ctx, deadlines, rung = HandTurned(), [None], []
+    timer = CoreTimer(Mock(ctx=ctx), lambda: deadlines[0], lambda: rung.append(ctx.at))
+    timer.arm()
+    assert ctx.timers == []
+    deadlines[0] = 12.0
+    timer.arm()
+    deadlines[0] = 13.0
+    timer.arm()
+    assert [delay_s for delay_s, _, _ in ctx.timers] == [2.0], "early is harmless"
+    deadlines[0] = 9.0
+    timer.arm()
+    (_, _, first), (delay_s, ring, second) = ctx.timers
+    first.cancel.assert_called_once_with()
+    assert delay_s == 0.0
+    ring()
+    assert rung == [10.0]
+    deadlines[0] = 20.0
+    timer.arm()
+    assert ctx.timers[2][0] == 10.0
+    timer.cancel()
+    timer.cancel()
+    ctx.timers[2][2].cancel.assert_called_once_with()
+    second.cancel.assert_not_called()

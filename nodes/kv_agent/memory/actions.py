@@ -13,7 +13,7 @@ from kvstore.pool_header import PoolInfo
 from kvstore.protocol import PoolHandle
 from mesh.actor import Call, Context
 from mesh.address import Address
-from mesh.driver import CoreDriver
+from mesh.driver import CoreDriver, CoreTimer
 from mesh.errors import CallError
 from mesh.membership import Member
 from mesh.message import Message
@@ -110,7 +110,7 @@ class MemoryActions:
         self._num_calls = 0
         self._stopping: set[str] = set()
         self._driver = CoreDriver[MemoryEvent, MemoryCommand](owner, "memory", self._core.handle, self._perform)
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = CoreTimer(owner, lambda: self._core.next_deadline, lambda: self._handle(Tick()))
 
     def on_ask(self, call: Call) -> None:
         """An operator's wish, or question."""
@@ -152,12 +152,11 @@ class MemoryActions:
 
     def stop(self) -> None:
         """The actor ends."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     def _handle(self, event: MemoryEvent) -> None:
         if self._driver.feed(event):
-            self._set_timer()
+            self._timer.arm()
 
     def _perform(self, command: MemoryCommand) -> None:
         match command:
@@ -246,19 +245,6 @@ class MemoryActions:
             is_done = isinstance(found, expected) and answer.sender == holder
             event = Done(group, number, holder) if is_done else NotDone(group, number, holder, "another one answered")
         self._handle(event)
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        deadline = self._core.next_deadline
-        if deadline is not None:
-            ctx = self._owner.ctx
-            self._timer = ctx.later(max(0.0, deadline - ctx.now()), self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._handle(Tick())
 
 
 def _facts(ranks: Sequence[PoolInfo]) -> PoolFacts:

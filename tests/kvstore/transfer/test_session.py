@@ -130,19 +130,34 @@ def succeeded() -> TransferSession:
     return session
 
 
-def test_the_end_is_repeated_until_the_holder_closes() -> None:
+def test_a_success_closes_itself_and_answers_repeats() -> None:
+    """Nobody asks for that: what lost the word of it are told again where the sender repeats what it announced."""
     session = succeeded()
-    assert session.handle(Tick(), 0.4) == []
-    assert session.handle(Tick(), 0.5) == [Send("D", pulled(2, True))]
-    assert session.handle(Tick(), 0.6) == []
-    assert session.handle(Tick(), 1.0) == [Send("D", pulled(2, True))]
-    assert session.handle(announced(0, 2, total=2), 1.2) == [Send("P", pulled(2, True))]
-    assert session.handle(Revoked("grant_closed", "done"), 1.4) == []
-    assert session.handle(Tick(), 1.5) == []
-    assert session.handle(announced(0, 2, total=2), 1.6) == [Send("P", pulled(2, True))], "also after the close"
-    assert not session.is_over(9.0)
+    assert session.is_closed
+    assert session.handle(Tick(), 5.0) == [], "nothing is told without being asked"
+    both = [Send("D", pulled(2, True)), Send("P", pulled(2, True))]
+    assert session.handle(announced(0, 2, total=2), 5.5) == both
+    assert session.handle(Revoked("grant_closed", "the handoff failed after all"), 6.0) == []
+    assert session.handle(announced(0, 2, total=2), 6.5) == both
+    assert not session.is_over(9.9)
     assert session.is_over(10.0)
     assert session.handle(Tick(), 10.0) == []
+
+
+def test_a_failure_is_repeated_until_the_holder_closes() -> None:
+    session = make_session(2)
+    session.handle(announced(0, 2, total=2), 0.0)
+    told = session.handle(SourceRefused("gone", ""), 0.0)
+    assert failures(told) == [("D", "gone", True), ("P", "gone", True)]
+    assert session.handle(Tick(), 0.4) == []
+    assert failures(session.handle(Tick(), 0.5)) == [("D", "gone", True)]
+    assert session.handle(Tick(), 0.6) == []
+    assert failures(session.handle(Tick(), 1.0)) == [("D", "gone", True)]
+    assert failures(session.handle(announced(0, 2, total=2), 1.2)) == [("P", "gone", True)]
+    assert session.handle(Revoked("grant_closed", "done"), 1.4) == []
+    assert session.handle(Tick(), 1.5) == []
+    assert failures(session.handle(announced(0, 2, total=2), 1.6)) == [("P", "gone", True)], "also after the close"
+    assert session.is_over(10.0)
 
 
 def test_repeats_are_harmless_and_answered() -> None:

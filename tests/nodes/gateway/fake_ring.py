@@ -58,7 +58,6 @@ CONFIG = GatewayConfig(
     role_wait_s=0.3,
     recovery_timeout_s=3.0,
     quiet_s=0.15,
-    tick_s=0.05,
 )
 
 
@@ -351,7 +350,7 @@ class Ring:
         """Nothing of any request is left anywhere."""
         core = self.gateway.service.core
         held = [s.actor.held for s in self.systems.values() if isinstance(s.actor, FakeScheduler)]
-        return not any(held) and not core.needs_ticks and self.gateway.service.num_calls == 0
+        return not any(held) and core.is_idle and self.gateway.service.num_calls == 0
 
 
 async def until(condition: Any, timeout_s: float = 5.0) -> None:

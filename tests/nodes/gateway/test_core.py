@@ -80,14 +80,14 @@ def one(commands: list[Any], kind: type) -> Any:
 
 
 def test_a_request_from_submission_to_finish(core: GatewayCore) -> None:
-    assert not core.needs_ticks
+    assert core.is_idle
     (submit,) = core.handle(opened(), 0.0)
     assert isinstance(submit, SendSubmit)
     assert submit.scheduler == "d0"
     assert submit.message.detokenizer == "t0"
     assert submit.message.prefill == "p0"
     assert submit.message.gateway == "g0"
-    assert (core.num_requests, core.num_waiting, core.needs_ticks) == (1, 1, True)
+    assert (core.num_requests, core.num_waiting, core.is_idle) == (1, 1, False)
     assert core.handle(SubmitAccepted("r", 0, "d0", 1), 0.1) == [Accepted("r")]
     assert core.num_waiting == 0
     first = core.handle(batch(delta(0, [7], 0, "se", num_cached_tokens=2)), 0.5)
@@ -100,7 +100,24 @@ def test_a_request_from_submission_to_finish(core: GatewayCore) -> None:
     ]
     assert (core.num_requests, core.num_cancels) == (0, 1)
     assert core.handle(CancelAcknowledged("d0", [AttemptRef("r", 0)]), 1.0) == []
-    assert not core.needs_ticks
+    assert core.is_idle
+
+
+def test_time_is_wanted_only_where_something_is_due(core: GatewayCore) -> None:
+    """Nobody looks at every request now and then; output puts a resend off without moving anything."""
+    assert core.next_deadline() is None
+    core.handle(opened(), 0.0)
+    assert core.next_deadline() == CONFIG.request_timeout_s
+    core.handle(SubmitAccepted("r", 0, "d0", 1), 0.1)
+    due = core.next_deadline()
+    assert due == 0.1 + CONFIG.quiet_s
+    core.handle(batch(delta(0, [5], 0, "a")), 1.0)
+    assert core.next_deadline() == due
+    assert core.handle(Tick(), due) == [], "it was put off"
+    assert core.next_deadline() == 1.0 + CONFIG.quiet_s
+    assert one(core.handle(Tick(), core.next_deadline()), SendResend)
+    core.handle(batch(delta(1, [6], 1, "b", finish_reason="stop")), 3.0)
+    assert core.next_deadline() is None
 
 
 def test_a_slow_request_says_where_its_time_went(core: GatewayCore) -> None:
@@ -154,7 +171,7 @@ def test_a_gap_in_tokens_is_asked_for_once_in_a_while(running: GatewayCore) -> N
     assert running.handle(batch(delta(3, [9], 3, "d")), 0.21) == []
     assert one(running.handle(batch(delta(4, [9], 4, "e")), 2.0), SendResend).streams == [ResendFrom("r", 0, 1)]
     assert one(running.handle(batch(delta(1, [8, 9], 1, "bc")), 2.1), Deliver).text == "bc"
-    assert running.num_resends == 2
+    assert running.resends.num_resends == 2
 
 
 def test_a_gap_in_text_alone_is_asked_for_from_the_start(running: GatewayCore) -> None:
@@ -626,7 +643,7 @@ def test_a_client_that_left_is_cancelled_wherever_the_request_is(core: GatewayCo
 def test_a_client_that_left_between_attempts_leaves_nothing(running: GatewayCore) -> None:
     running.handle(PeerLost("d0", 1), 0.0)
     assert [type(command) for command in running.handle(ClientGone("r"), 0.1)] == [End]
-    assert not running.needs_ticks
+    assert running.is_idle
 
 
 def test_unknown_output_is_answered_with_a_cancel(core: GatewayCore) -> None:
@@ -645,13 +662,13 @@ def test_a_cancel_is_asked_again_until_acknowledged(running: GatewayCore) -> Non
     assert running.handle(Tick(), 2.1) == []
     assert running.handle(Tick(), 2.6) == [SendCancel("d0", [AttemptRef("r", 0)])]
     running.handle(CancelAcknowledged("d0", [AttemptRef("r", 0)]), 2.7)
-    assert not running.needs_ticks
+    assert running.is_idle
 
 
 def test_a_cancel_at_a_lost_scheduler_is_dropped(running: GatewayCore) -> None:
     running.handle(ClientGone("r"), 0.0)
     running.handle(CancelFailed("d0", lost=True), 2.0)
-    assert not running.needs_ticks
+    assert running.is_idle
 
 
 def test_a_request_may_not_take_for_ever(running: GatewayCore) -> None:

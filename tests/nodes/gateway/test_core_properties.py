@@ -270,7 +270,7 @@ class Ring:
             self.produce(0)
             self.now += 0.25
             self.feed(Tick())
-            if not self.wire and not self.core.needs_ticks:
+            if not self.wire and self.core.is_idle:
                 break
 
     def check_end(self) -> None:
@@ -282,7 +282,7 @@ class Ring:
                 assert client.num_tokens == end.num_output_tokens == client.length
             else:
                 assert client.left or (end.failure is not None and self.core.num_retries >= 4)
-        assert not self.core.needs_ticks
+        assert self.core.is_idle
         for held in self.held.values():
             for attempt in held.values():
                 assert attempt.cut, "a scheduler holds an attempt that nobody wants"

@@ -164,7 +164,7 @@ def test_a_scheduler_s_answers_that_do_not_fit() -> None:
         output = await generate(ring)
         assert output.failure is None
         assert output.take()[0].text == "hel"
-        await until(lambda: not ring.gateway.service.core.needs_ticks)
+        await until(lambda: ring.gateway.service.core.is_idle)
 
     play(scenario)
 
@@ -183,7 +183,7 @@ def test_a_cancel_that_gets_no_answer_is_repeated() -> None:
 
         scheduler.on_ask = ignore_once  # type: ignore[method-assign]
         await generate(ring)
-        await until(lambda: not ring.gateway.service.core.needs_ticks)
+        await until(lambda: ring.gateway.service.core.is_idle)
         assert ignored
         assert ring.seen.cancels
 
@@ -202,7 +202,7 @@ def test_a_cancel_at_a_dead_scheduler_is_given_up() -> None:
         service.abandon(generation)
         service.abandon(generation)
         service.handle(CancelFailed("d0", lost=True))
-        await until(lambda: not service.core.needs_ticks)
+        await until(lambda: service.core.is_idle)
         assert generation.output.is_finished
 
     play(scenario)

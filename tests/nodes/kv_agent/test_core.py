@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvstore.layout import KVLayout
@@ -162,13 +163,14 @@ def test_a_transfer_between_own_pools() -> None:
     done = PagesPulled(grant_id="g1", num_pages=2, complete=True)
     assert core.handle(CopyDone("g1", CopyEnded(1), 4096), 1.0) == [Tell("D", done), Tell("P", done)]
     assert core.num_live == 0
-    assert core.handle(CloseAsked(2, D, CloseGrant(grant_id="g1")), 1.0) == [Reply(2, CLOSED)]
-    assert core.handle(PagesAnnounced(P, ready()), 1.1) == [Tell("P", done)]
+    assert core.handle(PagesAnnounced(P, ready()), 1.1) == [Tell("D", done), Tell("P", done)]
+    assert core.handle(CloseAsked(2, D, CloseGrant(grant_id="g1")), 1.2) == [Reply(2, CLOSED)], "closed by itself"
     gauges = core.gauges()
     assert gauges["mesh_kv_transfer_bytes_total"] == 4096
     assert gauges["mesh_kv_transfer_pages_total"] == 2
     assert gauges['mesh_kv_sessions{state="success"}'] == 1
     assert gauges["mesh_kv_grants_open"] == 0
+    assert core.handle(opening(grant("g2")), 1.3) == [Reply(1, GrantOpened(grant_id="g2"))], "its pages are free"
 
 
 def test_a_foreign_pool_is_asked_for_once_and_kept() -> None:
@@ -293,7 +295,7 @@ def test_grants_are_bounded_and_ended_ones_are_forgotten() -> None:
     assert list(core._sessions) == ["a"]
     core.handle(Tick(), 20.0)
     core.handle(Tick(), 40.0)
-    assert core._sessions == core._writable == core._armed == {}
+    assert core._sessions == core._writable == {}
     assert core.next_deadline is None
 
 
@@ -389,9 +391,26 @@ def test_draining_takes_no_new_grants_but_ends_old_ones() -> None:
     assert core.handle(PagesAnnounced(P, ready()), 0.0) == [pull()]
 
 
+def test_every_grant_of_an_earlier_incarnation_is_revoked_however_late_it_came() -> None:
+    core = make_core()
+    older, newer = D, D._replace(epoch=D.epoch + 1)
+    core.handle(opening(grant("g1", (1, 2))), 0.0)
+    asked = grant("g2", (3, 4))
+    asked = msgspec.structs.replace(asked, holder_epoch=newer.epoch)
+    commands = core.handle(OpenAsked(7, newer, asked), 1.0)
+    assert core._sessions["g1"].failure.code == "holder_lost"
+    assert Reply(7, GrantOpened(grant_id="g2")) in commands
+    core.handle(OpenAsked(8, older, grant("g3", (5, 6))), 2.0)
+    assert not core._sessions["g3"].has_ended
+    again = msgspec.structs.replace(asked, grant_id="g4", pages=[7, 8])
+    core.handle(OpenAsked(9, newer, again), 3.0)
+    assert core._sessions["g3"].has_ended
+    assert not core._sessions["g2"].has_ended
+
+
 def test_timers_do_not_pile_up() -> None:
     core = make_core()
     core.handle(opening(grant()), 0.0)
     for number in range(1000):
         core.handle(opening(grant(timeout_s=20.0)), number * 0.001)
-    assert len(core._timers) <= 70
+    assert len(core._deadlines._heap) <= 70

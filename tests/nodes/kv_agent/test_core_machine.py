@@ -204,7 +204,7 @@ class AgentMachine(RuleBasedStateMachine):
             self.now = max(self.now, self.core.next_deadline)
             self.feed(Tick())
         assert self.core.next_deadline is None
-        assert self.core._sessions == self.core._writable == self.core._armed == {}
+        assert self.core._sessions == self.core._writable == {}
         assert self.core.num_live == 0
         assert not self.asked, "every call was answered"
 

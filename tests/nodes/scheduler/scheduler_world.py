@@ -203,11 +203,14 @@ class Agent:
         self.world = world
         self.name = name
         self.grants: dict[str, OpenGrant] = {}
+        self.tombstones: dict[str, tuple[str, PagesPulled]] = {}
         self.copied: dict[str, set[int]] = {}
         self.fail_next = False
 
     def ask(self, sender: Address, message: Any) -> Any:
         if isinstance(message, OpenGrant):
+            if message.grant_id in self.tombstones:
+                return None
             if message.grant_id not in self.grants:
                 for grant_id, grant in self.grants.items():
                     shared = set(grant.pages) & set(message.pages)
@@ -224,6 +227,11 @@ class Agent:
         return GrantClosed(grant_id=message.grant_id)
 
     def ready(self, sender: Address, message: PagesReady) -> None:
+        if message.grant_id in self.tombstones:
+            holder, pulled = self.tombstones[message.grant_id]
+            self.world.put(self.name, sender.actor_id, pulled)
+            self.world.put(self.name, holder, pulled)
+            return
         grant = self.grants.get(message.grant_id)
         failed = TransferFailed(grant_id=message.grant_id, code="unknown_grant", message="")
         if grant is None:
@@ -251,6 +259,9 @@ class Agent:
         pulled = PagesPulled(grant_id=message.grant_id, num_pages=num_first, complete=num_first == len(grant.pages))
         self.world.put(self.name, sender.actor_id, pulled)
         self.world.put(self.name, grant.holder, pulled)
+        if pulled.complete:
+            del self.grants[message.grant_id]
+            self.tombstones[message.grant_id] = (grant.holder, pulled)
 
 
 @dataclass

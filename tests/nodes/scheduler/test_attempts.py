@@ -3,12 +3,12 @@
 import pytest
 
 from mesh.address import Address
+from mesh.deadlines import Deadlines
 from nodes.protocol import Submit
 from nodes.request import Sampling, StopRules
 from nodes.scheduler import attempts as module
 from nodes.scheduler.attempts import FINISHED, Attempts, Standing
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.deadlines import Deadlines
 from nodes.scheduler.sequence import Sequence
 
 CONFIG = SchedulerConfig(group="m", worker="w", agent="a", context_length=99, max_finished=2)

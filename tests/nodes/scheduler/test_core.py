@@ -326,7 +326,7 @@ def test_a_small_worker_gets_small_steps() -> None:
     world = World(num_pages={"m": 60})
     core = world.cores["m"]
     world.links.clear()
-    world.workers["w-m"].adopt(world.asks and core.pipeline._asks._pending[("adopt", "")].message)
+    world.workers["w-m"].adopt(world.asks and core.pipeline._asks._asks.get(("adopt", "")).message)
     adopted = Adopted(worker_epoch=1, numerics="", vocab_size=997, max_batch_tokens=6)
     world.event("m", Answered(("adopt", ""), adopted))
     for base in range(4):
@@ -677,8 +677,8 @@ def test_an_order_is_refused_where_it_cannot_be_served() -> None:
     core.handle(DrainAsked(), world.now)
     assert isinstance(ask("g", prompt(10)), Reply), "it is held already"
     assert ask("h", prompt(10)).code == "draining"
-    core.handle(Asked(Address("d", 1), CancelPrefill(grant_id="g"), 1), world.now)
-    core.handle(Asked(Address("d", 1), CancelPrefill(grant_id="x"), 1), world.now)
+    core.handle(Asked(Address("d", 1), CancelPrefill(grant_ids=["g"]), 1), world.now)
+    core.handle(Asked(Address("d", 1), CancelPrefill(grant_ids=["x"]), 1), world.now)
     core.assert_idle()
 
 

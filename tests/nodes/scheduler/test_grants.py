@@ -7,11 +7,12 @@ from kvstore.layout import KVLayout
 from kvstore.prefix_cache import PrefixCache
 from kvstore.protocol import CloseGrant, GrantClosed, GrantOpened, OpenGrant, PagesPulled, PoolHandle, TransferFailed
 from mesh.address import Address
-from nodes.protocol import CancelPrefill, PrefillAccepted, PrefillDone, PrefillFailed, PrefillOrder
+from mesh.deadlines import Deadlines
+from nodes.protocol import CancelPrefill, PrefillAccepted, PrefillCancelled, PrefillDone, PrefillFailed, PrefillOrder
 from nodes.request import Sampling
+from nodes.scheduler import grants as grants_module
 from nodes.scheduler.asks import RETRY, PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.deadlines import Deadlines
 from nodes.scheduler.events import Ask, Outbox
 from nodes.scheduler.grants import (
     CANCEL,
@@ -67,6 +68,8 @@ class Bench:
         return one
 
     def taken(self) -> list[tuple[str, str, object]]:
+        """What has been asked, at the end of a turn."""
+        self.grants.flush()
         return [(one.tag[0], one.actor_id, one.message) for one in self.outbox.take() if isinstance(one, Ask)]
 
     def pages(self, state: PageState) -> int:
@@ -74,7 +77,7 @@ class Bench:
 
 
 CLOSING = (CLOSE, "a", CloseGrant(grant_id=ID))
-CANCELLING = (CANCEL, "p", CancelPrefill(grant_id=ID))
+CANCELLING = (CANCEL, "p", CancelPrefill(grant_ids=[ID]))
 
 
 def test_pages_are_granted_before_the_prefill_is_ordered() -> None:
@@ -112,14 +115,42 @@ def test_done_when_pages_and_token_are_here_in_any_order(pulled_first) -> None:
         assert bench.grants.on_done(P, done, 2.0) is None
         outcome = bench.grants.on_pulled(pulled, 2.0)
     assert outcome == HandoffDone(one, 77, 4)
-    assert bench.taken() == [CLOSING, CANCELLING]
+    assert bench.taken() == [CANCELLING], "the grant has closed itself"
     assert (one.num_computed, one.num_scheduled, one.capacity) == (10, 10, 12)
     assert (bench.pages(PageState.CACHED), bench.pages(PageState.RUNNING)) == (2, 1)
-    assert (len(bench.grants), bench.grants.num_closing, bench.grants.num_done) == (0, 1, 1)
-    assert bench.grants.on_closed(ID, GrantClosed(grant_id=ID)) == []
-    assert bench.grants.num_closing == 0
-    bench.asks.answered((CANCEL, ID))
+    assert (len(bench.grants), bench.grants.num_closing, bench.grants.num_done) == (0, 0, 1)
+    assert bench.grants.num_cancelling == 1
+    bench.grants.on_cancelled(PrefillCancelled(grant_ids=[ID]))
+    assert (bench.grants.num_cancelling, len(bench.asks)) == (0, 0)
     assert bench.deadlines.next() is None
+
+
+def test_prefills_that_are_over_in_one_turn_are_cancelled_in_one_ask() -> None:
+    bench = Bench()
+    for prefill in ("p", "p", "q"):
+        bench.ordered(prefill=prefill)
+    for number, sender in ((1, P), (2, P), (3, Address("q", 1))):
+        grant_id = f"d#2/{number}"
+        bench.grants.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 2.0)
+        bench.grants.on_done(sender, PrefillDone(grant_id=grant_id, token_id=7, num_cached_tokens=0), 2.0)
+    both, other = CancelPrefill(grant_ids=["d#2/1", "d#2/2"]), CancelPrefill(grant_ids=["d#2/3"])
+    assert bench.taken() == [(CANCEL, "p", both), (CANCEL, "q", other)]
+    bench.grants.on_cancelled(PrefillCancelled(grant_ids=["d#2/1"]))
+    assert bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 4.0) is None
+    assert bench.deadlines.pop_due(4.0 + CONFIG.ask_retry_s) == (CANCEL, "p")
+    bench.grants.on_retry_due("p")
+    assert bench.taken() == [(CANCEL, "p", CancelPrefill(grant_ids=["d#2/2"]))], "the other was answered"
+    bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 5.0)
+    bench.grants.hurry("p")
+    assert bench.taken() == [(CANCEL, "p", CancelPrefill(grant_ids=["d#2/2"]))]
+
+
+def test_many_cancels_are_split(monkeypatch) -> None:
+    monkeypatch.setattr(grants_module, "MAX_CANCELS", 2)
+    bench = Bench()
+    for number in range(3):
+        bench.grants.on_done(P, PrefillDone(grant_id=f"x{number}", token_id=7, num_cached_tokens=0), 2.0)
+    assert [len(message.grant_ids) for _, _, message in bench.taken()] == [2, 1]
 
 
 def failing(bench: Bench, cause: str) -> HandoffFailed:
@@ -195,7 +226,8 @@ def test_pages_that_are_all_in_are_good_whatever_fails_after(cause) -> None:
     assert outcome.complete
     assert one.num_computed == 10
     assert bench.pages(PageState.QUARANTINED) == 0
-    assert bench.grants.on_closed(ID, GrantClosed(grant_id=ID)) == []
+    assert bench.taken() == [CANCELLING]
+    assert bench.grants.num_closing == 0
 
 
 @pytest.mark.parametrize("code", ["unreachable", "peer_lost", "too_many_grants"])
@@ -215,8 +247,8 @@ def test_opening_is_tried_again_where_that_may_help_but_not_for_ever(code) -> No
     bench.open()
     bench.outbox.take()
     assert bench.grants.on_ask_failed((OPEN, ID), code, 2.0) is None
-    assert bench.deadlines.pop_due(2.5) == (RETRY, f"{OPEN} {ID}")
-    bench.asks.retry(f"{OPEN} {ID}")
+    assert bench.deadlines.pop_due(2.5) == (RETRY, "a")
+    bench.asks.retry("a")
     assert [kind for kind, _, _ in bench.taken()] == [OPEN]
     outcome = bench.grants.on_ask_failed((OPEN, ID), code, CONFIG.lease_s)
     assert isinstance(outcome, HandoffFailed)
@@ -253,19 +285,22 @@ def test_news_of_what_is_over_is_answered_with_a_cancel_where_someone_waits_for_
     assert grants.on_ask_failed((ORDER, "old"), "x", 1.0) is None
     assert grants.on_ask_failed((OPEN, "old"), "x", 1.0) is None
     assert bench.taken() == []
-    cancel = (CANCEL, "p", CancelPrefill(grant_id="old"))
+    cancel = (CANCEL, "p", CancelPrefill(grant_ids=["old"]))
     assert grants.on_done(P, PrefillDone(grant_id="old", token_id=1, num_cached_tokens=0), 1.0) is None
     assert bench.taken() == [cancel]
     assert grants.on_failed(P, PrefillFailed(grant_id="old", code="x", message=""), 1.0) is None
+    assert bench.taken() == [], "it is under way"
+    assert grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 2.0) is None
+    assert grants.num_cancelling == 0, "its repeats bring more"
+    assert grants.on_failed(P, PrefillFailed(grant_id="old", code="x", message=""), 3.0) is None
     assert bench.taken() == [cancel]
-    assert grants.on_ask_failed((CANCEL, "old"), "deadline_exceeded", 2.0) is None
 
 
 def test_a_cancel_that_is_under_way_is_not_sent_beside() -> None:
     bench = Bench()
     bench.ordered()
     failing(bench, "revoked")
-    bench.outbox.take()
+    bench.taken()
     bench.grants.on_done(P, PrefillDone(grant_id=ID, token_id=1, num_cached_tokens=0), 2.5)
     assert bench.taken() == []
 
@@ -274,9 +309,9 @@ def test_closing_goes_on_for_ever_cancelling_until_the_others_lease_is_over() ->
     bench = Bench()
     bench.ordered()
     failing(bench, "revoked")
-    bench.outbox.take()
-    assert bench.grants.on_ask_failed((CANCEL, ID), "deadline_exceeded", 2.0 + 2 * CONFIG.lease_s) is None
-    assert (CANCEL, ID) not in bench.asks
+    bench.taken()
+    assert bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 2.0 + 2 * CONFIG.lease_s) is None
+    assert bench.grants.num_cancelling == 0
     assert bench.grants.on_ask_failed((CLOSE, ID), "unreachable", 1e6) is None
     assert (CLOSE, ID) in bench.asks
     assert bench.grants.num_closing == 1

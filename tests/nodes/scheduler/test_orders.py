@@ -7,11 +7,11 @@ from kvstore.layout import KVLayout
 from kvstore.prefix_cache import PrefixCache
 from kvstore.protocol import PagesPulled, PagesReady, PoolHandle, TransferFailed
 from mesh.address import Address
+from mesh.deadlines import Deadlines
 from nodes.protocol import PrefillDone, PrefillFailed, PrefillOrder
 from nodes.request import Sampling
 from nodes.scheduler import orders as module
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.deadlines import Deadlines
 from nodes.scheduler.events import Outbox
 from nodes.scheduler.orders import ANNOUNCE, LEASE, TIMEOUT, Orders
 from nodes.scheduler.sequence import Sequence

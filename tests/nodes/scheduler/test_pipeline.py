@@ -3,12 +3,12 @@
 from array import array
 
 from mesh.address import Address
+from mesh.deadlines import Deadlines
 from nodes.protocol import Adopt, Adopted, Dismiss, RowError, StepMismatch, StepResult
 from nodes.protocol.steps import RowColumn
 from nodes.request import Sampling
 from nodes.scheduler.asks import RETRY, PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.deadlines import Deadlines
 from nodes.scheduler.events import Announce, Ask, DismissWorker, Outbox, ReadyPeer, SendStep
 from nodes.scheduler.pipeline import ADOPT, REPEAT, WORKER_LOST, Pipeline
 from nodes.scheduler.sequence import Sequence
@@ -207,9 +207,9 @@ def test_adoption_is_asked_until_answered() -> None:
     one = Bench()
     one.pipeline.adopt(0.0)
     one.asks.failed(ADOPT, 5.0)
-    assert one.deadlines.pop_due(6.0) == (RETRY, "adopt ")
+    assert one.deadlines.pop_due(6.0) == (RETRY, "w")
     one.outbox.take()
-    one.asks.retry("adopt ")
+    one.asks.retry("w")
     assert len(one.outbox.take()) == 1
 
 
@@ -249,7 +249,7 @@ def test_a_worker_whose_answer_is_none_to_its_plan_is_dismissed() -> None:
     again = Adopted(worker_epoch=1, numerics="", vocab_size=99)
     assert one.pipeline.take_adopted(ADOPT, again, 2.0) is None
     assert one.outbox.take() == [DismissWorker("w", dismiss)], "the first may be lost"
-    assert one.deadlines.pop_due(2.0 + CONFIG.ask_retry_s) == (RETRY, "adopt "), "and its successor is asked"
+    assert one.deadlines.pop_due(2.0 + CONFIG.ask_retry_s) == (RETRY, "w"), "and its successor is asked"
     one.adopted(epoch=2, now=3.0)
     assert [step for step, _, _ in one.steps()] == [1, 2]
     assert one.result(1, [5, 6], W2) == [[5, 6]]

@@ -1,4 +1,4 @@
-"""Everything that is to happen at a time, in one place, so that the actor needs a single timer.
+"""Everything that a core has to do at a time, in one place, so that its actor needs one timer (`driver.CoreTimer`).
 
 Keys are `(kind, id)`; setting a key again moves it. Pure; owned by the core, which dispatches what is due by kind.
 """
@@ -36,6 +36,10 @@ class Deadlines:
     def clear(self, key: Key) -> bool:
         """Forget `key`; False if it was not set."""
         return self._at.pop(key, None) is not None
+
+    def at(self, key: Key) -> float | None:
+        """When `key` is due; None: it is not set."""
+        return self._at.get(key)
 
     def next(self) -> float | None:
         """When the next key is due."""

@@ -1,0 +1,56 @@
+"""Output that does not come is asked for again, by the same way and then by another. Pure; owned by the core."""
+
+from nodes.gateway.config import GatewayConfig
+from nodes.gateway.events import Command, Doubt, SendResend
+from nodes.gateway.peers import Peers
+from nodes.gateway.requests import RequestLog
+from nodes.gateway.retrying import MAX_RESEND_PAUSE_S, RESENDS_BEFORE_OTHER_DETOKENIZER
+from nodes.protocol import ResendFrom
+
+
+class Resends:
+    """What the event at hand has to ask for again: gathered, and taken as one message for each way."""
+
+    def __init__(self, config: GatewayConfig, peers: Peers) -> None:
+        self._config = config
+        self._peers = peers
+        self._streams: dict[tuple[str, str], list[ResendFrom]] = {}
+        self._doubts: list[Command] = []
+        self.num_resends = 0
+
+    def after_gap(self, log: RequestLog, position: int, now: float) -> None:
+        """What came does not follow what is here; most often what lies between is on its way."""
+        if now >= log.gap_until:
+            self.ask_again(log, position, now)
+            log.gap_until = now + self._config.gap_pause_s * 2 ** min(log.num_resends, 5)
+
+    def ask_again(self, log: RequestLog, position: int, now: float) -> None:
+        """Output is missing. If asking did not help, or the detokenizer is not there, it goes another way."""
+        log.num_resends += 1
+        in_vain = log.num_resends % RESENDS_BEFORE_OTHER_DETOKENIZER == 0
+        if in_vain:
+            # What is told may go into a link whose other end has let go of it.
+            self._doubts.append(Doubt(log.scheduler))
+        leave = in_vain or not self._peers.has_detokenizer(log.detokenizer)
+        self.resend(log, position, now, leave=log.detokenizer if leave else "")
+
+    def resend(self, log: RequestLog, position: int, now: float, leave: str = "") -> None:
+        """Ask for output from `position` on, by way of another detokenizer than `leave` if there is one."""
+        if leave and (other := self._peers.other_detokenizer(log.opened.request_id, leave)):
+            log.detokenizer = other
+            log.switched = True
+        changed = log.detokenizer if log.switched else ""
+        stream = ResendFrom(log.opened.request_id, log.attempt, position)
+        self._streams.setdefault((log.scheduler, changed), []).append(stream)
+        log.resend_at = now + min(MAX_RESEND_PAUSE_S, self._config.quiet_s * 2 ** min(log.num_resends, 8))
+
+    def take(self) -> list[Command]:
+        """All that has gathered."""
+        if not self._streams:
+            return []
+        commands = self._doubts
+        for (scheduler, detokenizer), streams in self._streams.items():
+            commands.append(SendResend(scheduler, detokenizer, streams))
+            self.num_resends += len(streams)
+        self._streams, self._doubts = {}, []
+        return commands
