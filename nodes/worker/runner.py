@@ -49,10 +49,13 @@ def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> 
             if numerics.rule == "any":
                 return TorchRunner(native[0], numerics.fingerprint, native[1])
             _say("torch kernels: bits of the native ones vary with the batch here")
+        # Weights are most of the memory there is: those that serve no more go before they are loaded in another form.
+        native = None
         attention = TorchPagedAttention(view, spec.num_heads, kinds)
         network = TorchNetwork(spec, weights, attention)
         numerics = check_numerics(spec, network, attention, "rows4", num_threads)
         if numerics.rule == "varies":
+            del network
             network = TorchNetwork(spec, weights, attention, TILE_ROWS)
             numerics = check_numerics(spec, network, attention, "tile16", num_threads)
         return TorchRunner(network, numerics.fingerprint, attention)

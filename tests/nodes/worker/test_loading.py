@@ -1,6 +1,7 @@
 """Weights from files and from seeds, and what a worker says when it cannot start."""
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from contextvars import copy_context
 from pathlib import Path
@@ -150,6 +151,22 @@ def test_where_row_counts_matter_linears_run_in_tiles(monkeypatch: pytest.Monkey
     whole = tiled.logits(step(Row(0, ids, [1, 2, 3])))[0]
     tiled.run(step(Row(0, ids[:39], [4, 5, 6], None)))
     assert torch.equal(tiled.logits(step(Row(39, ids[39:], [4, 5, 6])))[0], whole)
+
+
+def test_weights_are_not_held_twice_where_another_form_of_them_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[torch.nn.Module]] = []
+    num_alive: list[int] = []
+
+    class Counted(runner.TorchNetwork):
+        def __init__(self, *arguments: Any) -> None:
+            num_alive.append(sum(one() is not None for one in held))
+            held.append(weakref.ref(self))
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(numerics, "_compare", lambda _, rows, ranges: (False, rows))
+    monkeypatch.setattr(runner, "TorchNetwork", Counted)
+    make_runner("random:tiny-llama", kernels="torch")
+    assert num_alive == [0, 0]
 
 
 def test_where_nothing_helps_the_numerics_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
