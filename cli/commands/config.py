@@ -39,6 +39,7 @@ def _filled_in(settings: Settings) -> dict[str, Any]:
         "prefill_tp": settings.tp_size("prefill"),
         "decode_tp": settings.tp_size("decode"),
         "chunk": settings.chunk_tokens,
+        "max_step_ms": settings.max_step_s * 1e3,
         "cors_origins": list(settings.allowed_origins),
     }
     if settings.local_prefill_max is None:
