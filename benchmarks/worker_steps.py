@@ -1,9 +1,9 @@
 """Times steps of the torch worker beside what the machine can do: no mesh, no HTTP, one process.
 
 A decode step cannot be shorter than reading the weights once, a prefill not shorter than its multiplications at the
-speed of one big product; both limits are measured in the same run, around each row.
+speed of one big product; both limits are measured in the same run, around each row. Kernels are compared in turns.
 
-    python -m benchmarks.worker_steps [--model random:qwen2.5-0.5b] [--dtype auto] [--threads 2]
+    python -m benchmarks.worker_steps [--model random:qwen2.5-0.5b] [--dtype auto] [--threads 2] [--kernels auto,torch]
 """
 
 import argparse
@@ -11,9 +11,10 @@ import os
 import statistics
 import time
 from array import array
+from typing import NamedTuple
 
 from benchmarks.bandwidth import read_gb_s
-from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.page_pool import HeapHost, PagePool, PoolInfo
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.model_spec.weight_index import expected_shapes
 from nodes.request import Sampling
@@ -52,15 +53,33 @@ def prefill_step(num_tokens: int) -> RunnableStep:
     return RunnableStep(1, [row], array("i", range(300, 300 + num_tokens)), array("i", range(1, 1 + num_pages)))
 
 
-def seconds(runner: Runner, step: RunnableStep, budget_s: float) -> list[float]:
-    """Times of single steps, after two that warm up."""
-    for _ in range(2):
-        runner.run(step)
-    times: list[float] = []
-    while sum(times) < budget_s or len(times) < 3:
-        start = time.perf_counter()
-        runner.run(step)
-        times.append(time.perf_counter() - start)
+class Measured(NamedTuple):
+    """A runner by some kernels, with as many threads of torch as it is to have."""
+
+    name: str
+    runner: Runner
+    torch_threads: int
+
+    def seconds(self, step: RunnableStep, budget_s: float) -> list[float]:
+        """Times of single steps, after one that warms up."""
+        import torch
+
+        torch.set_num_threads(self.torch_threads)
+        self.runner.run(step)
+        times: list[float] = []
+        while sum(times) < budget_s or len(times) < 2:
+            start = time.perf_counter()
+            self.runner.run(step)
+            times.append(time.perf_counter() - start)
+        return times
+
+
+def compare(measured: list[Measured], step: RunnableStep, budget_s: float, rounds: int) -> list[list[float]]:
+    """Times of each of `measured`, in turns, so that what else the machine does meets all of them."""
+    times: list[list[float]] = [[] for _ in measured]
+    for _ in range(rounds):
+        for one, of_one in zip(measured, times, strict=True):
+            of_one += one.seconds(step, budget_s / rounds)
     return times
 
 
@@ -85,14 +104,14 @@ def main() -> None:
     parser.add_argument("--model", default="random:qwen2.5-0.5b")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--kernels", default="auto,torch", help="compared with each other, in turns")
     parser.add_argument("--batches", default="1,4,16")
     parser.add_argument("--context", type=int, default=160)
     parser.add_argument("--prompts", default="128,512")
-    parser.add_argument("--seconds", type=float, default=2.0, help="measured per row")
+    parser.add_argument("--seconds", type=float, default=2.0, help="measured per row and kernels")
+    parser.add_argument("--rounds", type=int, default=4)
     args = parser.parse_args()
     prepare_environment()
-    from nodes.worker.runners import make_runner
-
     spec = resolve_model(args.model)
     layout = spec.kv_layout(args.dtype, PAGE_SIZE)
     batches, prompts = ([int(n) for n in text.split(",") if n] for text in (args.batches, args.prompts))
@@ -100,35 +119,51 @@ def main() -> None:
         [b * layout.num_pages_for(args.context) for b in batches] + [layout.num_pages_for(n) for n in prompts]
     )
     pool = HeapHost().create("bench", PoolInfo(group="bench", num_pages=pages, layout=layout, incarnation=1))
-    config = WorkerConfig(group="bench", model=args.model, agent="", dtype=args.dtype, num_threads=args.threads)
-    start = time.perf_counter()
-    runner = make_runner(spec, config, pool)
-    print(f"{spec.name} {layout.dtype}, {args.threads} threads, loaded in {time.perf_counter() - start:.1f} s")
-    print(f"numerics {runner.numerics}")
+    measured = [load(name, spec, args, pool) for name in args.kernels.split(",")]
     read, multiplied = parameters(spec)
     for batch in batches:
         before = read_gb_s(args.threads)
-        times = seconds(runner, decode_step(batch, args.context), args.seconds)
+        times = compare(measured, decode_step(batch, args.context), args.seconds, args.rounds)
         bandwidth = max(before, read_gb_s(args.threads))
-        report(
-            f"decode, batch {batch}, context {args.context}", times, read * ITEM_BYTES[layout.dtype] / bandwidth / 1e9
-        )
-        print(f"      {batch / statistics.median(times):7.1f} tokens/s    memory {bandwidth:.0f} GB/s")
+        print(f"decode, batch {batch}, context {args.context}; memory {bandwidth:.0f} GB/s")
+        report(measured, times, read * ITEM_BYTES[layout.dtype] / bandwidth / 1e9, batch)
     for num_tokens in prompts:
         before = product_gflops(layout.dtype, args.threads)
-        times = seconds(runner, prefill_step(num_tokens), args.seconds)
+        times = compare(measured, prefill_step(num_tokens), args.seconds, args.rounds)
         gflops = max(before, product_gflops(layout.dtype, args.threads))
-        report(f"prefill {num_tokens}", times, 2 * multiplied * num_tokens / gflops / 1e9)
-        print(f"      {num_tokens / statistics.median(times):7.1f} tokens/s    one big product {gflops:.0f} GFLOP/s")
+        print(f"prefill {num_tokens}; one big product of torch {gflops:.0f} GFLOP/s")
+        report(measured, times, 2 * multiplied * num_tokens / gflops / 1e9, num_tokens)
 
 
-def report(name: str, times: list[float], floor: float) -> None:
-    """One line: median and best beside the floor."""
-    median, best = statistics.median(times), min(times)
-    print(
-        f"{name:32} {median * 1e3:8.1f} ms (best {best * 1e3:.1f}, {len(times)} steps)"
-        f"    floor {floor * 1e3:.1f} ms = {floor / median:.0%}"
+def load(kernels: str, spec: ModelSpec, args: argparse.Namespace, pool: PagePool) -> Measured:
+    import torch
+
+    from nodes.worker.runners import make_runner
+
+    config = WorkerConfig(
+        group="bench",
+        model=args.model,
+        agent="",
+        dtype=args.dtype,
+        num_threads=args.threads,
+        kernels=kernels,  # type: ignore[arg-type]
     )
+    start = time.perf_counter()
+    runner = make_runner(spec, config, pool)
+    print(f"{spec.name}, {args.threads} threads, loaded in {time.perf_counter() - start:.1f} s: {runner.numerics}")
+    return Measured(kernels, runner, torch.get_num_threads())
+
+
+def report(measured: list[Measured], times: list[list[float]], floor: float, num_tokens: int) -> None:
+    """One line each: median and best beside the floor, and the last one's median over it."""
+    against = statistics.median(times[-1])
+    for one, of_one in zip(measured, times, strict=True):
+        median = statistics.median(of_one)
+        print(
+            f"  {one.name:12} {median * 1e3:8.2f} ms (best {min(of_one) * 1e3:.2f}, {len(of_one)} steps)"
+            f"  {num_tokens / median:8.1f} tokens/s  floor {floor * 1e3:.2f} ms = {floor / median:.0%}"
+            f"  {against / median:.2f} times {measured[-1].name}"
+        )
 
 
 if __name__ == "__main__":
