@@ -136,7 +136,6 @@ class SequenceTable:
             slots, counts = columns.slots[good], num_pages[good]
             of_rows = (columns.starts[good], columns.counts[good], self._num_prompt[slots], offsets[good])
             draws = columns.draws[good]
-        pages = self._pages.ravel().take(runs(slots * self._pages.shape[1], counts))
         numbers = slots.tolist()
         samplings: list[Sampling | None] = list(map(self._sampling.__getitem__, numbers))
         if not draws.all():
@@ -152,7 +151,16 @@ class SequenceTable:
             self._look_back(columns, offsets, good) if self._histories else repeat(None),
             strict=False,
         )
-        return rows_from(fields), array("i", pages.tobytes())
+        return rows_from(fields), self._pages_of(slots, counts)
+
+    def _pages_of(self, slots: Numbers, counts: Numbers) -> "array[int]":
+        """The first `counts` pages of each slot."""
+        # Slices of bytes, joined: indices of all pages would be twice as large as the pages, and are paged in anew for
+        # each step where they pass the 128 KiB from which memory is mapped.
+        memory = self._pages.reshape(-1).data.cast("B")
+        begins = slots * (4 * self._pages.shape[1])
+        slices = map(slice, begins.tolist(), (begins + 4 * counts).tolist())
+        return array("i", b"".join(map(memory.__getitem__, slices)))
 
     def draws(self, columns: Columns, good: Numbers) -> Draws:
         """What the rows `good` will draw."""

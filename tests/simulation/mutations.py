@@ -46,6 +46,7 @@ from nodes.worker.parallel.ranks import RankCore
 from nodes.worker.step import StepOutcome
 from nodes.worker.step_watch import StepWatch
 from tests.simulation.planting import Patches, around, nothing
+from tests.simulation.table_mutations import TABLE_KEPT
 
 
 def _leave_at_once(leave: Any) -> Any:
@@ -327,6 +328,8 @@ PLANTED: dict[str, Patches] = {
     "a worker runs steps of every scheduler epoch": [
         around(WorkerCore, "_on_step", _take_steps_of_every_epoch),
         around(WorkerCore, "_on_adopt", _keep_queue),
+        # Behind them is the worker's table, which is empty then: such a step is not run.
+        TABLE_KEPT,
     ],
     # The next steps wait for the old one even so; what does not wait is a transfer into pages that it still writes.
     "a worker is adopted while a step runs": [around(WorkerCore, "_settle", _adopted_at_once)],
