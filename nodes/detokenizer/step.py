@@ -40,6 +40,7 @@ class Step:
         """Give each stream its tokens. Streams that finish in this batch are shown by `take_finishes`."""
         finishes = {finish.stream: finish for finish in batch.finishes}
         streams, token_ids, scheduler, now = self._sender.streams, batch.token_ids, self._scheduler, self._now
+        extras = batch.extras
         start = 0
         for number, position, count in zip(batch.streams, batch.positions, batch.counts, strict=True):
             stream, end = streams.get(number), start + count
@@ -47,10 +48,11 @@ class Step:
                 self._ask_unknown(number)
             elif count == 1 and position == stream.plain_position and number not in finishes:
                 stream.touched_at = now
-                self._add(stream.gateway, stream.show_one(token_ids[start], scheduler))
+                beside = extras[start:end] if extras else []
+                self._add(stream.gateway, stream.show_one(token_ids[start], scheduler, beside))
             else:
                 stream.touched_at = now
-                self._take_run(number, stream, position, token_ids[start:end], finishes)
+                self._take_run(number, stream, position, token_ids[start:end], extras[start:end], finishes)
             start = end
 
     def take_finishes(self, batch: TokenBatch) -> None:
@@ -72,18 +74,26 @@ class Step:
             self._show(finish.stream, stream)
 
     def _take_run(
-        self, number: int, stream: Stream, position: int, token_ids: list[int], finishes: Mapping[int, StreamFinish]
+        self,
+        number: int,
+        stream: Stream,
+        position: int,
+        token_ids: list[int],
+        extras: list[bytes],
+        finishes: Mapping[int, StreamFinish],
     ) -> None:
         stream.begin(position)
         finish = finishes.get(number)
-        new_tokens = token_ids[max(stream.position - position, 0) :]
+        num_known = max(stream.position - position, 0)
+        new_tokens = token_ids[num_known:]
         if stream.finish_reason is not None:
             if new_tokens and finish is None and self._may_ask(stream):
                 self._ask_stop(stream)
         elif position > stream.position:
             self._ask_gap(stream)
         else:
-            stream.take(new_tokens, finish.position - 1 if finish is not None and finish.reason == "stop" else -1)
+            hidden_at = finish.position - 1 if finish is not None and finish.reason == "stop" else -1
+            stream.take(new_tokens, extras[num_known:], hidden_at)
             if stream.finish_reason is not None and finish is None:
                 self._ask_stop(stream)
         if finish is None:

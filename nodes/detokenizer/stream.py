@@ -1,5 +1,8 @@
 """One stream of a detokenizer: from tokens to deltas. Pure; owned by `nodes/detokenizer/core.py`."""
 
+from collections.abc import Sequence
+from itertools import repeat
+
 from nodes.detokenizer.incremental import TokenDecoder
 from nodes.detokenizer.stop_strings import StopMatcher, compile_stops
 from nodes.protocol import StreamOpen, TextDelta
@@ -14,9 +17,9 @@ class Stream:
     """
 
     __slots__ = (
-        "_context", "_decoder", "_matcher", "_min_tokens", "_num_cached_tokens", "_stages", "_text", "_text_offset",
-        "_token_ids", "asked_at", "attempt", "finish_reason", "gateway", "last", "plain_position", "position",
-        "request_id", "touched_at",
+        "_context", "_decoder", "_extras", "_matcher", "_min_tokens", "_num_cached_tokens", "_stages", "_text",
+        "_text_offset", "_token_ids", "asked_at", "attempt", "finish_reason", "gateway", "last", "plain_position",
+        "position", "request_id", "touched_at",
     )  # fmt: skip
 
     def __init__(self, opening: StreamOpen, decoder: TokenDecoder, now: float) -> None:
@@ -42,6 +45,7 @@ class Stream:
         self._stages = opening.stages
         self._text_offset = 0
         self._token_ids: list[int] = []
+        self._extras: list[bytes] = []
         self._text: list[str] = []
 
     def begin(self, position: int) -> None:
@@ -51,27 +55,32 @@ class Stream:
         context, self._context = self._context[:position], None
         self.take(context)
         self._text_offset += sum(map(len, self._text))
-        self._token_ids, self._text = [], []
+        self._token_ids, self._extras, self._text = [], [], []
         if self._matcher is None:
             self.plain_position = self.position
 
-    def show_one(self, token_id: int, scheduler: str) -> TextDelta:
-        """Take the token at `plain_position`; its delta."""
+    def show_one(self, token_id: int, scheduler: str, extras: list[bytes]) -> TextDelta:
+        """Take the token at `plain_position`, and what goes beside it, if anything; its delta."""
         position, offset = self.position, self._text_offset
         text = self._decoder.push(token_id)
         self.position = self.plain_position = position + 1
         self._text_offset = offset + len(text)
         return TextDelta(
-            self.request_id, self.attempt, position, [token_id], offset, text, None, self._num_cached_tokens, scheduler
-        )
+            self.request_id, self.attempt, position, [token_id], offset, text, None, self._num_cached_tokens, scheduler,
+            None, extras,
+        )  # fmt: skip
 
-    def take(self, token_ids: list[int], hidden_at: int = -1) -> None:
-        """Take the next tokens, up to a stop string; the token at output position `hidden_at` has no text."""
+    def take(self, token_ids: list[int], extras: Sequence[bytes] = (), hidden_at: int = -1) -> None:
+        """Take the next tokens, up to a stop string; the token at output position `hidden_at` has no text.
+
+        `extras` go beside them, if there are any.
+        """
         decoder, matcher = self._decoder, self._matcher
-        for token_id in token_ids:
+        for token_id, extra in zip(token_ids, extras or repeat(b""), strict=False):
             text = "" if self.position == hidden_at else decoder.push(token_id)
             self.position += 1
             self._token_ids.append(token_id)
+            self._extras.append(extra)
             if matcher is None:
                 self._text.append(text)
                 continue
@@ -99,10 +108,11 @@ class Stream:
             return None
         text, offset, token_ids = "".join(self._text), self._text_offset, self._token_ids
         self._text_offset += len(text)
-        self._token_ids, self._text = [], []
+        extras = self._extras if any(self._extras) else []
+        self._token_ids, self._extras, self._text = [], [], []
         delta = TextDelta(
             self.request_id, self.attempt, self.position - len(token_ids), token_ids, offset, text,
-            self.finish_reason, self._num_cached_tokens, scheduler, self._stages,
+            self.finish_reason, self._num_cached_tokens, scheduler, self._stages, extras,
         )  # fmt: skip
         self._stages = None
         if self.finish_reason is not None:

@@ -49,6 +49,7 @@ class RequestLog:
         "detokenizer",
         "epoch",
         "excluded",
+        "extras",
         "failure",
         "first_token_s",
         "gap_until",
@@ -88,6 +89,8 @@ class RequestLog:
         self.epoch = 0
         self.awaited_epoch = 0
         self.output_ids: list[int] = []
+        # What goes beside them, by output position: opaque here, for whoever asked the model for it.
+        self.extras: dict[int, bytes] = {}
         # The fingerprint under which the first of them were computed; whether a later one was under another.
         self.numerics = ""
         self.has_other_numerics = False
@@ -139,6 +142,9 @@ class RequestLog:
             return Gap(0)
         token_ids = delta.token_ids[num_known:] if num_known else delta.token_ids
         text = delta.text[num_known_chars:] if num_known_chars else delta.text
+        if delta.extras:
+            beside = enumerate(delta.extras[num_known : len(delta.token_ids)], len(self.output_ids))
+            self.extras |= {position: extra for position, extra in beside if extra}
         self.output_ids.extend(token_ids)
         self.num_chars += len(text)
         if delta.stages is not None and delta.attempt > self.staged_attempt:

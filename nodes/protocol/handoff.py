@@ -38,7 +38,8 @@ class PrefillAccepted(Message, frozen=True):
 class PrefillDone(Message, frozen=True):
     """All chunks ran; all pages are announced to the agent. `token_id` is the first token drawn.
 
-    `queue_s` and `prefill_s` are how long the order waited for a batch, and from there for its token.
+    `extra` goes beside it, as in `StepResult`. `queue_s` and `prefill_s` are how long the order waited for a batch, and
+    from there for its token.
     """
 
     grant_id: str
@@ -46,6 +47,7 @@ class PrefillDone(Message, frozen=True):
     num_cached_tokens: int
     queue_s: float = 0.0
     prefill_s: float = 0.0
+    extra: bytes = b""
 
 
 class PrefillFailed(Message, frozen=True):

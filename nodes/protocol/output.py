@@ -39,6 +39,7 @@ class StreamFinish(HotPart, frozen=True):
 class TokenBatch(HotMessage, frozen=True):
     """One step's tokens, columnar: stream `streams[i]` gets `counts[i]` tokens from output position `positions[i]` on.
 
+    `extras[i]` goes beside `token_ids[i]` (empty: nothing does); no list where no token has one.
     `opens` come first, then tokens, then `finishes`, then `closes` (streams to forget without an end).
     A stream number is unique within (sender, sender epoch).
     """
@@ -50,6 +51,7 @@ class TokenBatch(HotMessage, frozen=True):
     opens: list[StreamOpen] = []
     finishes: list[StreamFinish] = []
     closes: list[int] = []
+    extras: list[bytes] = []
 
 
 class TextDelta(HotPart, frozen=True):
@@ -58,7 +60,7 @@ class TextDelta(HotPart, frozen=True):
     Text may lag behind tokens (incomplete UTF-8, a possible stop string). `finish_reason` is `stop` or `length`, set
     on the last delta only, whose text is then complete; `position + len(token_ids)` then counts all output tokens.
     What is sent again (after a re-open) has the same text at the same offsets. `stages` is in the first delta after an
-    open, as the open has it.
+    open, as the open has it. `extras[i]` goes beside `token_ids[i]`, as in `TokenBatch`.
     """
 
     request_id: str
@@ -71,6 +73,7 @@ class TextDelta(HotPart, frozen=True):
     num_cached_tokens: int = 0
     scheduler: str = ""
     stages: Stages | None = None
+    extras: list[bytes] = []
 
 
 class TextBatch(HotMessage, frozen=True):

@@ -29,6 +29,8 @@ ROW_WIDTH: Final = len(RowColumn)
 """Numbers of a row."""
 MAX_SLOTS: Final = 1 << 16
 """Slots of a worker's table."""
+MAX_EXTRA_BYTES: Final = 4096
+"""What may go beside one drawn token."""
 LAST_SEQUENCE: Final = 2**31 - 1
 """A sequence's number fits 32 bits."""
 
@@ -79,6 +81,8 @@ class RowError(HotPart, frozen=True):
 class StepResult(HotMessage, frozen=True):
     """What a step drew: `token_ids[i]` for row i, -1 where it was to draw nothing or failed.
 
+    `extras[i]` goes beside `token_ids[i]` to the gateway, which knows what it means; of `MAX_EXTRA_BYTES` at most,
+    empty where there is none, and no list where no row has one.
     A worker that answers anything else (other counts, ids outside the vocabulary) is dismissed.
     """
 
@@ -87,6 +91,7 @@ class StepResult(HotMessage, frozen=True):
     token_ids: list[int]
     errors: list[RowError] = []
     elapsed_s: float = 0.0
+    extras: list[bytes] = []
 
 
 class StepMismatch(Message, frozen=True):

@@ -48,6 +48,7 @@ class HandoffDone(NamedTuple):
     sequence: Sequence
     token_id: int
     num_cached_tokens: int
+    extra: bytes = b""
 
 
 class HandoffFailed(NamedTuple):
@@ -292,7 +293,7 @@ class Grants:
         sequence.transfer_s = now - handoff.done_at
         sequence.receive(handoff.lent.first, self._config.page_size)
         self.num_done += 1
-        return HandoffDone(handoff.sequence, handoff.done.token_id, handoff.done.num_cached_tokens)
+        return HandoffDone(sequence, done.token_id, done.num_cached_tokens, done.extra)
 
     def _fail(self, handoff: _Handoff, reason: str, now: float) -> Outcome:
         self._end(handoff, now)

@@ -122,8 +122,8 @@ class Orders:
         if num_ready > order.num_announced:
             self._announce(order, sequence, order.num_announced, num_ready, now)
 
-    def on_token(self, sequence: Sequence, token_id: int, now: float) -> None:
-        """The first token is drawn, so all pages are ready, the partly filled last one too."""
+    def on_token(self, sequence: Sequence, token_id: int, extra: bytes, now: float) -> None:
+        """The first token is drawn (`extra` goes beside it), so all pages are ready, the partly filled last one too."""
         order = self._orders[sequence.order_id]
         if order.num_announced < order.total:
             self._announce(order, sequence, order.num_announced, order.total, now)
@@ -135,6 +135,7 @@ class Orders:
             num_cached_tokens=max(0, sequence.num_cached_tokens),
             queue_s=stages.queue_s,
             prefill_s=stages.prefill_s,
+            extra=extra,
         )
         self._conclude(order, done, now)
 

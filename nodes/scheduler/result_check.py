@@ -3,7 +3,7 @@
 from typing import Final
 
 from nodes.protocol import StepResult
-from nodes.protocol.steps import RowColumn
+from nodes.protocol.steps import MAX_EXTRA_BYTES, RowColumn
 from nodes.scheduler.step import Step
 
 NOT_OURS: Final = "not_ours"
@@ -35,6 +35,9 @@ def find_problem(step: Step, result: StepResult, vocab_size: int) -> str:
     failed = {error.row for error in result.errors}
     if failed and not 0 <= min(failed) <= max(failed) < len(draws):
         return f"step {result.step} has {len(draws)} rows and was answered with errors of rows {sorted(failed)}"
+    if result.extras and (len(result.extras) != len(draws) or len(max(result.extras, key=len)) > MAX_EXTRA_BYTES):
+        sizes = f"{len(result.extras)} values of up to {len(max(result.extras, key=len))} bytes"
+        return f"step {result.step} has {len(draws)} rows and was answered with {sizes} beside its tokens"
     end = min(vocab_size or _LARGEST_ID, _LARGEST_ID)
     if min(draws, default=0) and min(token_ids) >= 0 and max(token_ids) < end:
         # All draw, and all have drawn: what decoding is, and told a row at a time ten times as dear.

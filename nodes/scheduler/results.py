@@ -32,7 +32,7 @@ class Results:
     def acknowledge(self, acknowledged: Acknowledged, now: float) -> bool:
         """Take in one step. True if more may be admitted now than before."""
         has_room = False
-        step, token_ids, errors = acknowledged
+        step, token_ids, errors, extras = acknowledged
         starts, counts, draws = (step.column(one) for one in (RowColumn.START, RowColumn.COUNT, RowColumn.DRAWS))
         drawn: list[Sequence] = []
         rows = zip(step.sequences, starts, counts, draws, token_ids, strict=True)
@@ -52,10 +52,13 @@ class Results:
                 if sequence.stage is Stage.ENDED:
                     pass
                 elif sequence.order_id:
-                    self._progress(sequence, token_id, now)
+                    self._progress(sequence, token_id, extras[index] if extras else b"", now)
                 elif draw:
                     drawn.append(sequence)
-                    sequence.token_ids.append(token_id)
+                    if extras:
+                        sequence.take_token(token_id, extras[index])
+                    else:
+                        sequence.token_ids.append(token_id)
             if not sequence.num_inflight and sequence.stage >= Stage.PREEMPTED:
                 has_room = True
                 self.settle(sequence)
@@ -84,7 +87,7 @@ class Results:
                 assert sequence.kv is not None, "received pages are held"
                 sequence.num_cached_tokens = max(sequence.kv.num_cached_tokens, outcome.num_cached_tokens)
             sequence.length += 1
-            sequence.token_ids.append(outcome.token_id)
+            sequence.take_token(outcome.token_id, outcome.extra)
             self._running.enter(sequence)
             self.draw([sequence], now)
             return
@@ -104,13 +107,13 @@ class Results:
             sequence.num_cached_tokens = sequence.kv.num_cached_tokens
         self._running.enter(sequence)
 
-    def _progress(self, sequence: Sequence, token_id: int, now: float) -> None:
+    def _progress(self, sequence: Sequence, token_id: int, extra: bytes, now: float) -> None:
         """A chunk of a prompt that another scheduler ordered; `token_id` is -1 before the last one."""
         self._orders.on_computed(sequence, now)
         if token_id >= 0:
             self.num_output_tokens += 1
             self._running.retain(sequence)
-            self._orders.on_token(sequence, token_id, now)
+            self._orders.on_token(sequence, token_id, extra, now)
 
     def settle(self, sequence: Sequence) -> None:
         """No step of a sequence that left is in flight any more."""

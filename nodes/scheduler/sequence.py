@@ -52,6 +52,7 @@ class Sequence:
         "detokenizer",
         "entered_at",
         "extra_key",
+        "extras",
         "finish_reason",
         "gateway",
         "grant_s",
@@ -138,6 +139,8 @@ class Sequence:
         self.entered_at = -1.0
         self.grant_s = self.order_queue_s = self.prefill_s = self.transfer_s = 0.0
         self.stages: Stages | None = None
+        # What goes beside output tokens, by output position.
+        self.extras: dict[int, bytes] = {}
 
         self.detokenizer = ""
         self.is_open = False
@@ -212,6 +215,12 @@ class Sequence:
         """What a worker is told of it before its first row."""
         token_ids = list(self.token_ids) if self.sampling.looks_back else []
         return Open(self.slot, self.number, self.num_prompt_tokens, self.sampling, self.request_id, token_ids)
+
+    def take_token(self, token_id: int, extra: bytes) -> None:
+        """The next token, and what goes beside it."""
+        if extra:
+            self.extras[self.num_output_tokens] = extra
+        self.token_ids.append(token_id)
 
     def hold(self, kv: SequencePages) -> None:
         """Take pages; what they hold already counts as computed."""

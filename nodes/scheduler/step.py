@@ -60,11 +60,12 @@ class Step(NamedTuple):
 
 
 class Acknowledged(NamedTuple):
-    """A step that ran: `token_ids[i]` was drawn by row i, -1 for nothing; `errors` by row."""
+    """A step that ran: `token_ids[i]` was drawn by row i, -1 for nothing, with `extras[i]` if any; `errors` by row."""
 
     step: Step
     token_ids: list[int]
     errors: dict[int, RowError]
+    extras: list[bytes]
 
     def drawn(self) -> dict[int, int]:
         """What each sequence drew, by `row_id`."""

@@ -21,7 +21,7 @@ MAX_CLOSES = 1024
 
 
 class _Batch:
-    __slots__ = ("closes", "counts", "finishes", "opens", "positions", "streams", "token_ids")
+    __slots__ = ("closes", "counts", "extras", "finishes", "opens", "positions", "streams", "token_ids")
 
     def __init__(self) -> None:
         self.streams: list[int] = []
@@ -31,6 +31,8 @@ class _Batch:
         self.opens: list[StreamOpen] = []
         self.finishes: list[StreamFinish] = []
         self.closes: list[int] = []
+        # By number of the token in the batch.
+        self.extras: dict[int, bytes] = {}
 
     def message(self) -> TokenBatch:
         return TokenBatch(
@@ -41,6 +43,7 @@ class _Batch:
             opens=self.opens,
             finishes=self.finishes,
             closes=self.closes,
+            extras=[self.extras.get(at, b"") for at in range(len(self.token_ids))] if self.extras else [],
         )
 
 
@@ -72,6 +75,8 @@ class Streams:
             batch.streams.append(sequence.row_id)
             batch.positions.append(position)
             batch.counts.append(1)
+            if sequence.extras and (extra := sequence.extras.get(position)):
+                batch.extras[len(batch.token_ids)] = extra
             batch.token_ids.append(token_ids[-1])
             sequence.num_sent = position + 1
 
@@ -193,6 +198,9 @@ class Streams:
             batch.streams.append(sequence.row_id)
             batch.positions.append(position)
             batch.counts.append(len(tokens))
+            if sequence.extras:
+                at = len(batch.token_ids) - position
+                batch.extras |= {at + one: extra for one, extra in sequence.extras.items() if one >= position}
             batch.token_ids.extend(tokens)
         sequence.num_sent = position + len(tokens)
 

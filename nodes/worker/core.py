@@ -319,6 +319,9 @@ def _result(running: _Running, done: StepDone) -> StepResult:
     token_ids = [-1] * running.num_rows
     for row, token_id in zip(running.runnable.rows, done.outcome.token_ids, strict=True):
         token_ids[row.row] = token_id
+    extras = [b""] * running.num_rows if done.outcome.extras else []
+    for row, extra in zip(running.runnable.rows, done.outcome.extras, strict=False):
+        extras[row.row] = extra
     errors = sorted([*running.errors, *done.outcome.errors], key=lambda error: error.row)
     plan = running.plan
     return StepResult(
@@ -327,4 +330,5 @@ def _result(running: _Running, done: StepDone) -> StepResult:
         token_ids=token_ids,
         errors=errors,
         elapsed_s=done.elapsed_s,
+        extras=extras,
     )

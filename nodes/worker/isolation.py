@@ -50,6 +50,7 @@ def traceback_of(error: BaseException) -> str:
 def _row_by_row(runner: Runner, step: RunnableStep, failure: str) -> StepOutcome:
     token_ids: list[int] = []
     errors: list[RowError] = []
+    extras: list[bytes] = []
     delay_s, num_raised = 0.0, 0
     for row in step.rows:
         try:
@@ -61,10 +62,11 @@ def _row_by_row(runner: Runner, step: RunnableStep, failure: str) -> StepOutcome
             outcome = StepOutcome([-1], [_blamed(row, error)])
         token_ids.extend(outcome.token_ids)
         errors.extend(outcome.errors)
+        extras.extend(outcome.extras or [b""])
         delay_s += outcome.delay_s
     if num_raised == len(step.rows):
         _check_device(runner, step)
-    return StepOutcome(token_ids, errors, delay_s, failure)
+    return StepOutcome(token_ids, errors, delay_s, failure, extras if any(extras) else ())
 
 
 def _blamed(row: RunnableRow, error: Exception) -> RowError:

@@ -72,6 +72,8 @@ class RunnableStep(NamedTuple):
 class StepOutcome(NamedTuple):
     """`token_ids[i]` is what `rows[i]` of the step drew, -1 for nothing. `delay_s`: hold the answer back so long.
 
+    `extras[i]` goes beside `token_ids[i]` (`StepResult.extras`); empty where no row has one.
+
     `failure`: the traceback of what the step raised, if it did and its rows were run one by one; else empty.
     """
 
@@ -79,6 +81,7 @@ class StepOutcome(NamedTuple):
     errors: Sequence[RowError] = ()
     delay_s: float = 0.0
     failure: str = ""
+    extras: Sequence[bytes] = ()
 
 
 class Runner(Protocol):
@@ -160,4 +163,8 @@ def outcome_of(step: RunnableStep, part: RunnableStep, outcome: StepOutcome, err
     """The outcome of `step`, of which only `part` was run and gave `outcome`, and the rest gave `errors`."""
     found = {row.row: token_id for row, token_id in zip(part.rows, outcome.token_ids, strict=True)}
     token_ids = [found.get(row.row, -1) for row in step.rows]
-    return outcome._replace(token_ids=token_ids, errors=[*errors, *outcome.errors])
+    extras: Sequence[bytes] = ()
+    if outcome.extras:
+        beside = {row.row: extra for row, extra in zip(part.rows, outcome.extras, strict=True)}
+        extras = [beside.get(row.row, b"") for row in step.rows]
+    return outcome._replace(token_ids=token_ids, errors=[*errors, *outcome.errors], extras=extras)

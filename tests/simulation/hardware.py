@@ -59,15 +59,21 @@ class Lockstep:
         ]
 
 
+def extra_of(position: int, token_id: int) -> bytes:
+    """What goes beside an output token in meshes whose workers say more than tokens."""
+    return f"{token_id} at {position}".encode()
+
+
 class SlowWorker(WorkerActor):
     """A worker whose steps write every other row when they begin, and all of them when they end.
 
     `errors` counts the rows that failed, by code; `moments` says which steps take much longer than others. Ranks of a
     group wait for each other in every step. With a `depth` of two the next step waits behind the one that runs, and
-    takes from it what the scheduler did not know.
+    takes from it what the scheduler did not know. One that `says_more` has something to say beside each token.
     """
 
     depth = 1
+    says_more = False
     errors: Counter[str]
     moments: BadMoments
     devices: BadDevices
@@ -119,6 +125,10 @@ class SlowWorker(WorkerActor):
         self.errors.update(error.code for error in outcome.errors)
         whole = self._begun.popleft()
         outcome = outcome_of(whole, step, outcome, missing)
+        if self.says_more:
+            pairs = zip(whole.rows, outcome.token_ids, strict=True)
+            extras = [extra_of(row.output_position, token) if token >= 0 else b"" for row, token in pairs]
+            outcome = outcome._replace(extras=extras)
         drawn = {row.row: token_id for row, token_id in zip(whole.rows, outcome.token_ids, strict=True)}
         behind = self._begun[0] if self._begun else None
         self._done(whole, outcome, started)

@@ -46,7 +46,7 @@ from nodes.worker.parallel.ranks import RankCore
 from nodes.worker.step import StepOutcome
 from nodes.worker.step_watch import StepWatch
 from tests.simulation.planting import Patches, around, nothing
-from tests.simulation.table_mutations import TABLE_KEPT
+from tests.simulation.table_mutations import OPENINGS_PLANTED, TABLE_KEPT
 
 
 def _leave_at_once(leave: Any) -> Any:
@@ -287,7 +287,7 @@ def _take_alone(host: Any, prefix: str, wanted: Any, incarnation: int) -> Any:
     return [take_pool(host, prefix + one.name, one, incarnation) for one in wanted]
 
 
-PLANTED: dict[str, Patches] = {
+PLANTED: dict[str, Patches] = OPENINGS_PLANTED | {
     "unacknowledged steps are not sent again": [around(Pipeline, "send_again", lambda _: nothing)],
     "any result is taken for the oldest step": [around(Pipeline, "on_result", _take_any_result)],
     "only the last result is kept": [around(WorkerCore, "_keep", _keep_one_result)],

@@ -1,6 +1,6 @@
 """Planted bugs in what a worker knows of sequences and in what a scheduler believes that it knows.
 
-Each rule of the table has a guard behind it, so most of these break the guard too: alone they would fail unseen.
+Each rule of the table has a guard behind it, so some of these break the guard too: alone they would fail unseen.
 """
 
 from typing import Any
@@ -87,11 +87,13 @@ def _run_all_the_same(apply: Any) -> Any:
     return mutated
 
 
-def _keep_what_was_drawn(_: Any) -> Any:
+def _trust_a_free_slot(open_one: Any) -> Any:
     def mutated(self: SequenceTable, one: Any) -> None:
-        self._num_prompt[one.slot] = one.num_prompt_tokens
-        self._sampling[one.slot] = one.sampling
-        self._request_ids[one.slot] = one.request_id
+        """Nothing was drawn for it, or it would not be free."""
+        drawn_at, is_free = self._drawn_at[one.slot], self._owner[one.slot] == -1
+        open_one(self, one)
+        if is_free:
+            self._drawn_at[one.slot] = drawn_at
 
     return mutated
 
@@ -113,20 +115,24 @@ def _never_emptied(clear: Any) -> Any:
 
 TABLE_KEPT = around(SequenceTable, "clear", _never_emptied)
 
-TABLE_PLANTED: dict[str, Patches] = {
+OPENINGS_PLANTED: dict[str, Patches] = {
     "sequences are not opened again after an adoption": [NOT_OPENED_AGAIN],
+    "a step that does not match is run": [NOT_OPENED_AGAIN, around(SequenceTable, "apply", _run_all_the_same)],
+    "pages are appended, not placed": [around(SequenceTable, "apply", _append_pages)],
+}
+"""Seen by the scenarios of everything."""
+
+PLANTED: dict[str, Patches] = {
     "a worker's table is kept over epochs": [TABLE_KEPT],
     "a slot is used while it is in flight": [
         around(Running, "leave", _leave_the_slot_at_once),
         around(Running, "_give_back_slot", _give_back_once),
         around(SequenceTable, "record", _record_for_anybody),
-        around(SequenceTable, "_open", _keep_what_was_drawn),
     ],
-    "pages are appended, not placed": [around(SequenceTable, "apply", _append_pages)],
     "a late draw is recorded": [
         around(WorkerCore, "_end", _record_of_every_epoch),
         around(SequenceTable, "record", _record_for_anybody),
-        around(SequenceTable, "_open", _keep_what_was_drawn),
+        around(SequenceTable, "_open", _trust_a_free_slot),
     ],
-    "a step that does not match is run": [NOT_OPENED_AGAIN, around(SequenceTable, "apply", _run_all_the_same)],
 }
+"""Seen by those of `tables.py`."""

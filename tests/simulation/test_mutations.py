@@ -44,6 +44,9 @@ KNOWN_SEEDS = {
     "output of older attempts is not answered": 24,
     "min_tokens are counted from the attempt": 54,
     "what a sampler looks back at is another's": 0,
+    "sequences are not opened again after an adoption": 26,
+    "a step that does not match is run": 7,
+    "pages are appended, not placed": 13,
 }
 NUM_NEARBY = 30
 """A change of the world moves what a seed shows; one of the next shows it too, most often."""

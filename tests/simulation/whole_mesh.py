@@ -41,7 +41,7 @@ from nodes.worker.config import WorkerConfig
 from tests.simulation.bad_devices import BadDevices
 from tests.simulation.bad_moments import BadMoments
 from tests.simulation.deaths import MortalHost, MortalTransport
-from tests.simulation.hardware import Lockstep, SlowWorker, corrupt_pages, slow_down
+from tests.simulation.hardware import Lockstep, SlowWorker, corrupt_pages, extra_of, slow_down
 from tests.simulation.speeds import draw_speeds
 
 CONTEXT_LENGTH = 512
@@ -105,6 +105,7 @@ class SimulatedMesh:
         self.errors: Counter[str] = Counter()
         self.lockstep = Lockstep()
         dice = random.Random(f"depth/{self.seed}")
+        self.says_more = dice.random() < 0.5
         self.depths = {group: dice.choice([1, 2]) for group in self.groups}
         self._is_stopping = False
         self.makers: dict[str, Callable[[], Actor]] = {}
@@ -184,7 +185,7 @@ class SimulatedMesh:
         worker = SlowWorker(config, self.host, kill=lambda: self.processes[actor_id].die())
         worker.errors, worker.moments, worker.lockstep = self.errors, self.moments, self.lockstep
         worker.devices = self.devices
-        worker.depth = self.depths.get(config.group, 1)
+        worker.depth, worker.says_more = self.depths.get(config.group, 1), self.says_more
         return worker
 
     def _scheduler(self, group: str, spec: Any) -> SchedulerConfig:
@@ -334,6 +335,7 @@ class SimulatedMesh:
             except TimeoutError:
                 service.abandon(generation)
                 break
+            self._look_beside(service, generation.request_ids)
             for piece in generation.output.take():
                 outcome = outcomes[piece.number]
                 outcome.text += piece.text
@@ -343,6 +345,14 @@ class SimulatedMesh:
                     outcome.failure = piece.end.failure
         # One sample that failed ends the call, as the HTTP side does it.
         service.abandon(generation)
+
+    def _look_beside(self, service: Any, request_ids: list[str]) -> None:
+        """Whatever was lost, sent again or begun anew: beside each output token is what its worker said of it."""
+        for request_id in request_ids:
+            log = service._core._requests.get(request_id)
+            if log is not None and self.says_more:
+                expected = {at: extra_of(at, token_id) for at, token_id in enumerate(log.output_ids)}
+                assert log.extras == expected, f"{request_id} has {log.extras} beside {log.output_ids}"
 
     async def settle(self) -> None:
         """No faults any more: within a bounded time nothing is held by anyone. Raises AssertionError naming what is."""

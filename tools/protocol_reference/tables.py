@@ -152,6 +152,8 @@ def _type(info: inspect.Type) -> str:
 
 
 def _default(field: inspect.Field) -> str:
+    if isinstance(field.default, bytes):
+        return f"{len(field.default)} bytes"
     if field.default is not NODEFAULT:
         return f"`{json.dumps(field.default)}`"
     if field.default_factory is not NODEFAULT:

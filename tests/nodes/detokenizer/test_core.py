@@ -71,6 +71,25 @@ def test_stages_are_in_the_first_delta_after_an_open_and_in_no_other():
             assert later.stages is None
 
 
+def test_what_goes_beside_a_token_stays_beside_it_whatever_comes_again():
+    detokenizer = core()
+
+    def beside(text, *extras, **where):
+        taken = replace(batch(text, **where), extras=list(extras))
+        return [(one.position, one.token_ids, one.extras) for one in texts(detokenizer.handle(Arrived(D, taken), 0))]
+
+    assert beside("h", b"1", opens=[opening()]) == [(0, [104], [b"1"])]
+    assert beside("i", b"", position=1) == [(1, [105], [b""])]
+    assert beside("iab", b"", b"3", b"", position=1) == [(2, [97, 98], [b"3", b""])]
+    assert beside("c", position=4) == [(4, [99], [])]
+    again = opening(2, request_id="q", attempt=1, output="say ", stop=["ow!"])
+    assert beside("no", b"4", b"5", stream=2, position=4, opens=[again]) == [(4, [110, 111], [b"4", b"5"])]
+    assert beside("now", b"", b"", b"6", stream=2, position=4) == [(6, [119], [b"6"])]
+    assert beside("!?", b"7", b"8", stream=2, position=7) == [(7, [33], [b"7"])], "what follows the stop is not said"
+    with pytest.raises(MalformedBatch, match="1 values beside 2 token ids"):
+        beside("de", b"x", position=5)
+
+
 def test_one_batch_per_gateway():
     detokenizer = core()
     opens = [StreamOpen(i, f"r{i}", 0, f"gw{i % 2}", StopRules(9), [], []) for i in range(6)]

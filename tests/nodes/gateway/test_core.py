@@ -180,6 +180,17 @@ def test_a_gap_in_text_alone_is_asked_for_from_the_start(running: GatewayCore) -
     assert commands == [SendResend("d0", "", [ResendFrom("r", 0, 0)])]
 
 
+def test_what_comes_beside_tokens_is_kept_by_position_over_repeats_and_attempts(running: GatewayCore) -> None:
+    log = running._requests["r"]
+    running.handle(batch(delta(0, [7, 8], 0, "ab", extras=[b"0", b""])), 0.1)
+    running.handle(batch(delta(0, [7, 8, 9], 0, "abc", extras=[b"!", b"!", b"2"])), 0.2)
+    running.handle(batch(delta(3, [10], 3, "d")), 0.3)
+    # Of the next attempt, which begins with what was delivered.
+    log.accept(delta(2, [9, 10, 11], 2, "cde", extras=[b"!", b"!", b"4"], attempt=1), 0.5)
+    assert log.output_ids == [7, 8, 9, 10, 11]
+    assert log.extras == {0: b"0", 2: b"2", 4: b"4"}
+
+
 def test_gaps_of_one_frame_share_a_message(running: GatewayCore) -> None:
     running.handle(opened("s"), 0.0)
     commands = running.handle(batch(delta(2, [9], 2, "c"), delta(1, [9], 2, "c", request_id="s")), 0.2)

@@ -81,7 +81,7 @@ def test_pages_are_announced_as_soon_as_they_are_full_and_the_last_with_the_toke
     bench.computed(one, 8, 1.1)
     assert bench.told() == [ready(one, 0, 1)]
     bench.computed(one, 10, 1.2)
-    bench.orders.on_token(one, 77, 1.2)
+    bench.orders.on_token(one, 77, b"", 1.2)
     assert bench.told() == [ready(one, 1, 2), DONE]
     assert bench.orders.num_done == 1
 
@@ -93,7 +93,7 @@ def test_a_prompt_of_whole_pages_has_nothing_left_to_announce_with_the_token() -
     bench.computed(one, 12, 1.0)
     bench.told()
     one.num_cached_tokens = 4
-    bench.orders.on_token(one, 77, 1.0)
+    bench.orders.on_token(one, 77, b"", 1.0)
     assert bench.told() == [("d", PrefillDone(grant_id="g", token_id=77, num_cached_tokens=4))]
 
 
@@ -101,7 +101,7 @@ def test_the_token_says_how_long_the_order_waited_and_was_computed() -> None:
     bench = Bench()
     one = bench.accept(now=1.0)
     one.entered_at = 3.5
-    bench.orders.on_token(one, 77, 4.0)
+    bench.orders.on_token(one, 77, b"", 4.0)
     done = [command.message for command in bench.outbox.take() if isinstance(command.message, PrefillDone)]
     assert [(message.queue_s, message.prefill_s) for message in done] == [(2.5, 0.5)]
 
@@ -122,7 +122,7 @@ def test_what_is_not_acknowledged_is_told_again_at_growing_intervals() -> None:
     bench.orders.on_repeat_due("g", now)
     assert bench.told() == [], "all that is announced is in"
     bench.computed(one, 10, now)
-    bench.orders.on_token(one, 77, now)
+    bench.orders.on_token(one, 77, b"", now)
     bench.told()
     bench.orders.on_repeat_due("g", now)
     assert bench.told() == [ready(one, 0, 2), DONE]
@@ -187,7 +187,7 @@ def test_a_transfer_that_failed_fails_the_order_even_when_its_token_is_drawn() -
     one = bench.accept()
     assert bench.orders.running() == ["g"]
     bench.computed(one, 10, 1.0)
-    bench.orders.on_token(one, 77, 1.0)
+    bench.orders.on_token(one, 77, b"", 1.0)
     bench.told()
     assert bench.orders.on_transfer_failed(TransferFailed(grant_id="g", code="stale_page", message="m"), 1.0) is one
     assert bench.told() == [("d", PrefillFailed(grant_id="g", code="stale_page", message="m"))]
@@ -228,7 +228,7 @@ def test_the_holders_deadline_is_the_orders() -> None:
     assert bench.told()[0][1].code == "deadline_exceeded"
     drawn = bench.accept("h")
     bench.computed(drawn, 10, 1.0)
-    bench.orders.on_token(drawn, 77, 1.0)
+    bench.orders.on_token(drawn, 77, b"", 1.0)
     assert bench.orders.on_timeout("h", 30.0) is None
 
 

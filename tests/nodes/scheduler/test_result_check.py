@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mesh.errors import FrameRefused
 from nodes.protocol import RowError, StepResult
+from nodes.protocol.steps import MAX_EXTRA_BYTES
 from nodes.roles import NODE_CODEC
 from nodes.scheduler.result_check import find_problem
 from nodes.scheduler.step import Step
@@ -63,6 +64,16 @@ def test_where_all_rows_draw_all_have_drawn() -> None:
     assert not found(0, VOCAB - 1)
     assert "row 1 of step 7 was answered with token -1" in found(5, -1)
     assert "row 0 of step 7 was answered with token 100" in found(VOCAB, 5)
+
+
+def test_what_goes_beside_the_tokens_is_one_value_for_each_row_and_not_too_long() -> None:
+    def found(*extras: bytes) -> str:
+        tokens = [5, -1, 6]
+        return find_problem(STEP, StepResult(scheduler_epoch=5, step=7, token_ids=tokens, extras=list(extras)), VOCAB)
+
+    assert not found(b"a", b"", b"x" * MAX_EXTRA_BYTES)
+    assert "answered with 2 values" in found(b"a", b"b")
+    assert f"up to {MAX_EXTRA_BYTES + 1} bytes" in found(b"", b"", b"x" * (MAX_EXTRA_BYTES + 1))
 
 
 @pytest.mark.parametrize("vocab_size", [0, 2**40, 2**63])

@@ -406,6 +406,15 @@ def test_errors_of_rows_are_merged_in_order() -> None:
     assert sent.result.token_ids == [4, -1, -1]
 
 
+def test_what_goes_beside_a_token_is_answered_with_its_row() -> None:
+    core = adopted()
+    core.handle(arrived(1, rows=rows_of({}, {"tokens": [50]}, {})))
+    (sent,) = core.handle(StepDone(StepOutcome([4, 5], extras=[b"a", b"b"]), 0.0))
+    assert sent.result.extras == [b"a", b"", b"b"]
+    core.handle(arrived(2))
+    assert core.handle(done(4))[0].result.extras == []
+
+
 def test_an_ended_step_that_never_ran_is_a_bug() -> None:
     with pytest.raises(AssertionError):
         adopted().handle(done(1))
