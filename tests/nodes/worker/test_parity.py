@@ -1,5 +1,6 @@
 """Float32 logits agree with transformers to 1e-4 on random small models that transformers itself saved."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.worker.step import RunnableStep
+from tests.nodes.worker.cuda.device_running import device_runner
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -115,6 +117,18 @@ def assert_agrees(runner: Any, reference: torch.nn.Module) -> None:
     assert torch.allclose(chunked, expected[ends], atol=1e-4, rtol=0)
     decoded = logits_by_chunks(runner, tokens, list(range(40, 50)), [124, *([1] * 26)])
     assert torch.allclose(decoded, expected[123:], atol=1e-4, rtol=0)
+
+
+def assert_all_agree(directory: Path, reference: torch.nn.Module) -> None:
+    """By whatever may compute an architecture: native kernels, torch, a device's operations; in bfloat16 roughly."""
+    ids = list(range(90, 10, -1))
+    with torch.no_grad():
+        expected = reference(torch.tensor([ids])).logits[0, -1]
+    for make in (make_runner, partial(make_runner, kernels="torch"), device_runner):
+        assert_agrees(make(directory), reference)
+        rough = logits_by_chunks(make(directory, "bfloat16"), ids, list(range(1, 6)), [80])[0]
+        assert rough.dtype == torch.bfloat16
+        assert torch.nn.functional.cosine_similarity(rough.float(), expected, 0) > 0.999
 
 
 @pytest.mark.parametrize("name", CASES)

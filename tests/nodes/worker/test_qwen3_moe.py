@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_parity import NUM_TOKENS, PLAIN, assert_agrees, save_model
+from test_parity import NUM_TOKENS, PLAIN, assert_all_agree, save_model
 from torch_running import Row, logits_by_chunks, make_runner, step
 
 from nodes.model_spec import ModelDamaged, ModelUnsupported, resolve_model
 from nodes.worker.parallel.collectives import Collectives
-from tests.nodes.worker.cuda.device_running import device_runner
 from tests.nodes.worker.cuda.rank_running import in_ranks, rank_runner
 
 OPTIONS = {
@@ -22,8 +21,7 @@ OPTIONS = {
 @pytest.mark.parametrize("normalized", [False, True])
 def test_qwen3_moe(tmp_path: Path, normalized: bool) -> None:
     reference = save_model(tmp_path, "qwen3_moe", norm_topk_prob=normalized, **OPTIONS)
-    for one in (make_runner(tmp_path), device_runner(tmp_path)):
-        assert_agrees(one, reference)
+    assert_all_agree(tmp_path, reference)
     plan = step(Row(0, list(range(NUM_TOKENS)), list(range(1, 11))))
     with torch.no_grad():
         expected = reference(torch.arange(NUM_TOKENS).unsqueeze(0)).logits[0, -1]
@@ -37,12 +35,13 @@ def test_qwen3_moe(tmp_path: Path, normalized: bool) -> None:
 
 def test_same_bits_and_what_is_refused(tmp_path: Path) -> None:
     save_model(tmp_path, "qwen3_moe", **OPTIONS)
-    runner = make_runner(tmp_path)
-    assert "/varies/" not in runner.numerics
     tokens = [(37 * n) % 300 for n in range(90)]
-    whole = logits_by_chunks(runner, tokens, list(range(1, 7)), [90])[0]
-    chunked = logits_by_chunks(runner, tokens, list(range(7, 13)), [13, 70, 6, 1])[-1]
-    assert torch.equal(whole, chunked)
+    for kernels in ("auto", "torch"):
+        runner = make_runner(tmp_path, kernels=kernels)
+        assert "/varies/" not in runner.numerics
+        whole = logits_by_chunks(runner, tokens, list(range(1, 7)), [90])[0]
+        chunked = logits_by_chunks(runner, tokens, list(range(7, 13)), [13, 70, 6, 1])[-1]
+        assert torch.equal(whole, chunked)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
     for change, kind, words in (
