@@ -4,6 +4,8 @@ The uniform numbers do not depend on logits, so the host makes them by the hash 
 the CPU the draws are equal to that sampler's bit for bit; on a device whose `exp` and sums round otherwise a draw can
 differ where its number falls within a rounding of the border between two tokens.
 
+It is not the CPU's too: there it takes longer to sort so many candidates of a large vocabulary than that one's windows.
+
 Filters need the most likely tokens in order. Rows whose `top_k` bounds them are sorted that far only; the others as far
 as `_FIRST_TRY` tokens, and whole if that did not settle all of them, which takes one look at the device. A token is
 found by its weight and its rank among equal weights, so that the order among equals (lower id first) does not depend on
