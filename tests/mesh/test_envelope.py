@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.codec import Codec
-from mesh.envelope import Header, Limits, Verb, check_sizes, encode_header, open_envelope
+from mesh.envelope import PROTOCOL_VERSION, Header, Limits, Verb, check_sizes, encode_header, open_envelope
 from mesh.errors import FrameRefused, MeshError, TooLarge
 from mesh.frames import SYSTEM_CODEC, SYSTEM_TYPES, Join, Ping, Publication
 from mesh.message import HotMessage, Message
@@ -26,7 +26,7 @@ class Row(HotMessage, frozen=True):
 
 
 CODEC = Codec(Note, Row)
-GOOD = Header(1, Verb.TELL, 7, (1 << 32) + 3, 0, "a", 2, 5)
+GOOD = Header(PROTOCOL_VERSION, Verb.TELL, 7, (1 << 32) + 3, 0, "a", 2, 5)
 
 
 def refused(parts, limits=LIMITS):
@@ -45,7 +45,9 @@ def decoded_or_refused(codec, body):
 
 
 def test_headers_come_back():
-    header = Header(1, Verb.STREAM, 1, 2, 3, "worker-0", 4, 5, 6, 1, 32, "00-" + "a" * 32 + "-" + "b" * 16 + "-01")
+    header = Header(
+        PROTOCOL_VERSION, Verb.STREAM, 1, 2, 3, "worker-0", 4, 5, 6, 1, 32, "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    )
     assert open_envelope((encode_header(header), b"")) == header
 
 

@@ -81,7 +81,7 @@ def test_a_known_peer_is_told_why(on_rig):
         rig.say(99, b"")
         rig.say(Verb.TELL, Say(text="hi"), buffers=[memoryview(bytes(65 << 20))])
         rig.say(Verb.TELL, Say(text="hi"), receiver_epoch=4)
-        rig.say(Verb.TELL, Say(text="hi"), version=2)
+        rig.say(Verb.TELL, Say(text="hi"), version=PROTOCOL_VERSION + 1)
         codes = ["bad_body", "bad_body", "unknown_verb", "too_large", "wrong_epoch"]
         assert rig.errors() == codes
         assert [rig.refused(code) for code in set(codes)]
@@ -158,8 +158,8 @@ def test_a_member_without_hello_is_told_to_begin_again(on_rig):
         assert (link, header.sequence, body.code) == (FROM_PEER, 0, "no_hello")
         # And who is told so itself forgets the link, and dials anew.
         assert rig.system.actor.ctx.tell("peer", Say(text="x"))
-        rig.say(Verb.WELCOME, Welcome(version=1, member=member), link=TO_PEER, lane=Lane.CONTROL)
-        rig.say(Verb.WELCOME, Welcome(version=1, member=member), link=TO_PEER, lane=Lane.DATA)
+        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, lane=Lane.CONTROL)
+        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, lane=Lane.DATA)
         rig.say(Verb.ERROR, ErrorBody(code="no_hello", message="who?"), link=TO_PEER, sequence=0)
         assert rig.actor.lost == [(PEER, "the peer refuses the link (no_hello: who?)")]
         assert rig.system.actor.ctx.tell("peer", Say(text="x"))
@@ -200,7 +200,7 @@ def test_somebody_else_at_the_address_is_a_lost_peer(on_rig):
         member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
         rig.system.registration.view.reset(1, 1, [member])
         rig.system.actor.ctx.tell("peer", Say(text="x"))
-        rig.say(Verb.WELCOME, Welcome(version=1, member=member), link=TO_PEER, sender_epoch=3)
+        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, sender_epoch=3)
         await until(lambda: rig.actor.lost)
         assert rig.actor.lost == [(PEER, "another actor listens there")]
 
@@ -211,7 +211,7 @@ def test_welcomes_have_to_fit(on_rig):
     async def test(rig):
         member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
         rig.hello()
-        rig.say(Verb.WELCOME, Welcome(version=1, member=member))
+        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member))
         rig.system.registration.view.reset(1, 1, [member])
         rig.say(Verb.BYE, Bye())
         rig.say(Verb.BYE, Bye(), lane=Lane.DATA)
@@ -266,7 +266,7 @@ def test_a_hello_after_the_welcome_means_the_welcome_is_forgotten(on_rig):
         member = rig.member()
         rig.actor.ctx.tell("peer", Say(text="x"))
         for lane in Lane:
-            rig.say(Verb.WELCOME, Welcome(version=1, member=member), link=TO_PEER, lane=lane)
+            rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, lane=lane)
         # A hello that was on its way before the welcome has a lower number, and means nothing.
         rig.sequences = [0 << 32, 0 << 32]
         rig.hello()
@@ -284,9 +284,9 @@ def test_welcomes_of_two_times_are_none(on_rig):
     async def test(rig):
         member = rig.member()
         rig.actor.ctx.tell("peer", Say(text="x"))
-        rig.say(Verb.WELCOME, Welcome(version=1, member=member), link=TO_PEER, lane=Lane.CONTROL)
+        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, lane=Lane.CONTROL)
         rig.sequences[Lane.DATA] = 2 << 32
-        rig.say(Verb.WELCOME, Welcome(version=1, member=member), link=TO_PEER, lane=Lane.DATA)
+        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, lane=Lane.DATA)
         assert rig.actor.lost == [(PEER, "it has begun again")]
 
     on_rig(test)
