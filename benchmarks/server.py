@@ -33,9 +33,8 @@ def mesh(*options: str, tree: Path | None = None, timeout_s: float = START_TIMEO
     """
     port, name = free_port(), f"bench-{os.getpid()}-{time.time_ns() % 100_000}"
     command = [sys.executable, "-m", "cli", "up", "--port", str(port), "--name", name, *options]
-    environment = os.environ if tree is None else os.environ | {"PYTHONPATH": str(tree)}
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=tree, env=environment)
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=tree, env=_environment(tree))
         try:
             _wait_ready(process, port, Path(log.name), timeout_s)
             yield port, name
@@ -46,6 +45,10 @@ def mesh(*options: str, tree: Path | None = None, timeout_s: float = START_TIMEO
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
+
+
+def _environment(tree: Path | None) -> dict[str, str]:
+    return dict(os.environ) if tree is None else os.environ | {"PYTHONPATH": str(tree)}
 
 
 def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path, timeout_s: float) -> None:
@@ -62,10 +65,11 @@ def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path, timeout_
     raise RuntimeError(f"the mesh was not ready in {timeout_s:.0f} s:\n{log.read_text()}")
 
 
-def actors(name: str) -> list[dict[str, Any]]:
-    """What `meshctl ps -o json` lists."""
+def actors(name: str, tree: Path | None = None) -> list[dict[str, Any]]:
+    """What `meshctl ps -o json` lists; a mesh of another checkout may speak that one's version of the protocol only."""
     command = [sys.executable, "-m", "cli", "ps", "--name", name, "-o", "json"]
-    return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    done = subprocess.run(command, capture_output=True, check=True, cwd=tree, env=_environment(tree))
+    return json.loads(done.stdout)
 
 
 def cpu_seconds(pid: int) -> float:

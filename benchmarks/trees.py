@@ -30,9 +30,9 @@ class Run(NamedTuple):
 class Side:
     """One of the two meshes."""
 
-    def __init__(self, port: int, name: str) -> None:
+    def __init__(self, port: int, name: str, tree: Path | None = None) -> None:
         self._port = port
-        self._pids: list[int] = [actor["pid"] for actor in actors(name)]
+        self._pids: list[int] = [actor["pid"] for actor in actors(name, tree)]
         self.runs: list[Run] = []
 
     async def run(self, concurrency: int, num_requests: int, make_body: Callable[[int], dict[str, Any]]) -> None:
@@ -91,8 +91,9 @@ def main() -> None:
     parser.add_argument("--waves", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=12)
     args = parser.parse_args()
-    with mesh(*MESH, tree=args.before.resolve()) as one, mesh(*MESH) as other:
-        asyncio.run(measure(Side(*one), Side(*other), args))
+    tree = args.before.resolve()
+    with mesh(*MESH, tree=tree) as one, mesh(*MESH) as other:
+        asyncio.run(measure(Side(*one, tree), Side(*other), args))
 
 
 if __name__ == "__main__":
