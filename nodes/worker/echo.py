@@ -38,6 +38,7 @@ class EchoRunner:
         self._page_words = layout.page_bytes // _WORD_BYTES
         self._eos_token_id = eos_token_id
         self._timings = timings
+        self._positions = memoryview(array("I"))
 
     def run(self, step: RunnableStep) -> StepOutcome:
         """See `Runner.run`; the delay is the configured time of a step, not spent here."""
@@ -72,23 +73,31 @@ class EchoRunner:
         All of them where a sequence begins to be read here (a prefill, the steps after a handoff) and whenever a page
         fills up; in the steps between only the page that the answer is read from.
         """
-        is_masked = row.sampling is not None and row.output_position < row.sampling.min_tokens
-        if row.num_tokens > 1 or row.output_position <= 1 or row.end % self._page_size == 0 or is_masked:
-            pages = range(-(-row.end // self._page_size))
+        end, size, position = row.end, self._page_size, row.output_position
+        is_masked = row.sampling is not None and position < row.sampling.min_tokens
+        if row.num_tokens > 1 or position <= 1 or end % size == 0 or is_masked:
+            pages = range(-(-end // size))
         else:
-            answer = row.output_position % (row.num_prompt_tokens + 1)
-            pages = (min(answer, row.end - 1) // self._page_size,)
+            pages = (min(position % (row.num_prompt_tokens + 1), end - 1) // size,)
+        positions = self._positions_to(end)
         for index in pages:
-            first = index * self._page_size
-            last = min(first + self._page_size, row.end)
-            begin = self._cell(row, step, first) + self._page_size
-            if self._words[begin : begin + last - first] != array("I", range(first, last)):
-                page = step.page_ids[row.page_offset + index]
+            first, last = index * size, min((index + 1) * size, end)
+            page = step.page_ids[row.page_offset + index]
+            begin = page * self._page_words + size
+            if self._words[begin : begin + last - first] != positions[first:last]:
                 return f"page {page} does not hold positions {first} to {last - 1} of this sequence"
-        held = (self._token_in(position, row, step) for position in range(row.end))
-        if row.history is not None and list(held) != row.history.tolist():
+        if row.history is None:
+            return ""
+        held = [self._token_in(position, row, step) for position in range(end)]
+        if held != row.history.tolist():
             return f"its pages do not hold the {len(row.history)} tokens that its sampling looks back at"
         return ""
+
+    def _positions_to(self, end: int) -> memoryview:
+        """0, 1, 2, ... as the pages hold them: slices are compared without an object for each number."""
+        if len(self._positions) < end:
+            self._positions = memoryview(array("I", range(2 * end)))
+        return self._positions
 
     def _answer(self, row: RunnableRow, step: RunnableStep) -> int:
         first = row.output_position % (row.num_prompt_tokens + 1)
