@@ -34,7 +34,9 @@ def mesh(*options: str, tree: Path | None = None, timeout_s: float = START_TIMEO
     port, name = free_port(), f"bench-{os.getpid()}-{time.time_ns() % 100_000}"
     command = [sys.executable, "-m", "cli", "up", "--port", str(port), "--name", name, *options]
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=tree, env=_environment(tree))
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, start_new_session=True, cwd=tree, env=_environment(tree)
+        )
         try:
             _wait_ready(process, port, Path(log.name), timeout_s)
             yield port, name

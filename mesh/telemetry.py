@@ -89,7 +89,7 @@ class Metrics:
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Add one observation, seconds, to a histogram."""
-        key = series(name, labels)
+        key = series(name, labels) if labels else name
         histogram = self._histograms.get(key)
         if histogram is None:
             if not self._has_room():

@@ -178,7 +178,8 @@ class GatewayCore:
             self.resends.after_gap(log, news.position, now)
             self._arm(log)
             return
-        if log.overrun:
+        if news.num_tokens and len(log.output_ids) > log.opened.stop.max_tokens:
+            # The scheduler or the detokenizer is broken.
             failure = Failure("internal", "more tokens came than were asked for", retryable=False)
             self._end(log, None, failure, now)
             return

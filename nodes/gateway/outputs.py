@@ -78,8 +78,8 @@ class CallOutput:
             if self.is_started and not self._whole:
                 self._wake()
 
-    def deliver(self, index: int, text: str, num_tokens: int, num_cached_tokens: int = 0) -> None:
-        """New output of a sample, of whose prompt so many tokens came from a cache."""
+    def deliver(self, index: int, text: str, num_tokens: int, num_cached_tokens: int = 0) -> bool:
+        """New output of a sample, of whose prompt so many tokens came from a cache. True: a flush has to follow."""
         sample = self.samples[index]
         sample.num_tokens += num_tokens
         sample.num_cached_tokens = num_cached_tokens
@@ -88,8 +88,11 @@ class CallOutput:
             if not sample.is_news:
                 sample.is_news = True
                 self._news.append(index)
-                if self._write is None and not self._whole:
+                if self._write is not None:
+                    return True
+                if not self._whole:
                     self._wake()
+        return False
 
     def end(self, index: int, end: End) -> None:
         """The one end of a sample."""

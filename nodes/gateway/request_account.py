@@ -12,26 +12,28 @@ class RequestAccount:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._num_tokens = 0
+        self.num_tokens = 0
+        """Delivered and not counted yet."""
 
     def delivered(self, command: Deliver) -> None:
         """Output came; its tokens are counted with the next `flush`."""
         num_tokens = command.num_tokens
         if not num_tokens:
             return
-        self._num_tokens += num_tokens
+        self.num_tokens += num_tokens
         observe = self._ctx.metrics.observe
         if command.first:
             observe("mesh_time_to_first_token_seconds", command.since_s)
             return
+        each_s = command.since_s / num_tokens
         for _ in range(num_tokens):
-            observe("mesh_inter_token_latency_seconds", command.since_s / num_tokens)
+            observe("mesh_inter_token_latency_seconds", each_s)
 
     def flush(self) -> None:
         """Count the tokens of a whole batch at once."""
-        if self._num_tokens:
-            self._ctx.metrics.count("mesh_generation_tokens_total", self._num_tokens)
-            self._num_tokens = 0
+        if self.num_tokens:
+            self._ctx.metrics.count("mesh_generation_tokens_total", self.num_tokens)
+            self.num_tokens = 0
 
     def ended(self, end: End, names: RequestNames, status: int) -> None:
         """The one end of a request; `status` is what a failure would be answered with."""

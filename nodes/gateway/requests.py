@@ -120,11 +120,6 @@ class RequestLog:
         """The decode scheduler of the present attempt."""
         return self.route.decode
 
-    @property
-    def overrun(self) -> bool:
-        """More tokens than were asked for: the scheduler or the detokenizer is broken."""
-        return len(self.output_ids) > self.opened.stop.max_tokens
-
     def due_at(self, timeout_s: float) -> float:
         """When its time is over, or an earlier try or resend is due. Output only ever puts a resend off."""
         over_at = self.arrived_at + timeout_s

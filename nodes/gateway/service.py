@@ -268,7 +268,7 @@ class GatewayService:
     def handle(self, event: Event) -> None:
         """Let the core decide, and do what it says."""
         self._driver.feed(event)
-        if self._fresh and not self._is_flushing:
+        if (self._fresh or self._account.num_tokens) and not self._is_flushing:
             # Behind the frames that have come already: a gateway that lags writes what they bring in one piece.
             self._is_flushing = True
             self.ctx.later(0.0, self._flush)
@@ -301,8 +301,8 @@ class GatewayService:
 
     def _deliver(self, command: Deliver) -> None:
         output, index, _ = self._outputs[command.request_id]
-        output.deliver(index, command.text, command.num_tokens, command.num_cached_tokens)
-        self._fresh.append(output)
+        if output.deliver(index, command.text, command.num_tokens, command.num_cached_tokens):
+            self._fresh.append(output)
         self._account.delivered(command)
 
     def _end(self, end: End) -> None:
