@@ -9,7 +9,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def get(url: str, timeout_s: float = 10.0) -> bytes:
 
 
 @contextmanager
-def mesh(*options: str, tree: Path | None = None, timeout_s: float = START_TIMEOUT_S) -> Iterator[tuple[int, str]]:
+def mesh(*options: str, tree: Path | None = None, timeout_s: float = START_TIMEOUT_S) -> Generator[tuple[int, str]]:
     """A mesh of its own in the foreground of a child process: `(port, name)` once `/health/ready` says 200.
 
     `tree` is another checkout to run it from, with the packages installed here. It has `timeout_s` to be ready.

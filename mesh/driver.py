@@ -26,6 +26,9 @@ CORE_FAILED: Final = "core failed"
 CORE_EVENT: Final = "core event"
 """Lines of the log: one of the first, then the last events, oldest first."""
 
+SHORTEST_S: Final = 0.01
+"""Between two rings of a core's timer. A hundredth of what anything here waits for before it is repeated."""
+
 
 class Driven(Protocol):
     """Whose core it is: an actor, or a part of one."""
@@ -122,10 +125,11 @@ class CoreDriver(Generic[Event, Command]):
 class CoreTimer:
     """Calls `due` at the earliest deadline of a core, as long as `arm` follows whatever may have brought one forward.
 
-    One that rings too early costs less than moving it with every event, so it is never put off.
+    One that rings too early costs less than moving it with every event, so it is never put off. It does not ring again
+    within `SHORTEST_S`: hundreds of deadlines a second are then worked through some at a time.
     """
 
-    __slots__ = ("_at", "_due", "_handle", "_next_deadline", "_owner")
+    __slots__ = ("_at", "_due", "_handle", "_next_deadline", "_not_before", "_owner")
 
     def __init__(self, owner: Driven, next_deadline: Callable[[], float | None], due: Callable[[], None]) -> None:
         self._owner = owner
@@ -134,12 +138,14 @@ class CoreTimer:
         self._handle: asyncio.TimerHandle | None = None
         # Kept here: what uvloop returns for a delay of 0 does not know its time.
         self._at = 0.0
+        self._not_before = float("-inf")
 
     def arm(self) -> None:
         """Something was handled."""
         at = self._next_deadline()
         if at is None:
             return
+        at = max(at, self._not_before)
         if self._handle is not None:
             if self._at <= at:
                 return
@@ -156,4 +162,5 @@ class CoreTimer:
 
     def _fire(self) -> None:
         self._handle = None
+        self._not_before = self._owner.ctx.now() + SHORTEST_S
         self._due()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.address import Address
-from mesh.driver import CoreDriver, CoreTimer
+from mesh.driver import SHORTEST_S, CoreDriver, CoreTimer
 from mesh.message import HotPart
 from mesh.recording import LOOK_EVERY, EventRecorder, Opaque, Reader, Recorded, Writer
 from mesh.telemetry import Metrics, setup_log
@@ -255,10 +255,14 @@ def test_a_core_s_timer_rings_for_the_earliest_deadline_and_is_never_put_off() -
     assert delay_s == 0.0
     ring()
     assert rung == [10.0]
+    deadlines[0] = 10.001
+    timer.arm()
+    assert ctx.timers[2][0] == pytest.approx(SHORTEST_S), "those of the next moment are worked through together"
+    timer.cancel()
     deadlines[0] = 20.0
     timer.arm()
-    assert ctx.timers[2][0] == 10.0
+    assert ctx.timers[3][0] == 10.0
     timer.cancel()
     timer.cancel()
-    ctx.timers[2][2].cancel.assert_called_once_with()
+    ctx.timers[3][2].cancel.assert_called_once_with()
     second.cancel.assert_not_called()
