@@ -285,7 +285,7 @@ def read(parts: list[bytes]) -> tuple[list | None, dict]:
         header, body = decode(parts[0]), decode(parts[1])
     except (msgspec.MsgspecError, IndexError):
         return None, {}
-    if not isinstance(header, list) or len(header) < 12 or header[0] != 1 or not isinstance(body, dict):
+    if not isinstance(header, list) or len(header) < 12 or header[0] != VERSION or not isinstance(body, dict):
         return None, {}
     return header, body
 
