@@ -6,15 +6,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from native_builds import ROOT, RUNNABLE, build_all
 from torch_running import Row, make_runner, step
 
+from kvstore.page_pool import HeapHost, PoolInfo
+from nodes.model_spec import resolve_model
+from nodes.worker.config import WorkerConfig
 from nodes.worker.layers.linear import PackedLinear
 from nodes.worker.ops.native import library
 from nodes.worker.ops.native.library import choose_library
 from nodes.worker.ops.native.linear import NativeLinear
 from nodes.worker.ops.native.sources import BUILDS, DIRECTORY
+from nodes.worker.residence.actions import give_back_heap
+from nodes.worker.runner import load_torch_runner
 from nodes.worker.weights.load_progress import LoadProgress, current_load
 
 
@@ -94,3 +100,23 @@ def test_a_compiler_that_fails_leaves_an_installation_that_works(tmp_path: Path)
     assert failed.returncode == 0, failed.stderr.decode()
     assert b"failed" in failed.stderr + failed.stdout
     assert not list(tmp_path.rglob("*.so"))
+
+
+def test_a_runner_that_is_dropped_gives_its_weights_back() -> None:
+    """As the engine drops it for `meshctl release --reload-weights`: 45 MB of embedding, as many of head."""
+    build_all()
+
+    def resident_mb() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+    spec = msgspec.structs.replace(resolve_model("random:tiny-llama"), vocab_size=100_000)
+    config = WorkerConfig(group="g", model=spec.name, agent="a", num_threads=1)
+    pool = HeapHost().create("g", PoolInfo(group="g", num_pages=9, layout=spec.kv_layout(), incarnation=1))
+    give_back_heap()
+    before = resident_mb()
+    runner = load_torch_runner(spec, config, pool)
+    assert "/native-" in runner.numerics
+    assert resident_mb() - before > 80
+    del runner
+    give_back_heap()
+    assert resident_mb() - before < 20
