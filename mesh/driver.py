@@ -27,7 +27,7 @@ CORE_EVENT: Final = "core event"
 """Lines of the log: one of the first, then the last events, oldest first."""
 
 SHORTEST_S: Final = 0.01
-"""Between two rings of a core's timer. A hundredth of what anything here waits for before it is repeated."""
+"""Between two rings of a core's timer: less than the shortest pause before anything is tried again."""
 
 
 class Driven(Protocol):
