@@ -53,19 +53,28 @@ class Numerics(NamedTuple):
 
 
 def check_numerics(
-    spec: ModelSpec, network: HostNetwork, attention: HostAttention, rule: Rule, num_threads: int
+    spec: ModelSpec,
+    network: HostNetwork,
+    attention: HostAttention,
+    rule: Rule,
+    num_threads: int,
+    program: Callable[[], Iterator[tuple[bool, Tensor]]] = lambda: iter(()),
 ) -> Numerics:
     """Try with one thread and with `num_threads` whether `rule` holds for the loaded layers, and for such an attention.
 
-    Takes some tens of milliseconds.
+    `program` tries what they were recorded as, if they were. Takes some tens of milliseconds.
     """
     dtype = network.dtype
+
+    def tried() -> list[tuple[bool, Tensor]]:
+        return [*_linear_results(spec, network, rule), *_attention_results(attention, dtype), *program()]
+
     try:
         network.set_threads(1)
-        alone = [*_linear_results(spec, network, rule), *_attention_results(attention, dtype)]
+        alone = tried()
     finally:
         network.set_threads(num_threads)
-    results = [*_linear_results(spec, network, rule), *_attention_results(attention, dtype)]
+    results = tried()
     holds = all(same for same, _ in alone + results)
     holds = holds and all(torch.equal(a, b) for (_, a), (_, b) in zip(alone, results, strict=True))
     digest = hashlib.blake2b(digest_size=8)

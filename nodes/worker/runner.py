@@ -4,6 +4,7 @@ Synchronous, used by one thread. Stateless between steps but for the pages.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from kvstore.page_pool import PagePool
 from nodes.model_spec import ModelSpec
-from nodes.protocol import RowError
 from nodes.worker.attention.base import Span, sort_key
 from nodes.worker.attention.kinds import AttentionKind, kinds_of
 from nodes.worker.attention.torch_paged import TorchPagedAttention
@@ -23,15 +23,19 @@ from nodes.worker.numerics import TILE_ROWS, HostAttention, HostNetwork, check_n
 from nodes.worker.ops.native.attention import NativeAttention
 from nodes.worker.ops.native.library import choose_library
 from nodes.worker.ops.native.network import NativeNetwork
+from nodes.worker.ops.native.probe import program_results
+from nodes.worker.ops.native.program import ProgramUnfit
+from nodes.worker.ops.native.runner import NativeRunner
+from nodes.worker.ops.native.steps import NativeSteps
 from nodes.worker.pool_view import TORCH_DTYPES, PoolView
-from nodes.worker.sampler import NOT_DRAWN, Draw, sample
-from nodes.worker.step import POISONED, RunnableStep, StepOutcome
+from nodes.worker.sampler import Draw, sample
+from nodes.worker.step import RunnableStep, StepOutcome, drawn_outcome
 from nodes.worker.weights.load_progress import current_load
 from nodes.worker.weights.loader import WeightSource
 from nodes.worker.weights.opening import open_weights
 
 
-def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> "TorchRunner":
+def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> "HostRunner":
     """Load `spec`'s weights and check this machine's numerics. Raises WorkerError or ModelError.
 
     Must be called in the thread that will run the steps: the number of threads is a thread's own setting.
@@ -45,9 +49,8 @@ def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> 
         view = PoolView(pool.pages_view, pool.layout)
         kinds = kinds_of(spec.layer_windows)
         if (native := _native(spec, config, weights, view, kinds)) is not None:
-            numerics = check_numerics(spec, *native, "any", num_threads)
-            if numerics.rule == "any":
-                return TorchRunner(native[0], numerics.fingerprint, native[1])
+            if (runner := _native_runner(spec, *native, view, num_threads)) is not None:
+                return runner
             _say("torch kernels: bits of the native ones vary with the batch here")
         # Weights are most of the memory there is: those that serve no more go before they are loaded in another form.
         native = None
@@ -75,6 +78,22 @@ def _native(
         _say(f"torch kernels: {error.message}")
         return None
     return NativeNetwork(spec, weights, attention, choice.library), attention
+
+
+def _native_runner(
+    spec: ModelSpec, network: NativeNetwork, attention: NativeAttention, view: PoolView, num_threads: int
+) -> "HostRunner | None":
+    """By a recorded program, or operation by operation where it cannot be recorded; None if bits vary."""
+    library, weights, model = network.library, network.weights(), network.model
+    try:
+        steps = NativeSteps(spec, library, weights, model, view)
+    except ProgramUnfit as error:
+        _say(f"native kernels, an operation at a time: {error}")
+        numerics = check_numerics(spec, network, attention, "any", num_threads)
+        return TorchRunner(network, numerics.fingerprint, attention) if numerics.rule == "any" else None
+    probe = partial(program_results, spec, library, weights, model, view.layout)
+    numerics = check_numerics(spec, network, attention, "any", num_threads, probe)
+    return NativeRunner(steps, numerics.fingerprint) if numerics.rule == "any" else None
 
 
 def _say(kernels_note: str) -> None:
@@ -107,14 +126,7 @@ class TorchRunner:
             batch = _Batch(step)
             logits = self._forward(batch)
             drawn = sample(logits, batch.draws) if batch.draws else []
-        token_ids = [NOT_DRAWN] * len(step.rows)
-        errors: list[RowError] = []
-        for index, token_id in zip(batch.sampling, drawn, strict=True):
-            token_ids[index] = token_id
-            if token_id == NOT_DRAWN:
-                # Only what a row itself put in can make its numbers overflow: rows do not mix.
-                errors.append(RowError(step.rows[index].row, POISONED, "the model's logits are not finite"))
-        return StepOutcome(token_ids, errors)
+        return drawn_outcome(step, batch.sampling, drawn)
 
     def logits(self, step: RunnableStep) -> dict[int, Tensor]:
         """Logits `[vocab]` of each row that samples, by the row's index in the plan; for tests and embeddings."""
@@ -127,6 +139,9 @@ class TorchRunner:
         if batch.draws:
             return self._network.forward(batch.token_ids, batch.spans, torch.tensor(batch.sampled_rows))
         return self._network.forward(batch.token_ids, batch.spans, torch.empty(0, dtype=torch.int64))
+
+
+HostRunner = TorchRunner | NativeRunner
 
 
 class _Batch:

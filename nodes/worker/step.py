@@ -84,6 +84,18 @@ class StepOutcome(NamedTuple):
     extras: Sequence[bytes] = ()
 
 
+def drawn_outcome(step: RunnableStep, sampling: Sequence[int], drawn: Sequence[int]) -> StepOutcome:
+    """Of a step whose rows at the indices `sampling` have drawn these tokens, -1 where no logit was finite."""
+    token_ids = [-1] * len(step.rows)
+    errors: list[RowError] = []
+    for index, token_id in zip(sampling, drawn, strict=True):
+        token_ids[index] = token_id
+        if token_id < 0:
+            # Only what a row itself put in can make its numbers overflow: rows do not mix.
+            errors.append(RowError(step.rows[index].row, POISONED, "the model's logits are not finite"))
+    return StepOutcome(token_ids, errors)
+
+
 class Runner(Protocol):
     """A model over a KV pool. Synchronous; called from one thread, one step after the other.
 

@@ -197,7 +197,7 @@ def test_the_runner_is_chosen_by_the_model(monkeypatch: pytest.MonkeyPatch) -> N
         return make_any_runner(spec, WorkerConfig(group="g", model=model, agent="a"), pool)
 
     assert isinstance(make("echo"), EchoRunner)
-    assert isinstance(make("random:tiny-llama"), runner.TorchRunner)
+    assert isinstance(make("random:tiny-llama"), runner.HostRunner)
 
 
 def loading(load: Callable[[], object]) -> list[str]:

@@ -127,7 +127,7 @@ def assert_all_agree(directory: Path, reference: torch.nn.Module) -> None:
     for make in (make_runner, partial(make_runner, kernels="torch"), device_runner):
         assert_agrees(make(directory), reference)
         rough = logits_by_chunks(make(directory, "bfloat16"), ids, list(range(1, 6)), [80])[0]
-        assert rough.dtype == torch.bfloat16
+        assert bool((rough != expected).any())
         assert torch.nn.functional.cosine_similarity(rough.float(), expected, 0) > 0.999
 
 
@@ -151,7 +151,7 @@ def test_sharded_and_bfloat16_checkpoints(tmp_path: Path) -> None:
     in_float32 = logits_by_chunks(make_runner(tmp_path / "model", "float32"), ids, list(range(1, 8)), [100])[0]
     assert torch.allclose(in_float32, expected, atol=1e-4, rtol=0)
     in_bfloat16 = logits_by_chunks(make_runner(tmp_path / "model"), ids, list(range(1, 8)), [100])[0]
-    assert in_bfloat16.dtype == torch.bfloat16
+    assert not torch.equal(in_bfloat16.float(), in_float32)
     assert torch.allclose(in_bfloat16.float(), expected, atol=0.15, rtol=0.05)
 
 

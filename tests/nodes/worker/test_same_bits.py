@@ -12,7 +12,8 @@ from torch_running import Row, logits_by_chunks, make_runner, step
 
 from nodes.worker.attention import torch_paged
 from nodes.worker.ops.native.library import choose_library
-from nodes.worker.runner import TorchRunner
+from nodes.worker.ops.native.runner import NativeRunner
+from nodes.worker.runner import HostRunner
 
 MODELS = [
     "random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-llama", "random:tiny-mistral", "random:tiny-qwen2-sliding",
@@ -27,14 +28,14 @@ NUM_PAGES = 400
 
 
 @functools.cache
-def runner_of(model: str, dtype: str, kernels: str = "auto") -> TorchRunner:
+def runner_of(model: str, dtype: str, kernels: str = "auto") -> HostRunner:
     runner = make_runner(model, dtype, NUM_PAGES, kernels=kernels)
     assert ("/any/" if kernels == "auto" and choose_library().library else "/rows4/") in runner.numerics
     return runner
 
 
-def pages_of(runner: TorchRunner) -> torch.Tensor:
-    return runner._attention._pool.pages
+def pages_of(runner: HostRunner) -> torch.Tensor:
+    return (runner._steps if isinstance(runner, NativeRunner) else runner._attention)._pool.pages
 
 
 @functools.cache

@@ -1,7 +1,5 @@
 """The bundled model: the runner writes what transformers writes, and a second worker goes on where one stopped."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -12,8 +10,8 @@ from nodes.model_spec import resolve_model
 from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.request import Sampling
 from nodes.worker.isolation import run_isolated
-from nodes.worker.runner import TorchRunner
-from nodes.worker.step import POISONED
+from nodes.worker.runner import HostRunner
+from nodes.worker.step import POISONED, RunnableStep, StepOutcome
 
 SPEC = resolve_model("tiny")
 PROMPTS = [
@@ -31,7 +29,7 @@ def encode(prompt: str) -> list[int]:
     return load_tokenizer(SPEC).encode(text, add_special_tokens=False).ids
 
 
-def write(runner: TorchRunner, prompt: list[int], output: list[int], count: int, sampling: Sampling) -> list[int]:
+def write(runner: HostRunner, prompt: list[int], output: list[int], count: int, sampling: Sampling) -> list[int]:
     """Go on from `output` up to `count` tokens or the end: one prefill of everything so far, then decode."""
     output, pages = list(output), list(range(1, 12))
     start, ids = 0, prompt + output
@@ -46,12 +44,12 @@ def write(runner: TorchRunner, prompt: list[int], output: list[int], count: int,
 
 
 @pytest.fixture(scope="module")
-def runner() -> TorchRunner:
+def runner() -> HostRunner:
     return make_runner("tiny")
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
-def test_greedy_text_is_that_of_transformers(runner: TorchRunner, penalty: float) -> None:
+def test_greedy_text_is_that_of_transformers(runner: HostRunner, penalty: float) -> None:
     reference = AutoModelForCausalLM.from_pretrained(SPEC.path, dtype=torch.float32)
     tokenizer = load_tokenizer(SPEC)
     texts = set()
@@ -73,7 +71,7 @@ def test_greedy_text_is_that_of_transformers(runner: TorchRunner, penalty: float
 @pytest.mark.parametrize(
     "sampling", [Sampling(temperature=0.0), Sampling(seed=5), Sampling(seed=6, top_p=0.9)], ids=repr
 )
-def test_text_goes_on_the_same_after_any_token(runner: TorchRunner, sampling: Sampling) -> None:
+def test_text_goes_on_the_same_after_any_token(runner: HostRunner, sampling: Sampling) -> None:
     prompt = encode(PROMPTS[1])
     undisturbed = write(runner, prompt, [], 24, sampling)
     other = make_runner("tiny")
@@ -82,17 +80,17 @@ def test_text_goes_on_the_same_after_any_token(runner: TorchRunner, sampling: Sa
 
 
 def test_a_prompt_that_cannot_be_computed_leaves_its_worker_alive(
-    runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
+    runner: HostRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Page 0 takes the token by which a device shows that it still computes."""
-    forward = runner._forward
+    compute = runner.run
 
-    def picky(batch: Any) -> Any:
-        if len(batch.token_ids) > 1:
+    def picky(planned: RunnableStep) -> StepOutcome:
+        if len(planned.token_ids) > 1:
             raise RuntimeError("of two tokens")
-        return forward(batch)
+        return compute(planned)
 
-    monkeypatch.setattr(runner, "_forward", picky)
+    monkeypatch.setattr(runner, "run", picky)
     outcome = run_isolated(runner, step(Row(0, [5, 6], [1], prompt=2)))
     assert [error.code for error in outcome.errors] == [POISONED]
     assert "of two tokens" in outcome.failure

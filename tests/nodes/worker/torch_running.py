@@ -11,7 +11,7 @@ from kvstore.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.request import Sampling
 from nodes.worker.config import WorkerConfig
-from nodes.worker.runner import TorchRunner, load_torch_runner
+from nodes.worker.runner import HostRunner, load_torch_runner
 from nodes.worker.step import RunnableRow, RunnableStep
 
 GREEDY = Sampling(temperature=0.0)
@@ -24,7 +24,7 @@ def make_runner(
     page_size: int = 16,
     num_threads: int = 1,
     kernels: str = "auto",
-) -> TorchRunner:
+) -> HostRunner:
     spec: ModelSpec = resolve_model(str(model))
     layout = spec.kv_layout(dtype, page_size)
     pool = HeapHost().create("g", PoolInfo(group="g", num_pages=num_pages, layout=layout, incarnation=1))
@@ -64,7 +64,7 @@ def step(*rows: Row) -> RunnableStep:
 
 
 def logits_by_chunks(
-    runner: TorchRunner, ids: Sequence[int], pages: Sequence[int], sizes: Sequence[int]
+    runner: HostRunner, ids: Sequence[int], pages: Sequence[int], sizes: Sequence[int]
 ) -> torch.Tensor:
     """Logits of the last position of each chunk, `[chunks, vocab]`; the sizes add up to all ids."""
     rows, start = [], 0

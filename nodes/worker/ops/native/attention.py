@@ -22,7 +22,7 @@ MAX_BLOCK_ROWS: Final = 64
 """Both as in attention.h."""
 
 
-class _AttendCall(Structure):
+class AttendCall(Structure):
     """`AttendCall` of attention.h."""
 
     _fields_ = (
@@ -153,7 +153,7 @@ class NativeAttention:
         assert q.dtype == k.dtype
         assert v.dtype == pages.dtype
         assert rotation is None or len(rotation.cos) >= plan.num_positions, "positions beyond the table"
-        call = _AttendCall(
+        call = AttendCall(
             q=q.data_ptr(),
             k=k.data_ptr(),
             v=v.data_ptr(),

@@ -5,7 +5,7 @@
 // contraction off: what is fused is written so.
 #include <sys/mman.h>
 
-#include "attention.h"
+#include "program.h"
 
 #ifndef KVMESH_SOURCES
 #error "the build says which sources these are: see setup.py"
@@ -67,3 +67,6 @@ EXPORT void kvmesh_norm(
 }
 
 EXPORT void kvmesh_attend(const AttendCall* call) { run_job(run_attend, *call, 2); }
+
+// All of a step of a model. Its columns are the caller's until this returns.
+EXPORT void kvmesh_step(Program* program, const Step* step) { compute_step(*program, *step); }

@@ -105,45 +105,67 @@ INLINE const typename Type::Factor* factors(
   return copied;
 }
 
-template <class Type>
-static void linear_panel(const LinearCall& call, int64_t panel, int64_t first_row, int64_t last_row) {
+// Rows first_row .. last_row - 1 of `x_rows`, `[rows, k_size]`, times one panel of a packed weight; `finish(row, sums)`
+// gets the 64 sums of each row.
+template <class Type, class Finish>
+static void multiply_panel(
+    const void* x_rows, const void* packed, int64_t k_size, int64_t panel, int64_t first_row, int64_t last_row,
+    Finish finish) {
   typedef typename Type::Scalar Scalar;
   typedef typename Type::Factor Factor;
   constexpr int64_t BLOCK_K = BLOCK_STEPS * Type::K_PER_STEP;
   alignas(64) float sums[BLOCK_ROWS * PANEL];
   alignas(64) Factor copied[TILE_ROWS * BLOCK_K];
-  const char* weight = (const char*)call.weight + panel * panel_bytes<Type>(call.k);
+  const char* weight = (const char*)packed + panel * panel_bytes<Type>(k_size);
   for (int64_t row = first_row; row < last_row; row += BLOCK_ROWS) {
     const int rows = last_row - row < BLOCK_ROWS ? (int)(last_row - row) : BLOCK_ROWS;
     const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    for (int64_t k = 0; k < call.k; k += BLOCK_K) {
-      const int64_t count = call.k - k < BLOCK_K ? call.k - k : BLOCK_K;
+    for (int64_t k = 0; k < k_size; k += BLOCK_K) {
+      const int64_t count = k_size - k < BLOCK_K ? k_size - k : BLOCK_K;
       const bool is_in_place = sizeof(Factor) == sizeof(Scalar) && count % Type::K_PER_STEP == 0;
       for (int tile = 0; tile < tiles; tile++) {
         // Tiles of nearly equal size: of seven rows, three and four.
         const int first = rows * tile / tiles, last = rows * (tile + 1) / tiles;
-        const Scalar* x = (const Scalar*)call.x + (row + first) * call.k + k;
+        const Scalar* x = (const Scalar*)x_rows + (row + first) * k_size + k;
         multiply<Type>(
-            last - first, is_in_place ? (const Factor*)x : factors<Type>(x, call.k, last - first, count, copied, BLOCK_K),
-            is_in_place ? call.k : BLOCK_K, weight + k / Type::K_PER_STEP * STEP_BYTES, STEP_BYTES,
+            last - first, is_in_place ? (const Factor*)x : factors<Type>(x, k_size, last - first, count, copied, BLOCK_K),
+            is_in_place ? k_size : BLOCK_K, weight + k / Type::K_PER_STEP * STEP_BYTES, STEP_BYTES,
             (count + Type::K_PER_STEP - 1) / Type::K_PER_STEP, sums + first * PANEL, PANEL, PANEL / LANES, k == 0);
       }
     }
-    for (int r = 0; r < rows; r++) finish_row<Scalar>(call, panel, row + r, sums + r * PANEL);
+    for (int r = 0; r < rows; r++) finish(row + r, sums + r * PANEL);
   }
+}
+
+// Into how many items a panel is cut. It is read once for all rows, unless there are too few panels to go round.
+INLINE int parts_of_panel(int64_t panels, int64_t rows, int threads) {
+  return panels >= 8 * threads ? 1 : (int)((rows + BLOCK_ROWS - 1) / BLOCK_ROWS);
+}
+
+template <class Type, class Finish>
+static void multiply_part(
+    const void* x, const void* packed, int64_t k, int64_t rows, int parts, int item, Finish finish) {
+  const int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, panel = item / parts, part = item % parts;
+  const int64_t first = blocks * part / parts * BLOCK_ROWS, last = blocks * (part + 1) / parts * BLOCK_ROWS;
+  multiply_panel<Type>(x, packed, k, panel, first, last < rows ? last : rows, [&](int64_t row, float* sums) {
+    finish(panel, row, sums);
+  });
+}
+
+template <class Type>
+static void linear_part(const LinearCall& call, int parts, int item) {
+  multiply_part<Type>(
+      call.x, call.weight, call.k, call.rows, parts, item, [&](int64_t panel, int64_t row, const float* sums) {
+        finish_row<typename Type::Scalar>(call, panel, row, sums);
+      });
 }
 
 static bool run_linear(const LinearCall& call, const Turn& turn) {
   const int panels = (int)num_panels(call.n, call.epilogue >= GATED_SILU);
-  const int blocks = (int)((call.rows + BLOCK_ROWS - 1) / BLOCK_ROWS);
-  // A panel is read once for all rows, unless there are too few of them to go round.
-  const int parts = panels >= 8 * turn.threads ? 1 : blocks;
+  const int parts = parts_of_panel(panels, call.rows, turn.threads);
   return turn.each(0, panels * parts, [&](int item) {
-    const int64_t panel = item / parts, part = item % parts;
-    const int64_t first = blocks * part / parts * BLOCK_ROWS, last = blocks * (part + 1) / parts * BLOCK_ROWS;
-    const int64_t end = last < call.rows ? last : call.rows;
-    if (call.dtype == BFLOAT16) linear_panel<PairsOfBfloat16>(call, panel, first, end);
-    else linear_panel<Float32>(call, panel, first, end);
+    if (call.dtype == BFLOAT16) linear_part<PairsOfBfloat16>(call, parts, item);
+    else linear_part<Float32>(call, parts, item);
   });
 }
 

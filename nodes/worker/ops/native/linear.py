@@ -45,10 +45,10 @@ class _Product:
 
     def __init__(self, library: Library, weight: PackedWeight) -> None:
         self._run = library.functions.kvmesh_linear
-        self._weight = weight
+        self.weight = weight
 
     def _compute(self, epilogue: int, x: Tensor, add: Tensor | None) -> Tensor:
-        weight, num_rows = self._weight, x.shape[0]
+        weight, num_rows = self.weight, x.shape[0]
         x = x.contiguous()
         # What is of another size would be read past its end, where torch would have raised.
         assert x.shape == (num_rows, weight.depth), (x.shape, weight.depth)

@@ -19,6 +19,7 @@ from nodes.worker.layers.rotary import RotaryTable
 from nodes.worker.ops.native.attention import HeadNorms, NativeAttention, NativePlan, Rotation
 from nodes.worker.ops.native.library import Library
 from nodes.worker.ops.native.linear import NativeGated, NativeLinear, NativeNorm
+from nodes.worker.ops.native.recording import Weights
 from nodes.worker.weights.loader import WeightSource
 
 
@@ -36,7 +37,7 @@ class NativeNetwork:
 
     def __init__(self, spec: ModelSpec, weights: WeightSource, attention: NativeAttention, library: Library) -> None:
         self.model = model = decoder(spec)
-        self._library = library
+        self.library = library
         self._spec = spec
         self._attention = attention
         self._weights = weights
@@ -64,11 +65,11 @@ class NativeNetwork:
     @property
     def kernels(self) -> str:
         """The instruction set, for another sums in another order."""
-        return f"native-{self._library.name}"
+        return f"native-{self.library.name}"
 
     def set_threads(self, num_threads: int) -> None:
         """Compute with so many; torch's own stand still beside them, for what is left to it is small."""
-        self._library.set_threads(num_threads)
+        self.library.set_threads(num_threads)
         torch.set_num_threads(1)
 
     def forward(self, token_ids: Tensor, spans: Sequence[Span], sampled: Tensor) -> Tensor:
@@ -83,6 +84,11 @@ class NativeNetwork:
             return self.model.run(self)
         finally:
             self._step = None
+
+    def weights(self) -> Weights:
+        """What a program is recorded with."""
+        products = {name: one.weight for name, one in (*self._linears.items(), *self._gated.items())}
+        return Weights(self._embedding, products, self._norms)
 
     def embed(self, by: Embedding) -> Tensor:
         """See `Ops`."""

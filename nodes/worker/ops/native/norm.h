@@ -2,9 +2,9 @@
 #pragma once
 #include "linear.h"
 
-// y = x / rms(x) * weight, n numbers each.
-template <class Scalar>
-static void norm_row(const Scalar* x, const float* weight, Scalar* y, int64_t n, float eps) {
+// y = x / rms(x) * weight + add, n numbers each; `add` may be null.
+template <class From, class To>
+static void norm_row(const From* x, const float* weight, To* y, int64_t n, float eps, const float* add = nullptr) {
   // Four sums, or each addition would wait for the one before; always added up in this order.
   Floats squares[4] = {};
   for (int64_t i = 0; i < n; i += LANES) {
@@ -16,6 +16,8 @@ static void norm_row(const Scalar* x, const float* weight, Scalar* y, int64_t n,
   const float scale = 1.0f / __builtin_sqrtf(mean + eps);
   for (int64_t i = 0; i < n; i += LANES) {
     const int count = n - i < LANES ? (int)(n - i) : LANES;
-    store_first(y + i, load_first(x + i, count) * scale * load_first(weight + i, count), count);
+    Floats value = load_first(x + i, count) * scale * load_first(weight + i, count);
+    if (add) value = value + load_first(add + i, count);
+    store_first(y + i, value, count);
   }
 }

@@ -108,6 +108,19 @@ INLINE float largest_lane(Floats x) {
   return x[0];
 }
 
+// The first lane that is set of a comparison's result, or LANES.
+INLINE int first_set(Ints mask) {
+#if LANES == 8
+  const int bits = _mm256_movemask_ps((__m256)mask) | 1 << 8;
+#elif defined(__AVX512F__)
+  const int bits = _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) | 1 << 16;
+#else
+  int bits = 1 << LANES;
+  for (int i = 0; i < LANES; i++) bits |= mask[i] ? 1 << i : 0;
+#endif
+  return __builtin_ctz(bits);
+}
+
 // e to the x, relative error about 1e-7; beyond +-87 it stays where float32's range ends, so that nothing overflows.
 INLINE Floats exponential(Floats x) {
   x = larger(splat(-87.0f), x);

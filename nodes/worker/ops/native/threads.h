@@ -19,7 +19,7 @@
 #include "simd.h"
 
 constexpr int MAX_THREADS = 64;
-constexpr int MAX_PHASES = 4;
+constexpr int MAX_PHASES = 1024;
 constexpr int SPINS = 3000;        // of a helper before it sleeps: about as long as a step of a small model is away
 constexpr int SPINS_BEFORE_YIELD = 200;
 
@@ -28,8 +28,9 @@ struct alignas(64) Counter {
 };
 
 struct Phase {
-  Counter taken[MAX_THREADS];
   Counter done;
+  int num_items;                     // where the job says it beforehand, or 0
+  Counter taken[MAX_THREADS];
 };
 
 typedef bool (*Run)(const void* arguments, const struct Turn& turn);
@@ -74,6 +75,13 @@ struct Turn {
       }
     }
     return wait(shared, num_items);
+  }
+
+  // The same for the number of items that was published with the job: what a helper that is late may not compute itself.
+  template <class Work>
+  bool each_published(int phase, const int* counts, Work work) const {
+    // Whoever reads the number of a later job finds counters that are that job's, for they were written before it.
+    return each(phase, phases ? __atomic_load_n(&phases[phase].num_items, __ATOMIC_ACQUIRE) : counts[phase], work);
   }
 
  private:
@@ -145,7 +153,7 @@ static void start_helpers(int threads) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-static void publish(Run run, const void* arguments, size_t size, int threads, int phases) {
+static void publish(Run run, const void* arguments, size_t size, int threads, int phases, const int* counts) {
   uint32_t number = pool.number + 2;
   __atomic_store_n(&pool.number, number - 1, __ATOMIC_RELAXED);
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
@@ -154,6 +162,7 @@ static void publish(Run run, const void* arguments, size_t size, int threads, in
     for (int part = 0; part < threads; part++)
       __atomic_store_n(&pool.phases[phase].taken[part].value, zero, __ATOMIC_RELAXED);
     __atomic_store_n(&pool.phases[phase].done.value, zero, __ATOMIC_RELAXED);
+    if (counts) __atomic_store_n(&pool.phases[phase].num_items, counts[phase], __ATOMIC_RELEASE);
   }
   pool.job.run = run;
   pool.job.threads = threads;
@@ -164,9 +173,11 @@ static void publish(Run run, const void* arguments, size_t size, int threads, in
 }
 
 // Run a job of so many phases with all threads; returns when it is done. Any number of threads may call at once: the
-// pool is one caller's at a time, and the others compute alone meanwhile.
+// pool is one caller's at a time, and the others compute alone meanwhile. `counts`, for jobs that ask for them, are the
+// phases' numbers of items.
 template <class Arguments>
-static void run_job(bool (*run)(const Arguments&, const Turn&), const Arguments& arguments, int phases) {
+static void run_job(
+    bool (*run)(const Arguments&, const Turn&), const Arguments& arguments, int phases, const int* counts = nullptr) {
   static_assert(sizeof(Arguments) <= sizeof(Job::arguments), "a job's arguments are copied");
   int threads = __atomic_load_n(&pool.threads, __ATOMIC_RELAXED);
   if (threads == 1 || __atomic_exchange_n(&pool.is_taken, 1, __ATOMIC_ACQUIRE)) {
@@ -174,7 +185,7 @@ static void run_job(bool (*run)(const Arguments&, const Turn&), const Arguments&
     return;
   }
   start_helpers(threads);
-  publish((Run)run, &arguments, sizeof arguments, threads, phases);
+  publish((Run)run, &arguments, sizeof arguments, threads, phases, counts);
   run(arguments, Turn{pool.number, 0, threads, pool.phases});
   __atomic_store_n(&pool.is_taken, 0, __ATOMIC_RELEASE);
 }

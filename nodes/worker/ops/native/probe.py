@@ -1,0 +1,70 @@
+"""Tries a recorded program: the first layer and the head, on pages of their own, put together in several ways."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvstore.layout import KVLayout
+from nodes.model_spec import ModelSpec
+from nodes.models.decoder import Decoder
+from nodes.worker.ops.native.library import Library
+from nodes.worker.ops.native.recording import Weights
+from nodes.worker.ops.native.steps import Columns, NativeSteps
+from nodes.worker.pool_view import PoolView
+
+_EDGES: Final = (0, 1, 37, 64, 73)
+_COPIES: Final = 3
+
+
+class _Rows(NamedTuple):
+    """Positions `begin .. end-1` of one copy of the sequence."""
+
+    copy: int
+    begin: int
+    end: int
+
+
+def program_results(
+    spec: ModelSpec, library: Library, weights: Weights, model: Decoder, layout: KVLayout
+) -> Iterator[tuple[bool, Tensor]]:
+    """Whether some positions have the same bits in one piece, in chunks and as single rows; and their logits."""
+    first = copy.copy(model)
+    first.layers = model.layers[:1]
+    layout = msgspec.structs.replace(layout, num_layers=1)
+    num_pages = layout.num_pages_for(_EDGES[-1])
+    pool = PoolView(bytearray((1 + _COPIES * num_pages) * layout.page_bytes), layout)
+    steps = NativeSteps(spec, library, weights, first, pool)
+    token_ids = np.random.default_rng(1).integers(0, spec.vocab_size, _EDGES[-1], dtype=np.int32)
+
+    def logits(*rows: _Rows, ends: Sequence[int] = ()) -> Tensor:
+        """Of the last position of each, or of those before `ends` of the only one."""
+        table: list[tuple[int, int, int, int]] = []
+        at = 0
+        for one in rows:
+            table.append((one.begin, one.end - one.begin, one.copy * num_pages, at))
+            at += one.end - one.begin
+        sampled = [end - 1 for end in ends] or [first_row + count - 1 for _, count, _, first_row in table]
+        found = steps.run(
+            Columns(
+                np.concatenate([token_ids[one.begin : one.end] for one in rows]),
+                np.array(table, dtype=np.int32),
+                np.arange(1, 1 + _COPIES * num_pages, dtype=np.int32),
+                np.array(sampled, dtype=np.int32),
+            )
+        )[1]
+        assert found is not None
+        return found
+
+    ends = _EDGES[1:]
+    whole = logits(_Rows(0, 0, ends[-1]), ends=ends)
+    chunks = torch.cat([logits(_Rows(1, begin, end)) for begin, end in pairwise(_EDGES)])
+    logits(_Rows(2, 0, ends[1] - 1))
+    # A single row, one beside it that goes on elsewhere, and a chunk.
+    mixed = logits(_Rows(0, ends[-1] - 1, ends[-1]), _Rows(2, ends[1] - 1, ends[1]), _Rows(1, ends[1], ends[2]))
+    yield torch.equal(chunks, whole) and torch.equal(mixed, whole[[3, 1, 2]]), whole

@@ -1,0 +1,225 @@
+"""A model as a list of operations (`program.h`): how it is put together, and the memory that it runs in.
+
+An operation is one phase of a step. What it reads and writes are values, rows of numbers whose count is a step's; a
+value has a buffer from the operation that makes it to the last that reads it, so a few buffers serve all layers.
+"""
+
+import ctypes
+import weakref
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from typing import Any, Final, NamedTuple
+
+from nodes.worker.ops.native.attention import AttendCall
+from nodes.worker.ops.native.library import Library
+
+EMBED: Final = 0
+NORM: Final = 1
+CONVERT: Final = 2
+PRODUCT: Final = 3
+GATED: Final = 4
+WRITE: Final = 5
+ATTEND: Final = 6
+SELECT: Final = 7
+HEAD: Final = 8
+DRAW: Final = 9
+
+NONE: Final = -1
+_PRODUCTS: Final = (PRODUCT, GATED, HEAD)
+_MAX_OPERATIONS: Final = 1024
+_MAX_THREADS: Final = 64
+_PANEL: Final = 64
+_ALIGNMENT: Final = 64
+_FEW_ROWS: Final = 2
+_TAG_BYTES: Final = 64
+
+
+class ProgramUnfit(Exception):
+    """The kernels cannot express a model; the message says what of it."""
+
+
+class Operation(ctypes.Structure):
+    """See `Operation` in program.h."""
+
+    kind: int
+    x: int
+    y: int
+    add: int
+    norm: int
+    n: int
+    k: int
+
+    _fields_ = (
+        *((name, c_int32) for name in ("kind", "is_selected", "x", "y", "add", "norm", "is_gelu", "attend")),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("eps", c_float),
+        ("scale", c_float),
+    )
+
+
+class Step(ctypes.Structure):
+    """See `Step` in program.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("pool", "token_ids", "spans", "pages", "sampled", "drawn", "logits", "blocks")),
+        *((name, c_int32) for name in ("num_rows", "num_spans", "num_sampled")),
+    )
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = (("at", c_void_p), ("width", c_int64))
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("operations", "buffers", "attends", "counts", "scratch")),
+        ("scratch_bytes", c_int64),
+        ("best", c_void_p),
+        *((name, c_int32) for name in ("num_operations", "num_attends", "dtype", "number")),
+    )
+
+
+class Value(NamedTuple):
+    """What an operation makes: `width` numbers of `item_bytes` for each row, all of them or those that are sampled."""
+
+    number: int
+    width: int
+    item_bytes: int
+    is_selected: bool
+
+
+class Recorder:
+    """Takes operations down, one after the other; `Program` makes a list of them that runs."""
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self.operations: list[Operation] = []
+        self.attends: list[AttendCall] = []
+        self.attended: list[tuple[Value, Value]] = []
+        self._made: list[int] = []
+        self._last: list[int] = []
+
+    def value(self, width: int, item_bytes: int, *, is_selected: bool = False) -> Value:
+        """What the next operation makes."""
+        value = Value(len(self.values), width, item_bytes, is_selected)
+        self.values.append(value)
+        self._made.append(len(self.operations))
+        self._last.append(len(self.operations))
+        return value
+
+    def append(self, kind: int, x: Value | None, y: Value, **fields: Any) -> None:
+        """One operation that makes `y` of `x`, or changes it; `fields` are others of `Operation`."""
+        add, norm = fields.pop("add", None), fields.pop("norm", None)
+        for read in (x, y, add, norm):
+            if read is not None:
+                self._last[read.number] = len(self.operations)
+        self.operations.append(
+            Operation(
+                kind=kind,
+                is_selected=y.is_selected,
+                x=NONE if x is None else x.number,
+                y=y.number,
+                add=NONE if add is None else add.number,
+                norm=NONE,
+                **fields,
+            )
+        )
+
+    def fuse_norms(self) -> None:
+        """Let a product compute the norm before it, where nothing else reads what the norm makes."""
+        for index, norm in enumerate(self.operations[:-1]):
+            product = self.operations[index + 1]
+            made = self.values[norm.y]
+            is_alone = self._made[made.number] == index and self._last[made.number] == index + 1
+            # Rows that the product changes are not to be read by a thread that is late with its norm.
+            is_kept = norm.x not in (product.y, product.add)
+            if norm.kind == NORM and product.kind in _PRODUCTS and product.x == norm.y and is_alone and is_kept:
+                norm.norm, product.norm = index + 1, index
+                self._last[norm.x] = max(self._last[norm.x], index + 1)
+
+    def places(self) -> tuple[list[int], list[int]]:
+        """The buffer of each value, and the bytes of a row of each buffer."""
+        buffers: list[int] = []
+        busy_until: list[int] = []
+        places: list[int] = []
+        for value, made, last in zip(self.values, self._made, self._last, strict=True):
+            num_bytes = value.width * value.item_bytes
+            free = [index for index, end in enumerate(busy_until) if end < made and buffers[index] == num_bytes]
+            if not free:
+                buffers.append(num_bytes)
+                busy_until.append(last)
+            place = free[0] if free else len(buffers) - 1
+            busy_until[place] = last
+            places.append(place)
+        return places, buffers
+
+
+class Program:
+    """A recorded list in memory, ready to run. Raises ProgramUnfit if it is too long."""
+
+    def __init__(self, library: Library, recorder: Recorder, dtype: int) -> None:
+        if len(recorder.operations) > _MAX_OPERATIONS:
+            raise ProgramUnfit(f"{len(recorder.operations)} operations are more than {_MAX_OPERATIONS}")
+        recorder.fuse_norms()
+        self._functions = library.functions
+        self._values, self._attended = recorder.values, recorder.attended
+        self._places, self._row_bytes = recorder.places()
+        self._operations = (Operation * len(recorder.operations))(*recorder.operations)
+        self._buffers = (_Buffer * len(recorder.values))()
+        self.attends = (AttendCall * len(recorder.attends))(*recorder.attends)
+        self._counts = (c_int32 * len(recorder.operations))()
+        self._head_width = sum(one.n for one in recorder.operations if one.kind == HEAD)
+        depths = [one.k for one in recorder.operations if one.kind in _PRODUCTS]
+        scratch_bytes = _TAG_BYTES + -(-_FEW_ROWS * 4 * max(depths) // _ALIGNMENT) * _ALIGNMENT
+        self._scratch = _Memory(library, _MAX_THREADS * scratch_bytes)
+        self._program = _Program(
+            operations=ctypes.addressof(self._operations),
+            buffers=ctypes.addressof(self._buffers),
+            attends=ctypes.addressof(self.attends),
+            counts=ctypes.addressof(self._counts),
+            scratch=self._scratch.at,
+            scratch_bytes=scratch_bytes,
+            num_operations=len(recorder.operations),
+            num_attends=len(recorder.attends),
+            dtype=dtype,
+        )
+        self._library = library
+        self._memory: _Memory | None = None
+        self._capacity = 0
+
+    def run(self, step: Step) -> None:
+        """Compute a step; what it points to must live until this returns."""
+        if step.num_rows > self._capacity:
+            self._reserve(step.num_rows)
+        self._functions.kvmesh_step(ctypes.byref(self._program), ctypes.byref(step))
+
+    def _reserve(self, num_rows: int) -> None:
+        """Buffers for so many rows, and some more, for what comes next is often a little longer."""
+        self._capacity = rows = -(-num_rows // 64) * 64
+        best_bytes = 8 * -(-self._head_width // _PANEL)
+        starts, end = [], 0
+        for row_bytes in (*self._row_bytes, best_bytes):
+            starts.append(end)
+            end += -(-row_bytes * rows // _ALIGNMENT) * _ALIGNMENT
+        self._memory = None
+        memory = self._memory = _Memory(self._library, max(end, 1))
+        for value, place, buffer in zip(self._values, self._places, self._buffers, strict=True):
+            buffer.at, buffer.width = memory.at + starts[place], value.width
+        self._program.best = memory.at + starts[-1]
+        for call, (qkv, out) in zip(self.attends, self._attended, strict=True):
+            call.q = self._buffers[qkv.number].at
+            call.k = call.q + 4 * call.heads * call.head_dim
+            call.v = call.k + 4 * call.kv_heads * call.head_dim
+            call.out = self._buffers[out.number].at
+
+
+class _Memory:
+    """Zeroed bytes that end with this object."""
+
+    def __init__(self, library: Library, num_bytes: int) -> None:
+        self.at: int = library.functions.kvmesh_allocate(num_bytes)
+        if not self.at:
+            raise MemoryError(f"no {num_bytes:,} bytes for a step's rows")
+        weakref.finalize(self, library.functions.kvmesh_free, self.at, num_bytes).atexit = False
