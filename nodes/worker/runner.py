@@ -23,6 +23,7 @@ from nodes.worker.numerics import TILE_ROWS, HostAttention, HostNetwork, check_n
 from nodes.worker.ops.native.attention import NativeAttention
 from nodes.worker.ops.native.library import choose_library
 from nodes.worker.ops.native.network import NativeNetwork
+from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
 from nodes.worker.ops.native.probe import program_results
 from nodes.worker.ops.native.program import ProgramUnfit
 from nodes.worker.ops.native.runner import NativeRunner
@@ -71,6 +72,14 @@ def _native(
     choice = choose_library(config.kernels)
     _say(choice.note)
     if choice.library is None:
+        return None
+    dtype = TORCH_DTYPES[view.layout.dtype]
+    if not (difference := disagreement(choice.library, dtype)) <= TOLERANCE[dtype]:
+        # Not an error: torch is right, and somebody waits for the mesh.
+        _say(
+            f"torch kernels: the native ones ({choice.library.name}) compute something else on this CPU (logits differ "
+            f"by {difference:.2g} of their deviation); please report it with /proc/cpuinfo"
+        )
         return None
     try:
         attention = NativeAttention(choice.library, view, spec.num_heads, kinds)

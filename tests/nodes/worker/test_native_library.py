@@ -5,10 +5,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from native_builds import ROOT, RUNNABLE, build_all
+import torch
+from native_builds import NAMES, ROOT, RUNNABLE, build_all, library_of
 from torch_running import Row, make_runner, step
 
 from kvstore.page_pool import HeapHost, PoolInfo
@@ -16,8 +18,9 @@ from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
 from nodes.worker.layers.linear import PackedLinear
 from nodes.worker.ops.native import library
-from nodes.worker.ops.native.library import choose_library
+from nodes.worker.ops.native.library import Choice, choose_library
 from nodes.worker.ops.native.linear import NativeLinear
+from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
 from nodes.worker.ops.native.sources import BUILDS, DIRECTORY
 from nodes.worker.residence.actions import give_back_heap
 from nodes.worker.runner import load_torch_runner
@@ -120,3 +123,36 @@ def test_a_runner_that_is_dropped_gives_its_weights_back() -> None:
     del runner
     give_back_heap()
     assert resident_mb() - before < 20
+
+
+class WrongFunctions:
+    """A build that packs no weights, as one might that was translated wrongly."""
+
+    def __init__(self, functions: Any) -> None:
+        self._functions = functions
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda *_: None) if name == "kvmesh_pack" else getattr(self._functions, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_builds_agree_with_torch(name: str, dtype: torch.dtype) -> None:
+    with torch.inference_mode():
+        assert disagreement(library_of(name), dtype) < TOLERANCE[dtype] / 5
+
+
+def test_a_build_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    build_all()
+    sound = choose_library("avx2").library
+    assert sound is not None
+    wrong = sound._replace(functions=WrongFunctions(sound.functions))
+    monkeypatch.setattr("nodes.worker.runner.choose_library", lambda _: Choice(wrong, ""))
+    progress = LoadProgress()
+    token = current_load.set(progress)
+    try:
+        runner = make_runner("random:tiny-llama")
+    finally:
+        current_load.reset(token)
+    assert "compute something else on this CPU (logits differ by" in progress.kernels_note
+    assert "/rows4/" in runner.numerics

@@ -1,0 +1,70 @@
+"""Whether the kernels compute what torch computes, tried on a small model before they get a real one.
+
+A build may meet a processor that it never ran on, a compiler that translates it wrongly, or memory that is damaged; its
+bits would still be the same in any batch, which is all that `numerics` looks at.
+"""
+
+from typing import Final
+
+import msgspec
+import numpy as np
+import torch
+
+from nodes.model_spec import resolve_model
+from nodes.worker.attention.base import Span
+from nodes.worker.attention.kinds import kinds_of
+from nodes.worker.attention.torch_paged import TorchPagedAttention
+from nodes.worker.network import TorchNetwork
+from nodes.worker.ops.native.attention import NativeAttention
+from nodes.worker.ops.native.library import Library
+from nodes.worker.ops.native.network import NativeNetwork
+from nodes.worker.ops.native.steps import Columns, NativeSteps
+from nodes.worker.pool_view import PoolView
+from nodes.worker.weights.random_weights import RandomWeights
+
+TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+"""Largest difference of a logit, in units of the logits' deviation. Measured with AVX2: 1e-6 and 0.02."""
+_PROMPT: Final = 70
+_AT_ONCE: Final = 66
+
+
+def disagreement(library: Library, dtype: torch.dtype) -> float:
+    """Largest difference of a logit from torch's, in units of their deviation; infinite where one is no number.
+
+    A chunk over two splits, the rest of the prompt, then a single row, through two layers with norms of heads, one of
+    which has a window. Takes 30 to 60 ms; computes in one thread, since here others would only be in the way.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _disagreement(library, dtype)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _disagreement(library: Library, dtype: torch.dtype) -> float:
+    spec = msgspec.structs.replace(
+        resolve_model("random:tiny-qwen3"), num_layers=2, hidden_size=64, intermediate_size=112, num_heads=4,
+        num_kv_heads=2, head_dim=32, vocab_size=130, sliding_window=48, sliding_layers=(1,),
+    )  # fmt: skip
+    weights = RandomWeights(spec, dtype)
+    layout = spec.kv_layout("bfloat16" if dtype == torch.bfloat16 else "float32")
+    kinds, num_pages = kinds_of(spec.layer_windows), layout.num_pages_for(_PROMPT)
+    pools = [PoolView(bytearray((1 + num_pages) * layout.page_bytes), layout) for _ in range(2)]
+    network = NativeNetwork(spec, weights, NativeAttention(library, pools[0], spec.num_heads, kinds), library)
+    steps = NativeSteps(spec, library, network.weights(), network.model, pools[0])
+    oracle = TorchNetwork(spec, weights, TorchPagedAttention(pools[1], spec.num_heads, kinds))
+    tokens = np.random.default_rng(1).integers(0, spec.vocab_size, _PROMPT, dtype=np.int32)
+    pages = np.arange(1, 1 + num_pages, dtype=np.int32)
+    worst = 0.0
+    for begin, end in ((0, _AT_ONCE), (_AT_ONCE, _PROMPT - 1), (_PROMPT - 1, _PROMPT)):
+        last = np.array([end - begin - 1], dtype=np.int32)
+        spans = np.array([[begin, end - begin, 0, 0]], dtype=np.int32)
+        found = steps.run(Columns(tokens[begin:end], spans, pages, last))[1]
+        token_ids = torch.from_numpy(tokens[begin:end].astype(np.int64))
+        expected = oracle.forward(token_ids, [Span(begin, end, pages)], torch.from_numpy(last.astype(np.int64))).float()
+        assert found is not None
+        difference = float((found.float() - expected).abs().max() / expected.std())
+        # A comparison with what is no number is false whichever way it is asked.
+        worst = max(worst, difference) if difference < float("inf") else float("inf")
+    return worst
