@@ -25,7 +25,9 @@ def sums(group: Collectives) -> None:
 
 
 def decode(group: Collectives) -> None:
-    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "cuda")]
+    # As pytest has them: this folder's modules by their own names, others by way of `tests`.
+    here = Path(__file__).parent
+    sys.path[:0] = [str(here), str(here / "cuda"), str(here.parents[2])]
     from rank_running import rank_runner
     from test_tensor_parallel import MODEL, decoded
 
