@@ -31,7 +31,7 @@ class Gemma3(Decoder):
 
     @classmethod
     def describe(cls, config: ConfigFields) -> dict[str, Any]:
-        """See `Decoder.describe`."""
+        """Adds the fields of `ModelSpec` that this architecture reads. Raises ModelDamaged or ModelUnsupported."""
         config.require("hidden_activation", None, "gelu_pytorch_tanh")
         return {
             **super().describe(config),

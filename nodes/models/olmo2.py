@@ -15,7 +15,7 @@ class Olmo2(Decoder):
 
     @classmethod
     def describe(cls, config: ConfigFields) -> dict[str, Any]:
-        """See `Decoder.describe`."""
+        """Adds the fields of `ModelSpec` that this architecture reads. Raises ModelDamaged or ModelUnsupported."""
         return {**super().describe(config), "qk_norm": "all"}
 
     def _layer(self, index: int, prefix: str) -> Layer:

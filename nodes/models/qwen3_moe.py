@@ -28,7 +28,7 @@ class Qwen3Moe(Qwen3):
 
     @classmethod
     def describe(cls, config: ConfigFields) -> dict[str, Any]:
-        """See `Decoder.describe`."""
+        """Adds the fields of `ModelSpec` that this architecture reads. Raises ModelDamaged or ModelUnsupported."""
         config.require("decoder_sparse_step", None, 1)
         config.require("mlp_only_layers", None, [])
         # transformers 5 writes it by another name than the published files have it.

@@ -87,7 +87,7 @@ class TorchNetwork:
             self._step = None
 
     def embed(self, by: Embedding) -> Tensor:
-        """See `Ops`."""
+        """Hidden states `[rows, hidden]` of the step's tokens."""
         found = self._embedding.index_select(0, self._planned.token_ids)
         # As it is rounded where models are trained.
         return found if by.scale == 1 else found.mul_(torch.tensor(by.scale, dtype=found.dtype))
@@ -101,7 +101,7 @@ class TorchNetwork:
         return normed if add is None else normed.add_(add)
 
     def linear(self, x: Tensor, by: Linear, add: Tensor | None = None) -> Tensor:
-        """See `Ops`."""
+        """The product `[rows, out]` of `x` and the part's weight, with `add` added to it."""
         one = self._linears[by.name]
         return one(x) if add is None else one.plus(x, add)
 
@@ -111,7 +111,7 @@ class TorchNetwork:
         return up.times(x, gate.silu(x) if by.activation == "silu" else _gelu_tanh(gate(x)))
 
     def moe(self, x: Tensor, by: Experts, add: Tensor) -> Tensor:
-        """See `Ops`."""
+        """`add` plus what the chosen experts make of each row."""
 
         def expert(number: int, some: Tensor) -> Tensor:
             gated, down = by.experts[number]
@@ -120,7 +120,7 @@ class TorchNetwork:
         return add.add_(mixture(x, self.linear(x, by.router), by, expert))
 
     def attend(self, qkv: Tensor, by: Attention) -> Tensor:
-        """See `Ops`."""
+        """Attention over the layer's pages `[rows, heads * head_dim]`; keys and values are written first."""
         spec, step = self._spec, self._planned
         heads = qkv.view(qkv.shape[0], -1, spec.head_dim)
         turned = heads[:, : spec.num_heads + spec.num_kv_heads].to(torch.float32)
@@ -135,7 +135,7 @@ class TorchNetwork:
         return self._attention.attend(by.layer, step.plan, q, k, v).to(qkv.dtype)
 
     def select(self, x: Tensor) -> Tensor:
-        """See `Ops`."""
+        """The rows of `x` that are sampled."""
         return x.index_select(0, self._planned.sampled)
 
     def head(self, x: Tensor, by: Linear) -> Tensor:

@@ -119,7 +119,7 @@ class DeviceNetwork:
             self._step = None
 
     def embed(self, by: Embedding) -> Value:
-        """See `Ops`."""
+        """Hidden states `[rows, hidden]` of the step's tokens."""
         token_ids = self._planned.token_ids
         if self.collectives is None:
             found = self._embedding.index_select(0, token_ids)
@@ -134,7 +134,7 @@ class DeviceNetwork:
         return _Hidden(found if by.scale == 1 else found.mul_(float(torch.tensor(by.scale, dtype=found.dtype))))
 
     def norm(self, x: Value, by: Norm, add: Value | None = None) -> Value:
-        """See `Ops`."""
+        """RMS norm of each row of `x`, with `add` added behind it."""
         weight = self._norms[by.weight.name]
         if isinstance(x, Tensor):
             normed = self.kernels.rms_norm(x, weight, by.eps)
@@ -146,14 +146,14 @@ class DeviceNetwork:
         return normed if add is None else _added(normed, add)
 
     def linear(self, x: Value, by: Linear, add: Value | None = None) -> Value:
-        """See `Ops`."""
+        """The product `[rows, out]` of `x` and the part's weight, with `add` added to it."""
         product = self._product(_rows(x), self._products[by.name])
         if by.is_summed:
             product = self._summed(product)
         return product if add is None else _added(product, add)
 
     def gated(self, x: Value, by: Gated) -> Value:
-        """See `Ops`."""
+        """`activation(gate(x)) * up(x)`, `[rows, inner]`."""
         return self.kernels.gated(self._product(_rows(x), self._products[by.name]), by.activation)
 
     def moe(self, x: Value, by: Experts, add: Value) -> Value:
@@ -169,7 +169,7 @@ class DeviceNetwork:
         return _added(self._summed(mixture(rows, scores, by, expert).to(rows.dtype)), add)
 
     def attend(self, qkv: Value, by: Attention) -> Value:
-        """See `Ops`."""
+        """Attention over the layer's pages `[rows, heads * head_dim]`; keys and values are written first."""
         shard, step = self._shard, self._planned
         rows = _rows(qkv)
         heads = rows.view(rows.shape[0], -1, shard.head_dim)
@@ -186,7 +186,7 @@ class DeviceNetwork:
         return step.attention.attend(by.layer, q, k, v)
 
     def select(self, x: Value) -> Value:
-        """See `Ops`."""
+        """The rows of `x` that are sampled."""
         sampled = self._planned.sampled
         if sampled is None:
             return x
@@ -197,7 +197,7 @@ class DeviceNetwork:
         )
 
     def head(self, x: Value, by: Linear) -> Value:
-        """See `Ops`."""
+        """Logits `[sampled rows, vocab]`."""
         logits = self._product(_rows(x), self._products[by.name])
         if self.collectives is None:
             return logits

@@ -91,21 +91,21 @@ class NativeNetwork:
         return Weights(self._embedding, products, self._norms)
 
     def embed(self, by: Embedding) -> Tensor:
-        """See `Ops`."""
+        """Hidden states `[rows, hidden]` of the step's tokens."""
         found = self._embedding.index_select(0, self._planned.token_ids)
         return found if by.scale == 1 else found.mul_(torch.tensor(by.scale, dtype=found.dtype))
 
     def norm(self, x: Tensor, by: Norm, add: Tensor | None = None) -> Tensor:
-        """See `Ops`."""
+        """RMS norm of each row of `x`, with `add` added behind it."""
         normed = self._norms[by.weight.name](x)
         return normed if add is None else normed.add_(add)
 
     def linear(self, x: Tensor, by: Linear, add: Tensor | None = None) -> Tensor:
-        """See `Ops`."""
+        """The product `[rows, out]` of `x` and the part's weight, with `add` added to it."""
         return self._linears[by.name](x, add)
 
     def gated(self, x: Tensor, by: Gated) -> Tensor:
-        """See `Ops`."""
+        """`activation(gate(x)) * up(x)`, `[rows, inner]`."""
         return self._gated[by.name](x)
 
     def moe(self, x: Tensor, by: Experts, add: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class NativeNetwork:
         return add.add_(mixture(x, self.linear(x, by.router), by, expert))
 
     def attend(self, qkv: Tensor, by: Attention) -> Tensor:
-        """See `Ops`."""
+        """Attention over the layer's pages `[rows, heads * head_dim]`; keys and values are written first."""
         step, norms = self._planned, None
         if by.q_norm is not None and by.k_norm is not None:
             query, key = (self._norms[norm.weight.name] for norm in (by.q_norm, by.k_norm))
@@ -129,7 +129,7 @@ class NativeNetwork:
         return self._attention.attend_projected(by.layer, step.plan, qkv, by.scale, step.rotations[by.rope], norms)
 
     def select(self, x: Tensor) -> Tensor:
-        """See `Ops`."""
+        """The rows of `x` that are sampled."""
         return x.index_select(0, self._planned.sampled)
 
     def head(self, x: Tensor, by: Linear) -> Tensor:

@@ -61,7 +61,7 @@ class Recording:
         return Program(library, self._recorder, DTYPES[self._dtype])
 
     def embed(self, by: Embedding) -> Value:
-        """See `Ops`."""
+        """Records the look-up of the step's tokens."""
         weight = self._weights.embedding
         y = self._wide(weight.shape[1])
         # Rounded as the weights are.
@@ -83,25 +83,25 @@ class Recording:
         return add
 
     def linear(self, x: Value, by: Linear, add: Value | None = None) -> Value:
-        """See `Ops`."""
+        """Records a product; what is added to is written in place."""
         weight, x = self._weights.products[by.name], self._narrow(x)
         y = self._wide(weight.width, is_selected=x.is_selected) if add is None else add
         self._recorder.append(PRODUCT, x, y, add=add, **_product(weight))
         return y
 
     def gated(self, x: Value, by: Gated) -> Value:
-        """See `Ops`."""
+        """Records gate and up as one product, the activation in its epilogue."""
         weight, x = self._weights.products[by.name], self._narrow(x)
         y = self._recorder.value(weight.width, self._dtype.itemsize, is_selected=x.is_selected)
         self._recorder.append(GATED, x, y, is_gelu=by.activation == "gelu_tanh", **_product(weight))
         return y
 
     def moe(self, x: Value, by: Experts, add: Value) -> Value:
-        """See `Ops`."""
+        """Raises ProgramUnfit: how many rows an expert gets is known in mid-step only."""
         raise ProgramUnfit("how many rows an expert has is known only in the middle of a step")
 
     def attend(self, qkv: Value, by: Attention) -> Value:
-        """See `Ops`."""
+        """Records the writing of keys and values, then attention over the pages."""
         layout, heads, index = self._layout, self._spec.num_heads, len(self._recorder.attends)
         if by.layer != index:
             raise ProgramUnfit(f"layer {by.layer} is the {index + 1}. to attend: its pages would be others'")
@@ -137,7 +137,7 @@ class Recording:
         return out
 
     def select(self, x: Value) -> Value:
-        """See `Ops`."""
+        """Records the choice of the rows that are sampled."""
         self._require_wide(x)
         y = self._wide(x.width, is_selected=True)
         self._recorder.append(SELECT, x, y, n=x.width)

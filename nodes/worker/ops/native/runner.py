@@ -29,11 +29,11 @@ class NativeRunner:
         self._steps.unmap()
 
     def remap(self, pool: PagePool) -> None:
-        """See `RemappableRunner`."""
+        """Compute over another pool of the same layout, with the same weights."""
         self._steps.remap(PoolView(pool.pages_view, pool.layout))
 
     def run(self, step: RunnableStep) -> StepOutcome:
-        """See `Runner.run`."""
+        """Write KV of all rows, draw tokens for those that sample. Raises if the step cannot be computed."""
         columns, sampling = columns_of(step)
         draws = [
             Draw(row.sampling, row.output_position, row.history)
