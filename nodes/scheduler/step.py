@@ -38,6 +38,7 @@ class Step(NamedTuple):
         for at, (sequence, first, count) in enumerate(zip(self.sequences, firsts, counts, strict=True)):
             end, begin = first + count, first
             if sequence.table != table:
+                # The first row of each in the new table carries all its pages: what was placed in the old one is gone.
                 sequence.table, begin = table, 0
                 opens.append(sequence.opening())
             page_ids.extend(sequence.page_ids[begin:end])

@@ -71,6 +71,7 @@ class SequenceTable:
             self._make_room(num_slots, int(lasts.max(initial=0)))
         owner, num_pages = self._owner, self._num_pages
         if opens:
+            # In copies: a step that is refused below must leave the table as it was.
             owner, num_pages = owner.copy(), num_pages.copy()
             opened = [one.slot for one in opens]
             owner[opened] = [one.sequence for one in opens]

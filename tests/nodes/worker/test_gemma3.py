@@ -5,13 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from test_parity import NUM_TOKENS, assert_agrees, assert_all_agree, save_model
-from torch_running import Row, make_runner, step
+from test_parity import assert_agrees, assert_all_agree, assert_two_ranks_agree, save_model
+from torch_running import make_runner
 
 from nodes.model_spec import ModelUnsupported, resolve_model
-from nodes.worker.parallel.collectives import Collectives
-from tests.nodes.worker.cuda.rank_running import in_ranks, rank_runner
 
 ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
@@ -27,15 +24,7 @@ def test_gemma3(tmp_path: Path) -> None:
     reference = save_model(tmp_path, "gemma3_text", **OPTIONS)
     assert "/varies/" not in make_runner(tmp_path).numerics
     assert_all_agree(tmp_path, reference)
-    plan = step(Row(0, list(range(NUM_TOKENS)), list(range(1, 11))))
-    with torch.no_grad():
-        expected = reference(torch.arange(NUM_TOKENS).unsqueeze(0)).logits[0, -1]
-
-    def of_rank(group: Collectives) -> torch.Tensor:
-        return rank_runner(tmp_path, group).logits(plan)[0]
-
-    for found in in_ranks(2, of_rank):
-        assert torch.allclose(found, expected, atol=1e-4, rtol=0)
+    assert_two_ranks_agree(tmp_path, reference)
 
 
 def test_what_published_files_say_is_the_same_model(tmp_path: Path) -> None:

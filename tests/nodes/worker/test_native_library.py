@@ -27,6 +27,16 @@ from nodes.worker.runner import load_torch_runner
 from nodes.worker.weights.load_progress import LoadProgress, current_load
 
 
+def loaded_with_note() -> tuple[Any, str]:
+    """A runner of a small model, and what its load says of the kernels."""
+    progress = LoadProgress()
+    token = current_load.set(progress)
+    try:
+        return make_runner("random:tiny-llama"), progress.kernels_note
+    finally:
+        current_load.reset(token)
+
+
 def test_where_there_is_a_compiler_the_best_build_loads() -> None:
     """`pip --quiet` hides that an optional extension was not built."""
     build_all()
@@ -51,13 +61,8 @@ def test_without_a_build_torch_computes_and_says_why(monkeypatch: pytest.MonkeyP
     assert "was not built; run make setup" in choose_library("avx2").note
     monkeypatch.setattr(library, "compiler", lambda: None)
     assert choose_library().note == "torch kernels: no compiler; install g++, then make setup"
-    progress = LoadProgress()
-    token = current_load.set(progress)
-    try:
-        runner = make_runner("random:tiny-llama")
-    finally:
-        current_load.reset(token)
-    assert progress.kernels_note == "torch kernels: no compiler; install g++, then make setup"
+    runner, note = loaded_with_note()
+    assert note == "torch kernels: no compiler; install g++, then make setup"
     assert "/rows4/" in runner.numerics
     assert runner.run(step(Row(0, [1, 2, 3], [1]))).token_ids[0] >= 0
 
@@ -82,13 +87,8 @@ def test_numerics_name_the_instruction_set_and_fall_back_where_bits_vary(monkeyp
     monkeypatch.setattr(
         NativeLinear, "__call__", lambda self, x, add=None: compute(self, x, add) * (1 + 1e-6 * (x.shape[0] < 16))
     )
-    progress = LoadProgress()
-    token = current_load.set(progress)
-    try:
-        fallen = make_runner("random:tiny-llama")
-    finally:
-        current_load.reset(token)
-    assert "vary with the batch" in progress.kernels_note
+    fallen, note = loaded_with_note()
+    assert "vary with the batch" in note
     assert isinstance(next(iter(fallen._network._linears.values())), PackedLinear)
 
 
@@ -148,11 +148,6 @@ def test_a_build_that_computes_something_else_is_not_used(monkeypatch: pytest.Mo
     assert sound is not None
     wrong = sound._replace(functions=WrongFunctions(sound.functions))
     monkeypatch.setattr("nodes.worker.runner.choose_library", lambda _: Choice(wrong, ""))
-    progress = LoadProgress()
-    token = current_load.set(progress)
-    try:
-        runner = make_runner("random:tiny-llama")
-    finally:
-        current_load.reset(token)
-    assert "compute something else on this CPU (logits differ by" in progress.kernels_note
+    runner, note = loaded_with_note()
+    assert "compute something else on this CPU (logits differ by" in note
     assert "/rows4/" in runner.numerics

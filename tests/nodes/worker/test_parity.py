@@ -10,8 +10,10 @@ from torch_running import Row, logits_by_chunks, make_runner, step
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
+from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.step import RunnableStep
 from tests.nodes.worker.cuda.device_running import device_runner
+from tests.nodes.worker.cuda.rank_running import in_ranks, rank_runner
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -129,6 +131,19 @@ def assert_all_agree(directory: Path, reference: torch.nn.Module) -> None:
         rough = logits_by_chunks(make(directory, "bfloat16"), ids, list(range(1, 6)), [80])[0]
         assert bool((rough != expected).any())
         assert torch.nn.functional.cosine_similarity(rough.float(), expected, 0) > 0.999
+
+
+def assert_two_ranks_agree(directory: Path, reference: torch.nn.Module) -> None:
+    """Each of two ranks that compute together has the logits of the last position."""
+    plan = step(Row(0, list(range(NUM_TOKENS)), list(range(1, 11))))
+    with torch.no_grad():
+        expected = reference(torch.arange(NUM_TOKENS).unsqueeze(0)).logits[0, -1]
+
+    def of_rank(group: Collectives) -> torch.Tensor:
+        return rank_runner(directory, group).logits(plan)[0]
+
+    for found in in_ranks(2, of_rank):
+        assert torch.allclose(found, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_parity import NUM_TOKENS, PLAIN, assert_all_agree, save_model
-from torch_running import Row, logits_by_chunks, make_runner, step
+from test_parity import PLAIN, assert_all_agree, assert_two_ranks_agree, save_model
+from torch_running import logits_by_chunks, make_runner
 
 from nodes.model_spec import ModelDamaged, ModelUnsupported, resolve_model
-from nodes.worker.parallel.collectives import Collectives
-from tests.nodes.worker.cuda.rank_running import in_ranks, rank_runner
 
 OPTIONS = {
     "heads": (4, 2), "hidden": 48, "rope": PLAIN, "tied": False, "moe_intermediate_size": 32, "num_experts": 6,
@@ -22,15 +20,7 @@ OPTIONS = {
 def test_qwen3_moe(tmp_path: Path, normalized: bool) -> None:
     reference = save_model(tmp_path, "qwen3_moe", norm_topk_prob=normalized, **OPTIONS)
     assert_all_agree(tmp_path, reference)
-    plan = step(Row(0, list(range(NUM_TOKENS)), list(range(1, 11))))
-    with torch.no_grad():
-        expected = reference(torch.arange(NUM_TOKENS).unsqueeze(0)).logits[0, -1]
-
-    def of_rank(group: Collectives) -> torch.Tensor:
-        return rank_runner(tmp_path, group).logits(plan)[0]
-
-    for found in in_ranks(2, of_rank):
-        assert torch.allclose(found, expected, atol=1e-4, rtol=0)
+    assert_two_ranks_agree(tmp_path, reference)
 
 
 def test_same_bits_and_what_is_refused(tmp_path: Path) -> None:
