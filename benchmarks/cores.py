@@ -11,21 +11,21 @@ from array import array
 from collections.abc import Callable
 from typing import TypeVar
 
-from kvstore.allocator import PageState
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import PageEntry, PageTable
+from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.hashing import pack_tokens
-from kvstore.page_table import PageEntry, PageTable
-from kvstore.prefix_cache import PrefixCache
 from nodes.protocol import Adopt, StepPlan
 from nodes.request import Sampling
 from nodes.roles import NODE_CODEC
-from nodes.scheduler.batching import compose_step
+from nodes.scheduler.batch.batching import compose_step
+from nodes.scheduler.batch.step import Step
+from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.sequence import Sequence
-from nodes.scheduler.step import Step
-from nodes.scheduler.step_pace import StepPace
 from nodes.worker.core import AdoptArrived, RunStep, StepArrived, StepDone, WorkerCore
-from nodes.worker.step import StepOutcome
-from nodes.worker.step_columns import Limits
+from nodes.worker.steps.columns import Limits
+from nodes.worker.steps.step import StepOutcome
 
 _Result = TypeVar("_Result")
 PAGE_SIZE = 16

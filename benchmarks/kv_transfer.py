@@ -15,10 +15,10 @@ import time
 
 import numpy as np
 
-from kvstore.allocator import PageState
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import PageEntry
 from kvstore.layout import KVLayout
-from kvstore.page_pool import PagePool, PoolInfo, ShmHost
-from kvstore.page_table import PageEntry
+from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import StartCopy
 from kvstore.transfer.shm import ShmTransport

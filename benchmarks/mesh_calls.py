@@ -23,8 +23,8 @@ import zmq
 import zmq.asyncio
 
 from benchmarks.mesh_peer import FAR, HIGH_WATER_MARK, NEAR, NUM_FRAMES, FarActor, PickledFrame
-from mesh.membership import Member, StaticBootstrap
-from mesh.run_directory import RunDirectory
+from mesh.membership.view import Member, StaticBootstrap
+from mesh.runtime.run_directory import RunDirectory
 from mesh.system import ActorSystem
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
 from nodes.protocol import Detokenized, TokenBatch

@@ -18,8 +18,8 @@ import zmq.asyncio
 
 from mesh.actor import Actor, Call
 from mesh.address import Address, Endpoint
-from mesh.membership import StaticBootstrap
-from mesh.run_directory import RunDirectory
+from mesh.membership.view import StaticBootstrap
+from mesh.runtime.run_directory import RunDirectory
 from mesh.system import ActorSystem
 from mesh.transport.base import Buffer
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport

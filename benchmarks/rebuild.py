@@ -12,10 +12,10 @@ import statistics
 import time
 import zlib
 
+from kvstore.cache.page_table import PageTable
+from kvstore.cache.prefix_cache import PrefixCache
+from kvstore.cache.rebuild import rebuild
 from kvstore.hashing import page_hash
-from kvstore.page_table import PageTable
-from kvstore.prefix_cache import PrefixCache
-from kvstore.rebuild import rebuild
 
 PAGE_SIZE = 16
 PROMPT_PAGES = 64

@@ -17,9 +17,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvstore.cuda_memory import DeviceMemory
-from kvstore.device import CPU
 from kvstore.errors import DeviceUnavailable
+from kvstore.pool.cuda.memory import DeviceMemory
+from kvstore.pool.device import CPU
 from kvstore.transfer.link import Broken, Moved, PairLink, Ready
 from kvstore.transfer.tcp_link import TcpLinks, TcpSettings
 

@@ -14,13 +14,13 @@ from array import array
 from typing import NamedTuple
 
 from benchmarks.bandwidth import read_gb_s
-from kvstore.page_pool import HeapHost, PagePool, PoolInfo
+from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.model_spec.weight_index import expected_shapes
 from nodes.request import Sampling
 from nodes.worker.config import WorkerConfig
 from nodes.worker.environment import prepare_environment
-from nodes.worker.step import RunnableRow, RunnableStep, Runner
+from nodes.worker.steps.step import RunnableRow, RunnableStep, Runner
 
 PAGE_SIZE = 16
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
@@ -138,7 +138,7 @@ def main() -> None:
 def load(kernels: str, spec: ModelSpec, args: argparse.Namespace, pool: PagePool) -> Measured:
     import torch
 
-    from nodes.worker.runners import make_runner
+    from nodes.worker.executor.runners import make_runner
 
     config = WorkerConfig(
         group="bench",

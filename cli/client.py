@@ -6,18 +6,18 @@ import os
 from typing import ClassVar, Final, TypeVar
 
 from cli.errors import BadManifest, CliError, NotRunning, TryAgain
-from cli.launch.mesh_directory import Manifest, MeshDirectory
-from cli.launch.processes import is_alive
 from cli.protocol import SUPERVISOR_CODEC
+from cli.supervisor.mesh_directory import Manifest, MeshDirectory
+from cli.supervisor.processes import is_alive
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.codec import Codec
 from mesh.errors import CallError, RemoteError
-from mesh.membership import StaticBootstrap
-from mesh.message import Message
+from mesh.membership.view import StaticBootstrap
+from mesh.runtime.telemetry import setup_log
 from mesh.system import ActorSystem
-from mesh.telemetry import setup_log
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+from mesh.wire.codec import Codec
+from mesh.wire.message import Message
 
 _ASK_TIMEOUT_S: Final = 3.0
 

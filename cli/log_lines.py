@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from cli.errors import WrongUsage
-from mesh.telemetry import LOG_LEVELS
+from mesh.runtime.telemetry import LOG_LEVELS
 
 _FOREIGN_LEVEL: Final = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
-"""How a library's own logging begins its lines, see `mesh.telemetry.setup_log`."""
+"""How a library's own logging begins its lines, see `mesh.runtime.telemetry.setup_log`."""
 _OWN_FIELDS: Final = frozenset({"actor", "epoch", "event", "level", "timestamp", "exception"})
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _COLOURS: Final = {"debug": "\x1b[2m", "warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31;1m"}

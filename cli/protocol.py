@@ -7,8 +7,8 @@ meshctl -> supervisor -> kv_agent    ReleaseMemory, ResumeMemory, ListMemory -> 
 from typing import Final
 
 from mesh.address import Endpoint
-from mesh.codec import Codec
-from mesh.message import Message, Part
+from mesh.wire.codec import Codec
+from mesh.wire.message import Message, Part
 from nodes.actor_figures import ActorFigures
 from nodes.context_length import ServedContext
 from nodes.protocol.memory import ListMemory, MemoryList, ReleaseMemory, ResumeMemory

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.codec import Codec
-from mesh.membership import Member
+from mesh.membership.view import Member
 from mesh.run import run_actor, unsupervised
-from mesh.run_directory import RunDirectory
+from mesh.runtime.run_directory import RunDirectory
+from mesh.wire.codec import Codec
 from nodes.protocol import Load
 from nodes.roles import KV_EVENTS_TOPIC, LOAD_TOPIC, SCHEDULER
 

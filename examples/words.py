@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from mesh.actor import Actor, Call
-from mesh.codec import Codec
 from mesh.errors import CallError
-from mesh.membership import Member
-from mesh.message import Message
+from mesh.membership.view import Member
 from mesh.run import run_actor, unsupervised
-from mesh.run_directory import RunDirectory
+from mesh.runtime.run_directory import RunDirectory
+from mesh.wire.codec import Codec
+from mesh.wire.message import Message
 
 
 class CountWords(Message, frozen=True):

@@ -6,7 +6,7 @@ that follows cache events. Page numbers are indices into one pool incarnation; a
 """
 
 from kvstore.layout import KVLayout
-from mesh.message import Message
+from mesh.wire.message import Message
 
 
 class MapPool(Message, frozen=True):
@@ -21,9 +21,9 @@ class MapPool(Message, frozen=True):
 
 
 class PoolHandle(Message, frozen=True):
-    """Where a pool lies. One file: header, page table, pages (see `kvstore/page_pool.py` for the offsets).
+    """Where a pool lies. One file: header, page table, pages (see `kvstore/pool/page_pool.py` for the offsets).
 
-    `device` is `cpu`, or `cuda:N` of a pool whose pages are not in the file but there (`kvstore/cuda_pool.py`).
+    `device` is `cpu`, or `cuda:N` of a pool whose pages are not in the file but there (`kvstore/pool/cuda/pool.py`).
     """
 
     group: str

@@ -2,7 +2,7 @@
 
 Every role is one `Actor` class whose handlers translate between frames and a pure core. Handlers run one at a time on
 the event loop's thread and must not block. The same class runs on ZeroMQ, in one process, and in the simulation.
-`Context` and `Call` are the seam: `mesh/context.py` and `mesh/serving.py` implement them over an `ActorSystem`.
+`Context` and `Call` are the seam: `mesh/context.py` and `mesh/calls/serving.py` implement them over an `ActorSystem`.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import structlog
 
 from mesh.address import Address, Endpoint
-from mesh.codec import Codec
 from mesh.errors import NOT_SERVED
-from mesh.frames import Heartbeat, StatsReply
-from mesh.membership import Member, Membership
-from mesh.message import HotMessage, Message
-from mesh.telemetry import Metrics
+from mesh.membership.view import Member, Membership
+from mesh.runtime.telemetry import Metrics
 from mesh.transport.base import Buffer, Lane
+from mesh.wire.codec import Codec
+from mesh.wire.frames import Heartbeat, StatsReply
+from mesh.wire.message import HotMessage, Message
 
 AnyMessage = Message | HotMessage
 

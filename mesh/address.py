@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mesh.message import HotPart
+from mesh.wire.message import HotPart
 
 
 class Address(NamedTuple):

@@ -8,14 +8,14 @@ import structlog
 
 from mesh.actor import Answer, AnyMessage
 from mesh.address import Address, Endpoint
-from mesh.envelope import Verb
+from mesh.calls.streaming import Stream
 from mesh.errors import CallError
-from mesh.frames import StatsReply, Unsubscribe
-from mesh.membership import Member, Membership
-from mesh.peer import PLAIN, SYSTEM
-from mesh.streaming import Stream
-from mesh.telemetry import Metrics, current_trace, new_traceparent
+from mesh.link.peer import PLAIN, SYSTEM
+from mesh.membership.view import Member, Membership
+from mesh.runtime.telemetry import Metrics, current_trace, new_traceparent
 from mesh.transport.base import Buffer, Lane
+from mesh.wire.frames import StatsReply, Unsubscribe
+from mesh.wire.header import Verb
 
 if TYPE_CHECKING:
     from types import CoroutineType

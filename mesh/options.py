@@ -6,8 +6,8 @@ from random import Random
 from typing import Any, Final
 
 from mesh.address import Address, Endpoint
-from mesh.envelope import Limits
-from mesh.process_usage import ProcessUsage
+from mesh.runtime.process_usage import ProcessUsage
+from mesh.wire.header import Limits
 
 MAX_PEERS: Final = 4096
 """As many as a transport has sockets and a process descriptors for: 8 each, of which `mesh/run.py` asks for 65,536."""

@@ -25,10 +25,10 @@ import uvloop
 from mesh.actor import Actor
 from mesh.address import Address, Endpoint
 from mesh.options import SystemOptions
-from mesh.process_usage import process_usage
-from mesh.run_directory import RunDirectory
+from mesh.runtime.process_usage import process_usage
+from mesh.runtime.run_directory import RunDirectory
+from mesh.runtime.telemetry import LogSettings, setup_log
 from mesh.system import ActorSystem
-from mesh.telemetry import LogSettings, setup_log
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
 
 _STOP_TIMEOUT_S: Final = 5.0

@@ -17,12 +17,23 @@ import structlog
 
 from mesh.actor import Actor
 from mesh.address import Address, Endpoint
-from mesh.asking import Asking
-from mesh.boundary import Boundary
+from mesh.calls.asking import Asking
+from mesh.calls.serving import IncomingCall, Serving
 from mesh.context import ActorContext
-from mesh.envelope import SYSTEM_FLAG, Header, Verb
 from mesh.errors import NOT_SERVED, FrameRefused
-from mesh.frames import (
+from mesh.link.links import Links
+from mesh.link.peer import SYSTEM, Peer
+from mesh.membership.heartbeats import Heartbeats
+from mesh.membership.probing import Probing
+from mesh.membership.registration import Registration
+from mesh.membership.view import DRAINING, READY, STARTING, SUPERVISOR, Bootstrap, Member, MemberChange
+from mesh.options import SystemOptions
+from mesh.pubsub.publishing import Publishing
+from mesh.runtime.boundary import Boundary
+from mesh.runtime.own_figures import OwnFigures
+from mesh.runtime.telemetry import Metrics
+from mesh.transport.base import Buffer, Lane, Transport
+from mesh.wire.frames import (
     SYSTEM_CODEC,
     Describe,
     DescribeRequest,
@@ -41,19 +52,8 @@ from mesh.frames import (
     StatsRequest,
     Unsubscribe,
 )
-from mesh.heartbeats import Heartbeats
-from mesh.links import Links
-from mesh.membership import DRAINING, READY, STARTING, SUPERVISOR, Bootstrap, Member, MemberChange
-from mesh.options import SystemOptions
-from mesh.own_figures import OwnFigures
-from mesh.peer import SYSTEM, Peer
-from mesh.probing import Probing
-from mesh.publishing import Publishing
-from mesh.registration import Registration
-from mesh.serving import IncomingCall, Serving
-from mesh.telemetry import Metrics
-from mesh.transport.base import Buffer, Lane, Transport
-from mesh.wording import Wording
+from mesh.wire.header import SYSTEM_FLAG, Header, Verb
+from mesh.wire.wording import Wording
 
 _LEAVE_S: Final = 0.25
 _BYE_GRACE_S: Final = 1.0

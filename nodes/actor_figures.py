@@ -7,9 +7,9 @@ same series (`nodes/gateway/metrics.py`).
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from mesh.frames import StatsReply
-from mesh.membership import Member
-from mesh.message import Part
+from mesh.membership.view import Member
+from mesh.wire.frames import StatsReply
+from mesh.wire.message import Part
 from nodes import roles
 from nodes.amounts import amount
 from nodes.stats import ActorStats

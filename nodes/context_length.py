@@ -4,7 +4,7 @@
 that look at the text of an error look for the first sentence of `over_context`, as OpenAI words it.
 """
 
-from mesh.message import Part
+from mesh.wire.message import Part
 
 
 class ServedContext(Part, frozen=True):

@@ -6,7 +6,7 @@ is as good, but not the one that it would have had.
 
 from collections.abc import Iterable
 
-from mesh.membership import Member
+from mesh.membership.view import Member
 from nodes.roles import SCHEDULER, WORKER
 
 

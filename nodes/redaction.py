@@ -14,7 +14,7 @@ _TEXTS: Final = frozenset({"stop", "text", "texts"})
 
 
 class PromptRedactor:
-    """A `mesh.recording.Redact` for one failure."""
+    """A `mesh.runtime.recording.Redact` for one failure."""
 
     def __init__(self) -> None:
         self._ids: dict[int, int] = {}

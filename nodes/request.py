@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from mesh.message import HotPart, Part
+from mesh.wire.message import HotPart, Part
 
 LOWEST_TEMPERATURE: Final = 2.0**-126
 """Smallest normal float32: logits divided by less overflow, or are 0/0 where the divisor is rounded to 0."""

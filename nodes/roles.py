@@ -4,10 +4,10 @@ from typing import Final
 
 import msgspec
 
-from kvstore.pool_header import is_later
-from mesh.codec import Codec
-from mesh.membership import SUPERVISOR, Membership
-from mesh.message import Part
+from kvstore.pool.header import is_later
+from mesh.membership.view import SUPERVISOR, Membership
+from mesh.wire.codec import Codec
+from mesh.wire.message import Part
 from nodes.protocol import HotNodeMessage, NodeMessage
 
 GATEWAY: Final = "gateway"

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from mesh.actor import Context
 from mesh.errors import CallError
-from mesh.frames import StatsReply, StatsRequest
-from mesh.membership import Member
+from mesh.membership.view import Member
+from mesh.wire.frames import StatsReply, StatsRequest
 
 
 class ActorStats(NamedTuple):

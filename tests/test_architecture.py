@@ -13,9 +13,9 @@ EVERYTHING = SOURCES + sorted(
 )
 
 TORCH_FOLDERS = ("nodes/worker/",)
-TORCH_FILES = ("cli/launch/zygote.py",)
-CUPY_FILES = ("kvstore/cuda_memory.py", "kvstore/transfer/nccl_link.py", "nodes/worker/cuda/nccl_collectives.py")
-TORCH_FREE_WORKER_FILES = ("nodes/worker/core.py", "nodes/worker/echo.py", "nodes/worker/config.py")
+TORCH_FILES = ("cli/supervisor/zygote.py",)
+CUPY_FILES = ("kvstore/pool/cuda/memory.py", "kvstore/transfer/nccl_link.py", "nodes/worker/cuda/nccl_collectives.py")
+TORCH_FREE_WORKER_FILES = ("nodes/worker/core.py", "nodes/worker/executor/echo.py", "nodes/worker/config.py")
 ZMQ_FILES = ("mesh/transport/zeromq.py", "mesh/transport/zeromq_")
 ASYNCIO_FREE = re.compile(
     r"(^|/)(core|sequence|admission|batching|pipeline|grants|orders|streams|policy|allocator|radix_tree|page_table"
@@ -103,4 +103,4 @@ def test_each_optional_library_is_known_in_one_place() -> None:
     for mark, files in places.items():
         knowing = [relative(path) for path in SOURCES if re.search(mark, path.read_text())]
         assert not set(knowing) - set(files), f"{mark} stands elsewhere too"
-    assert [relative(path) for path in SOURCES if "huggingface_hub" in imported(path)] == ["cli/hub.py"]
+    assert [relative(path) for path in SOURCES if "huggingface_hub" in imported(path)] == ["cli/hub/files.py"]

@@ -26,8 +26,8 @@ MODELS = (
 
 
 def run_one(model: str, device: str) -> None:
-    from kvstore.cuda_pool import CudaHost
-    from kvstore.page_pool import HeapHost, PoolInfo
+    from kvstore.pool.cuda.pool import CudaHost
+    from kvstore.pool.page_pool import HeapHost, PoolInfo
     from nodes.worker.config import WorkerConfig
     from nodes.worker.cuda.load import load_cuda_runner
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from benchmarks.gpu.figures import say
 from benchmarks.gpu.served import READY_S, ask
 from benchmarks.server import mesh
-from cli.launch.nvidia_smi import ask_device
-from kvstore.device import cuda_ordinal
+from cli.supervisor.nvidia_smi import ask_device
+from kvstore.pool.device import cuda_ordinal
 
 KINDS = {"pool of the kv_agent": (), "pool of the worker": ("--pool-in-worker",)}
 _MIB = 1 << 20

@@ -8,13 +8,13 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvstore.cuda_pool import CudaHost
 from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, PagePool, PoolInfo
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.request import Sampling
 from nodes.worker.config import WorkerConfig
-from nodes.worker.step import PipelinedRunner, RunnableRow, RunnableStep
+from nodes.worker.steps.step import PipelinedRunner, RunnableRow, RunnableStep
 
 GREEDY = Sampling(temperature=0.0)
 SAMPLED = Sampling(temperature=0.6, seed=7)
@@ -41,7 +41,7 @@ def load(model: str, num_tokens: int, max_batch_tokens: int, device: str, **opti
     )  # fmt: skip
     if device == "cpu":
         from nodes.worker.cuda.load import build_runner
-        from nodes.worker.pool_view import PoolView
+        from nodes.worker.pool.view import PoolView
 
         pool = HeapHost().create("bench", info)
         return Loaded(spec, layout, pool, build_runner(spec, config, PoolView(pool.pages_view, layout))[0])

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.gpu.figures import say
 from nodes.model_spec import ModelSpec, resolve_model
-from nodes.worker.step import RunnableRow, RunnableStep
+from nodes.worker.steps.step import RunnableRow, RunnableStep
 
 SHAPES = ((256, 0), (256, 4096), (2048, 0), (2048, 2048), (2048, 16_384))
 """New tokens, and cached ones before them."""
@@ -68,10 +68,10 @@ def seconds_of(attention: Any, spec: ModelSpec, view: Any, step: RunnableStep, r
 
 def pool_of(spec: ModelSpec, num_tokens: int, device: str) -> tuple[Any, Any]:
     """A pool with room for `num_tokens`, and its view: zeros, which no kernel minds."""
-    from kvstore.cuda_pool import CudaHost
-    from kvstore.page_pool import HeapHost, PoolInfo
-    from nodes.worker.device_view import view_device_pages
-    from nodes.worker.pool_view import PoolView
+    from kvstore.pool.cuda.pool import CudaHost
+    from kvstore.pool.page_pool import HeapHost, PoolInfo
+    from nodes.worker.pool.device_view import view_device_pages
+    from nodes.worker.pool.view import PoolView
 
     layout = spec.kv_layout()
     num_pages = 1 + layout.num_pages_for(num_tokens)

@@ -21,7 +21,7 @@ from benchmarks.gpu.loaded import Loaded, load, unload
 from benchmarks.gpu.served import ask, served
 from kvstore.layout import KVLayout
 from nodes.request import Sampling
-from nodes.worker.step import RunnableRow, RunnableStep
+from nodes.worker.steps.step import RunnableRow, RunnableStep
 
 MODEL = "random:qwen3-0.6b"
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from benchmarks.gpu.figures import say
 from benchmarks.gpu.roofline import copy_seconds
-from kvstore.cuda_pool import CudaHost
 from kvstore.layout import KVLayout
-from kvstore.page_pool import PoolInfo, ShmHost
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.page_pool import PoolInfo, ShmHost
 from kvstore.transfer.base import Descriptor, Direction
 from kvstore.transfer.cuda_ipc import CudaIpcTransport
 from kvstore.transfer.plan import coalesce, page_descriptors

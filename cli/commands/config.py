@@ -10,11 +10,11 @@ import msgspec
 from cli.commands.up import plan, settings_in_force, tell_notes
 from cli.errors import CliError
 from cli.exit_codes import ExitCode
-from cli.launch.progress import Progress
-from cli.model_plan import ModelNotHere
 from cli.output import as_toml, print_json
-from cli.role_configs import CONFIG_TYPES
-from cli.settings import Settings
+from cli.plan.model import ModelNotHere
+from cli.plan.role_configs import CONFIG_TYPES
+from cli.plan.settings import Settings
+from cli.supervisor.progress import Progress
 from nodes.amounts import amount
 from nodes.scheduler.config import SchedulerConfig
 

@@ -9,10 +9,10 @@ import time
 from cli.client import ask_supervisor, not_running
 from cli.errors import BadManifest, NotRunning, TimedOut
 from cli.exit_codes import ExitCode
-from cli.launch.mesh_directory import Manifest, MeshDirectory
-from cli.launch.processes import open_process, wait_dead
-from cli.launch.sweep import sweep
 from cli.protocol import StopMesh, Stopping
+from cli.supervisor.mesh_directory import Manifest, MeshDirectory
+from cli.supervisor.processes import open_process, wait_dead
+from cli.supervisor.sweep import sweep
 
 _KILL_TIMEOUT_S = 5.0
 _FORCED_ASK_S = 1.5

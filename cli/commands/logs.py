@@ -11,9 +11,9 @@ from typing import BinaryIO, Final, Literal, NamedTuple
 from cli.client import not_running
 from cli.errors import NotRunning
 from cli.exit_codes import ExitCode
-from cli.faults import unknown_name
-from cli.launch.mesh_directory import MeshDirectory
 from cli.log_lines import LogLine, choose, parse_since, read_lines, to_json, to_text
+from cli.plan.faults import unknown_name
+from cli.supervisor.mesh_directory import MeshDirectory
 
 _POLL_S: Final = 0.2
 _DEFAULT_LINES: Final = 50

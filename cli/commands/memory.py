@@ -11,10 +11,10 @@ import msgspec
 from cli.client import ask_supervisor, find_mesh
 from cli.errors import TimedOut, TryAgain, Undone
 from cli.exit_codes import ExitCode
-from cli.launch.mesh_directory import Manifest, MeshDirectory
 from cli.output import print_json, print_table
 from cli.protocol import ActorList, ListActors
-from mesh.membership import READY
+from cli.supervisor.mesh_directory import Manifest, MeshDirectory
+from mesh.membership.view import READY
 from nodes.amounts import amount
 from nodes.protocol.memory import GroupMemory, ListMemory, MemoryList, ReleaseMemory, ResumeMemory
 from nodes.roles import KV_AGENT, SCHEDULER, WORKER

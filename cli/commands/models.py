@@ -1,7 +1,7 @@
 """`meshctl models`: what `--model` takes without fetching anything, besides directories."""
 
 from cli.exit_codes import ExitCode
-from cli.hub import cached_models
+from cli.hub.files import cached_models
 from cli.output import print_json, print_table
 from nodes.model_spec import ModelError, ModelSpec, known_models, resolve_model
 from nodes.model_spec.weight_index import expected_shapes

@@ -12,7 +12,7 @@ from cli.errors import BadManifest, NotRunning
 from cli.exit_codes import ExitCode
 from cli.output import duration, print_json, print_table
 from cli.protocol import ActorList, ActorStatus, ListActors
-from mesh.membership import READY
+from mesh.membership.view import READY
 from nodes import roles
 from nodes.actor_figures import FIGURE_NAMES, figure_texts
 

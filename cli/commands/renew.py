@@ -7,9 +7,9 @@ from typing import Final
 from cli.client import ask_supervisor, find_mesh
 from cli.errors import StartFailed, TimedOut
 from cli.exit_codes import ExitCode
-from cli.launch.mesh_directory import Manifest, MeshDirectory
 from cli.protocol import ActorList, ActorStatus, ListActors, RenewActors, Renewing
-from mesh.membership import READY
+from cli.supervisor.mesh_directory import Manifest, MeshDirectory
+from mesh.membership.view import READY
 from mesh.supervision.events import DRAINED, GIVEN_UP
 
 _LOOK_INTERVAL_S: Final = 0.2

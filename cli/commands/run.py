@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import msgspec
 
 from cli.errors import BadConfig, WrongUsage
-from cli.launch.mesh_directory import MeshDirectory
-from cli.launch.role import NO_FD, RoleRun, run_role
-from cli.role_configs import CONFIG_TYPES
+from cli.plan.role_configs import CONFIG_TYPES
+from cli.supervisor.mesh_directory import MeshDirectory
+from cli.supervisor.role import NO_FD, RoleRun, run_role
 
 
 def run(arguments: list[str]) -> int:

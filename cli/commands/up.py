@@ -16,13 +16,13 @@ import msgspec
 
 from cli.errors import BadConfig, CannotBind, CliError, NoMemory, StartFailed
 from cli.exit_codes import ExitCode
-from cli.launch.mesh_directory import MeshDirectory
-from cli.launch.nvidia_smi import ask_devices
-from cli.launch.progress import READY_MARK, Progress
-from cli.model_plan import names_hub, plan_model
-from cli.settings import Settings, foreign_variables, load_settings
-from cli.topology import Machine, Topology, plan_topology
-from mesh.membership import SUPERVISOR
+from cli.plan.model import names_hub, plan_model
+from cli.plan.settings import Settings, foreign_variables, load_settings
+from cli.plan.topology import Machine, Topology, plan_topology
+from cli.supervisor.mesh_directory import MeshDirectory
+from cli.supervisor.nvidia_smi import ask_devices
+from cli.supervisor.progress import READY_MARK, Progress
+from mesh.membership.view import SUPERVISOR
 
 
 def up(file: Path | None, options: dict[str, Any], *, detach: bool, dry_run: bool) -> ExitCode:
@@ -130,7 +130,7 @@ def _print(topology: Topology) -> ExitCode:
 
 def _serve(settings: Settings, directory: MeshDirectory, progress: Progress) -> ExitCode:
     # Only whoever supervises needs ZeroMQ and the mesh.
-    from cli.launch.mesh_process import run_mesh
+    from cli.supervisor.mesh_process import run_mesh
 
     def make_topology() -> Topology:
         check_port(settings.host, settings.port)

@@ -7,7 +7,7 @@ from importlib.metadata import version as installed_version
 
 from cli.exit_codes import ExitCode
 from cli.output import print_json
-from mesh.envelope import PROTOCOL_VERSION
+from mesh.wire.header import PROTOCOL_VERSION
 
 
 def version(output: str) -> ExitCode:

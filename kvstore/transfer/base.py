@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from kvstore.errors import TransferError
-from kvstore.page_pool import PagePool, PoolInfo
+from kvstore.pool.page_pool import PagePool, PoolInfo
 
 
 class Direction(enum.Enum):

@@ -9,9 +9,9 @@ that breaks in the middle of its work ends its transfers, as it does without a s
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kvstore.device import memory_kind
 from kvstore.errors import PagesElsewhere, PairUnmade, TransferError
-from kvstore.page_pool import PagePool
+from kvstore.pool.device import memory_kind
+from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages
 from kvstore.transfer.orders import RemotePeer

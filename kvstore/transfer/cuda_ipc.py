@@ -1,10 +1,10 @@
 """Pages between CUDA pools of one host: the destination's agent copies, on the device, out of the source pool.
 
 Copies go into a stream of their own for each destination device, from `gather_from` at a time as one kernel that copies
-them all (`kvstore/gather.py`), where both ends are on that device. `poll` puts a bounded number into it and asks the
-marks behind them whether they have ended, so the agent's loop never waits for a device. What is in a stream cannot be
-called back: a transfer that is cancelled or late puts nothing more in, and its completion comes when what it put in
-has ended, since until then its pages may still be written.
+them all (`kvstore/pool/cuda/gather.py`), where both ends are on that device. `poll` puts a bounded number into it and
+asks the marks behind them whether they have ended, so the agent's loop never waits for a device. What is in a stream
+cannot be called back: a transfer that is cancelled or late puts nothing more in, and its completion comes when what it
+put in has ended, since until then its pages may still be written.
 
 No event crosses processes. Pages are announced after their worker has seen the step's tokens on the host, so the
 source is written; and they are said to be pulled after the mark behind them, so whoever reads them next does so later.
@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from kvstore.cuda_memory import CopyMark, CopyRange, CopyStream
-from kvstore.cuda_pool import CudaHost
-from kvstore.device import CPU, DevicePages, cuda_ordinal
 from kvstore.errors import DeviceError, KVError, PagesElsewhere, TransferError
-from kvstore.gather import MAX_RANGES
-from kvstore.page_pool import PagePool
+from kvstore.pool.cuda.gather import MAX_RANGES
+from kvstore.pool.cuda.memory import CopyMark, CopyRange, CopyStream
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.device import CPU, DevicePages, cuda_ordinal
+from kvstore.pool.page_pool import PagePool
 from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages, require_inside
 
 # Putting a copy into a stream takes 3 to 5 microseconds [not yet measured here], so a poll takes about a millisecond.

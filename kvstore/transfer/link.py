@@ -8,7 +8,7 @@ time. Nothing here blocks the caller but `stop`: what happened is fetched by `ne
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
-from kvstore.device import DevicePages
+from kvstore.pool.device import DevicePages
 from kvstore.transfer.pair import PAIR_ABORTED
 
 Memory = memoryview | DevicePages

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, NamedTuple
 
-from kvstore.device import CUDA, DevicePages, cuda_ordinal
 from kvstore.errors import DeviceUnavailable
+from kvstore.pool.device import CUDA, DevicePages, cuda_ordinal
 from kvstore.transfer.link import Broken, Memory, Moved, News, Ready, Stopped
 
 UNIQUE_ID_BYTES: Final = 128

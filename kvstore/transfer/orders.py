@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvstore.errors import KVError, TransferError
-from kvstore.page_pool import PagePool
-from kvstore.pool_header import PoolInfo
+from kvstore.pool.header import PoolInfo
+from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 
 

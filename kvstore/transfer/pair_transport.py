@@ -11,9 +11,9 @@ operator; where a pair cannot be made its transfers end with PairUnmade, and wha
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, assert_never
 
-from kvstore.device import CPU, memory_kind
 from kvstore.errors import DeviceError, DeviceFault, KVError, PagesElsewhere, PairUnmade, TransferError
-from kvstore.page_pool import PagePool
+from kvstore.pool.device import CPU, memory_kind
+from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages, require_inside
 from kvstore.transfer.link import Broken, LinkMaker, Memory, Moved, PairLink, Ready, Stopped

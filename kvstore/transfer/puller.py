@@ -8,9 +8,9 @@ which is the transport's business. Called by the kv_agent's core with the sessio
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvstore.cache.page_table import PageTable
 from kvstore.errors import TransferError
-from kvstore.page_pool import PagePool
-from kvstore.page_table import PageTable
+from kvstore.pool.page_pool import PagePool
 from kvstore.transfer.base import Descriptor, Direction, Peer, SourcePages, Transport
 from kvstore.transfer.plan import coalesce, page_descriptors
 from kvstore.transfer.session import CopyEnded, StartCopy

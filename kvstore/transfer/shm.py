@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from kvstore.device import CPU
 from kvstore.errors import PagesElsewhere, PoolClosed, TransferError
-from kvstore.page_pool import MemoryHost, PagePool, PoolInfo
+from kvstore.pool.device import CPU
+from kvstore.pool.page_pool import MemoryHost, PagePool, PoolInfo
 from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages, require_inside
 
 # 2 MiB take 0.2 to 0.4 ms, 1 ms on a busy host; larger pieces are not copied any faster.

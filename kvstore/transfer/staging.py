@@ -10,9 +10,9 @@ import socket
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvstore.cuda_memory import CopyMark, CopyRange, DeviceMemory, HostBuffer
-from kvstore.device import DevicePages
 from kvstore.errors import DeviceError, TransferError
+from kvstore.pool.cuda.memory import CopyMark, CopyRange, DeviceMemory, HostBuffer
+from kvstore.pool.device import DevicePages
 from kvstore.transfer.link import Memory
 from kvstore.transfer.tcp_wire import Part
 

@@ -18,9 +18,9 @@ from typing import ClassVar, Final, NamedTuple
 
 import msgspec
 
-from kvstore.cuda_memory import DeviceMemory
-from kvstore.device import CPU, CUDA, cuda_ordinal
 from kvstore.errors import KVError, TransferError
+from kvstore.pool.cuda.memory import DeviceMemory
+from kvstore.pool.device import CPU, CUDA, cuda_ordinal
 from kvstore.transfer.link import Broken, Memory, Moved, News, Ready, Stopped
 from kvstore.transfer.pair import PAIR_ABORTED
 from kvstore.transfer.staging import Carrier, HostCarrier, StagedCarrier, receive_all, send_all

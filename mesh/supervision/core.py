@@ -22,7 +22,7 @@ what was spent of it.
 Invariants, checked by tests/mesh/test_supervision_machine.py: a new incarnation is spawned only after the one before
 was reaped (or never came to be), with a higher epoch; no more restarts than the budget; none while stopping; actors
 drain in the order of their tiers. An `Exited` is the only proof of a death: heartbeats raise suspicion, and suspicion
-only ever leads to a kill. Called by `cli/launch/supervisor.py`, which performs the commands; it persists an epoch
+only ever leads to a kill. Called by `cli/supervisor/actor.py`, which performs the commands; it persists an epoch
 before it starts the process, so that no epoch is issued twice, over restarts of the supervisor too.
 """
 

@@ -13,8 +13,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from mesh.driver import CORE_EVENT, CORE_FAILED
-from mesh.recording import Reader
+from mesh.runtime.driver import CORE_EVENT, CORE_FAILED
+from mesh.runtime.recording import Reader
 
 
 class Failure(NamedTuple):

@@ -23,12 +23,12 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from mesh.address import Address, Endpoint
-from mesh.envelope import Limits
 from mesh.errors import BindError
 from mesh.options import MAX_PEERS
-from mesh.run_directory import RunDirectory
+from mesh.runtime.run_directory import RunDirectory
 from mesh.transport.base import Buffer, Lane, Link, Listener
 from mesh.transport.zeromq_socket import LoopSocket, Outbox
+from mesh.wire.header import Limits
 
 _GONE: Final = {
     zmq.Event.DISCONNECTED: "disconnected",

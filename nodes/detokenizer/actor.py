@@ -8,9 +8,9 @@ from tokenizers import Tokenizer
 
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.codec import Codec
-from mesh.driver import CoreDriver
+from mesh.runtime.driver import CoreDriver
 from mesh.transport.base import Buffer, Lane
+from mesh.wire.codec import Codec
 from nodes.detokenizer.config import DetokenizerConfig
 from nodes.detokenizer.core import (
     Command,

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.codec import Codec
-from mesh.membership import Member
+from mesh.membership.view import Member
 from mesh.transport.base import Buffer
+from mesh.wire.codec import Codec
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.http import GatewayApp

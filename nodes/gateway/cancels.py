@@ -6,8 +6,8 @@ us, by its own notice that we are gone, or by its death, never by hope. Owned by
 
 from collections.abc import Callable
 
-from mesh.deadlines import Deadlines
-from mesh.retrier import Retrier
+from mesh.calls.retrier import Retrier
+from mesh.runtime.deadlines import Deadlines
 from nodes.gateway.events import SendCancel
 from nodes.request import AttemptRef
 

@@ -22,7 +22,7 @@ Attempts that are over, and attempts whose output comes late, are cancelled at t
 
 from typing import Final, assert_never
 
-from mesh.deadlines import Deadlines
+from mesh.runtime.deadlines import Deadlines
 from nodes.gateway import cancels
 from nodes.gateway.cancels import CancelLedger
 from nodes.gateway.config import GatewayConfig

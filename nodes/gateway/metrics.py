@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mesh.frames import Histogram, StatsReply
-from mesh.membership import SUPERVISOR
+from mesh.membership.view import SUPERVISOR
+from mesh.wire.frames import Histogram, StatsReply
 from nodes.actor_figures import KV_USAGE, RUNNING, WAITING
 from nodes.stats import ActorStats
 

@@ -11,10 +11,10 @@ from typing import NamedTuple, assert_never
 
 from mesh import errors
 from mesh.actor import Context
-from mesh.driver import CoreDriver, CoreTimer
+from mesh.calls.role_asks import RoleAsks
 from mesh.errors import CallError
-from mesh.membership import Member
-from mesh.role_asks import RoleAsks
+from mesh.membership.view import Member
+from mesh.runtime.driver import CoreDriver, CoreTimer
 from mesh.transport.base import Lane
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.core import GatewayCore

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from mesh.membership import Member
+from mesh.membership.view import Member
 from nodes.actor_figures import FIGURE_NAMES, ActorFigures, figure_texts
 from nodes.gateway.config import GatewayConfig
 from nodes.numerics import numerics_note

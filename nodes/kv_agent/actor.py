@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, assert_never
 
-from kvstore.cuda_pool import CudaHost
 from kvstore.errors import DeviceError, DeviceFault, KVError
-from kvstore.page_pool import MemoryHost, PagePool, ShmHost
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.page_pool import MemoryHost, PagePool, ShmHost
 from kvstore.protocol import (
     CloseGrant,
     ClosePair,
@@ -29,12 +29,12 @@ from kvstore.transfer.session import CopyEnded
 from kvstore.transfer.tcp_link import TcpLinks
 from mesh.actor import Actor, Call
 from mesh.address import Address
-from mesh.codec import Codec
-from mesh.driver import CoreDriver, CoreTimer
 from mesh.errors import CallError
-from mesh.membership import Member
-from mesh.message import HotMessage, Message
+from mesh.membership.view import Member
+from mesh.runtime.driver import CoreDriver, CoreTimer
 from mesh.transport.base import Buffer
+from mesh.wire.codec import Codec
+from mesh.wire.message import HotMessage, Message
 from nodes.kv_agent.config import Bounds, KVAgentConfig
 from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.couriers import MeshCourier
@@ -75,7 +75,7 @@ class KVAgent(Actor):
     """See the module. `host` is where pools live: files by default, the heap in simulations.
 
     `links` are the engines of transports between agents, by name; given, they are used instead of the real ones.
-    With pools on CUDA devices its process must be spawned, not forked (see `kvstore/cuda_memory.py`).
+    With pools on CUDA devices its process must be spawned, not forked (see `kvstore/pool/cuda/memory.py`).
     """
 
     role: ClassVar[str] = KV_AGENT

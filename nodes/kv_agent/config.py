@@ -5,9 +5,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvstore.device import CPU, memory_kind
 from kvstore.errors import DeviceUnavailable
 from kvstore.layout import KVLayout
+from kvstore.pool.device import CPU, memory_kind
 from kvstore.transfer.cuda_ipc import DEFAULT_COPIES_PER_POLL, DEFAULT_GATHER_FROM
 from kvstore.transfer.session import DEFAULT_LIMITS, SessionLimits
 from kvstore.transfer.shm import DEFAULT_QUANTUM_BYTES

@@ -16,7 +16,7 @@ from kvstore.protocol import GrantClosed, GrantOpened, OpenGrant, PoolHandle, Tr
 from kvstore.transfer import session as transfer
 from kvstore.transfer.session import TransferSession
 from mesh.address import Address
-from mesh.deadlines import Deadlines
+from mesh.runtime.deadlines import Deadlines
 from nodes.kv_agent import events
 from nodes.kv_agent.config import Bounds
 from nodes.kv_agent.events import (

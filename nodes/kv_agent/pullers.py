@@ -9,11 +9,11 @@ pools is refused.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from kvstore.cuda_memory import DeviceMemory
-from kvstore.cuda_pool import CudaHost
-from kvstore.device import CPU, CUDA, memory_kind
 from kvstore.errors import DeviceUnavailable, PagesElsewhere
-from kvstore.page_pool import MemoryHost, PagePool
+from kvstore.pool.cuda.memory import DeviceMemory
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.device import CPU, CUDA, memory_kind
+from kvstore.pool.page_pool import MemoryHost, PagePool
 from kvstore.protocol import PoolHandle
 from kvstore.transfer.base import Peer, Transport
 from kvstore.transfer.choice import ChosenTransport

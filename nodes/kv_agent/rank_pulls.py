@@ -15,9 +15,9 @@ Used by `actor.py`.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from kvstore.device import CPU
 from kvstore.errors import TransferError
-from kvstore.page_pool import PagePool
+from kvstore.pool.device import CPU
+from kvstore.pool.page_pool import PagePool
 from kvstore.transfer.base import Peer
 from kvstore.transfer.orders import RemotePeer
 from kvstore.transfer.plan import coalesce, head_copies, map_heads, page_descriptors, strided_descriptors

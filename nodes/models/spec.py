@@ -110,8 +110,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def compute_dtype(self, dtype: str = "auto") -> str:
         """The dtype to compute in: `auto` is the model's own; others must be float32 or bfloat16 (ValueError).
 
-        Of float16 `auto` makes float32, which has all its bits and range; `cli/compute_dtype.py` knows the device and
-        may say bfloat16 instead.
+        Of float16 `auto` makes float32, which has all its bits and range; `cli/plan/compute_dtype.py` knows the
+        device and may say bfloat16 instead.
         """
         own = "float32" if self.dtype == "float16" else self.dtype
         chosen = own if dtype == "auto" or self.source == "echo" else dtype

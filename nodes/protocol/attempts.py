@@ -1,6 +1,6 @@
 """Between gateway and scheduler: one attempt of one request, from submission to its end."""
 
-from mesh.message import HotPart, Message
+from mesh.wire.message import HotPart, Message
 from nodes.request import AttemptRef, Sampling, StopRules
 
 

@@ -3,7 +3,7 @@
 The pages themselves move by the messages of `kvstore/protocol.py`.
 """
 
-from mesh.message import Message
+from mesh.wire.message import Message
 from nodes.request import Sampling
 
 

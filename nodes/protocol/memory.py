@@ -13,7 +13,7 @@ back waits without memory. Everything here is idempotent and asked again until i
 from typing import Final
 
 from kvstore.protocol import PoolHandle
-from mesh.message import Message, Part
+from mesh.wire.message import Message, Part
 
 MEMORY_RELEASED: Final = "memory_released"
 """Code of every refusal because of a release: retryable, here after the resumption or at another group."""

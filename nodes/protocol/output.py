@@ -1,6 +1,6 @@
 """From scheduler through detokenizer to gateway: tokens, then text."""
 
-from mesh.message import HotMessage, HotPart, Message
+from mesh.wire.message import HotMessage, HotPart, Message
 from nodes.request import AttemptRef, Stages, StopRules
 
 

@@ -1,6 +1,6 @@
 """Between the workers of one group: how tensor-parallel ranks find each other."""
 
-from mesh.message import Message
+from mesh.wire.message import Message
 
 
 class JoinGroup(Message, frozen=True):

@@ -1,6 +1,6 @@
 """Between gateway and tokenizer: token ids and routes; and the load that schedulers publish for it."""
 
-from mesh.message import Message
+from mesh.wire.message import Message
 
 
 class Prepare(Message, frozen=True):

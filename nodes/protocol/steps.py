@@ -3,7 +3,7 @@
 import enum
 from typing import Final
 
-from mesh.message import HotMessage, HotPart, Message
+from mesh.wire.message import HotMessage, HotPart, Message
 from nodes.request import Sampling
 
 

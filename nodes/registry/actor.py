@@ -9,9 +9,12 @@ import msgspec
 
 from mesh.actor import Actor, Call
 from mesh.address import Address, Endpoint
-from mesh.codec import Codec
 from mesh.errors import STALE_EPOCH
-from mesh.frames import (
+from mesh.membership.view import READY
+from mesh.runtime.run_directory import RunDirectory
+from mesh.transport.base import Lane
+from mesh.wire.codec import Codec
+from mesh.wire.frames import (
     Heartbeat,
     Join,
     Leave,
@@ -21,9 +24,6 @@ from mesh.frames import (
     MembersChanged,
     Ping,
 )
-from mesh.membership import READY
-from mesh.run_directory import RunDirectory
-from mesh.transport.base import Lane
 from nodes.registry.core import RegistryCore, Stale
 
 ROLE: Final = "registry"

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from mesh.address import Address
-from mesh.frames import Departed, Join, Joined, MembersChanged
-from mesh.membership import Member
+from mesh.membership.view import Member
+from mesh.wire.frames import Departed, Join, Joined, MembersChanged
 
 FOREVER = float("inf")
 

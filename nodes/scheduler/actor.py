@@ -10,20 +10,20 @@ from typing import Any, ClassVar, assert_never
 
 import msgspec
 
-from kvstore.allocator import PageState
-from kvstore.mapping import map_pool
-from kvstore.page_pool import MemoryHost, PagePool
+from kvstore.cache.allocator import PageState
+from kvstore.cache.rebuild import Rebuilt, rebuild
+from kvstore.pool.mapping import map_pool
+from kvstore.pool.page_pool import MemoryHost, PagePool
 from kvstore.protocol import MapPool, PoolHandle
-from kvstore.rebuild import Rebuilt, rebuild
 from mesh.actor import Actor, Call
 from mesh.address import Address
-from mesh.codec import Codec
-from mesh.driver import CoreDriver, CoreTimer
+from mesh.calls.persistent_ask import PersistentAsk
 from mesh.errors import CallError
-from mesh.membership import DRAINING, READY, RELEASED, Member
-from mesh.message import HotMessage, Message
-from mesh.persistent_ask import PersistentAsk
+from mesh.membership.view import DRAINING, READY, RELEASED, Member
+from mesh.runtime.driver import CoreDriver, CoreTimer
 from mesh.transport.base import Buffer, Lane
+from mesh.wire.codec import Codec
+from mesh.wire.message import HotMessage, Message
 from nodes.protocol import Adopt, Adopted, AttemptFailed, HasLetGo, LetGo, StepResult
 from nodes.protocol.memory import MEMORY_RELEASED
 from nodes.redaction import PromptRedactor

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mesh.deadlines import Deadlines
-from mesh.retrier import Retrier
+from mesh.calls.retrier import Retrier
+from mesh.runtime.deadlines import Deadlines
 from nodes.scheduler.events import Ask, Outbox, Tag
 
 RETRY = "retry_ask"

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from mesh.address import Address
-from mesh.deadlines import Deadlines
+from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import Submit
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.sequence import Sequence

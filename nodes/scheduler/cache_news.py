@@ -7,8 +7,8 @@ is given would keep this scheduler at nothing else. Pure; owned by the core.
 
 from typing import Final
 
-from kvstore.prefix_cache import PrefixCache
-from mesh.deadlines import Deadlines
+from kvstore.cache.prefix_cache import PrefixCache
+from mesh.runtime.deadlines import Deadlines
 from nodes.roles import KV_EVENTS_TOPIC
 from nodes.scheduler.events import Outbox, Publish
 

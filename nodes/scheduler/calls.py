@@ -6,7 +6,7 @@ first; what is over stays over. Pure; owned by the core.
 
 from collections.abc import Sequence as Items
 
-from kvstore.prefix_cache import PrefixCache
+from kvstore.cache.prefix_cache import PrefixCache
 from mesh.address import Address
 from mesh.errors import NOT_SERVED
 from nodes.context_length import over_context
@@ -25,12 +25,12 @@ from nodes.protocol import (
 )
 from nodes.scheduler.attempts import Attempts, Standing
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.endings import Endings
 from nodes.scheduler.events import Asked, Outbox, Refuse, Reply
-from nodes.scheduler.orders import OrderRefused, Orders
-from nodes.scheduler.policy import WaitingQueue
+from nodes.scheduler.finish.endings import Endings
+from nodes.scheduler.finish.streams import Streams
+from nodes.scheduler.handoff.prefill import OrderRefused, Orders
+from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.sequence import Sequence
-from nodes.scheduler.streams import Streams
 
 
 class Calls:

@@ -12,11 +12,11 @@ after the events of a loop turn comes `Wake`, which works through what is due, p
 from collections.abc import Callable
 from typing import assert_never
 
-from kvstore.prefix_cache import PrefixCache
+from kvstore.cache.prefix_cache import PrefixCache
+from kvstore.cache.rebuild import Orphans
 from kvstore.protocol import GrantClosed, GrantOpened, PagesPulled, PoolHandle, TransferFailed
-from kvstore.rebuild import Orphans
 from mesh.address import Address
-from mesh.deadlines import Deadlines
+from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import (
     Adopted,
     PrefillAccepted,
@@ -29,15 +29,15 @@ from nodes.protocol import (
     StopAt,
 )
 from nodes.protocol.memory import MEMORY_RELEASED
-from nodes.scheduler import asks, attempts, cache_news, grants, loads, orders, pipeline, worker_drain
-from nodes.scheduler.admission import Admission
+from nodes.scheduler import asks, attempts, cache_news, loads
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.attempts import Attempts
-from nodes.scheduler.batching import compose_step
+from nodes.scheduler.batch.batching import compose_step
+from nodes.scheduler.batch.growth import GrowthEstimate
+from nodes.scheduler.batch.running import Running
 from nodes.scheduler.cache_news import CacheNews
 from nodes.scheduler.calls import Calls
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.endings import Endings
 from nodes.scheduler.events import (
     Announce,
     Answered,
@@ -56,18 +56,20 @@ from nodes.scheduler.events import (
     Wake,
 )
 from nodes.scheduler.figures import gauges, leaks
-from nodes.scheduler.grants import Grants, Outcome
-from nodes.scheduler.growth import GrowthEstimate
+from nodes.scheduler.finish.endings import Endings
+from nodes.scheduler.finish.results import Results
+from nodes.scheduler.finish.streams import Streams
+from nodes.scheduler.handoff import decode, prefill
+from nodes.scheduler.handoff.decode import Grants, Outcome
+from nodes.scheduler.handoff.prefill import Orders
 from nodes.scheduler.loads import LoadReports
-from nodes.scheduler.orders import Orders
-from nodes.scheduler.pipeline import Pipeline
-from nodes.scheduler.policy import WaitingQueue
-from nodes.scheduler.results import Results
-from nodes.scheduler.running import Running
+from nodes.scheduler.queue.admission import Admission
+from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.sequence import Sequence
-from nodes.scheduler.streams import Streams
-from nodes.scheduler.worker_deaths import WorkerDeaths
-from nodes.scheduler.worker_drain import WorkerDrain
+from nodes.scheduler.worker_link import pipeline, worker_drain
+from nodes.scheduler.worker_link.pipeline import Pipeline
+from nodes.scheduler.worker_link.worker_deaths import WorkerDeaths
+from nodes.scheduler.worker_link.worker_drain import WorkerDrain
 
 ADMIT_EVERY_STEPS = 8
 RECOVERY = "recovery"
@@ -301,12 +303,12 @@ class SchedulerCore:
         return {
             pipeline.REPEAT: lambda _, now: self.pipeline.on_repeat_due(now),
             pipeline.WORKER_LOST: lambda _, now: self._on_worker_away(now),
-            orders.ANNOUNCE: self.orders.on_repeat_due,
-            orders.LEASE: lambda grant_id, now: self._leave(self.orders.on_lease_over(grant_id), now),
-            orders.TIMEOUT: lambda grant_id, now: self._leave(self.orders.on_timeout(grant_id, now), now),
-            grants.RENEW: self.grants.on_renew_due,
-            grants.EXPIRE: lambda grant_id, now: self._on_outcome(self.grants.on_expired(grant_id, now), now),
-            grants.CANCEL: lambda peer, _: self.grants.on_retry_due(peer),
+            prefill.ANNOUNCE: self.orders.on_repeat_due,
+            prefill.LEASE: lambda grant_id, now: self._leave(self.orders.on_lease_over(grant_id), now),
+            prefill.TIMEOUT: lambda grant_id, now: self._leave(self.orders.on_timeout(grant_id, now), now),
+            decode.RENEW: self.grants.on_renew_due,
+            decode.EXPIRE: lambda grant_id, now: self._on_outcome(self.grants.on_expired(grant_id, now), now),
+            decode.CANCEL: lambda peer, _: self.grants.on_retry_due(peer),
             asks.RETRY: lambda peer, _: self.asks.retry(peer),
             attempts.FINISHED: lambda row, now: self.endings.cancel(self.attempts.on_finished_due(row), now),
             cache_news.RESTATE: self.news.restate,
@@ -366,8 +368,7 @@ class SchedulerCore:
         for sequence in preempted:
             if not sequence.num_inflight:
                 self.endings.put_back(sequence)
-        if preempted:
-            self.admission.is_due = True
+        self.admission.is_due |= bool(preempted)
         if stuck is not None:
             self._unstick(stuck, now)
 

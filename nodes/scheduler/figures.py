@@ -6,22 +6,22 @@ cached, of all), prefix cache queries and hits, preemptions, prompt and generati
 
 from typing import Protocol
 
-from kvstore.allocator import PageState
-from kvstore.prefix_cache import PrefixCache
-from kvstore.rebuild import Orphans
-from nodes.scheduler.admission import Admission
+from kvstore.cache.allocator import PageState
+from kvstore.cache.prefix_cache import PrefixCache
+from kvstore.cache.rebuild import Orphans
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.attempts import Attempts
+from nodes.scheduler.batch.running import Running
 from nodes.scheduler.cache_news import CacheNews
 from nodes.scheduler.calls import Calls
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.endings import Endings
-from nodes.scheduler.grants import Grants
-from nodes.scheduler.orders import Orders
-from nodes.scheduler.pipeline import Pipeline
-from nodes.scheduler.policy import WaitingQueue
-from nodes.scheduler.results import Results
-from nodes.scheduler.running import Running
+from nodes.scheduler.finish.endings import Endings
+from nodes.scheduler.finish.results import Results
+from nodes.scheduler.handoff.decode import Grants
+from nodes.scheduler.handoff.prefill import Orders
+from nodes.scheduler.queue.admission import Admission
+from nodes.scheduler.queue.policy import WaitingQueue
+from nodes.scheduler.worker_link.pipeline import Pipeline
 
 OWNERSHIP = (
     PageState.FREE,

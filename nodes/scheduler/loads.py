@@ -1,12 +1,12 @@
 """What routing is told of this scheduler: when it changed, at most some times a second, and nothing when idle."""
 
-from kvstore.prefix_cache import PrefixCache
-from mesh.deadlines import Deadlines
+from kvstore.cache.prefix_cache import PrefixCache
+from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import Load
 from nodes.roles import LOAD_TOPIC
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Outbox, Publish
-from nodes.scheduler.policy import WaitingQueue
+from nodes.scheduler.queue.policy import WaitingQueue
 
 LOAD = "load"
 

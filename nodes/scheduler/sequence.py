@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from kvstore.sequence_pages import SequencePages
+from kvstore.cache.sequence_pages import SequencePages
 from mesh.address import Address
 from nodes.protocol import PrefillOrder, Submit
 from nodes.protocol.steps import LAST_SEQUENCE, Open

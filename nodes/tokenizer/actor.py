@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Final, TypeVar
 from kvstore.protocol import CacheEvents
 from mesh.actor import Actor, Call
 from mesh.address import Address
-from mesh.codec import Codec
-from mesh.driver import CoreDriver
-from mesh.membership import Member
+from mesh.membership.view import Member
+from mesh.runtime.driver import CoreDriver
+from mesh.wire.codec import Codec
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.model_spec.directory import read_template_file
 from nodes.protocol import ChooseRoute, Detokenize, Detokenized, Load, Prepare, Prepared, Route

@@ -16,7 +16,7 @@ import jinja2.utils
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from mesh.message import Part
+from mesh.wire.message import Part
 from nodes.tokenizer.chat_messages import TemplateDialect, parse_messages, parse_template_kwargs, parse_tools
 from nodes.tokenizer.errors import ContextLengthExceeded, TemplateError
 

@@ -16,7 +16,7 @@ from typing import BinaryIO, Final, TypeVar
 
 import msgspec
 
-from mesh.message import Part
+from mesh.wire.message import Part
 from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
 from nodes.tokenizer.errors import PrepareError
 

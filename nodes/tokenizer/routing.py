@@ -16,7 +16,7 @@ import msgspec
 
 from kvstore.hashing import TOKEN_BYTES, pack_tokens, page_hash, root_hash
 from kvstore.protocol import CacheEvents
-from mesh.membership import READY, RELEASED, Member
+from mesh.membership.view import READY, RELEASED, Member
 from nodes.protocol import Load, Route
 from nodes.roles import DETOKENIZER, SCHEDULER, SchedulerAttributes
 from nodes.tokenizer.cache_index import CacheIndex

@@ -14,17 +14,17 @@ from typing import Any, ClassVar, Final, assert_never
 
 import msgspec
 
-from kvstore.device import CPU
-from kvstore.page_pool import MemoryHost, PagePool
+from kvstore.pool.device import CPU
+from kvstore.pool.page_pool import MemoryHost, PagePool
 from kvstore.protocol import PoolHandle
 from mesh.actor import Actor, Call
 from mesh.address import Address
-from mesh.codec import Codec
-from mesh.driver import CoreDriver
+from mesh.calls.persistent_ask import PersistentAsk
 from mesh.errors import CallError
-from mesh.membership import RELEASED, Member
-from mesh.persistent_ask import PersistentAsk
+from mesh.membership.view import RELEASED, Member
+from mesh.runtime.driver import CoreDriver
 from mesh.transport.base import Buffer
+from mesh.wire.codec import Codec
 from nodes.model_spec import resolve_model
 from nodes.protocol import (
     Adopt,
@@ -56,18 +56,18 @@ from nodes.worker.core import (
     TellMismatch,
     WorkerCore,
 )
-from nodes.worker.engine import Engine
 from nodes.worker.errors import DeviceFailed
-from nodes.worker.isolation import run_isolated, traceback_of
+from nodes.worker.executor.engine import Engine
+from nodes.worker.executor.isolation import run_isolated, traceback_of
+from nodes.worker.executor.runners import RunnerFactory, make_runner
+from nodes.worker.executor.step_watch import StepWatch
 from nodes.worker.parallel.collectives import CollectivesMaker, collectives_maker
 from nodes.worker.parallel.group import RankGroup
 from nodes.worker.parallel.ranks import RankCore
-from nodes.worker.pool_taking import ask_for_pool, make_pages, take_pool
+from nodes.worker.pool.taking import ask_for_pool, make_pages, take_pool
 from nodes.worker.residence.actions import ResidenceActions
-from nodes.worker.runners import RunnerFactory, make_runner
-from nodes.worker.step import RunnableStep, StepOutcome
-from nodes.worker.step_columns import Limits
-from nodes.worker.step_watch import StepWatch
+from nodes.worker.steps.columns import Limits
+from nodes.worker.steps.step import RunnableStep, StepOutcome
 
 DEVICE_DEPTH: Final = 2
 """Steps on their way to a device: one computes, one waits behind it, so that the device never waits for the host."""

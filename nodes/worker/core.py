@@ -23,10 +23,10 @@ from typing import Any, Final, NamedTuple
 
 from mesh.transport.base import Buffer
 from nodes.protocol import Adopt, RowError, StepMismatch, StepPlan, StepResult
-from nodes.worker.row_check import RowCheck
-from nodes.worker.sequence_table import Draws, SequenceTable
-from nodes.worker.step import RunnableStep, StepOutcome
-from nodes.worker.step_columns import Limits, num_rows_of, read_columns, slots_of, stands_alone
+from nodes.worker.steps.check import RowCheck
+from nodes.worker.steps.columns import Limits, num_rows_of, read_columns, slots_of, stands_alone
+from nodes.worker.steps.sequence_table import Draws, SequenceTable
+from nodes.worker.steps.step import RunnableStep, StepOutcome
 
 MAX_QUEUED: Final = 16
 NUM_KEPT_RESULTS: Final = 16

@@ -30,7 +30,7 @@ from nodes.worker.attention.torch_paged import SPLIT, TorchPagedAttention
 from nodes.worker.network import TorchNetwork
 from nodes.worker.ops.native.attention import NativeAttention
 from nodes.worker.ops.native.network import NativeNetwork
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.view import PoolView
 
 HostNetwork = TorchNetwork | NativeNetwork
 HostAttention = TorchPagedAttention | NativeAttention

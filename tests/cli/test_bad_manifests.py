@@ -15,10 +15,10 @@ from cli.client import find_mesh
 from cli.commands.down import down
 from cli.commands.ps import ps
 from cli.errors import AlreadyRunning, BadManifest, CliError, NotRunning
-from cli.launch import processes
-from cli.launch.mesh_directory import Manifest, MeshDirectory, ProcessRecord, segment_prefix
-from cli.launch.processes import is_alive, open_process, start_time
-from cli.launch.sweep import kill_all, sweep
+from cli.supervisor import processes
+from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord, segment_prefix
+from cli.supervisor.processes import is_alive, open_process, start_time
+from cli.supervisor.sweep import kill_all, sweep
 
 PREFIX = segment_prefix(os.getuid(), "m")
 SHM = "/dev/shm"

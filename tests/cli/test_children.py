@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from cli.launch.children import Children, spawn_process
-from cli.launch.processes import Process
+from cli.supervisor.children import Children, spawn_process
+from cli.supervisor.processes import Process
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_waiting_for_a_death_that_does_not_come(run):
 
 
 def test_the_name_that_ps_shows():
-    naming = "from cli.launch.children import name_process; name_process('worker-decode-0-long')"
+    naming = "from cli.supervisor.children import name_process; name_process('worker-decode-0-long')"
     program = f"{naming}; print(open('/proc/self/comm').read())"
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert output.strip() == "worker-decode-0"

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.device_pools import (
+from cli.errors import BadConfig, NoMemory
+from cli.exit_codes import ExitCode
+from cli.plan.devices import (
     AGENT_OVERHEAD_BYTES,
     GROUP_OVERHEAD_BYTES,
     WORKER_OVERHEAD_BYTES,
@@ -13,13 +15,11 @@ from cli.device_pools import (
     DeviceMemory,
     device_pages,
 )
-from cli.errors import BadConfig, NoMemory
-from cli.exit_codes import ExitCode
-from cli.launch import nvidia_smi
-from cli.launch.nvidia_smi import ask_device, ask_devices, device_id, parse_memory
-from cli.launch.role import exit_code_of
-from cli.settings import KVSettings, Settings, SupervisionSettings
-from cli.topology import Machine, check_config, plan_topology
+from cli.plan.settings import KVSettings, Settings, SupervisionSettings
+from cli.plan.topology import Machine, check_config, plan_topology
+from cli.supervisor import nvidia_smi
+from cli.supervisor.nvidia_smi import ask_device, ask_devices, device_id, parse_memory
+from cli.supervisor.role import exit_code_of
 from kvstore.errors import DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
 from nodes.model_spec import resolve_model
 from nodes.worker.errors import BackendMissing, DeviceMemoryShort, GroupNotFormed
@@ -45,7 +45,7 @@ def test_who_uses_cuda_is_spawned_and_the_warm_process_has_no_torch():
     }  # fmt: skip
     assert topology.forks
     assert not [name for name in topology.preloads if "worker" in name or "kv_agent" in name]
-    assert "nodes.worker.runner" in planned(device="cpu").preloads
+    assert "nodes.worker.executor.runner" in planned(device="cpu").preloads
     timeouts = {launch.role: launch.start_timeout_s for launch in topology.actors}
     assert timeouts["worker"] > 600 > timeouts["gateway"]
     assert {launch.start_timeout_s for launch in planned(device="cpu").actors} == {120.0}

@@ -10,11 +10,11 @@ from huggingface_hub import close_session, constants
 from typer.testing import CliRunner
 
 from cli.errors import BadModel
-from cli.hub_name import HubName, parse_hub_name
-from cli.launch.progress import Progress
+from cli.hub.name import HubName, parse_hub_name
 from cli.main import app
-from cli.model_plan import plan_model
-from cli.settings import Settings
+from cli.plan.model import plan_model
+from cli.plan.settings import Settings
+from cli.supervisor.progress import Progress
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.model_spec.weight_index import expected_shapes
 from tests.cli.served_hub import TOKEN, served_hub

@@ -11,15 +11,15 @@ from unittest.mock import Mock, call
 import msgspec
 import pytest
 
-from cli.launch import mesh_directory
-from cli.launch.keeper import Listeners, ProcessKeeper
-from cli.launch.mesh_directory import MeshDirectory
-from cli.launch.supervisor import NotRecordable, SupervisorActor
+from cli.plan.settings import SupervisionSettings
+from cli.plan.topology import ActorLaunch
 from cli.protocol import RenewActors, Renewing
-from cli.settings import SupervisionSettings
-from cli.topology import ActorLaunch
+from cli.supervisor import mesh_directory
+from cli.supervisor.actor import NotRecordable, SupervisorActor
+from cli.supervisor.keeper import Listeners, ProcessKeeper
+from cli.supervisor.mesh_directory import MeshDirectory
 from mesh.address import Address
-from mesh.membership import DRAINING, READY
+from mesh.membership.view import DRAINING, READY
 from mesh.supervision.events import Beat, Begin, Spawned
 
 

@@ -10,8 +10,8 @@ from cli.commands import logs as command
 from cli.commands.logs import Wanted, logs
 from cli.errors import NotRunning, WrongUsage
 from cli.exit_codes import ExitCode
-from cli.launch.mesh_directory import MeshDirectory
 from cli.log_lines import parse_since, read_lines, to_text
+from cli.supervisor.mesh_directory import MeshDirectory
 
 START = datetime(2026, 3, 1, 12, 0, 0)
 

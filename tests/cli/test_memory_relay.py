@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cli.launch.memory_relay import relay
+from cli.supervisor.memory_relay import relay
 from mesh.address import Endpoint
 from mesh.errors import PeerLost, RemoteError
-from mesh.membership import READY, Member, Membership
+from mesh.membership.view import READY, Member, Membership
 from nodes.protocol.memory import GroupMemory, ListMemory, MemoryList, ReleaseMemory, ResumeMemory
 
 

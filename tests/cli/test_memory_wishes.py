@@ -11,7 +11,7 @@ from cli.errors import CliError, TimedOut, TryAgain, Undone
 from cli.exit_codes import ExitCode
 from cli.protocol import ActorList, ActorStatus, ListActors
 from mesh.address import Endpoint
-from mesh.membership import READY
+from mesh.membership.view import READY
 from nodes.protocol.memory import GroupMemory, ListMemory, MemoryList, ReleaseMemory, ResumeMemory
 
 RELEASE, RESUME, LOOK = ReleaseMemory(groups=["d"]), ResumeMemory(groups=["d"]), ListMemory()

@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from cli.errors import AlreadyRunning, CliError
-from cli.launch.mesh_directory import Manifest, MeshDirectory, ProcessRecord, StartError, segment_prefix
-from cli.launch.processes import open_process, start_time, wait_dead
-from cli.launch.sweep import kill_all, sweep
+from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord, StartError, segment_prefix
+from cli.supervisor.processes import open_process, start_time, wait_dead
+from cli.supervisor.sweep import kill_all, sweep
 from mesh.address import Address
 
 

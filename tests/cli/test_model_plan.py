@@ -5,13 +5,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cli import model_plan
-from cli.compute_dtype import choose_dtype
 from cli.errors import BadConfig, BadModel
-from cli.launch.download_bar import DownloadBar, bar_text
-from cli.launch.progress import Progress
-from cli.model_plan import plan_model
-from cli.settings import Settings
+from cli.hub.download_bar import DownloadBar, bar_text
+from cli.plan import model as model_plan
+from cli.plan.compute_dtype import choose_dtype
+from cli.plan.model import plan_model
+from cli.plan.settings import Settings
+from cli.supervisor.progress import Progress
 from nodes.model_spec import resolve_model
 from nodes.sizes import size_text
 from tests.nodes.checkpoints import LLAMA, write_model

@@ -13,7 +13,7 @@ from cli import main as command_line
 from cli.commands import models as models_command
 from cli.errors import BadConfig, BadModel
 from cli.exit_codes import ExitCode
-from cli.role_configs import CONFIG_TYPES
+from cli.plan.role_configs import CONFIG_TYPES
 from nodes.model_spec import ModelDamaged, known_models
 
 GETADDRINFO = socket.getaddrinfo

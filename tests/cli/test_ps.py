@@ -13,11 +13,11 @@ import pytest
 from cli.commands import ps as command
 from cli.errors import NotRunning
 from cli.exit_codes import ExitCode
-from cli.launch.keeper import _notes
-from cli.launch.supervisor import SupervisorActor
 from cli.protocol import ActorList, ActorStatus, ListActors
+from cli.supervisor.actor import SupervisorActor
+from cli.supervisor.keeper import _notes
 from mesh.address import Endpoint
-from mesh.membership import READY, Member
+from mesh.membership.view import READY, Member
 from nodes.actor_figures import ActorFigures
 from nodes.context_length import ServedContext
 

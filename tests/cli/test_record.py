@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import structlog
 
-from cli.launch.exits import Exit
-from cli.launch.progress import Progress
-from cli.launch.record import SupervisionRecord
+from cli.supervisor.exits import Exit
+from cli.supervisor.progress import Progress
+from cli.supervisor.record import SupervisionRecord
+from mesh.runtime.telemetry import Metrics
 from mesh.supervision.core import Supervisor
 from mesh.supervision.events import (
     Beat,
@@ -24,7 +25,6 @@ from mesh.supervision.events import (
     Supervised,
     Tick,
 )
-from mesh.telemetry import Metrics
 
 
 class Written:

@@ -1,8 +1,8 @@
 import pytest
 
-from cli import settings as settings_module
 from cli.errors import BadConfig
-from cli.settings import Settings, foreign_variables, load_settings, parse_bytes
+from cli.plan import settings as settings_module
+from cli.plan.settings import Settings, foreign_variables, load_settings, parse_bytes
 
 
 def write(tmp_path, text):

@@ -7,9 +7,9 @@ import time
 from cli.commands.up import _forward, check_port
 from cli.errors import BadModel, CliError
 from cli.exit_codes import FATAL_EXITS, ExitCode
-from cli.launch.log_files import LogFiles
-from cli.launch.progress import READY_MARK, Progress, ready_text
 from cli.output import duration, print_json, print_table
+from cli.supervisor.log_files import LogFiles
+from cli.supervisor.progress import READY_MARK, Progress, ready_text
 from nodes.amounts import amount
 
 

@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.errors import BadConfig, NoMemory
-from cli.role_configs import CONFIG_TYPES
-from cli.settings import KVSettings, Settings, SupervisionSettings
-from cli.topology import Machine, check_config, plan_topology, segment_prefix
-from kvstore.page_pool import PoolInfo
+from cli.plan.role_configs import CONFIG_TYPES
+from cli.plan.settings import KVSettings, Settings, SupervisionSettings
+from cli.plan.topology import Machine, check_config, plan_topology, segment_prefix
+from kvstore.pool.page_pool import PoolInfo
 from nodes.context_length import ServedContext
 from nodes.model_spec import resolve_model
 from nodes.request import SamplingDefaults
@@ -39,7 +39,7 @@ def test_the_default_mesh():
     assert {launch.start for launch in topology.actors} == {"fork"}
     assert "nodes.worker.actor" in topology.preloads
     # Where there is no torch none is imported.
-    assert "nodes.worker.runner" not in topology.preloads
+    assert "nodes.worker.executor.runner" not in topology.preloads
     assert topology.url == "http://127.0.0.1:8000"
 
 
@@ -54,7 +54,7 @@ def test_what_several_actors_go_by_is_not_set_for_one_role(role, field, setting)
 
 def test_torch_workers_fork_and_share_the_cores():
     topology = planned("random:tiny-qwen2", prefill=1, decode=2)
-    assert "nodes.worker.runner" in topology.preloads
+    assert "nodes.worker.executor.runner" in topology.preloads
     plain = planned("random:tiny-qwen2", supervision=SupervisionSettings(fork=False))
     assert {launch.start for launch in plain.actors} == {"plain"}
     assert not plain.forks

@@ -7,13 +7,13 @@ import signal
 import msgspec
 import pytest
 
-from cli.launch import zygote_client
-from cli.launch.children import Children
-from cli.launch.exits import Exits
-from cli.launch.processes import Process
-from cli.launch.role import RoleRun
-from cli.launch.zygote import Forked, ForkFailed, ZygoteReady
-from cli.launch.zygote_client import ZygoteClient
+from cli.supervisor import zygote_client
+from cli.supervisor.children import Children
+from cli.supervisor.exits import Exits
+from cli.supervisor.processes import Process
+from cli.supervisor.role import RoleRun
+from cli.supervisor.zygote import Forked, ForkFailed, ZygoteReady
+from cli.supervisor.zygote_client import ZygoteClient
 
 RUN = RoleRun(mesh="m", role="worker", actor_id="w", epoch=1, config={})
 READY = msgspec.msgpack.encode(ZygoteReady(import_s=0.5))

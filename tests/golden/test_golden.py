@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mesh.envelope import Header, open_envelope
+from mesh.wire.header import Header, open_envelope
 
 # tools/ is not part of the installed distribution: its tests read it from the checkout.
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy
 
-from kvstore.device import DevicePages
 from kvstore.layout import KVLayout
+from kvstore.pool.device import DevicePages
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,9 +19,9 @@ from collections.abc import Callable
 
 import numpy
 
-from kvstore.cuda_memory import DeviceMemory, load_cupy_memory
-from kvstore.device import DevicePages
 from kvstore.errors import KVError
+from kvstore.pool.cuda.memory import DeviceMemory, load_cupy_memory
+from kvstore.pool.device import DevicePages
 from kvstore.transfer.link import Broken, Moved, News, Ready, Stopped
 from kvstore.transfer.nccl_link import NcclLink, NcclLinks
 

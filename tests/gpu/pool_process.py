@@ -15,9 +15,9 @@ from typing import Any
 
 from gpu_pool import LAYOUT, bytes_at, digest, put_bytes, random_bytes
 
-from kvstore.cuda_pool import CudaHost
 from kvstore.errors import KVError
-from kvstore.page_pool import PagePool, PoolInfo, ShmHost
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
 
 
 class PoolProcess:

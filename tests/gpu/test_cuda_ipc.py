@@ -9,8 +9,8 @@ import pytest
 import torch
 from gpu_pool import LAYOUT, Child, bytes_at, put_bytes, random_bytes
 
-from kvstore.cuda_pool import CudaHost
-from kvstore.page_pool import PagePool, PoolInfo, ShmHost
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
 from kvstore.transfer.base import Completion, Descriptor, Direction
 from kvstore.transfer.cuda_ipc import CudaIpcTransport
 from kvstore.transfer.plan import coalesce, page_descriptors

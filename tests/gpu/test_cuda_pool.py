@@ -7,10 +7,10 @@ import pytest
 import torch
 from gpu_pool import LAYOUT, Child, bytes_at, digest
 
-from kvstore.cuda_memory import load_cupy_memory
-from kvstore.cuda_pool import CudaHost
 from kvstore.errors import DeviceExhaustedMemory, DeviceHandleInvalid
-from kvstore.page_pool import PagePool, PoolInfo, ShmHost
+from kvstore.pool.cuda.memory import load_cupy_memory
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,12 +7,12 @@ import pytest
 import torch
 from gpu_pool import bytes_at, put_bytes, random_bytes
 
-from kvstore.cuda_memory import load_cupy_memory
-from kvstore.cuda_pool import CudaHost
-from kvstore.device import DevicePages
 from kvstore.errors import PairUnmade
 from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.pool.cuda.memory import load_cupy_memory
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.device import DevicePages
+from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import OfferPair, PoolHandle, SendPages
 from kvstore.transfer.base import Completion, Descriptor, Direction, SourcePages
 from kvstore.transfer.link import Broken, Moved, News, PairLink, Ready, Stopped

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvstore.cuda_memory import HANDLE_BYTES, CopyRange, HostBuffer
 from kvstore.errors import DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
-from kvstore.gather import MAX_RANGES
+from kvstore.pool.cuda.gather import MAX_RANGES
+from kvstore.pool.cuda.memory import HANDLE_BYTES, CopyRange, HostBuffer
 
 
 class Allocation:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from fake_devices import FakeDeviceMemory
 
-from kvstore.device import CPU, CUDA, DevicePages
 from kvstore.errors import DeviceUnavailable
+from kvstore.pool.device import CPU, CUDA, DevicePages
 from kvstore.transfer.link import Broken, Memory, Moved, News, Ready, Stopped
 from kvstore.transfer.nccl_link import UNIQUE_ID_BYTES
 

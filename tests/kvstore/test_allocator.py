@@ -3,7 +3,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstore.allocator import PageAllocator, PageState, Violation
+from kvstore.cache.allocator import PageAllocator, PageState, Violation
 from kvstore.errors import OwnershipError
 
 NUM_PAGES = 12

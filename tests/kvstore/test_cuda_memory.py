@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvstore import cuda_memory
-from kvstore.cuda_memory import CopyRange, CupyMemory, DeviceMemory, load_cupy_memory
 from kvstore.errors import DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
-from kvstore.gather import PIECE_BYTES, table_of
+from kvstore.pool.cuda import memory as cuda_memory
+from kvstore.pool.cuda.gather import PIECE_BYTES, table_of
+from kvstore.pool.cuda.memory import CopyRange, CupyMemory, DeviceMemory, load_cupy_memory
 
 MIB = 1 << 20
 

@@ -6,10 +6,8 @@ import msgspec
 import pytest
 from fake_devices import FakeCards, FakeDeviceMemory
 
-from kvstore.allocator import PageState
-from kvstore.cuda_memory import HANDLE_BYTES
-from kvstore.cuda_pool import CudaHost
-from kvstore.device import DevicePages, cuda_ordinal, memory_kind
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import PageEntry
 from kvstore.errors import (
     DeviceExhaustedMemory,
     DeviceHandleInvalid,
@@ -20,8 +18,10 @@ from kvstore.errors import (
     PoolExhaustedMemory,
 )
 from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, MemoryHost, PoolInfo, ShmHost
-from kvstore.page_table import PageEntry
+from kvstore.pool.cuda.memory import HANDLE_BYTES
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.device import DevicePages, cuda_ordinal, memory_kind
+from kvstore.pool.page_pool import HeapHost, MemoryHost, PoolInfo, ShmHost
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, fingerprint="weights")
 INFO = PoolInfo(group="decode-0", num_pages=5, layout=LAYOUT, incarnation=7, device="cuda:0")

@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.gather import MAX_BLOCKS, MAX_RANGES, MAX_TABLE_BYTES, NUM_THREADS, OPTIONS, PIECE_BYTES, SOURCE, table_of
+from kvstore.pool.cuda.gather import (
+    MAX_BLOCKS,
+    MAX_RANGES,
+    MAX_TABLE_BYTES,
+    NUM_THREADS,
+    OPTIONS,
+    PIECE_BYTES,
+    SOURCE,
+    table_of,
+)
 
 RANGES = st.lists(
     st.tuples(st.integers(1, 1 << 48), st.integers(1, 1 << 48), st.integers(1, 10 * PIECE_BYTES)),

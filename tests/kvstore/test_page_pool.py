@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvstore import pool_header
-from kvstore.allocator import PageState
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import PageEntry
 from kvstore.errors import (
     PoolBusy,
     PoolClosed,
@@ -23,10 +23,10 @@ from kvstore.errors import (
     PoolTorn,
 )
 from kvstore.layout import KVLayout
-from kvstore.mapping import map_pool
-from kvstore.page_pool import HEADER_BYTES, HeapHost, MemoryHost, PoolInfo, ShmHost
-from kvstore.page_table import PageEntry
-from kvstore.pool_header import incarnation_of, is_later
+from kvstore.pool import header as pool_header
+from kvstore.pool.header import incarnation_of, is_later
+from kvstore.pool.mapping import map_pool
+from kvstore.pool.page_pool import HEADER_BYTES, HeapHost, MemoryHost, PoolInfo, ShmHost
 from kvstore.protocol import PoolHandle
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, fingerprint="weights")
@@ -274,7 +274,7 @@ def test_a_real_memory_file_system_refuses_what_it_does_not_have() -> None:
 def test_the_pool_of_a_killed_owner_is_a_leftover(shm: ShmHost) -> None:
     """kill -9 drops the lock and nothing else; one cut short in its making is swept too."""
     program = (
-        "import sys; from kvstore.page_pool import *; from kvstore.layout import KVLayout\n"
+        "import sys; from kvstore.pool.page_pool import *; from kvstore.layout import KVLayout\n"
         "host = ShmHost(sys.argv[1])\n"
         "layout = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8)\n"
         "info = PoolInfo(group='g', num_pages=4, layout=layout, incarnation=3)\n"

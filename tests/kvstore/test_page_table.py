@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstore.allocator import PageState
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import HEADER_BYTES, MAX_GENERATION, PageEntry, PageTable, Torn
 from kvstore.hashing import pack_tokens
-from kvstore.page_table import HEADER_BYTES, MAX_GENERATION, PageEntry, PageTable, Torn
 
 PAGE_SIZE = 4
 SLOT_BYTES = HEADER_BYTES + 4 * PAGE_SIZE

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.cache.page_table import PageEntry
 from kvstore.layout import KVLayout
-from kvstore.page_pool import PoolInfo, ShmHost
-from kvstore.page_table import PageEntry
+from kvstore.pool.page_pool import PoolInfo, ShmHost
 
 INFO = PoolInfo(
     group="g", num_pages=8, layout=KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, page_size=16), incarnation=1
@@ -20,7 +20,7 @@ INFO = PoolInfo(
 WRITER = """
 import itertools, sys
 sys.path.insert(0, sys.argv[3])
-from kvstore.page_pool import ShmHost
+from kvstore.pool.page_pool import ShmHost
 from test_page_table_processes import entry
 pool = ShmHost(sys.argv[1]).open(sys.argv[1] + "/kv-g", writable=True)
 table = pool.table()

@@ -1,11 +1,11 @@
 import pytest
 
-from kvstore.allocator import PageAllocator, PageState, Violation
+from kvstore.cache.allocator import PageAllocator, PageState, Violation
+from kvstore.cache.events import EventLog
+from kvstore.cache.page_table import PageEntry, PageTable
+from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.errors import SequenceError
-from kvstore.events import EventLog
 from kvstore.hashing import chain_hashes, root_hash
-from kvstore.page_table import PageEntry, PageTable
-from kvstore.prefix_cache import PrefixCache
 from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
 
 PAGE_SIZE = 4

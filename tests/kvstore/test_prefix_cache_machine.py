@@ -7,14 +7,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from kvstore.allocator import PageState
-from kvstore.events import CacheEvent
+from kvstore.cache.allocator import PageState
+from kvstore.cache.events import CacheEvent
+from kvstore.cache.page_table import PageEntry, PageTable
+from kvstore.cache.prefix_cache import PrefixCache
+from kvstore.cache.rebuild import rebuild
+from kvstore.cache.sequence_pages import SequencePages
 from kvstore.hashing import root_hash
-from kvstore.page_table import PageEntry, PageTable
-from kvstore.prefix_cache import PrefixCache
 from kvstore.protocol import CacheCleared, PageStored
-from kvstore.rebuild import rebuild
-from kvstore.sequence_pages import SequencePages
 
 PAGE_SIZE = 2
 NUM_PAGES = 14

@@ -2,9 +2,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from kvstore.eviction import EvictionPolicy, FirstInFirstOut, LeastFrequentlyUsed, LeastRecentlyUsed
+from kvstore.cache.eviction import EvictionPolicy, FirstInFirstOut, LeastFrequentlyUsed, LeastRecentlyUsed
+from kvstore.cache.radix_tree import Node, RadixTree
 from kvstore.hashing import pack_tokens, page_hash
-from kvstore.radix_tree import Node, RadixTree
 
 PAGE_SIZE = 2
 STRIDE = 8

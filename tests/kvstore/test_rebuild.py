@@ -3,13 +3,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvstore.allocator import PageAllocator, PageState
+from kvstore.cache.allocator import PageAllocator, PageState
+from kvstore.cache.page_table import PageEntry, PageTable, Torn
+from kvstore.cache.prefix_cache import PrefixCache
+from kvstore.cache.rebuild import Rebuilt, rebuild
+from kvstore.cache.sequence_pages import SequencePages
 from kvstore.hashing import pack_tokens, root_hash
-from kvstore.page_table import PageEntry, PageTable, Torn
-from kvstore.prefix_cache import PrefixCache
 from kvstore.protocol import CacheCleared, PageStored
-from kvstore.rebuild import Rebuilt, rebuild
-from kvstore.sequence_pages import SequencePages
 
 PAGE_SIZE = 4
 NUM_PAGES = 16

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.allocator import PageState
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import MAX_GENERATION, PLAUSIBLE_GENERATIONS, PageEntry, PageTable
+from kvstore.cache.prefix_cache import PrefixCache
+from kvstore.cache.rebuild import Rebuilt, rebuild
+from kvstore.cache.sequence_pages import SequencePages
 from kvstore.hashing import HASH_BYTES, NO_HASH, pack_tokens, page_hash, root_hash
-from kvstore.page_table import MAX_GENERATION, PLAUSIBLE_GENERATIONS, PageEntry, PageTable
-from kvstore.prefix_cache import PrefixCache
-from kvstore.rebuild import Rebuilt, rebuild
-from kvstore.sequence_pages import SequencePages
 
 PAGE_SIZE = 4
 NUM_PAGES = 14

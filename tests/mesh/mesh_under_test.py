@@ -5,13 +5,13 @@ import contextlib
 
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.codec import Codec
-from mesh.message import HotMessage, Message
 from mesh.options import SystemOptions
-from mesh.run_directory import RunDirectory
+from mesh.runtime.run_directory import RunDirectory
 from mesh.system import ActorSystem
 from mesh.transport.inproc import InprocNetwork
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+from mesh.wire.codec import Codec
+from mesh.wire.message import HotMessage, Message
 from nodes.registry.actor import RegistryActor
 
 

@@ -6,11 +6,11 @@ import msgspec
 from mesh_under_test import CODEC, QUICK, Recorder
 
 from mesh.address import Address, Endpoint
-from mesh.envelope import PROTOCOL_VERSION, SYSTEM_FLAG, Header, Verb, encode_header
-from mesh.frames import SYSTEM_CODEC, SYSTEM_TYPES, ErrorBody, Hello
-from mesh.membership import Member, StaticBootstrap
+from mesh.membership.view import Member, StaticBootstrap
 from mesh.system import ActorSystem
 from mesh.transport.base import Lane, Link
+from mesh.wire.frames import SYSTEM_CODEC, SYSTEM_TYPES, ErrorBody, Hello
+from mesh.wire.header import PROTOCOL_VERSION, SYSTEM_FLAG, Header, Verb, encode_header
 
 ME, PEER = Address("me", 5), Address("peer", 2)
 FROM_PEER = Link(PEER, dialed=False)

@@ -7,10 +7,10 @@ from mesh_under_test import Number, Say
 from rig import FROM_PEER, PEER, TO_PEER
 
 from mesh.address import Address
-from mesh.envelope import Verb
 from mesh.errors import Cancelled, PeerLost, RemoteError, Unreachable
-from mesh.frames import Cancel, End, ErrorBody
 from mesh.transport.base import Lane, Link
+from mesh.wire.frames import Cancel, End, ErrorBody
+from mesh.wire.header import Verb
 
 HI = Say(text="hi")
 

@@ -3,9 +3,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mesh.address import Address
-from mesh.calls import CallTable, PendingCalls
+from mesh.calls.mailbox import Admission, Mailbox
+from mesh.calls.table import CallTable, PendingCalls
 from mesh.errors import MailboxFull
-from mesh.mailbox import Admission, Mailbox
 
 PEERS = [Address(name, 1) for name in "abc"]
 IDS = st.integers(1, 30)

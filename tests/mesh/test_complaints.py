@@ -1,7 +1,7 @@
 """Which refusals are warned of."""
 
 from mesh.address import Address
-from mesh.complaints import Complaints
+from mesh.link.complaints import Complaints
 
 PEER = Address("peer", 2)
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mesh.credit import Arrival, CreditGate, CreditWindow
+from mesh.calls.credit import Arrival, CreditGate, CreditWindow
 
 
 class Stream(RuleBasedStateMachine):

@@ -1,6 +1,6 @@
 """One timer for everything that a core has to do at a time."""
 
-from mesh.deadlines import Deadlines
+from mesh.runtime.deadlines import Deadlines
 
 
 def test_keys_come_in_order_and_once() -> None:

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.address import Address
-from mesh.driver import SHORTEST_S, CoreDriver, CoreTimer
-from mesh.message import HotPart
-from mesh.recording import LOOK_EVERY, EventRecorder, Opaque, Reader, Recorded, Writer
-from mesh.telemetry import Metrics, setup_log
+from mesh.runtime.driver import SHORTEST_S, CoreDriver, CoreTimer
+from mesh.runtime.recording import LOOK_EVERY, EventRecorder, Opaque, Reader, Recorded, Writer
+from mesh.runtime.telemetry import Metrics, setup_log
 from mesh.testing.replay import read_failure, replay
+from mesh.wire.message import HotPart
 
 HERE = sys.modules[__name__]
 

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.codec import Codec
-from mesh.envelope import PROTOCOL_VERSION, Header, Limits, Verb, check_sizes, encode_header, open_envelope
 from mesh.errors import FrameRefused, MeshError, TooLarge
-from mesh.frames import SYSTEM_CODEC, SYSTEM_TYPES, Join, Ping, Publication
-from mesh.message import HotMessage, Message
-from mesh.wording import Wording
+from mesh.wire.codec import Codec
+from mesh.wire.frames import SYSTEM_CODEC, SYSTEM_TYPES, Join, Ping, Publication
+from mesh.wire.header import PROTOCOL_VERSION, Header, Limits, Verb, check_sizes, encode_header, open_envelope
+from mesh.wire.message import HotMessage, Message
+from mesh.wire.wording import Wording
 
 LIMITS = Limits(max_parts=4, max_header_bytes=200, max_body_bytes=1000, max_message_bytes=2000)
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.address import Address
-from mesh.liveness import LivenessMonitor
+from mesh.membership.liveness import LivenessMonitor
 
 A, B = Address("a", 1), Address("b", 1)
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.address import Address, Endpoint
-from mesh.membership import DRAINING, READY, STARTING, Member, MemberChange, Membership, StaticBootstrap
+from mesh.membership.view import DRAINING, READY, STARTING, Member, MemberChange, Membership, StaticBootstrap
 
 HERE = Endpoint("c", "d")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from mesh.calls.persistent_ask import PersistentAsk
 from mesh.errors import RemoteError, Unreachable
-from mesh.frames import Ping
-from mesh.persistent_ask import PersistentAsk
+from mesh.wire.frames import Ping
 
 
 class GivenAnswers:

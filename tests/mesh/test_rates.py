@@ -2,8 +2,8 @@
 
 import time
 
-from mesh.process_usage import process_usage
-from mesh.rates import Rates
+from mesh.runtime.process_usage import process_usage
+from mesh.runtime.rates import Rates
 
 
 def test_the_mean_of_the_last_ten_seconds() -> None:

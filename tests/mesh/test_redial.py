@@ -1,5 +1,5 @@
 from mesh.address import Address
-from mesh.redial import RedialPauses
+from mesh.link.redial import RedialPauses
 
 A = Address("a", 1)
 

@@ -6,11 +6,11 @@ from rig import FROM_PEER, PEER, TO_PEER
 from structlog.testing import capture_logs
 
 from mesh.address import Address, Endpoint
-from mesh.envelope import PROTOCOL_VERSION, Verb
 from mesh.errors import DeadlineExceeded
-from mesh.frames import Bye, Credit, ErrorBody, Hello, Ping, Renew, Subscribe, Welcome
-from mesh.membership import Member
+from mesh.membership.view import Member
 from mesh.transport.base import Lane, Link
+from mesh.wire.frames import Bye, Credit, ErrorBody, Hello, Ping, Renew, Subscribe, Welcome
+from mesh.wire.header import PROTOCOL_VERSION, Verb
 
 
 def test_a_hello_is_welcomed_on_both_lanes(on_rig):

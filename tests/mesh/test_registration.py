@@ -6,13 +6,13 @@ import structlog
 
 from mesh.actor import Answer
 from mesh.address import Address, Endpoint
-from mesh.boundary import Boundary
 from mesh.errors import DeadlineExceeded, RemoteError
-from mesh.frames import Joined, MembersChanged
-from mesh.membership import Member, StaticBootstrap
+from mesh.membership.registration import Registration
+from mesh.membership.view import Member, StaticBootstrap
 from mesh.options import SystemOptions
-from mesh.registration import Registration
-from mesh.telemetry import Metrics
+from mesh.runtime.boundary import Boundary
+from mesh.runtime.telemetry import Metrics
+from mesh.wire.frames import Joined, MembersChanged
 
 REGISTRY = Address("registry", 1)
 NOWHERE = Endpoint("inproc://registry", "inproc://registry.data")

@@ -4,8 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mesh.deadlines import Deadlines
-from mesh.retrier import Retrier
+from mesh.calls.retrier import Retrier
+from mesh.runtime.deadlines import Deadlines
 
 RETRY_S, GIVE_UP_S = 0.5, 30.0
 PEERS, KEYS = st.sampled_from("pq"), st.sampled_from("abc")

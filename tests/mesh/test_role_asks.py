@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from mesh.calls.role_asks import RoleAsks
 from mesh.errors import CallError, RemoteError
-from mesh.role_asks import RoleAsks
 
 
 class Asked:

@@ -16,11 +16,11 @@ from mesh_under_test import QUICK, Recorder, Say, until
 
 from mesh.address import Address
 from mesh.errors import PeerLost
-from mesh.frames import Drain, Shutdown
 from mesh.run import _Process, run_actor
-from mesh.run_directory import RunDirectory
+from mesh.runtime.run_directory import RunDirectory
 from mesh.system import ActorSystem
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+from mesh.wire.frames import Drain, Shutdown
 
 pytestmark = pytest.mark.process
 
@@ -32,7 +32,7 @@ PROGRAM = textwrap.dedent(
     from mesh_under_test import QUICK, Recorder
     from mesh.address import Address
     from mesh.run import run_actor
-    from mesh.run_directory import RunDirectory
+    from mesh.runtime.run_directory import RunDirectory
     from nodes.registry.actor import RegistryActor
 
     class Slow(Recorder):

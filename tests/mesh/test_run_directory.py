@@ -7,7 +7,7 @@ import pytest
 
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError
-from mesh.run_directory import RunDirectory, replace_file
+from mesh.runtime.run_directory import RunDirectory, replace_file
 from mesh.transport.base import Lane
 
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.sequence import DUPLICATE, OTHER_CONNECTION, IncomingSequence, OutgoingSequence, connection_of
+from mesh.link.sequence import DUPLICATE, OTHER_CONNECTION, IncomingSequence, OutgoingSequence, connection_of
 
 
 @given(st.lists(st.sampled_from(["send", "drop", "repeat", "late", "reconnect"]), max_size=60), st.booleans())

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from mesh.address import Address
 from mesh.errors import BindError
-from mesh.testing.virtual_time import run
+from mesh.simulation.faults import Faults
+from mesh.simulation.network import SimulatedNetwork
+from mesh.simulation.virtual_time import run
 from mesh.transport.base import Lane, Link
-from mesh.transport.faults import Faults
-from mesh.transport.simulation import SimulatedNetwork
 
 
 class Ear:

@@ -8,14 +8,14 @@ import pytest
 
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.codec import Codec
 from mesh.errors import CallError, PeerLost
-from mesh.message import Message
 from mesh.options import SystemOptions
+from mesh.simulation.faults import Faults
+from mesh.simulation.network import SimulatedNetwork
+from mesh.simulation.virtual_time import run
 from mesh.system import ActorSystem
-from mesh.testing.virtual_time import run
-from mesh.transport.faults import Faults
-from mesh.transport.simulation import SimulatedNetwork
+from mesh.wire.codec import Codec
+from mesh.wire.message import Message
 from nodes.registry.actor import RegistryActor
 
 

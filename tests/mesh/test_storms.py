@@ -13,10 +13,10 @@ from mesh_under_test import Count, Number, Recorder
 from mesh.address import Address
 from mesh.errors import CallError
 from mesh.options import SystemOptions
+from mesh.simulation.faults import Faults
+from mesh.simulation.network import SimulatedNetwork
+from mesh.simulation.virtual_time import run
 from mesh.system import ActorSystem
-from mesh.testing.virtual_time import run
-from mesh.transport.faults import Faults
-from mesh.transport.simulation import SimulatedNetwork
 from nodes.registry.actor import RegistryActor
 
 STORM = Faults(drop=0.02, duplicate=0.05, slow=0.1, reset=0.002, silent_down=0.2, partition=0.1)

@@ -9,7 +9,6 @@ from mesh_under_test import QUICK, Count, Number, Recorder, Say, Step, until
 from structlog.testing import capture_logs
 
 from mesh.address import Address
-from mesh.envelope import Limits
 from mesh.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -19,7 +18,8 @@ from mesh.errors import (
     TooLarge,
     Unreachable,
 )
-from mesh.frames import (
+from mesh.transport.base import Lane
+from mesh.wire.frames import (
     Describe,
     DescribeRequest,
     Drain,
@@ -32,7 +32,7 @@ from mesh.frames import (
     StatsReply,
     StatsRequest,
 )
-from mesh.transport.base import Lane
+from mesh.wire.header import Limits
 
 HI = Say(text="hi")
 

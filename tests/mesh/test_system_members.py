@@ -8,9 +8,9 @@ from mesh_under_test import QUICK, Number, Recorder, Say, until
 
 from mesh.address import Address, Endpoint
 from mesh.errors import CallError, PeerLost, RemoteError
-from mesh.frames import Join, Leave, ListMembers, MembersChanged, PeerDown, StatsRequest
-from mesh.membership import SUPERVISOR, Member
+from mesh.membership.view import SUPERVISOR, Member
 from mesh.transport.base import Lane
+from mesh.wire.frames import Join, Leave, ListMembers, MembersChanged, PeerDown, StatsRequest
 
 HI = Say(text="hi")
 

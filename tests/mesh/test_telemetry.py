@@ -4,8 +4,8 @@ import json
 import pytest
 import structlog
 
-from mesh.frames import SYSTEM_CODEC
-from mesh.telemetry import SECONDS, Metrics, new_traceparent, series, setup_log
+from mesh.runtime.telemetry import SECONDS, Metrics, new_traceparent, series, setup_log
+from mesh.wire.frames import SYSTEM_CODEC
 
 
 def test_series_are_those_of_prometheus():

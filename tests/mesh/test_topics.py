@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.topics import Step, Subscription, TopicLog
+from mesh.pubsub.topics import Step, Subscription, TopicLog
 
 
 def test_replay_is_what_the_ring_holds():

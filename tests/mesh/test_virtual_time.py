@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from mesh.testing.virtual_time import (
+from mesh.simulation.virtual_time import (
     Deadlock,
     Livelock,
     RealWorld,

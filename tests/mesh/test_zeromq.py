@@ -12,16 +12,16 @@ import zmq
 from mesh_under_test import QUICK, Recorder, Say, Step, until, zeromq_mesh
 
 from mesh.address import Address, Endpoint
-from mesh.envelope import Limits
 from mesh.errors import BindError, PeerLost
-from mesh.membership import Member, StaticBootstrap
+from mesh.membership.view import Member, StaticBootstrap
 from mesh.options import SystemOptions
-from mesh.run_directory import RunDirectory
+from mesh.runtime.run_directory import RunDirectory
 from mesh.system import ActorSystem
 from mesh.testing.leaks import assert_no_leaks
 from mesh.transport.base import Lane, Link
 from mesh.transport.zeromq import NOBODY, ZeroMQOptions, ZeroMQTransport
 from mesh.transport.zeromq_socket import ZERO_COPY_BYTES, Outbox
+from mesh.wire.header import Limits
 
 HI = Say(text="hi")
 A, B = Address("a", 1), Address("b", 1)

@@ -3,8 +3,8 @@
 from typing import Any
 
 from mesh.address import Endpoint
-from mesh.frames import StatsReply
-from mesh.membership import Member
+from mesh.membership.view import Member
+from mesh.wire.frames import StatsReply
 from nodes.actor_figures import FIGURE_NAMES, ActorFigures, actor_figures, figure_texts
 from nodes.stats import ActorStats
 

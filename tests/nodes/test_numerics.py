@@ -7,7 +7,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from mesh.address import Endpoint
-from mesh.membership import Member, Membership
+from mesh.membership.view import Member, Membership
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.events import SchedulersChanged
 from nodes.gateway.scheduler_view import SchedulerView

@@ -1,6 +1,6 @@
 """Copies pages between processes on a device of software, and says what arrived: started by `test_software_copies.py`.
 
-kernel   out of another process's pool, scattered, by the kernel of `kvstore/gather.py`
+kernel   out of another process's pool, scattered, by the kernel of `kvstore/pool/cuda/gather.py`
 calls    the same, each page by a call
 tcp      out of another process's pool, over raw connections and page-locked memory at both ends
 source   the other end of `tcp`: reads the meeting from stdin
@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 
 from gpu_pool import LAYOUT, Child, bytes_at, put_bytes, random_bytes
 
-from kvstore.cuda_memory import load_cupy_memory
-from kvstore.cuda_pool import CudaHost
-from kvstore.page_pool import PagePool, PoolInfo, ShmHost
+from kvstore.pool.cuda.memory import load_cupy_memory
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
 from kvstore.transfer.base import Direction
 from kvstore.transfer.cuda_ipc import CudaIpcTransport
 from kvstore.transfer.link import Broken, LinkMaker, Moved, News, PairLink, Ready

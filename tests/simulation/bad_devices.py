@@ -7,7 +7,7 @@ in a step that three workers die of is poisoned by rule.
 import random
 from collections import Counter
 
-from nodes.worker.step import RunnableStep, Runner, StepOutcome
+from nodes.worker.steps.step import RunnableStep, Runner, StepOutcome
 
 SHARE = 0.2
 RATE = 0.03

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mesh.testing.processes import ProcessState, SimulatedProcess
-from nodes.worker.step import RunnableStep
+from nodes.worker.steps.step import RunnableStep
 
 MOST_STALLS = 3
 MOST_BAD_COPIES = 3

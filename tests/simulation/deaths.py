@@ -4,12 +4,12 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from kvstore.page_pool import HeapHost, PagePool
-from kvstore.page_table import PageEntry, PageTable
+from kvstore.cache.page_table import PageEntry, PageTable
+from kvstore.pool.page_pool import HeapHost, PagePool
 from mesh.address import Address, Endpoint
+from mesh.simulation.network import SimulatedNetwork, SimulatedTransport
 from mesh.testing.processes import RUNNING_PROCESS, SimulatedProcess
 from mesh.transport.base import Buffer, Lane, Link, Listener
-from mesh.transport.simulation import SimulatedNetwork, SimulatedTransport
 
 MARK = slice(6, 8)
 BODY = 8

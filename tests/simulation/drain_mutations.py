@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mesh import role_asks
-from nodes.scheduler.worker_drain import WorkerDrain
+from mesh.calls import role_asks
+from nodes.scheduler.worker_link.worker_drain import WorkerDrain
 from tests.simulation.planting import Patches, around, nothing
 
 

@@ -13,9 +13,9 @@ from functools import partial
 from typing import ClassVar
 
 from mesh.actor import Actor
-from mesh.codec import Codec
-from mesh.membership import SUPERVISOR
-from mesh.transport.faults import Faults
+from mesh.membership.view import SUPERVISOR
+from mesh.simulation.faults import Faults
+from mesh.wire.codec import Codec
 from nodes.roles import NODE_CODEC, TOKENIZER
 from tests.simulation.scenario import Client, ask_all, draw_clients, play
 from tests.simulation.whole_mesh import Outcome, SimulatedMesh

@@ -10,18 +10,18 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
-from kvstore.allocator import PageState
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import PageTable, Torn
 from kvstore.hashing import unpack_tokens
-from kvstore.page_pool import PagePool
-from kvstore.page_table import PageTable, Torn
+from kvstore.pool.page_pool import PagePool
 from kvstore.transfer.base import Direction
 from nodes.kv_agent.actor import KVAgent
 from nodes.protocol import RowError
 from nodes.worker.actor import WorkerActor
 from nodes.worker.config import WorkerConfig
 from nodes.worker.errors import DeviceFailed
-from nodes.worker.isolation import run_isolated
-from nodes.worker.step import RunnableStep, outcome_of, with_inputs
+from nodes.worker.executor.isolation import run_isolated
+from nodes.worker.steps.step import RunnableStep, outcome_of, with_inputs
 from tests.simulation.bad_devices import BadDevices, BadRunner
 from tests.simulation.bad_moments import BadMoments
 

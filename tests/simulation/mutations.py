@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
+from kvstore.cache.radix_tree import RadixTree
+from kvstore.cache.rebuild import Orphans
+from kvstore.cache.sequence_pages import SequencePages
 from kvstore.protocol import GrantClosed
-from kvstore.radix_tree import RadixTree
-from kvstore.rebuild import Orphans
-from kvstore.sequence_pages import SequencePages
 from kvstore.transfer import puller
 from kvstore.transfer.session import SenderLost, TransferSession
-from mesh.membership import MemberChange, Membership
+from mesh.membership.view import MemberChange, Membership
 from nodes.detokenizer.step import Step
 from nodes.gateway.cancels import CancelLedger
 from nodes.gateway.core import GatewayCore
@@ -29,22 +29,22 @@ from nodes.protocol import Adopt, RowError
 from nodes.registry.core import RegistryCore
 from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.attempts import Attempts
+from nodes.scheduler.batch.running import Running
 from nodes.scheduler.calls import Calls
 from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import Announce
-from nodes.scheduler.grants import Grants
-from nodes.scheduler.orders import Orders
-from nodes.scheduler.pipeline import Pipeline
-from nodes.scheduler.ranks import RankGroup
-from nodes.scheduler.running import Running
+from nodes.scheduler.finish.streams import Streams
+from nodes.scheduler.handoff.decode import Grants
+from nodes.scheduler.handoff.prefill import Orders
 from nodes.scheduler.sequence import Sequence
-from nodes.scheduler.streams import Streams
-from nodes.worker import isolation
+from nodes.scheduler.worker_link.pipeline import Pipeline
+from nodes.scheduler.worker_link.ranks import RankGroup
 from nodes.worker.core import AnswerAdopt, WorkerCore
+from nodes.worker.executor import isolation
+from nodes.worker.executor.step_watch import StepWatch
 from nodes.worker.parallel.group import RankGroup as WorkerGroup
 from nodes.worker.parallel.ranks import RankCore
-from nodes.worker.step import StepOutcome
-from nodes.worker.step_watch import StepWatch
+from nodes.worker.steps.step import StepOutcome
 from tests.simulation.planting import Patches, around, nothing
 from tests.simulation.table_mutations import OPENINGS_PLANTED, TABLE_KEPT
 

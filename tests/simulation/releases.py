@@ -7,15 +7,15 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kvstore.pool_header import HEADER_BYTES
+from kvstore.pool.header import HEADER_BYTES
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.codec import Codec
 from mesh.errors import CallError
 from mesh.options import SystemOptions
+from mesh.simulation.faults import Faults
 from mesh.system import ActorSystem
 from mesh.testing.processes import ProcessState
-from mesh.transport.faults import Faults
+from mesh.wire.codec import Codec
 from nodes.protocol import MemoryList, ReleaseMemory, ResumeMemory
 from nodes.roles import NODE_CODEC
 from tests.simulation.scenario import ask_all, draw_clients, draw_faults, judge_outcome, play

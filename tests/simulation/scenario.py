@@ -11,9 +11,9 @@ from typing import Any
 
 import structlog
 
-from mesh.testing.virtual_time import run
-from mesh.transport.faults import Faults
-from nodes.worker.step import CORRUPT_PAGE
+from mesh.simulation.faults import Faults
+from mesh.simulation.virtual_time import run
+from nodes.worker.steps.step import CORRUPT_PAGE
 from tests.simulation.whole_mesh import CONTEXT_LENGTH, Outcome, SimulatedMesh
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from nodes.scheduler.pipeline import Pipeline
-from nodes.scheduler.running import Running
+from nodes.scheduler.batch.running import Running
+from nodes.scheduler.worker_link.pipeline import Pipeline
 from nodes.worker.core import WorkerCore
-from nodes.worker.sequence_table import SequenceTable
-from nodes.worker.step_columns import Columns
+from nodes.worker.steps.columns import Columns
+from nodes.worker.steps.sequence_table import SequenceTable
 from tests.simulation.planting import Patches, around
 
 

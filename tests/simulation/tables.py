@@ -11,7 +11,7 @@ import random
 import string
 from collections import Counter
 
-from mesh.transport.faults import Faults
+from mesh.simulation.faults import Faults
 from tests.simulation.scenario import Client, ask_all, judge_outcome, play
 from tests.simulation.whole_mesh import SimulatedMesh
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import structlog
 
-from mesh.testing.virtual_time import run
-from mesh.transport.faults import Faults
+from mesh.simulation.faults import Faults
+from mesh.simulation.virtual_time import run
 from nodes.protocol import StepResult
 from nodes.worker.core import SendResult
 from tests.simulation.hardware import SlowWorker

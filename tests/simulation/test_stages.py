@@ -6,8 +6,8 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from mesh.testing.virtual_time import run
-from mesh.transport.faults import Faults
+from mesh.simulation.faults import Faults
+from mesh.simulation.virtual_time import run
 from nodes.gateway.actor import Gateway
 from nodes.gateway.config import GatewayConfig
 from tests.simulation.scenario import LIMIT_S

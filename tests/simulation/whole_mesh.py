@@ -17,12 +17,12 @@ from typing import Any
 
 from mesh.actor import Actor
 from mesh.address import Address, Endpoint
-from mesh.membership import READY
+from mesh.membership.view import READY
 from mesh.options import SystemOptions
+from mesh.simulation.faults import Faults
+from mesh.simulation.network import SimulatedNetwork
 from mesh.system import ActorSystem
 from mesh.testing.processes import ProcessState, SimulatedProcess
-from mesh.transport.faults import Faults
-from mesh.transport.simulation import SimulatedNetwork
 from nodes.detokenizer.actor import DetokenizerActor
 from nodes.detokenizer.config import DetokenizerConfig
 from nodes.gateway.actor import Gateway

@@ -5,9 +5,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from mesh.envelope import PROTOCOL_VERSION, Header, Verb, encode_header
-from mesh.frames import SYSTEM_CODEC, SystemMessage
-from mesh.message import HotMessage
+from mesh.wire.frames import SYSTEM_CODEC, SystemMessage
+from mesh.wire.header import PROTOCOL_VERSION, Header, Verb, encode_header
+from mesh.wire.message import HotMessage
 from nodes.protocol import HotNodeMessage, Load, NodeMessage
 from nodes.roles import NODE_CODEC
 

@@ -13,13 +13,13 @@ import msgspec
 
 from mesh.actor import Actor, Call
 from mesh.address import Address, Endpoint
-from mesh.envelope import SYSTEM_FLAG, Header, Verb
-from mesh.frames import SYSTEM_CODEC
 from mesh.options import SystemOptions
+from mesh.simulation import virtual_time
 from mesh.system import ActorSystem
-from mesh.testing import virtual_time
 from mesh.transport.base import Buffer, Lane, Link, Listener
 from mesh.transport.inproc import InprocNetwork, InprocTransport
+from mesh.wire.frames import SYSTEM_CODEC
+from mesh.wire.header import SYSTEM_FLAG, Header, Verb
 from nodes.protocol import Detokenize, Detokenized
 from nodes.registry.actor import RegistryActor
 from nodes.roles import NODE_CODEC

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec import NODEFAULT, inspect
 
-from mesh.envelope import Header, Verb
+from mesh.wire.header import Header, Verb
 from tools.protocol_reference.samples import message_types
 
 _MARK: Final = "<!-- generated: {} -->\n"
@@ -96,7 +96,7 @@ def messages() -> str:
 
 def _chapter(protocol: str, kind: type) -> str:
     if protocol == "system":
-        return "System bodies (`mesh/frames.py`)"
+        return "System bodies (`mesh/wire/frames.py`)"
     return {
         "kvstore.protocol": "KV memory (`kvstore/protocol.py`)",
     }.get(kind.__module__, f"Node bodies (`{kind.__module__.replace('.', '/')}.py`)")

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol, assert_never
 
 from kvstore.errors import DeviceExhaustedMemory, KVError
-from kvstore.page_pool import MemoryHost, PagePool
-from kvstore.pool_header import PoolInfo
+from kvstore.pool.header import PoolInfo
+from kvstore.pool.page_pool import MemoryHost, PagePool
 from kvstore.protocol import PoolHandle
 from mesh.actor import Call, Context
 from mesh.address import Address
-from mesh.driver import CoreDriver, CoreTimer
 from mesh.errors import CallError
-from mesh.membership import Member
-from mesh.message import Message
+from mesh.membership.view import Member
+from mesh.runtime.driver import CoreDriver, CoreTimer
+from mesh.wire.message import Message
 from nodes.kv_agent.memory.core import MemoryCore
 from nodes.kv_agent.memory.events import (
     Answer,

@@ -21,9 +21,9 @@ Pure: `handle(event, now)` returns commands, which `actions.py` performs.
 from collections.abc import Iterable, Sequence
 from typing import Final, assert_never
 
-from kvstore.device import CPU
+from kvstore.pool.device import CPU
 from mesh.address import Address
-from mesh.membership import RELEASED
+from mesh.membership.view import RELEASED
 from nodes.kv_agent.memory.events import (
     Answer,
     AskLetGo,

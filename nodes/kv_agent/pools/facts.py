@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from kvstore.device import CPU
 from kvstore.layout import KVLayout
-from kvstore.pool_header import PoolInfo
+from kvstore.pool.device import CPU
+from kvstore.pool.header import PoolInfo
 from kvstore.protocol import PoolHandle
 
 

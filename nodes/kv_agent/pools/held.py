@@ -9,12 +9,12 @@ from typing import Protocol
 
 import msgspec
 
-from kvstore.page_pool import MemoryHost, PagePool
-from kvstore.pool_header import incarnation_of
+from kvstore.pool.header import incarnation_of
+from kvstore.pool.page_pool import MemoryHost, PagePool
 from kvstore.protocol import MakePages, OfferPages, PoolHandle
 from mesh.actor import Call, Context
 from mesh.address import Address
-from mesh.membership import Member
+from mesh.membership.view import Member
 from nodes.kv_agent.config import KVAgentConfig
 from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.events import Event, GroupHeld, GroupReleased, SourceId

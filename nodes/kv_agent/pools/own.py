@@ -5,8 +5,8 @@ Pure; part of the kv_agent's core.
 
 from collections.abc import Iterable
 
-from kvstore.page_pool import PagePool
-from kvstore.pool_header import PoolInfo
+from kvstore.pool.header import PoolInfo
+from kvstore.pool.page_pool import PagePool
 from kvstore.transfer.session import TransferSession
 from nodes.kv_agent.events import Refuse, SourceId
 from nodes.kv_agent.pools.facts import Pool

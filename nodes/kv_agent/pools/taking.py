@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvstore.device import CPU
 from kvstore.errors import DeviceExhaustedMemory, KVError, PoolForeign, PoolMismatch, PoolMissing, PoolTorn
-from kvstore.page_pool import MemoryHost, PagePool, PoolInfo
+from kvstore.pool.device import CPU
+from kvstore.pool.page_pool import MemoryHost, PagePool, PoolInfo
 from mesh.actor import Context
 from nodes.kv_agent.config import PoolConfig
 

@@ -9,12 +9,12 @@ from typing import assert_never
 import msgspec
 
 from kvstore.errors import KVError
-from kvstore.page_pool import MemoryHost
-from kvstore.pool_header import PoolInfo
+from kvstore.pool.header import PoolInfo
+from kvstore.pool.page_pool import MemoryHost
 from kvstore.protocol import MakePages, OfferPages, PagesOffered
 from mesh.actor import Call
 from mesh.address import Address
-from mesh.driver import CoreDriver
+from mesh.runtime.driver import CoreDriver
 from nodes.kv_agent.memory.actions import PoolOwner
 from nodes.kv_agent.pools.own import absence
 from nodes.kv_agent.worker_pools.core import (

@@ -27,7 +27,7 @@ from nodes.worker.attention.base import Span
 from nodes.worker.attention.kinds import FULL, AttentionKind
 from nodes.worker.errors import BackendMissing
 from nodes.worker.layers.linear import padded_rows
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.view import PoolView
 
 SPLIT: Final = 64
 _ONES: Final = 16

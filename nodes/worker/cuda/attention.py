@@ -13,7 +13,7 @@ from nodes.worker.attention.kinds import FULL, AttentionKind
 from nodes.worker.cuda.batch import DeviceBatch, HostBatch, PageTable
 from nodes.worker.cuda.merged import attend_part, merge
 from nodes.worker.errors import BackendMissing
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.view import PoolView
 
 
 def check_mergeable(kinds: Sequence[AttentionKind]) -> None:

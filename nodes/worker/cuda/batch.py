@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kvstore.layout import PADDING_PAGE
 from nodes.worker.sampler import Draw
-from nodes.worker.step import RunnableStep
-from nodes.worker.step_columns import runs
+from nodes.worker.steps.columns import runs
+from nodes.worker.steps.step import RunnableStep
 
 Ints = npt.NDArray[np.int32]
 KNOWN: Final = -1

@@ -21,7 +21,7 @@ from nodes.worker.cuda.flashinfer_cross import CrossAttention
 from nodes.worker.cuda.flashinfer_merged import MergedPrefill
 from nodes.worker.cuda.flashinfer_plans import Captured, Planner
 from nodes.worker.errors import BackendMissing
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.view import PoolView
 
 HEAD_DIMS: Final = (64, 128, 256)
 

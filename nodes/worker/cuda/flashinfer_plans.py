@@ -25,7 +25,7 @@ from torch import Tensor
 
 from nodes.worker.attention.kinds import FULL, AttentionKind
 from nodes.worker.cuda.batch import DeviceBatch, PageTable, pinned
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.view import PoolView
 
 _WORKSPACE_BYTES: Final = 128 << 20
 _SCHEDULE_BYTES: Final = 1 << 20

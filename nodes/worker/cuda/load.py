@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import torch
 
-from kvstore.device import CPU, cuda_ordinal
-from kvstore.page_pool import PagePool
+from kvstore.pool.device import CPU, cuda_ordinal
+from kvstore.pool.page_pool import PagePool
 from nodes.model_spec import ModelSpec
 from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.config import WorkerConfig
@@ -19,11 +19,11 @@ from nodes.worker.cuda.memory import measured_activation_bytes
 from nodes.worker.cuda.memory_saver import load_memory_saver
 from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.runner import CudaRunner
-from nodes.worker.device_memory import Footprint, activation_bytes, check_fit, weight_bytes
-from nodes.worker.device_view import view_device_pages
 from nodes.worker.errors import BackendMissing, DeviceMemoryShort, DeviceUnfit, WorkerError
 from nodes.worker.parallel.collectives import Collectives
-from nodes.worker.pool_view import TORCH_DTYPES, PoolView
+from nodes.worker.pool.device_memory import Footprint, activation_bytes, check_fit, weight_bytes
+from nodes.worker.pool.device_view import view_device_pages
+from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.weights.opening import open_weights
 
 TILE_ROWS: Final = 64

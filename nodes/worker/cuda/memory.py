@@ -8,7 +8,7 @@ from kvstore.layout import PADDING_PAGE
 from nodes.worker.cuda.attention import DeviceAttention
 from nodes.worker.cuda.batch import host_batch, pack, pinned, unpack
 from nodes.worker.cuda.network import DeviceNetwork
-from nodes.worker.step import RunnableRow, RunnableStep
+from nodes.worker.steps.step import RunnableRow, RunnableStep
 
 
 def largest_step(num_rows: int, page_size: int, context_length: int) -> RunnableStep:

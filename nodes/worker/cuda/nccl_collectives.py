@@ -24,7 +24,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from kvstore.device import cuda_ordinal
+from kvstore.pool.device import cuda_ordinal
 from nodes.worker.errors import BackendMissing, CollectiveFailed, GroupNotFormed
 
 _SUM: Final = 0

@@ -21,9 +21,9 @@ from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Nor
 from nodes.models.registry import decoder
 from nodes.worker.cuda.attention import DeviceAttention
 from nodes.worker.cuda.kernels import Kernels, cos_sin_table
-from nodes.worker.device_memory import SUMMED_ROWS
 from nodes.worker.layers.mixture import mixture
 from nodes.worker.parallel.collectives import Collectives
+from nodes.worker.pool.device_memory import SUMMED_ROWS
 from nodes.worker.weights.loader import RankWeights, WeightSource
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvstore.page_pool import PagePool
+from kvstore.pool.page_pool import PagePool
 from nodes.protocol import RowError
 from nodes.worker.cuda.attention import DeviceAttention
 from nodes.worker.cuda.batch import KNOWN, DeviceBatch, HostBatch, host_batch, pack, pinned, unpack
@@ -21,9 +21,9 @@ from nodes.worker.cuda.graphs import DecodeGraphs
 from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.sampler import sample_on_device
 from nodes.worker.errors import CollectiveFailed
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.view import PoolView
 from nodes.worker.sampler import NOT_DRAWN
-from nodes.worker.step import MISSING_INPUT, POISONED, RunnableRow, RunnableStep, StepOutcome
+from nodes.worker.steps.step import MISSING_INPUT, POISONED, RunnableRow, RunnableStep, StepOutcome
 
 if TYPE_CHECKING:
     from nodes.worker.cuda.memory_saver import MemorySaver

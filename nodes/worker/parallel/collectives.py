@@ -6,7 +6,7 @@ exists once: whatever fails in it ends it, and another group is made under anoth
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kvstore.device import CPU
+from kvstore.pool.device import CPU
 from nodes.worker.config import WorkerConfig
 
 if TYPE_CHECKING:

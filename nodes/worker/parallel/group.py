@@ -6,8 +6,8 @@ from concurrent.futures import Executor
 from typing import Final
 
 from mesh.actor import Call, Context
-from mesh.membership import Member
-from mesh.persistent_ask import PersistentAsk
+from mesh.calls.persistent_ask import PersistentAsk
+from mesh.membership.view import Member
 from nodes.protocol import GroupFormed, JoinGroup
 from nodes.worker.config import WorkerConfig
 from nodes.worker.parallel.collectives import Collectives, CollectivesMaker

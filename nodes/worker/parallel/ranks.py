@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from mesh.address import Address
-from mesh.membership import Member
+from mesh.membership.view import Member
 from nodes.protocol import GroupFormed, JoinGroup
 from nodes.worker.core import AdoptArrived, AnswerAdopt, Command, Event, WorkerCore
 

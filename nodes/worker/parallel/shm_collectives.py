@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from kvstore.device import CPU
+from kvstore.pool.device import CPU
 from nodes.worker.errors import CollectiveFailed, GroupNotFormed
 
 SLOT_BYTES: Final = 1 << 20

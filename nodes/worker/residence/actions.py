@@ -11,8 +11,8 @@ from typing import Protocol, assert_never
 
 from kvstore.protocol import PoolHandle
 from mesh.actor import Call, Context
-from mesh.driver import CoreDriver
-from mesh.membership import READY, RELEASED
+from mesh.membership.view import READY, RELEASED
+from mesh.runtime.driver import CoreDriver
 from nodes.protocol.memory import HasLetGo, HasTakenUp, LetGo, TakeUp
 from nodes.worker.residence.core import (
     SUPERSEDED,

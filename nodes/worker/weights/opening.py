@@ -5,7 +5,7 @@ from torch import Tensor
 
 from nodes.model_spec import ModelSpec
 from nodes.models.tensor_parallel import Part
-from nodes.worker.device_memory import parameter_bytes
+from nodes.worker.pool.device_memory import parameter_bytes
 from nodes.worker.weights.load_progress import LoadProgress, current_load
 from nodes.worker.weights.loader import SafetensorsWeights, WeightSource
 from nodes.worker.weights.random_weights import RandomWeights

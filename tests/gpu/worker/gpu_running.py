@@ -13,9 +13,9 @@ from nodes.worker.cuda.attention import DeviceAttention
 from nodes.worker.cuda.load import build_runner
 from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.runner import CudaRunner
-from nodes.worker.device_view import view_device_pages
 from nodes.worker.parallel.collectives import Collectives
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.device_view import view_device_pages
+from nodes.worker.pool.view import PoolView
 
 GPU = [
     pytest.mark.gpu,

@@ -8,8 +8,8 @@ from gpu_running import GPU, NEEDS_FLASHINFER, SLOW, Pages
 from nodes.worker.attention.kinds import CROSS, FULL
 from nodes.worker.cuda.attention import TorchAttention
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, load_flashinfer
-from nodes.worker.device_view import view_device_pages
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.device_view import view_device_pages
+from nodes.worker.pool.view import PoolView
 
 pytestmark = [*GPU, NEEDS_FLASHINFER, SLOW]
 NEAR = {"atol": 0.02, "rtol": 0.02}

@@ -9,7 +9,7 @@ from nodes.request import Sampling
 from nodes.worker.cuda.flashinfer_backend import FlashInferKernels, load_flashinfer
 from nodes.worker.cuda.kernels import TorchKernels, cos_sin_table
 from nodes.worker.cuda.sampler import sample_on_device
-from nodes.worker.device_view import view_device_pages
+from nodes.worker.pool.device_view import view_device_pages
 from nodes.worker.sampler import NOT_DRAWN, Draw, sample
 
 pytestmark = GPU

@@ -11,7 +11,7 @@ from torch_running import logits_by_chunks
 from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.load import build_runner
-from nodes.worker.device_view import view_device_pages
+from nodes.worker.pool.device_view import view_device_pages
 
 pytestmark = [
     *GPU,

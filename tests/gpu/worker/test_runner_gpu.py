@@ -11,7 +11,7 @@ from torch_running import Row, logits_by_chunks, step
 
 from nodes.worker.cuda.memory import measured_activation_bytes
 from nodes.worker.cuda.runner import CudaRunner
-from nodes.worker.device_memory import activation_bytes
+from nodes.worker.pool.device_memory import activation_bytes
 
 pytestmark = GPU
 MODEL = "random:tiny-qwen3"

@@ -11,13 +11,13 @@ from fake_links import FakeLinks, FakeWire
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.allocator import PageState
-from kvstore.cuda_pool import CudaHost
-from kvstore.device import CPU, CUDA
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import PageEntry
 from kvstore.errors import DeviceUnavailable, PagesElsewhere, PairUnmade, TransferError
 from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, PoolInfo
-from kvstore.page_table import PageEntry
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.device import CPU, CUDA
+from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Completion, Descriptor, Direction, SourcePages, Transport
 from kvstore.transfer.choice import ChosenTransport

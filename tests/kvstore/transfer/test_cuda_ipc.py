@@ -8,12 +8,12 @@ from fake_devices import FakeCards, FakeDeviceMemory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.allocator import PageState
-from kvstore.cuda_pool import CudaHost
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import PageEntry
 from kvstore.errors import DeviceHandleInvalid, DeviceUnavailable, PagesElsewhere, PoolMissing, TransferError
 from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo, ShmHost
-from kvstore.page_table import PageEntry
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo, ShmHost
 from kvstore.transfer.base import Completion, Descriptor, Direction, Transport
 from kvstore.transfer.cuda_ipc import CudaIpcTransport, DevicePeer, merge
 from kvstore.transfer.puller import PagePuller

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.device import DevicePages
 from kvstore.errors import DeviceUnavailable
+from kvstore.pool.device import DevicePages
 from kvstore.transfer import nccl_link
 from kvstore.transfer.link import Broken, Moved, News, PairLink, Ready, Stopped
 from kvstore.transfer.nccl_link import NcclLinks

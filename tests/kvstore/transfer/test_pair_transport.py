@@ -11,12 +11,12 @@ from fake_links import FakeLinks, FakeWire
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.allocator import PageState
-from kvstore.cuda_pool import CudaHost
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import PageEntry
 from kvstore.errors import PagesElsewhere, TransferError
 from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, PagePool, PoolInfo
-from kvstore.page_table import PageEntry
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Completion, Descriptor, Direction, SourcePages, Transport
 from kvstore.transfer.link import Broken

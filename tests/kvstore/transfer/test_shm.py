@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.allocator import PageState
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import PageEntry
 from kvstore.errors import PoolMissing, TransferError
 from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo, ShmHost
-from kvstore.page_table import PageEntry
+from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo, ShmHost
 from kvstore.transfer.base import Descriptor, Direction, Transport
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded, StartCopy

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 from fake_devices import FakeCards, FakeDeviceMemory
 
-from kvstore.cuda_memory import HostBuffer
-from kvstore.device import CPU, DevicePages
 from kvstore.errors import DeviceUnavailable, TransferError
+from kvstore.pool.cuda.memory import HostBuffer
+from kvstore.pool.device import CPU, DevicePages
 from kvstore.transfer import tcp_listener
 from kvstore.transfer.link import Broken, LinkMaker, Memory, Moved, News, PairLink, Ready, Stopped
 from kvstore.transfer.tcp_link import TcpLinks, TcpSettings

@@ -1,6 +1,6 @@
-"""Cancels that wait for their acknowledgement; how they are asked again is `mesh/retrier.py`'s."""
+"""Cancels that wait for their acknowledgement; how they are asked again is `mesh/calls/retrier.py`'s."""
 
-from mesh.deadlines import Deadlines
+from mesh.runtime.deadlines import Deadlines
 from nodes.gateway import cancels
 from nodes.gateway.cancels import RETRY, CancelLedger
 from nodes.gateway.events import SendCancel

@@ -12,8 +12,8 @@ import pytest
 import structlog
 from fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, Silent, play, until
 
-from mesh.recording import Reader
-from mesh.telemetry import setup_log
+from mesh.runtime.recording import Reader
+from mesh.runtime.telemetry import setup_log
 from mesh.testing.replay import read_failure, replay
 from nodes import protocol, request
 from nodes.gateway import events, http_protocol

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mesh.frames import Histogram, StatsReply
-from mesh.telemetry import Metrics, series
+from mesh.runtime.telemetry import Metrics, series
+from mesh.wire.frames import Histogram, StatsReply
 from nodes.gateway.metrics import merge_histograms, parse_series, render
 from nodes.stats import ActorStats
 

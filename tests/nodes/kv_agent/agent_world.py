@@ -7,20 +7,20 @@ from typing import Any
 from fake_devices import FakeCards, FakeDeviceMemory
 from fake_links import FakeLinks, FakeWire
 
-from kvstore.allocator import PageState
-from kvstore.cuda_pool import CudaHost
-from kvstore.device import CPU
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import PageEntry
 from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, MemoryHost, PagePool
-from kvstore.page_table import PageEntry
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.device import CPU
+from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool
 from kvstore.protocol import MapPool, OpenGrant, PagesPulled, PagesReady, PoolHandle, TransferFailed
 from kvstore.transfer.link import LinkMaker
 from kvstore.transfer.session import SessionLimits
 from mesh.actor import Actor
 from mesh.address import Address, Endpoint
 from mesh.options import SystemOptions
+from mesh.simulation.network import SimulatedNetwork
 from mesh.system import ActorSystem
-from mesh.transport.simulation import SimulatedNetwork
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
 from nodes.kv_agent.pullers import chosen_names

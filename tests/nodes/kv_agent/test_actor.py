@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from two_schedulers import LAYOUT, NUM_PAGES, SIZE, Nonsense, SlowAgent, World, config, grant, ready, run
 
-from kvstore.allocator import PageState
-from kvstore.cuda_pool import CudaHost
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import PageEntry
 from kvstore.errors import PoolBusy, PoolMissing
-from kvstore.page_pool import HeapHost, MemoryHost, PoolInfo, ShmHost
-from kvstore.page_table import PageEntry
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.page_pool import HeapHost, MemoryHost, PoolInfo, ShmHost
 from kvstore.protocol import (
     CloseGrant,
     GrantClosed,
@@ -26,7 +26,7 @@ from kvstore.protocol import (
 )
 from mesh.address import Address
 from mesh.errors import RemoteError
-from mesh.testing import virtual_time
+from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
 from nodes.kv_agent.events import OpenAsked, PeerGone

@@ -10,7 +10,7 @@ import pytest
 from agent_world import LAYOUT, NUM_PAGES, SIZE, World, config
 
 from kvstore.errors import DeviceExhaustedMemory, DeviceUnavailable, PoolBusy, PoolMissing
-from kvstore.page_pool import HeapHost, MemoryHost, ShmHost
+from kvstore.pool.page_pool import HeapHost, MemoryHost, ShmHost
 from kvstore.protocol import (
     CloseGrant,
     GrantClosed,
@@ -20,7 +20,7 @@ from kvstore.protocol import (
 )
 from kvstore.transfer.tcp_link import TcpSettings
 from mesh.address import Address
-from mesh.testing import virtual_time
+from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, PoolConfig
 from nodes.kv_agent.pullers import Pullers

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from two_schedulers import World, grant, ready, run
 
-from kvstore.allocator import PageState
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import PageEntry
 from kvstore.errors import PoolBusy, TransferError
 from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, PagePool, PoolInfo, ShmHost
-from kvstore.page_table import PageEntry
+from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo, ShmHost
 from kvstore.protocol import GrantOpened, MapPool, PagesPulled, PoolHandle
 from kvstore.transfer.base import Peer
 from kvstore.transfer.orders import RemotePeer

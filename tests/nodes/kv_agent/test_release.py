@@ -10,11 +10,11 @@ import pytest
 from fake_devices import FakeCards, FakeDeviceMemory
 from two_schedulers import LAYOUT, NUM_PAGES, SIZE, Scheduler, World, config, grant, ready, run
 
-from kvstore.cuda_pool import CudaHost
 from kvstore.errors import PoolDenied, PoolMismatch
-from kvstore.mapping import map_pool
-from kvstore.page_pool import HeapHost, ShmHost
-from kvstore.pool_header import HEADER_BYTES
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.header import HEADER_BYTES
+from kvstore.pool.mapping import map_pool
+from kvstore.pool.page_pool import HeapHost, ShmHost
 from kvstore.protocol import CloseGrant, MapPool, PagesPulled, TransferFailed
 from mesh.actor import Actor, Call
 from mesh.address import Address

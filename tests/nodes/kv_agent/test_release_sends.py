@@ -11,7 +11,7 @@ from kvstore.protocol import MakePages, MapPool, OfferPages, OfferPair, PagesOff
 from mesh.actor import Call
 from mesh.address import Address
 from mesh.errors import RemoteError
-from mesh.testing import virtual_time
+from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import PoolConfig
 from nodes.protocol.memory import GroupMemory, HasLetGo, LetGo, ReleaseMemory, ResumeMemory

@@ -10,7 +10,7 @@ from agent_world import LAYOUT, NUM_PAGES, Scheduler, World, config
 from kvstore.errors import PoolMissing
 from kvstore.protocol import MakePages, OfferPages, PagesOffered
 from mesh.errors import RemoteError
-from mesh.testing import virtual_time
+from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import PoolConfig
 from nodes.protocol.memory import ReleaseMemory

@@ -5,10 +5,10 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from kvstore.allocator import PageState
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import PageEntry
 from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, MemoryHost, PagePool
-from kvstore.page_table import PageEntry
+from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool
 from kvstore.protocol import (
     GrantClosed,
     MapPool,
@@ -22,9 +22,9 @@ from kvstore.transfer.session import SessionLimits
 from mesh.actor import Actor, Call
 from mesh.address import Address, Endpoint
 from mesh.options import SystemOptions
+from mesh.simulation import virtual_time
+from mesh.simulation.network import SimulatedNetwork
 from mesh.system import ActorSystem
-from mesh.testing import virtual_time
-from mesh.transport.simulation import SimulatedNetwork
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
 from nodes.registry.actor import RegistryActor

@@ -9,14 +9,14 @@ from structlog.testing import capture_logs
 
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.codec import Codec
 from mesh.errors import RemoteError
-from mesh.frames import Join, MembersChanged, Ping
 from mesh.options import SystemOptions
-from mesh.run_directory import RunDirectory
+from mesh.runtime.run_directory import RunDirectory
+from mesh.simulation.network import SimulatedNetwork
+from mesh.simulation.virtual_time import run
 from mesh.system import ActorSystem
-from mesh.testing.virtual_time import run
-from mesh.transport.simulation import SimulatedNetwork
+from mesh.wire.codec import Codec
+from mesh.wire.frames import Join, MembersChanged, Ping
 from nodes.registry.actor import RegistryActor
 from nodes.registry.config import RegistryConfig
 

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mesh.address import Address, Endpoint
-from mesh.frames import Join
-from mesh.membership import DRAINING, READY, Member, Membership
+from mesh.membership.view import DRAINING, READY, Member, Membership
+from mesh.wire.frames import Join
 from nodes.registry.core import FOREVER, RegistryCore, Stale
 
 LEASE = 5.0

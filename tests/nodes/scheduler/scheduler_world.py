@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.layout import KVLayout
-from kvstore.prefix_cache import PrefixCache
 from kvstore.protocol import (
     CloseGrant,
     GrantClosed,

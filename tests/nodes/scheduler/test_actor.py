@@ -7,18 +7,18 @@ import msgspec
 import pytest
 import structlog
 
-from kvstore.allocator import PageState
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import PageEntry
 from kvstore.errors import PoolClosed
 from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, PoolInfo
-from kvstore.page_table import PageEntry
+from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import MapPool, PoolHandle
 from mesh.actor import Answer
 from mesh.address import Address, Endpoint
 from mesh.errors import DeadlineExceeded, RemoteError, Unreachable
-from mesh.membership import Member
-from mesh.telemetry import Metrics
-from mesh.testing.virtual_time import VirtualTimeLoop
+from mesh.membership.view import Member
+from mesh.runtime.telemetry import Metrics
+from mesh.simulation.virtual_time import VirtualTimeLoop
 from mesh.transport.base import Lane
 from nodes.protocol import (
     Adopt,

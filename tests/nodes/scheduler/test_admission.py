@@ -6,8 +6,8 @@ from scheduler_world import PAGE, World
 
 from nodes.protocol.steps import RowColumn
 from nodes.request import Sampling
-from nodes.scheduler.admission import Credit, num_shared_tokens
-from nodes.scheduler.growth import FIRST_RATIO, GROWTH_HORIZON_TOKENS, LEAST_RATIO, GrowthEstimate
+from nodes.scheduler.batch.growth import FIRST_RATIO, GROWTH_HORIZON_TOKENS, LEAST_RATIO, GrowthEstimate
+from nodes.scheduler.queue.admission import Credit, num_shared_tokens
 from nodes.scheduler.sequence import Sequence, Stage
 from tests.nodes.step_plans import column
 

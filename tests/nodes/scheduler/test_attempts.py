@@ -3,7 +3,7 @@
 import pytest
 
 from mesh.address import Address
-from mesh.deadlines import Deadlines
+from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import Submit
 from nodes.request import Sampling, StopRules
 from nodes.scheduler import attempts as module

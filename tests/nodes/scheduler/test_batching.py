@@ -7,11 +7,11 @@ from hypothesis import given
 
 from nodes.protocol.steps import ROW_WIDTH, RowColumn
 from nodes.request import Sampling
-from nodes.scheduler.batching import compose_step
+from nodes.scheduler.batch.batching import compose_step
+from nodes.scheduler.batch.step import Step
+from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.sequence import Sequence
-from nodes.scheduler.step import Step
-from nodes.scheduler.step_pace import StepPace
 
 CONFIG = SchedulerConfig(
     group="m", worker="w", agent="a", context_length=999, page_size=4, step_tokens=20, chunk_tokens=8, max_running=8

@@ -2,19 +2,19 @@
 
 import pytest
 
-from kvstore.allocator import PageState
+from kvstore.cache.allocator import PageState
+from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.layout import KVLayout
-from kvstore.prefix_cache import PrefixCache
 from kvstore.protocol import CloseGrant, GrantClosed, GrantOpened, OpenGrant, PagesPulled, PoolHandle, TransferFailed
 from mesh.address import Address
-from mesh.deadlines import Deadlines
+from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import CancelPrefill, PrefillAccepted, PrefillCancelled, PrefillDone, PrefillFailed, PrefillOrder
 from nodes.request import Sampling
-from nodes.scheduler import grants as grants_module
 from nodes.scheduler.asks import RETRY, PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Ask, Outbox
-from nodes.scheduler.grants import (
+from nodes.scheduler.handoff import decode as grants_module
+from nodes.scheduler.handoff.decode import (
     CANCEL,
     CLOSE,
     EXPIRE,

@@ -3,17 +3,17 @@
 import pytest
 from msgspec.structs import replace
 
+from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.layout import KVLayout
-from kvstore.prefix_cache import PrefixCache
 from kvstore.protocol import PagesPulled, PagesReady, PoolHandle, TransferFailed
 from mesh.address import Address
-from mesh.deadlines import Deadlines
+from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import PrefillDone, PrefillFailed, PrefillOrder
 from nodes.request import Sampling
-from nodes.scheduler import orders as module
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Outbox
-from nodes.scheduler.orders import ANNOUNCE, LEASE, TIMEOUT, Orders
+from nodes.scheduler.handoff import prefill as module
+from nodes.scheduler.handoff.prefill import ANNOUNCE, LEASE, TIMEOUT, Orders
 from nodes.scheduler.sequence import Sequence
 
 PAGE = 4

@@ -3,16 +3,16 @@
 from array import array
 
 from mesh.address import Address
-from mesh.deadlines import Deadlines
+from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import Adopt, Adopted, Dismiss, RowError, StepMismatch, StepResult
 from nodes.protocol.steps import RowColumn
 from nodes.request import Sampling
 from nodes.scheduler.asks import RETRY, PersistentAsks
+from nodes.scheduler.batch.step import Step
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Announce, Ask, DismissWorker, Outbox, ReadyPeer, SendStep
-from nodes.scheduler.pipeline import ADOPT, REPEAT, WORKER_LOST, Pipeline
 from nodes.scheduler.sequence import Sequence
-from nodes.scheduler.step import Step
+from nodes.scheduler.worker_link.pipeline import ADOPT, REPEAT, WORKER_LOST, Pipeline
 from tests.nodes.step_plans import column
 
 CONFIG = SchedulerConfig(group="m", worker="w", agent="a", context_length=99)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodes.request import Sampling
-from nodes.scheduler.policy import MAX_MATCHED, STARVED_TURN, WaitingQueue
+from nodes.scheduler.queue.policy import MAX_MATCHED, STARVED_TURN, WaitingQueue
 from nodes.scheduler.sequence import Sequence
 
 PAGES = {1: [10, 11], 2: [], 3: [10], 4: [20], 5: [10, 12], 6: [10, 11, 13]}

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_world import PAGE, Packet, Worker, World
 
-from kvstore.allocator import PageState
+from kvstore.cache.allocator import PageState
 from mesh.address import Address
 from nodes.protocol import Adopt, Adopted, Dismiss, RowError, StepPlan, StepResult
 from nodes.roles import WORKER
 from nodes.scheduler.config import ConfigError, SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import MembersChanged, ReadyPeer
-from nodes.scheduler.ranks import Disagreement, RankGroup
+from nodes.scheduler.worker_link.ranks import Disagreement, RankGroup
 
 TOKENS = [5, -1, 7]
 

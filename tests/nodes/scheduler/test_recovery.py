@@ -2,10 +2,10 @@
 
 from scheduler_world import PAGE, World
 
-from kvstore.allocator import PageState
-from kvstore.page_table import PageTable
-from kvstore.prefix_cache import PrefixCache
-from kvstore.rebuild import rebuild
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_table import PageTable
+from kvstore.cache.prefix_cache import PrefixCache
+from kvstore.cache.rebuild import rebuild
 from mesh.address import Address
 from nodes.scheduler.core import SchedulerCore
 

@@ -12,8 +12,8 @@ from mesh.errors import FrameRefused
 from nodes.protocol import RowError, StepResult
 from nodes.protocol.steps import MAX_EXTRA_BYTES
 from nodes.roles import NODE_CODEC
-from nodes.scheduler.result_check import find_problem
-from nodes.scheduler.step import Step
+from nodes.scheduler.batch.step import Step
+from nodes.scheduler.worker_link.result_check import find_problem
 
 VOCAB = 100
 # Two rows that draw, and one chunk of a prompt that does not.

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.scheduler.step_pace import StepPace
+from nodes.scheduler.batch.step_pace import StepPace
 
 PAGE = 16
 

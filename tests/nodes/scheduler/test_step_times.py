@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.step_times import DEADLINE_FACTOR, StepTimes
+from nodes.scheduler.worker_link.step_times import DEADLINE_FACTOR, StepTimes
 
 CONFIG = SchedulerConfig(group="m", worker="w", agent="a", context_length=99)
 

@@ -5,8 +5,8 @@ from mesh.transport.base import Lane
 from nodes.protocol import StreamFinish, Submit, TokenBatch
 from nodes.request import Sampling, StopRules
 from nodes.scheduler.events import Measured, Outbox, ReadyPeer
+from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.sequence import Sequence, Stage
-from nodes.scheduler.streams import Streams
 
 
 class Bench:

@@ -4,7 +4,7 @@ from scheduler_world import EDGE, World
 
 from nodes.protocol import StepPlan
 from nodes.protocol.steps import RowColumn
-from nodes.scheduler.worker_deaths import POISONED
+from nodes.scheduler.worker_link.worker_deaths import POISONED
 from tests.nodes.step_plans import column
 
 

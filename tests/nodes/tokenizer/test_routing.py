@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvstore.hashing import chain_hashes, root_hash
 from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
 from mesh.address import Endpoint
-from mesh.membership import Member
+from mesh.membership.view import Member
 from nodes.protocol import Load
 from nodes.tokenizer.config import RoutingWeights
 from nodes.tokenizer.errors import MemoryReleased, NoCapacity

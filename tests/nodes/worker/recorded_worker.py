@@ -4,11 +4,11 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import MapPool, PoolHandle
 from mesh.address import Address
-from mesh.membership import Membership
-from mesh.telemetry import Metrics
+from mesh.membership.view import Membership
+from mesh.runtime.telemetry import Metrics
 from nodes.model_spec import resolve_model
 from nodes.protocol import Adopt, StepPlan
 from nodes.worker.actor import WorkerActor

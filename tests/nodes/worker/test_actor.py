@@ -11,15 +11,15 @@ import pytest
 from recorded_worker import SCHEDULER, RecordedCall, RecordedContext, adopt, config, plan, pool, started
 
 from kvstore.errors import PoolMissing
-from kvstore.page_pool import HeapHost
+from kvstore.pool.page_pool import HeapHost
 from kvstore.protocol import MapPool
 from mesh.address import Endpoint
 from mesh.errors import RemoteError, Unreachable
-from mesh.membership import Member
+from mesh.membership.view import Member
 from nodes.protocol import Adopt, Adopted, Dismiss, StepResult
 from nodes.worker.actor import WorkerActor
 from nodes.worker.errors import LayoutMismatch
-from nodes.worker.step import RunnableStep, StepOutcome
+from nodes.worker.steps.step import RunnableStep, StepOutcome
 from tests.nodes.step_plans import Row, plan_of
 
 

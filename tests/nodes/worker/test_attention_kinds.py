@@ -13,7 +13,7 @@ from kvstore.layout import KVLayout
 from nodes.worker.attention.base import Span
 from nodes.worker.attention.kinds import FULL, AttentionKind
 from nodes.worker.attention.torch_paged import TorchPagedAttention
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.view import PoolView
 
 NUM_PAGES = 13
 DIM = 16

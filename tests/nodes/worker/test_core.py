@@ -22,8 +22,8 @@ from nodes.worker.core import (
     TellMismatch,
     WorkerCore,
 )
-from nodes.worker.step import StepOutcome
-from nodes.worker.step_columns import Limits
+from nodes.worker.steps.columns import Limits
+from nodes.worker.steps.step import StepOutcome
 from tests.nodes.step_plans import Row, plan_of
 
 LIMITS = Limits(num_pages=100, page_size=4, vocab_size=50, context_length=64, max_batch_tokens=32)

@@ -9,15 +9,15 @@ import pytest
 from fake_devices import FakeCards, FakeDeviceMemory
 from recorded_worker import SCHEDULER, RecordedContext, adopt, config, plan
 
-from kvstore.cuda_pool import CudaHost
 from kvstore.errors import PoolMismatch
-from kvstore.page_pool import HeapHost, PagePool, PoolInfo
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo
 from kvstore.protocol import PoolHandle
 from mesh.address import Endpoint
-from mesh.membership import Member
+from mesh.membership.view import Member
 from nodes.model_spec import resolve_model
 from nodes.worker.actor import WorkerActor
-from nodes.worker.step import RunnableStep, StepOutcome
+from nodes.worker.steps.step import RunnableStep, StepOutcome
 from tests.nodes.step_plans import Row, plan_of
 
 MODEL = "random:tiny-llama"

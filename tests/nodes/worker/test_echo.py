@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from kvstore.layout import KVLayout
 from nodes.model_spec import EchoTimings, resolve_model
 from nodes.request import Sampling
-from nodes.worker.echo import EchoRunner
-from nodes.worker.step import CORRUPT_PAGE, RunnableRow, RunnableStep
+from nodes.worker.executor.echo import EchoRunner
+from nodes.worker.steps.step import CORRUPT_PAGE, RunnableRow, RunnableStep
 
 SPEC = resolve_model("echo")
 EOS = SPEC.eos_token_ids[0]

@@ -7,8 +7,8 @@ import pytest
 from nodes.protocol import RowError
 from nodes.request import Sampling
 from nodes.worker.errors import CollectiveFailed, DeviceFailed
-from nodes.worker.isolation import run_isolated, traceback_of
-from nodes.worker.step import POISONED, RunnableRow, RunnableStep, StepOutcome
+from nodes.worker.executor.isolation import run_isolated, traceback_of
+from nodes.worker.steps.step import POISONED, RunnableRow, RunnableStep, StepOutcome
 
 
 class Device:

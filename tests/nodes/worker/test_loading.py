@@ -15,25 +15,26 @@ from safetensors.torch import save_file
 from torch_running import Row, make_runner, step
 
 from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, PagePool, PoolInfo
-from mesh.persistent_ask import PersistentAsk
+from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo
+from mesh.calls.persistent_ask import PersistentAsk
 from nodes.model_spec import ModelSpec, ModelUnsupported, resolve_model
 from nodes.model_spec.weight_index import expected_shapes
 from nodes.models.registry import decoder
 from nodes.models.tensor_parallel import Part
 from nodes.sizes import size_text
-from nodes.worker import numerics, runner
+from nodes.worker import numerics
 from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.config import WorkerConfig
-from nodes.worker.echo import EchoRunner
-from nodes.worker.engine import Engine
 from nodes.worker.errors import BackendMissing, WeightsUnfit, WorkerError
+from nodes.worker.executor import runner
+from nodes.worker.executor.echo import EchoRunner
+from nodes.worker.executor.engine import Engine
+from nodes.worker.executor.runner import load_torch_runner
+from nodes.worker.executor.runners import make_runner as make_any_runner
 from nodes.worker.layers.linear import PackedLinear, PlainLinear, make_linear
 from nodes.worker.parallel.collectives import Collectives
-from nodes.worker.pool_view import PoolView
-from nodes.worker.runner import load_torch_runner
-from nodes.worker.runners import make_runner as make_any_runner
-from nodes.worker.step import Runner
+from nodes.worker.pool.view import PoolView
+from nodes.worker.steps.step import Runner
 from nodes.worker.weights.load_progress import LoadProgress, current_load
 from nodes.worker.weights.loader import SafetensorsWeights
 from nodes.worker.weights.opening import open_weights

@@ -19,7 +19,7 @@ from nodes.worker.errors import BackendMissing
 from nodes.worker.layers.rotary import RotaryTable, rotate
 from nodes.worker.ops.native.attention import HeadNorms, NativeAttention, Rotation
 from nodes.worker.ops.native.library import Library
-from nodes.worker.pool_view import TORCH_DTYPES, PoolView
+from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 
 MAX_TOKENS = 200
 

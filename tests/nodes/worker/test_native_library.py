@@ -13,9 +13,10 @@ import torch
 from native_builds import NAMES, ROOT, RUNNABLE, build_all, library_of
 from torch_running import Row, make_runner, step
 
-from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
+from nodes.worker.executor.runner import load_torch_runner
 from nodes.worker.layers.linear import PackedLinear
 from nodes.worker.ops.native import library
 from nodes.worker.ops.native.library import Choice, choose_library
@@ -23,7 +24,6 @@ from nodes.worker.ops.native.linear import NativeLinear
 from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
 from nodes.worker.ops.native.sources import BUILDS, DIRECTORY
 from nodes.worker.residence.actions import give_back_heap
-from nodes.worker.runner import load_torch_runner
 from nodes.worker.weights.load_progress import LoadProgress, current_load
 
 
@@ -147,7 +147,7 @@ def test_a_build_that_computes_something_else_is_not_used(monkeypatch: pytest.Mo
     sound = choose_library("avx2").library
     assert sound is not None
     wrong = sound._replace(functions=WrongFunctions(sound.functions))
-    monkeypatch.setattr("nodes.worker.runner.choose_library", lambda _: Choice(wrong, ""))
+    monkeypatch.setattr("nodes.worker.executor.runner.choose_library", lambda _: Choice(wrong, ""))
     runner, note = loaded_with_note()
     assert "compute something else on this CPU (logits differ by" in note
     assert "/rows4/" in runner.numerics

@@ -27,8 +27,8 @@ from nodes.worker.ops.native.network import NativeNetwork
 from nodes.worker.ops.native.program import ProgramUnfit
 from nodes.worker.ops.native.runner import columns_of
 from nodes.worker.ops.native.steps import Columns, NativeSteps
-from nodes.worker.pool_view import TORCH_DTYPES, PoolView
-from nodes.worker.step import RunnableRow, RunnableStep
+from nodes.worker.pool.view import TORCH_DTYPES, PoolView
+from nodes.worker.steps.step import RunnableRow, RunnableStep
 
 LENIENT = list(HealthCheck)
 LENGTH = 90

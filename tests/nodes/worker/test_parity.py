@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.worker.parallel.collectives import Collectives
-from nodes.worker.step import RunnableStep
+from nodes.worker.steps.step import RunnableStep
 from tests.nodes.worker.cuda.device_running import device_runner
 from tests.nodes.worker.cuda.rank_running import in_ranks, rank_runner
 

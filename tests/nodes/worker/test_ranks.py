@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import MapPool, PoolHandle
 from mesh.address import Address, Endpoint
 from mesh.errors import RemoteError
-from mesh.membership import Member, Membership
-from mesh.telemetry import Metrics
+from mesh.membership.view import Member, Membership
+from mesh.runtime.telemetry import Metrics
 from nodes.model_spec import resolve_model
 from nodes.protocol import Adopt, Adopted, GroupFormed, JoinGroup, StepPlan
 from nodes.worker.actor import WorkerActor
@@ -23,8 +23,8 @@ from nodes.worker.config import ConfigError, WorkerConfig
 from nodes.worker.core import AdoptArrived, AnswerAdopt, RefuseAdopt, RunStep, StepArrived, StepDone
 from nodes.worker.parallel.group import RankGroup
 from nodes.worker.parallel.ranks import Answer, Meeting, Over, RankCore, Refusal, who_is_missing
-from nodes.worker.step import StepOutcome
-from nodes.worker.step_columns import Limits
+from nodes.worker.steps.columns import Limits
+from nodes.worker.steps.step import StepOutcome
 from tests.nodes.step_plans import Row, plan_of
 
 IDS = ("w", "w.1", "w.2")

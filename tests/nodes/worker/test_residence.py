@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from recorded_worker import SCHEDULER, RecordedCall, RecordedContext, adopt, config, plan, pool, started
 
 from kvstore.layout import KVLayout
-from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import PoolHandle
 from mesh.address import Address
 from mesh.errors import RemoteError

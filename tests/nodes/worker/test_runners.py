@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from recorded_worker import config, pool
 
-from kvstore.page_pool import HeapHost
+from kvstore.pool.page_pool import HeapHost
 from nodes.model_spec import resolve_model
 from nodes.worker.cuda import load
 from nodes.worker.errors import BackendMissing, CollectiveFailed, GroupNotFormed
-from nodes.worker.pool_taking import make_pages
-from nodes.worker.runners import make_runner
+from nodes.worker.executor.runners import make_runner
+from nodes.worker.pool.taking import make_pages
 
 MODEL = "random:tiny-llama"
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch_running import Row, logits_by_chunks, make_runner, step
 
 from nodes.worker.attention import torch_paged
+from nodes.worker.executor.runner import HostRunner
 from nodes.worker.ops.native.library import choose_library
 from nodes.worker.ops.native.runner import NativeRunner
-from nodes.worker.runner import HostRunner
 
 MODELS = [
     "random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-llama", "random:tiny-mistral", "random:tiny-qwen2-sliding",

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.worker.sequence_table import SequenceTable
-from nodes.worker.step_columns import Columns, Limits, read_columns
+from nodes.worker.steps.columns import Columns, Limits, read_columns
+from nodes.worker.steps.sequence_table import SequenceTable
 from tests.nodes.step_plans import Row, plan_of
 
 LIMITS = Limits(num_pages=1000, page_size=4, vocab_size=50, context_length=64, max_batch_tokens=32)

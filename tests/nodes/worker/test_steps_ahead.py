@@ -11,8 +11,9 @@ import pytest
 from nodes.protocol import RowError
 from nodes.request import Sampling
 from nodes.worker.errors import CollectiveFailed, DeviceFailed
-from nodes.worker.isolation import run_isolated
-from nodes.worker.step import (
+from nodes.worker.executor.isolation import run_isolated
+from nodes.worker.executor.steps_ahead import StepsAhead
+from nodes.worker.steps.step import (
     MISSING_INPUT,
     POISONED,
     PipelinedRunner,
@@ -20,7 +21,6 @@ from nodes.worker.step import (
     RunnableStep,
     StepOutcome,
 )
-from nodes.worker.steps_ahead import StepsAhead
 
 
 class FakeDevice:

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 from nodes.model_spec import resolve_model
 from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.request import Sampling
-from nodes.worker.isolation import run_isolated
-from nodes.worker.runner import HostRunner
-from nodes.worker.step import POISONED, RunnableStep, StepOutcome
+from nodes.worker.executor.isolation import run_isolated
+from nodes.worker.executor.runner import HostRunner
+from nodes.worker.steps.step import POISONED, RunnableStep, StepOutcome
 
 SPEC = resolve_model("tiny")
 PROMPTS = [

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.request import Sampling
 from nodes.worker.config import WorkerConfig
-from nodes.worker.runner import HostRunner, load_torch_runner
-from nodes.worker.step import RunnableRow, RunnableStep
+from nodes.worker.executor.runner import HostRunner, load_torch_runner
+from nodes.worker.steps.step import RunnableRow, RunnableStep
 
 GREEDY = Sampling(temperature=0.0)
 

@@ -52,7 +52,7 @@ def _patch_loader(load: Any) -> None:
 
     import torch
 
-    from nodes.worker.pool_view import PoolView
+    from nodes.worker.pool.view import PoolView
 
     def view(pages: Any, layout: Any) -> PoolView:
         memory = (ctypes.c_char * pages.num_bytes).from_address(pages.pointer)

@@ -15,7 +15,7 @@ from nodes.worker.attention.kinds import FULL, AttentionKind
 from nodes.worker.errors import BackendMissing
 from nodes.worker.ops.native.library import Library
 from nodes.worker.ops.native.linear import DTYPES
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.view import PoolView
 
 MAX_HEAD_DIM: Final = 256
 MAX_BLOCK_ROWS: Final = 64

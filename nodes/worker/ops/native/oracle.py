@@ -19,7 +19,7 @@ from nodes.worker.ops.native.attention import NativeAttention
 from nodes.worker.ops.native.library import Library
 from nodes.worker.ops.native.network import NativeNetwork
 from nodes.worker.ops.native.steps import Columns, NativeSteps
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.view import PoolView
 from nodes.worker.weights.random_weights import RandomWeights
 
 TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.2}

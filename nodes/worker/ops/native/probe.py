@@ -16,7 +16,7 @@ from nodes.models.decoder import Decoder
 from nodes.worker.ops.native.library import Library
 from nodes.worker.ops.native.recording import Weights
 from nodes.worker.ops.native.steps import Columns, NativeSteps
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.view import PoolView
 
 _EDGES: Final = (0, 1, 37, 64, 73)
 _COPIES: Final = 3

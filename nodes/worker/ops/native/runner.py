@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvstore.page_pool import PagePool
+from kvstore.pool.page_pool import PagePool
 from nodes.worker.ops.native.steps import Columns, NativeSteps
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.view import PoolView
 from nodes.worker.sampler import Draw, sample
-from nodes.worker.step import RunnableStep, StepOutcome, drawn_outcome
+from nodes.worker.steps.step import RunnableStep, StepOutcome, drawn_outcome
 
 
 class NativeRunner:

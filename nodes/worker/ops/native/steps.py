@@ -13,7 +13,7 @@ from nodes.worker.layers.rotary import RotaryTable
 from nodes.worker.ops.native.library import Library
 from nodes.worker.ops.native.program import Step
 from nodes.worker.ops.native.recording import Recording, Weights
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.view import PoolView
 
 Ints = npt.NDArray[np.int32]
 

@@ -14,7 +14,7 @@ from torch_running import Row, step
 from kvstore.layout import KVLayout
 from nodes.worker.attention.kinds import CROSS, FULL, AttentionKind
 from nodes.worker.cuda.batch import HostBatch, PageTable, host_batch, pack, unpack
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.view import PoolView
 
 PAGE = 16
 NUM_PAGES = 120

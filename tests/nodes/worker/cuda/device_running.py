@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
 from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.config import WorkerConfig
@@ -16,7 +16,7 @@ from nodes.worker.cuda.kernels import TorchKernels
 from nodes.worker.cuda.load import build_runner
 from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.runner import CudaRunner
-from nodes.worker.pool_view import TORCH_DTYPES, PoolView
+from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.weights.loader import SafetensorsWeights
 from nodes.worker.weights.random_weights import RandomWeights
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.load import build_runner
 from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.parallel.shm_collectives import ShmCollectivesMaker
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.view import PoolView
 
 
 def in_ranks(

@@ -16,7 +16,7 @@ from nodes.worker.cuda.attention import TorchAttention
 from nodes.worker.cuda.batch import HostBatch
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention
 from nodes.worker.errors import BackendMissing
-from nodes.worker.pool_view import PoolView
+from nodes.worker.pool.view import PoolView
 
 SHAPES = st.lists(
     st.builds(Shape, st.integers(0, 60), st.sampled_from([1, 1, 2, 17, 40]), st.integers(0, 50)), min_size=1, max_size=5

@@ -17,9 +17,9 @@ from nodes.protocol import Adopt, StepPlan
 from nodes.request import Sampling
 from nodes.worker.core import AdoptArrived, RunStep, SendResult, StepArrived, StepDone, WorkerCore
 from nodes.worker.cuda.runner import CudaRunner
-from nodes.worker.step import POISONED, RunnableStep
-from nodes.worker.step_columns import Limits
-from nodes.worker.steps_ahead import StepsAhead
+from nodes.worker.executor.steps_ahead import StepsAhead
+from nodes.worker.steps.columns import Limits
+from nodes.worker.steps.step import POISONED, RunnableStep
 from tests.nodes.step_plans import Row as PlannedRow
 from tests.nodes.step_plans import plan_of
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from device_running import host_pool
 
-from kvstore.page_pool import HeapHost, PoolInfo
+from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.load import build_runner, fingerprint
-from nodes.worker.device_view import _CudaBytes, _in_place, view_device_pages
 from nodes.worker.errors import BackendMissing, DeviceUnfit
-from nodes.worker.runners import make_runner
+from nodes.worker.executor.runners import make_runner
+from nodes.worker.pool.device_view import _CudaBytes, _in_place, view_device_pages
 
 MODEL = "random:tiny-qwen3"
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch_running import Row, step
 
-from kvstore.page_pool import HeapHost, PagePool, PoolInfo
+from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo
 from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda import load
@@ -18,8 +18,8 @@ from nodes.worker.cuda.graphs import DecodeGraphs
 from nodes.worker.cuda.load import build_runner
 from nodes.worker.cuda.memory_saver import load_memory_saver
 from nodes.worker.errors import MemorySaverMissing
-from nodes.worker.pool_view import PoolView
-from nodes.worker.step import RemappableRunner
+from nodes.worker.pool.view import PoolView
+from nodes.worker.steps.step import RemappableRunner
 
 MODEL = "random:tiny-qwen3"
 STEP = step(Row(0, [5, 6, 7], [3], prompt=3))

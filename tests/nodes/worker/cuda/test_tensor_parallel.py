@@ -26,10 +26,10 @@ from nodes.worker.cuda.kernels import TorchKernels
 from nodes.worker.cuda.nccl_collectives import NcclCollectivesMaker
 from nodes.worker.cuda.network import DeviceNetwork
 from nodes.worker.cuda.runner import CudaRunner
-from nodes.worker.device_memory import weight_bytes
 from nodes.worker.errors import CollectiveFailed, WeightsUnfit
-from nodes.worker.isolation import run_isolated
+from nodes.worker.executor.isolation import run_isolated
 from nodes.worker.parallel.collectives import Collectives
+from nodes.worker.pool.device_memory import weight_bytes
 from nodes.worker.weights.loader import SafetensorsWeights
 from nodes.worker.weights.random_weights import RandomWeights
 

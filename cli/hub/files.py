@@ -1,0 +1,257 @@
+"""Models of the Hugging Face hub: fetched into its cache, and found there again. Alone knows `huggingface_hub`.
+
+A revision is resolved to a commit once, before any actor is started; actors are told the commit's snapshot directory,
+so that they load the same files whenever they start and whatever becomes of the repository meanwhile. Cache, token,
+endpoint and offline mode are those of `huggingface_hub` and its environment variables. Used by `cli/plan/model.py`,
+which imports it only where a model is named so: it takes a third of a second.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+import huggingface_hub
+from huggingface_hub import HfApi, constants, scan_cache_dir, try_to_load_from_cache
+from huggingface_hub.errors import (
+    CacheNotFound,
+    GatedRepoError,
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import logging as hub_logging
+
+from cli.errors import BadModel
+from cli.hub.download_bar import DownloadBar
+from cli.hub.name import HubName
+from cli.supervisor.progress import Progress
+from nodes.model_spec import ModelError, ModelNotFound
+from nodes.model_spec.checkpoint_files import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, SMALL_FILES, require_files
+from nodes.model_spec.directory import read_description, read_directory
+from nodes.model_spec.weight_index import files_of_index
+from nodes.sizes import size_text
+
+_LISTING_TIMEOUT_S: Final = 30.0
+_SHOWN_ERROR_CHARS: Final = 300
+
+
+class Snapshot(NamedTuple):
+    """One commit of a repository on this machine."""
+
+    path: Path
+    commit: str
+
+
+def fetch(wanted: HubName, progress: Progress) -> Snapshot:
+    """The wanted revision, complete, in the cache: only files that are read here, and of them only what is not there.
+
+    Raises BadModel: not there, not allowed, not reachable and not cached, or nothing that is served here. What is not
+    served is found out before its weights are fetched.
+    """
+    if "HF_HUB_VERBOSITY" not in os.environ:
+        # What goes wrong is said here; its warnings speak of Python functions.
+        hub_logging.set_verbosity_error()
+    if not constants.is_offline_mode():
+        progress.note(f"asking {constants.ENDPOINT} for {wanted}")
+    try:
+        commit, sizes = _list_files(wanted)
+    except Exception as error:  # noqa: BLE001 # it lets through what its HTTP library raises, another one in each version
+        return _without_hub(wanted, error, progress)
+    try:
+        require_files(f"{wanted} of {constants.ENDPOINT}", sizes)
+        return _fetch_files(wanted, commit, sizes, progress)
+    except ModelError as error:
+        do = "give another model, or another revision of it"
+        raise BadModel(f"the model {wanted} cannot be served", why=error.message, do=do) from error
+    except Exception as error:
+        raise _explained(wanted, error) from error
+
+
+def find_cached(wanted: HubName) -> Snapshot | None:
+    """The revision in the cache as it was last seen, if all that a mesh needs of it is there. Asks nobody."""
+    found = try_to_load_from_cache(wanted.repository, CONFIG_FILE, revision=wanted.revision or None)
+    if not isinstance(found, str):
+        return None
+    path = Path(found).parent
+    try:
+        read_directory(path)
+    except ModelNotFound:
+        return None
+    except ModelError:
+        # Whole, and not served: whoever reads it says why.
+        pass
+    return Snapshot(path, path.name)
+
+
+def cached_models() -> list[tuple[str, Path]]:
+    """Name and newest snapshot of each repository in the cache that has safetensors, by name."""
+    try:
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except (CacheNotFound, OSError, ValueError):
+        # Nobody has fetched anything yet, or it cannot be read.
+        return []
+    found: list[tuple[str, Path]] = []
+    for repository in repositories:
+        if repository.repo_type != "model":
+            continue
+        newest = max(repository.revisions, key=lambda one: one.last_modified, default=None)
+        if newest is not None and any(file.file_name.endswith(".safetensors") for file in newest.files):
+            found.append((repository.repo_id, Path(newest.snapshot_path)))
+    return sorted(found)
+
+
+def _list_files(wanted: HubName) -> tuple[str, dict[str, int]]:
+    """The commit, and size by name of each file of the revision. Also remembers which commit a branch was."""
+    api = HfApi(library_name="kvmesh")
+    commit = api.resolve_revision(wanted.repository, revision=wanted.revision or None).resolved
+    info = api.model_info(wanted.repository, revision=commit, files_metadata=True, timeout=_LISTING_TIMEOUT_S)
+    return commit, {file.rfilename: file.size or 0 for file in info.siblings or []}
+
+
+def _fetch_files(wanted: HubName, commit: str, sizes: dict[str, int], progress: Progress) -> Snapshot:
+    small = [name for name in SMALL_FILES if name in sizes]
+    paths = _download(wanted, commit, {name: sizes[name] for name in small}, progress)
+    directory = paths[CONFIG_FILE].parent
+    read_description(directory, wanted.repository)
+    weights = files_of_index(directory / INDEX_FILE) if INDEX_FILE in sizes else [SINGLE_FILE]
+    if absent := [name for name in weights if name not in sizes]:
+        raise ModelNotFound(
+            f"{wanted} has no {absent[0]}, though its {INDEX_FILE} names it. Ask those who uploaded it, or give another"
+            " revision."
+        )
+    _download(wanted, commit, {name: sizes[name] for name in weights}, progress)
+    return Snapshot(directory, commit)
+
+
+def _download(wanted: HubName, commit: str, sizes: dict[str, int], progress: Progress) -> dict[str, Path]:
+    """Paths by name of files that are there then."""
+    known = {name: try_to_load_from_cache(wanted.repository, name, revision=commit) for name in sizes}
+    missing = [name for name, path in known.items() if not isinstance(path, str)]
+    paths = {name: Path(path) for name, path in known.items() if isinstance(path, str)}
+    if not missing:
+        return paths
+    num_bytes = sum(sizes[name] for name in missing)
+    _require_room(wanted, num_bytes)
+    bar = DownloadBar(progress, wanted.repository, num_bytes)
+    try:
+        # One after the other, in this thread: Ctrl-C ends it at once, and what has come is kept.
+        for name in missing:
+            paths[name] = Path(
+                huggingface_hub.hf_hub_download(
+                    wanted.repository, name, revision=commit, tqdm_class=_bar_class(bar.advance)
+                )
+            )
+    finally:
+        bar.close()
+    return paths
+
+
+def _require_room(wanted: HubName, num_bytes: int) -> None:
+    cache = Path(constants.HF_HUB_CACHE)
+    existing = next(path for path in (cache, *cache.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if num_bytes > free:
+        raise BadModel(
+            f"the model {wanted} does not fit into {cache}",
+            why=f"{size_text(num_bytes)} are to be fetched and {size_text(free)} are free",
+            do="make room (`hf cache ls` shows what is there), or set HF_HOME to a larger disk",
+        )
+
+
+def _bar_class(advance: Callable[[int], None]) -> Any:
+    class Bar:
+        """As much of tqdm as a download uses."""
+
+        def __init__(self, *_: object, total: float | None = None, initial: int = 0, **__: object) -> None:
+            self.total, self.n = total, initial
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += int(n or 0)
+            advance(int(n or 0))
+
+        def update_transfer(self, _n: float | None = 1) -> None:
+            """Its being there says that one bar is enough where bytes come packed and are unpacked."""
+
+        def set_postfix_str(self, *_: object, **__: object) -> None:
+            """The rate is counted where it is shown."""
+
+        def refresh(self, *_: object, **__: object) -> None:
+            """It is written when it is due."""
+
+        def close(self) -> None:
+            """Files follow."""
+
+    return Bar
+
+
+def _without_hub(wanted: HubName, error: Exception, progress: Progress) -> Snapshot:
+    """What is cached, where the hub does not answer and that is not the answer. Raises BadModel."""
+    explained = _explained(wanted, error)
+    if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError) or _status(error) in (401, 403):
+        raise explained from error
+    cached = find_cached(wanted)
+    if cached is None:
+        raise explained from error
+    reason = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{constants.ENDPOINT} does not answer"
+    progress.note(f"{reason}: {wanted} is taken from the cache, as it was last seen")
+    return cached
+
+
+def _explained(wanted: HubName, error: Exception) -> BadModel:
+    endpoint, repository = constants.ENDPOINT, wanted.repository
+    what = f"the model {wanted} cannot be fetched"
+    match error:
+        case BadModel():
+            return error
+        case GatedRepoError():
+            why = f"{endpoint} gives it only to those who have accepted its conditions"
+            do = f"accept them at {endpoint}/{repository}, then `hf auth login`, or set HF_TOKEN"
+        case RevisionNotFoundError():
+            why = f"{endpoint} has the repository, and no revision {wanted.revision!r} of it"
+            do = "name a branch, a tag or a commit after the @, or leave it out"
+        case RepositoryNotFoundError():
+            why = f"{endpoint} knows no such repository or does not show it to you, nor is there such a directory here"
+            do = "correct the name; if it is private, `hf auth login`, or set HF_TOKEN"
+        case HfHubHTTPError() if _status(error) in (401, 403):
+            why = f"{endpoint} refuses: {_shown(error)}"
+            do = "set HF_TOKEN to a token that may read it, or log in again with `hf auth login`"
+        case _ if constants.is_offline_mode() or isinstance(error, OfflineModeIsEnabled):
+            why = f"HF_HUB_OFFLINE is set, and {constants.HF_HUB_CACHE} does not have all of it"
+            do = f"unset it once, or bring the model along: {_by_hand(wanted)}"
+        case _:
+            why = f"{endpoint} cannot be reached, or broke off: {_shown(error)}"
+            do = f"try again (whole files are kept), or fetch it where there is a network: {_by_hand(wanted)}"
+    return BadModel(what, why=why, do=do)
+
+
+def _by_hand(wanted: HubName) -> str:
+    revision = f" --revision {wanted.revision}" if wanted.revision else ""
+    return f"`hf download {wanted.repository}{revision} --local-dir DIR`, then `--model DIR`"
+
+
+def _status(error: BaseException) -> int:
+    response: Any = getattr(error, "response", None)
+    return getattr(response, "status_code", 0)
+
+
+def _shown(error: BaseException) -> str:
+    """What an error and those that it follows from say, without repetition."""
+    texts = dict.fromkeys(" ".join(str(one).split()) or type(one).__name__ for one in _chain(error))
+    return "; ".join(texts)[:_SHOWN_ERROR_CHARS]
+
+
+def _chain(error: BaseException) -> Iterable[BaseException]:
+    # The first says most for people, the last is the system's own word.
+    last = error
+    while (cause := last.__cause__ or last.__context__) is not None:
+        last = cause
+    return (error, last)

@@ -1,0 +1,134 @@
+"""How many pages the KV pools on one CUDA device get: what is left when all that share the device have theirs. Pure.
+
+Each worker group has weights and activations of its own there, and each process that uses the device a context. Bounds
+of the model's share come from `nodes/worker/pool/device_memory.py`; the worker checks with what it measures.
+"""
+
+from typing import Final, NamedTuple
+
+from cli.errors import BadConfig, NoMemory
+from cli.plan.settings import Settings
+from kvstore.layout import KVLayout
+from kvstore.pool.device import CPU
+from nodes.model_spec import ModelSpec
+from nodes.worker.cuda.buckets import MAX_BUCKET
+from nodes.worker.pool.device_memory import activation_bytes, weight_bytes
+
+WORKER_OVERHEAD_BYTES: Final = 1280 << 20
+"""A worker's CUDA context and libraries (about 500 MiB), FlashInfer's workspace (129 MiB), captured graphs. Estimated,
+not yet measured on a GPU."""
+AGENT_OVERHEAD_BYTES: Final = 512 << 20
+"""The kv_agent's CUDA context. Estimated, not yet measured on a GPU."""
+GROUP_OVERHEAD_BYTES: Final = 512 << 20
+"""NCCL's buffers for a tensor-parallel group, at each rank. Estimated, not yet measured on a GPU."""
+_GIB: Final = 1 << 30
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes of one device's memory, all of it and what nobody uses now. `name` as in `cuda:0`."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+class DeviceLoad(NamedTuple):
+    """What `num_groups` workers of one model need on a device, besides their pools, and how much they may use.
+
+    With `tp_size` > 1 each of them is one rank of a tensor-parallel group, whose others are on other devices. Without
+    `has_agent` the kv_agent never opens a page there: workers make them (`--pool-in-worker`) and none is copied.
+    """
+
+    spec: ModelSpec
+    dtype: str
+    max_batch_tokens: int
+    num_groups: int
+    mem_fraction: float
+    tp_size: int = 1
+    has_agent: bool = True
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights of one worker."""
+        return weight_bytes(self.spec, self.dtype, self.tp_size)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Activations of one worker's largest step."""
+        return activation_bytes(self.spec, self.dtype, self.max_batch_tokens, MAX_BUCKET, self.tp_size)
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What one worker's process takes of the device besides."""
+        return WORKER_OVERHEAD_BYTES + (GROUP_OVERHEAD_BYTES if self.tp_size > 1 else 0)
+
+    @property
+    def agent_bytes(self) -> int:
+        """What the kv_agent's process takes of the device."""
+        return AGENT_OVERHEAD_BYTES if self.has_agent else 0
+
+    @property
+    def group_bytes(self) -> int:
+        """Weights, activations and overhead of one worker."""
+        return self.weight_bytes + self.activation_bytes + self.overhead_bytes
+
+
+def device_pages(memory: DeviceMemory, load: DeviceLoad, layout: KVLayout, wanted: int | None, least: int) -> int:
+    """Pages of each group's pool: `wanted`, or as many as fit. Raises NoMemory, with the numbers, below `least`."""
+    budget = min(int(memory.total_bytes * load.mem_fraction), memory.free_bytes)
+    left = (budget - load.agent_bytes) // load.num_groups - load.group_bytes
+    fitting = left // layout.page_bytes
+    if fitting >= (least if wanted is None else wanted):
+        return fitting if wanted is None else wanted
+    raise NoMemory(
+        f"{load.spec.name} does not fit into {memory.name}",
+        why=_account(memory, load, layout, least if wanted is None else wanted),
+        do="use fewer groups, "
+        + ("give pools fewer pages" if wanted is not None else "a smaller chunk or --context-length")
+        + ", raise --mem-fraction, or end what else uses the device (nvidia-smi lists it)",
+    )
+
+
+def _account(memory: DeviceMemory, load: DeviceLoad, layout: KVLayout, num_pages: int) -> str:
+    budget = int(memory.total_bytes * load.mem_fraction)
+    agent = f" and the kv_agent's context ({_gib(load.agent_bytes)})," if load.has_agent else ""
+    pages = f"{num_pages} pages ({_gib(num_pages * layout.page_bytes)})"
+    return (
+        f"{load.num_groups} groups of weights ({_gib(load.weight_bytes)}), activations ({_gib(load.activation_bytes)}),"
+        f" context and graphs ({_gib(load.overhead_bytes)}) and a pool of {pages},{agent} take more than"
+        f" {load.mem_fraction:.0%} of {_gib(memory.total_bytes)}, which is {_gib(budget)}, or than the"
+        f" {_gib(memory.free_bytes)} that are free"
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB"
+
+
+def check_device_options(settings: Settings, tp_size: int) -> None:
+    """Raises BadConfig where what is asked for takes a device, or goes not with the rest."""
+    device = settings.device
+    if settings.memory_saver and device == CPU:
+        raise BadConfig(
+            "there is no memory saver on the CPU",
+            why="it keeps in the host's memory what lies in a device's",
+            do="leave --memory-saver out: `meshctl release` drops weights there, and `resume` reads them again",
+        )
+    if settings.pool_in_worker and device == CPU:
+        raise BadConfig(
+            "workers cannot make their KV pools on the CPU",
+            why="pools in host memory are files, which outlive workers and cost no context",
+            do="leave --pool-in-worker out, or give --device cuda",
+        )
+    if (settings.pool_in_worker or settings.memory_saver) and tp_size > 1:
+        raise BadConfig(
+            "--pool-in-worker and --memory-saver are for workers that compute alone",
+            why="tensor-parallel ranks end together when their memory is released, and share one page table",
+            do="leave it out, or --tp; `meshctl release --reload-weights` works with ranks",
+        )
+    if settings.pool_in_worker and settings.memory_saver:
+        raise BadConfig(
+            "--pool-in-worker and --memory-saver cannot be used together",
+            why="a worker that makes its pool ends when its memory is released, and with it the backup of its weights",
+            do="leave out one of them",
+        )

@@ -1,0 +1,154 @@
+"""What a mesh is to serve: from what stands in the settings to files on this machine, the same for all actors.
+
+Called by `meshctl up` and by whatever looks at a topology without starting it, which fetches nothing.
+"""
+
+import contextlib
+import signal
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from cli.errors import BadConfig, BadModel
+from cli.hub.name import HubName, parse_hub_name
+from cli.plan.compute_dtype import ComputeDtype, choose_dtype
+from cli.plan.settings import Settings
+from cli.supervisor.progress import Progress
+from nodes.model_spec import ModelError, ModelSpec, resolve_model
+from nodes.model_spec.directory import read_template_file
+
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_SHORT_COMMIT: Final = 12
+
+
+class ModelNotHere(BadModel):
+    """The model is one of the hub, not in the cache, and nothing is to be fetched."""
+
+
+class ModelPlan(NamedTuple):
+    """`argument` is how every actor finds `spec`; `origin` says where it is from, for clients (empty: `argument`).
+
+    `settings` have what follows from the model: the dtype to compute in, and the template's whole path. `notes` are
+    what people should know of it.
+    """
+
+    settings: Settings
+    spec: ModelSpec
+    argument: str
+    origin: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> ModelPlan:
+    """Find the model, and with `fetches` have it fetched. Raises BadModel, BadConfig, or ModelNotHere without."""
+    template = _check_template(settings.chat_template)
+    argument, origin = _locate(settings.model, progress, fetches=fetches)
+    try:
+        spec = resolve_model(argument)
+    except ModelError as error:
+        raise BadModel(
+            f"the model {settings.model!r} cannot be served",
+            why=error.message,
+            do="correct it, or give another with --model (`meshctl models` lists those that need no files)",
+        ) from error
+    dtype = choose_dtype(settings.dtype, spec, settings.device, _cpu_flags())
+    settings = msgspec.structs.replace(settings, dtype=dtype.dtype, chat_template=template)
+    return ModelPlan(settings, spec, argument, origin, _notes(spec, dtype))
+
+
+def names_hub(model: str) -> bool:
+    """Whether `model` is one of the hub: it could be, and is no directory here."""
+    return parse_hub_name(model) is not None and not Path(model).is_dir()
+
+
+def _notes(spec: ModelSpec, dtype: ComputeDtype) -> tuple[str, ...]:
+    notes = [dtype.note] if dtype.note else []
+    if said := spec.sampling_defaults.describe():
+        notes.append(f"requests that do not say otherwise are sampled as {spec.name}'s makers have it: {said}")
+    if spec.not_computed:
+        notes.append(f"{spec.name} asks for {', '.join(spec.not_computed)}, which nothing here computes: left out")
+    return tuple(notes)
+
+
+def _locate(model: str, progress: Progress, *, fetches: bool) -> tuple[str, str]:
+    """The model as every actor finds it, whatever directory it runs in, and its origin."""
+    if model.partition("?")[0] in ("tiny", "echo") or model.startswith("random:"):
+        return model, ""
+    path = Path(model).expanduser()
+    wanted = parse_hub_name(model)
+    repository, at, revision = model.partition("@")
+    if wanted is None and at and parse_hub_name(repository) is not None and not path.exists():
+        raise BadModel(
+            f"the model {model!r} cannot be fetched",
+            why=f"{revision!r} is no branch, tag or commit" if revision else "there is no revision behind the @",
+            do=f"give one, or leave it out: --model {repository}",
+        )
+    if wanted is None or not names_hub(model):
+        if wanted is not None:
+            progress.note(f"{model} is the directory {path.resolve()} here, which goes before a model of the hub")
+        return str(path.resolve()), ""
+    # A third of a second, which only those pay who name a model so.
+    from cli.hub import files as hub
+
+    if fetches:
+        with _ended_by_signals():
+            snapshot = hub.fetch(wanted, progress)
+    else:
+        found = hub.find_cached(wanted)
+        if found is None:
+            raise ModelNotHere(
+                f"the model {wanted} is not on this machine",
+                why="this command fetches nothing, and neither is it in the hub's cache nor a directory here",
+                do=_fetch_by_hand(wanted),
+            )
+        snapshot = found
+    progress.note(f"{wanted} is {snapshot.commit[:_SHORT_COMMIT]}, in {snapshot.path}")
+    return str(snapshot.path), f"{wanted.repository}@{snapshot.commit}"
+
+
+def _fetch_by_hand(wanted: HubName) -> str:
+    revision = f" --revision {wanted.revision}" if wanted.revision else ""
+    return f"`meshctl up --model {wanted}` fetches it, and so does `hf download {wanted.repository}{revision}`"
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Generator[None]:
+    """SIGTERM and SIGHUP end what is done as Ctrl-C does: half a file may be gigabytes, and nobody would remove it."""
+
+    def end(_number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def _check_template(file: str) -> str:
+    if not file:
+        return ""
+    # jinja is the tokenizer's; whoever gives no template does without it here.
+    from nodes.tokenizer.chat_template import ChatTemplate
+    from nodes.tokenizer.errors import TemplateError
+
+    path = Path(file).expanduser().resolve()
+    try:
+        ChatTemplate(read_template_file(path), {}, max_chars=1)
+    except (ModelError, TemplateError) as error:
+        raise BadConfig(
+            f"the chat template {file} cannot be used", why=error.message, do="give another --chat-template"
+        ) from error
+    return str(path)
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    found = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return frozenset(found.partition(":")[2].split())

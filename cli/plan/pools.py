@@ -1,0 +1,200 @@
+"""How many pages the KV pools of a mesh get: what was asked for, or what fits, in shared memory or on devices. Pure.
+
+All pools of a mesh have as many pages, those of tensor-parallel ranks too. What they hold bounds the context that is
+served: a request is decoded in one pool. Used by `cli/plan/topology.py`.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from cli.errors import BadConfig, NoMemory
+from cli.plan.devices import DeviceLoad, DeviceMemory, device_pages
+from cli.plan.groups import WorkerGroup
+from cli.plan.settings import Settings, parse_bytes
+from kvstore.layout import KVLayout
+from kvstore.pool.device import CPU
+from kvstore.pool.page_pool import PoolInfo
+from nodes.amounts import amount
+from nodes.context_length import ServedContext
+from nodes.kv_agent.config import PoolConfig
+from nodes.model_spec import ModelSpec
+
+_MAX_DEFAULT_POOL_BYTES: Final = 512 << 20
+_DEFAULT_CONTEXTS: Final = 4
+_MIN_DEFAULT_TOKENS: Final = 16_384
+_USABLE_SHARE: Final = 0.8
+_LEAST_CONTEXT: Final = 2048
+"""Where nobody asked for a context: with less a model that was made for more is no use, and whoever started it so did
+not mean to (64 MiB of shared memory, a container's default, are 450 tokens of a model of 0.6 billion parameters)."""
+
+
+_OTHER_MEMORY: Final = "or have the pools in another memory ([kv] directory)"
+
+
+class PoolPlan:
+    """The pools of `groups`. `free_bytes` are those of the directory, `devices` what the devices in use have."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        spec: ModelSpec,
+        groups: Sequence[WorkerGroup],
+        free_bytes: int,
+        devices: Sequence[DeviceMemory],
+    ) -> None:
+        self._settings = settings
+        self._spec = spec
+        self._groups = groups
+        self._free_bytes = free_bytes
+        self._devices = {memory.name: memory for memory in devices}
+        self._num_workers = sum(group.tp_size for group in groups)
+        # The pages of groups of few ranks are the largest.
+        self._layout = max((group.layouts[0] for group in groups), key=lambda layout: layout.page_bytes)
+        self._is_on_host = groups[0].devices[0] == CPU
+        self._wanted_context = settings.context_length or spec.context_length
+        self._least_context = settings.context_length or min(spec.context_length, _LEAST_CONTEXT)
+        self._least_pages = self._layout.num_pages_for(self._least_context) + 1
+
+    def pools(self, max_batch_tokens: int) -> list[PoolConfig]:
+        """The pool of each rank of each group. Raises BadConfig or NoMemory."""
+        num_pages = self._host_pages() if self._is_on_host else self._pages_on_devices(max_batch_tokens)
+        if num_pages < self._least_pages:
+            raise self._too_small(num_pages)
+        return [
+            PoolConfig(
+                group=group.name,
+                num_pages=num_pages,
+                layout=layout,
+                device=device,
+                in_worker=self._settings.pool_in_worker,
+            )
+            for group in self._groups
+            for layout, device in zip(group.layouts, group.devices, strict=True)
+        ]
+
+    def context(self, pools: Sequence[PoolConfig]) -> ServedContext:
+        """What a request may have: of all pools that requests are decoded in, the smallest has to hold it."""
+        decoding = {group.name for group in self._groups if group.phase != "prefill"}
+        # Prefill groups that are alone decode too. Beside others their pools do not count: what is too long for them is
+        # prefilled where it is decoded.
+        sizes = [pool for pool in pools if pool.group in decoding] or pools
+        kv_tokens = min((pool.num_pages - 1) * pool.layout.page_size for pool in sizes)
+        length = min(self._wanted_context, kv_tokens)
+        return ServedContext(
+            length=length,
+            model_length=self._spec.context_length,
+            kv_tokens=kv_tokens,
+            more_by="" if length == self._wanted_context else self._more_by(),
+        )
+
+    def require_room(self, pools: Sequence[PoolConfig]) -> int:
+        """Bytes that the pools' files take. Raises NoMemory if their directory has not as many."""
+        num_bytes = sum(_file_bytes(pool.group, pool.num_pages, pool.layout, pool.device) for pool in pools)
+        if num_bytes > self._free_bytes:
+            raise NoMemory(
+                f"the KV pools do not fit into {self._settings.kv.directory}",
+                why=f"they take {amount(num_bytes)} and {amount(self._free_bytes)} are free",
+                do=f"give fewer with --kv-pages or --kv-memory, make it larger (docker: --shm-size), {_OTHER_MEMORY}",
+            )
+        return num_bytes
+
+    def _more_by(self) -> str:
+        kv = self._settings.kv
+        if kv.pages is not None:
+            return "--kv-pages"
+        if self._is_on_host:
+            return f"--kv-memory or a larger {kv.directory}"
+        return "--mem-fraction or fewer groups" if kv.memory is None else "--kv-memory"
+
+    def _too_small(self, num_pages: int) -> NoMemory:
+        """The error where pools do not hold the least context."""
+        kv, layout = self._settings.kv, self._layout
+        num_tokens = max(0, num_pages - 1) * layout.page_size
+        needed = _file_bytes("", self._least_pages, layout)
+        holds = f"{num_tokens:,} tokens of {self._spec.name}"
+        least = f"a context of {self._least_context:,} " + (
+            "was asked for" if self._settings.context_length else "is the least unless less is asked for"
+        )
+        less = f", or ask for less: --context-length {num_tokens}" if num_tokens >= layout.page_size else ""
+        if kv.pages is not None or kv.memory is not None:
+            given = f"{kv.pages} pages" if kv.pages is not None else kv.memory
+            more = f"--kv-pages {self._least_pages}" if kv.pages is not None else f"--kv-memory {_whole_mib(needed)}MiB"
+            return NoMemory(
+                "the KV pools are too small for the context",
+                why=f"{given} hold {holds}, and {least}",
+                do=f"give them {more}{less}",
+            )
+        whose = "a pool" if self._num_workers == 1 else f"each of {self._num_workers} pools"
+        total = _whole_mib(int(needed * self._num_workers / _USABLE_SHARE))
+        return NoMemory(
+            f"{kv.directory} is too small for KV pools",
+            why=f"{amount(self._free_bytes)} are free there, and the {amount(self._share_bytes)} that {whose} may have "
+            f"hold {holds}; {least}, and takes {amount(needed)}",
+            do=f"make it larger (docker: --shm-size={total}m at least), {_OTHER_MEMORY}{less}",
+        )
+
+    @property
+    def _share_bytes(self) -> int:
+        return int(self._free_bytes * _USABLE_SHARE / self._num_workers)
+
+    def _host_pages(self) -> int:
+        kv, layout = self._settings.kv, self._layout
+        if kv.pages is not None:
+            return kv.pages
+        if kv.memory is not None:
+            num_pages = _pages_in(parse_bytes(kv.memory), layout)
+            if num_pages < 2:
+                raise BadConfig(
+                    f"KV memory of {kv.memory} is too little",
+                    why=f"a page of this model takes {amount(layout.page_bytes)}, and two are the least",
+                    do="give more with --kv-memory",
+                )
+            return num_pages
+        # A context that was asked for is meant: it may have more than what is taken unasked.
+        most_bytes = max(_MAX_DEFAULT_POOL_BYTES, _file_bytes("", self._least_pages, layout))
+        tokens = max(self._wanted_context * _DEFAULT_CONTEXTS, _MIN_DEFAULT_TOKENS)
+        return min(layout.num_pages_for(tokens) + 1, _pages_in(min(self._share_bytes, most_bytes), layout))
+
+    def _pages_on_devices(self, max_batch_tokens: int) -> int:
+        """As many as fit on the fullest device: groups on devices are of equal size."""
+        settings, layout = self._settings, self._layout
+        wanted = settings.kv.pages
+        if wanted is None and settings.kv.memory is not None:
+            wanted = max(2, parse_bytes(settings.kv.memory) // layout.page_bytes)
+        num_workers = Counter(device for group in self._groups for device in group.devices)
+        tp_size = self._groups[0].tp_size
+        # One group alone has nobody to copy pages from or to.
+        has_agent = not settings.pool_in_worker or len(self._groups) > 1
+        return min(
+            device_pages(
+                self._devices[name],
+                DeviceLoad(
+                    self._spec, layout.dtype, max_batch_tokens, count, settings.mem_fraction, tp_size, has_agent
+                ),
+                layout,
+                wanted,
+                self._least_pages,
+            )
+            for name, count in num_workers.items()
+        )
+
+
+def _file_bytes(group: str, num_pages: int, layout: KVLayout, device: str = CPU) -> int:
+    return PoolInfo(group=group, num_pages=num_pages, layout=layout, incarnation=0, device=device).file_bytes
+
+
+def _pages_in(num_bytes: int, layout: KVLayout) -> int:
+    """Pages whose pool takes at most `num_bytes`, tables included."""
+    low, high = 0, num_bytes // layout.page_bytes
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _file_bytes("", middle, layout) <= num_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _whole_mib(num_bytes: int) -> int:
+    return -(-num_bytes // (1 << 20))

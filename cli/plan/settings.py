@@ -1,0 +1,319 @@
+"""What a user may set: one TOML topology file, overlaid by KVMESH_* variables, overlaid by options.
+
+Pure but for reading the file; `cli/plan/topology.py` makes the list of actors from it. Precedence, last one wins:
+defaults, file, environment, options.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, cast
+
+import msgspec
+
+from cli.errors import BadConfig
+from cli.plan.faults import Fault, find_fault, unknown_name
+from cli.plan.role_configs import CONFIG_TYPES
+from mesh.errors import BadSetting
+from mesh.runtime.telemetry import LogSettings
+
+ENVIRONMENT_PREFIX: Final = "KVMESH_"
+
+MAX_NAME_CHARS: Final = 200
+
+_CPU_CHUNK: Final = 256
+_CPU_STEP_S: Final = 0.2
+"""Room for one to four pages beside 16 rows of a model of 0.5 billion parameters on two cores (135 or 51 ms for the
+rows, 2.6 or 1.9 for a prompt token, by torch's kernels or native ones); steps of smaller models are full before."""
+_DEVICE_CHUNK: Final = 2048
+"""A device needs some thousand rows for its products to be as fast as it can multiply."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=256)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=64)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Name = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[a-z0-9][a-z0-9-]{0,23}$",
+        description="lower-case letters, digits and dashes, at most 24 (it names sockets, whose paths are short)",
+    ),
+]
+
+Device = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(cpu|cuda|cuda:\d{1,3}(,cuda:\d{1,3})*)$",
+        description="cpu, cuda (all that are visible), or the ones to use, like cuda:0 or cuda:0,cuda:1",
+    ),
+]
+
+
+class KVSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The KV pool of each worker: `pages`, or as many as fit `memory`; neither: a default from the model."""
+
+    pages: Annotated[int, msgspec.Meta(ge=2)] | None = None
+    memory: str | None = None
+    page_size: Literal[8, 16, 32, 64] = 16
+    directory: str = "/dev/shm"
+
+
+class SupervisionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the supervisor watches and restarts actors. All `_s` are seconds.
+
+    `fork`: actors come from one warm process, in milliseconds; false gives each an interpreter of its own.
+    """
+
+    fork: bool = True
+    start_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
+    drain_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    restart_budget: Positive = 10
+    restart_window_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    kill_after_s: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    max_log_bytes: Positive = 16 << 20
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One mesh on one host.
+
+    `device` is where workers compute and KV pools lie: the CPU, or CUDA devices, which are dealt out in order; on each
+    of them weights, activations and pools take at most `mem_fraction` of its memory. `deterministic` takes fixed tiles
+    and splits no sequence there, so that bits depend less on the batch, which no GPU has shown yet (on the CPU they
+    never do). With `memory_saver` weights can be released into the host's memory while the mesh lives. With
+    `pool_in_worker` workers make the pages of their pools themselves: one CUDA context less where no pages are copied,
+    and a worker's death costs its KV. `chunk`, if left alone, is 256 on the CPU and 2,048 on a device. `max_step_ms`:
+    while streams run, so many prompt tokens join a step that it takes about so long, which is then the longest gap in a
+    stream; 200 if left alone on the CPU. 0 sets no such limit, as on a device, where it has not been tried.
+
+    `prefill` and `decode` count worker groups of each kind, `mixed` groups that do both; with `mixed` set and the other
+    two left alone there are only mixed ones. `tp` tensor-parallel ranks compute together in each group, `prefill_tp`
+    and `decode_tp` in groups of that kind. `served_name` is what clients call the model, by default the model's own
+    name; several are a list, or one text with commas between them, and answers carry the first. `chat_template` is a
+    file to use in the place of the model's own template. `cors_origins`, a list or a text with commas, are web pages
+    that browsers let ask here, or `*`. `roles` overrides fields of a role's own configuration:
+    `[roles.gateway] max_inflight = 100`.
+    """
+
+    name: Name = "default"
+    model: Annotated[str, msgspec.Meta(min_length=1)] = "tiny"
+    served_name: str | list[str] = ""
+    chat_template: str = ""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Device = "cpu"
+    mem_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=0.98)] = 0.9
+    deterministic: bool = False
+    memory_saver: bool = False
+    pool_in_worker: bool = False
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    cors_origins: tuple[str, ...] | str = ()
+    prefill: Count | None = None
+    decode: Count | None = None
+    mixed: Count | None = None
+    tp: Ranks = 1
+    prefill_tp: Ranks | None = None
+    decode_tp: Ranks | None = None
+    gateways: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    tokenizers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    detokenizers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    context_length: Annotated[int, msgspec.Meta(ge=2)] | None = None
+    max_running: Positive = 256
+    chunk: Positive | None = None
+    max_step_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] | None = None
+    local_prefill_max: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    kv: KVSettings = KVSettings()
+    supervision: SupervisionSettings = SupervisionSettings()
+    roles: dict[str, dict[str, Any]] = {}
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """What clients call the model; empty: its own name. Raises BadConfig."""
+        given = self.served_name if isinstance(self.served_name, list) else [self.served_name]
+        names = [name.strip() for one in given for name in one.split(",")] if self.served_name else []
+        if any(not name or not name.isprintable() or len(name) > MAX_NAME_CHARS for name in names):
+            raise BadConfig(
+                f"{self.served_name!r} cannot be served as names of a model",
+                why=f"a name is 1 to {MAX_NAME_CHARS} characters that can be printed, and a comma separates names",
+                do="correct --served-name",
+            )
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of one prefill chunk, default filled in."""
+        return self.chunk or (_CPU_CHUNK if self.device == "cpu" else _DEVICE_CHUNK)
+
+    @property
+    def max_step_s(self) -> float:
+        """Seconds that a step of prompts and running streams is to take at most, default filled in; 0: no limit."""
+        if self.max_step_ms is None:
+            return _CPU_STEP_S if self.device == "cpu" else 0.0
+        return self.max_step_ms / 1e3
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        """`cors_origins` as a list, each checked. Raises BadConfig."""
+        given = self.cors_origins.split(",") if isinstance(self.cors_origins, str) else self.cors_origins
+        origins = tuple(filter(None, (one.strip() for one in given)))
+        for origin in origins:
+            scheme, separator, host = origin.partition("://")
+            if origin != "*" and not (scheme and separator and host and "/" not in host):
+                raise BadConfig(
+                    f"the origin {origin!r} cannot be allowed",
+                    why="browsers name an origin by scheme, host and port alone, and it is compared as a whole",
+                    do="write it like https://chat.example or http://localhost:3000, or `*` for all",
+                )
+        return origins
+
+    @property
+    def groups(self) -> tuple[int, int, int]:
+        """How many prefill, decode and mixed groups there are, defaults filled in."""
+        if self.prefill is None and self.decode is None:
+            return (0, 0, self.mixed) if self.mixed else (1, 1, 0)
+        given = 1 if self.mixed is None else 0
+        prefill = given if self.prefill is None else self.prefill
+        decode = given if self.decode is None else self.decode
+        return prefill, decode, self.mixed or 0
+
+    def tp_size(self, phase: str) -> int:
+        """Tensor-parallel ranks of groups of a phase, defaults filled in."""
+        own = {"prefill": self.prefill_tp, "decode": self.decode_tp}.get(phase)
+        return self.tp if own is None else own
+
+
+def load_settings(file: Path | None, environment: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
+    """Overlay all sources and check them. Options that are None are not given. Raises BadConfig."""
+    _check_log_variables(environment)
+    document: dict[str, Any] = _read_file(file) if file is not None else {}
+    source = str(file) if file is not None else "the defaults"
+    settings = _convert(document, source, strict=True)
+    for name, path in _variables(environment).items():
+        if not _is_setting(path):
+            continue
+        _set(document, path, environment[name])
+        source = f"the environment variable {name}"
+        if environment[name].startswith("tcp://"):
+            # A pod beside a service named kvmesh has KVMESH_PORT=tcp://10.0.0.1:8000 and more of the kind.
+            source += " (Kubernetes sets it for a service of that name: enableServiceLinks: false)"
+        settings = _convert(document, source, strict=False)
+    given = {key: value for key, value in options.items() if value is not None}
+    for key, value in given.items():
+        _set(document, key.split("__"), value)
+        settings = _convert(document, f"--{key.replace('_', '-').replace('--', '-')}", strict=False)
+    if settings.kv.memory is not None:
+        parse_bytes(settings.kv.memory)
+    if settings.kv.memory is not None and settings.kv.pages is not None:
+        raise BadConfig(
+            "the size of KV pools is given twice",
+            why=f"--kv-pages ([kv] pages) is {settings.kv.pages}, --kv-memory ([kv] memory) is {settings.kv.memory}",
+            do="take one of them out",
+        )
+    return settings
+
+
+def foreign_variables(environment: Mapping[str, str]) -> list[str]:
+    """Variables that look like ours and set nothing, in words: they are somebody else's, or misspelled."""
+    found: list[str] = []
+    known = [ENVIRONMENT_PREFIX + "__".join(path).upper() for path in _paths(Settings)] + sorted(_OTHER_VARIABLES)
+    for name, path in _variables(environment).items():
+        if not _is_setting(path):
+            near = difflib.get_close_matches(name, known, n=1)
+            guess = f"; did you mean {near[0]}?" if near else ""
+            found.append(f"the environment variable {name} is not read: there is no such setting{guess}")
+    return found
+
+
+def parse_bytes(text: str) -> int:
+    """What `[kv] memory` means, `512MiB`, `2G`, `1048576`: a number of bytes. Raises BadConfig."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)\s*", text.lower())
+    if match is None:
+        raise BadConfig(
+            f"--kv-memory ([kv] memory) is {text!r}, which is no amount of memory",
+            why="it is not a number with KiB, MiB, GiB or TiB behind it, or none for bytes",
+            do="write it like 512MiB, 2GiB or 1048576",
+        )
+    number, unit, _ = match.groups()
+    return int(float(number) * 1024 ** " kmgt".index(unit or " "))
+
+
+_OTHER_VARIABLES: Final = frozenset({"KVMESH_TOPOLOGY", "KVMESH_LOG_LEVEL", "KVMESH_LOG_FORMAT", "KVMESH_NCCL_LIBRARY"})
+"""Documented, and no settings of a mesh."""
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, list[str]]:
+    """Variables that may be settings, in order of their names, and the path of each."""
+    names = [name for name in sorted(environment) if name.startswith(ENVIRONMENT_PREFIX)]
+    return {
+        name: name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+        for name in names
+        if name not in _OTHER_VARIABLES
+    }
+
+
+def _is_setting(path: list[str]) -> bool:
+    match path:
+        case ["roles", role, field]:
+            return role in CONFIG_TYPES and field in CONFIG_TYPES[role].__struct_fields__
+        case _:
+            # A table by itself is none: the environment has words only.
+            return path in _paths(Settings)
+
+
+def _paths(struct: type[msgspec.Struct]) -> list[list[str]]:
+    """Every setting that is no table."""
+    paths: list[list[str]] = []
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            paths += [[field.name, *path] for path in _paths(field.type)]
+        elif field.name != "roles":
+            paths.append([field.name])
+    return paths
+
+
+def _check_log_variables(environment: Mapping[str, str]) -> None:
+    try:
+        LogSettings.of(environment)
+    except BadSetting as error:
+        raise BadConfig(
+            f"the environment variable {error.param} cannot be used", why=error.message, do="correct it, or unset it"
+        ) from error
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise BadConfig(
+            f"the topology file {file} cannot be read", why=str(error), do="give a readable TOML file"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"the topology file {file} is not TOML", why=str(error), do="correct it") from error
+
+
+def _convert(document: dict[str, Any], source: str, *, strict: bool) -> Settings:
+    fault = find_fault(document, Settings, strict=strict)
+    for role, fields in () if fault else document.get("roles", {}).items():
+        fault = fault or role_fault(role, fields)
+    if fault is not None:
+        raise BadConfig(
+            f"{source} cannot be used", why=fault.why, do=f"{fault.do} (`meshctl config schema` shows what is allowed)"
+        )
+    return msgspec.convert(document, Settings, strict=strict)
+
+
+def role_fault(role: str, fields: Mapping[str, Any]) -> Fault | None:
+    """What is wrong with `[roles.ROLE]`, which names some fields of a role's configuration."""
+    if role not in CONFIG_TYPES:
+        return unknown_name(role, CONFIG_TYPES, "role")
+    # The environment has words only.
+    return find_fault(fields, CONFIG_TYPES[role], f"roles.{role}", strict=False)
+
+
+def _set(document: dict[str, Any], path: list[str], value: Any) -> None:
+    for key in path[:-1]:
+        # Every setting on the way is a table: other paths are none, and the file has been checked.
+        document = cast("dict[str, Any]", document.setdefault(key, {}))
+    document[path[-1]] = value

@@ -1,0 +1,180 @@
+"""The supervisor as an actor: hears every actor's heartbeats, tells the mesh who died, answers `meshctl`.
+
+Decides nothing: deaths and restarts are `mesh/supervision/core.py`, processes are `cli/supervisor/keeper.py`.
+"""
+
+from typing import Any, ClassVar, Protocol
+
+import msgspec
+
+from cli.protocol import (
+    SUPERVISOR_CODEC,
+    ActorList,
+    ActorStatus,
+    ListActors,
+    RenewActors,
+    Renewing,
+    StopMesh,
+    Stopping,
+)
+from cli.supervisor.memory_relay import relay
+from mesh.actor import Actor, Call
+from mesh.address import Address
+from mesh.errors import CallError
+from mesh.membership.view import SUPERVISOR, Member
+from mesh.transport.base import Lane
+from mesh.wire.codec import Codec
+from mesh.wire.frames import Leave, PeerDown
+from nodes.actor_figures import ActorFigures, actor_figures
+from nodes.numerics import kernels_note, numerics_note
+from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
+from nodes.roles import SupervisorAttributes
+from nodes.stats import ask_stats
+
+_LEAVE_TIMEOUT_S = 1.0
+_STATS_TIMEOUT_S = 1.0
+"""Who is stopped or hangs is shown without figures."""
+
+
+class UnknownActor(Exception):
+    """No actor and no role has this name."""
+
+
+class NotRecordable(Exception):
+    """No new epoch can be recorded, so nobody could be started again."""
+
+
+class Keeper(Protocol):
+    """What the actor needs of whoever owns the processes."""
+
+    def beat(self, address: Address, state: str, progress: str) -> None:
+        """An actor is alive and says it is in `state`, and how far with what takes long."""
+        ...
+
+    def list_actors(self) -> ActorList:
+        """Everything `meshctl ps` shows."""
+        ...
+
+    def stop(self, reason: str, *, force: bool) -> None:
+        """Begin to end the mesh."""
+        ...
+
+    def renew(self, names: list[str], *, stay_away: bool) -> dict[str, int]:
+        """Begin to drain actors, named by id or role; their epochs.
+
+        Raises UnknownActor or, where they are to come again, NotRecordable; then nothing has happened.
+        """
+        ...
+
+
+class SupervisorActor(Actor):
+    """See the module."""
+
+    role: ClassVar[str] = SUPERVISOR
+    codec: ClassVar[Codec] = SUPERVISOR_CODEC
+
+    def __init__(self, keeper: Keeper, pid: int) -> None:
+        self._keeper = keeper
+        self._pid = pid
+        self._started_at = 0.0
+
+    async def start(self) -> None:
+        """Remember when."""
+        self._started_at = self.ctx.now()
+
+    def on_heartbeat(self, peer: Address, state: str, progress: str) -> None:
+        """An actor is alive."""
+        self._keeper.beat(peer, state, progress)
+
+    def on_ask(self, call: Call) -> None:
+        """Answer `meshctl`."""
+        message: Any = call.message
+        match message:
+            case ListActors():
+                self.ctx.spawn(self._list(call, message), name="list")
+            case StopMesh():
+                call.reply(Stopping(pid=self._pid))
+                self._keeper.stop(message.reason, force=message.force)
+            case RenewActors():
+                try:
+                    epochs = self._keeper.renew(message.names, stay_away=message.stay_away)
+                except UnknownActor as error:
+                    call.fail("unknown_actor", str(error))
+                except NotRecordable as error:
+                    call.fail("not_recordable", str(error))
+                else:
+                    call.reply(Renewing(epochs=epochs))
+            case ReleaseMemory() | ResumeMemory() | ListMemory():
+                self.ctx.spawn(relay(self.ctx, call, message), name="memory")
+            case _:
+                super().on_ask(call)
+
+    async def _list(self, call: Call, question: ListActors) -> None:
+        members = {member.actor_id: member for member in [self.ctx.describe(), *self.ctx.members.all()]}
+        figures: dict[str, ActorFigures] = {}
+        if question.figures:
+            answers = await ask_stats(self.ctx, list(members.values()), _STATS_TIMEOUT_S)
+            figures = actor_figures(list(members.values()), answers)
+        answer = self._keeper.list_actors()
+        actors = [self._status(), *answer.actors]
+        known = {actor.actor_id for actor in actors}
+        actors += [_foreign(member) for member in self.ctx.members.all() if member.actor_id not in known]
+        call.reply(
+            msgspec.structs.replace(
+                answer,
+                actors=[
+                    msgspec.structs.replace(actor, figures=figures.get(actor.actor_id, actor.figures))
+                    for actor in actors
+                ],
+                notes=[
+                    *answer.notes,
+                    *(note for told in (numerics_note, kernels_note) if (note := told(members.values()))),
+                ],
+            )
+        )
+
+    def _status(self) -> ActorStatus:
+        member = self.ctx.describe()
+        return ActorStatus(
+            actor_id=member.actor_id,
+            role=member.role,
+            pid=self._pid,
+            epoch=member.epoch,
+            endpoint=member.endpoint,
+            state=member.state,
+            uptime_s=self.ctx.now() - self._started_at,
+        )
+
+    def tell_dead(self, dead: Address, reason: str) -> None:
+        """Tell everybody that an incarnation was reaped, so that nobody waits for it."""
+        down = PeerDown(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
+        for member in self.ctx.members.all():
+            if member.actor_id not in (dead.actor_id, self.ctx.address.actor_id):
+                self.ctx.tell(member.actor_id, down, lane=Lane.CONTROL)
+        self.ctx.spawn(self._leave(dead, reason), name=f"leave-{dead}")
+
+    def tell_drained(self, drained: dict[str, int]) -> None:
+        """Tell everybody, those who come later too, who stays away by an operator's wish: ids and last epochs."""
+        self.ctx.announce(**msgspec.structs.asdict(SupervisorAttributes(drained=drained)))
+
+    async def _leave(self, dead: Address, reason: str) -> None:
+        leave = Leave(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
+        for registry in self.ctx.members.by_role("registry", ready=False):
+            try:
+                await self.ctx.ask(registry.actor_id, leave, timeout_s=_LEAVE_TIMEOUT_S)
+            except CallError:
+                # Its lease ends by itself.
+                return
+
+
+def _foreign(member: Member) -> ActorStatus:
+    """A member that somebody else has started."""
+    return ActorStatus(
+        actor_id=member.actor_id,
+        role=member.role,
+        pid=member.pid,
+        epoch=member.epoch,
+        endpoint=member.endpoint,
+        state=member.state,
+        supervised=False,
+    )

@@ -1,0 +1,157 @@
+"""Processes of the supervisor: started, signalled, reaped.
+
+The supervisor is a subreaper, so an actor whose parent (the zygote's short-lived helper, a tokenizer's renderer's
+tokenizer) is gone becomes its child. All deaths come by SIGCHLD and are told to whoever watches that process; a child
+that died before anybody knew of it is remembered for a while. Once it is reaped its pid may be another's, so processes
+are told apart by pid and start time. Until it is reaped a pid cannot be used again, so signals go by pid.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cli.supervisor.processes import Process
+
+_PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_MAX_UNCLAIMED: Final = 256
+
+OnExit = Callable[[int], None]
+
+
+class _Watched(NamedTuple):
+    start_time: int
+    on_exit: OnExit
+
+
+class Children:
+    """All children of this process. Belongs to one event loop, in the main thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._watched: dict[int, _Watched] = {}
+        self._unclaimed: deque[tuple[Process, int]] = deque(maxlen=_MAX_UNCLAIMED)
+        self._died = asyncio.Event()
+        become_subreaper()
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+
+    def watch(self, process: Process, on_exit: OnExit) -> None:
+        """Call `on_exit(status)` once, later, when the child has been reaped; `status` as of `waitstatus_to_exitcode`.
+
+        It may be a child, or a process that becomes one because its parent is dead.
+        """
+        for dead, status in self._unclaimed:
+            if dead == process:
+                self._unclaimed.remove((dead, status))
+                self._loop.call_soon(on_exit, status)
+                return
+        self._watched[process.pid] = _Watched(process.start_time, on_exit)
+        # It may have died between its birth and this call, with the signal long handled.
+        self._loop.call_soon(self._reap)
+
+    def unwatch(self, pid: int) -> None:
+        """Tell nobody of this child's end."""
+        self._watched.pop(pid, None)
+
+    def signal(self, pid: int, number: signal.Signals) -> None:
+        """Send a signal to a watched child; nothing if it is gone already."""
+        if pid in self._watched:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                return
+
+    def unwatched(self) -> list[int]:
+        """Children that nobody watches, by whatever thread they were started: orphans of descendants."""
+        found: list[int] = []
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += [int(pid) for pid in (task / "children").read_text().split()]
+        return sorted(pid for pid in found if pid not in self._watched)
+
+    async def end_unwatched(self, grace_s: float) -> None:
+        """Wait until nobody unwatched is left; what lives after `grace_s` is killed, and what that leaves in turn."""
+        deadline = self._loop.time() + grace_s
+        while orphans := self.unwatched():
+            if self._loop.time() >= deadline:
+                for pid in orphans:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            await self.next_death(0.1)
+
+    async def next_death(self, timeout_s: float) -> None:
+        """Wait until some child has been reaped, or the time is over."""
+        self._died.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._died.wait()
+        except TimeoutError:
+            self._reap()
+
+    def close(self) -> None:
+        """Reap no more."""
+        self._loop.remove_signal_handler(signal.SIGCHLD)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                # Looked at before it is reaped: its start time goes with it.
+                dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if dead is None:
+                return
+            process = Process.of(dead.si_pid)
+            _, status = os.waitpid(process.pid, 0)
+            self._ended(process, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, process: Process, status: int) -> None:
+        self._died.set()
+        watched = self._watched.get(process.pid)
+        if watched is not None and watched.start_time == process.start_time:
+            del self._watched[process.pid]
+            watched.on_exit(status)
+        else:
+            self._unclaimed.append((process, status))
+
+
+def spawn_process(arguments: Sequence[str], log: Path, fds: dict[int, int], environment: dict[str, str]) -> Process:
+    """Start a Python process in a session of its own, so that a terminal's Ctrl-C does not reach it.
+
+    stdin is empty, stdout and stderr append to `log`; `fds` maps numbers in the child to descriptors here.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+        *((os.POSIX_SPAWN_DUP2, here, there) for there, here in fds.items()),
+    ]
+    pid = os.posix_spawn(sys.executable, [sys.executable, *arguments], environment, file_actions=actions, setsid=True)
+    # Nobody has reaped it yet: only the event loop's own callbacks do.
+    return Process.of(pid)
+
+
+def become_subreaper() -> None:
+    """Orphans among the descendants of this process become its children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """The name that `ps` and `top` show; 15 characters."""
+    buffer = ctypes.create_string_buffer(name.encode()[:15])
+    _prctl(_PR_SET_NAME, ctypes.addressof(buffer))
+
+
+def _prctl(option: int, argument: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), f"prctl({option})")

@@ -1,0 +1,358 @@
+"""Owns the processes of a mesh: performs what the supervision core decides, and tells it what happens.
+
+One event goes in at a time (`_feed`), its commands are performed in order; whatever they bring about comes as a later
+event. Runs on the event loop of the `meshctl up` process, in its main thread.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import assert_never
+
+import msgspec
+
+from cli.exit_codes import FATAL_EXITS, ExitCode
+from cli.plan.faults import unknown_name
+from cli.plan.topology import ActorLaunch, Topology
+from cli.protocol import ActorList, ActorStatus
+from cli.supervisor.actor import NotRecordable, UnknownActor
+from cli.supervisor.children import Children, spawn_process
+from cli.supervisor.exits import Exits
+from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord
+from cli.supervisor.processes import Process
+from cli.supervisor.record import ZYGOTE, SupervisionRecord
+from cli.supervisor.role import RoleRun
+from cli.supervisor.zygote_client import SUPERVISOR_FD, ZygoteClient
+from mesh.address import Address, Endpoint
+from mesh.membership.view import DRAINING, READY, RELEASED, SUPERVISOR, Member
+from mesh.supervision.core import Supervisor, Watch
+from mesh.supervision.events import (
+    DRAINED,
+    Beat,
+    Begin,
+    Command,
+    Died,
+    Drain,
+    Event,
+    Exited,
+    Kill,
+    MeshReady,
+    MeshStopped,
+    Policy,
+    Renew,
+    Report,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    Stop,
+    Supervised,
+    Tick,
+)
+from nodes.worker.environment import TORCH_ENVIRONMENT
+
+_NOWHERE = Endpoint("", "")
+
+
+class Listeners(msgspec.Struct, kw_only=True):
+    """Whom the keeper tells: `dead` and `drained` the mesh, `ready` and `stopped` the command.
+
+    `drained` takes all that stay away now, with their last epochs; `member` looks one up in the view.
+    """
+
+    dead: Callable[[Address, str], None]
+    drained: Callable[[dict[str, int]], None]
+    ready: Callable[[], None]
+    stopped: Callable[[ExitCode, str], None]
+    member: Callable[[str], Member | None]
+
+
+class ProcessKeeper:
+    """All actors of one mesh. `supervisor_fd` is the reading end of the pipe that ends with this process."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        directory: MeshDirectory,
+        children: Children,
+        record: SupervisionRecord,
+        listeners: Listeners,
+        supervisor_fd: int,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._topology = topology
+        self._directory = directory
+        self._children = children
+        self._record = record
+        self._exits = Exits()
+        self._listeners = listeners
+        self._supervisor_fd = supervisor_fd
+        self._launches = {launch.actor_id: launch for launch in topology.actors}
+        self._processes: dict[str, ProcessRecord] = {}
+        self._since: dict[str, float] = {}
+        self._released: set[Address] = set()
+        self._drained: dict[str, int] = {}
+        self._manifest: Manifest | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._failure_code = ExitCode.NOT_READY
+        self._environment = actor_environment(topology.num_threads)
+        supervision = topology.settings.supervision
+        self._zygote = ZygoteClient(
+            children,
+            self._exits,
+            topology.preloads,
+            on_death=record.zygote_death,
+            log=directory.log(ZYGOTE),
+            supervisor_fd=supervisor_fd,
+            environment=self._environment,
+            timeout_s=supervision.start_timeout_s,
+        )
+        self._drain_timeout_s = supervision.drain_timeout_s
+        policy = Policy(
+            budget=supervision.restart_budget,
+            budget_window_s=supervision.restart_window_s,
+            kill_after_s=supervision.kill_after_s,
+            drain_timeout_s=supervision.drain_timeout_s,
+        )
+        actors = [Supervised(a.actor_id, a.drain_tier, a.start_timeout_s, a.kind) for a in topology.actors]
+        self.core = Supervisor(actors, policy, directory.epochs())
+
+    def begin(self, manifest: Manifest) -> None:
+        """Start everything. `manifest` is what the processes are added to."""
+        self._manifest = manifest
+        self._write_manifest()
+        with self._directory.written():
+            roles = {launch.actor_id: launch.role for launch in self._topology.actors}
+            self._directory.write_actors({SUPERVISOR: SUPERVISOR, ZYGOTE: ZYGOTE, **roles})
+            for launch in self._topology.actors:
+                self._directory.write_config(launch.actor_id, launch.supervised_config)
+        if self._topology.forks:
+            # It takes longest, so it goes first.
+            self._zygote.start()
+        self._feed(Begin())
+
+    def beat(self, address: Address, state: str, progress: str) -> None:
+        """See `cli.supervisor.actor.Keeper`."""
+        if address.actor_id not in self._launches:
+            return
+        self._record.hello(address.actor_id)
+        if state == RELEASED:
+            self._released.add(address)
+        else:
+            self._released.discard(address)
+        self._record.working(address.actor_id, progress)
+        self._feed(Beat(address.actor_id, address.epoch, state in (READY, DRAINING, RELEASED), progress))
+
+    def stop(self, reason: str, *, force: bool) -> None:
+        """See `cli.supervisor.actor.Keeper`."""
+        self._record.stops(reason, force=force)
+        self._feed(Stop(reason, force))
+
+    def renew(self, names: list[str], *, stay_away: bool) -> dict[str, int]:
+        """See `cli.supervisor.actor.Keeper`."""
+        actor_ids: list[str] = []
+        for name in names:
+            meant = [one.actor_id for one in self._launches.values() if name in (one.actor_id, one.role)]
+            if not meant:
+                known = [*(one.role for one in self._launches.values()), *self._launches]
+                fault = unknown_name(name, known, "actor or role")
+                raise UnknownActor(f"{fault.why}; {fault.do}")
+            actor_ids += [actor_id for actor_id in meant if actor_id not in actor_ids]
+        # Whoever is served goes before those who serve it.
+        actor_ids.sort(key=lambda actor_id: self._launches[actor_id].drain_tier)
+        epochs = {actor_id: self.core.watches[actor_id].epoch for actor_id in actor_ids}
+        if not stay_away:
+            self._require_recordable(epochs)
+        self._feed(Renew(tuple(epochs), stay_away))
+        return epochs
+
+    def _require_recordable(self, epochs: dict[str, int]) -> None:
+        # A healthy actor would end, and nobody could take its place. What is written here is what is there already, as
+        # many bytes as the next epoch takes.
+        try:
+            for address in epochs.items():
+                self._directory.issue(*address)
+        except OSError as error:
+            raise NotRecordable(f"the next epoch cannot be recorded in {self._directory.path}: {error}") from error
+
+    def list_actors(self) -> ActorList:
+        """See `cli.supervisor.actor.Keeper`."""
+        topology = self._topology
+        return ActorList(
+            mesh=topology.settings.name,
+            url=topology.url,
+            model=topology.model_name,
+            ready=all(watch.state in (READY, DRAINED) for watch in self.core.watches.values()),
+            actors=[self._status(watch) for watch in self.core.watches.values()],
+            context=topology.context,
+        )
+
+    def close(self) -> None:
+        """Let the zygote end; all actors have."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._zygote.close()
+
+    def _feed(self, event: Event) -> None:
+        commands = self.core.handle(event, self._loop.time())
+        if self.core.drained != self._drained:
+            # Before anybody is asked to end, so that it is known by then what for.
+            self._drained = self.core.drained
+            self._listeners.drained(self._drained)
+        for command in commands:
+            self._perform(command)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self.core.deadline()
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._feed, Tick())
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Spawn(actor_id, epoch):
+                self._spawn(self._launches[actor_id], Address(actor_id, epoch))
+            case Kill(actor_id, _):
+                self._children.signal(self._processes[actor_id].pid, signal.SIGKILL)
+            case Drain(actor_id, _):
+                self._children.signal(self._processes[actor_id].pid, signal.SIGTERM)
+            case Died():
+                self._record.death(command)
+                self._listeners.dead(Address(command.actor_id, command.epoch), command.reason)
+            case Report():
+                self._record.state(command)
+            case MeshReady():
+                self._listeners.ready()
+            case MeshStopped(failure):
+                self._listeners.stopped(self._failure_code if failure else ExitCode.OK, failure)
+            case _:
+                assert_never(command)
+
+    def _spawn(self, launch: ActorLaunch, address: Address) -> None:
+        try:
+            # Before anything is started, so that no epoch is issued twice.
+            if not self._directory.issue(*address):
+                where = self._directory.path
+                self._record.trouble(f"no room in {where}: the epoch of {address} is written over the last; make room")
+        except OSError as error:
+            self._loop.call_soon(self._spawn_failed, address, f"its epoch cannot be recorded: {error}")
+            return
+        log = self._directory.log(launch.actor_id)
+        if launch.start == "fork":
+            run = RoleRun(
+                mesh=self._directory.mesh,
+                role=launch.role,
+                actor_id=address.actor_id,
+                epoch=address.epoch,
+                config=launch.supervised_config,
+                supervisor_fd=SUPERVISOR_FD,
+                drain_timeout_s=self._drain_timeout_s,
+            )
+            self._zygote.fork(
+                run,
+                log,
+                lambda process: self._spawned(address, process),
+                lambda reason, foreign: self._spawn_failed(address, reason, foreign=foreign),
+            )
+            return
+        arguments = ["-m", "cli", *run_arguments(self._directory.mesh, launch, address.epoch)]
+        arguments += ["--config", str(self._directory.path / "configs" / f"{launch.actor_id}.json")]
+        arguments += ["--supervisor-fd", str(SUPERVISOR_FD), "--drain-timeout", f"{self._drain_timeout_s:g}"]
+        try:
+            process = spawn_process(arguments, log, {SUPERVISOR_FD: self._supervisor_fd}, self._environment)
+        except OSError as error:
+            self._loop.call_soon(self._spawn_failed, address, str(error))
+        else:
+            self._loop.call_soon(self._spawned, address, process)
+
+    def _spawned(self, address: Address, process: Process) -> None:
+        launch = self._launches[address.actor_id]
+        self._processes[address.actor_id] = ProcessRecord(
+            actor_id=address.actor_id,
+            role=launch.role,
+            epoch=address.epoch,
+            pid=process.pid,
+            start_time=process.start_time,
+        )
+        self._since[address.actor_id] = self._loop.time()
+        self._write_manifest()
+        self._children.watch(process, lambda status: self._exited(address, status))
+        self._feed(Spawned(*address))
+
+    def _spawn_failed(self, address: Address, reason: str, *, foreign: bool = False) -> None:
+        self._feed(SpawnFailed(*address, reason, foreign))
+
+    def _exited(self, address: Address, status: int) -> None:
+        del self._processes[address.actor_id]
+        self._released.discard(address)
+        self._write_manifest()
+        try:
+            # Whoever was killed left them, and the next incarnation has names of its own.
+            self._directory.run.remove_sockets(address)
+        except OSError as error:
+            self._record.trouble(f"sockets of {address} cannot be removed: {error}")
+        error = self._directory.take_error(address)
+        end = self._exits.read(status)
+        reason = end.text if error is None else error.message
+        fatal = status in FATAL_EXITS
+        if fatal and not self.core.was_ready:
+            self._failure_code = ExitCode(status)
+        self._feed(Exited(*address, reason, fatal, end.cause, end.foreign))
+
+    def _status(self, watch: Watch) -> ActorStatus:
+        actor_id = watch.spec.actor_id
+        process = self._processes.get(actor_id)
+        now = self._loop.time()
+        member = self._listeners.member(actor_id)
+        lives = process is not None and member is not None and member.epoch == watch.epoch
+        # It is there and well, and takes no work.
+        is_released = watch.state == READY and Address(actor_id, watch.epoch) in self._released
+        return ActorStatus(
+            actor_id=actor_id,
+            role=self._launches[actor_id].role,
+            pid=process.pid if process is not None else 0,
+            epoch=watch.epoch,
+            endpoint=member.endpoint if lives and member is not None else _NOWHERE,
+            state=RELEASED if is_released else watch.state,
+            num_restarts=watch.num_restarts,
+            uptime_s=now - self._since[actor_id] if process is not None else 0.0,
+            reason=watch.reason,
+            notes=[*([watch.progress] if watch.progress else []), *(_notes(member) if lives and member else [])],
+            num_starts=watch.num_starts,
+            last_reason=watch.reason,
+            last_reason_age_s=now - watch.reason_at if watch.reason else 0.0,
+            next_start_in_s=None if watch.next_start_at is None else max(0.0, watch.next_start_at - now),
+        )
+
+    def _write_manifest(self) -> None:
+        if self._manifest is not None:
+            manifest = msgspec.structs.replace(self._manifest, processes=list(self._processes.values()))
+            try:
+                self._directory.write_manifest(manifest)
+            except OSError as error:
+                # Actors end with their supervisor's pipe; the manifest is for those that cannot.
+                self._record.trouble(f"the manifest cannot be written: {error}")
+
+
+def run_arguments(mesh: str, launch: ActorLaunch, epoch: int) -> list[str]:
+    """The arguments of `meshctl` that run one actor; `--config` is still to come."""
+    return ["run", launch.role, "--name", mesh, "--actor-id", launch.actor_id, "--epoch", str(epoch)]
+
+
+def actor_environment(num_threads: int) -> dict[str, str]:
+    """Environment of all actors: threads that do not spin on each other's cores, and none in what must be forked."""
+    return {
+        **TORCH_ENVIRONMENT,
+        "TOKENIZERS_PARALLELISM": "false",
+        **os.environ,
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(num_threads),
+        "PYTHONUNBUFFERED": "1",
+        # Their logs are files, which `meshctl logs` reads and puts in order.
+        "KVMESH_LOG_FORMAT": "json",
+    }
+
+
+def _notes(member: Member) -> list[str]:
+    fallbacks: dict[str, str] = member.attributes.get("fallbacks", {})
+    return [f"pages of {agent} come by {text}" for agent, text in fallbacks.items()]

@@ -1,0 +1,57 @@
+"""Wishes about groups' memory, from `meshctl` to the kv_agents whose pools they are: split by owner, answers joined."""
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+
+from cli.plan.faults import unknown_name
+from mesh.actor import Call, Context
+from mesh.errors import CallError
+from nodes.protocol.memory import GroupMemory, ListMemory, MemoryList, ReleaseMemory, ResumeMemory
+from nodes.roles import KV_AGENT, KVAgentAttributes
+
+Wish = ReleaseMemory | ResumeMemory | ListMemory
+
+_ASK_TIMEOUT_S: Final = 2.0
+
+
+async def relay(ctx: Context, call: Call, wish: Wish) -> None:
+    """Ask every agent that is meant, and answer `call` with all they say, or the first refusal."""
+    agents = ctx.members.by_role(KV_AGENT)
+    owners = {group: agent.actor_id for agent in agents for group in _groups_of(agent.attributes)}
+    wanted = list(owners) if isinstance(wish, ListMemory) else wish.groups or list(owners)
+    unknown = [group for group in wanted if group not in owners]
+    if not owners:
+        call.fail("no_agent", "no kv_agent is ready; try again in a moment", retryable=True)
+        return
+    if unknown:
+        fault = unknown_name(unknown[0], owners, "worker group")
+        call.fail("unknown_group", f"{fault.why}; {fault.do}")
+        return
+    parts = {owner: [group for group in wanted if owners[group] == owner] for owner in owners.values()}
+    asks = [_ask(ctx, owner, _part(wish, groups)) for owner, groups in parts.items() if groups]
+    try:
+        answers = await asyncio.gather(*asks)
+    except CallError as error:
+        call.fail(error.code, error.message, retryable=error.retryable)
+        return
+    groups = [one for answer in answers for one in answer if one.group in wanted]
+    call.reply(MemoryList(groups=sorted(groups, key=lambda one: one.group)))
+
+
+def _groups_of(attributes: dict[str, Any]) -> list[str]:
+    try:
+        return msgspec.convert(attributes, KVAgentAttributes).groups
+    except msgspec.ValidationError:
+        # Someone else's agent with another idea of attributes.
+        return []
+
+
+def _part(wish: Wish, groups: list[str]) -> Wish:
+    return wish if isinstance(wish, ListMemory) else msgspec.structs.replace(wish, groups=groups)
+
+
+async def _ask(ctx: Context, agent: str, wish: Wish) -> list[GroupMemory]:
+    answer = (await ctx.ask(agent, wish, timeout_s=_ASK_TIMEOUT_S)).message
+    return answer.groups if isinstance(answer, MemoryList) else []

@@ -1,0 +1,325 @@
+"""What a supervisor keeps on disk about its mesh: who runs, under which lock, which epochs are used.
+
+    <run directory>/
+        lock              flock held by the living supervisor, its pid and start time inside
+        manifest.json     its pid and endpoint, and every process, segment prefix and log it owns; replaced atomically
+        epochs.json       the last epoch issued to each actor id, over all supervisors
+        configs/          one JSON file per actor
+        actors.json       the roles of the actors of the last mesh, running or not, by id
+        logs/             one file per actor, and one rotated away
+        errors/           why an actor gave up, in its own words
+
+The supervisor is the only writer (but for errors/). `meshctl ps|down|logs` and the next `up` read.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from cli.errors import AlreadyRunning, BadManifest, CliError
+from cli.supervisor.processes import start_time
+from mesh.address import Address, Endpoint
+from mesh.runtime.run_directory import RunDirectory, replace_file
+
+_FILE_MODE: Final = 0o600
+_MAX_EPOCH: Final = 1 << 48
+_NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What decoding raises: bytes that are no UTF-8 raise a ValueError."""
+_MAX_MANIFEST_BYTES: Final = 1 << 24
+
+
+def segment_prefix(uid: int, mesh: str) -> str:
+    """Names of a mesh's segments begin so. The dots, which no mesh's name has, keep `a` apart from `a-b`."""
+    return f"kvmesh-{uid}.{mesh}."
+
+
+class Holder(NamedTuple):
+    """Who signed the lock last: a supervisor, dead or alive."""
+
+    pid: int
+    start_time: int
+
+
+class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One process; `start_time` (clock ticks since boot) tells it from a later one with its pid."""
+
+    actor_id: str
+    role: str
+    epoch: int
+    pid: int
+    start_time: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that has to be gone when the mesh is. `started_at` is Unix time."""
+
+    mesh: str
+    pid: int
+    start_time: int
+    epoch: int
+    control: str
+    data: str
+    url: str
+    model: str
+    pool_directory: str
+    pool_prefix: str
+    started_at: float
+    processes: list[ProcessRecord] = []
+
+    @property
+    def supervisor(self) -> tuple[Address, Endpoint]:
+        """Where the supervisor listens."""
+        return Address("supervisor", self.epoch), Endpoint(self.control, self.data)
+
+
+class _Pools(msgspec.Struct, frozen=True):
+    """What of a kv_agent's configuration says where its segments are."""
+
+    directory: str = "/dev/shm"
+
+
+class StartError(msgspec.Struct, frozen=True):
+    """Why an actor could not start, as it leaves it in errors/."""
+
+    code: str
+    message: str
+
+
+class MeshDirectory:
+    """The run directory of one mesh, with what its supervisor keeps there."""
+
+    def __init__(self, mesh: str) -> None:
+        self.mesh = mesh
+        self.run = RunDirectory.of_mesh(mesh)
+        self.path = self.run.path
+        self.is_new = False
+        self.logs = self.path / "logs"
+        self._manifest = self.path / "manifest.json"
+        self._epochs = self.path / "epochs.json"
+        self._actors = self.path / "actors.json"
+        self._lock = self.path / "lock"
+
+    @classmethod
+    def all_names(cls) -> list[str]:
+        """Meshes that have a run directory, running or not."""
+        base = RunDirectory.of_mesh("x").path.parent
+        try:
+            return sorted(path.name for path in base.iterdir())
+        except OSError:
+            return []
+
+    def create(self) -> None:
+        """Make the directories, for this user only. Raises CliError where others may enter them."""
+        try:
+            self.is_new = not self.path.exists()
+            for path in (self.path.parent, self.path, self.run.sockets, self.logs, *self._subdirectories()):
+                path.mkdir(mode=0o700, parents=False, exist_ok=True)
+                self._require_own(path)
+        except OSError as error:
+            raise CliError(
+                f"the run directory {self.path} cannot be made",
+                why=str(error),
+                do="make it writable, or set XDG_RUNTIME_DIR to a directory of yours",
+            ) from error
+
+    def remove_new(self) -> None:
+        """Nothing was begun in what was made just now, and nobody needs it. Under the lock."""
+        if self.is_new:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def written(self) -> Generator[None]:
+        """Around what a supervisor writes before it can go on. Raises CliError where that is not possible."""
+        try:
+            yield
+        except OSError as error:
+            raise CliError(
+                f"the run directory {self.path} cannot be written",
+                why=str(error),
+                do="make room there, or set XDG_RUNTIME_DIR to a directory of yours",
+            ) from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Generator[None]:
+        """Be this mesh's supervisor. Raises AlreadyRunning."""
+        with self.written():
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise self.already_running() from None
+            yield
+        finally:
+            os.close(descriptor)
+
+    def sign_lock(self) -> None:
+        """Say that this process is the supervisor, before there is a manifest to say so. Under the lock."""
+        with contextlib.suppress(OSError):
+            self._lock.write_text(f"{os.getpid()} {start_time(os.getpid()) or 0}\n")
+
+    def holder(self) -> Holder | None:
+        """The supervisor, where no manifest says who it is; to be believed only while that process lives."""
+        with contextlib.suppress(OSError, ValueError):
+            pid, started = self._read_own(self._lock).split()
+            return Holder(int(pid), int(started))
+        return None
+
+    def load_manifest(self) -> Manifest | None:
+        """The last manifest written; None if there is none.
+
+        Raises BadManifest where one must not be acted on, and CliError if the whole directory is another user's.
+        """
+        try:
+            self._require_own(self.path)
+            manifest = msgspec.json.decode(self._read_own(self._manifest), type=Manifest)
+        except FileNotFoundError:
+            return None
+        except (OSError, *_NOT_JSON) as error:
+            raise self._bad_manifest(str(error)) from None
+        # What it names is killed and removed: nothing but this mesh's own may be meant.
+        prefix = segment_prefix(os.getuid(), self.mesh)
+        if manifest.mesh != self.mesh:
+            raise self._bad_manifest(f"it is the manifest of a mesh named {manifest.mesh!r}")
+        if manifest.pool_prefix != prefix or not Path(manifest.pool_directory).is_absolute():
+            found = f"{manifest.pool_directory!r} that begin with {manifest.pool_prefix!r}"
+            raise self._bad_manifest(f"it names segments in {found}, and this mesh's begin with {prefix!r}")
+        return manifest
+
+    def read_manifest(self) -> Manifest | None:
+        """The last manifest written; None if there is none, or none that can be believed."""
+        try:
+            return self.load_manifest()
+        except CliError:
+            return None
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Replace the manifest."""
+        replace_file(self._manifest, msgspec.json.format(msgspec.json.encode(manifest)))
+
+    def remove_manifest(self) -> None:
+        """The mesh is down and nothing is left of it."""
+        self._manifest.unlink(missing_ok=True)
+
+    def epochs(self) -> dict[str, int]:
+        """The last epoch issued to each actor id. A damaged file counts as lost, see `issue`."""
+        try:
+            epochs = msgspec.json.decode(self._epochs.read_bytes(), type=dict[str, int])
+            if all(0 <= epoch < _MAX_EPOCH for epoch in epochs.values()):
+                return epochs
+        except FileNotFoundError:
+            return {}
+        except (OSError, *_NOT_JSON):
+            pass
+        # Above whatever was issued before: an epoch a second is more than any budget allows.
+        return dict.fromkeys(self._known_actors(), int(time.time()))
+
+    def issue(self, actor_id: str, epoch: int) -> bool:
+        """Record that an epoch is used, before it is; False if there was no room but that of the last record.
+
+        Raises OSError where it cannot be recorded at all.
+        """
+        epochs = self.epochs()
+        epochs[actor_id] = max(epoch, epochs.get(actor_id, 0))
+        return replace_file(self._epochs, msgspec.json.encode(epochs))
+
+    def write_config(self, actor_id: str, config: dict[str, Any]) -> Path:
+        """The configuration of one actor as a file for `meshctl run`."""
+        path = self.path / "configs" / f"{actor_id}.json"
+        replace_file(path, msgspec.json.format(msgspec.json.encode(config)))
+        return path
+
+    def pool_directory(self) -> str:
+        """Where the kv_agent that was started last has its segments, for when no manifest says so."""
+        with contextlib.suppress(OSError, *_NOT_JSON):
+            told = msgspec.json.decode(self._read_own(self.path / "configs" / "kv-agent-0.json"), type=_Pools)
+            if Path(told.directory).is_absolute():
+                return told.directory
+        return _Pools().directory
+
+    def write_actors(self, roles: dict[str, str]) -> None:
+        """Record which actors, by id, the mesh that begins now is made of."""
+        replace_file(self._actors, msgspec.json.format(msgspec.json.encode(roles)))
+
+    def actors(self) -> dict[str, str]:
+        """The roles of the actors of the last mesh by id; empty where nobody has recorded them, or none can be read."""
+        try:
+            return msgspec.json.decode(self._actors.read_bytes(), type=dict[str, str])
+        except (OSError, *_NOT_JSON):
+            return {}
+
+    def log(self, actor_id: str) -> Path:
+        """The log file of one actor."""
+        return self.logs / f"{actor_id}.log"
+
+    def write_error(self, address: Address, error: StartError) -> None:
+        """Called in the actor's process, before it exits."""
+        with contextlib.suppress(OSError):
+            replace_file(self._error(address), msgspec.json.encode(error))
+
+    def take_error(self, address: Address) -> StartError | None:
+        """What an incarnation said before it gave up, if anything; it is then forgotten."""
+        path = self._error(address)
+        try:
+            error = msgspec.json.decode(path.read_bytes(), type=StartError)
+        except (OSError, *_NOT_JSON):
+            return None
+        path.unlink(missing_ok=True)
+        return error
+
+    def _error(self, address: Address) -> Path:
+        return self.path / "errors" / f"{address.actor_id}.{address.epoch}.json"
+
+    def _subdirectories(self) -> list[Path]:
+        return [self.path / "configs", self.path / "errors"]
+
+    def _known_actors(self) -> list[str]:
+        return ["supervisor", *sorted(path.stem for path in (self.path / "configs").glob("*.json"))]
+
+    def already_running(self) -> AlreadyRunning:
+        """The error of whoever wants to be this mesh's supervisor, and is not the first."""
+        manifest, holder = self.read_manifest(), self.holder()
+        if manifest is not None:
+            who = f"its supervisor is process {manifest.pid}, at {manifest.url}"
+        else:
+            who = "it is starting" if holder is None else f"its supervisor is process {holder.pid}; it is starting"
+        return AlreadyRunning(
+            f"a mesh named {self.mesh!r} is running",
+            why=who,
+            do=f"stop it with `meshctl down --name {self.mesh}`, or give this one another --name",
+        )
+
+    def _bad_manifest(self, why: str) -> BadManifest:
+        return BadManifest(
+            f"{self._manifest} cannot be used",
+            why=why,
+            do=f"`meshctl down --name {self.mesh}` stops the mesh if it runs, and removes what is left of it",
+        )
+
+    @staticmethod
+    def _require_own(path: Path) -> None:
+        status = path.lstat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise CliError(
+                f"{path} cannot be used",
+                why="another user owns it, or may enter it",
+                do="remove it, or set XDG_RUNTIME_DIR to a directory of yours",
+            )
+
+    @staticmethod
+    def _read_own(path: Path) -> bytes:
+        """The content of a plain file of this user's. Raises OSError for any other."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+                raise PermissionError(f"it is {stat.filemode(status.st_mode)} of user {status.st_uid}")
+            return file.read(_MAX_MANIFEST_BYTES)

@@ -1,0 +1,213 @@
+"""The process of `meshctl up`: takes the lock, sweeps, supervises until told to stop, leaves nothing behind."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from cli.errors import CannotBind, CliError
+from cli.exit_codes import ExitCode
+from cli.plan.topology import Topology
+from cli.supervisor.actor import SupervisorActor
+from cli.supervisor.children import Children
+from cli.supervisor.keeper import Listeners, ProcessKeeper
+from cli.supervisor.log_files import LogFiles
+from cli.supervisor.mesh_directory import Manifest, MeshDirectory
+from cli.supervisor.processes import start_time
+from cli.supervisor.progress import Progress, ready_text
+from cli.supervisor.record import SupervisionRecord
+from cli.supervisor.sweep import sweep
+from mesh.address import Address, Endpoint
+from mesh.errors import BindError
+from mesh.membership.view import SUPERVISOR, Member
+from mesh.options import SystemOptions
+from mesh.runtime.process_usage import process_usage
+from mesh.runtime.telemetry import LogSettings, setup_log
+from mesh.system import ActorSystem
+from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+from nodes.numerics import kernels_note
+
+_PROBE_INTERVAL_S: Final = 0.05
+_ORPHAN_GRACE_S: Final = 2.0
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run_mesh(make_topology: Callable[[], Topology], directory: MeshDirectory, progress: Progress) -> ExitCode:
+    """Serve until a signal or `meshctl down`. Raises CliErrors; then nothing is left running.
+
+    `make_topology` is called once this process holds the lock and leftovers are gone: it looks at memory and ports.
+    """
+    with directory.locked():
+        directory.sign_lock()
+        for left in sweep(directory):
+            progress.note(f"swept what an earlier supervisor left: {left}")
+        try:
+            topology = make_topology()
+        except CliError:
+            directory.remove_new()
+            raise
+        for note in topology.notes:
+            progress.line(f"note: {note}")
+        with directory.written():
+            log = directory.log(SUPERVISOR).open("a", buffering=1)
+        with log:
+            setup_log(level=LogSettings.of(os.environ).level, stream=log)
+            try:
+                return asyncio.run(_MeshProcess(topology, directory, progress).run())
+            except BindError as error:
+                raise CannotBind(
+                    "the supervisor cannot listen", why=error.message, do="correct it, then start again"
+                ) from error
+            finally:
+                structlog.reset_defaults()
+                sweep(directory)
+
+
+class _MeshProcess:
+    def __init__(self, topology: Topology, directory: MeshDirectory, progress: Progress) -> None:
+        self._topology = topology
+        self._directory = directory
+        self._progress = progress
+        self._num_signals = 0
+        self._was_ready = False
+        self._interrupted = False
+
+    async def run(self) -> ExitCode:
+        loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[tuple[ExitCode, str]] = loop.create_future()
+        address = Address(SUPERVISOR, self._directory.epochs().get(SUPERVISOR, 0) + 1)
+        with self._directory.written():
+            self._directory.issue(*address)
+        children = Children(loop)
+        reader, writer = os.pipe()
+        try:
+            roles = {launch.actor_id: launch.role for launch in self._topology.actors}
+            record = self._record = SupervisionRecord(self._progress, lambda: self._actor.ctx, roles)
+            keeper = self._keeper = ProcessKeeper(
+                self._topology, self._directory, children, record, self._listeners(), reader
+            )
+            actor = self._actor = SupervisorActor(keeper, os.getpid())
+            transport = ZeroMQTransport(ZeroMQOptions(run_directory=self._directory.run))
+            options = SystemOptions(host=socket.gethostname(), usage=process_usage)
+            system = self._system = ActorSystem(actor, address, transport, self._directory.run.bootstrap(), options)
+            for number in _STOP_SIGNALS:
+                loop.add_signal_handler(number, self._signalled, number)
+            logs = LogFiles(self._directory.logs, self._topology.settings.supervision.max_log_bytes)
+            rotating = loop.create_task(logs.keep_small(), name="logs")
+            try:
+                await system.start()
+                keeper.begin(self._manifest(address, system.describe().endpoint))
+                code, failure = await self._ended
+                actor.ctx.log.info("mesh_stopped", failure=failure)
+            finally:
+                rotating.cancel()
+                keeper.close()
+                await system.stop()
+                await children.end_unwatched(_ORPHAN_GRACE_S)
+        finally:
+            os.close(writer)
+            os.close(reader)
+            children.close()
+        return self._outcome(code, failure)
+
+    def _listeners(self) -> Listeners:
+        return Listeners(
+            dead=lambda address, reason: self._actor.tell_dead(address, reason),
+            drained=lambda drained: self._actor.tell_drained(drained),
+            ready=self._all_ready,
+            stopped=self._stopped,
+            member=self._member,
+        )
+
+    def _member(self, actor_id: str) -> Member | None:
+        """What an actor said of itself when it said hello; the registry's word may come later than its heartbeat."""
+        peer = self._system.links.get(actor_id)
+        if peer is not None and peer.member is not None:
+            return peer.member
+        return self._actor.ctx.members.get(actor_id)
+
+    def _manifest(self, address: Address, endpoint: Endpoint) -> Manifest:
+        topology = self._topology
+        return Manifest(
+            mesh=self._directory.mesh,
+            pid=os.getpid(),
+            start_time=start_time(os.getpid()) or 0,
+            epoch=address.epoch,
+            control=endpoint.control,
+            data=endpoint.data,
+            url=topology.url,
+            model=topology.model_name,
+            pool_directory=os.path.abspath(topology.pool_directory),
+            pool_prefix=topology.pool_prefix,
+            started_at=time.time(),
+        )
+
+    def _signalled(self, number: signal.Signals) -> None:
+        # A terminal that closes may say so more than once, and means no hurry.
+        self._num_signals += number != signal.SIGHUP
+        self._interrupted = self._interrupted or (number == signal.SIGINT and not self._was_ready)
+        self._keeper.stop(signal.Signals(number).name, force=self._num_signals > 1)
+
+    def _all_ready(self) -> None:
+        self._actor.ctx.spawn(self._wait_until_served(), name="probe")
+
+    async def _wait_until_served(self) -> None:
+        """Every actor is ready; the mesh is when the gateway says that requests can be served."""
+        settings = self._topology.settings
+        deadline = asyncio.get_running_loop().time() + settings.supervision.start_timeout_s
+        while not await _answers_ready(settings.host, settings.port):
+            if asyncio.get_running_loop().time() > deadline:
+                self._record.trouble(
+                    f"{self._topology.url}/health/ready does not say ready; see meshctl logs gateway-0"
+                )
+                return
+            await asyncio.sleep(_PROBE_INTERVAL_S)
+        if self._keeper.core.stopping:
+            return
+        self._was_ready = True
+        self._actor.ctx.log.info("mesh_ready", elapsed_s=round(self._progress.elapsed_s, 3))
+        topology = self._topology
+        mesh, seconds = self._directory.mesh, self._progress.elapsed_s
+        note = kernels_note(self._actor.ctx.members.all())
+        text = ready_text(topology.url, topology.model_name, mesh, seconds, str(topology.context), note)
+        self._progress.ready(text)
+
+    def _stopped(self, code: ExitCode, failure: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result((code, failure))
+
+    def _outcome(self, code: ExitCode, failure: str) -> ExitCode:
+        if failure:
+            error = CliError(
+                f"the mesh {self._directory.mesh!r} could not be started",
+                why=failure,
+                do=f"see the logs in {self._directory.logs}; nothing is left running",
+            )
+            error.exit_code = code
+            raise error
+        self._progress.note("stopped")
+        return ExitCode.INTERRUPTED if self._interrupted else code
+
+
+async def _answers_ready(host: str, port: int) -> bool:
+    """One HTTP request to the gateway's readiness route."""
+    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        async with asyncio.timeout(1.0):
+            reader, writer = await asyncio.open_connection(target, port)
+            try:
+                writer.write(f"GET /health/ready HTTP/1.1\r\nHost: {target}\r\nConnection: close\r\n\r\n".encode())
+                status = await reader.readline()
+            finally:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+    except (OSError, TimeoutError):
+        return False
+    return status.split()[1:2] == [b"200"]

@@ -1,0 +1,162 @@
+"""What a supervisor has seen and done, where it can be read later: its log, its counters, the lines of `meshctl up`.
+
+The lines go to whoever started the mesh and is still there. With `-d` nobody is once it is ready, so all is logged.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import structlog
+
+from cli.supervisor.exits import Exit
+from cli.supervisor.progress import Progress
+from mesh.actor import Context
+from mesh.supervision.events import (
+    BACKOFF,
+    DRAINED,
+    DRAINING,
+    DYING,
+    GIVEN_UP,
+    NOT_WANTED,
+    READY,
+    SPAWNING,
+    STARTING,
+    STOPPED,
+    SUSPECTED,
+    Died,
+    Report,
+)
+
+ZYGOTE: Final = "zygote"
+"""What actors are forked from, in its log's name and in counters."""
+
+_COUNTED: Final = {
+    SUSPECTED: "mesh_supervisor_suspicions_total",
+    DYING: "mesh_supervisor_kills_total",
+    GIVEN_UP: "mesh_supervisor_give_ups_total",
+}
+_EVENTS: Final = {
+    SPAWNING: "actor_starts",
+    STARTING: "actor_started",
+    READY: "actor_ready",
+    SUSPECTED: "actor_suspected",
+    DYING: "actor_killed",
+    BACKOFF: "actor_restarts",
+    GIVEN_UP: "actor_given_up",
+    DRAINING: "actor_drains",
+    DRAINED: "actor_drained",
+    STOPPED: "actor_stopped",
+}
+_IN_ORDER: Final = "exit_0"
+_TROUBLE: Final = (SUSPECTED, DYING, BACKOFF)
+
+
+class SupervisionRecord:
+    """`context` is the supervisor's own; `roles` those of its actors, by actor id."""
+
+    def __init__(self, progress: Progress, context: Callable[[], Context], roles: Mapping[str, str]) -> None:
+        self._progress = progress
+        self._context = context
+        self._roles = roles
+        self._started: set[str] = set()
+        self._draining: set[str] = set()
+        self._died: set[str] = set()
+
+    def state(self, report: Report) -> None:
+        """An actor is in another state."""
+        self._tell(report)
+        is_first = report.state == SPAWNING and report.actor_id not in self._started
+        self._count_state(report)
+        if report.state == DRAINING:
+            self._draining.add(report.actor_id)
+        elif report.state == SPAWNING:
+            self._started.add(report.actor_id)
+            self._draining.discard(report.actor_id)
+        fields: dict[str, Any] = {"peer": report.actor_id, "peer_epoch": report.epoch}
+        if report.reason:
+            fields["reason"] = report.reason
+        if report.wait_s is not None:
+            fields["next_start_in_s"] = round(report.wait_s, 3)
+        event = _EVENTS[report.state]
+        if report.state == GIVEN_UP:
+            self._log.error(event, **fields)
+        elif report.state in _TROUBLE:
+            self._log.warning(event, **fields)
+        elif report.state == STARTING or is_first:
+            # On a healthy start each actor says in its own log that it joined, and is ready here.
+            self._log.debug(event, **fields)
+        else:
+            self._log.info(event, **fields)
+
+    def working(self, actor_id: str, progress: str) -> None:
+        """An actor says how far it is with what takes long, or with an empty text that it is done."""
+        self._progress.working(actor_id, progress)
+
+    def hello(self, actor_id: str) -> None:
+        """An actor is heard of; its first word counts."""
+        self._progress.stage(actor_id, "hello")
+
+    def death(self, died: Died) -> None:
+        """An actor's process was reaped."""
+        in_order = died.cause == _IN_ORDER
+        if died.cause != NOT_WANTED and not (in_order and died.actor_id in self._draining):
+            # Who ends by wish has not died on anybody, and who follows is no restart.
+            self._count("mesh_supervisor_deaths_total", died.actor_id, died.cause)
+            self._died.add(died.actor_id)
+        tell = self._log.info if in_order or died.cause == NOT_WANTED else self._log.warning
+        tell("actor_died", peer=died.actor_id, peer_epoch=died.epoch, cause=died.cause, reason=died.reason)
+
+    def zygote_death(self, end: Exit) -> None:
+        """What actors are forked from is gone."""
+        self._count("mesh_supervisor_deaths_total", ZYGOTE, end.cause)
+        self._log.warning("zygote_died", cause=end.cause, reason=end.text)
+        self._progress.note(f"{ZYGOTE:<22} ended: {end.text}; it is started again")
+
+    def stops(self, reason: str, *, force: bool) -> None:
+        """The mesh begins to end."""
+        self._progress.note(f"stopping: {reason}" + (", by force" if force else ""))
+        self._log.info("mesh_stops", reason=reason, force=force)
+
+    def trouble(self, text: str) -> None:
+        """Something that the supervisor cannot do, and goes on without."""
+        self._progress.note(text)
+        self._log.warning("supervisor_trouble", reason=text)
+
+    def _tell(self, report: Report) -> None:
+        who, progress = f"{report.actor_id:<22}", self._progress
+        match report.state:
+            case "spawning":
+                progress.stage(report.actor_id, "spawn")
+            case "ready":
+                progress.stage(report.actor_id, "ready")
+            case "suspected" | "dying":
+                progress.note(f"{who} {report.state}: {report.reason}")
+            case "backoff":
+                when = f" in {report.wait_s:.2f} s" if report.wait_s else ""
+                progress.note(f"{who} ended: {report.reason}; it is started again{when}")
+            case "given_up":
+                progress.note(f"{who} GIVEN UP: {report.reason}; see meshctl logs {report.actor_id}")
+            case "draining" | "drained":
+                progress.note(f"{who} {report.state}")
+            case _:
+                return
+
+    def _count_state(self, report: Report) -> None:
+        actor_id = report.actor_id
+        if report.state in _COUNTED:
+            self._count(_COUNTED[report.state], actor_id)
+        elif report.state == BACKOFF and report.wait_s:
+            self._count("mesh_supervisor_backoffs_total", actor_id)
+        elif report.state == SPAWNING and actor_id in self._died:
+            # Not where what it was to be forked from fell: no process of it was lost.
+            self._count("mesh_supervisor_restarts_total", actor_id)
+            self._died.remove(actor_id)
+
+    def _count(self, name: str, actor_id: str, reason: str = "") -> None:
+        # The labels say whom it is about; a scrape does not put the supervisor's own in their place.
+        labels = {"actor": actor_id, "role": self._roles.get(actor_id, ZYGOTE)} | ({"reason": reason} if reason else {})
+        self._context().metrics.count(name, 1.0, **labels)
+
+    @property
+    def _log(self) -> structlog.stdlib.BoundLogger:
+        return self._context().log

@@ -1,0 +1,167 @@
+"""Runs one actor in this process: what `meshctl run ROLE` and every forked actor end up in."""
+
+import os
+import sys
+from typing import Any, Final
+
+import msgspec
+
+from cli.errors import CliError
+from cli.exit_codes import ExitCode
+from cli.plan.topology import check_config
+from cli.supervisor.children import name_process
+from cli.supervisor.mesh_directory import MeshDirectory, StartError
+from kvstore.errors import DeviceError, DeviceUnavailable, PoolDenied, PoolExhaustedMemory
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.device import CPU
+from kvstore.pool.page_pool import ShmHost
+from mesh.actor import Actor
+from mesh.address import Address
+from mesh.errors import BadSetting, BindError
+from mesh.run import run_actor
+from mesh.runtime.run_directory import RunDirectory
+from nodes import roles
+from nodes.model_spec import ModelError
+from nodes.worker.errors import DeviceMemoryShort, GroupNotFormed, WorkerError
+
+_Failure = ModelError | BadSetting | BindError | PoolDenied | PoolExhaustedMemory | DeviceError | WorkerError
+StartFailure = CliError | _Failure
+"""What an actor's start may end with that a person has to know of."""
+_FAILURES: Final = (ModelError, BadSetting, BindError, PoolDenied, PoolExhaustedMemory, DeviceError, WorkerError)
+_REMEDIES: Final = {
+    ExitCode.BAD_CONFIG: "correct its configuration or environment",
+    ExitCode.BAD_MODEL: "correct the model, or give another",
+    ExitCode.CANNOT_BIND: "give it another address",
+    ExitCode.NO_MEMORY: "make room, or give it a smaller configuration",
+    ExitCode.FAILED: "start it again",
+}
+
+NO_FD: Final = -1
+
+
+class RoleRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One incarnation to run. `supervisor_fd` is a pipe that ends when the supervisor does; -1 without a supervisor."""
+
+    mesh: str
+    role: str
+    actor_id: str
+    epoch: int
+    config: dict[str, Any]
+    supervisor_fd: int = NO_FD
+    drain_timeout_s: float = 30.0
+
+
+def run_role(run: RoleRun) -> int:
+    """Run the actor until it is told to stop; its exit code, as in `cli/exit_codes.py`."""
+    directory = MeshDirectory(run.mesh)
+    address = Address(run.actor_id, run.epoch)
+    name_process(run.actor_id)
+    try:
+        actor = make_actor(run.role, check_config(run.role, run.config), directory.run)
+        supervised = run.supervisor_fd != NO_FD
+        manifest = directory.read_manifest() if supervised else None
+        return run_actor(
+            actor,
+            address,
+            run_directory=directory.run,
+            supervisor=manifest.supervisor if manifest is not None else None,
+            supervisor_fd=run.supervisor_fd if supervised else None,
+            drain_timeout_s=run.drain_timeout_s,
+        )
+    except CliError as error:
+        return _failed(directory, address, error, f"{error.what}: {error.why}; {error.do}")
+    except _FAILURES as error:
+        code = exit_code_of(error)
+        told = CliError(f"the {run.role} {address} cannot start", why=error.message, do=_REMEDIES[code])
+        told.exit_code = code
+        return _failed(directory, address, told, str(error), error.code)
+
+
+def _failed(directory: MeshDirectory, address: Address, told: CliError, reason: str, code: str = "") -> ExitCode:
+    """Leave the reason to the supervisor, and words to whoever reads stderr."""
+    directory.write_error(address, StartError(code or told.code, reason))
+    sys.stderr.write(f"{told}\n")
+    return told.exit_code
+
+
+def exit_code_of(error: StartFailure) -> ExitCode:
+    """The code that tells the supervisor whether another try can help."""
+    match error:
+        case CliError():
+            return error.exit_code
+        case ModelError():
+            return ExitCode.BAD_MODEL
+        case BindError():
+            return ExitCode.CANNOT_BIND
+        case PoolExhaustedMemory() | DeviceMemoryShort():
+            return ExitCode.NO_MEMORY
+        case GroupNotFormed():
+            # Another rank was not there in time; the next one may be.
+            return ExitCode.FAILED
+        case BadSetting() | PoolDenied() | DeviceUnavailable() | WorkerError():
+            return ExitCode.BAD_CONFIG
+        case DeviceError():
+            # The agent that made the pages has just died, or the device failed in this process: the next one may do.
+            return ExitCode.FAILED
+
+
+def make_actor(role: str, config: msgspec.Struct, run: RunDirectory) -> Actor:
+    """The actor of a role. Each is imported here, alone: a process pays for its own role only."""
+    match role:
+        case roles.REGISTRY:
+            from nodes.registry.actor import RegistryActor
+            from nodes.registry.config import RegistryConfig
+
+            assert isinstance(config, RegistryConfig)
+            return RegistryActor(run, lease_s=config.lease_s)
+        case roles.GATEWAY:
+            from nodes.gateway.actor import Gateway
+            from nodes.gateway.config import GatewayConfig
+
+            assert isinstance(config, GatewayConfig)
+            return Gateway(config)
+        case roles.TOKENIZER:
+            from nodes.tokenizer.actor import TokenizerActor
+            from nodes.tokenizer.config import TokenizerConfig
+
+            assert isinstance(config, TokenizerConfig)
+            return TokenizerActor(config)
+        case roles.DETOKENIZER:
+            from nodes.detokenizer.actor import DetokenizerActor
+            from nodes.detokenizer.config import DetokenizerConfig
+
+            assert isinstance(config, DetokenizerConfig)
+            return DetokenizerActor(config)
+        case roles.SCHEDULER:
+            from nodes.scheduler.actor import SchedulerActor
+            from nodes.scheduler.config import SchedulerConfig
+
+            assert isinstance(config, SchedulerConfig)
+            return SchedulerActor(config, ShmHost())
+        case roles.KV_AGENT:
+            from nodes.kv_agent.actor import KVAgent
+            from nodes.kv_agent.config import KVAgentConfig
+
+            assert isinstance(config, KVAgentConfig)
+            return KVAgent(config)
+        case _:
+            from nodes.worker.actor import WorkerActor
+            from nodes.worker.config import WorkerConfig
+            from nodes.worker.environment import prepare_environment
+
+            assert isinstance(config, WorkerConfig)
+            prepare_environment()
+            return WorkerActor(config, ShmHost() if config.device == CPU else CudaHost(ShmHost()))
+
+
+def main_of_fork(run: RoleRun, log: str) -> int:
+    """What a forked child does: a session, a log and an empty stdin of its own, then the actor."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(null, 0)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(null)
+    os.close(out)
+    return run_role(run)

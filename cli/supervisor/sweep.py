@@ -1,0 +1,89 @@
+"""Removes what a dead supervisor left: processes, sockets, segments. Called under the mesh's lock.
+
+Nothing else is ever killed (see `processes.py`) or removed: a manifest that cannot be believed is not followed; which
+segments are the mesh's follows from its name.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from cli.errors import BadManifest
+from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord, segment_prefix
+from cli.supervisor.processes import is_alive, open_process, wait_dead
+from kvstore.pool.page_pool import ShmHost
+
+_REAP_TIMEOUT_S = 10.0
+
+
+def sweep(directory: MeshDirectory) -> list[str]:
+    """Kill and remove all leftovers; what was found, in words.
+
+    Raises AlreadyRunning, before anything is touched, if the supervisor lives all the same: somebody removed its lock.
+    """
+    found: list[str] = []
+    manifest: Manifest | None = None
+    try:
+        manifest = directory.load_manifest()
+    except BadManifest as error:
+        found.append(f"a manifest that cannot be used, so its actors are left to end by themselves ({error.why})")
+    if manifest is not None:
+        if manifest.pid != os.getpid() and is_alive(manifest.pid, manifest.start_time):
+            raise directory.already_running()
+        found += [f"process {record.pid} ({record.actor_id})" for record in kill_all(manifest.processes)]
+    found += _remove_files(directory, manifest)
+    directory.remove_manifest()
+    return found
+
+
+def _remove_files(directory: MeshDirectory, manifest: Manifest | None) -> list[str]:
+    found = _remove_all(_entries(directory.run.sockets), "socket")
+    _remove_all([directory.run.registry_file], "file")
+    _remove_all(_entries(directory.path / "errors"), "file")
+    host = ShmHost(directory.pool_directory() if manifest is None else manifest.pool_directory)
+    return found + [f"segment {path}" for path in host.sweep(segment_prefix(os.getuid(), directory.mesh))]
+
+
+def _entries(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError:
+        return []
+
+
+def _remove_all(paths: Iterable[Path], kind: str) -> list[str]:
+    """Remove files that may be gone already; what was there, in words."""
+    found: list[str] = []
+    for path in paths:
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            found.append(f"{kind} {path.name}, which cannot be removed: {error.strerror}")
+        else:
+            found.append(f"{kind} {path.name}")
+    return found
+
+
+def kill_all(records: list[ProcessRecord]) -> list[ProcessRecord]:
+    """Kill those that still live and wait until they are dead; which ones did."""
+    opened: dict[int, ProcessRecord] = {}
+    try:
+        for record in records:
+            descriptor = None if record.pid == os.getpid() else open_process(record.pid, record.start_time)
+            if descriptor is not None:
+                opened[descriptor] = record
+                # It may end by itself at any moment.
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        deadline = time.monotonic() + _REAP_TIMEOUT_S
+        for descriptor in opened:
+            wait_dead(descriptor, deadline - time.monotonic())
+        return list(opened.values())
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)

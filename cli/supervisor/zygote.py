@@ -1,0 +1,172 @@
+"""The warm process that actors are forked from: all imported, no operation of torch run, one thread.
+
+    supervisor --ForkRequest--> zygote --fork--> helper --fork--> actor
+               <----Forked-----        <process-        (helper exits: the actor becomes the supervisor's child)
+
+    supervisor --SpareRequest, a channel--> zygote --fork--> helper --fork--> spare
+               <------Forked-------                <-process-
+               <------------------------ZygoteReady---------------------------
+
+A spare is another zygote, which waits until this one is dead: importing again takes seconds in which nobody comes back.
+A child forked after one parallel matmul hangs, since the pool's threads are not in it; so the zygote runs nothing and
+checks before every fork that it is alone in its process. Measured: import 0.3 s without torch and 0.9 to 1.6 s with
+it, fork to ready 19 to 33 ms.
+Frames are MessagePack over a SOCK_SEQPACKET pair; the end of the pair is the end of the zygote. Started by
+`cli/supervisor/zygote_client.py` with OPENBLAS_NUM_THREADS=1 and what `nodes/worker/environment.py` lists.
+"""
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from typing import Final, NoReturn
+
+import msgspec
+
+from cli.supervisor.processes import Process
+from cli.supervisor.role import RoleRun, main_of_fork
+
+MAX_FRAME_BYTES: Final = 1 << 16
+_PROCESS: Final = struct.Struct("<qq")
+
+
+class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Fork an actor. `number` tells its answer from others."""
+
+    number: int
+    run: RoleRun
+    log: str
+
+
+class SpareRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Fork a spare, which serves the channel that comes with this."""
+
+    number: int
+
+
+class ZygoteReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Everything is imported; requests are taken. A spare has imported nothing: 0.0."""
+
+    import_s: float
+
+
+class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The actor, or the spare, lives, and its parent is no longer the zygote. Both numbers: `processes.Process`."""
+
+    number: int
+    pid: int
+    start_time: int
+
+
+class ForkFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """There is no actor, or no spare."""
+
+    number: int
+    reason: str
+
+
+ZygoteRequest = ForkRequest | SpareRequest
+ZygoteMessage = ZygoteReady | Forked | ForkFailed
+
+
+def main(descriptor: int, modules: list[str]) -> int:
+    """Import `modules`, then serve until the supervisor closes its end."""
+    began = time.monotonic()
+    for module in ("mesh.run", *modules):
+        importlib.import_module(module)
+    gc.collect()
+    # What is here now is shared with all children until they write to it; a collection would touch every object.
+    gc.freeze()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel: socket.socket | None = socket.socket(fileno=descriptor)
+    import_s = time.monotonic() - began
+    while channel is not None:
+        channel.send(msgspec.msgpack.encode(ZygoteReady(import_s=import_s)))
+        # A spare comes back from there, too: with its own channel, and nothing of the other's on its stack.
+        channel = _serve(channel)
+        import_s = 0.0
+    return 0
+
+
+def _serve(channel: socket.socket) -> socket.socket | None:
+    """Fork until the supervisor hangs up: None. In a spare that was forked here: the channel that is its own."""
+    with channel:
+        while True:
+            frame, descriptors, _, _ = socket.recv_fds(channel, MAX_FRAME_BYTES, 1)
+            if not frame:
+                return None
+            request = msgspec.msgpack.decode(frame, type=ZygoteRequest)
+            for_spare = socket.socket(fileno=descriptors[0]) if descriptors else None
+            answer: Forked | ForkFailed
+            try:
+                process = _fork_orphan()
+            except OSError as error:
+                answer = ForkFailed(number=request.number, reason=str(error))
+            else:
+                if process is None:
+                    if isinstance(request, ForkRequest):
+                        _run_actor(request, channel)
+                    return for_spare
+                answer = Forked(number=request.number, pid=process.pid, start_time=process.start_time)
+            if for_spare is not None:
+                for_spare.close()
+            channel.send(msgspec.msgpack.encode(answer))
+
+
+def _run_actor(request: ForkRequest, channel: socket.socket) -> NoReturn:
+    status = 1
+    try:
+        channel.close()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        status = main_of_fork(request.run, request.log)
+    except BaseException:  # noqa: BLE001 - whatever it is must not run on as a second zygote
+        traceback.print_exc()
+    finally:
+        _exit(status)
+
+
+def _fork_orphan() -> Process | None:
+    """Fork a process whose parent is dead by the time that this returns; None in that process. Raises OSError."""
+    num_threads = len(os.listdir("/proc/self/task"))
+    if num_threads != 1:
+        raise OSError(f"the zygote has {num_threads} threads, a fork would hang")
+    reader, writer = os.pipe()
+    helper = os.fork()
+    if helper == 0:
+        os.close(reader)
+        try:
+            orphan = os.fork()
+        except OSError:
+            traceback.print_exc()
+            _exit(1)
+        if orphan == 0:
+            os.close(writer)
+            return None
+        # While this helper has not reaped it the pid is that orphan's, even if it has died.
+        os.write(writer, _PROCESS.pack(*Process.of(orphan)))
+        _exit(0)
+    os.close(writer)
+    try:
+        _, status = os.waitpid(helper, 0)
+        answer = os.read(reader, _PROCESS.size)
+    finally:
+        os.close(reader)
+    if len(answer) != _PROCESS.size:
+        raise OSError(f"the second fork failed (helper status {status})")
+    return Process(*_PROCESS.unpack(answer))
+
+
+def _exit(status: int) -> NoReturn:
+    """End past the interpreter's end, which would run what the zygote registered for its own."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

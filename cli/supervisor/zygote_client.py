@@ -1,0 +1,261 @@
+"""The supervisor's end of the zygote: starts it, asks for forks, has a spare, and starts it again if both are dead.
+
+    none --start--> warming --ZygoteReady--> serving, asked for a spare <--ZygoteReady-- spare
+      ^                |                        |
+      |               dies                     dies
+      |                v                        v
+      +---- ending: what is nameless is killed, what was asked fails ----> the spare serves, if there is one
+
+A zygote that dies takes nothing with it but the requests it was asked: its forks are the supervisor's children.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, assert_never
+
+import msgspec
+
+from cli.supervisor.children import Children, spawn_process
+from cli.supervisor.exits import Exit, Exits
+from cli.supervisor.processes import Process
+from cli.supervisor.role import RoleRun
+from cli.supervisor.zygote import (
+    MAX_FRAME_BYTES,
+    Forked,
+    ForkFailed,
+    ForkRequest,
+    SpareRequest,
+    ZygoteMessage,
+    ZygoteReady,
+    ZygoteRequest,
+)
+
+# Where the child finds its descriptors; the pipe is at the same place as in actors that are started alone.
+SUPERVISOR_FD: Final = 3
+_CHANNEL_FD: Final = 4
+
+OnForked = Callable[[Process], None]
+OnFailed = Callable[[str, bool], None]
+"""Called with the reason, and whether somebody else's kill is it."""
+
+
+class _Zygote:
+    """One of them. A spare has no process until the one that forks it has told."""
+
+    def __init__(self, channel: socket.socket, process: Process | None = None) -> None:
+        self.channel = channel
+        self.process = process
+        self.ready = False
+        self.is_overdue = False
+
+
+class ZygoteClient:
+    """One zygote and its spare, started when first needed. Callbacks come on the loop, one of the two per request.
+
+    It imports `modules`. One that leaves a request unanswered for `timeout_s` is killed. Ends are told to `on_death`.
+    """
+
+    def __init__(
+        self,
+        children: Children,
+        exits: Exits,
+        modules: list[str],
+        *,
+        on_death: Callable[[Exit], None],
+        log: Path,
+        supervisor_fd: int,
+        environment: dict[str, str],
+        timeout_s: float,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._children = children
+        self._exits = exits
+        self._on_death = on_death
+        self._modules = modules
+        self._log = log
+        self._supervisor_fd = supervisor_fd
+        self._environment = environment
+        self._timeout_s = timeout_s
+        self._ending: asyncio.Task[None] | None = None
+        self._serving: _Zygote | None = None
+        self._spare: _Zygote | None = None
+        self._spare_number = 0
+        self._numbers = 0
+        self._waiting: dict[int, tuple[ForkRequest, OnForked, OnFailed]] = {}
+        self.import_s = 0.0
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the one that serves and of its spare, as far as they live."""
+        return [one.process.pid for one in (self._serving, self._spare) if one is not None and one.process is not None]
+
+    def start(self) -> None:
+        """Start it if it does not run, so that it is warm when needed. What waits fails if that cannot be done."""
+        if self._serving is not None or self._ending is not None:
+            return
+        here, there = _channel()
+        with there:
+            arguments = ["-m", "cli.supervisor.zygote", str(_CHANNEL_FD), *self._modules]
+            fds = {SUPERVISOR_FD: self._supervisor_fd, _CHANNEL_FD: there.fileno()}
+            try:
+                process = spawn_process(arguments, self._log, fds, self._environment)
+            except OSError as error:
+                here.close()
+                self._fail_all(f"the zygote cannot be started: {error}", foreign=False)
+                return
+        self._serving = _Zygote(here, process)
+        self._watch(self._serving, process)
+
+    def fork(self, run: RoleRun, log: Path, on_forked: OnForked, on_failed: OnFailed) -> None:
+        """Ask for an actor; `on_forked(process)` once it lives."""
+        self._numbers += 1
+        request = ForkRequest(number=self._numbers, run=run, log=str(log))
+        self._waiting[request.number] = (request, on_forked, on_failed)
+        self._loop.call_later(self._timeout_s, self._overdue, request.number)
+        self.start()
+        if self._serving is not None and self._serving.ready:
+            self._send(self._serving, request)
+
+    def close(self) -> None:
+        """Let it end, with whoever waits for unwatched children. Forks that were asked for and not answered fail."""
+        for zygote in (self._serving, self._spare):
+            if zygote is not None:
+                self._hang_up(zygote)
+                if zygote.process is not None:
+                    self._children.unwatch(zygote.process.pid)
+        if self._ending is not None:
+            self._ending.cancel()
+        self._fail_all("the supervisor stops", foreign=False)
+
+    def _watch(self, zygote: _Zygote, process: Process) -> None:
+        zygote.process = process
+        self._children.watch(process, lambda status: self._ended(zygote, status))
+        self._loop.add_reader(zygote.channel.fileno(), self._receive, zygote)
+
+    def _send(self, zygote: _Zygote, request: ZygoteRequest, descriptors: tuple[int, ...] = ()) -> None:
+        frame = msgspec.msgpack.encode(request)
+        if len(frame) > MAX_FRAME_BYTES:
+            _, _, on_failed = self._waiting.pop(request.number)
+            reason = f"its configuration takes {len(frame)} of {MAX_FRAME_BYTES} bytes"
+            self._loop.call_soon(on_failed, reason, False)
+            return
+        # It is dead, which its end will tell, or hangs, which the request's own deadline will.
+        with contextlib.suppress(OSError):
+            socket.send_fds(zygote.channel, [frame], descriptors)
+
+    def _ask_spare(self) -> None:
+        """Have one forked, unless there is one, or nobody who can."""
+        serving = self._serving
+        if self._spare is not None or serving is None or not serving.ready:
+            return
+        here, there = _channel()
+        self._spare = _Zygote(here)
+        self._numbers += 1
+        self._spare_number = self._numbers
+        with there:
+            self._send(serving, SpareRequest(number=self._spare_number), (there.fileno(),))
+
+    def _receive(self, zygote: _Zygote) -> None:
+        while True:
+            try:
+                frame = zygote.channel.recv(MAX_FRAME_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                frame = b""
+            if not frame:
+                # Its end comes as a death, with a status to tell.
+                self._loop.remove_reader(zygote.channel.fileno())
+                return
+            self._take(zygote, msgspec.msgpack.decode(frame, type=ZygoteMessage))
+
+    def _take(self, zygote: _Zygote, message: ZygoteMessage) -> None:
+        match message:
+            case ZygoteReady():
+                zygote.ready = True
+                self.import_s = message.import_s or self.import_s
+                if zygote is self._serving:
+                    self._serve(zygote)
+            case Forked() if message.number == self._spare_number:
+                if self._spare is not None:
+                    self._watch(self._spare, Process(message.pid, message.start_time))
+            case ForkFailed() if message.number == self._spare_number:
+                # The next death of either asks again; until then there is none.
+                self._drop_spare()
+            case Forked():
+                if waiting := self._waiting.pop(message.number, None):
+                    waiting[1](Process(message.pid, message.start_time))
+            case ForkFailed():
+                if waiting := self._waiting.pop(message.number, None):
+                    waiting[2](message.reason, False)
+            case _:
+                assert_never(message)
+
+    def _serve(self, zygote: _Zygote) -> None:
+        for request, _, _ in list(self._waiting.values()):
+            self._send(zygote, request)
+        # After what is waited for.
+        self._ask_spare()
+
+    def _overdue(self, number: int) -> None:
+        serving = self._serving
+        if number in self._waiting and serving is not None and serving.process is not None:
+            serving.is_overdue = True
+            self._children.signal(serving.process.pid, signal.SIGKILL)
+
+    def _ended(self, zygote: _Zygote, status: int) -> None:
+        # What it has told before its end holds.
+        self._receive(zygote)
+        self._hang_up(zygote)
+        end = self._exits.read(status)
+        end = end._replace(foreign=end.foreign and not zygote.is_overdue)
+        self._on_death(end)
+        if zygote is self._spare:
+            self._spare = None
+            self._ask_spare()
+        elif zygote is self._serving:
+            self._serving = None
+            if self._spare is not None and self._spare.process is None:
+                # Nobody has told who it is, so it ends with the other nameless ones.
+                self._drop_spare()
+            lost, self._waiting = self._waiting, {}
+            self._ending = self._loop.create_task(self._end_nameless(end, lost), name="end-of-zygote")
+
+    async def _end_nameless(self, end: Exit, lost: dict[int, tuple[ForkRequest, OnForked, OnFailed]]) -> None:
+        """It may have forked actors whose pid it told nobody: they end before others take their places."""
+        await self._children.end_unwatched(0.0)
+        self._ending = None
+        self._serving, self._spare = self._spare, None
+        for _, _, on_failed in lost.values():
+            on_failed(f"the zygote ended with {end.text}, see {self._log}", end.foreign)
+        if self._serving is not None and self._serving.ready:
+            self._serve(self._serving)
+        elif end.foreign or self._waiting:
+            # Warm again before somebody needs it. One that ends by itself is started as seldom as actors are tried.
+            self.start()
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._hang_up(self._spare)
+            self._spare = None
+
+    def _hang_up(self, zygote: _Zygote) -> None:
+        if zygote.channel.fileno() >= 0:
+            self._loop.remove_reader(zygote.channel.fileno())
+            zygote.channel.close()
+
+    def _fail_all(self, reason: str, *, foreign: bool) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for _, _, on_failed in waiting.values():
+            self._loop.call_soon(on_failed, reason, foreign)
+
+
+def _channel() -> tuple[socket.socket, socket.socket]:
+    """Ours, which does not block, and the zygote's."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    here.setblocking(False)
+    return here, there

@@ -1,0 +1,219 @@
+"""The books of one pool, kept together: allocator, radix tree, page table, event log.
+
+Every change of a page's owner goes through here, so that the allocator's state, the tree and the table in shared memory
+say the same. Called by `prefix_cache` and `sequence_pages` only. A move that the allocator refuses quarantines the page
+and is reported in `violations`; serving goes on.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from kvstore.cache.allocator import PageAllocator, PageState, Violation
+from kvstore.cache.events import EventLog
+from kvstore.cache.page_table import PLAUSIBLE_GENERATIONS, PageEntry, PageTable, Torn
+from kvstore.cache.radix_tree import Node, RadixTree, Removed
+from kvstore.errors import OwnershipError
+from kvstore.hashing import NO_HASH, TOKEN_BYTES, unpack_tokens
+from kvstore.layout import PADDING_PAGE
+from kvstore.protocol import PageStored
+
+_MAX_VIOLATIONS: Final = 256
+
+
+def generations_of(entries: Iterable[tuple[int, PageEntry | Torn]]) -> list[int]:
+    """Generation of every page of a table's `scan`; 0 where it cannot be believed."""
+    return [
+        0 if isinstance(entry, Torn) or entry.generation > PLAUSIBLE_GENERATIONS else entry.generation
+        for _, entry in entries
+    ]
+
+
+class PageBook:
+    """Allocator, tree, table and event log of one pool, changed together.
+
+    Generations go on from what the table has, whoever wrote it: `generations` of all its pages, which are read if they
+    are not given (`generations_of`).
+    """
+
+    def __init__(
+        self,
+        allocator: PageAllocator,
+        tree: RadixTree,
+        table: PageTable | None,
+        *,
+        group: str,
+        epoch: int,
+        generations: list[int] | None = None,
+    ) -> None:
+        self.allocator = allocator
+        self.tree = tree
+        self.table = table
+        self.epoch = epoch
+        self.page_size = tree.page_size
+        self.stride = tree.page_size * TOKEN_BYTES
+        self.log = EventLog(self._stored_pages, group)
+        self.violations: deque[Violation] = deque(maxlen=_MAX_VIOLATIONS)
+        self.num_violations = 0
+        self.num_evicted_pages = 0
+        self._group = group
+        num_pages = allocator.num_pages
+        if generations is None:
+            generations = generations_of(table.scan()) if table is not None else [0] * num_pages
+        self._generations = generations
+        # A torn entry hides its generation; it was at most one allocation ahead of those that can be read, so the size
+        # of the pool is margin enough.
+        self._last_generation = max(self._generations) + num_pages
+
+    def generation(self, page: int) -> int:
+        """Generation of the allocation that `page` belongs to."""
+        return self._generations[page]
+
+    def adopt(self, pages: Sequence[int], state: PageState) -> None:
+        """Take over free pages as the table describes them."""
+        self.allocator.adopt(pages, state)
+
+    def num_available(self) -> int:
+        """Pages that `take` could give: free ones and cached ones that nobody holds."""
+        return self.allocator.num_free + self.tree.num_evictable
+
+    def take(self, num_pages: int, first_parent: bytes | None, is_first: bool) -> list[int] | None:
+        """Allocate pages for a sequence, evicting cached ones where too few are free; all or None.
+
+        `first_parent` is the hash before the first of them, where it is known.
+        """
+        if num_pages > self.num_available():
+            return None
+        shortage = num_pages - self.allocator.num_free
+        if shortage > 0:
+            # Not journalled: each of these pages is allocated again below, and until then its entry is still true.
+            self._forget(self.tree.evict(shortage))
+        pages = self.allocator.allocate(num_pages)
+        if pages is None:
+            return None
+        for index, page in enumerate(pages):
+            self._last_generation += 1
+            self._generations[page] = self._last_generation
+            known = index == 0 and first_parent is not None
+            self.write(
+                page, PageState.RUNNING, parent=first_parent if known else None, is_first=index == 0 and is_first
+            )
+        return pages
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """A sequence's own pages become free."""
+        self._journal_free(self.move(self.allocator.release, pages))
+
+    def drop(self, removed: Sequence[Removed]) -> None:
+        """Pages that left the tree become free."""
+        self._journal_free(self._forget(removed))
+
+    def publish(
+        self, node: Node, key: bytes, pages: Sequence[int], hashes: Sequence[bytes], extra_key: str
+    ) -> tuple[Node, list[int]]:
+        """Put full pages of a running sequence into the tree behind its lock `node`.
+
+        Returns the lock on their end, which replaces `node`, and the pages that the tree took; the others are
+        duplicates and stay the sequence's.
+        """
+        parent = node.hashes[-1] if node.hashes else node.root
+        inserted = self.tree.insert(node.root, key, pages, hashes, node)
+        end = self.tree.lock(inserted.end)
+        self.tree.unlock(node)
+        taken = set(self.move(self.allocator.cache, inserted.added))
+        if len(taken) < len(inserted.added):
+            # A page in doubt must not be found by another prompt.
+            self.clear_tree()
+        for index, (page, page_hash) in enumerate(zip(pages, hashes, strict=True)):
+            tokens = key[index * self.stride : (index + 1) * self.stride]
+            is_first = index == 0 and node.parent is None
+            state = PageState.CACHED if page in taken else PageState.RUNNING
+            self.write(page, state, page_hash=page_hash, parent=parent, tokens=tokens, is_first=is_first)
+            if page in taken:
+                self.log.stored(page_hash, parent, unpack_tokens(tokens), extra_key)
+            parent = page_hash
+        return end, inserted.added
+
+    def clear_tree(self) -> None:
+        """Forget every cached prefix; what sequences hold becomes free when they let go."""
+        self.drop(self.tree.clear())
+        self.log.cleared()
+
+    def write(
+        self,
+        page: int,
+        state: PageState,
+        *,
+        page_hash: bytes = NO_HASH,
+        parent: bytes | None = None,
+        tokens: bytes = b"",
+        is_first: bool = False,
+        is_private: bool = False,
+    ) -> None:
+        """Write the table's entry of `page`, if there is a table."""
+        if self.table is not None:
+            entry = PageEntry(
+                state, self._generations[page], self.epoch, page_hash, parent or NO_HASH, tokens, is_first, is_private
+            )
+            self.table.write(page, entry)
+
+    def write_states(self, pages: Iterable[int], state: PageState) -> None:
+        """Write entries without content."""
+        for page in pages:
+            self.write(page, state)
+
+    def move(self, move: Callable[[Sequence[int]], None], pages: Sequence[int]) -> list[int]:
+        """Apply an allocator's move to all pages; returns those that moved, reports and quarantines the others."""
+        try:
+            move(pages)
+        except OwnershipError:
+            return [page for page in dict.fromkeys(pages) if self._move_one(move, page)]
+        return list(pages)
+
+    def report(self, violations: Sequence[Violation]) -> None:
+        """Record violations whose pages are quarantined already."""
+        self.num_violations += len(violations)
+        self.violations.extend(violations)
+
+    def clear_table(self) -> None:
+        """Say of every page that it is free: a scheduler begins without what an earlier one left."""
+        if self.table is None:
+            return
+        for page, entry in self.table.scan():
+            if isinstance(entry, Torn) or (entry.state is not PageState.FREE and page != PADDING_PAGE):
+                self.write(page, PageState.FREE)
+
+    # inside
+
+    def _move_one(self, move: Callable[[Sequence[int]], None], page: int) -> bool:
+        try:
+            move([page])
+        except OwnershipError as error:
+            self._quarantine(Violation(page, error.found, error.needed))
+            return False
+        return True
+
+    def _quarantine(self, violation: Violation) -> None:
+        self.report([violation])
+        page = violation.page
+        if PADDING_PAGE < page < self.allocator.num_pages:
+            self.allocator.quarantine([page])
+            self.write(page, PageState.QUARANTINED)
+
+    def _forget(self, removed: Sequence[Removed]) -> list[int]:
+        self.num_evicted_pages += len(removed)
+        self.log.removed([one.page_hash for one in removed])
+        return self.move(self.allocator.evict, [one.page for one in removed])
+
+    def _journal_free(self, pages: Sequence[int]) -> None:
+        self.write_states(pages, PageState.FREE)
+
+    def _stored_pages(self) -> Iterable[PageStored]:
+        """The cache as events, parents first. The extra key is not kept per page; hashes alone identify pages."""
+        for node, parent in self.tree.runs():
+            for index, page_hash in enumerate(node.hashes):
+                tokens = node.key[index * self.stride : (index + 1) * self.stride]
+                yield PageStored(
+                    group=self._group, page_hash=page_hash, parent_hash=parent, token_ids=list(unpack_tokens(tokens))
+                )
+                parent = page_hash

@@ -1,0 +1,313 @@
+"""What every page of a pool holds, in the pool's own shared memory, so that it outlives the process that wrote it.
+
+One scheduler writes; agents, and the scheduler that comes after a crash, read. Each page has two slots, written in
+turn, slot `sequence & 1` next: it is marked, then the rest is written, then the sequence, then the mark is taken away.
+A slot counts if it has a sequence, no mark and the right CRC, so a writer that stops at any byte, whatever the order of
+stores inside one of the four steps, leaves the old entry or the new one. Without the mark a successor's write that
+stops could complete what its predecessor had begun. No locks: a reader copies both slots and believes the newest that
+counts.
+
+Memory damaged from outside is not taken for a writer that stopped: a slot that does not count has its mark, or else
+the page is known to be torn, although the other slot is whole. For if the newer entry is lost, the older one may tell
+of tokens that the page no longer holds.
+
+One slot, little-endian, `64 + 4 * page_size` bytes:
+
+    offset  bytes  field
+    0       6      sequence; 0 in a slot never written (all its bytes are 0)
+    6       2      mark while the slot is written (`_MARK`), else 0
+    8       4      CRC-32 of what follows, started from page number and sequence (`_crc_start`)
+    12      1      state (`PageState`)
+    13      1      flags: 1 first page of its chain, 2 private (never shared, whatever it holds)
+    14      2      fill: tokens whose KV is written
+    16      8      generation: the allocation that the page belongs to; unique in the pool, ever rising, below 2**63
+    24      8      owner epoch: the scheduler incarnation that wrote it
+    32      16     chained hash, zero until the page is full
+    48      16     parent's hash, zero while unknown
+    64      4 * page_size   token ids, zero past fill
+"""
+
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+from zlib import crc32
+
+import msgspec
+
+from kvstore.cache.allocator import PageState
+from kvstore.cache.memory_order import STORES_ARE_ORDERED, fence
+from kvstore.hashing import NO_HASH, TOKEN_BYTES, unpack_tokens
+
+HEADER_BYTES: Final = 64
+FLAG_FIRST: Final = 1
+FLAG_PRIVATE: Final = 2
+
+_HEADER: Final = struct.Struct("<QIBBHQQ16s16s")
+_CRC: Final = struct.Struct("<I")
+_SEQUENCE: Final = struct.Struct("<Q")
+_CHECKED: Final = struct.Struct("<QIBBHQ")
+_MARK_OFFSET: Final = 6
+_MARK_END: Final = 8
+_MARK_BITS: Final = 48
+_MARK: Final = b"\xa5\xc3"
+_NO_MARK: Final = bytes(2)
+_HALF_MARKS: Final = frozenset({_MARK[:1] + _NO_MARK[1:], _NO_MARK[:1] + _MARK[1:]})
+_MAX_SEQUENCE: Final = 2**47
+_CRC_OFFSET: Final = 8
+_CHECKED_OFFSET: Final = 12
+_GENERATION_OFFSET: Final = 16
+_GENERATION_END: Final = 24
+_READ_ATTEMPTS: Final = 8
+_STATES: Final = {int(state): state for state in PageState}
+_NUM_STATES: Final = len(_STATES)
+_NUM_FIELDS: Final = 10
+"""Of a slot: those of its header, and the tokens."""
+_SCANNED_AT_ONCE: Final = 256
+"""Pages copied by one slice: 64 KiB with pages of 16 tokens, which stays in the cache."""
+
+MAX_GENERATION: Final = 2**63 - 1
+PLAUSIBLE_GENERATIONS: Final = 2**62
+"""No pool lives to see so many allocations: an entry that says more is none of ours, and is not counted on from."""
+
+
+class PageEntry(msgspec.Struct, frozen=True, gc=False):
+    """What the table says of one page. `tokens` are the filled token ids, packed (`hashing.pack_tokens`)."""
+
+    state: PageState = PageState.FREE
+    generation: int = 0
+    owner_epoch: int = 0
+    page_hash: bytes = NO_HASH
+    parent_hash: bytes = NO_HASH
+    tokens: bytes = b""
+    is_first: bool = False
+    is_private: bool = False
+
+    @property
+    def fill(self) -> int:
+        """Tokens whose KV is written."""
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The filled token ids."""
+        return unpack_tokens(self.tokens)
+
+
+_NEVER_WRITTEN: Final = PageEntry()
+
+
+class Torn(msgspec.Struct, frozen=True, gc=False):
+    """What the table says of the page cannot be believed."""
+
+    page: int
+
+
+class PageTable:
+    """Reads and writes the entries of one pool's table. `view` is the table's memory; read-only views can read.
+
+    `stores_are_ordered`: what another process stores is seen in the order in which it stored it.
+    """
+
+    def __init__(
+        self, view: memoryview, num_pages: int, page_size: int, *, stores_are_ordered: bool = STORES_ARE_ORDERED
+    ) -> None:
+        needed = self.num_bytes(num_pages, page_size)
+        if len(view) < needed or view.format != "B":
+            raise ValueError(f"a table of {num_pages} pages needs {needed} plain bytes, got {len(view)}")
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self._view = view
+        self._stores_are_ordered = stores_are_ordered
+        self._slot_bytes = HEADER_BYTES + TOKEN_BYTES * page_size
+        skipped = self._slot_bytes - _GENERATION_END
+        self._pair = struct.Struct(f"<Q{_GENERATION_OFFSET - 8}xQ{skipped}xQ{_GENERATION_OFFSET - 8}xQ{skipped}x")
+        self._scratch = bytearray(self._slot_bytes)
+        self._scratch_sequence = memoryview(self._scratch)[:_MARK_OFFSET]
+        self._scratch_body = memoryview(self._scratch)[_MARK_END:]
+        self._scratch_checked = memoryview(self._scratch)[_CHECKED_OFFSET:]
+        self._blank = bytes(self._slot_bytes)
+        # Sequence of each page's current slot; 0 means "not looked at yet", which costs one read.
+        self._sequences = array("Q", bytes(8 * num_pages))
+
+    @staticmethod
+    def num_bytes(num_pages: int, page_size: int) -> int:
+        """Bytes of a whole table."""
+        return num_pages * 2 * (HEADER_BYTES + TOKEN_BYTES * page_size)
+
+    def read(self, page: int) -> PageEntry | Torn:
+        """The newest entry that is whole. Safe beside a writer in another process."""
+        slot = self._newest(page)
+        if slot is None:
+            return Torn(page)
+        _, _, state, flags, fill, generation, epoch, page_hash, parent_hash = _HEADER.unpack_from(slot)
+        return PageEntry(
+            PageState(state),
+            generation,
+            epoch,
+            page_hash,
+            parent_hash,
+            slot[HEADER_BYTES : HEADER_BYTES + TOKEN_BYTES * fill],
+            bool(flags & FLAG_FIRST),
+            bool(flags & FLAG_PRIVATE),
+        )
+
+    def generation(self, page: int) -> int | None:
+        """Generation of `page`, None if torn; what a transfer compares before and after it copies."""
+        slot = self._newest(page)
+        return None if slot is None else _HEADER.unpack_from(slot)[5]
+
+    def peek_generations(self, pages: Sequence[int]) -> list[int]:
+        """Generations of many pages for comparing with expected ones; -1 where none can be believed.
+
+        Where stores become visible in the order in which they were made (x86) it costs a quarter of `generation`: what
+        the newer slot says, its CRC not looked at. A slot that has a sequence was written whole there, and memory
+        damaged from outside does not come to equal a given generation. Elsewhere a sequence may be seen before what
+        was written ahead of it, so the CRC is looked at. Raises ValueError for a page outside the table.
+        """
+        unpack, view, step = self._pair.unpack_from, self._view, self._pair.size
+        if pages and not 0 <= min(pages) <= max(pages) < self.num_pages:
+            raise ValueError(f"pages {min(pages)} to {max(pages)} of a table of {self.num_pages}")
+        if not self._stores_are_ordered:
+            fence()
+            return [-1 if (known := self.generation(page)) is None else known for page in pages]
+        found: list[int] = []
+        for page in pages:
+            even, even_generation, odd, odd_generation = unpack(view, page * step)
+            if even >> _MARK_BITS or odd >> _MARK_BITS:
+                found.append(odd_generation if even >> _MARK_BITS else even_generation)
+            else:
+                found.append(even_generation if even >= odd else odd_generation)
+        return found
+
+    def write(self, page: int, entry: PageEntry) -> None:
+        """Replace the entry of `page`. Only the pool's scheduler may call this.
+
+        Raises ValueError if the entry does not fit the page size or its generation the table.
+        """
+        tokens = entry.tokens
+        end = HEADER_BYTES + len(tokens)
+        if end > self._slot_bytes:
+            raise ValueError(f"{entry.fill} tokens do not fit a page of {self.page_size}")
+        if entry.generation > MAX_GENERATION:
+            raise ValueError(f"generation {entry.generation} is past the last one, {MAX_GENERATION}")
+        sequence = (self._sequences[page] or self._begin(page)) + 1
+        scratch = self._scratch
+        flags = entry.is_first * FLAG_FIRST + entry.is_private * FLAG_PRIVATE
+        _HEADER.pack_into(
+            scratch,
+            0,
+            sequence,
+            0,
+            entry.state,
+            flags,
+            len(tokens) // TOKEN_BYTES,
+            entry.generation,
+            entry.owner_epoch,
+            entry.page_hash,
+            entry.parent_hash,
+        )
+        scratch[HEADER_BYTES:end] = tokens
+        scratch[end:] = self._blank[end:]
+        _CRC.pack_into(scratch, _CRC_OFFSET, crc32(self._scratch_checked, _crc_start(page, sequence)))
+        start = (2 * page + (sequence & 1)) * self._slot_bytes
+        view, mark, body = self._view, start + _MARK_OFFSET, start + _MARK_END
+        view[mark:body] = _MARK
+        view[body : start + self._slot_bytes] = self._scratch_body
+        view[start:mark] = self._scratch_sequence
+        view[mark:body] = _NO_MARK
+        self._sequences[page] = sequence
+
+    def scan(self) -> Iterator[tuple[int, PageEntry | Torn]]:
+        """Every page with the entry that `read` has, at half the cost: a successor reads all of them at once."""
+        size, blank = self._slot_bytes, 2 * self._blank
+        slot = f"{_HEADER.format[1:]}{size - HEADER_BYTES}s"
+        pairs = struct.Struct(f"<{slot}{slot}")
+        for first in range(0, self.num_pages, _SCANNED_AT_ONCE):
+            num_pages = min(_SCANNED_AT_ONCE, self.num_pages - first)
+            chunk = bytes(self._view[first * pairs.size : (first + num_pages) * pairs.size])
+            for index, fields in enumerate(pairs.iter_unpack(chunk)):
+                page, start = first + index, index * pairs.size
+                even, odd = fields[0], fields[_NUM_FIELDS]
+                if not even and not odd and chunk[start : start + pairs.size] == blank:
+                    yield page, _NEVER_WRITTEN
+                    continue
+                newest: tuple[Any, ...] = fields[:_NUM_FIELDS] if even > odd else fields[_NUM_FIELDS:]
+                _, _, state, flags, fill, generation, epoch, page_hash, parent_hash, tokens = newest
+                middle, end = start + size, start + pairs.size
+                if (
+                    0 < even <= _MAX_SEQUENCE
+                    and 0 < odd <= _MAX_SEQUENCE
+                    and crc32(chunk[start + _CHECKED_OFFSET : middle], _crc_start(page, even)) == fields[1]
+                    and crc32(chunk[middle + _CHECKED_OFFSET : end], _crc_start(page, odd)) == fields[_NUM_FIELDS + 1]
+                    and state < _NUM_STATES
+                    and fill <= self.page_size
+                    and generation <= MAX_GENERATION
+                ):
+                    if fill < self.page_size:
+                        tokens = tokens[: TOKEN_BYTES * fill]
+                    state, is_first, is_private = _STATES[state], bool(flags & FLAG_FIRST), bool(flags & FLAG_PRIVATE)
+                    entry = PageEntry(state, generation, epoch, page_hash, parent_hash, tokens, is_first, is_private)
+                    yield page, entry
+                else:
+                    # A page written once, a writer at work, or damage.
+                    yield page, self.read(page)
+
+    def _begin(self, page: int) -> int:
+        """Sequence of the slot that counts. A page that is torn begins anew, as if it had never been written."""
+        slot = self._newest(page)
+        if slot is not None:
+            return _sequence(slot)
+        # The first write goes to the odd slot; beside it a reader takes nothing but an even one never written.
+        start = 2 * page * self._slot_bytes
+        self._view[start : start + self._slot_bytes] = self._blank
+        return 0
+
+    def _newest(self, page: int) -> bytes | None:
+        """A copy of the newest slot that counts; None if there is none, or if it cannot be told that it is the newest.
+
+        A writer at work while the slots are copied may spoil both copies; hence the few attempts.
+        """
+        size = self._slot_bytes
+        start = 2 * page * size
+        for _ in range(_READ_ATTEMPTS):
+            pair = bytes(self._view[start : start + 2 * size])
+            even, odd = pair[:size], pair[size:]
+            even_counts, odd_counts = self._is_whole(even, page), self._is_whole(odd, page)
+            if even_counts and odd_counts:
+                older, newest = (odd, even) if _sequence(even) >= _sequence(odd) else (even, odd)
+                # Only beside the first entry of a page, in the odd slot, is a slot never written.
+                if _sequence(older) or _sequence(newest) <= 1:
+                    return newest
+            elif even_counts and self._is_unfinished(odd, page):
+                return even
+            elif odd_counts and self._is_unfinished(even, page):
+                return odd
+        return None
+
+    def _is_whole(self, slot: bytes, page: int) -> bool:
+        sequence, expected, state, _, fill, generation = _CHECKED.unpack_from(slot)
+        if not sequence:
+            return slot == self._blank
+        return (
+            sequence <= _MAX_SEQUENCE
+            and crc32(slot[_CHECKED_OFFSET:], _crc_start(page, sequence)) == expected
+            and state < _NUM_STATES
+            and fill <= self.page_size
+            and generation <= MAX_GENERATION
+        )
+
+    def _is_unfinished(self, slot: bytes, page: int) -> bool:
+        """A writer stopped in this slot: it is marked, or whole but for half a mark."""
+        mark = slot[_MARK_OFFSET:_MARK_END]
+        if mark in _HALF_MARKS:
+            return self._is_whole(slot[:_MARK_OFFSET] + _NO_MARK + slot[_MARK_END:], page)
+        return mark == _MARK
+
+
+def _crc_start(page: int, sequence: int) -> int:
+    return (page * 0x9E3779B1 ^ sequence ^ sequence >> 32) & 0xFFFFFFFF
+
+
+def _sequence(slot: bytes) -> int:
+    return _SEQUENCE.unpack_from(slot)[0]

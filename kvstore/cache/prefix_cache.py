@@ -1,0 +1,205 @@
+"""What a scheduler knows of its pool: find cached prefixes, hold pages for running sequences, share what they compute.
+
+    match = cache.match(token_ids)              # how much is cached; takes nothing
+    sequence = cache.start(token_ids)           # locks the cached prefix
+    sequence.reserve(len(token_ids))            # allocates the rest, evicting what nobody holds; False: not enough
+    sequence.advance(token_ids[a:b])            # a step was acknowledged: journalled, full pages shared at once
+    sequence.release()                          # once, however it ended
+
+Pure: no clock, no I/O but the page table's memory. Owned by one scheduler, the only writer of the pool's page table.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvstore.cache.allocator import PageAllocator, PageState, Violation
+from kvstore.cache.events import EventLog
+from kvstore.cache.eviction import EvictionPolicy
+from kvstore.cache.page_book import PageBook
+from kvstore.cache.page_table import PageTable
+from kvstore.cache.radix_tree import Node, RadixTree, TreeMatch
+from kvstore.cache.sequence_pages import SequencePages
+from kvstore.hashing import pack_tokens, root_hash
+from kvstore.layout import PADDING_PAGE
+
+
+class PrefixMatch(NamedTuple):
+    """What is cached of a prompt: whole pages, never all of its tokens. Not a hold: `start` takes one."""
+
+    pages: list[int]
+    num_tokens: int
+
+
+class PrefixCache:
+    """Prefix cache, allocator and page table of one worker group's pool, in step with each other."""
+
+    def __init__(
+        self,
+        allocator: PageAllocator,
+        page_size: int,
+        *,
+        group: str,
+        epoch: int,
+        table: PageTable | None = None,
+        weight_version: str = "",
+        policy: EvictionPolicy | None = None,
+        generations: list[int] | None = None,
+    ) -> None:
+        tree = RadixTree(page_size, policy)
+        self._book = PageBook(allocator, tree, table, group=group, epoch=epoch, generations=generations)
+        self._weight_version = weight_version
+        self._live: dict[int, SequencePages] = {}
+        self.num_query_tokens = 0
+        self.num_hit_tokens = 0
+        self.page_size = page_size
+        self._book.log.cleared()
+
+    @classmethod
+    def fresh(
+        cls,
+        num_pages: int,
+        page_size: int,
+        *,
+        group: str,
+        epoch: int,
+        table: PageTable | None = None,
+        weight_version: str = "",
+        policy: EvictionPolicy | None = None,
+    ) -> "PrefixCache":
+        """An empty cache over a pool; whatever the table said before is overwritten."""
+        cache = cls(
+            PageAllocator(num_pages),
+            page_size,
+            group=group,
+            epoch=epoch,
+            table=table,
+            weight_version=weight_version,
+            policy=policy,
+        )
+        cache._book.clear_table()
+        return cache
+
+    @property
+    def book(self) -> PageBook:
+        """The books themselves, for `rebuild`."""
+        return self._book
+
+    @property
+    def weight_version(self) -> str:
+        """What the roots of all prefixes are made with."""
+        return self._weight_version
+
+    @property
+    def events(self) -> EventLog:
+        """What entered and left the cache; `events.drain_message()` is the next publication."""
+        return self._book.log
+
+    @property
+    def num_sequences(self) -> int:
+        """Handles that are not released."""
+        return len(self._live)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that sequences can use at all, the padding page left out."""
+        return self._book.allocator.num_pages - 1
+
+    @property
+    def num_violations(self) -> int:
+        """Pages found in two books, ever; each was quarantined."""
+        return self._book.num_violations
+
+    @property
+    def num_evicted_pages(self) -> int:
+        """Pages that left the cache, ever."""
+        return self._book.num_evicted_pages
+
+    def num_available(self) -> int:
+        """Pages that new reservations can have: free ones, and cached ones that nobody holds."""
+        return self._book.num_available()
+
+    def num_pages_in(self, state: PageState) -> int:
+        """Pages in one state."""
+        return self._book.allocator.count(state)
+
+    def match(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> PrefixMatch:
+        """The cached prefix of a prompt, short of its last token, which must be computed to have logits."""
+        found = self._find(token_ids, extra_key, lora)
+        return PrefixMatch(found.pages, len(found.pages) * self.page_size)
+
+    def start(
+        self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "", share: bool = True
+    ) -> SequencePages:
+        """Begin a sequence with what is cached of it. `share` False keeps its pages out of the cache while it runs."""
+        found = self._find(token_ids, extra_key, lora)
+        self.num_query_tokens += len(token_ids)
+        self.num_hit_tokens += len(found.pages) * self.page_size
+        return self._hold(self._book.tree.lock(found), found.pages, extra_key, share)
+
+    def clear_quarantined(self, pages: Sequence[int]) -> None:
+        """Nothing can write these pages any more (the agent answered `GrantClosed`): they are free again."""
+        cleared = self._book.move(self._book.allocator.clear, pages)
+        self._book.write_states(cleared, PageState.FREE)
+
+    def reset(self, weight_version: str | None = None) -> None:
+        """Forget every cached prefix; running sequences keep their pages, but share no more."""
+        if weight_version is not None:
+            self._weight_version = weight_version
+        self._book.clear_tree()
+
+    def check(self) -> list[Violation]:
+        """Compare all books; linear in the pool, for idle moments and tests. What disagrees is quarantined."""
+        cached = {page for node, _ in self._book.tree.runs() for page in node.pages}
+        claims = dict.fromkeys(cached, PageState.CACHED)
+        doubles: list[Violation] = []
+        for sequence in self._live.values():
+            for page, state in sequence.claims():
+                held = claims.get(page)
+                if held is None or held is state is PageState.CACHED:
+                    claims[page] = state
+                else:
+                    doubles.append(Violation(page, f"another holder's, {held.name}", state.name))
+        violations = doubles + self._book.allocator.check(claims)
+        if violations:
+            self._contain(violations, cached)
+        return violations
+
+    def resume(self, node: Node, pages: list[int], tail_page: int, tail_tokens: bytes) -> SequencePages:
+        """A handle on what an earlier scheduler's sequence left; `node` is locked. Called by `rebuild` only."""
+        sequence = self._hold(node, pages, "", share=True)
+        sequence.adopt_tail(tail_page, tail_tokens)
+        return sequence
+
+    # inside
+
+    def _find(self, token_ids: Sequence[int], extra_key: str, lora: str) -> TreeMatch:
+        usable = max(0, (len(token_ids) - 1) // self.page_size * self.page_size)
+        root = root_hash(extra_key, lora=lora, weight_version=self._weight_version)
+        return self._book.tree.match_prefix(root, pack_tokens(token_ids[:usable]))
+
+    def _hold(self, node: Node, pages: list[int], extra_key: str, share: bool) -> SequencePages:
+        hashes: list[bytes] = []
+        step: Node | None = node
+        while step is not None:
+            hashes[:0] = step.hashes
+            step = step.parent
+        sequence = SequencePages(
+            self._book, node, pages, hashes, extra_key=extra_key, share=share, on_release=self._forget
+        )
+        self._live[id(sequence)] = sequence
+        return sequence
+
+    def _forget(self, sequence: SequencePages) -> None:
+        del self._live[id(sequence)]
+
+    def _contain(self, violations: list[Violation], cached: set[int]) -> None:
+        """Quarantine; a cached page in doubt may hold another prompt's KV, so the cache starts again."""
+        doubtful = {violation.page for violation in violations}
+        self._book.report(violations)
+        self._book.move(self._book.allocator.quarantine, [p for p in doubtful if self._is_loose(p)])
+        self._book.write_states(sorted(doubtful - {PADDING_PAGE}), PageState.QUARANTINED)
+        if doubtful & cached:
+            self.reset()
+
+    def _is_loose(self, page: int) -> bool:
+        return self._book.allocator.state(page) is not PageState.QUARANTINED

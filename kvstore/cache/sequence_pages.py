@@ -1,0 +1,287 @@
+"""The pages of one running sequence: what it shares with others, what is its own, what is lent to a transfer.
+
+    [ cached prefix, locked ][ own full pages (duplicates) ][ own, partly filled ][ own, reserved or lent ]
+
+A handle is made by `PrefixCache.start` and ended by one `release`, whatever happened in between; until then its pages
+cannot be evicted or given to anyone else. Only tokens whose KV is known to be written (`advance`, `receive`) are
+journalled and shared. The scheduler keeps handles in its sequences; nothing else does.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from kvstore.cache.allocator import PageState
+from kvstore.cache.page_book import PageBook
+from kvstore.cache.radix_tree import Node
+from kvstore.errors import SequenceError
+from kvstore.hashing import TOKEN_BYTES, pack_tokens, page_hash
+
+
+class Lent(NamedTuple):
+    """Pages given to a transfer: `pages[i]` is page `first + i` of the sequence."""
+
+    first: int
+    pages: list[int]
+    generations: list[int]
+
+
+class SequencePages:
+    """Pages of one sequence, in order of position. Read `pages`, `num_tokens`, `num_cached_tokens`; call the rest.
+
+    `num_tokens` counts the tokens whose KV is written, `num_cached_tokens` those that were found in the cache at start.
+    """
+
+    def __init__(
+        self,
+        book: PageBook,
+        node: Node,
+        pages: list[int],
+        hashes: list[bytes],
+        *,
+        extra_key: str,
+        share: bool,
+        on_release: Callable[["SequencePages"], None],
+    ) -> None:
+        self.pages = pages
+        self.num_tokens = len(pages) * book.page_size
+        self.num_cached_tokens = self.num_tokens
+        self.is_released = False
+        self._book = book
+        self._node = node
+        self._hashes = hashes
+        self._extra_key = extra_key
+        self._share = share
+        self._on_release = on_release
+        self._own: set[int] = set()
+        self._tail = b""
+        self._unshared_key = b""
+        self._num_lent = 0
+        self._lent_state = PageState.GRANTED
+
+    @property
+    def num_full_pages(self) -> int:
+        """Pages whose tokens are all written."""
+        return len(self._hashes)
+
+    @property
+    def num_lent_pages(self) -> int:
+        """Pages that a transfer has; they are the last of `pages`."""
+        return self._num_lent
+
+    @property
+    def page_hashes(self) -> Sequence[bytes]:
+        """Chained hashes of the full pages."""
+        return self._hashes
+
+    @property
+    def parent_hash(self) -> bytes:
+        """Hash before the first page that is not full."""
+        return self._hashes[-1] if self._hashes else self._node.root
+
+    @property
+    def tail_tokens(self) -> bytes:
+        """Packed token ids of the partly filled page."""
+        return self._tail
+
+    def generations(self, first: int = 0, count: int | None = None) -> list[int]:
+        """Generations of `count` pages from index `first` on, as `PagesReady` and `OpenGrant` carry them."""
+        end = len(self.pages) if count is None else first + count
+        return [self._book.generation(page) for page in self.pages[first:end]]
+
+    def num_missing(self, num_tokens: int) -> int:
+        """Pages that `reserve(num_tokens)` would have to allocate."""
+        return max(0, -(-num_tokens // self._book.page_size) - len(self.pages))
+
+    def reserve(self, num_tokens: int) -> bool:
+        """Make the pages cover positions `0 .. num_tokens - 1`. False if there are not enough; nothing changes then."""
+        self._require_held()
+        missing = self.num_missing(num_tokens)
+        if missing == 0:
+            return True
+        if self._num_lent:
+            raise SequenceError("pages are lent to a transfer: receive or take them back before reserving more")
+        parent = self.parent_hash if len(self.pages) == len(self._hashes) else None
+        taken = self._book.take(missing, parent, not self.pages)
+        if taken is None:
+            return False
+        self.pages.extend(taken)
+        self._own.update(taken)
+        return True
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """The KV of these tokens, which follow the last ones, is written. Full pages enter the cache at once.
+
+        Raises SequenceError if `reserve` has not covered them, ValueError for impossible ids; nothing changes then.
+        """
+        self._require_held()
+        packed = self._tail + pack_tokens(token_ids)
+        room = (len(self.pages) - self._num_lent) * self._book.page_size - self.num_tokens
+        if len(token_ids) > room:
+            raise SequenceError(f"{len(token_ids)} tokens advance past the {room} that reserved pages have room for")
+        num_full = len(packed) // self._book.stride
+        cut = num_full * self._book.stride
+        self._tail = packed[cut:]
+        self.num_tokens += len(token_ids)
+        if num_full:
+            self._fill(packed[:cut], num_full)
+        self._journal_tail()
+
+    def lend(self) -> Lent:
+        """Lend every page that is not full to a transfer; tokens of a partly filled one are given up.
+
+        The pages are GRANTED until `mark_in_flight`, and the sequence's again by `receive` or `take_back`.
+        """
+        self._require_held()
+        if self._num_lent:
+            raise SequenceError("pages of this sequence are lent already; a transfer takes them all at once")
+        first = len(self._hashes)
+        pages = self._book.move(self._book.allocator.grant, self.pages[first:])
+        self._own.difference_update(pages)
+        self.pages[first:] = pages
+        self._num_lent = len(pages)
+        self._lent_state = PageState.GRANTED
+        self._tail = b""
+        self.num_tokens = first * self._book.page_size
+        self._book.write_states(pages, PageState.GRANTED)
+        return Lent(first, list(pages), [self._book.generation(page) for page in pages])
+
+    def mark_in_flight(self) -> None:
+        """From now on the transfer may write the lent pages. Again is harmless."""
+        if self._num_lent and self._lent_state is PageState.GRANTED:
+            pages = self._book.move(self._book.allocator.start_transfer, self._lent_pages())
+            self._lent_state = PageState.IN_FLIGHT
+            self._book.write_states(pages, PageState.IN_FLIGHT)
+
+    def receive(self, token_ids: Sequence[int]) -> None:
+        """The transfer is complete: the lent pages hold the KV of these tokens and are the sequence's own again."""
+        self._require_held()
+        lent = self._lent_pages()
+        if len(token_ids) > len(lent) * self._book.page_size:
+            raise SequenceError(f"{len(token_ids)} tokens do not fit the {len(lent)} pages that are lent")
+        self._num_lent = 0
+        self._own.update(self._book.move(self._book.allocator.accept, lent))
+        self.advance(token_ids)
+        self._book.write_states(self.pages[len(self._hashes) + 1 :], PageState.RUNNING)
+
+    def receive_first(self, token_ids: Sequence[int]) -> None:
+        """The first lent pages hold the KV of these tokens and are the sequence's own; the others stay lent."""
+        self._require_held()
+        if len(token_ids) % self._book.page_size:
+            raise SequenceError(f"{len(token_ids)} tokens are not whole pages")
+        received = self._lent_pages()[: len(token_ids) // self._book.page_size]
+        self._num_lent -= len(received)
+        self._own.update(self._book.move(self._book.allocator.accept, received))
+        self.advance(token_ids)
+
+    def take_back(self, *, quiesced: bool) -> list[int]:
+        """The transfer is over without its pages, which leave the sequence; a retry reserves new ones.
+
+        Where something can still write them (`quiesced` False) they are quarantined and returned, for
+        `PrefixCache.clear_quarantined` once the agent has answered `GrantClosed`.
+        """
+        lent = self._lent_pages()
+        del self.pages[len(self.pages) - len(lent) :]
+        self._num_lent = 0
+        if quiesced:
+            self._book.write_states(self._book.move(self._book.allocator.revoke, lent), PageState.FREE)
+            return []
+        kept = self._book.move(self._book.allocator.quarantine, lent)
+        self._book.write_states(kept, PageState.QUARANTINED)
+        return kept
+
+    def release(self, *, insert: bool = True) -> list[int]:
+        """End the handle: locks go, own pages become free, full ones stay in the cache. Again is harmless.
+
+        `insert` matters where the sequence was started with `share=False`: its full pages enter the cache now, or
+        never. Pages still lent are quarantined and returned, as by `take_back(quiesced=False)`.
+        """
+        if self.is_released:
+            return []
+        quarantined = self.take_back(quiesced=False) if self._num_lent else []
+        if insert and not self._share and self._unshared_key:
+            self._publish(self._unshared_key, len(self._unshared_key) // self._book.stride)
+        self.is_released = True
+        self._book.give_back([page for page in self.pages if page in self._own])
+        self._book.drop(self._book.tree.unlock(self._node))
+        self._own.clear()
+        self._on_release(self)
+        return quarantined
+
+    def claims(self) -> Iterator[tuple[int, PageState]]:
+        """Every page that this handle believes to hold, with the state it should be in."""
+        node: Node | None = self._node
+        while node is not None:
+            yield from ((page, PageState.CACHED) for page in node.pages)
+            node = node.parent
+        yield from ((page, PageState.RUNNING) for page in self._own)
+        yield from ((page, self._lent_state) for page in self._lent_pages())
+
+    def name_extra_key(self, extra_key: str) -> None:
+        """Whoever claims a rebuilt sequence knows the extra key that its pages were made under."""
+        self._extra_key = extra_key
+
+    def adopt_tail(self, page: int, tokens: bytes) -> None:
+        """Continue a sequence that an earlier scheduler left: its partly filled page, found in the page table."""
+        self.pages.append(page)
+        self._own.add(page)
+        self._tail = tokens
+        self.num_tokens = len(self._hashes) * self._book.page_size + len(tokens) // TOKEN_BYTES
+        self._journal_tail()
+
+    # inside
+
+    def _lent_pages(self) -> list[int]:
+        return self.pages[len(self.pages) - self._num_lent :]
+
+    def _fill(self, key: bytes, num_full: int) -> None:
+        parent = self.parent_hash
+        for index in range(num_full):
+            stride = self._book.stride
+            parent = page_hash(parent, key[index * stride : (index + 1) * stride])
+            self._hashes.append(parent)
+        if self._share:
+            self._publish(key, num_full)
+        else:
+            self._unshared_key += key
+            self._journal_own(key, num_full, is_private=True)
+
+    def _publish(self, key: bytes, num_full: int) -> None:
+        """Share the last `num_full` full pages, unless the cache was cleared since this sequence began."""
+        last = len(self._hashes)
+        pages = self.pages[last - num_full : last]
+        if not self._book.tree.is_current(self._node) or not self._own.issuperset(pages):
+            self._journal_own(key, num_full, is_private=True)
+            return
+        self._node, added = self._book.publish(self._node, key, pages, self._hashes[-num_full:], self._extra_key)
+        self._own.difference_update(added)
+
+    def _journal_own(self, key: bytes, num_full: int, *, is_private: bool) -> None:
+        stride, last = self._book.stride, len(self._hashes)
+        for index in range(last - num_full, last):
+            offset = (index - last + num_full) * stride
+            self._book.write(
+                self.pages[index],
+                PageState.RUNNING,
+                page_hash=self._hashes[index],
+                parent=self._hashes[index - 1] if index else self._node.root,
+                tokens=key[offset : offset + stride],
+                is_first=index == 0,
+                is_private=is_private,
+            )
+
+    def _journal_tail(self) -> None:
+        """Also for an empty page: its parent's hash is what tells a later scheduler whose it was."""
+        index = len(self._hashes)
+        if index < len(self.pages) - self._num_lent:
+            self._book.write(
+                self.pages[index],
+                PageState.RUNNING,
+                parent=self.parent_hash,
+                tokens=self._tail,
+                is_first=index == 0,
+                is_private=not self._share,
+            )
+
+    def _require_held(self) -> None:
+        if self.is_released:
+            raise SequenceError("the pages of this sequence are released already")

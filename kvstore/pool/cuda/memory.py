@@ -1,0 +1,381 @@
+"""Memory of CUDA devices: allocating what other processes can open, opening what they made, copying between the two.
+
+`DeviceMemory` is the seam; `load_cupy_memory` makes the one implementation, over CuPy's bindings of the CUDA runtime.
+The only file that imports CuPy, and only when device memory is first used: a process that never does needs neither
+CuPy nor a driver. Used by `cuda_pool.py`, `transfer/cuda_ipc.py` and `transfer/staging.py`.
+
+A process that was forked after CUDA was used in its parent cannot use it; those that come here are spawned. Calls may
+come from any thread: the current device belongs to the thread, so each call sets it. A stream is used by one thread.
+"""
+
+import contextlib
+import ctypes
+import importlib
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from kvstore.errors import DeviceError, DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
+from kvstore.pool.cuda.gather import MAX_TABLE_BYTES, GatherKernel, table_of
+
+HANDLE_BYTES: Final = 64
+
+# cudaMalloc cuts small allocations out of one of 2 MiB, and a handle always names the whole one: what is a multiple of
+# it begins where its handle's allocation begins.
+_GRANULE_BYTES: Final = 2 << 20
+
+# cudaError_t; CuPy does not name these.
+_MEMORY_ALLOCATION: Final = 2
+_INITIALIZATION: Final = 3
+_NOT_READY: Final = 600
+_UNAVAILABLE: Final = frozenset({_INITIALIZATION, 35, 46, 100, 101, 802, 803})
+_FIRST_FAULT: Final = 700
+
+_LAZY_ENABLE_PEER_ACCESS: Final = 1
+_HOST_ALLOC_PORTABLE: Final = 1
+# Kernels in a stream at a time, each with up to 2,048 copies.
+_NUM_TABLES: Final = 8
+
+
+class CopyRange(NamedTuple):
+    """Bytes to copy between two addresses of this process: on devices, or of page-locked host memory."""
+
+    destination: int
+    source: int
+    num_bytes: int
+
+
+class HostBuffer(NamedTuple):
+    """Page-locked memory of this process: copies between it and a device run beside everything else."""
+
+    pointer: int
+    view: memoryview
+
+
+class CopyMark(Protocol):
+    """A point in a stream."""
+
+    def is_done(self) -> bool:
+        """Whether all that was put into the stream before this point has ended. Raises DeviceFault."""
+        ...
+
+    def wait(self) -> None:
+        """Block until it has. Raises DeviceFault."""
+        ...
+
+
+class CopyStream(Protocol):
+    """An order of copies that waits for nothing else on the device."""
+
+    def copy(self, ranges: Sequence[CopyRange]) -> CopyMark:
+        """Begin copies between device memories; the mark tells when they have ended.
+
+        Raises DeviceFault; none of the copies runs any more then.
+        """
+        ...
+
+    def can_gather(self) -> bool:
+        """Whether `gather` may be called now: not while as many kernels as there are tables for are on their way.
+
+        The stream must have been made for it. Raises as `copy`.
+        """
+        ...
+
+    def gather(self, ranges: Sequence[CopyRange]) -> CopyMark:
+        """The same by one kernel, for up to `gather.MAX_RANGES` ranges within the stream's device. Raises as `copy`."""
+        ...
+
+
+class DeviceMemory(Protocol):
+    """Memory of the CUDA devices that this process sees. Devices are named by their ordinal."""
+
+    def num_devices(self) -> int:
+        """How many devices there are. Raises DeviceUnavailable."""
+        ...
+
+    def usage(self, device: int) -> tuple[int, int]:
+        """Bytes that are free, and bytes that there are. Raises DeviceUnavailable."""
+        ...
+
+    def allocate(self, device: int, num_bytes: int) -> int:
+        """The address of an allocation of its own, zeroed, that can be exported.
+
+        Raises DeviceExhaustedMemory, DeviceUnavailable.
+        """
+        ...
+
+    def free(self, device: int, pointer: int) -> None:
+        """Give an allocation back. Nothing may use it any more, in any process."""
+        ...
+
+    def export(self, device: int, pointer: int) -> bytes:
+        """The handle, 64 bytes, by which another process of this host opens an allocation. Raises DeviceFault."""
+        ...
+
+    def open(self, device: int, handle: bytes) -> int:
+        """The address in this process of what another one allocated on `device`; not for what this one allocated.
+
+        Raises DeviceHandleInvalid, DeviceUnavailable.
+        """
+        ...
+
+    def close(self, device: int, pointer: int) -> None:
+        """Give up what `open` returned. No copy may use it any more."""
+        ...
+
+    def allocate_host(self, device: int, num_bytes: int) -> HostBuffer:
+        """Page-locked host memory for copies to and from a device. Raises DeviceFault, DeviceUnavailable."""
+        ...
+
+    def free_host(self, device: int, buffer: HostBuffer) -> None:
+        """Give it back. No copy may use it any more, nor anybody its view."""
+        ...
+
+    def stream(self, device: int, *, gathers: bool = False) -> CopyStream:
+        """A new stream of copies, for destinations on `device`. With `gathers` its kernel is compiled now.
+
+        Raises DeviceUnavailable.
+        """
+        ...
+
+
+def load_cupy_memory() -> DeviceMemory:
+    """Device memory through CuPy. Raises DeviceUnavailable if CuPy is missing or cannot be loaded."""
+    return CupyMemory(_cupy())
+
+
+def _cupy() -> Any:
+    try:
+        return importlib.import_module("cupy")
+    except ImportError as error:
+        raise DeviceUnavailable(
+            f"CuPy cannot be imported ({error}): install kvmesh[cuda13], or kvmesh[cuda12] for a driver of CUDA 12"
+        ) from None
+
+
+class CupyMemory:
+    """See `DeviceMemory`. `cupy` is the module."""
+
+    def __init__(self, cupy: Any) -> None:
+        self._cupy = cupy
+        self._runtime = cupy.cuda.runtime
+
+    def num_devices(self) -> int:
+        """See `DeviceMemory`."""
+        with self._errors("counting devices"):
+            return int(self._runtime.getDeviceCount())
+
+    def usage(self, device: int) -> tuple[int, int]:
+        """See `DeviceMemory`."""
+        with self._on(device, "asking for its free memory"):
+            free_bytes, total_bytes = self._runtime.memGetInfo()
+        return int(free_bytes), int(total_bytes)
+
+    def allocate(self, device: int, num_bytes: int) -> int:
+        """See `DeviceMemory`. Takes whole 2 MiB; not from CuPy's memory pool, whose handles name other arrays too."""
+        size = -(-num_bytes // _GRANULE_BYTES) * _GRANULE_BYTES
+        with self._on(device, f"allocating {size} bytes"):
+            try:
+                pointer = int(self._runtime.malloc(size))
+            except self._runtime.CUDARuntimeError as error:
+                if error.status != _MEMORY_ALLOCATION:
+                    raise
+                free_bytes, total_bytes = self._runtime.memGetInfo()
+                raise DeviceExhaustedMemory(f"cuda:{device}", size, int(free_bytes), int(total_bytes)) from None
+            try:
+                self._runtime.memset(pointer, 0, size)
+                self._runtime.deviceSynchronize()
+            except BaseException:
+                self._runtime.free(pointer)
+                raise
+        return pointer
+
+    def free(self, device: int, pointer: int) -> None:
+        """See `DeviceMemory`."""
+        with self._on(device, "freeing memory"):
+            self._runtime.free(pointer)
+
+    def export(self, device: int, pointer: int) -> bytes:
+        """See `DeviceMemory`."""
+        with self._on(device, "exporting memory"):
+            return bytes(self._runtime.ipcGetMemHandle(pointer))
+
+    def open(self, device: int, handle: bytes) -> int:
+        """See `DeviceMemory`."""
+        if len(handle) != HANDLE_BYTES:
+            raise DeviceHandleInvalid(f"a handle of device memory has {HANDLE_BYTES} bytes, this one has {len(handle)}")
+        with self._on(device, "opening another process's memory", DeviceHandleInvalid):
+            return int(self._runtime.ipcOpenMemHandle(handle, _LAZY_ENABLE_PEER_ACCESS))
+
+    def close(self, device: int, pointer: int) -> None:
+        """See `DeviceMemory`."""
+        with self._on(device, "closing another process's memory"):
+            self._runtime.ipcCloseMemHandle(pointer)
+
+    def allocate_host(self, device: int, num_bytes: int) -> HostBuffer:
+        """See `DeviceMemory`. Portable: any device's copies may use it."""
+        with self._on(device, f"allocating {num_bytes} bytes of page-locked host memory"):
+            pointer = int(self._runtime.hostAlloc(num_bytes, _HOST_ALLOC_PORTABLE))
+        return HostBuffer(pointer, memoryview((ctypes.c_ubyte * num_bytes).from_address(pointer)).cast("B"))
+
+    def free_host(self, device: int, buffer: HostBuffer) -> None:
+        """See `DeviceMemory`."""
+        buffer.view.release()
+        with self._on(device, "freeing page-locked host memory"):
+            self._runtime.freeHost(buffer.pointer)
+
+    def stream(self, device: int, *, gathers: bool = False) -> "_CupyStream":
+        """See `DeviceMemory`. Non-blocking: it does not wait for the legacy default stream, nor that for it."""
+        with self._on(device, "making a stream"):
+            stream = self._cupy.cuda.Stream(non_blocking=True)
+            return _CupyStream(self, device, stream, self._tables(device) if gathers else None)
+
+    def copy(self, device: int, stream: Any, ranges: Sequence[CopyRange]) -> "_CupyMark":
+        """Put copies into a stream of `device`, and a mark after them."""
+        runtime = self._runtime
+
+        def put() -> None:
+            for destination, source, num_bytes in ranges:
+                runtime.memcpyAsync(destination, source, num_bytes, runtime.memcpyDefault, stream.ptr)
+
+        return self._marked(device, stream, put)
+
+    def gather(self, device: int, stream: Any, tables: "_Tables", ranges: Sequence[CopyRange]) -> "_CupyMark":
+        """The same by one kernel."""
+        slot = tables.take_slot()
+        runtime, table = self._runtime, table_of(ranges)
+        size = len(table.data)
+        slot.host.view[:size] = table.data
+
+        def put() -> None:
+            runtime.memcpyAsync(slot.pointer, slot.host.pointer, size, runtime.memcpyDefault, stream.ptr)
+            tables.kernel.launch(stream, slot.pointer, table)
+
+        slot.mark = self._marked(device, stream, put)
+        return slot.mark
+
+    def _tables(self, device: int) -> "_Tables":
+        """Compiles the kernel for the current device, `device`."""
+        try:
+            kernel = GatherKernel(self._cupy)
+        except (RuntimeError, ImportError, OSError, self._cupy.cuda.compiler.CompileException) as error:
+            raise DeviceUnavailable(
+                f"the kernel that copies scattered pages cannot be compiled for cuda:{device} ({error}): install NVRTC "
+                "(kvmesh[cuda13] or kvmesh[cuda12]), or set [roles.kv_agent] gather_from = 0 to copy page by page"
+            ) from None
+        host = self.allocate_host(device, _NUM_TABLES * MAX_TABLE_BYTES)
+        pointer = int(self._runtime.malloc(_NUM_TABLES * MAX_TABLE_BYTES))
+        return _Tables(kernel, pointer, host)
+
+    def _marked(self, device: int, stream: Any, put: Callable[[], None]) -> "_CupyMark":
+        with self._on(device, "copying pages"):
+            event = self._cupy.cuda.Event(disable_timing=True)
+            try:
+                put()
+                stream.record(event)
+            except BaseException:
+                # Without its mark nobody could tell when those that were begun have ended.
+                stream.synchronize()
+                raise
+        return _CupyMark(self, device, event)
+
+    def is_done(self, device: int, event: Any) -> bool:
+        """Whether an event has happened. Not `Event.done`, to which a fault looks like an event that never comes."""
+        with self._on(device, "looking at a copy"):
+            status = int(self._runtime.eventQuery(event.ptr))
+            if status not in (0, _NOT_READY):
+                raise self._runtime.CUDARuntimeError(status)
+        return status == 0
+
+    def wait(self, device: int, event: Any) -> None:
+        """Block until an event has happened."""
+        with self._on(device, "waiting for a copy"):
+            event.synchronize()
+
+    @contextlib.contextmanager
+    def _on(self, device: int, what: str, otherwise: type[DeviceError] = DeviceFault) -> Generator[None, None, None]:
+        with self._errors(f"{what} on cuda:{device}", otherwise):
+            self._runtime.setDevice(device)
+            yield
+
+    @contextlib.contextmanager
+    def _errors(self, what: str, otherwise: type[DeviceError] = DeviceFault) -> Generator[None, None, None]:
+        """CUDA's errors as ours; `otherwise` is what those are that say neither that there is no device nor a fault."""
+        try:
+            yield
+        except (self._runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
+            # A launch is a call of the driver; from 100 on its codes mean what the runtime's do.
+            status = int(error.status)
+            text = f"{what} failed: {error}"
+            if status in _UNAVAILABLE:
+                hint = "; was the process forked after its parent used CUDA?" if status == _INITIALIZATION else ""
+                raise DeviceUnavailable(f"{text}{hint}; see nvidia-smi for devices and driver") from None
+            if status >= _FIRST_FAULT:
+                raise DeviceFault(
+                    f"{text}; this process cannot use the device any more and has to be replaced"
+                ) from None
+            raise otherwise(text) from None
+
+
+class _Slot:
+    """Room for one table, on the host and on the device; `mark` behind the kernel that read it last."""
+
+    def __init__(self, pointer: int, host: HostBuffer) -> None:
+        self.pointer = pointer
+        self.host = host
+        self.mark: _CupyMark | None = None
+
+
+class _Tables:
+    """The kernel of a stream and its tables. They live as long as the process, like the stream."""
+
+    def __init__(self, kernel: GatherKernel, pointer: int, host: HostBuffer) -> None:
+        self.kernel = kernel
+        offsets = [number * MAX_TABLE_BYTES for number in range(_NUM_TABLES)]
+        self._slots = deque(
+            _Slot(pointer + at, HostBuffer(host.pointer + at, host.view[at : at + MAX_TABLE_BYTES])) for at in offsets
+        )
+
+    def has_slot(self) -> bool:
+        """Whether the one used longest ago is free: its kernel has ended. Raises DeviceFault."""
+        mark = self._slots[0].mark
+        return mark is None or mark.is_done()
+
+    def take_slot(self) -> _Slot:
+        """That one."""
+        assert self.has_slot(), "a kernel still reads the table"
+        slot = self._slots[0]
+        self._slots.rotate(-1)
+        return slot
+
+
+class _CupyStream:
+    def __init__(self, memory: CupyMemory, device: int, stream: Any, tables: _Tables | None) -> None:
+        self._memory = memory
+        self._device = device
+        self._stream = stream
+        self._tables = tables
+
+    def copy(self, ranges: Sequence[CopyRange]) -> "_CupyMark":
+        return self._memory.copy(self._device, self._stream, ranges)
+
+    def can_gather(self) -> bool:
+        assert self._tables is not None, "the stream was not made for it"
+        return self._tables.has_slot()
+
+    def gather(self, ranges: Sequence[CopyRange]) -> "_CupyMark":
+        assert self._tables is not None, "the stream was not made for it"
+        return self._memory.gather(self._device, self._stream, self._tables, ranges)
+
+
+class _CupyMark:
+    def __init__(self, memory: CupyMemory, device: int, event: Any) -> None:
+        self._memory = memory
+        self._device = device
+        self._event = event
+
+    def is_done(self) -> bool:
+        return self._memory.is_done(self._device, self._event)
+
+    def wait(self) -> None:
+        self._memory.wait(self._device, self._event)

@@ -1,0 +1,174 @@
+"""Pools whose pages lie on a CUDA device: header and page table in a file, as of any pool, pages in one allocation.
+
+The process that makes a pool (a kv_agent) allocates its pages, exports them, and writes the header with the handle
+last. Others open the file; who asks the mapping for `device_pages` opens the handle too, once in a process however
+many mappings there are. Who maps pools through a plain `ShmHost` sees the page table only and never touches CUDA: that
+is what schedulers do. Pages die with the process that made them, so an agent never takes over a pool on a device that
+it finds; it makes the pool again, and a new incarnation tells everybody to map it anew.
+
+Pools in host memory pass through unchanged, and CuPy is loaded only when pages on a device are used.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from kvstore.errors import DeviceHandleInvalid, PoolClosed
+from kvstore.pool.cuda.memory import HANDLE_BYTES, DeviceMemory, load_cupy_memory
+from kvstore.pool.device import CPU, DevicePages, cuda_ordinal
+from kvstore.pool.header import PoolInfo
+from kvstore.pool.page_pool import MemoryHost, PagePool
+
+
+class _Making(NamedTuple):
+    """One making of a pool: what its pages are known by in this process."""
+
+    path: str
+    incarnation: int
+
+
+class CudaHost:
+    """See `MemoryHost`. `tables` is where headers and page tables lie; `load` gives the devices' memory."""
+
+    def __init__(self, tables: MemoryHost, load: Callable[[], DeviceMemory] = load_cupy_memory) -> None:
+        self._tables = tables
+        self._load = load
+        self._memory: DeviceMemory | None = None
+        self._made: dict[_Making, DevicePages] = {}
+        self._opened: dict[_Making, tuple[DevicePages, int]] = {}
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """The devices' memory, loaded when first used. Raises DeviceUnavailable."""
+        if self._memory is None:
+            self._memory = self._load()
+        return self._memory
+
+    def path(self, name: str) -> str:
+        """See `MemoryHost`."""
+        return self._tables.path(name)
+
+    def create(self, name: str, info: PoolInfo) -> PagePool:
+        """See `MemoryHost`. The pages of a pool on a device are freed when what this returns is closed.
+
+        Raises DeviceError and DeviceExhaustedMemory too.
+        """
+        if info.device == CPU or info.is_freed or info.is_in_worker:
+            return self._tables.create(name, info)
+        device = cuda_ordinal(info.device)
+        pages = DevicePages(device, self.memory.allocate(device, info.pages_bytes), info.pages_bytes)
+        try:
+            handle = self.memory.export(device, pages.pointer)
+            pool = self._tables.create(name, msgspec.structs.replace(info, ipc_handle=handle))
+        except BaseException:
+            self.memory.free(device, pages.pointer)
+            raise
+        making = _Making(pool.path, info.incarnation)
+        self._made[making] = pages
+
+        def free() -> None:
+            del self._made[making]
+            self.memory.free(device, pages.pointer)
+
+        pool.attach_device(lambda: pages, free)
+        return pool
+
+    def make_pages(self, pool: PagePool) -> bytes:
+        """Allocate the pages of an opened pool here, in the place of its owner: the handle that others open them by.
+
+        They are freed when `pool` is closed. Raises DeviceError and DeviceExhaustedMemory.
+        """
+        info = pool.info
+        device = cuda_ordinal(info.device)
+        pages = DevicePages(device, self.memory.allocate(device, info.pages_bytes), info.pages_bytes)
+        making = _Making(pool.path, info.incarnation)
+        try:
+            handle = self.memory.export(device, pages.pointer)
+        except BaseException:
+            self.memory.free(device, pages.pointer)
+            raise
+        self._made[making] = pages
+
+        def free() -> None:
+            del self._made[making]
+            self.memory.free(device, pages.pointer)
+
+        pool.attach_device(lambda: pages, free)
+        return handle
+
+    def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
+        """See `MemoryHost`. The pages of a pool on a device are opened by its `device_pages`, which raises DeviceError.
+
+        No work on the device may use them any more when the pool is closed.
+        """
+        pool = self._tables.open(path, writable=writable, own=own)
+        if pool.info.device != CPU and not pool.info.is_freed:
+            use = _Use(self, pool)
+            pool.attach_device(use.pages, use.close)
+        return pool
+
+    def unlink(self, path: str) -> None:
+        """See `MemoryHost`."""
+        self._tables.unlink(path)
+
+    def mark(self, path: str, info: PoolInfo) -> None:
+        """See `MemoryHost`."""
+        self._tables.mark(path, info)
+
+    def is_made_here(self, pool: PagePool) -> bool:
+        """Whether this process made the pool's pages."""
+        return _Making(pool.path, pool.info.incarnation) in self._made
+
+    def take(self, path: str, info: PoolInfo) -> DevicePages:
+        """The pages of another process's pool, opened at the first of as many calls as there will be of `give_back`."""
+        making = _Making(path, info.incarnation)
+        opened = self._opened.get(making)
+        if opened is None:
+            device = cuda_ordinal(info.device)
+            if len(info.ipc_handle) != HANDLE_BYTES:
+                raise DeviceHandleInvalid(f"the header of {path} has no handle of its pages on {info.device}")
+            opened = DevicePages(device, self.memory.open(device, info.ipc_handle), info.pages_bytes), 0
+        pages, num_uses = opened
+        self._opened[making] = pages, num_uses + 1
+        return pages
+
+    def give_back(self, path: str, info: PoolInfo) -> None:
+        """One use less; the last one closes the handle."""
+        making = _Making(path, info.incarnation)
+        pages, num_uses = self._opened[making]
+        if num_uses > 1:
+            self._opened[making] = pages, num_uses - 1
+            return
+        del self._opened[making]
+        self.memory.close(pages.device, pages.pointer)
+
+    def made_pages(self, path: str, info: PoolInfo) -> DevicePages:
+        """The pages of a pool that this process made. Raises PoolClosed if it has freed them."""
+        pages = self._made.get(_Making(path, info.incarnation))
+        if pages is None:
+            raise PoolClosed(f"the pages of {path} were freed by its owner, which is this process")
+        return pages
+
+
+class _Use:
+    """One mapping's use of pages. A handle must not be opened in the process that exported it: that is told apart."""
+
+    def __init__(self, host: CudaHost, pool: PagePool) -> None:
+        self._host = host
+        self._path = pool.path
+        self._info = pool.info
+        self._is_own = host.is_made_here(pool)
+        self._pages: DevicePages | None = None
+
+    def pages(self) -> DevicePages:
+        if self._is_own:
+            return self._host.made_pages(self._path, self._info)
+        if self._pages is None:
+            self._pages = self._host.take(self._path, self._info)
+        return self._pages
+
+    def close(self) -> None:
+        if self._pages is not None:
+            self._pages = None
+            self._host.give_back(self._path, self._info)

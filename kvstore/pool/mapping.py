@@ -1,0 +1,26 @@
+"""Mapping the pool that an agent has named: what lies at the path must be what the agent says.
+
+Called by schedulers and workers, who compute on what they map: pages of another making of the pool, or of another
+model, would be found by the same hashes.
+"""
+
+from kvstore.errors import PoolMismatch
+from kvstore.pool.page_pool import MemoryHost, PagePool
+from kvstore.protocol import PoolHandle
+
+
+def map_pool(host: MemoryHost, handle: PoolHandle) -> PagePool:
+    """Map the pool of `handle` for writing. Raises PoolMismatch besides what `MemoryHost.open` raises."""
+    pool = host.open(handle.path, writable=True)
+    if pool.info.is_released:
+        pool.close()
+        raise PoolMismatch(f"{handle.path} was released since {handle.agent} named it; ask it again")
+    for name in ("group", "num_pages", "layout", "incarnation", "device"):
+        found, told = getattr(pool.info, name), getattr(handle, name)
+        if found != told:
+            pool.close()
+            raise PoolMismatch(
+                f"{handle.path} has {name} {found}, and {handle.agent} says {told}: it was made again, or is another"
+                " mesh's; restart this actor, and give meshes of one host names of their own"
+            )
+    return pool

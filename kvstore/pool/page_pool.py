@@ -1,0 +1,368 @@
+"""The memory of one pool: a header, the page table, the pages, in one file that outlives the process that made it.
+
+    0                  header (`pool_header.py`): what follows, as `PoolInfo`
+    info.table_offset  page table (`page_table.py`)
+    info.pages_offset  pages, `info.layout.page_bytes` each; both offsets are multiples of 4096
+
+Pages of a pool on a device are not in the file, which then ends at `pages_offset`: the header says how a process that
+computes there opens them (`cuda_pool.py`), and one that only looks at the page table never touches the device.
+
+A kv_agent creates pools and holds each file's flock for as long as it lives; workers, schedulers and other agents map
+them by path. Not `multiprocessing.shared_memory`: on Python 3.11 the death of a process that had only attached unlinks
+the segment. `MemoryHost` is the seam: `ShmHost` for processes, `HeapHost` for simulations and tests, and in
+`cuda_pool.py` `CudaHost` over either for pages on a device.
+"""
+
+import contextlib
+import errno
+import fcntl
+import glob
+import mmap
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+from kvstore.cache.page_table import PageTable
+from kvstore.errors import (
+    PagesElsewhere,
+    PoolBusy,
+    PoolClosed,
+    PoolDenied,
+    PoolExhaustedMemory,
+    PoolForeign,
+    PoolMissing,
+)
+from kvstore.layout import KVLayout
+from kvstore.pool.device import CPU, DevicePages
+from kvstore.pool.header import HEADER_BYTES, PoolInfo, decode_header, encode_header
+
+_DENIED: Final = "KV pools are plain files of one's own: have it removed, or give the mesh another --name"
+
+
+class PagePool:
+    """One pool's memory, mapped. Views handed out must be dropped before the memory can go away."""
+
+    def __init__(self, path: str, info: PoolInfo, memory: memoryview, on_close: Callable[[], None]) -> None:
+        self.path = path
+        self.info = info
+        self._on_close = on_close
+        self._page_bytes = info.layout.page_bytes
+        self._memory: memoryview | None = memory
+        self._table_view = memory[info.table_offset : info.pages_offset]
+        self._pages_view = memory[info.pages_offset : info.file_bytes]
+        self._open_device: Callable[[], DevicePages] | None = None
+
+    def attach_device(self, open_pages: Callable[[], DevicePages], on_close: Callable[[], None]) -> None:
+        """Say how the pages on the device are opened, when somebody first asks for them, and given up with the pool."""
+        close_file = self._on_close
+
+        def close() -> None:
+            try:
+                on_close()
+            finally:
+                close_file()
+
+        self._open_device, self._on_close = open_pages, close
+
+    @property
+    def writable(self) -> bool:
+        """Whether this mapping may write."""
+        return not self._require_open().readonly
+
+    @property
+    def num_pages(self) -> int:
+        """Pages, the padding page included."""
+        return self.info.num_pages
+
+    @property
+    def layout(self) -> KVLayout:
+        """Shape of a page."""
+        return self.info.layout
+
+    @property
+    def pages_view(self) -> memoryview:
+        """All pages as bytes, `num_pages * layout.page_bytes`. Raises PagesElsewhere if they lie on a device."""
+        self._require_open()
+        self._require_host_pages()
+        return self._pages_view
+
+    @property
+    def device_pages(self) -> DevicePages:
+        """All pages, opened in this process on the device where they lie.
+
+        Raises PagesElsewhere if they lie in the file or if this process maps page tables only; DeviceError.
+        """
+        self._require_open()
+        if self._open_device is None:
+            where = "lie in its file" if self.info.device == CPU else f"on {self.info.device} are not mapped here"
+            raise PagesElsewhere(
+                f"the pages of {self.path} {where}: pools of CUDA devices are opened through a CudaHost"
+            )
+        return self._open_device()
+
+    @property
+    def table_view(self) -> memoryview:
+        """The page table as bytes."""
+        self._require_open()
+        return self._table_view
+
+    def page(self, page: int) -> memoryview:
+        """Bytes of one page over all layers. Raises IndexError outside the pool, PagesElsewhere as `pages_view`."""
+        self._require_open()
+        self._require_host_pages()
+        if not 0 <= page < self.num_pages:
+            raise IndexError(f"page {page} of a pool of {self.num_pages}")
+        return self._pages_view[page * self._page_bytes : (page + 1) * self._page_bytes]
+
+    def table(self) -> PageTable:
+        """The page table; only the pool's scheduler may write through it."""
+        return PageTable(self.table_view, self.num_pages, self.layout.page_size)
+
+    def close(self) -> None:
+        """Unmap and give up the lock. Again is harmless. Memory still viewed by others goes when their views do."""
+        if self._memory is not None:
+            for view in (self._table_view, self._pages_view, self._memory):
+                # A tensor made from a view keeps it; the mapping then goes with the tensor.
+                with contextlib.suppress(BufferError):
+                    view.release()
+            self._memory = None
+            self._on_close()
+
+    def _require_open(self) -> memoryview:
+        if self._memory is None:
+            raise PoolClosed(f"the pool at {self.path} is closed")
+        return self._memory
+
+    def _require_host_pages(self) -> None:
+        if self.info.device != CPU:
+            raise PagesElsewhere(f"the pages of {self.path} lie on {self.info.device}: see device_pages")
+
+
+class MemoryHost(Protocol):
+    """Where pools live. Paths are plain strings that mean something to this host only."""
+
+    def create(self, name: str, info: PoolInfo) -> PagePool:
+        """Make a pool, zeroed, and own it. A leftover of this name that nobody owns is replaced.
+
+        Raises PoolExhaustedMemory, PoolBusy, PoolDenied, PoolMismatch (header too long).
+        """
+        ...
+
+    def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
+        """Map an existing pool; `own` takes its lock too.
+
+        Raises PoolMissing, PoolDenied, PoolForeign, PoolTorn, PoolBusy (only with `own`).
+        """
+        ...
+
+    def path(self, name: str) -> str:
+        """Path of the pool called `name`, whether it exists or not."""
+        ...
+
+    def unlink(self, path: str) -> None:
+        """Remove a pool's name; those who mapped it keep it. Harmless if there is none."""
+        ...
+
+    def mark(self, path: str, info: PoolInfo) -> None:
+        """Write another header over that of an own pool, whose sizes stay. Raises PoolMissing, PoolDenied."""
+        ...
+
+
+class HeapHost:
+    """Pools as bytearrays of one process; the actors of one simulated machine share one `HeapHost`.
+
+    Nothing is locked: inside one process a crashed owner cannot be told from a living one.
+    """
+
+    def __init__(self) -> None:
+        self._pools: dict[str, bytearray] = {}
+
+    def path(self, name: str) -> str:
+        """See `MemoryHost`."""
+        return f"heap:{name}"
+
+    def create(self, name: str, info: PoolInfo) -> PagePool:
+        """See `MemoryHost`."""
+        path = self.path(name)
+        header = encode_header(info)
+        memory = bytearray(info.file_bytes)
+        memory[:HEADER_BYTES] = header
+        self._pools[path] = memory
+        return PagePool(path, info, memoryview(memory), _nothing)
+
+    def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
+        """See `MemoryHost`; `own` changes nothing here."""
+        memory = self._pools.get(path)
+        if memory is None:
+            raise PoolMissing(f"there is no pool at {path}: its kv_agent has not made it, or took it down")
+        info = decode_header(bytes(memory[:HEADER_BYTES]), path, len(memory))
+        view = memoryview(memory)
+        return PagePool(path, info, view if writable else view.toreadonly(), _nothing)
+
+    def unlink(self, path: str) -> None:
+        """See `MemoryHost`."""
+        self._pools.pop(path, None)
+
+    def mark(self, path: str, info: PoolInfo) -> None:
+        """See `MemoryHost`."""
+        if path not in self._pools:
+            raise PoolMissing(f"there is no pool at {path}: it was removed")
+        self._pools[path][:HEADER_BYTES] = encode_header(info)
+
+    def paths(self) -> list[str]:
+        """Pools that exist: what a test looks at for leaks."""
+        return sorted(self._pools)
+
+
+class ShmHost:
+    """Pools as files, under /dev/shm or any other memory file system.
+
+    The owner's flock tells a living pool from a leftover: `sweep` removes what nobody owns. A pool appears under its
+    name only once it is whole; a making that was cut short leaves a file that `sweep` finds.
+    """
+
+    def __init__(self, directory: str | Path = "/dev/shm") -> None:
+        self.directory = Path(directory)
+
+    def path(self, name: str) -> str:
+        """See `MemoryHost`."""
+        return str(self.directory / name)
+
+    def create(self, name: str, info: PoolInfo) -> PagePool:
+        """See `MemoryHost`."""
+        path = self.path(name)
+        header = encode_header(info)
+        with contextlib.suppress(PoolMissing):
+            self._require_unowned(path)
+        making = f"{path}.making.{os.getpid()}"
+        descriptor = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._reserve(descriptor, path, info.file_bytes)
+            os.pwrite(descriptor, header, 0)
+            pool = _map_file(descriptor, path, info, writable=True, populate=True)
+            os.rename(making, path)
+        except BaseException:
+            os.close(descriptor)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(making)
+            raise
+        return pool
+
+    def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
+        """See `MemoryHost`."""
+        descriptor = _open_own(path, os.O_RDWR if writable else os.O_RDONLY)
+        try:
+            if own:
+                _lock(descriptor, path)
+            status = os.fstat(descriptor)
+            if status.st_mode & 0o077:
+                raise PoolForeign(f"{path} may be opened by other users ({stat.filemode(status.st_mode)}): remove it")
+            info = decode_header(os.pread(descriptor, HEADER_BYTES, 0), path, status.st_size)
+            pool = _map_file(descriptor, path, info, writable=writable, keep=own)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if not own:
+            os.close(descriptor)
+        return pool
+
+    def unlink(self, path: str) -> None:
+        """See `MemoryHost`."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def mark(self, path: str, info: PoolInfo) -> None:
+        """See `MemoryHost`. One write of one page: a process that is killed has written all of it, or nothing."""
+        descriptor = _open_own(path, os.O_RDWR)
+        try:
+            os.pwrite(descriptor, encode_header(info), 0)
+        finally:
+            os.close(descriptor)
+
+    def sweep(self, prefix: str) -> list[str]:
+        """Remove segments of this name prefix that nobody owns: what a killed agent left. Returns their paths.
+
+        What only has such a name, and is not a file of this user's, is left alone.
+        """
+        removed: list[str] = []
+        for path in sorted(self.directory.glob(f"{glob.escape(prefix)}*")):
+            try:
+                self._require_unowned(str(path))
+            except (PoolBusy, PoolDenied, PoolMissing):
+                continue
+            self.unlink(str(path))
+            removed.append(str(path))
+        return removed
+
+    @staticmethod
+    def _require_unowned(path: str) -> None:
+        descriptor = _open_own(path, os.O_RDONLY)
+        try:
+            _lock(descriptor, path)
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def _reserve(descriptor: int, path: str, num_bytes: int) -> None:
+        """Take the memory now: a full file system is an error here, not a SIGBUS in a worker later."""
+        try:
+            os.posix_fallocate(descriptor, 0, num_bytes)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.ENOMEM):
+                raise
+            # What the failed call took is still counted: give it back first, to name the true figure.
+            os.ftruncate(descriptor, 0)
+            status = os.fstatvfs(descriptor)
+            raise PoolExhaustedMemory(path, num_bytes, status.f_bavail * status.f_frsize) from None
+
+
+def _open_own(path: str, flags: int) -> int:
+    """A descriptor of a plain file of this user's. Raises PoolMissing or PoolDenied.
+
+    Shared memory file systems are open to all: what others put under a name of ours, they can read and write.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise PoolMissing(f"there is no pool at {path}: its kv_agent has not made it yet, or took it down") from None
+    except OSError as error:
+        raise PoolDenied(f"{path} cannot be opened ({error.strerror}); {_DENIED}") from None
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
+        return descriptor
+    os.close(descriptor)
+    raise PoolDenied(f"{path} is {stat.filemode(status.st_mode)} of user {status.st_uid}; {_DENIED}")
+
+
+def _lock(descriptor: int, path: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise PoolBusy(f"{path} belongs to another process that is alive; stop it, or choose another name") from None
+
+
+def _map_file(
+    descriptor: int, path: str, info: PoolInfo, *, writable: bool, keep: bool = True, populate: bool = False
+) -> PagePool:
+    """Map a segment. `populate` makes the page faults happen now rather than in the first transfers."""
+    protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+    flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if populate else 0)
+    mapping = mmap.mmap(descriptor, info.file_bytes, flags=flags, prot=protection)
+
+    def close() -> None:
+        # Views of single pages that someone still has keep the mapping; it goes with the last of them.
+        with contextlib.suppress(BufferError):
+            mapping.close()
+        if keep:
+            # The mapping has a descriptor of its own on the same lock, which may live on with a view.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    return PagePool(path, info, memoryview(mapping), close)
+
+
+def _nothing() -> None:
+    """A mapping of the heap has nothing to give up."""

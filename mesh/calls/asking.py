@@ -1,0 +1,204 @@
+"""The asking side of calls: each ends once, by its deadline at the latest.
+
+Owned by `ActorSystem`; the bookkeeping is `mesh/calls/table.py`, streams are in `mesh/calls/streaming.py`.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from mesh.actor import Answer, AnyMessage
+from mesh.address import Address
+from mesh.calls.table import PendingCalls
+from mesh.errors import Cancelled, DeadlineExceeded, FrameRefused, MeshError, PeerLost, RemoteError, Unreachable
+from mesh.link.links import Links
+from mesh.link.peer import Meta, Peer
+from mesh.runtime.timers import DeadlineTimer
+from mesh.transport.base import Buffer, Lane
+from mesh.wire.frames import SYSTEM_CODEC, Cancel, Credit, ErrorBody
+from mesh.wire.header import SYSTEM_FLAG, Header, Verb
+from mesh.wire.wording import Wording
+
+_ASK: Final = Verb.ASK
+_REPLY: Final = Verb.REPLY
+
+
+class Asked(Protocol):
+    """One call in flight, as `Asking` sees it. Each ends by `failed`, or by what its last message says."""
+
+    def arrived(self, header: Header, answer: Answer) -> bool:
+        """A reply or an item came; whether the call is over."""
+        ...
+
+    def ended(self, header: Header) -> None:
+        """A stream's `end` came."""
+        ...
+
+    def failed(self, error: MeshError) -> None:
+        """Nothing more comes."""
+        ...
+
+
+class AskedOnce:
+    """A call for one reply."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: asyncio.Future[Answer]) -> None:
+        self.future = future
+
+    def arrived(self, header: Header, answer: Answer) -> bool:
+        """The reply."""
+        if not self.future.done():
+            if header.verb == _REPLY:
+                self.future.set_result(answer)
+            else:
+                self.future.set_exception(RemoteError("bad_answer", "a stream came where one reply was asked for"))
+        return True
+
+    def ended(self, header: Header) -> None:
+        """A stream without items where one reply was asked for."""
+        self.failed(RemoteError("bad_answer", "the end of a stream came where one reply was asked for"))
+
+    def failed(self, error: MeshError) -> None:
+        """The asker's task raises `error`."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Way(NamedTuple):
+    """How a call is sent. `position` is the first credit limit of a stream."""
+
+    verb: Verb
+    lane: Lane
+    position: int
+    buffers: Sequence[Buffer]
+
+
+class Asking:
+    """All calls this actor has made. `doubt` is told of peers that have not answered in time."""
+
+    def __init__(self, links: Links, wording: Wording, capacity: int) -> None:
+        self.doubt: Callable[[Address], None] = lambda _: None
+        self._links = links
+        self._wording = wording
+        self._loop = asyncio.get_running_loop()
+        self._pending: PendingCalls[Asked] = PendingCalls(capacity)
+        self._timer = DeadlineTimer(self._loop, self._pending.next_deadline, self._expire)
+        handlers = links.handlers
+        handlers[_REPLY] = self._on_reply
+        handlers[Verb.ITEM] = self._on_item
+        handlers[Verb.ERROR] = self._on_error
+        handlers[Verb.END] = self._on_end
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    async def ask(
+        self, actor_id: str, message: AnyMessage, timeout_s: float, buffers: Sequence[Buffer], lane: Lane
+    ) -> Answer:
+        """See `Context.ask`."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        message_id = self.open(actor_id, message, timeout_s, AskedOnce(future), Way(_ASK, lane, 0, buffers))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.abandon(message_id, "the asker was cancelled")
+            raise
+
+    def open(self, actor_id: str, message: AnyMessage, timeout_s: float, asked: Asked, way: Way) -> int:
+        """Send a call; its message id. Raises `CallError`, and then `asked` hears nothing."""
+        if timeout_s <= 0:
+            raise DeadlineExceeded(f"no time is left to ask {actor_id}")
+        body, flags = self._wording.encode(message, way.buffers)
+        peer = self._links.reach(actor_id)
+        message_id = self._links.next_id()
+        deadline = self._loop.time() + timeout_s
+        self._pending.open(message_id, peer.address, deadline, asked)
+        meta = Meta(message_id, 0, max(1, int(timeout_s * 1e6)), flags, way.position)
+        if not self._links.send(peer, way.lane, way.verb, body, way.buffers, meta):
+            self._pending.settle(message_id)
+            raise Unreachable(f"the way to {peer.address} is full")
+        self._timer.arm(deadline)
+        return message_id
+
+    def abandon(self, message_id: int, reason: str) -> None:
+        """The answer is no longer wanted; the peer is told unless it came already."""
+        address = self._pending.peer_of(message_id)
+        if address is not None:
+            self._pending.settle(message_id)
+            self._tell_cancel(message_id, address, reason)
+
+    def grant(self, message_id: int, limit: int) -> None:
+        """Tell the sender of a stream how many items are wanted in all."""
+        address = self._pending.peer_of(message_id)
+        peer = self._links.get(address.actor_id) if address is not None else None
+        if peer is not None and peer.address == address:
+            meta = Meta(correlation_id=message_id, flags=SYSTEM_FLAG)
+            self._links.send(peer, Lane.CONTROL, Verb.CREDIT, SYSTEM_CODEC.encode(Credit(limit=limit)), (), meta)
+
+    def lose(self, peer: Peer, reason: str) -> None:
+        """A peer is gone: whoever waits for it is answered at once."""
+        for asked in self._pending.lose(peer.address):
+            lost = PeerLost(f"{peer.address} is lost: {reason}")
+            lost.was_heard = any(peer.num_heard)
+            asked.failed(lost)
+
+    def close(self) -> None:
+        """The actor stops: nobody waits any longer."""
+        self._timer.cancel()
+        for asked in self._pending.close():
+            asked.failed(Cancelled("the asking actor stops"))
+
+    def _on_reply(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+        asked = self._pending.answered(header.correlation_id, peer.address)
+        if asked is None:
+            self._links.metrics.count("mesh_late_answers_total")
+            return
+        asked.arrived(header, Answer(self._decode(asked, header, parts), parts[2:], peer.address))
+
+    def _on_item(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+        number = header.correlation_id
+        asked = self._pending.waiting(number, peer.address)
+        if asked is None:
+            self._links.metrics.count("mesh_late_answers_total")
+            return
+        if asked.arrived(header, Answer(self._decode(asked, header, parts), parts[2:], peer.address)):
+            self._pending.settle(number)
+
+    def _decode(self, asked: Asked, header: Header, parts: Sequence[Buffer]) -> Any:
+        try:
+            return self._wording.decode(header, parts[1])
+        except FrameRefused as refusal:
+            self._pending.settle(header.correlation_id)
+            asked.failed(RemoteError("bad_answer", f"{header.sender} answered with {refusal.message}"))
+            raise
+
+    def _on_end(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+        asked = self._pending.answered(header.correlation_id, peer.address)
+        if asked is not None:
+            asked.ended(header)
+        else:
+            self._links.metrics.count("mesh_late_answers_total")
+
+    def _on_error(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+        body = SYSTEM_CODEC.decode(parts[1])
+        if not isinstance(body, ErrorBody):
+            raise FrameRefused("bad_body", "the body of an error is expected")
+        asked = self._pending.answered(header.correlation_id, peer.address)
+        if asked is not None:
+            asked.failed(RemoteError(body.code, body.message, body.retryable, body.param))
+        else:
+            self._links.metrics.count("mesh_errors_told_total", code=body.code)
+
+    def _expire(self, now: float) -> None:
+        for message_id, address, asked in self._pending.expire(now):
+            asked.failed(DeadlineExceeded(f"{address} has not answered in time"))
+            self._tell_cancel(message_id, address, "deadline")
+            self.doubt(address)
+
+    def _tell_cancel(self, message_id: int, address: Address, reason: str) -> None:
+        peer = self._links.get(address.actor_id)
+        if peer is not None and peer.address == address:
+            meta = Meta(correlation_id=message_id, flags=SYSTEM_FLAG)
+            self._links.send(peer, Lane.CONTROL, Verb.CANCEL, SYSTEM_CODEC.encode(Cancel(reason=reason)), (), meta)

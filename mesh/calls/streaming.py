@@ -1,0 +1,128 @@
+"""The asking side of a stream: an async iterator with credit. The sender's side is in `mesh/calls/serving.py`."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from mesh.actor import Answer, AnyMessage
+from mesh.calls.asking import Asking, Way
+from mesh.calls.credit import Arrival, CreditWindow
+from mesh.errors import MeshError, PeerLost, RemoteError
+from mesh.transport.base import Buffer, Lane
+from mesh.wire.header import Header, Verb
+
+
+class Stream:
+    """Items of one streamed answer. The call is made when the first item is asked for.
+
+    Items that came before an error are delivered before it. Dropping the iterator cancels at the peer, which is why
+    it is not itself what the table of pending calls holds.
+    """
+
+    def __init__(
+        self,
+        asking: Asking,
+        actor_id: str,
+        message: AnyMessage,
+        *,
+        timeout_s: float,
+        window: int,
+        buffers: Sequence[Buffer],
+        lane: Lane,
+    ) -> None:
+        self._asking = asking
+        self._call = (actor_id, message, timeout_s)
+        self._way = Way(Verb.STREAM, lane, window, buffers)
+        self._arrivals = _Arrivals(asking, window)
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> Answer:
+        arrivals = self._arrivals
+        if not arrivals.message_id and not arrivals.over:
+            actor_id, message, timeout_s = self._call
+            arrivals.message_id = self._asking.open(actor_id, message, timeout_s, arrivals, self._way)
+        return await arrivals.take()
+
+    async def aclose(self) -> None:
+        """Take no more items; the peer is told. Idempotent."""
+        self._arrivals.close()
+
+    def __del__(self) -> None:
+        self._arrivals.close()
+
+
+class _Arrivals:
+    """What has come of a stream and is not read yet; implements `mesh.calls.asking.Asked`."""
+
+    __slots__ = ("_asking", "_error", "_items", "_waiter", "_window", "message_id", "over")
+
+    def __init__(self, asking: Asking, window: int) -> None:
+        self.message_id = 0
+        self.over = False
+        self._asking = asking
+        self._window = CreditWindow(window)
+        self._items: deque[Answer] = deque()
+        self._error: MeshError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def take(self) -> Answer:
+        """The next item, as `__anext__` has it."""
+        while not self._items:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if self.over:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        limit = self._window.consume()
+        if limit is not None and not self.over:
+            self._asking.grant(self.message_id, limit)
+        return self._items.popleft()
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        self._items.clear()
+        self._error = None
+        if not self.over:
+            self.over = True
+            if self.message_id:
+                self._asking.abandon(self.message_id, "the stream is no longer read")
+
+    def arrived(self, header: Header, answer: Answer) -> bool:
+        """An item, or a reply where a stream was asked for."""
+        if header.verb != Verb.ITEM:
+            self.failed(RemoteError("bad_answer", "one reply came where a stream was asked for"))
+            return True
+        arrival = self._window.receive(header.position)
+        if arrival is Arrival.NEXT:
+            self._items.append(answer)
+            self._wake()
+        elif arrival is not Arrival.REPEAT:
+            fault = "items were lost" if arrival is Arrival.GAP else "an item came without credit"
+            self._asking.abandon(self.message_id, fault)
+            self.failed(PeerLost(f"the stream from {answer.sender} broke: {fault}"))
+        return False
+
+    def ended(self, header: Header) -> None:
+        """The sender says that it has sent all items; their number tells whether all came."""
+        if header.position != self._window.received:
+            self.failed(PeerLost(f"the stream from {header.sender} broke: the last items were lost"))
+            return
+        self.over = True
+        self._wake()
+
+    def failed(self, error: MeshError) -> None:
+        """Nothing more comes."""
+        if not self.over:
+            self.over, self._error = True, error
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,109 @@
+"""Heartbeats in a star: an actor to its supervisor and the registry, and back; nobody else. Owned by `ActorSystem`.
+
+Every interval an actor sends one to each of its hubs; a hub answers each with one of its own. Both sides expect the
+next: a peer that has sent a heartbeat once is watched until it is lost or says bye.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from mesh.address import Address
+from mesh.errors import CallError, FrameRefused
+from mesh.link.links import Links
+from mesh.link.peer import SYSTEM, Peer
+from mesh.membership.liveness import LivenessMonitor
+from mesh.options import SystemOptions
+from mesh.transport.base import Buffer, Lane
+from mesh.wire.frames import SYSTEM_CODEC, Heartbeat, Renew
+from mesh.wire.header import Header, Verb
+
+
+class Pulse(Protocol):
+    """What heartbeats need to know of the system around them."""
+
+    def ticked(self) -> None:
+        """It is time for a heartbeat."""
+        ...
+
+    def state(self) -> str:
+        """This actor's state, which its heartbeats carry."""
+        ...
+
+    def progress(self) -> str:
+        """How far this actor is with what takes long, for its heartbeats; empty if there is nothing to say."""
+        ...
+
+    def answer_to(self, peer: Address) -> Heartbeat:
+        """What a hub answers to a peer's heartbeat."""
+        ...
+
+    def heartbeat(self, peer: Address, beat: Heartbeat | Renew) -> None:
+        """A heartbeat came."""
+        ...
+
+
+class Heartbeats:
+    """Sends, answers and misses heartbeats. `hubs` names the actors to send to, registry last."""
+
+    def __init__(self, links: Links, options: SystemOptions, pulse: Pulse, hubs: Callable[[], list[str]]) -> None:
+        self._links = links
+        self._interval_s = options.heartbeat_s
+        self._pulse = pulse
+        self._hubs = hubs
+        self._loop = asyncio.get_running_loop()
+        self._monitor = LivenessMonitor(options.heartbeat_s, options.allowed_misses)
+        self._timer: asyncio.TimerHandle | None = None
+        links.handlers[Verb.HEARTBEAT] = self._on_heartbeat
+        links.heard = self._heard
+
+    def start(self) -> None:
+        """Send the first, and go on until `close`."""
+        self._tick()
+
+    def send_now(self) -> None:
+        """Send one to every hub out of turn: the state has changed."""
+        body = SYSTEM_CODEC.encode(Renew(state=self._pulse.state(), progress=self._pulse.progress()))
+        for actor_id in self._hubs():
+            try:
+                peer = self._links.reach(actor_id)
+            except CallError:
+                continue
+            if self._links.send(peer, Lane.CONTROL, Verb.HEARTBEAT, body, (), SYSTEM):
+                self._watch(peer)
+
+    def forget(self, peer: Address) -> None:
+        """A peer is lost already."""
+        self._monitor.forget(peer)
+
+    def close(self) -> None:
+        """Send none any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._pulse.ticked()
+        now = self._loop.time()
+        for peer in self._monitor.tick(now):
+            self._links.metrics.count("mesh_heartbeats_lost_total")
+            self._links.lose(peer, "its heartbeats stopped")
+        self.send_now()
+        self._timer = self._loop.call_later(self._interval_s, self._tick)
+
+    def _watch(self, peer: Peer) -> None:
+        peer.is_watched = True
+        self._monitor.watch(peer.address, self._loop.time())
+
+    def _heard(self, peer: Address) -> None:
+        self._monitor.heard(peer, self._loop.time())
+
+    def _on_heartbeat(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+        beat = SYSTEM_CODEC.decode(parts[1])
+        if not isinstance(beat, Heartbeat | Renew):
+            raise FrameRefused("bad_body", "the body of a heartbeat is expected")
+        if isinstance(beat, Renew):
+            self._watch(peer)
+            answer = SYSTEM_CODEC.encode(self._pulse.answer_to(peer.address))
+            self._links.send(peer, Lane.CONTROL, Verb.HEARTBEAT, answer, (), SYSTEM)
+        self._pulse.heartbeat(peer.address, beat)

@@ -1,0 +1,174 @@
+"""An actor's membership: joins at the registry, keeps the view up to date, joins again when the registry returns.
+
+    join ──ok──> joined ──registry lost, change missed, lease gone, something to announce──> join
+      └─failed─> wait (backoff with jitter), look up where the registry is now, join
+
+While the registry is away the view stays as it is. Owned by `ActorSystem`; the view is `mesh/membership/view.py`.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Final, Protocol
+
+from mesh.address import Address
+from mesh.calls.asking import Asking
+from mesh.errors import STALE_EPOCH, CallError
+from mesh.membership.view import Bootstrap, Member, MemberChange, Membership
+from mesh.options import SystemOptions
+from mesh.runtime.boundary import Boundary
+from mesh.transport.base import Lane
+from mesh.wire.frames import STOPPED, Heartbeat, Join, Joined, Leave, MembersChanged
+
+_MAX_EARLY: Final = 64
+"""Changes kept while joining. More are dropped: the gap shows in the versions, and a snapshot fills it."""
+
+
+class Audience(Protocol):
+    """Who is told what changed."""
+
+    def members_changed(self, change: MemberChange, leaving: Collection[Address] = ()) -> None:
+        """The view is another; never called with an empty change. Of who left, `leaving` did so in good order."""
+        ...
+
+    def superseded(self, by: Address, reason: str) -> None:
+        """The registry knows a later incarnation of this actor."""
+        ...
+
+
+class Registration:
+    """The membership of one actor. `describe` says what to join as."""
+
+    def __init__(
+        self,
+        asking: Asking,
+        bootstrap: Bootstrap,
+        options: SystemOptions,
+        describe: Callable[[], Member],
+        audience: Audience,
+        boundary: Boundary,
+    ) -> None:
+        self.view = Membership()
+        self.registry: Address | None = None
+        self._asking = asking
+        self._bootstrap = bootstrap
+        self._options = options
+        self._describe = describe
+        self._audience = audience
+        self._boundary = boundary
+        self._loop = asyncio.get_running_loop()
+        self._wanted = asyncio.Event()
+        self._first = self._loop.create_future()
+        self._task: asyncio.Task[None] | None = None
+        self._joining: Address | None = None
+        self._early: list[MembersChanged] = []
+
+    def start(self) -> None:
+        """Join as soon as there is a registry."""
+        self._wanted.set()
+        self._task = self._boundary.spawn(self._keep_joined(), "registration")
+
+    def announce(self) -> None:
+        """What `describe` says has changed, or the registry has lost something: join again."""
+        self._wanted.set()
+
+    async def joined(self) -> None:
+        """Wait until the registry has taken this actor in for the first time."""
+        await asyncio.shield(self._first)
+
+    async def leave(self, timeout_s: float) -> None:
+        """End the membership; gives up silently, the lease ends by itself."""
+        if self._task is not None:
+            self._task.cancel()
+        if self.registry is None:
+            return
+        me = self._describe()
+        leave = Leave(actor_id=me.actor_id, epoch=me.epoch, reason=STOPPED)
+        try:
+            await self._asking.ask(self.registry.actor_id, leave, timeout_s, (), Lane.CONTROL)
+        except CallError:
+            return
+
+    def peer_lost(self, address: Address) -> None:
+        """A peer is lost; if it was the registry, look for it."""
+        if address == self.registry:
+            self.registry = None
+            self._wanted.set()
+
+    def heartbeat(self, peer: Address, beat: Heartbeat) -> None:
+        """The registry answered: does it know this actor, and does this actor know its last change?"""
+        if peer == self.registry and (
+            not beat.known or (beat.registry_epoch, beat.version) != (self.view.registry_epoch, self.view.version)
+        ):
+            self._wanted.set()
+
+    def members_changed(self, sender: Address, body: MembersChanged) -> bool:
+        """The registry tells of a change; False if `sender` is not the registry."""
+        if sender == self.registry:
+            self._apply(body)
+            return True
+        if sender != self._joining:
+            return False
+        # It follows the answer to the join, which may be here but not taken yet.
+        if len(self._early) < _MAX_EARLY:
+            self._early.append(body)
+        return True
+
+    def _apply(self, body: MembersChanged) -> None:
+        change = self.view.apply(
+            body.registry_epoch, body.version, body.upserted, [departed.address for departed in body.left]
+        )
+        if change is None:
+            self._wanted.set()
+        elif change:
+            leaving = {departed.address for departed in body.left if departed.reason == STOPPED}
+            self._audience.members_changed(change, leaving)
+
+    async def _keep_joined(self) -> None:
+        pause_s = self._options.retry_min_s
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            if await self._join():
+                pause_s = self._options.retry_min_s
+                continue
+            self._wanted.set()
+            # Jitter keeps a whole mesh from knocking at a returning registry in step.
+            await asyncio.sleep(pause_s * self._options.random.uniform(0.5, 1.0))
+            pause_s = min(pause_s * 2, self._options.retry_max_s)
+
+    async def _join(self) -> bool:
+        target = self._bootstrap.lookup()
+        if target is None:
+            return False
+        address = target[0]
+        view = self.view
+        known = view.registry_epoch == address.epoch
+        join = Join(
+            member=self._describe(),
+            known_epoch=view.registry_epoch,
+            known_version=view.version,
+            hearsay=[] if known else view.all(),
+        )
+        self._joining = address
+        try:
+            answer = await self._asking.ask(address.actor_id, join, self._options.join_timeout_s, (), Lane.CONTROL)
+        except CallError as error:
+            if error.code == STALE_EPOCH:
+                self._audience.superseded(address, error.message)
+            return False
+        finally:
+            self._joining, early, self._early = None, self._early, []
+        joined = answer.message
+        if not isinstance(joined, Joined):
+            return False
+        self.registry = answer.sender
+        is_old = joined.registry_epoch == view.registry_epoch and joined.version < view.version
+        if joined.members is not None and not is_old:
+            change = view.reset(joined.registry_epoch, joined.version, joined.members)
+            if change:
+                self._audience.members_changed(change)
+        for body in early:
+            self._apply(body)
+        if not self._first.done():
+            self._first.set_result(None)
+        return True

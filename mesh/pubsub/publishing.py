@@ -1,0 +1,201 @@
+"""Topics of one actor: what it publishes, and what it follows at others.
+
+    subscriber ──subscribe(epoch, next)──> publisher ──Subscribed(next, reset), then publications from next on──>
+
+Everything goes on the data lane, so a confirmation and what follows it stay in order. A subscriber that sees a gap,
+or nothing for a while, subscribes again from where it is; that also repairs a lost request and finds out a publisher
+that has forgotten it. Owned by `ActorSystem`; the numbering is `mesh/pubsub/topics.py`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from mesh.actor import AnyMessage
+from mesh.address import Address
+from mesh.errors import CallError, FrameRefused
+from mesh.link.links import Links
+from mesh.link.peer import SYSTEM, Peer
+from mesh.options import SystemOptions
+from mesh.pubsub.topics import Step, Subscription, TopicLog
+from mesh.transport.base import Buffer, Lane
+from mesh.wire.codec import Codec
+from mesh.wire.frames import SYSTEM_CODEC, Publication, Subscribe, Subscribed
+from mesh.wire.header import Header, Verb
+
+
+class Reader(Protocol):
+    """Who is told what came: the actor, behind its supervision boundary."""
+
+    def publication(self, publisher: Address, topic: str, sequence: int, message: object) -> None:
+        """The next publication."""
+        ...
+
+    def subscription_reset(self, publisher: Address, topic: str) -> None:
+        """What follows does not continue what came before."""
+        ...
+
+    def subscriber_reset(self, subscriber: Address, topic: str) -> None:
+        """A subscriber here starts from nothing, and was sent nothing of what was published before."""
+        ...
+
+    def doubt(self, address: Address) -> None:
+        """A publisher has not confirmed a subscription."""
+        ...
+
+
+class _Followed(NamedTuple):
+    subscription: Subscription
+    last_heard: list[float]
+
+
+class Publishing:
+    """Both sides of topics."""
+
+    def __init__(self, links: Links, codec: Codec, reader: Reader, options: SystemOptions) -> None:
+        self._links = links
+        self._codec = codec
+        self._reader = reader
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._logs: dict[str, TopicLog[bytes]] = {}
+        self._subscribers: dict[str, dict[Address, None]] = {}
+        self._followed: dict[tuple[str, str], _Followed] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        links.handlers[Verb.SUBSCRIBE] = self._on_subscribe
+        links.handlers[Verb.PUBLISH] = self._on_publish
+
+    # Publisher
+
+    def publish(self, topic: str, message: AnyMessage) -> int:
+        """See `Context.publish`."""
+        log = self._log(topic)
+        if log is None:
+            raise ValueError(f"{self._options.max_topics} topics are kept already, no room for {topic!r}")
+        payload = self._codec.encode(message)
+        sequence = log.append(payload)
+        subscribers = self._subscribers.get(topic)
+        if subscribers:
+            body = _publication(topic, sequence, payload)
+            for address in subscribers:
+                self._send(address, body)
+        return sequence
+
+    def unsubscribed(self, address: Address, topic: str) -> None:
+        """A subscriber no longer wants a topic."""
+        self._subscribers.get(topic, {}).pop(address, None)
+
+    def lose(self, peer: Peer) -> None:
+        """A peer is gone: it is sent nothing more, and what it published waits for its return."""
+        for subscribers in self._subscribers.values():
+            subscribers.pop(peer.address, None)
+        for (actor_id, _), followed in self._followed.items():
+            if actor_id == peer.address.actor_id:
+                followed.subscription.waiting = True
+                followed.last_heard[0] = float("-inf")
+
+    def _on_subscribe(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+        body = SYSTEM_CODEC.decode(parts[1])
+        if not isinstance(body, Subscribe) or lane != Lane.DATA:
+            raise FrameRefused("bad_body", "the body of a subscribe on the data lane is expected")
+        log = self._log(body.topic)
+        if log is None:
+            raise FrameRefused("too_many_topics", f"{self._options.max_topics} topics are kept already")
+        replay = log.replay(body.next_sequence if body.publisher_epoch == self._links.address.epoch else 1)
+        confirmation = Subscribed(topic=body.topic, next_sequence=replay.first, reset=replay.reset)
+        self._send(peer.address, SYSTEM_CODEC.encode(confirmation))
+        for offset, payload in enumerate(replay.payloads):
+            self._send(peer.address, _publication(body.topic, replay.first + offset, payload))
+        self._subscribers.setdefault(body.topic, {})[peer.address] = None
+        if replay.reset:
+            self._links.metrics.count("mesh_subscriber_resets_total")
+            self._reader.subscriber_reset(peer.address, body.topic)
+
+    def _log(self, topic: str) -> TopicLog[bytes] | None:
+        log = self._logs.get(topic)
+        if log is None and len(self._logs) < self._options.max_topics:
+            log = self._logs[topic] = TopicLog(self._options.replay_capacity, self._options.replay_bytes)
+        return log
+
+    def _send(self, address: Address, body: bytes) -> None:
+        peer = self._links.get(address.actor_id)
+        if peer is not None and peer.address == address:
+            self._links.send(peer, Lane.DATA, Verb.PUBLISH, body, (), SYSTEM)
+
+    # Subscriber
+
+    def subscribe(self, actor_id: str, topic: str) -> None:
+        """See `Context.subscribe`."""
+        if (actor_id, topic) not in self._followed:
+            self._followed[actor_id, topic] = _Followed(Subscription(), [float("-inf")])
+            self._request(actor_id, topic)
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._options.renew_subscription_s, self._renew)
+
+    def unsubscribe(self, actor_id: str, topic: str) -> bool:
+        """See `Context.unsubscribe`; whether it was followed."""
+        return self._followed.pop((actor_id, topic), None) is not None
+
+    def appeared(self, actor_id: str) -> None:
+        """An actor is a member (again): ask it for what is followed there."""
+        for followed_id, topic in list(self._followed):
+            if followed_id == actor_id:
+                self._request(actor_id, topic)
+
+    def close(self) -> None:
+        """Follow nothing any more."""
+        self._followed.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _renew(self) -> None:
+        self._timer = None
+        quiet_since = self._loop.time() - self._options.renew_subscription_s
+        for (actor_id, topic), followed in list(self._followed.items()):
+            if followed.last_heard[0] <= quiet_since:
+                peer = self._links.get(actor_id)
+                if peer is not None and followed.subscription.waiting:
+                    self._reader.doubt(peer.address)
+                self._request(actor_id, topic)
+        if self._followed:
+            self._timer = self._loop.call_later(self._options.renew_subscription_s, self._renew)
+
+    def _request(self, actor_id: str, topic: str) -> None:
+        followed = self._followed[actor_id, topic]
+        try:
+            peer = self._links.reach(actor_id)
+        except CallError:
+            return  # asked again when it appears, or by the timer
+        followed.last_heard[0] = self._loop.time()
+        epoch, next_sequence = followed.subscription.request(peer.address.epoch)
+        body = Subscribe(topic=topic, publisher_epoch=epoch, next_sequence=next_sequence)
+        self._links.send(peer, Lane.DATA, Verb.SUBSCRIBE, SYSTEM_CODEC.encode(body), (), SYSTEM)
+
+    def _on_publish(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+        body = SYSTEM_CODEC.decode(parts[1])
+        if not isinstance(body, Publication | Subscribed):
+            raise FrameRefused("bad_body", "the body of a publish is expected")
+        address = peer.address
+        followed = self._followed.get((address.actor_id, body.topic))
+        if followed is None:
+            return
+        followed.last_heard[0] = self._loop.time()
+        subscription = followed.subscription
+        if isinstance(body, Subscribed):
+            if subscription.confirmed(address.epoch, body.next_sequence, body.reset):
+                self._reader.subscription_reset(address, body.topic)
+            return
+        step = subscription.arrived(address.epoch, body.sequence)
+        if step is Step.DELIVER:
+            message = self._codec.decode(bytes(body.payload))
+            self._reader.publication(address, body.topic, body.sequence, message)
+        elif step is Step.RESUBSCRIBE:
+            self._links.metrics.count("mesh_publication_gaps_total")
+            self._request(address.actor_id, body.topic)
+
+
+def _publication(topic: str, sequence: int, payload: bytes) -> bytes:
+    return SYSTEM_CODEC.encode(Publication(topic=topic, sequence=sequence, payload=msgspec.Raw(payload)))

@@ -1,0 +1,75 @@
+"""The supervision boundary: the one place where whatever an actor's code raises is caught, counted and logged.
+
+An actor goes on after an exception in one handler; the message it was about is named in the log.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import structlog
+
+from mesh.errors import MeshError
+from mesh.runtime.telemetry import Metrics
+
+HANDLER_ERRORS: Final = "mesh_handler_errors_total"
+
+
+class Boundary:
+    """Runs callbacks, timers and tasks of one actor."""
+
+    def __init__(self, log: structlog.stdlib.BoundLogger, metrics: Metrics) -> None:
+        self._log = log
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        # A dictionary, not a set: tasks are cancelled in the order they were spawned.
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+
+    def call(self, what: str, callback: Callable[..., None], *args: Any) -> bool:
+        """Run a callback; False if it raised. `what` names it in log and metrics."""
+        try:
+            callback(*args)
+        except Exception as error:  # noqa: BLE001
+            self.failed(what, error)
+            return False
+        return True
+
+    def failed(self, what: str, error: BaseException, about: object = None) -> None:
+        """Count and log an exception that ends here; with the id of the request that the message `about` is about."""
+        self._metrics.count(HANDLER_ERRORS, handler=what)
+        request_id = getattr(about, "request_id", None)
+        fields = {"request_id": request_id} if request_id else {}
+        self._log.error("handler failed", handler=what, exc_info=error, **fields)
+
+    def later(self, delay_s: float, callback: Callable[..., None], *args: Any) -> asyncio.TimerHandle:
+        """A timer whose callback runs inside the boundary."""
+        what = getattr(callback, "__name__", "timer")
+        return self._loop.call_later(max(0.0, delay_s), self.call, what, callback, *args)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str | None = None) -> asyncio.Task[Any]:
+        """A task that is cancelled by `close`; what it raises is logged unless somebody awaits it."""
+        task = self._loop.create_task(coroutine, name=name or coroutine.__name__)
+        self._tasks[task] = None
+        task.add_done_callback(self._task_done)
+        return task
+
+    async def close(self) -> None:
+        """Cancel all tasks but the current one, and wait until they have ended."""
+        current = asyncio.current_task()
+        while tasks := [task for task in self._tasks if task is not current]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for task in tasks:
+                self._tasks.pop(task, None)
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, MeshError):
+            self._metrics.count(HANDLER_ERRORS, handler=task.get_name())
+            self._log.warning("task failed", task=task.get_name(), error=str(error))
+        elif error is not None:
+            self.failed(task.get_name(), error)

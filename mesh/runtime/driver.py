@@ -1,0 +1,166 @@
+"""Drives a pure core: gives it one event at a time and performs what it wants done before it gets the next.
+
+    feed(event) --> handle(event, now) --> command, command, ... --> perform --+
+         ^                                                                     |
+         +------------------- an event that performing brings about -----------+   queued, never recursed into
+
+A core that raises has stopped half-way: what it changed stands, what it wanted done is lost. Nothing that it says after
+that can be believed, so the actor ends and its next incarnation begins from what others know. The log gets the core's
+last events, from which a test can run it again (`mesh/testing/replay.py`).
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+from mesh.actor import Context
+from mesh.runtime.recording import EventRecorder, Redact, Writer, keep_all
+
+if TYPE_CHECKING:
+    import asyncio
+
+Event = TypeVar("Event")
+Command = TypeVar("Command")
+
+CORE_FAILED: Final = "core failed"
+CORE_EVENT: Final = "core event"
+"""Lines of the log: one of the first, then the last events, oldest first."""
+
+SHORTEST_S: Final = 0.01
+"""Between two rings of a core's timer: less than the shortest pause before anything is tried again."""
+
+
+class Driven(Protocol):
+    """Whose core it is: an actor, or a part of one."""
+
+    ctx: Context
+
+
+class CoreDriver(Generic[Event, Command]):
+    """See the module. Made before the actor has its context, which is needed with the first event.
+
+    Args:
+        owner: ends when the core raises.
+        name: of the core, for the log.
+        handle: takes an event and the time (`Context.now()`), returns commands in order.
+        perform: carries one command out. What it raises is a failure too: the core believes the rest was done.
+        refusals: what `handle` raises when it has taken nothing of an event. They go to the feeder, and all goes on.
+        setup: what the core was made of, for whoever runs it again.
+        redact: makes what writes a field of an event; called once for each failure.
+    """
+
+    def __init__(
+        self,
+        owner: Driven,
+        name: str,
+        handle: Callable[[Event, float], Iterable[Command]],
+        perform: Callable[[Command], None],
+        *,
+        refusals: tuple[type[Exception], ...] = (),
+        setup: Mapping[str, Any] | None = None,
+        redact: Callable[[], Redact] = lambda: keep_all,
+    ) -> None:
+        self._owner = owner
+        self._name = name
+        self._handle = handle
+        self._perform = perform
+        self._refusals = refusals
+        self._setup = dict(setup or {})
+        self._redact = redact
+        self._events: deque[Event] = deque()
+        self._recorder: EventRecorder[Event] = EventRecorder()
+        self._is_handling = False
+        self.has_failed = False
+
+    def feed(self, event: Event) -> bool:
+        """Handle an event and all that come of it. Raises what the core raises, once; after that nothing is handled.
+
+        Returns False when called by `perform`: the event waits for its turn, and who fed the first is told True.
+        """
+        if self.has_failed:
+            return False
+        self._events.append(event)
+        if self._is_handling:
+            return False
+        self._is_handling = True
+        try:
+            while self._events:
+                self._take(self._events.popleft())
+        finally:
+            self._is_handling = False
+        return True
+
+    def _take(self, event: Event) -> None:
+        now = self._owner.ctx.now()
+        self._recorder.add(now, event)
+        try:
+            for command in self._handle(event, now):
+                self._perform(command)
+        except self._refusals:
+            raise
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: Exception) -> None:
+        self.has_failed = True
+        self._events.clear()
+        ctx = self._owner.ctx
+        what = f"{type(error).__name__}: {error}"
+        ctx.metrics.count("mesh_core_failures_total", core=self._name)
+        writer = Writer(self._redact())
+        recorded = self._recorder.events()
+        written = writer.write_newest(recorded)
+        left_out = self._recorder.num_seen - len(written)
+        # The feeder's boundary logs the traceback.
+        setup = {name: writer.write(value) for name, value in self._setup.items()}
+        ctx.log.error(
+            CORE_FAILED, core=self._name, error=what, setup=setup, num_events=len(written), num_left_out=left_out
+        )
+        for number, data in enumerate(written):
+            ctx.log.error(CORE_EVENT, core=self._name, number=number, **data)
+        ctx.end(f"its core {self._name} failed: {what}")
+
+
+class CoreTimer:
+    """Calls `due` at the earliest deadline of a core, as long as `arm` follows whatever may have brought one forward.
+
+    One that rings too early costs less than moving it with every event, so it is never put off. It does not ring again
+    within `SHORTEST_S`: hundreds of deadlines a second are then worked through some at a time.
+    """
+
+    __slots__ = ("_at", "_due", "_handle", "_next_deadline", "_not_before", "_owner")
+
+    def __init__(self, owner: Driven, next_deadline: Callable[[], float | None], due: Callable[[], None]) -> None:
+        self._owner = owner
+        self._next_deadline = next_deadline
+        self._due = due
+        self._handle: asyncio.TimerHandle | None = None
+        # Kept here: what uvloop returns for a delay of 0 does not know its time.
+        self._at = 0.0
+        self._not_before = float("-inf")
+
+    def arm(self) -> None:
+        """Something was handled."""
+        at = self._next_deadline()
+        if at is None:
+            return
+        at = max(at, self._not_before)
+        if self._handle is not None:
+            if self._at <= at:
+                return
+            self._handle.cancel()
+        ctx = self._owner.ctx
+        self._at = at
+        self._handle = ctx.later(max(0.0, at - ctx.now()), self._fire)
+
+    def cancel(self) -> None:
+        """Nothing is waited for any longer."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _fire(self) -> None:
+        self._handle = None
+        self._not_before = self._owner.ctx.now() + SHORTEST_S
+        self._due()

@@ -1,0 +1,54 @@
+"""What one actor tells of itself when it is asked for statistics: its own, its process's, and how fast totals rise."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from mesh.actor import Actor
+from mesh.runtime.boundary import Boundary
+from mesh.runtime.process_usage import ProcessUsage
+from mesh.runtime.rates import Rates
+from mesh.runtime.telemetry import Metrics
+from mesh.wire.frames import StatsReply
+
+_CPU: Final = "mesh_cpu_seconds"
+
+
+class OwnFigures:
+    """Owned by `ActorSystem`. `usage` is None where the actor shares its process with others."""
+
+    def __init__(
+        self, actor: Actor, metrics: Metrics, boundary: Boundary, usage: Callable[[], ProcessUsage] | None
+    ) -> None:
+        self._actor = actor
+        self._metrics = metrics
+        self._boundary = boundary
+        self._usage = usage
+        self._rates = Rates()
+
+    def sample(self, now: float) -> None:
+        """Remember where totals are; called regularly."""
+        self._rates.sample(now, self._totals(self._usage() if self._usage is not None else None))
+
+    def reply(self, now: float, gauges: Mapping[str, float]) -> StatsReply:
+        """All of them, with those of the actor's system."""
+        usage = self._usage() if self._usage is not None else None
+        figures = dict(gauges)
+        rates = self._rates.per_second(now, self._totals(usage))
+        if usage is not None:
+            figures[f"{_CPU}_total"] = usage.cpu_s
+            figures["mesh_cpu_cores"] = rates.pop(_CPU)
+            figures["mesh_resident_memory_bytes"] = float(usage.memory_bytes)
+        figures |= {f"{name}_per_second": rate for name, rate in rates.items()}
+        try:
+            figures |= self._actor.stats()
+        except Exception as error:  # noqa: BLE001 - an actor that cannot count itself is still there
+            self._boundary.failed("stats", error)
+        return self._metrics.snapshot(figures)
+
+    def _totals(self, usage: ProcessUsage | None) -> dict[str, float]:
+        totals = {} if usage is None else {_CPU: usage.cpu_s}
+        try:
+            return totals | self._actor.totals()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._boundary.failed("totals", error)
+            return totals

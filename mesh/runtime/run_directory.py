@@ -1,0 +1,143 @@
+"""The run directory of one mesh on one host: where its sockets are, and which registry is the living one.
+
+    <base>/kvmesh-<uid>/<mesh name>/        0700
+        s/<actor id>.<epoch>.c|.d           ipc sockets, control and data lane
+        registry.json                       address and endpoint of the registry, which keeps it as it has to be
+
+Used by `mesh/run.py`, the registry actor and `cli`.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from mesh.address import Address, Endpoint
+from mesh.errors import BindError
+from mesh.transport.base import Lane
+
+MAX_SOCKET_PATH_BYTES: Final = 100
+"""A little under what the kernel takes (108), so that every system does."""
+
+
+class _RegistryFile(msgspec.Struct, frozen=True):
+    actor_id: str
+    epoch: int
+    control: str
+    data: str
+
+
+class RunDirectory:
+    """Paths of one mesh. Nothing is touched before `create`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sockets = path / "s"
+        self.registry_file = path / "registry.json"
+
+    @classmethod
+    def of_mesh(cls, name: str) -> "RunDirectory":
+        """The run directory of a mesh by its name, for the current user."""
+        base = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
+        return cls(base / f"kvmesh-{os.getuid()}" / name)
+
+    def create(self) -> None:
+        """Make the directories; raises `BindError` if somebody else owns or may write them."""
+        # One by one: the mode of a directory made for `parents` is not ours to say.
+        for path in (self.path.parent, self.path, self.sockets):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = path.stat()
+            mine = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
+            if not mine and (path != self.path.parent or status.st_uid not in (0, os.getuid())):
+                raise BindError(
+                    f"{path} may be entered by other users: remove it, or set XDG_RUNTIME_DIR to a directory of yours"
+                )
+
+    def socket(self, address: Address, lane: Lane) -> Path:
+        """The socket of one lane of one incarnation; raises `BindError` if its path is too long for a socket."""
+        path = self._path(address, lane)
+        if len(os.fsencode(path)) >= MAX_SOCKET_PATH_BYTES:
+            raise BindError(
+                f"{path} is too long for a socket (at most {MAX_SOCKET_PATH_BYTES - 1} bytes): "
+                "set XDG_RUNTIME_DIR to a shorter directory, or use shorter names"
+            )
+        return path
+
+    def remove_sockets(self, address: Address) -> None:
+        """Remove what an incarnation that is dead for certain has left; raises OSError."""
+        for lane in Lane:
+            self._path(address, lane).unlink(missing_ok=True)
+
+    def write_registry(self, address: Address, endpoint: Endpoint) -> None:
+        """Say which registry is the living one, as `replace_file` does. Raises OSError."""
+        content = _RegistryFile(address.actor_id, address.epoch, endpoint.control, endpoint.data)
+        replace_file(self.registry_file, msgspec.json.encode(content) + b"\n")
+
+    def bootstrap(self) -> "FileBootstrap":
+        """Where the registry is, as the file says at each moment."""
+        return FileBootstrap(self.registry_file)
+
+    def _path(self, address: Address, lane: Lane) -> Path:
+        return self.sockets / f"{address.actor_id}.{address.epoch}.{'c' if lane == Lane.CONTROL else 'd'}"
+
+
+def replace_file(path: Path, content: bytes) -> bool:
+    """Give a file another content. Atomic: readers see the old or the new.
+
+    Where there is no room for a second file the old one is written over, and the answer is False: for a moment readers
+    may see neither. Raises OSError where the old one has not the room either; it is then as it was.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _write_over(path, content):
+            raise
+        return False
+    return True
+
+
+def _write_over(path: Path, content: bytes) -> bool:
+    """Write into the blocks that a file has already, which a full disk does not refuse; False if they are too few."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        if os.fstat(descriptor).st_blocks * 512 < len(content):
+            return False
+        os.pwrite(descriptor, content, 0)
+        os.truncate(descriptor, len(content))
+        # Once more, now that it is whole: who has read it meanwhile looks again when this changes.
+        os.utime(descriptor)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+class FileBootstrap:
+    """Implements `mesh.membership.view.Bootstrap` over `registry.json`; reads it only when it was replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._target: tuple[Address, Endpoint] | None = None
+
+    def lookup(self) -> tuple[Address, Endpoint] | None:
+        """The registry's incarnation and endpoint; None while there is no readable file."""
+        try:
+            status = self._path.stat()
+            if self._seen != (status.st_ino, status.st_mtime_ns):
+                found = msgspec.json.decode(self._path.read_bytes(), type=_RegistryFile)
+                self._target = Address(found.actor_id, found.epoch), Endpoint(found.control, found.data)
+                self._seen = status.st_ino, status.st_mtime_ns
+        except (OSError, msgspec.MsgspecError, ValueError):
+            self._seen = self._target = None
+        return self._target

@@ -1,0 +1,204 @@
+"""Metrics of one actor and the set-up of its log.
+
+Each actor keeps its own numbers and answers `StatsRequest` with them; a gateway's `/metrics` gathers the mesh's.
+Used on the event loop's thread only, so plain dictionaries do.
+"""
+
+import bisect
+import contextlib
+import contextvars
+import logging
+import sys
+from collections.abc import Mapping
+from random import Random
+from typing import Final, NamedTuple, TextIO, cast
+
+import msgspec
+import structlog
+
+from mesh.errors import BadSetting
+from mesh.wire.frames import Histogram, StatsReply
+
+SECONDS: Final = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+)
+"""Upper bounds of all histograms, seconds: from a round trip on one host to a long answer."""
+current_trace: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("traceparent", default="")
+"""W3C trace context of the message being handled; tasks and timers started meanwhile inherit it."""
+LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+LOG_FORMATS: Final = ("json", "console")
+_MAX_SERIES: Final = 4096
+_DROPPED: Final = "mesh_series_dropped_total"
+
+
+def new_traceparent(random: Random) -> str:
+    """The W3C trace context of a new trace, sampled."""
+    return f"00-{random.getrandbits(128):032x}-{random.getrandbits(64):016x}-01"
+
+
+def series(name: str, labels: dict[str, str]) -> str:
+    """The Prometheus text of one series: `name{label="value",…}` with labels in order of their names."""
+    if not labels:
+        return name
+    pairs = (f'{key}="{_escaped(labels[key])}"' for key in sorted(labels))
+    return f"{name}{{{','.join(pairs)}}}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+class Metrics:
+    """Counters, gauges and histograms by series. The number of series is bounded; what is beyond is only counted."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, float] = {}
+        self._gauges: dict[str, float] = {}
+        self._histograms: dict[str, _Observations] = {}
+
+    def count(self, name: str, value: float = 1.0, **labels: str) -> None:
+        """Add to a counter."""
+        key = series(name, labels) if labels else name
+        if key in self._counters or self._has_room():
+            self._counters[key] = self._counters.get(key, 0.0) + value
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        key = series(name, labels)
+        if key in self._gauges or self._has_room():
+            self._gauges[key] = value
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Add one observation, seconds, to a histogram."""
+        key = series(name, labels) if labels else name
+        histogram = self._histograms.get(key)
+        if histogram is None:
+            if not self._has_room():
+                return
+            histogram = self._histograms[key] = _Observations()
+        histogram.add(value)
+
+    def value(self, name: str, **labels: str) -> float:
+        """A counter's or gauge's value, 0 if there is none."""
+        key = series(name, labels)
+        return self._counters.get(key, self._gauges.get(key, 0.0))
+
+    def snapshot(self, gauges: dict[str, float] | None = None) -> StatsReply:
+        """All series now, with `gauges` polled from the actor added."""
+        return StatsReply(
+            counters=dict(self._counters),
+            gauges={**self._gauges, **(gauges or {})},
+            histograms={key: kept.frozen() for key, kept in self._histograms.items()},
+        )
+
+    def _has_room(self) -> bool:
+        if len(self._counters) + len(self._gauges) + len(self._histograms) < _MAX_SERIES:
+            return True
+        self._counters[_DROPPED] = self._counters.get(_DROPPED, 0.0) + 1
+        return False
+
+
+class _Observations:
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SECONDS) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect.bisect_left(SECONDS, value)] += 1
+        self.total += value
+
+    def frozen(self) -> Histogram:
+        return Histogram(bounds=list(SECONDS), counts=list(self.counts), total=self.total)
+
+
+class _LogStream:
+    """Writes to a log that may vanish: a full disk or a reader that is gone must not stop an actor."""
+
+    def __init__(self, target: TextIO) -> None:
+        self.target = target
+
+    def write(self, text: str) -> int:
+        try:
+            return self.target.write(text)
+        except (OSError, ValueError):
+            return 0
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self.target.flush()
+
+
+class LogSettings(NamedTuple):
+    """What the environment says about the log. `json` is None where it does not say."""
+
+    level: str
+    json: bool | None
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> "LogSettings":
+        """From KVMESH_LOG_LEVEL and KVMESH_LOG_FORMAT. Raises BadSetting."""
+        level = _choice(environment, "KVMESH_LOG_LEVEL", LOG_LEVELS) or "info"
+        form = _choice(environment, "KVMESH_LOG_FORMAT", LOG_FORMATS)
+        return cls(level, form == "json" if form else None)
+
+
+def _choice(environment: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    value = environment.get(name, "")
+    if value and value not in choices:
+        raise BadSetting(f"{name} is {value!r}, and has to be one of {', '.join(choices)}", param=name)
+    return value
+
+
+def setup_log(*, level: str = "info", json: bool = True, stream: TextIO | None = None) -> None:
+    """Configure structlog for this process: one JSON object a line, or coloured lines for a console.
+
+    Called once by `mesh/run.py` and `cli`; libraries' own `logging` records of level warning and up join the stream.
+    """
+    out = _LogStream(stream if stream is not None else sys.stderr)
+    renderer: structlog.typing.Processor
+    if json:
+        renderer = structlog.processors.JSONRenderer(serializer=_to_json)
+    else:
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=out.target.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+    processors: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    if json:
+        processors.append(structlog.processors.format_exc_info)
+    structlog.configure(
+        processors=[*processors, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
+        cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(stream=cast("TextIO", out), level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+
+
+def _to_json(event: object, **_: object) -> str:
+    return msgspec.json.encode(event, enc_hook=str).decode()

@@ -1,0 +1,81 @@
+"""The state of a simulated network's ends and connections; `mesh/simulation/network.py` is what moves it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from mesh.address import Address
+from mesh.simulation.faults import Dice
+from mesh.transport.base import Lane, Link, Listener
+
+Frames = tuple[bytes, ...]
+Happening = tuple[int, Callable[..., None], tuple[Any, ...]]
+
+
+class End:
+    """One actor's end of all its connections. `state`: new, listening, stopped or crashed."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.listener: Listener | None = None
+        self.state = "new"
+        self.hung = False
+        self.links: dict[Link, Connection] = {}
+        # What waits while the actor hangs: what would happen to it, and what it would have sent.
+        self.withheld: list[Happening] = []
+        self.unsent: list[tuple[Pipe, Frames]] = []
+        self.newest = 0
+
+    def close(self, state: str) -> None:
+        """Neither hear nor send any more."""
+        self.state = state
+        self.listener = None
+        self.withheld.clear()
+        self.unsent.clear()
+
+
+class Pipe:
+    """One direction of one lane of one connection. `num_queued` messages are under way or waiting.
+
+    `link` is the connection's name at the receiver.
+    """
+
+    def __init__(
+        self, connection: "Connection", sender: Address, receiver: End | None, peer: Address, lane: Lane, link: Link
+    ) -> None:
+        self.connection = connection
+        self.receiver = receiver
+        self.lane = lane
+        self.link = link
+        self.sender_name, self.receiver_name = str(sender), str(peer)
+        self.sender_id, self.receiver_id = sender.actor_id, peer.actor_id
+        self.dice = Dice(f"{connection.name}/{sender}/{lane.name}")
+        self.last_due = 0.0
+        self.num_queued = 0
+
+
+class Connection:
+    """What a dial made: two ends, four pipes."""
+
+    def __init__(self, dialer: End, acceptor: End | None, peer: Address, name: str) -> None:
+        self.dialer = dialer
+        self.acceptor = acceptor
+        self.name = name
+        self.accepted_at = 0.0
+        self.downs = Dice(f"{name}/down")
+        self.pipes: dict[tuple[bool, Lane], Pipe] = {}
+        here, there = Link(peer, dialed=True), Link(dialer.address, dialed=False)
+        for lane in Lane:
+            self.pipes[True, lane] = Pipe(self, dialer.address, acceptor, peer, lane, there)
+            self.pipes[False, lane] = Pipe(self, peer, dialer, dialer.address, lane, here)
+
+    def sides(self) -> list[tuple[End, Link]]:
+        """Each living end with the name that the connection has there."""
+        ends = [(self.dialer, self.pipes[False, Lane.CONTROL].link)]
+        if self.acceptor is not None:
+            ends.append((self.acceptor, self.pipes[True, Lane.CONTROL].link))
+        return ends
+
+    def forget_receiver(self, unaware: End) -> None:
+        """The end facing `unaware` is gone without its knowing: what it sends from now on piles up."""
+        for lane in Lane:
+            self.pipes[unaware is self.dialer, lane].receiver = None

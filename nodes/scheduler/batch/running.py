@@ -1,0 +1,148 @@
+"""Sequences that take part in steps: who is in, who gets pages, who has to give way, and when pages are given back.
+
+Whoever decodes needs a page more every `page_size` tokens. When the pool has none left, cached pages are evicted (by
+the prefix cache), then sequences are preempted: fewest outputs first, among equals the youngest. Their tokens stay;
+their full pages stay in the cache as long as nobody needs them, so that starting again is often cheap. The last
+sequence is not preempted for others: it waits for what transfers and orders still hold, or takes back what is granted.
+
+Pages of a sequence that left are given back when no unacknowledged step can write them any more. Pure; owned by the
+core.
+"""
+
+from collections.abc import Iterator
+
+from nodes.scheduler.batch.growth import GrowthEstimate
+from nodes.scheduler.batch.slots import Slots
+from nodes.scheduler.sequence import Sequence, Stage
+
+
+class Running:
+    """Sequences in steps, and those that left and wait for their last step."""
+
+    def __init__(self, page_size: int, growth: GrowthEstimate) -> None:
+        self._page_size = page_size
+        self._growth = growth
+        self.prefilling: dict[int, Sequence] = {}
+        self.decoding: dict[int, Sequence] = {}
+        self._leaving: dict[int, Sequence] = {}
+        self.slots = Slots()
+        self.num_preemptions = 0
+
+    def __len__(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self.prefilling.values()
+        yield from self.decoding.values()
+
+    @property
+    def num_leaving(self) -> int:
+        """Sequences that left and whose pages a step may still write."""
+        return len(self._leaving)
+
+    def num_prefill_tokens(self, chunk_tokens: int) -> int:
+        """Tokens of admitted prompts that the next step could take."""
+        return sum(min(sequence.num_unscheduled, chunk_tokens) for sequence in self.prefilling.values())
+
+    def enter(self, sequence: Sequence) -> None:
+        """Take in a sequence whose pages cover all its tokens."""
+        if sequence.slot < 0:
+            sequence.slot = self.slots.take()
+        if sequence.num_unscheduled > 1:
+            sequence.stage = Stage.PREFILL
+            self.prefilling[sequence.row_id] = sequence
+        else:
+            sequence.stage = Stage.DECODE
+            self.decoding[sequence.row_id] = sequence
+
+    def on_step_sent(self, sequences: list[Sequence]) -> None:
+        """Prompts whose last chunk is sent decode from now on."""
+        for sequence in sequences:
+            if sequence.stage is Stage.PREFILL and sequence.num_unscheduled <= 1:
+                del self.prefilling[sequence.row_id]
+                self.enter(sequence)
+
+    def alone(self, sequence: Sequence) -> tuple[list[Sequence], list[Sequence]]:
+        """Who decodes and who is prefilled in a step that is this one's alone."""
+        return ([sequence], []) if sequence.row_id in self.decoding else ([], [sequence])
+
+    def rewind(self, sequence: Sequence) -> None:
+        """No step of it is in flight any more: it stands where the last acknowledged one left it."""
+        self.prefilling.pop(sequence.row_id, None)
+        self.decoding.pop(sequence.row_id, None)
+        sequence.length = len(sequence.token_ids)
+        sequence.num_scheduled = min(sequence.num_computed, sequence.length - 1)
+        self.enter(sequence)
+
+    def leave(self, sequence: Sequence, stage: Stage) -> bool:
+        """Take no more part in steps. True if its pages are given back already, else `settle` will say when."""
+        self.prefilling.pop(sequence.row_id, None)
+        self.decoding.pop(sequence.row_id, None)
+        sequence.stage = stage
+        if sequence.num_inflight:
+            self._leaving[sequence.row_id] = sequence
+            return False
+        self._leaving.pop(sequence.row_id, None)
+        self._give_back_slot(sequence)
+        sequence.drop_pages()
+        return True
+
+    def retain(self, sequence: Sequence) -> None:
+        """Take no more part in steps, but keep the pages for whoever is copying them."""
+        self.prefilling.pop(sequence.row_id, None)
+        self.decoding.pop(sequence.row_id, None)
+        sequence.stage = Stage.RETAINED
+        if not sequence.num_inflight:
+            self._give_back_slot(sequence)
+
+    def settle(self, sequence: Sequence) -> None:
+        """The last step of a sequence that left is acknowledged: its pages are given back."""
+        self._leaving.pop(sequence.row_id, None)
+        self._give_back_slot(sequence)
+        sequence.drop_pages()
+
+    def secure_pages(self) -> tuple[list[Sequence], Sequence | None]:
+        """Have a page for the next token of everyone who decodes, oldest first, by preemption where it must be.
+
+        Returns those that were preempted, and the last one if it is short of pages although nobody else is left.
+        """
+        preempted: list[Sequence] = []
+        stuck: Sequence | None = None
+        short = [sequence for sequence in self.decoding.values() if sequence.num_scheduled >= sequence.capacity]
+        for sequence in short:
+            while not self._has_page(sequence):
+                if self._leaving:
+                    # Pages are about to be given back: whoever has none sits this step out.
+                    break
+                victim = self._victim()
+                if victim is None:
+                    stuck = sequence
+                    break
+                self.preempt(victim)
+                preempted.append(victim)
+        return preempted, stuck
+
+    def preempt(self, victim: Sequence) -> None:
+        """Take pages from a sequence: its tokens stay, their KV is computed again when it is admitted again."""
+        self._growth.preempted(sequence for sequence in self if sequence is not victim)
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self.leave(victim, Stage.PREEMPTED)
+
+    def _give_back_slot(self, sequence: Sequence) -> None:
+        self.slots.give_back(sequence.slot)
+        sequence.slot = -1
+
+    def _has_page(self, sequence: Sequence) -> bool:
+        if sequence.stage is not Stage.DECODE or sequence.num_scheduled < sequence.capacity:
+            return True
+        if sequence.length >= sequence.max_length:
+            return True
+        return sequence.reserve(sequence.num_scheduled + 1, self._page_size)
+
+    def _victim(self) -> Sequence | None:
+        """Whoever loses least; nobody if there is but one."""
+        candidates = [sequence for sequence in self if not sequence.order_id]
+        if len(candidates) < 2:
+            return None
+        return min(candidates, key=lambda one: (one.num_output_tokens, -one.arrived_at, -one.row_id))

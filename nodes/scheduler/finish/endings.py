@@ -1,0 +1,113 @@
+"""Every way in which a sequence ends, from wherever it stands; and being put back into the queue.
+
+    finish   by its own rules; tokens are kept until the gateway has them
+    stop     a detokenizer found a stop string; the same, but the finish is the detokenizer's to tell
+    cancel   nobody wants it; nothing more is said
+    fail     it cannot go on; the gateway is told. Of all at once, where the group's memory is released
+
+Pure; used by the core and its results.
+"""
+
+from nodes.protocol import AttemptFailed
+from nodes.scheduler.attempts import Attempts
+from nodes.scheduler.batch.running import Running
+from nodes.scheduler.events import Outbox
+from nodes.scheduler.finish.streams import Streams
+from nodes.scheduler.handoff.decode import Grants
+from nodes.scheduler.handoff.prefill import Orders
+from nodes.scheduler.queue.policy import WaitingQueue
+from nodes.scheduler.sequence import Sequence, Stage
+
+
+class Endings:
+    """Takes sequences out of the parts that hold them."""
+
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        running: Running,
+        grants: Grants,
+        attempts: Attempts,
+        streams: Streams,
+        outbox: Outbox,
+    ) -> None:
+        self._queue = queue
+        self._running = running
+        self._grants = grants
+        self._attempts = attempts
+        self._streams = streams
+        self._outbox = outbox
+        self.num_finished = 0
+        self.num_cancelled = 0
+        self.num_failed = 0
+
+    def finish(self, sequence: Sequence, reason: str, now: float) -> None:
+        """The last token is drawn."""
+        sequence.finish_reason = reason
+        self._streams.send(sequence)
+        self._keep(sequence, now)
+
+    def stop(self, sequence: Sequence, now: float) -> None:
+        """A stop string ended it; of an ended one, nothing happens."""
+        if sequence.stage is not Stage.ENDED:
+            self._keep(sequence, now)
+
+    def cancel(self, sequence: Sequence, now: float) -> None:
+        """Nobody wants it any more."""
+        self._streams.close(sequence)
+        if sequence.stage is not Stage.ENDED:
+            self.num_cancelled += 1
+            self.leave(sequence, now)
+        self._attempts.forget(sequence)
+
+    def fail(self, sequence: Sequence, code: str, message: str, retryable: bool, now: float) -> None:
+        """It cannot go on here."""
+        self.num_failed += 1
+        self._outbox.tell(
+            sequence.gateway.actor_id,
+            AttemptFailed(
+                request_id=sequence.request_id,
+                attempt=sequence.attempt,
+                code=code,
+                message=message,
+                retryable=retryable,
+            ),
+        )
+        self._streams.close(sequence)
+        self.leave(sequence, now)
+        self._attempts.forget(sequence)
+
+    def give_all_back(self, orders: Orders, code: str, message: str, now: float, *, but_handoffs: bool = False) -> None:
+        """Fail every attempt and order that is not done, so that they begin elsewhere at once.
+
+        `but_handoffs`: those that are prefilled elsewhere now need nothing of this group's worker yet.
+        """
+        for sequence in self._attempts:
+            if sequence.stage is not Stage.ENDED and not (but_handoffs and sequence.stage is Stage.HANDOFF):
+                self.fail(sequence, code, message, True, now)
+        for grant_id in orders.running():
+            self.fail_order(orders, grant_id, code, message, now)
+
+    def fail_order(self, orders: Orders, grant_id: str, code: str, message: str, now: float) -> None:
+        """An order that is being computed ends, and what computes it."""
+        sequence = orders.fail(grant_id, code, message, now)
+        assert sequence is not None, "an order that is computed has its sequence"
+        self.leave(sequence, now)
+
+    def leave(self, sequence: Sequence, now: float) -> None:
+        """Hold nothing any more; pages that a step or a transfer may still write follow when it has ended."""
+        if sequence.stage is Stage.HANDOFF:
+            self._grants.revoke(sequence, now)
+        self._queue.remove(sequence)
+        self._running.leave(sequence, Stage.ENDED)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Wait again, before everyone who was never admitted."""
+        sequence.stage = Stage.WAITING
+        self._queue.put_back(sequence)
+
+    def _keep(self, sequence: Sequence, now: float) -> None:
+        self.num_finished += 1
+        self.leave(sequence, now)
+        for excess in self._attempts.finish(sequence, now):
+            self._attempts.forget(excess)

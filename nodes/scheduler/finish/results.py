@@ -1,0 +1,134 @@
+"""What a step's result does: progress of each row, tokens to their streams, sequences that end, pages that come back.
+
+The end of a handoff, which is the result of steps elsewhere, too. Called once per step for every row, so it is written
+for speed. Pure; owned by the core.
+"""
+
+from nodes.protocol import RowError
+from nodes.protocol.steps import RowColumn
+from nodes.scheduler.batch.running import Running
+from nodes.scheduler.batch.step import Acknowledged
+from nodes.scheduler.finish.endings import Endings
+from nodes.scheduler.finish.streams import Streams
+from nodes.scheduler.handoff.decode import HandoffDone, Outcome
+from nodes.scheduler.handoff.prefill import Orders
+from nodes.scheduler.sequence import Sequence, Stage
+
+POISONED = "poisoned_request"
+
+
+class Results:
+    """Applies acknowledged steps."""
+
+    def __init__(self, page_size: int, running: Running, orders: Orders, streams: Streams, endings: Endings) -> None:
+        self._page_size = page_size
+        self._running = running
+        self._orders = orders
+        self._streams = streams
+        self._endings = endings
+        self.num_output_tokens = 0
+        self.num_computed_tokens = 0
+
+    def acknowledge(self, acknowledged: Acknowledged, now: float) -> bool:
+        """Take in one step. True if more may be admitted now than before."""
+        has_room = False
+        step, token_ids, errors, extras = acknowledged
+        starts, counts, draws = (step.column(one) for one in (RowColumn.START, RowColumn.COUNT, RowColumn.DRAWS))
+        drawn: list[Sequence] = []
+        rows = zip(step.sequences, starts, counts, draws, token_ids, strict=True)
+        for index, (sequence, start, count, draw, token_id) in enumerate(rows):
+            sequence.num_inflight -= 1
+            sequence.num_deaths = 0
+            if errors and index in errors:
+                self._on_error(sequence, errors[index], now)
+                has_room = True
+            else:
+                end = sequence.num_computed = start + count
+                self.num_computed_tokens += count
+                if end >= sequence.journal_at:
+                    sequence.journal(self._page_size)
+                    # More of a prompt is cached: others may wait for it.
+                    has_room |= count > 1
+                if sequence.stage is Stage.ENDED:
+                    pass
+                elif sequence.order_id:
+                    self._progress(sequence, token_id, extras[index] if extras else b"", now)
+                elif draw:
+                    drawn.append(sequence)
+                    if extras:
+                        sequence.take_token(token_id, extras[index])
+                    else:
+                        sequence.token_ids.append(token_id)
+            if not sequence.num_inflight and sequence.stage >= Stage.PREEMPTED:
+                has_room = True
+                self.settle(sequence)
+        self.draw(drawn, now)
+        return has_room
+
+    def draw(self, sequences: list[Sequence], now: float) -> None:
+        """Each of these has a new token: on its way it goes, and the sequence ends if it was the last."""
+        self.num_output_tokens += len(sequences)
+        ended: list[tuple[Sequence, str]] = []
+        for sequence in sequences:
+            tokens = sequence.token_ids
+            if tokens[-1] in sequence.stop_ids or len(tokens) >= sequence.max_length:
+                reason = sequence.finish_reason_now()
+                if reason:
+                    ended.append((sequence, reason))
+        for sequence, reason in ended:
+            self._endings.finish(sequence, reason, now)
+        self._streams.tokens(sequences if not ended else [one for one in sequences if not one.finish_reason])
+
+    def take_handoff(self, outcome: Outcome, now: float) -> None:
+        """A prefill elsewhere is over: the sequence decodes, or is prefilled here."""
+        sequence = outcome.sequence
+        if isinstance(outcome, HandoffDone):
+            if sequence.num_cached_tokens < 0:
+                assert sequence.kv is not None, "received pages are held"
+                sequence.num_cached_tokens = max(sequence.kv.num_cached_tokens, outcome.num_cached_tokens)
+            sequence.length += 1
+            sequence.take_token(outcome.token_id, outcome.extra)
+            self._running.enter(sequence)
+            self.draw([sequence], now)
+            return
+        sequence.prefill = ""
+        if outcome.reason == POISONED:
+            message = "computing its prompt failed, or killed the worker, again and again"
+            sequence.stage = Stage.WAITING
+            self._endings.fail(sequence, POISONED, message, retryable=False, now=now)
+            return
+        if not outcome.complete:
+            self._endings.put_back(sequence)
+            return
+        # Only the first token is missing: the last position is computed again for its logits.
+        sequence.num_scheduled -= 1
+        if sequence.num_cached_tokens < 0:
+            assert sequence.kv is not None, "received pages are held"
+            sequence.num_cached_tokens = sequence.kv.num_cached_tokens
+        self._running.enter(sequence)
+
+    def _progress(self, sequence: Sequence, token_id: int, extra: bytes, now: float) -> None:
+        """A chunk of a prompt that another scheduler ordered; `token_id` is -1 before the last one."""
+        self._orders.on_computed(sequence, now)
+        if token_id >= 0:
+            self.num_output_tokens += 1
+            self._running.retain(sequence)
+            self._orders.on_token(sequence, token_id, extra, now)
+
+    def settle(self, sequence: Sequence) -> None:
+        """No step of a sequence that left is in flight any more."""
+        if sequence.stage is Stage.RETAINED:
+            return
+        self._running.settle(sequence)
+        if sequence.stage is Stage.PREEMPTED:
+            self._endings.put_back(sequence)
+
+    def _on_error(self, sequence: Sequence, error: RowError, now: float) -> None:
+        """A row that could not be computed ends its sequence, and nothing else."""
+        if sequence.stage is Stage.ENDED:
+            return
+        if sequence.order_id:
+            self._orders.fail(sequence.order_id, error.code, error.message, now)
+            self._endings.leave(sequence, now)
+        else:
+            self._endings.fail(sequence, error.code, error.message, error.code != POISONED, now)

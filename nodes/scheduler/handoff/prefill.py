@@ -1,0 +1,249 @@
+"""Prefill's side of a handoff: orders, pages announced as chunks finish, and how long they are kept.
+
+    QUEUED    in the waiting queue like any request
+    RUNNING   pages are announced to the destination's agent as soon as they are full
+    DRAWN     all pages are announced, `PrefillDone` is told; pages are kept
+    FAILED    `PrefillFailed` is told; pages are given back at once
+    gone      cancelled by its holder (the normal end), the holder lost, or a lease without a sign of life
+
+Tells may be lost, so what is not acknowledged is told again: the announcement as a whole (an index already copied is
+acknowledged again, to both schedulers), and the result until the holder cancels. Signs of life are the holder's
+renewals and the agent's progress. A cancelled grant id is remembered for a while, for an order that arrives after its
+own cancellation. Pure; owned by the core, which ends the sequences that are returned to it.
+"""
+
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from kvstore.protocol import PagesPulled, PagesReady, PoolHandle, TransferFailed
+from mesh.address import Address
+from mesh.runtime.deadlines import Deadlines
+from nodes.protocol import PrefillDone, PrefillFailed, PrefillOrder
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.events import Outbox
+from nodes.scheduler.sequence import Sequence
+
+ANNOUNCE: Final = "announce"
+LEASE: Final = "order_lease"
+TIMEOUT: Final = "order_timeout"
+UNKNOWN_GRANT: Final = "unknown_grant"
+MAX_REMEMBERED: Final = 4096
+MAX_REPEAT_FACTOR: Final = 8
+
+
+class OrderRefused(NamedTuple):
+    """Why an order is not taken."""
+
+    code: str
+    message: str
+    retryable: bool = False
+
+
+class _Order:
+    __slots__ = (
+        "agent",
+        "grant_id",
+        "holder",
+        "num_announced",
+        "num_pulled",
+        "num_skip_pages",
+        "repeat_s",
+        "result",
+        "sequence",
+        "total",
+    )
+
+    def __init__(self, holder: Address, message: PrefillOrder, sequence: Sequence, page_size: int) -> None:
+        self.grant_id = message.grant_id
+        self.holder = holder
+        self.agent = message.agent
+        # None once the pages are given back; the result alone is kept then.
+        self.sequence: Sequence | None = sequence
+        self.num_skip_pages = message.num_skip_tokens // page_size
+        self.total = -(-sequence.num_tokens // page_size) - self.num_skip_pages
+        self.num_announced = 0
+        self.num_pulled = 0
+        self.result: PrefillDone | PrefillFailed | None = None
+        self.repeat_s = 0.0
+
+
+class Orders:
+    """Prefills that other schedulers ordered from this one."""
+
+    def __init__(self, config: SchedulerConfig, pool: PoolHandle, outbox: Outbox, deadlines: Deadlines) -> None:
+        self._config = config
+        self._pool = pool
+        self._layout_digest = pool.layout.digest
+        self._outbox = outbox
+        self._deadlines = deadlines
+        self._orders: dict[str, _Order] = {}
+        self._gone: OrderedDict[str, None] = OrderedDict()
+        self.num_done = 0
+        self.num_failed = 0
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def __contains__(self, grant_id: str) -> bool:
+        return grant_id in self._orders
+
+    def refusal(self, message: PrefillOrder) -> OrderRefused | None:
+        """Why an order that is new cannot be taken, None if it can."""
+        page_size, num_tokens, num_skip = self._config.page_size, len(message.token_ids), message.num_skip_tokens
+        if message.grant_id in self._gone:
+            return OrderRefused("cancelled", f"the prefill for grant {message.grant_id} was cancelled before")
+        if not 0 < message.num_prompt_tokens <= num_tokens or num_skip % page_size or not 0 <= num_skip < num_tokens:
+            return OrderRefused(
+                "bad_order",
+                f"{num_tokens} tokens, {message.num_prompt_tokens} of them prompt, {num_skip} to skip: the tokens must "
+                f"include the prompt, and what is skipped must be whole pages of {page_size} and not everything",
+            )
+        if len(self._orders) >= self._config.max_orders:
+            return OrderRefused("overloaded", f"{self._config.max_orders} prefills are held already", True)
+        return None
+
+    def renew(self, holder: Address, message: PrefillOrder, now: float) -> None:
+        """The holder asks again: it is alive and wants the pages."""
+        order = self._orders[message.grant_id]
+        order.holder = holder
+        self._renew(order, now)
+
+    def accept(self, holder: Address, message: PrefillOrder, sequence: Sequence, now: float) -> None:
+        """Take a new order; `sequence` computes it."""
+        order = _Order(holder, message, sequence, self._config.page_size)
+        self._orders[message.grant_id] = order
+        self._renew(order, now)
+        self._deadlines.set((TIMEOUT, order.grant_id), now + message.timeout_s)
+
+    def on_computed(self, sequence: Sequence, now: float) -> None:
+        """More of the prompt is computed, or was found in the cache: announce the pages that are full now."""
+        order = self._orders[sequence.order_id]
+        num_ready = sequence.num_computed // self._config.page_size - order.num_skip_pages
+        if num_ready > order.num_announced:
+            self._announce(order, sequence, order.num_announced, num_ready, now)
+
+    def on_token(self, sequence: Sequence, token_id: int, extra: bytes, now: float) -> None:
+        """The first token is drawn (`extra` goes beside it), so all pages are ready, the partly filled last one too."""
+        order = self._orders[sequence.order_id]
+        if order.num_announced < order.total:
+            self._announce(order, sequence, order.num_announced, order.total, now)
+        self.num_done += 1
+        stages = sequence.measure(now)
+        done = PrefillDone(
+            grant_id=order.grant_id,
+            token_id=token_id,
+            num_cached_tokens=max(0, sequence.num_cached_tokens),
+            queue_s=stages.queue_s,
+            prefill_s=stages.prefill_s,
+            extra=extra,
+        )
+        self._conclude(order, done, now)
+
+    def fail(self, grant_id: str, code: str, message: str, now: float) -> Sequence | None:
+        """The order cannot be completed. Returns the sequence to end, if it still holds anything."""
+        order = self._orders.get(grant_id)
+        if order is None:
+            return None
+        sequence, order.sequence = order.sequence, None
+        if not isinstance(order.result, PrefillFailed):
+            self.num_failed += 1
+            self._conclude(order, PrefillFailed(grant_id=grant_id, code=code, message=message), now)
+        return sequence
+
+    def on_pulled(self, message: PagesPulled, now: float) -> None:
+        """The agent says how far the transfer is."""
+        order = self._orders.get(message.grant_id)
+        if order is not None and (message.num_pages > order.num_pulled or message.complete):
+            order.num_pulled = order.total if message.complete else message.num_pages
+            order.repeat_s = self._config.announce_repeat_s
+            self._renew(order, now)
+
+    def on_transfer_failed(self, message: TransferFailed, now: float) -> Sequence | None:
+        """The agent has given the transfer up, or knows no such grant: then the holder has closed it."""
+        if message.code == UNKNOWN_GRANT:
+            return self.cancel(message.grant_id) if message.grant_id in self._orders else None
+        return self.fail(message.grant_id, message.code, message.message, now)
+
+    def cancel(self, grant_id: str) -> Sequence | None:
+        """The holder wants nothing more of it. Returns the sequence to end, if it still holds anything."""
+        self._gone[grant_id] = None
+        if len(self._gone) > MAX_REMEMBERED:
+            self._gone.popitem(last=False)
+        return self._forget(grant_id)
+
+    def on_holder_lost(self, holder: Address) -> list[Sequence]:
+        """A decode scheduler is gone: nobody wants its pages."""
+        lost = [
+            grant_id
+            for grant_id, order in self._orders.items()
+            if order.holder.actor_id == holder.actor_id and order.holder.epoch <= holder.epoch
+        ]
+        return [sequence for grant_id in lost if (sequence := self._forget(grant_id)) is not None]
+
+    def on_lease_over(self, grant_id: str) -> Sequence | None:
+        """No sign of life for a whole lease."""
+        return self._forget(grant_id)
+
+    def on_timeout(self, grant_id: str, now: float) -> Sequence | None:
+        """The holder's own deadline has passed: it has given up by now."""
+        order = self._orders[grant_id]
+        if order.result is not None:
+            return None
+        return self.fail(grant_id, "deadline_exceeded", "the prefill took longer than the order allowed", now)
+
+    def running(self) -> list[str]:
+        """Grant ids of orders that have no result yet."""
+        return [grant_id for grant_id, order in self._orders.items() if order.result is None]
+
+    def on_repeat_due(self, grant_id: str, now: float) -> None:
+        """Tell again what is not acknowledged. All of it announced: the repeat makes the agent say so again."""
+        order = self._orders[grant_id]
+        sequence = order.sequence
+        order.repeat_s = min(2 * order.repeat_s, MAX_REPEAT_FACTOR * self._config.announce_repeat_s)
+        if sequence is not None and order.num_announced and (order.num_pulled < order.num_announced or order.result):
+            self._tell_ready(order, sequence, 0, order.num_announced)
+        if order.result is not None:
+            self._outbox.tell(order.holder.actor_id, order.result)
+        self._deadlines.set((ANNOUNCE, grant_id), now + order.repeat_s)
+
+    # inside
+
+    def _announce(self, order: _Order, sequence: Sequence, first: int, end: int, now: float) -> None:
+        self._tell_ready(order, sequence, first, end)
+        order.num_announced = end
+        order.repeat_s = self._config.announce_repeat_s
+        self._deadlines.set((ANNOUNCE, order.grant_id), now + order.repeat_s)
+
+    def _tell_ready(self, order: _Order, sequence: Sequence, first: int, end: int) -> None:
+        kv = sequence.kv
+        assert kv is not None, "pages are kept until the order is over"
+        start = order.num_skip_pages + first
+        self._outbox.tell(
+            order.agent,
+            PagesReady(
+                grant_id=order.grant_id,
+                first=first,
+                total=order.total,
+                source_group=self._pool.group,
+                source_agent=self._pool.agent,
+                source_incarnation=self._pool.incarnation,
+                layout_digest=self._layout_digest,
+                pages=kv.pages[start : start + end - first],
+                generations=kv.generations(start, end - first),
+            ),
+        )
+
+    def _conclude(self, order: _Order, result: PrefillDone | PrefillFailed, now: float) -> None:
+        order.result = result
+        order.repeat_s = self._config.announce_repeat_s
+        self._outbox.tell(order.holder.actor_id, result)
+        self._deadlines.set((ANNOUNCE, order.grant_id), now + order.repeat_s)
+
+    def _renew(self, order: _Order, now: float) -> None:
+        self._deadlines.set((LEASE, order.grant_id), now + self._config.lease_s)
+
+    def _forget(self, grant_id: str) -> Sequence | None:
+        order = self._orders.pop(grant_id, None)
+        for kind in (ANNOUNCE, LEASE, TIMEOUT):
+            self._deadlines.clear((kind, grant_id))
+        return None if order is None else order.sequence

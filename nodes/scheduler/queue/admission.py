@@ -1,0 +1,177 @@
+"""Who may enter: page credit with the projected growth of those who run.
+
+    pages needed now + its growth + growth of all who run <= pages that are free or can be evicted
+
+Whoever is alone needs no credit but the pages for what is known of it: `never_fits` was answered to requests whose
+limit exceeds the pool, so it always gets to its end.
+
+A sequence enters in one of two ways. Prefilled here: as soon as the steps have room for its first chunk, not before,
+so that it finds as much as possible in the cache; it also waits for a prompt that is being computed and begins like it.
+Prefilled elsewhere: its pages are lent to a grant at once, steps do not matter. The queue is walked in order and stops
+at the first that lacks credit; what steps hold up is skipped, and its pages are left to it.
+
+After a scheduler's death what its sequences had is held for those who come again (`kvstore/cache/rebuild.py`).
+
+Pure; owned by the core.
+"""
+
+from collections.abc import Callable, Iterable
+
+from kvstore.cache.prefix_cache import PrefixCache
+from kvstore.cache.rebuild import Orphans
+from nodes.scheduler.batch.growth import GrowthEstimate
+from nodes.scheduler.batch.running import Running
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.handoff.decode import Grants
+from nodes.scheduler.handoff.prefill import Orders
+from nodes.scheduler.queue.policy import WaitingQueue
+from nodes.scheduler.sequence import Sequence, Stage
+
+MAX_SKIPPED = 32
+
+
+class Credit:
+    """Pages that can be promised during one round of admission."""
+
+    __slots__ = ("_growth", "_num_available", "_num_promised", "_someone_runs")
+
+    def __init__(self, growth: GrowthEstimate, num_available: int, running: Iterable[Sequence]) -> None:
+        self._growth = growth
+        self._num_available = num_available
+        self._num_promised = 0
+        self._someone_runs = False
+        for sequence in running:
+            self._someone_runs = True
+            self._num_promised += growth.num_pages(sequence)
+
+    def take(self, sequence: Sequence, num_pages: int) -> bool:
+        """Admit `sequence`, which allocates `num_pages` now. False: not enough credit, nothing changes."""
+        if num_pages > self._num_available:
+            return False
+        growth = self._growth.num_pages(sequence)
+        if self._someone_runs and num_pages + growth + self._num_promised > self._num_available:
+            return False
+        self._num_available -= num_pages
+        self._num_promised += growth
+        self._someone_runs = True
+        return True
+
+    def refresh(self, num_available: int) -> None:
+        """What is free or can be evicted now: holding a cached prefix takes that from what can be evicted."""
+        self._num_available = num_available
+
+    def set_aside(self, num_pages: int) -> None:
+        """Whoever comes next must leave so many pages to a sequence that goes first but cannot enter yet."""
+        self._num_promised += num_pages
+        self._someone_runs = True
+
+
+class Admission:
+    """Moves waiting sequences into steps and handoffs. `is_due` says that something changed since the last walk."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: PrefixCache,
+        queue: WaitingQueue,
+        running: Running,
+        growth: GrowthEstimate,
+        grants: Grants,
+        orders: Orders,
+        orphans: Orphans,
+    ) -> None:
+        self._config = config
+        self._orphans = orphans
+        self._cache = cache
+        self._queue = queue
+        self._running = running
+        self._growth = growth
+        self._grants = grants
+        self._orders = orders
+        self.is_due = False
+        self.num_recomputed_tokens = 0
+
+    def admit(self, step_tokens: int, max_running: int, can_prefill: Callable[[str], bool], now: float) -> None:
+        """Let in who may; `can_prefill` says whether a prefill scheduler can be used. Called when `is_due`."""
+        self.is_due = False
+        if not len(self._queue) or len(self._running) + len(self._grants) >= max_running:
+            return
+        credit = Credit(self._growth, self._cache.num_available(), [*self._running, *self._grants.sequences()])
+        chunk_tokens = self._config.chunk_tokens
+        room = step_tokens - self._running.num_prefill_tokens(chunk_tokens)
+        num_skipped = 0
+        for sequence in self._queue.order(now):
+            if len(self._running) + len(self._grants) >= max_running or num_skipped > MAX_SKIPPED:
+                return
+            is_open = can_prefill(sequence.prefill)
+            if room <= 0 and not is_open:
+                credit.set_aside(self._num_pages(sequence.num_tokens))
+                num_skipped += 1
+                continue
+            match = self._cache.match(sequence.token_ids, sequence.extra_key)
+            num_left = sequence.num_tokens - match.num_tokens
+            is_elsewhere = is_open and num_left > self._config.local_prefill_max
+            if not is_elsewhere and (room <= 0 or self._is_being_computed(sequence, match.num_tokens)):
+                credit.set_aside(self._num_pages(num_left))
+                num_skipped += 1
+                continue
+            if not credit.take(sequence, self._num_pages(num_left)) or not self._enter(sequence, is_elsewhere, now):
+                return
+            credit.refresh(self._cache.num_available())
+            room -= 0 if is_elsewhere else min(num_left, chunk_tokens)
+
+    def _num_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._config.page_size)
+
+    def _is_being_computed(self, sequence: Sequence, num_cached_tokens: int) -> bool:
+        """Someone computes more of the same prefix than is cached: it will be there in a moment."""
+        page_size = self._config.page_size
+        most = (sequence.num_tokens - 1) // page_size * page_size
+        for other in self._running:
+            # Decoding for a while: all its full pages are in the cache.
+            if other.num_computed // page_size < other.num_tokens // page_size:
+                num_shared = min(most, num_shared_tokens(sequence, other, page_size))
+                if num_shared > num_cached_tokens and other.num_computed < num_shared:
+                    return True
+        return False
+
+    def _enter(self, sequence: Sequence, is_elsewhere: bool, now: float) -> bool:
+        """Take pages; False if locking the cached prefix left too few."""
+        kv = self._orphans.claim(sequence.token_ids, sequence.extra_key) if len(self._orphans) else None
+        if kv is None:
+            kv = self._cache.start(sequence.token_ids, sequence.extra_key)
+        sequence.hold(kv)
+        if not sequence.reserve(sequence.num_tokens, self._config.page_size):
+            sequence.drop_pages()
+            return False
+        self._queue.remove(sequence)
+        if sequence.entered_at < 0:
+            sequence.entered_at = now
+        if sequence.num_preemptions or sequence.num_prior_outputs:
+            # All its tokens but the last were computed once.
+            self.num_recomputed_tokens += sequence.num_tokens - 1 - kv.num_tokens
+        if is_elsewhere:
+            sequence.stage = Stage.HANDOFF
+            self._grants.open(sequence, kv.lend(), now)
+            return True
+        if sequence.num_cached_tokens < 0:
+            sequence.num_cached_tokens = kv.num_cached_tokens
+        self._running.enter(sequence)
+        if sequence.order_id:
+            self._orders.on_computed(sequence, now)
+        return True
+
+
+def num_shared_tokens(left: Sequence, right: Sequence, page_size: int) -> int:
+    """Tokens, in whole pages, that two sequences begin with alike."""
+    if left.extra_key != right.extra_key:
+        return 0
+    low, high = 0, min(left.num_tokens, right.num_tokens) // page_size
+    while low < high:
+        middle = (low + high + 1) // 2
+        end = middle * page_size
+        if left.token_ids[low * page_size : end] == right.token_ids[low * page_size : end]:
+            low = middle
+        else:
+            high = middle - 1
+    return low * page_size

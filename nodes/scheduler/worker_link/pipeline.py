@@ -1,0 +1,335 @@
+"""Numbered steps between the scheduler and its worker: at most two unacknowledged, replayed as they were.
+
+    adopt -> adopted -> step 1, step 2 -> result 1 -> step 3 -> result 2 -> ...
+
+Step N+1 is sent before the result of step N is here, so that the worker never waits for the scheduler; a row whose
+input is what step N draws says so (`from_row`). Results are taken in order of step, the first one of each step; one
+that comes before its turn is not kept: the worker has it, and answers again.
+
+A worker whose answer cannot be one to its plan, or that is there and answers nothing, is not believed any more: it is
+dismissed, which is a death like any other to whoever was in its steps, and its next incarnation goes on.
+
+The worker may be a group of tensor-parallel ranks (`ranks.py`): all are adopted, told the same, and waited for.
+
+Whatever is lost between the two is mended by sending the unacknowledged steps again: when a result overtakes an
+earlier one, when none comes for a while, and when the worker (this or its next incarnation) has been adopted again.
+Sent again, a step has the rows it had, ended sequences' included; only placeholders whose token is known by now are
+filled in, for a new worker has not seen the step that drew it. After `Adopted`, of the same incarnation too, the
+worker's table is taken for empty: each sequence's first row in what is sent again opens it, with all its pages.
+Pure; owned by the core.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from mesh.address import Address
+from mesh.runtime.deadlines import Deadlines
+from nodes.protocol import Adopt, Adopted, Dismiss, StepMismatch, StepPlan, StepResult
+from nodes.protocol.steps import RowColumn
+from nodes.scheduler.asks import PersistentAsks
+from nodes.scheduler.batch.step import Acknowledged, Step
+from nodes.scheduler.batch.step_pace import StepPace
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.events import Announce, DismissWorker, Outbox, ReadyPeer, SendStep, Tag
+from nodes.scheduler.worker_link.ranks import Disagreement, RankGroup
+from nodes.scheduler.worker_link.result_check import (
+    DISAGREED,
+    EARLY,
+    MALFORMED,
+    NOT_OURS,
+    NOT_SENT,
+    REFUSALS,
+    REPEATED,
+    find_problem,
+)
+from nodes.scheduler.worker_link.step_times import StepTimes
+
+ADOPT: Tag = ("adopt", "")
+"""The ask to rank 0; those to others name their rank."""
+REPEAT = "repeat_step"
+WORKER_LOST = "worker_lost"
+NEVER = float("inf")
+ADOPT_AGAIN_AFTER = 8
+MAX_SILENCES = 2
+"""Times that a worker may answer no step, however often it is sent, but be adopted again."""
+PATIENCE = 4.0
+"""So many times as long may a step take at the worker after the one that it was the last step of."""
+MAX_DEATHS = 2
+"""Worker deaths that a sequence may be part of and its step still be sent again."""
+
+
+class _Sent:
+    __slots__ = ("plan", "previous", "step")
+
+    def __init__(self, plan: StepPlan, step: Step) -> None:
+        self.plan = plan
+        self.step = step
+        self.previous: Acknowledged | None = None
+
+
+class Pipeline:
+    """Steps in flight to one worker."""
+
+    def __init__(
+        self, config: SchedulerConfig, epoch: int, outbox: Outbox, deadlines: Deadlines, asks: PersistentAsks
+    ) -> None:
+        self._config = config
+        self._epoch = epoch
+        self._outbox = outbox
+        self._deadlines = deadlines
+        self._asks = asks
+        self._sent: list[_Sent] = []
+        self._repeat_s = config.step_repeat_s
+        self._times = StepTimes(config)
+        self.pace = StepPace(config.max_step_s, config.page_size)
+        self.ranks = RankGroup(config.ranks)
+        self.adopted: Adopted | None = None
+        self._worker_epoch = 0
+        self.numerics = ""
+        self.table = 0
+        """Number of the worker's table, which is taken for empty after every `Adopted`."""
+        self._dismissed: dict[str, Dismiss] = {}
+        self._num_silences = 0
+        self._is_mismatched = False
+        self.last_step = 0
+        self.num_refused: dict[str, int] = dict.fromkeys(REFUSALS, 0)
+        self.num_dismissals = 0
+        self.num_mismatches = 0
+        self.num_repeated_steps = 0
+        self.num_recomputed_tokens = 0
+
+    @property
+    def num_inflight(self) -> int:
+        """Steps sent and not acknowledged."""
+        return len(self._sent)
+
+    @property
+    def can_send(self) -> bool:
+        """A worker is there and has room for a step."""
+        return self.adopted is not None and len(self._sent) < self._config.pipeline_depth
+
+    def adopt(self, now: float) -> None:
+        """Ask the worker to be ours, until it answers, which it does once the running step is done."""
+        self.adopted = None
+        self.ranks.begin()
+        self._deadlines.clear((REPEAT, ""))
+        self._deadlines.set_default((WORKER_LOST, ""), now + self._config.worker_lost_timeout_s)
+        for rank, actor_id in enumerate(self.ranks.worker_ids):
+            self._asks.start(
+                _adopt_tag(rank),
+                actor_id,
+                Adopt(scheduler_epoch=self._epoch, next_step=self.last_step + 1 - len(self._sent)),
+                timeout_s=self._config.adopt_timeout_s,
+                retry_s=self._config.ask_retry_s,
+                give_up_at=NEVER,
+            )
+
+    def take_adopted(self, tag: Tag, adopted: Adopted, now: float) -> Adopted | None:
+        """A rank has answered the ask of `tag`. Returns what the whole group answers, when it is the last one.
+
+        An incarnation that was dismissed is told again, and asked until it is another one.
+        """
+        if tag not in self._asks:
+            return None
+        rank = int(tag[1] or 0)
+        actor_id = self.ranks.worker_ids[rank]
+        dismissed = self._dismissed.get(actor_id)
+        if dismissed is not None and dismissed.worker_epoch == adopted.worker_epoch:
+            self._outbox.add(DismissWorker(actor_id, dismissed))
+            self._asks.failed(tag, now)
+            return None
+        for stale in self.ranks.take_adopted(rank, adopted):
+            self._asks.failed(_adopt_tag(stale), now)
+        whole = self.ranks.whole()
+        if whole is not None:
+            for one in range(len(self.ranks.worker_ids)):
+                self._asks.answered(_adopt_tag(one))
+        return whole
+
+    def on_adopted(self, adopted: Adopted, now: float) -> list[Step]:
+        """The worker is ours: it gets what was sent and not acknowledged, before anything new.
+
+        Steps in which too many workers have died are not sent again, nor what was sent with them: they are returned.
+        """
+        is_new = adopted.worker_epoch > self._worker_epoch
+        self._worker_epoch = adopted.worker_epoch
+        self.adopted = adopted
+        self.numerics = adopted.numerics
+        self._repeat_s = self._config.step_repeat_s
+        self.table += 1
+        if is_new:
+            self._num_silences, self._is_mismatched = 0, False
+        self._deadlines.clear((WORKER_LOST, ""))
+        if is_new and self._blame():
+            steps = [sent.step for sent in self._sent]
+            self.last_step -= len(steps)
+            self._sent.clear()
+            return steps
+        if is_new:
+            self._allow_more_time()
+        for sent in self._sent:
+            sent.step = sent.step.opened_in(self.table)
+            sent.plan = msgspec.structs.replace(sent.plan, opens=sent.step.opens)
+        self.send_again(now)
+        return []
+
+    def _allow_more_time(self) -> None:
+        """The deadline itself may have been what ended the predecessor, and its successor is cold."""
+        for sent in self._sent:
+            sent.plan = msgspec.structs.replace(sent.plan, timeout_s=PATIENCE * sent.plan.timeout_s)
+
+    def _blame(self) -> bool:
+        """The predecessor died with these steps, and may have computed them. True if one has seen too many die."""
+        self.num_recomputed_tokens += sum(len(sent.step.token_ids) for sent in self._sent)
+        hit = {sequence.row_id: sequence for sent in self._sent for sequence in sent.step.sequences}.values()
+        for sequence in hit:
+            sequence.num_deaths += 1
+        return any(sequence.num_deaths >= MAX_DEATHS for sequence in hit)
+
+    def on_worker_lost(self, worker: Address, now: float) -> None:
+        """A rank is gone or cut off. News of an incarnation before the adopted one is no news."""
+        if self.adopted is None or self.ranks.rank_of(worker) >= 0 or self.ranks.is_older(*worker):
+            self.adopt(now)
+
+    def on_members(self, ready: Mapping[str, ReadyPeer], now: float) -> None:
+        """Who is ready now. A rank in a later incarnation than has answered was lost without a word."""
+        for actor_id in self.ranks.worker_ids:
+            peer = ready.get(actor_id)
+            if peer is not None and self.ranks.is_older(actor_id, peer.epoch):
+                self.adopt(now)
+                return
+
+    def send(self, step: Step, now: float) -> None:
+        """Send the next step; `can_send` must hold."""
+        assert self.can_send, "the worker has as many steps as it may"
+        self.last_step += 1
+        timeout_s = self._times.timeout_s(*_size(step))
+        plan = StepPlan(scheduler_epoch=self._epoch, step=self.last_step, timeout_s=timeout_s, opens=step.opens)
+        self._sent.append(_Sent(plan, step))
+        self._emit(self._sent[-1])
+        self._repeat_s = self._config.step_repeat_s
+        self._deadlines.set_default((REPEAT, ""), now + self._repeat_s)
+
+    def on_result(self, worker: Address, result: StepResult, now: float) -> Acknowledged | None:
+        """The oldest unacknowledged step, if this is its result; else the result is refused, and counted."""
+        rank = self.ranks.rank_of(worker)
+        if self.adopted is None or rank < 0 or result.scheduler_epoch != self._epoch:
+            return self._refuse(NOT_OURS)
+        index = result.step - (self.last_step + 1 - len(self._sent))
+        if index < 0:
+            return self._refuse(REPEATED)
+        if index >= len(self._sent):
+            return self._refuse(NOT_SENT)
+        gathered = self.ranks.gather(rank, result)
+        if gathered is None:
+            return None
+        if isinstance(gathered, Disagreement):
+            self._dismiss(gathered.text, now)
+            return self._refuse(DISAGREED)
+        result = gathered
+        if index > 0:
+            # Results come in order, so the one before is lost; so may be its step. This one comes again, too.
+            self.send_again(now)
+            return self._refuse(EARLY)
+        sent = self._sent[0]
+        if problem := find_problem(sent.step, result, self.adopted.vocab_size):
+            self._dismiss(problem, now)
+            return self._refuse(MALFORMED)
+        del self._sent[0]
+        num_rows, num_tokens, num_pages = _size(sent.step)
+        self._times.took(num_rows, num_tokens, num_pages, result.elapsed_s)
+        self.pace.took(num_rows, num_tokens, result.elapsed_s)
+        acknowledged = _acknowledge(sent, result)
+        self._num_silences, self._is_mismatched = 0, False
+        self._repeat_s = self._config.step_repeat_s
+        if self._sent:
+            self._sent[0].previous = acknowledged
+            self._deadlines.set((REPEAT, ""), now + self._repeat_s)
+        else:
+            self._deadlines.clear((REPEAT, ""))
+        return acknowledged
+
+    def on_mismatch(self, worker: Address, mismatch: StepMismatch, now: float) -> None:
+        """The worker has not run a step: it knows other sequences, or other pages of them, than we believe.
+
+        Adopted again it is told all of them. If that does not help, one of us is wrong in a way that nothing mends.
+        """
+        first = self.last_step + 1 - len(self._sent)
+        is_ours = self.ranks.rank_of(worker) >= 0 and mismatch.scheduler_epoch == self._epoch
+        if self.adopted is None or not is_ours or not first <= mismatch.step <= self.last_step:
+            return
+        self.num_mismatches += 1
+        if self._is_mismatched:
+            self._dismiss(f"told all over again, it still cannot run step {mismatch.step}: {mismatch.reason}", now)
+            return
+        self._is_mismatched = True
+        self.adopt(now)
+
+    def _refuse(self, reason: str) -> None:
+        self.num_refused[reason] += 1
+
+    def _dismiss(self, reason: str, now: float) -> None:
+        """The adopted incarnation is not believed any more: all that it was sent is its successor's."""
+        assert self.adopted is not None, "who was not adopted was not believed"
+        self.num_dismissals += 1
+        for actor_id, epoch in self.ranks.addresses():
+            dismiss = Dismiss(scheduler_epoch=self._epoch, worker_epoch=epoch, reason=reason)
+            self._dismissed[actor_id] = dismiss
+            self._outbox.add(DismissWorker(actor_id, dismiss))
+        self._outbox.add(Announce(None, worker_ready=False, numerics=self.numerics))
+        self.adopt(now)
+
+    def on_repeat_due(self, now: float) -> None:
+        """No result for a while: step or result may be lost. Harmless if the worker is only slow.
+
+        If repeating does not help, the worker may not know us: it was replaced and nobody said so.
+        """
+        if not self._sent or self.adopted is None:
+            return
+        if self._repeat_s >= ADOPT_AGAIN_AFTER * self._config.step_repeat_s:
+            self._num_silences += 1
+            if self._num_silences >= MAX_SILENCES:
+                self._dismiss(f"step {self._sent[0].plan.step} was sent again and again, and never answered", now)
+            else:
+                self.adopt(now)
+            return
+        self._repeat_s *= 2
+        self.send_again(now)
+
+    def send_again(self, now: float) -> None:
+        """Send every unacknowledged step, with what is known by now filled in."""
+        if self.adopted is None:
+            return
+        for sent in self._sent:
+            if sent.previous is not None:
+                sent.step = sent.step.filled_in(sent.previous.drawn())
+                sent.previous = None
+            self._emit(sent)
+            self.num_repeated_steps += 1
+        if self._sent:
+            self._deadlines.set((REPEAT, ""), now + self._repeat_s)
+
+    def _emit(self, sent: _Sent) -> None:
+        step = sent.step
+        buffers = [memoryview(one).cast("B") for one in (step.rows, step.token_ids, step.page_ids)]
+        for actor_id in self.ranks.worker_ids:
+            self._outbox.add(SendStep(actor_id, sent.plan, buffers))
+
+
+def _adopt_tag(rank: int) -> Tag:
+    return (ADOPT[0], str(rank)) if rank else ADOPT
+
+
+def _size(step: Step) -> tuple[int, int, int]:
+    """Rows, tokens and pages: those that the rows read, not the few that are new."""
+    return len(step.sequences), len(step.token_ids), sum(step.column(RowColumn.FIRST_PAGE)) + len(step.page_ids)
+
+
+def _acknowledge(sent: _Sent, result: StepResult) -> Acknowledged:
+    """A row that failed has drawn nothing, whatever the worker says."""
+    errors = {error.row: error for error in result.errors}
+    token_ids = result.token_ids
+    if errors:
+        token_ids = [-1 if row in errors else token_id for row, token_id in enumerate(token_ids)]
+    return Acknowledged(sent.step, token_ids, errors, result.extras)

@@ -1,0 +1,51 @@
+"""Whether a step's result can be the answer to its plan. Pure; called by the pipeline for every result."""
+
+from typing import Final
+
+from nodes.protocol import StepResult
+from nodes.protocol.steps import MAX_EXTRA_BYTES, RowColumn
+from nodes.scheduler.batch.step import Step
+
+NOT_OURS: Final = "not_ours"
+"""Of another worker, another incarnation of it, or for another scheduler epoch."""
+NOT_SENT: Final = "not_sent"
+"""For a step that was never sent."""
+EARLY: Final = "early"
+"""For a step whose predecessor has no result yet."""
+REPEATED: Final = "repeated"
+"""For a step that has its result: what follows when a step was sent again."""
+MALFORMED: Final = "malformed"
+"""No answer to the plan of its step."""
+DISAGREED: Final = "disagreed"
+"""Ranks of one group drew different tokens."""
+REFUSALS: Final = (NOT_OURS, NOT_SENT, EARLY, REPEATED, MALFORMED, DISAGREED)
+
+_LARGEST_ID: Final = 2**31 - 1
+"""Sequences hold ids in 32 bits, whatever vocabulary a worker claims."""
+
+
+def find_problem(step: Step, result: StepResult, vocab_size: int) -> str:
+    """What is wrong with it, in words; empty if nothing is.
+
+    A row that failed may have any token, which nobody looks at. `vocab_size` 0: the worker has not said.
+    """
+    draws, token_ids = step.column(RowColumn.DRAWS), result.token_ids
+    if len(token_ids) != len(draws):
+        return f"step {result.step} has {len(draws)} rows and was answered with {len(token_ids)} tokens"
+    failed = {error.row for error in result.errors}
+    if failed and not 0 <= min(failed) <= max(failed) < len(draws):
+        return f"step {result.step} has {len(draws)} rows and was answered with errors of rows {sorted(failed)}"
+    if result.extras and (len(result.extras) != len(draws) or len(max(result.extras, key=len)) > MAX_EXTRA_BYTES):
+        sizes = f"{len(result.extras)} values of up to {len(max(result.extras, key=len))} bytes"
+        return f"step {result.step} has {len(draws)} rows and was answered with {sizes} beside its tokens"
+    end = min(vocab_size or _LARGEST_ID, _LARGEST_ID)
+    if min(draws, default=0) and min(token_ids) >= 0 and max(token_ids) < end:
+        # All draw, and all have drawn: what decoding is, and told a row at a time ten times as dear.
+        return ""
+    for index, (draw, token_id) in enumerate(zip(draws, token_ids, strict=True)):
+        if draw:
+            if not 0 <= token_id < end and index not in failed:
+                return f"row {index} of step {result.step} was answered with token {token_id}, not one of 0..{end - 1}"
+        elif token_id != -1 and index not in failed:
+            return f"row {index} of step {result.step} asked for no token and was answered with {token_id}"
+    return ""

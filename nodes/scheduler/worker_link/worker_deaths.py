@@ -1,0 +1,78 @@
+"""What the worker's death does to those it was computing for.
+
+    first death     the steps are sent again as they were: a crash costs a step
+    second death    in the same step: one of its sequences may be what kills. The steps are taken back, and each of
+                    their sequences goes through one step alone before it runs with others again
+    third death     alone: it is poisoned and fails for good, and the mesh lives on
+
+A worker that was dismissed counts as dead: what makes it answer nonsense is found out like what kills it.
+A sequence is cleared by a step that is acknowledged. After too long without any worker everybody is sent elsewhere.
+Pure; owned by the core. The promise is that of `docs/architecture.md`: one bad request never takes the mesh with it.
+"""
+
+from nodes.scheduler.batch.running import Running
+from nodes.scheduler.batch.step import Step
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.finish.endings import Endings
+from nodes.scheduler.finish.results import POISONED, Results
+from nodes.scheduler.handoff.prefill import Orders
+from nodes.scheduler.sequence import Sequence, Stage
+from nodes.scheduler.worker_link.pipeline import MAX_DEATHS
+
+
+class WorkerDeaths:
+    """Suspects, and what becomes of them."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        running: Running,
+        results: Results,
+        orders: Orders,
+        endings: Endings,
+    ) -> None:
+        self._config = config
+        self._running = running
+        self._results = results
+        self._orders = orders
+        self._endings = endings
+        self._suspects: dict[int, Sequence] = {}
+        self.num_poisoned = 0
+
+    def next_suspect(self) -> Sequence | None:
+        """Who goes through the next step alone."""
+        while self._suspects:
+            row_id, first = next(iter(self._suspects.items()))
+            if first.num_deaths and first.stage in (Stage.PREFILL, Stage.DECODE):
+                return first
+            del self._suspects[row_id]
+        return None
+
+    def take_back(self, steps: list[Step], now: float) -> None:
+        """These steps are not sent again: their sequences stand where they stood before, and are suspects."""
+        for step in steps:
+            for sequence in step.sequences:
+                sequence.num_inflight -= 1
+        sequences = list({sequence.row_id: sequence for step in steps for sequence in step.sequences}.values())
+        for sequence in sequences:
+            if sequence.stage >= Stage.PREEMPTED:
+                # All steps that were not answered are taken back, so none of its is in flight any more.
+                self._results.settle(sequence)
+            elif len(sequences) == 1 and sequence.num_deaths > MAX_DEATHS:
+                self._poisoned(sequence, now)
+            else:
+                self._running.rewind(sequence)
+                self._suspects[sequence.row_id] = sequence
+
+    def away_for_good(self, now: float) -> None:
+        """No worker for too long: whoever waits for it is told, and can go elsewhere."""
+        message = f"worker {self._config.worker} has been away for {self._config.worker_lost_timeout_s:g} s"
+        self._endings.give_all_back(self._orders, "worker_lost", message, now, but_handoffs=True)
+
+    def _poisoned(self, sequence: Sequence, now: float) -> None:
+        self.num_poisoned += 1
+        message = f"computing it alone ended {self._config.worker}, after {MAX_DEATHS} deaths with others"
+        if sequence.order_id:
+            self._endings.fail_order(self._orders, sequence.order_id, POISONED, message, now)
+        else:
+            self._endings.fail(sequence, POISONED, message, retryable=False, now=now)

@@ -1,0 +1,66 @@
+"""A worker that an operator has drained: it comes back when he says so, not when it is started again by itself.
+
+So nobody waits for it as for one that died. What is new is refused (`draining`: submit elsewhere), prefills that others
+have ordered are theirs to make again at once, and attempts that run here are given back: at once where its supervisor
+says that it stays away, and after `drained_wait_s`, within which a worker that is only renewed is there again, where
+nobody says so. Pure; owned by the core.
+"""
+
+from typing import Final
+
+from mesh.runtime.deadlines import Deadlines
+from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.events import MembersChanged
+from nodes.scheduler.finish.endings import Endings
+from nodes.scheduler.handoff.prefill import Orders
+
+DRAINED: Final = "worker_drained"
+DRAINING: Final = "draining"
+
+
+class WorkerDrain:
+    """Which of the group's workers were drained and are not back."""
+
+    def __init__(self, config: SchedulerConfig, orders: Orders, endings: Endings, deadlines: Deadlines) -> None:
+        self._config = config
+        self._orders = orders
+        self._endings = endings
+        self._deadlines = deadlines
+        self._drained: set[str] = set()
+        self._stays_away = False
+
+    @property
+    def is_drained(self) -> bool:
+        """Nothing can be computed here until somebody starts the worker again."""
+        return bool(self._drained)
+
+    def on_members(self, event: MembersChanged, now: float) -> None:
+        """Who is ready, who was last seen draining, and who stays away."""
+        was_drained, stayed_away = self.is_drained, self._stays_away
+        self._stays_away = False
+        for worker in self._config.ranks:
+            peer = event.ready.get(worker)
+            # A later incarnation may be known before the supervisor's word that it has come.
+            if worker in event.drained and (peer is None or peer.epoch <= event.drained[worker]):
+                self._drained.add(worker)
+                self._stays_away = True
+            elif worker in event.draining:
+                self._drained.add(worker)
+            elif peer is not None:
+                self._drained.discard(worker)
+        if self._stays_away and not stayed_away:
+            self._deadlines.clear((DRAINED, ""))
+            self.on_due(now)
+        elif self.is_drained and not was_drained:
+            self._deadlines.set((DRAINED, ""), now + self._config.drained_wait_s)
+            for grant_id in self._orders.running():
+                self._endings.fail_order(self._orders, grant_id, DRAINING, self._message(), now)
+        elif was_drained and not self.is_drained:
+            self._deadlines.clear((DRAINED, ""))
+
+    def on_due(self, now: float) -> None:
+        """It stays away."""
+        self._endings.give_all_back(self._orders, DRAINING, self._message(), now)
+
+    def _message(self) -> str:
+        return f"{', '.join(sorted(self._drained))} was drained; `meshctl restart` brings it back"

@@ -1,0 +1,58 @@
+"""Whether the step whose turn it is ends in time.
+
+A thread that computes cannot be stopped, so a step that hangs is the end of its process. Steps end in the order in
+which they begin; one that was launched behind another has its time from the other's end on. Part of the worker's actor.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from nodes.worker.steps.step import RunnableStep
+
+
+class Later(Protocol):
+    """`Context.later`."""
+
+    def __call__(self, delay_s: float, callback: Callable[[], None], /) -> asyncio.TimerHandle:
+        """Call back after `delay_s`."""
+        ...
+
+
+class StepWatch:
+    """Calls `hangs` with the step that has not ended within its `timeout_s`."""
+
+    def __init__(self, later: Later, hangs: Callable[[RunnableStep], None]) -> None:
+        self._later = later
+        self._hangs = hangs
+        self._running: deque[RunnableStep] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begun(self, step: RunnableStep) -> None:
+        """A step runs, or waits behind the one that does."""
+        self._running.append(step)
+        if len(self._running) == 1:
+            self._arm()
+
+    def ended(self) -> None:
+        """The step that was begun first has ended; nothing happens after `stop`."""
+        if self._running:
+            self._running.popleft()
+        self._arm()
+
+    def stop(self) -> None:
+        """What still runs is nobody's business any more."""
+        self._running.clear()
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._running:
+            self._timer = self._later(self._running[0].timeout_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._hangs(self._running[0])

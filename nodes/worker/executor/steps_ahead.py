@@ -1,0 +1,85 @@
+"""Keeps a device busy: launches a step while the one before runs, and waits for each in its turn.
+
+Two threads: one launches, which is work for the host, the other waits for the device. If launching a step raises, the
+step is run row by row when the one before has ended, as everywhere (`run_isolated`), with the inputs that are known by
+then; the step behind it waits for that. What raises while waiting is the device's failure: it is passed on, since
+nothing computed there is good any more. So is what `run_isolated` finds to be one.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from nodes.worker.errors import CollectiveFailed
+from nodes.worker.executor.isolation import run_isolated, traceback_of
+from nodes.worker.steps.step import PipelinedRunner, RunnableStep, StepOutcome, outcome_of, with_inputs
+
+
+class _Flight:
+    """One step. `on_device`: its tokens are where the next step finds them (False: it was run row by row)."""
+
+    def __init__(self, step: RunnableStep, loop: asyncio.AbstractEventLoop) -> None:
+        self.step = step
+        self.on_device: asyncio.Future[bool] = loop.create_future()
+        self.outcome: asyncio.Future[StepOutcome] = loop.create_future()
+
+    async def drawn(self) -> dict[int, int]:
+        """Tokens by row of the plan, when the step has ended."""
+        # Shielded, here and below: who waits may be cancelled, and the step itself must not be.
+        outcome = await asyncio.shield(self.outcome)
+        return {row.row: token_id for row, token_id in zip(self.step.rows, outcome.token_ids, strict=True)}
+
+    def end(self) -> None:
+        """Let nobody wait for what will not come."""
+        self.on_device.cancel()
+        self.outcome.cancel()
+
+
+class StepsAhead:
+    """Runs steps of one runner; `thread` launches. `run` is called in the order of the steps."""
+
+    def __init__(self, runner: PipelinedRunner, thread: ThreadPoolExecutor) -> None:
+        self._runner = runner
+        self._thread = thread
+        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="device-wait")
+        self._last: _Flight | None = None
+
+    async def run(self, step: RunnableStep) -> StepOutcome:
+        """What `run_isolated` gives; steps end in the order of the calls. Raises what the device failed with."""
+        before, flight = self._last, _Flight(step, asyncio.get_running_loop())
+        self._last = flight
+        try:
+            outcome = await self._run(flight, before)
+            flight.outcome.set_result(outcome)
+        finally:
+            flight.end()
+        return outcome
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        self._waiting.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, flight: _Flight, before: _Flight | None) -> StepOutcome:
+        loop = asyncio.get_running_loop()
+        step, errors, failure = flight.step, [], ""
+        if before is not None and not await asyncio.shield(before.on_device):
+            step, errors = with_inputs(step, await before.drawn())
+        if step.rows:
+            try:
+                launched: Any = await loop.run_in_executor(self._thread, self._runner.launch, step)
+            except CollectiveFailed:
+                raise
+            except Exception as error:  # noqa: BLE001 # run again below, where one row can be blamed
+                failure = traceback_of(error)
+            else:
+                flight.on_device.set_result(True)
+                outcome = await loop.run_in_executor(self._waiting, self._runner.finish, launched)
+                return outcome_of(flight.step, step, outcome, errors)
+        if before is not None:
+            step, errors = with_inputs(flight.step, await before.drawn())
+        outcome = StepOutcome([])
+        if step.rows:
+            outcome = await loop.run_in_executor(self._thread, run_isolated, self._runner, step)
+        flight.on_device.set_result(False)
+        # Run again, it may have gone well: the memory that was short is free when the step before has ended.
+        return outcome_of(flight.step, step, outcome._replace(failure=outcome.failure or failure), errors)

@@ -1,0 +1,51 @@
+"""How a worker comes by its pool: named by the agent, or with pages that it makes itself.
+
+With `pool_in_worker` the agent gives a page table, the worker allocates the pages in its own process and exports them;
+the agent opens them when it first copies. That spares the agent's CUDA context where nothing is copied, and costs the
+group's KV when the worker dies.
+"""
+
+from collections.abc import Callable
+
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.mapping import map_pool
+from kvstore.pool.page_pool import MemoryHost, PagePool
+from kvstore.protocol import MakePages, MapPool, OfferPages, PoolHandle
+from mesh.actor import Context
+from mesh.calls.persistent_ask import PersistentAsk
+from mesh.errors import CallError
+from nodes.model_spec import ModelSpec
+from nodes.worker.config import WorkerConfig
+from nodes.worker.errors import BackendMissing, LayoutMismatch
+
+
+async def ask_for_pool(
+    ctx: Context, asks: PersistentAsk, config: WorkerConfig, refused: Callable[[CallError], None]
+) -> PoolHandle:
+    """Where the pool, or the table of one to be made, lies; asked until there is one. `refused` hears why there is not.
+
+    Raises CallErrors that another try does not cure.
+    """
+    question = (
+        MakePages(group=config.group) if config.pool_in_worker else MapPool(group=config.group, rank=config.tp_rank)
+    )
+    return await asks.ask(ctx, config.agent, question, timeout_s=config.map_timeout_s, what="the pool", refused=refused)
+
+
+def take_pool(host: MemoryHost, config: WorkerConfig, spec: ModelSpec, handle: PoolHandle) -> PagePool:
+    """Map the pool. Raises LayoutMismatch if it was made for another model, and PoolError."""
+    wanted = spec.kv_layout(config.dtype, config.page_size, config.tp_rank, config.tp_size)
+    if handle.layout != wanted:
+        raise LayoutMismatch(
+            f"{config.agent} has made the pool of {config.group} for {handle.layout}, and {config.model} needs"
+            f" {wanted}. Give agent, scheduler and worker of a group the same model, dtype, page size and ranks."
+        )
+    return map_pool(host, handle)
+
+
+async def make_pages(ctx: Context, asks: PersistentAsk, config: WorkerConfig, host: MemoryHost, pool: PagePool) -> None:
+    """Make the pages of a table that `ask_for_pool` got, and have them offered. Raises DeviceError, BackendMissing."""
+    if not isinstance(host, CudaHost):
+        raise BackendMissing(f"pages of {config.group} are to be made on {config.device}, and no device is used here")
+    offer = OfferPages(group=config.group, incarnation=pool.info.incarnation, ipc_handle=host.make_pages(pool))
+    await asks.ask(ctx, config.agent, offer, timeout_s=config.map_timeout_s, what="the offer of pages")
