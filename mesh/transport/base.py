@@ -1,6 +1,6 @@
 """The seam between actors and whatever carries their frames.
 
-Implemented by `zeromq` (production), `inproc` (one process, real time) and `simulation` (virtual time, seeded faults);
+Implemented by `zeromq` (between processes) and `simulation` (in one process, with seeded faults or none);
 used only by `mesh/system.py`. All calls are made on the event loop's thread, all callbacks come on it.
 """
 

@@ -51,16 +51,16 @@ def once_per_process():
         other.recv()
 
 
-@pytest.fixture(params=["inproc", "zeromq", "zeromq on asyncio"])
+@pytest.fixture(params=["simulated", "zeromq", "zeromq on asyncio"])
 def on_mesh(request, run, short_path, once_per_process):
     """Run `async def test(mesh)` on a mesh; nothing may be left of it. `on_mesh.kind` says over what."""
-    from mesh_under_test import inproc_mesh, zeromq_mesh
+    from mesh_under_test import simulated_mesh, zeromq_mesh
 
     from mesh.testing.leaks import assert_no_leaks
 
     def runner(test):
         async def main():
-            async with inproc_mesh() if request.param == "inproc" else zeromq_mesh(short_path) as mesh:
+            async with simulated_mesh() if request.param == "simulated" else zeromq_mesh(short_path) as mesh:
                 await test(mesh)
 
         with assert_no_leaks(shm_prefix="none of this test", within_s=1.0):

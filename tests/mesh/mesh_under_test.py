@@ -7,8 +7,8 @@ from mesh.actor import Actor
 from mesh.address import Address
 from mesh.options import SystemOptions
 from mesh.runtime.run_directory import RunDirectory
+from mesh.simulation.network import SimulatedNetwork
 from mesh.system import ActorSystem
-from mesh.transport.inproc import InprocNetwork
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
 from mesh.wire.codec import Codec
 from mesh.wire.message import HotMessage, Message
@@ -157,13 +157,13 @@ class Mesh:
 
 
 @contextlib.asynccontextmanager
-async def inproc_mesh():
-    network = InprocNetwork()
+async def simulated_mesh():
+    network = SimulatedNetwork(seed=0)
 
     async def kill(system):
-        network.kill(system.address)
+        network.crash(system.address)
 
-    mesh = Mesh(lambda address: network.transport(), kill)
+    mesh = Mesh(network.transport, kill)
     mesh.network = network
     try:
         yield mesh

@@ -15,7 +15,7 @@ from mesh.runtime.telemetry import Metrics
 from mesh.wire.frames import Joined, MembersChanged
 
 REGISTRY = Address("registry", 1)
-NOWHERE = Endpoint("inproc://registry", "inproc://registry.data")
+NOWHERE = Endpoint("sim://registry", "sim://registry.data")
 
 
 def member(actor_id: str) -> Member:

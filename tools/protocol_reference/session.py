@@ -15,9 +15,9 @@ from mesh.actor import Actor, Call
 from mesh.address import Address, Endpoint
 from mesh.options import SystemOptions
 from mesh.simulation import virtual_time
+from mesh.simulation.network import SimulatedNetwork, SimulatedTransport
 from mesh.system import ActorSystem
 from mesh.transport.base import Buffer, Lane, Link, Listener
-from mesh.transport.inproc import InprocNetwork, InprocTransport
 from mesh.wire.frames import SYSTEM_CODEC
 from mesh.wire.header import SYSTEM_FLAG, Header, Verb
 from nodes.protocol import Detokenize, Detokenized
@@ -47,7 +47,7 @@ class _Newcomer(Actor):
 class _Recorder:
     """A transport that writes down what the newcomer and its peers send each other."""
 
-    def __init__(self, inner: InprocTransport, name: str, frames: list[dict[str, Any]]) -> None:
+    def __init__(self, inner: SimulatedTransport, name: str, frames: list[dict[str, Any]]) -> None:
         self._inner = inner
         self._name = name
         self._frames = frames
@@ -86,7 +86,7 @@ class _Session:
 
     def __init__(self) -> None:
         self.frames: list[dict[str, Any]] = []
-        self._network = InprocNetwork()
+        self._network = SimulatedNetwork(seed=0)
         self._registry: ActorSystem | None = None
 
     def lookup(self) -> tuple[Address, Endpoint] | None:
@@ -95,8 +95,9 @@ class _Session:
 
     async def start(self, actor_id: str, epoch: int, actor: Actor) -> ActorSystem:
         options = SystemOptions(host="host-a", pid=4000 + epoch, random=Random(epoch))
-        transport = _Recorder(self._network.transport(), actor_id, self.frames)
-        system = ActorSystem(actor, Address(actor_id, epoch), transport, self, options)
+        address = Address(actor_id, epoch)
+        transport = _Recorder(self._network.transport(address), actor_id, self.frames)
+        system = ActorSystem(actor, address, transport, self, options)
         await system.start()
         if actor.joins:
             await system.joined()

@@ -6,8 +6,8 @@ import contextlib
 from mesh.actor import Actor
 from mesh.address import Address
 from mesh.options import SystemOptions
+from mesh.simulation.network import SimulatedNetwork
 from mesh.system import ActorSystem
-from mesh.transport.inproc import InprocNetwork
 from nodes.detokenizer.actor import DetokenizerActor
 from nodes.detokenizer.config import DetokenizerConfig, DetokenizerLimits
 from nodes.protocol import Resend, ResendFrom, StopAt, StreamFinish, StreamOpen, TextBatch, TokenBatch
@@ -39,7 +39,7 @@ class Peer(Actor):
 
 class Mesh:
     def __init__(self):
-        self.network = InprocNetwork()
+        self.network = SimulatedNetwork(seed=0)
         self.systems = {}
 
     def lookup(self):
@@ -47,7 +47,8 @@ class Mesh:
         return registry.address, registry.describe().endpoint
 
     async def start(self, actor_id, actor, epoch=1):
-        system = ActorSystem(actor, Address(actor_id, epoch), self.network.transport(), self, QUICK)
+        address = Address(actor_id, epoch)
+        system = ActorSystem(actor, address, self.network.transport(address), self, QUICK)
         self.systems[actor_id] = system
         await system.start()
         if actor.joins:
@@ -56,7 +57,7 @@ class Mesh:
 
     async def kill(self, actor_id):
         system = self.systems.pop(actor_id)
-        self.network.kill(system.address)
+        self.network.crash(system.address)
         await system.stop()
 
 

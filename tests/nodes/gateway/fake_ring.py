@@ -20,8 +20,8 @@ import msgspec
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.options import SystemOptions
+from mesh.simulation.network import SimulatedNetwork
 from mesh.system import ActorSystem
-from mesh.transport.inproc import InprocNetwork
 from nodes.gateway.actor import Gateway
 from nodes.gateway.config import GatewayConfig
 from nodes.protocol import (
@@ -288,7 +288,7 @@ class Ring:
         self.config = config
         self.faults = Faults()
         self.seen = Seen()
-        self.network = InprocNetwork()
+        self.network = SimulatedNetwork(seed=0)
         self.systems: dict[str, ActorSystem] = {}
         self.registry: ActorSystem | None = None
         self.serve_http = serve_http
@@ -314,7 +314,7 @@ class Ring:
     async def start(self, actor_id: str, actor: Actor, **attributes: Any) -> ActorSystem:
         self.epochs[actor_id] += 1
         address = Address(actor_id, self.epochs[actor_id])
-        system = ActorSystem(actor, address, self.network.transport(), self, QUICK)
+        system = ActorSystem(actor, address, self.network.transport(address), self, QUICK)
         self.systems[actor_id] = system
         await system.start()
         if attributes:
@@ -326,7 +326,7 @@ class Ring:
 
     async def kill(self, actor_id: str) -> None:
         system = self.systems.pop(actor_id)
-        self.network.kill(system.address)
+        self.network.crash(system.address)
         await system.stop()
 
     @property

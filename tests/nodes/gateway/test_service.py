@@ -220,7 +220,7 @@ def test_messages_that_are_not_for_a_gateway_are_counted() -> None:
 
 def test_an_actor_that_does_not_answer_is_shown_as_down() -> None:
     async def scenario(ring: Ring) -> None:
-        ring.network.kill(ring.systems["w0"].address)
+        ring.network.crash(ring.systems["w0"].address)
         gateway = ring.gateway
         scraper = Scraper(gateway.ctx, ring.config)
         first, second = await asyncio.gather(scraper.answers(), scraper.answers())

@@ -16,8 +16,8 @@ from mesh.actor import Actor
 from mesh.address import Address
 from mesh.errors import RemoteError
 from mesh.options import SystemOptions
+from mesh.simulation.network import SimulatedNetwork
 from mesh.system import ActorSystem
-from mesh.transport.inproc import InprocNetwork
 from nodes.model_spec import ModelDamaged, resolve_model
 from nodes.protocol import ChooseRoute, Detokenize, Detokenized, Load, Prepare, Prepared, StopAt
 from nodes.registry.actor import RegistryActor
@@ -40,7 +40,7 @@ class Peer(Actor):
 
 class Mesh:
     def __init__(self):
-        self.network = InprocNetwork()
+        self.network = SimulatedNetwork(seed=0)
         self.systems = {}
 
     def lookup(self):
@@ -48,7 +48,8 @@ class Mesh:
         return registry.address, registry.describe().endpoint
 
     async def start(self, actor_id, actor, epoch=1, **attributes):
-        system = ActorSystem(actor, Address(actor_id, epoch), self.network.transport(), self, QUICK)
+        address = Address(actor_id, epoch)
+        system = ActorSystem(actor, address, self.network.transport(address), self, QUICK)
         self.systems[actor_id] = system
         await system.start()
         if actor.joins:
@@ -59,7 +60,7 @@ class Mesh:
 
     async def kill(self, actor_id):
         system = self.systems.pop(actor_id)
-        self.network.kill(system.address)
+        self.network.crash(system.address)
         await system.stop()
 
 
