@@ -19,7 +19,7 @@ books and quarantines what does not agree; it never raises.
 """
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kvstore.errors import OwnershipError
@@ -175,16 +175,15 @@ class PageAllocator:
         if len(set(pages)) != len(pages):
             twice = next(page for index, page in enumerate(pages) if page in pages[:index])
             raise OwnershipError(twice, "named twice", "named once")
-        gone = {page for page in pages if states[page] is PageState.FREE}
-        if gone:
+        if PageState.FREE in needed and (gone := {page for page in pages if states[page] is PageState.FREE}):
             self._free = [page for page in self._free if page not in gone]
         self._set(pages, state)
         if state is PageState.FREE:
             self._free.extend(reversed(pages))
 
-    def _set(self, pages: Iterable[int], state: PageState) -> None:
+    def _set(self, pages: Sequence[int], state: PageState) -> None:
         states, counts = self._states, self._counts
         for page in pages:
             counts[states[page]] -= 1
-            counts[state] += 1
             states[page] = state
+        counts[state] += len(pages)

@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+import numpy as np
+
 from kvstore.cache.allocator import PageAllocator, PageState, Violation
 from kvstore.cache.events import EventLog
-from kvstore.cache.page_table import PLAUSIBLE_GENERATIONS, PageEntry, PageTable, Torn
+from kvstore.cache.page_table import PageEntry, PageTable, TableScan
 from kvstore.cache.radix_tree import Node, RadixTree, Removed
 from kvstore.errors import OwnershipError
 from kvstore.hashing import NO_HASH, TOKEN_BYTES, unpack_tokens
@@ -21,19 +23,10 @@ from kvstore.protocol import PageStored
 _MAX_VIOLATIONS: Final = 256
 
 
-def generations_of(entries: Iterable[tuple[int, PageEntry | Torn]]) -> list[int]:
-    """Generation of every page of a table's `scan`; 0 where it cannot be believed."""
-    return [
-        0 if isinstance(entry, Torn) or entry.generation > PLAUSIBLE_GENERATIONS else entry.generation
-        for _, entry in entries
-    ]
-
-
 class PageBook:
     """Allocator, tree, table and event log of one pool, changed together.
 
-    Generations go on from what the table has, whoever wrote it: `generations` of all its pages, which are read if they
-    are not given (`generations_of`).
+    Generations go on from what the table has, whoever wrote it: `found` is its scan, made here if it is not given.
     """
 
     def __init__(
@@ -44,7 +37,7 @@ class PageBook:
         *,
         group: str,
         epoch: int,
-        generations: list[int] | None = None,
+        found: TableScan | None = None,
     ) -> None:
         self.allocator = allocator
         self.tree = tree
@@ -58,9 +51,8 @@ class PageBook:
         self.num_evicted_pages = 0
         self._group = group
         num_pages = allocator.num_pages
-        if generations is None:
-            generations = generations_of(table.scan()) if table is not None else [0] * num_pages
-        self._generations = generations
+        found = found or (table.scan() if table is not None else None)
+        self._generations = found.generations() if found is not None else [0] * num_pages
         # A torn entry hides its generation; it was at most one allocation ahead of those that can be read, so the size
         # of the pool is margin enough.
         self._last_generation = max(self._generations) + num_pages
@@ -179,9 +171,10 @@ class PageBook:
         """Say of every page that it is free: a scheduler begins without what an earlier one left."""
         if self.table is None:
             return
-        for page, entry in self.table.scan():
-            if isinstance(entry, Torn) or (entry.state is not PageState.FREE and page != PADDING_PAGE):
-                self.write(page, PageState.FREE)
+        found = self.table.scan()
+        used = found.slots["state"] != PageState.FREE
+        used[PADDING_PAGE] = False
+        self.write_states(np.flatnonzero(used | found.is_torn).tolist(), PageState.FREE)
 
     # inside
 
@@ -211,9 +204,8 @@ class PageBook:
     def _stored_pages(self) -> Iterable[PageStored]:
         """The cache as events, parents first. The extra key is not kept per page; hashes alone identify pages."""
         for node, parent in self.tree.runs():
+            token_ids, size = list(unpack_tokens(node.key)), self.page_size
             for index, page_hash in enumerate(node.hashes):
-                tokens = node.key[index * self.stride : (index + 1) * self.stride]
-                yield PageStored(
-                    group=self._group, page_hash=page_hash, parent_hash=parent, token_ids=list(unpack_tokens(tokens))
-                )
+                tokens = token_ids[index * size : (index + 1) * size]
+                yield PageStored(group=self._group, page_hash=page_hash, parent_hash=parent, token_ids=tokens)
                 parent = page_hash

@@ -16,7 +16,7 @@ from kvstore.cache.allocator import PageAllocator, PageState, Violation
 from kvstore.cache.events import EventLog
 from kvstore.cache.eviction import EvictionPolicy
 from kvstore.cache.page_book import PageBook
-from kvstore.cache.page_table import PageTable
+from kvstore.cache.page_table import PageTable, TableScan
 from kvstore.cache.radix_tree import Node, RadixTree, TreeMatch
 from kvstore.cache.sequence_pages import SequencePages
 from kvstore.hashing import pack_tokens, root_hash
@@ -43,10 +43,10 @@ class PrefixCache:
         table: PageTable | None = None,
         weight_version: str = "",
         policy: EvictionPolicy | None = None,
-        generations: list[int] | None = None,
+        found: TableScan | None = None,
     ) -> None:
         tree = RadixTree(page_size, policy)
-        self._book = PageBook(allocator, tree, table, group=group, epoch=epoch, generations=generations)
+        self._book = PageBook(allocator, tree, table, group=group, epoch=epoch, found=found)
         self._weight_version = weight_version
         self._live: dict[int, SequencePages] = {}
         self.num_query_tokens = 0

@@ -12,28 +12,57 @@ Only after the worker has answered `Adopted` may the table be read: until then s
 """
 
 import gc
-from collections.abc import Generator, Iterable, Sequence
+import struct
+from collections.abc import Container, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from kvstore.cache.allocator import PageAllocator, PageState
 from kvstore.cache.eviction import EvictionPolicy
-from kvstore.cache.page_book import generations_of
-from kvstore.cache.page_table import PLAUSIBLE_GENERATIONS, PageEntry, PageTable, Torn
+from kvstore.cache.page_table import (
+    FLAG_FIRST,
+    FLAG_PRIVATE,
+    HASH_OFFSET,
+    PLAUSIBLE_GENERATIONS,
+    PageEntry,
+    PageTable,
+    Slots,
+    TableScan,
+)
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.sequence_pages import SequencePages
-from kvstore.hashing import NO_HASH, chain_hashes, pack_tokens, page_hash, root_hash
+from kvstore.hashing import HASH_BYTES, NO_HASH, TOKEN_BYTES, chain_hashes, content_hash, pack_tokens, root_hash
 from kvstore.layout import PADDING_PAGE
 
 if TYPE_CHECKING:
     from kvstore.cache.radix_tree import Node
 
-_UNSAFE: Final = frozenset({PageState.GRANTED, PageState.IN_FLIGHT, PageState.QUARANTINED})
+_UNSAFE: Final = [PageState.GRANTED, PageState.IN_FLIGHT, PageState.QUARANTINED]
+_IN_USE: Final = [PageState.CACHED, PageState.RUNNING]
 
 
 class _Full(NamedTuple):
-    page: int
-    entry: PageEntry
+    """Full pages that their scheduler shared, in columns: page, slot (of a `TableScan`), hash, parent's hash.
+
+    `known` has those whose hash is right, with their index; of equal ones only the first.
+    """
+
+    pages: list[int]
+    slots: Slots
+    names: list[bytes]
+    parents: list[bytes]
+    known: dict[bytes, int]
+
+    def key(self, numbers: Sequence[int]) -> bytes:
+        """Packed tokens of these pages, one after another."""
+        return self.slots["tokens"][numbers].tobytes()
+
+    def is_first(self, number: int) -> bool:
+        """Whether a page is the first of its chain."""
+        return bool(self.slots["flags"][number] & FLAG_FIRST)
 
 
 class Orphans:
@@ -108,7 +137,7 @@ def rebuild(
     table: PageTable, *, group: str, epoch: int, weight_version: str = "", policy: EvictionPolicy | None = None
 ) -> Rebuilt:
     """Build cache, allocator and tree from `table`, and write the table anew where it changes."""
-    found = list(table.scan())
+    found = table.scan()
     cache = PrefixCache(
         PageAllocator(table.num_pages),
         table.page_size,
@@ -117,43 +146,45 @@ def rebuild(
         table=table,
         weight_version=weight_version,
         policy=policy,
-        generations=generations_of(found),
+        found=found,
     )
-    torn: list[int] = []
-    dropped: set[int] = set()
-    entries: dict[int, PageEntry] = {}
-    for page, entry in found:
-        if page == PADDING_PAGE:
-            continue
-        if isinstance(entry, Torn):
-            torn.append(page)
-        elif not _is_of_this_pool(entry, epoch):
-            dropped.add(page)
-        else:
-            entries[page] = entry
-    cached = _rebuild_tree(cache, _full_pages(entries, table.page_size))
-    lent = [page for page, entry in entries.items() if entry.state in _UNSAFE]
-    cache.book.adopt(lent + torn, PageState.QUARANTINED)
-    cache.book.write_states(lent + torn, PageState.QUARANTINED)
-    orphans = _resume_all(cache, entries, cached, dropped)
+    state, torn = found.slots["state"], found.is_torn
+    torn[PADDING_PAGE] = False
+    # Epochs only rise: whoever comes after this scheduler has written nothing yet.
+    sound = (
+        (state != PageState.RESERVED)
+        & (found.slots["owner_epoch"] <= epoch)
+        & (found.slots["generation"] <= PLAUSIBLE_GENERATIONS)
+    )
+    dropped = set(np.flatnonzero(~sound & ~torn).tolist()) - {PADDING_PAGE}
+    sound &= ~torn
+    sound[PADDING_PAGE] = False
+    full = _full_pages(found, sound, table.page_size)
+    cached = _rebuild_tree(cache, full)
+    unsafe = np.flatnonzero(torn | sound & np.isin(state, _UNSAFE)).tolist()
+    cache.book.adopt(unsafe, PageState.QUARANTINED)
+    cache.book.write_states(unsafe, PageState.QUARANTINED)
+    left = sound & np.isin(state, _IN_USE)
+    left[[full.pages[number] for number in cached.values()]] = False
+    entries = {
+        page: entry for page in np.flatnonzero(left).tolist() if isinstance(entry := found.entry(page), PageEntry)
+    }
+    orphans = _resume_all(cache, entries, full, cached, dropped)
     cache.book.write_states(sorted(dropped), PageState.FREE)
     cache.events.restate()
-    return Rebuilt(cache, Orphans(cache, orphans), sorted(lent + torn), len(torn), len(dropped))
+    return Rebuilt(cache, Orphans(cache, orphans), unsafe, int(torn.sum()), len(dropped))
 
 
 def _resume_all(
-    cache: PrefixCache, entries: dict[int, PageEntry], cached: dict[bytes, int], dropped: set[int]
+    cache: PrefixCache, entries: dict[int, PageEntry], full: _Full, cached: dict[bytes, int], dropped: set[int]
 ) -> list[SequencePages]:
     """Handles on what was running; pages in use that are neither cached nor resumed become free."""
     orphans: list[SequencePages] = []
     resumed: list[int] = []
-    cached_pages = set(cached.values())
     for page, entry in entries.items():
-        if entry.state not in (PageState.RUNNING, PageState.CACHED) or page in cached_pages:
-            continue
         if not _can_be_true(entry, cached, cache.page_size):
             dropped.add(page)
-        elif (orphan := _resume(cache, page, entry, entries, cached)) is not None:
+        elif (orphan := _resume(cache, page, entry, full, cached)) is not None:
             orphans.append(orphan)
             resumed.append(page)
         else:
@@ -162,16 +193,7 @@ def _resume_all(
     return orphans
 
 
-def _is_of_this_pool(entry: PageEntry, epoch: int) -> bool:
-    """Epochs only rise: whoever comes after this scheduler has written nothing yet."""
-    return (
-        entry.state is not PageState.RESERVED
-        and entry.owner_epoch <= epoch
-        and entry.generation <= PLAUSIBLE_GENERATIONS
-    )
-
-
-def _can_be_true(entry: PageEntry, cached: dict[bytes, int], page_size: int) -> bool:
+def _can_be_true(entry: PageEntry, cached: Container[bytes], page_size: int) -> bool:
     """Whether a scheduler may have left this entry of a page that is not in the cache now."""
     if entry.page_hash == NO_HASH:
         return entry.state is PageState.RUNNING and entry.fill < page_size
@@ -179,73 +201,88 @@ def _can_be_true(entry: PageEntry, cached: dict[bytes, int], page_size: int) -> 
     return entry.state is PageState.RUNNING and (entry.is_private or entry.page_hash in cached)
 
 
-def _full_pages(entries: dict[int, PageEntry], page_size: int) -> dict[bytes, list[_Full]]:
-    """Full, shareable pages whose hash is right, by the hash before them; of equal pages only the first."""
-    by_parent: dict[bytes, list[_Full]] = {}
-    seen: set[bytes] = set()
+def _full_pages(found: TableScan, sound: npt.NDArray[np.bool_], page_size: int) -> _Full:
+    slots = found.slots
+    is_usable = sound & (slots["fill"] == page_size) & (slots["flags"] & FLAG_PRIVATE == 0)
     # Cached ones first: they are the ones that others may have continued from.
-    for page, entry in sorted(entries.items(), key=lambda item: (item[1].state is not PageState.CACHED, item[0])):
-        usable = entry.state in (PageState.CACHED, PageState.RUNNING) and not entry.is_private
-        if not usable or entry.fill != page_size or entry.page_hash in seen:
-            continue
-        if page_hash(entry.parent_hash, entry.tokens) == entry.page_hash:
-            seen.add(entry.page_hash)
-            by_parent.setdefault(entry.parent_hash, []).append(_Full(page, entry))
-    return by_parent
+    pages = np.concatenate([np.flatnonzero(is_usable & (slots["state"] == state)) for state in _IN_USE])
+    chosen = slots[pages]
+    names, parents = _hashes(chosen["page_hash"]), _hashes(chosen["parent_hash"])
+    # What a page's hash is made of lies in one piece behind it.
+    start, size = HASH_OFFSET + HASH_BYTES, HASH_BYTES + TOKEN_BYTES * page_size
+    known: dict[bytes, int] = {}
+    for number, (content,) in enumerate(struct.iter_unpack(f"{start}x{size}s", chosen.tobytes())):
+        if (name := names[number]) == content_hash(content):
+            known.setdefault(name, number)
+    return _Full(pages.tolist(), chosen, names, parents, known)
 
 
-def _rebuild_tree(cache: PrefixCache, by_parent: dict[bytes, list[_Full]]) -> dict[bytes, int]:
-    """Insert every chain that begins at a root; returns the pages that are cached now, by hash."""
-    book = cache.book
-    cached: dict[bytes, int] = {}
-    firsts = [one for pages in by_parent.values() for one in pages if one.entry.is_first]
-    starts: list[tuple[Node | None, bytes, _Full]] = [(None, first.entry.parent_hash, first) for first in firsts]
+def _hashes(column: Slots) -> list[bytes]:
+    return [one for (one,) in struct.iter_unpack(f"{HASH_BYTES}s", column.tobytes())]
+
+
+def _rebuild_tree(cache: PrefixCache, full: _Full) -> dict[bytes, int]:
+    """Insert every chain that begins at a root; returns indices in `full` of the pages that are cached now, by hash."""
+    book, pages, names = cache.book, full.pages, full.names
+    # No hash is there twice, and a first page continues none: nobody is come upon twice.
+    firsts, next_of, several = _links(full)
+    starts: list[tuple[Node | None, bytes, int]] = [(None, full.parents[number], number) for number in firsts]
+    cached: list[int] = []
     while starts:
-        # No hash is there twice, and a first page continues none: nobody is come upon twice.
-        above, root, one = starts.pop()
-        run = [one]
-        while len(following := _following(by_parent, run[-1])) == 1:
-            run.append(following[0])
-        key = b"".join(full.entry.tokens for full in run)
-        hashes = [full.entry.page_hash for full in run]
-        pages = [full.page for full in run]
-        end = book.tree.insert(root, key, pages, hashes, above).end.node
-        for full in run:
-            if full.entry.state is not PageState.CACHED:
-                entry = full.entry
-                book.write(
-                    full.page,
-                    PageState.CACHED,
-                    page_hash=entry.page_hash,
-                    parent=entry.parent_hash,
-                    tokens=entry.tokens,
-                    is_first=entry.is_first,
-                )
-        cached.update(zip(hashes, pages, strict=True))
-        starts.extend((end, root, child) for child in _following(by_parent, run[-1]))
-    book.adopt(list(cached.values()), PageState.CACHED)
-    return cached
+        above, root, number = starts.pop()
+        run = [number]
+        while (number := next_of[number]) >= 0:
+            run.append(number)
+        hashes = [names[one] for one in run]
+        end = book.tree.insert(root, full.key(run), [pages[one] for one in run], hashes, above).end.node
+        starts.extend((end, root, child) for child in several.get(run[-1], ()))
+        cached += run
+    is_running: list[bool] = (full.slots["state"] == PageState.RUNNING).tolist()
+    for number in (number for number in cached if is_running[number]):
+        book.write(
+            pages[number],
+            PageState.CACHED,
+            page_hash=names[number],
+            parent=full.parents[number],
+            tokens=full.key([number]),
+            is_first=full.is_first(number),
+        )
+    book.adopt([pages[number] for number in cached], PageState.CACHED)
+    return {names[number]: number for number in cached}
 
 
-def _following(by_parent: dict[bytes, list[_Full]], one: _Full) -> list[_Full]:
-    """Pages that continue this one. One that says it is the first of its chain continues nothing."""
-    return [child for child in by_parent.get(one.entry.page_hash, []) if not child.entry.is_first]
+def _links(full: _Full) -> tuple[list[int], list[int], dict[int, list[int]]]:
+    """First pages of chains; of each page the only one that continues it, or -1; and those that several continue."""
+    known = np.fromiter(full.known.values(), np.intp, len(full.known))
+    is_first: npt.NDArray[np.bool_] = full.slots["flags"][known] & FLAG_FIRST != 0
+    # One that says it is the first of its chain continues nothing.
+    inner = known[~is_first]
+    numbers: list[int] = inner.tolist()
+    above = np.array([full.known.get(full.parents[number], -1) for number in numbers], np.intp)
+    inner, above = inner[above >= 0], above[above >= 0]
+    is_only = np.bincount(above, minlength=len(full.pages))[above] == 1
+    next_of = np.full(len(full.pages), -1)
+    next_of[above[is_only]] = inner[is_only]
+    several: dict[int, list[int]] = {}
+    for parent, child in zip(above[~is_only].tolist(), inner[~is_only].tolist(), strict=True):
+        several.setdefault(parent, []).append(child)
+    return known[is_first].tolist(), next_of.tolist(), several
 
 
 def _resume(
-    cache: PrefixCache, page: int, entry: PageEntry, entries: dict[int, PageEntry], cached: dict[bytes, int]
+    cache: PrefixCache, page: int, entry: PageEntry, full: _Full, cached: dict[bytes, int]
 ) -> SequencePages | None:
     """A handle on a running sequence's last page and everything before it, if all of that is there."""
     is_partial = entry.page_hash == NO_HASH and entry.parent_hash != NO_HASH and not entry.is_private
     if entry.state is not PageState.RUNNING or not is_partial:
         return None
-    tokens: list[bytes] = []
+    run: list[int] = []
     parent, is_first = entry.parent_hash, entry.is_first
     while not is_first:
         above = cached.get(parent)
         if above is None:
             return None
-        tokens.append(entries[above].tokens)
-        parent, is_first = entries[above].parent_hash, entries[above].is_first
-    match = cache.book.tree.match_prefix(parent, b"".join(reversed(tokens)))
+        run.append(above)
+        parent, is_first = full.parents[above], full.is_first(above)
+    match = cache.book.tree.match_prefix(parent, full.key(run[::-1]))
     return cache.resume(cache.book.tree.lock(match), match.pages, page, entry.tokens)
