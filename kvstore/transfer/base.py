@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from kvstore.errors import TransferError
 from kvstore.pool.page_pool import PagePool, PoolInfo
+from kvstore.transfer.plan import Descriptor
 
 
 class Direction(enum.Enum):
@@ -18,14 +19,6 @@ class Direction(enum.Enum):
 
     READ = "read"
     WRITE = "write"
-
-
-class Descriptor(NamedTuple):
-    """Bytes to move; offsets count from page 0 of the local and the remote pool."""
-
-    local_offset: int
-    remote_offset: int
-    num_bytes: int
 
 
 class SourcePages(NamedTuple):

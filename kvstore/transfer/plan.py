@@ -11,7 +11,14 @@ from typing import NamedTuple
 
 from kvstore.errors import TransferError
 from kvstore.layout import ITEM_BYTES, KVLayout
-from kvstore.transfer.base import Descriptor
+
+
+class Descriptor(NamedTuple):
+    """Bytes to move; offsets count from page 0 of the local and the remote pool."""
+
+    local_offset: int
+    remote_offset: int
+    num_bytes: int
 
 
 class PageRun(NamedTuple):
