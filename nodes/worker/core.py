@@ -23,9 +23,9 @@ from typing import Any, Final, NamedTuple
 
 from mesh.transport.base import Buffer
 from nodes.protocol import Adopt, RowError, StepMismatch, StepPlan, StepResult
-from nodes.worker.steps.check import RowCheck
-from nodes.worker.steps.columns import Limits, num_rows_of, read_columns, slots_of, stands_alone
-from nodes.worker.steps.sequence_table import Draws, SequenceTable
+from nodes.worker.steps.check import Draws, check_rows
+from nodes.worker.steps.columns import NO_ROWS, Columns, Limits, num_rows_of, read_columns, slots_of, stands_alone
+from nodes.worker.steps.sequence_table import SequenceTable
 from nodes.worker.steps.step import RunnableStep, StepOutcome
 
 MAX_QUEUED: Final = 16
@@ -113,7 +113,7 @@ class _Running(NamedTuple):
     num_rows: int
     runnable: RunnableStep
     errors: list[RowError]
-    draws: Draws | None
+    columns: Columns
 
 
 class WorkerCore:
@@ -229,8 +229,7 @@ class WorkerCore:
         # A scheduler that is over gets no answer: its successor reads the page table, not its mail.
         if plan.scheduler_epoch == self._epoch:
             result = _result(running, event)
-            if running.draws is not None:
-                self._table.record(running.draws, result.token_ids)
+            self._table.record(running.columns, result.token_ids)
             self._keep(result)
             self._next_step = max(self._next_step, plan.step + 1)
             commands.append(SendResult(running.sender, result))
@@ -299,30 +298,39 @@ class WorkerCore:
             num_rows = num_rows_of(buffers)
             errors = [RowError(row, "bad_step", columns) for row in range(num_rows)]
             nothing = RunnableStep(plan.step, [], array("i"), array("i"), plan.timeout_s)
-            return _Running(sender, plan, num_rows, nothing, errors, None)
-        if mismatch := self._table.apply(plan.opens, columns):
-            return StepMismatch(scheduler_epoch=plan.scheduler_epoch, step=plan.step, reason=mismatch)
-        before = self._running[-1] if self._running else None
-        ahead = before.draws if before is not None and before.plan.step == plan.step - 1 else None
-        check = RowCheck(self._limits, columns, self._table, ahead)
-        rows, page_ids = self._table.runnable(columns, check.offsets, check.good, check.sources, check.num_pages)
-        token_ids = array("i", columns.token_ids.tobytes())
-        runnable = RunnableStep(plan.step, rows, token_ids, page_ids, plan.timeout_s)
-        draws = self._table.draws(columns, check.good)
-        return _Running(sender, plan, len(columns.slots), runnable, check.errors(), draws)
+            return _Running(sender, plan, num_rows, nothing, errors, NO_ROWS)
+        found = self._table.apply(plan.opens, columns)
+        if isinstance(found, str):
+            return StepMismatch(scheduler_epoch=plan.scheduler_epoch, step=plan.step, reason=found)
+        before = self._running[-1] if self._running and self._running[-1].plan.step == plan.step - 1 else None
+        rows, page_ids, errors = check_rows(self._limits, columns, found, _draws(before))
+        runnable = RunnableStep(plan.step, rows, columns.token_ids, page_ids, plan.timeout_s)
+        return _Running(sender, plan, len(found), runnable, errors, columns)
 
 
 _NOTHING_RAN: Final = StepDone(StepOutcome([]), 0.0)
 
 
+def _draws(running: _Running | None) -> Draws:
+    """What a step that is under way will draw; nothing where there is none."""
+    if running is None:
+        return {}
+    slots, sequences = running.columns.slots, running.columns.sequences
+    rows = [row for row in running.runnable.rows if row.sampling is not None]
+    return {slots[row.row]: (sequences[row.row], row.row, row.end) for row in rows}
+
+
 def _result(running: _Running, done: StepDone) -> StepResult:
-    token_ids = [-1] * running.num_rows
-    for row, token_id in zip(running.runnable.rows, done.outcome.token_ids, strict=True):
-        token_ids[row.row] = token_id
-    extras = [b""] * running.num_rows if done.outcome.extras else []
-    for row, extra in zip(running.runnable.rows, done.outcome.extras, strict=False):
-        extras[row.row] = extra
-    errors = sorted([*running.errors, *done.outcome.errors], key=lambda error: error.row)
+    rows, outcome = running.runnable.rows, done.outcome
+    token_ids, extras = list(outcome.token_ids), list(outcome.extras)
+    if len(rows) < running.num_rows:
+        token_ids = [-1] * running.num_rows
+        for row, token_id in zip(rows, outcome.token_ids, strict=True):
+            token_ids[row.row] = token_id
+        extras = [b""] * running.num_rows if outcome.extras else []
+        for row, extra in zip(rows, outcome.extras, strict=False):
+            extras[row.row] = extra
+    errors = sorted([*running.errors, *outcome.errors], key=lambda error: error.row)
     plan = running.plan
     return StepResult(
         scheduler_epoch=plan.scheduler_epoch,

@@ -12,7 +12,7 @@ are settled; the order is total (equal logits: lower id first), so how many wind
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ import torch
 from torch import Tensor
 
 from nodes.request import Sampling
+
+if TYPE_CHECKING:
+    from array import array
 
 NOT_DRAWN: Final = -1
 
@@ -36,7 +39,7 @@ class Draw(NamedTuple):
 
     sampling: Sampling
     position: int
-    history: "npt.NDArray[np.int32] | None" = None
+    history: "array[int] | None" = None
 
     @property
     def is_plain(self) -> bool:
@@ -54,7 +57,8 @@ class Draw(NamedTuple):
         """The tokens that its repetition penalty is about, as often as they came; each is to get it once."""
         if self.history is None or not self.sampling.looks_back:
             return np.empty(0, np.int64)
-        return self.history[(self.history >= 0) & (self.history < vocab_size)].astype(np.int64)
+        history = np.frombuffer(self.history, np.int32)
+        return history[(history >= 0) & (history < vocab_size)].astype(np.int64)
 
     @property
     def _is_masked(self) -> bool:

@@ -5,13 +5,13 @@ Each rule of the table has a guard behind it, so some of these break the guard t
 
 from typing import Any
 
-import numpy as np
-
+from nodes.protocol.steps import Open
+from nodes.request import Sampling
 from nodes.scheduler.batch.running import Running
 from nodes.scheduler.worker_link.pipeline import Pipeline
 from nodes.worker.core import WorkerCore
 from nodes.worker.steps.columns import Columns
-from nodes.worker.steps.sequence_table import SequenceTable
+from nodes.worker.steps.sequence_table import OpenSequence, SequenceTable
 from tests.simulation.planting import Patches, around
 
 
@@ -38,12 +38,17 @@ def _give_back_once(give_back: Any) -> Any:
     return mutated
 
 
+def _nobody(slot: int) -> OpenSequence:
+    return OpenSequence(Open(slot, -1, 0, Sampling()))
+
+
 def _record_for_anybody(_: Any) -> Any:
-    def mutated(self: SequenceTable, draws: Any, token_ids: Any) -> None:
-        drawn = np.array(token_ids, np.int32)[draws.rows]
-        is_there = (drawn >= 0) & (draws.slots < len(self._owner))
-        self._drawn[draws.slots[is_there]] = drawn[is_there]
-        self._drawn_at[draws.slots[is_there]] = draws.positions[is_there]
+    def mutated(self: SequenceTable, columns: Columns, token_ids: Any) -> None:
+        rows = zip(columns.slots, columns.starts, columns.counts, token_ids, strict=False)
+        for slot, start, count, token_id in rows:
+            if token_id >= 0:
+                one = self._slots.setdefault(slot, _nobody(slot))
+                one.drawn, one.drawn_at = token_id, start + count
 
     return mutated
 
@@ -51,49 +56,49 @@ def _record_for_anybody(_: Any) -> Any:
 def _record_of_every_epoch(end: Any) -> Any:
     def mutated(self: WorkerCore, event: Any) -> Any:
         running, commands = self._running[0], end(self, event)
-        if running.draws is not None and running.plan.scheduler_epoch != self._epoch:
+        if running.plan.scheduler_epoch != self._epoch:
             token_ids = [-1] * running.num_rows
             for row, token_id in zip(running.runnable.rows, event.outcome.token_ids, strict=True):
                 token_ids[row.row] = token_id
-            self._table.record(running.draws, token_ids)
+            self._table.record(running.columns, token_ids)
         return commands
 
     return mutated
 
 
 def _append_pages(apply: Any) -> Any:
-    def mutated(self: SequenceTable, opens: Any, columns: Columns) -> str:
+    def mutated(self: SequenceTable, opens: Any, columns: Columns) -> Any:
         """Those of a sequence that is opened again come behind those that it had."""
-        again = {one.slot for one in opens if one.slot < len(self._owner) and self._owner[one.slot] == one.sequence}
-        had = {slot: self._pages[slot, : self._num_pages[slot]].copy() for slot in again}
-        problem = apply(self, opens, columns)
-        for slot, pages in had.items():
-            self._pages[slot, : len(pages)] = pages
-        return problem
+        before = {one.slot: self._slots.get(one.slot, _nobody(one.slot)) for one in opens}
+        again = {one.slot: before[one.slot] for one in opens if before[one.slot].sequence == one.sequence}
+        found = apply(self, opens, columns)
+        for slot, had in again.items():
+            self._slots[slot].pages[: len(had.pages)] = had.pages
+        return found
 
     return mutated
 
 
 def _run_all_the_same(apply: Any) -> Any:
-    def mutated(self: SequenceTable, opens: Any, columns: Columns) -> str:
-        if apply(self, opens, columns):
-            self._owner[columns.slots] = columns.sequences
-            self._num_pages[columns.slots] = np.maximum(self._num_pages[columns.slots], columns.first_pages)
-            self._drawn_at[columns.slots] = columns.starts
-            self._drawn[columns.slots] = np.maximum(self._drawn[columns.slots], 0)
-            return apply(self, opens, columns)
-        return ""
+    def mutated(self: SequenceTable, opens: Any, columns: Columns) -> Any:
+        if isinstance(found := apply(self, opens, columns), list):
+            return found
+        for at, slot in enumerate(columns.slots):
+            one = self._slots.setdefault(slot, _nobody(slot))
+            one.sequence, one.drawn_at, one.drawn = columns.sequences[at], columns.starts[at], max(one.drawn, 0)
+            one.pages.extend([0] * (columns.first_pages[at] - len(one.pages)))
+        return apply(self, opens, columns)
 
     return mutated
 
 
-def _trust_a_free_slot(open_one: Any) -> Any:
-    def mutated(self: SequenceTable, one: Any) -> None:
+def _trust_a_free_slot(opened: Any) -> Any:
+    def mutated(self: SequenceTable, opening: Any) -> OpenSequence:
         """Nothing was drawn for it, or it would not be free."""
-        drawn_at, is_free = self._drawn_at[one.slot], self._owner[one.slot] == -1
-        open_one(self, one)
-        if is_free:
-            self._drawn_at[one.slot] = drawn_at
+        one, before = opened(self, opening), self._slots.get(opening.slot)
+        if before is not None and before.sequence == -1:
+            one.drawn, one.drawn_at = before.drawn, before.drawn_at
+        return one
 
     return mutated
 
@@ -110,7 +115,7 @@ NOT_OPENED_AGAIN = around(Pipeline, "on_adopted", _believe_in_the_same_table)
 
 
 def _never_emptied(clear: Any) -> Any:
-    return lambda self: None if hasattr(self, "_owner") else clear(self)
+    return lambda self: None if hasattr(self, "_slots") else clear(self)
 
 
 TABLE_KEPT = around(SequenceTable, "clear", _never_emptied)
@@ -132,7 +137,7 @@ PLANTED: dict[str, Patches] = {
     "a late draw is recorded": [
         around(WorkerCore, "_end", _record_of_every_epoch),
         around(SequenceTable, "record", _record_for_anybody),
-        around(SequenceTable, "_open", _trust_a_free_slot),
+        around(SequenceTable, "_opened", _trust_a_free_slot),
     ],
 }
 """Seen by those of `tables.py`."""

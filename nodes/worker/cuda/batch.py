@@ -13,12 +13,17 @@ from torch import Tensor
 
 from kvstore.layout import PADDING_PAGE
 from nodes.worker.sampler import Draw
-from nodes.worker.steps.columns import runs
 from nodes.worker.steps.step import RunnableStep
 
 Ints = npt.NDArray[np.int32]
 KNOWN: Final = -1
 """In `sources`: the token id is in `token_ids`."""
+
+
+def runs(starts: "npt.NDArray[np.int64]", counts: "npt.NDArray[np.int64]") -> "npt.NDArray[np.int64]":
+    """`starts[i], starts[i] + 1, ...`, `counts[i]` numbers of each, one run after the other. There is at least one."""
+    ends = counts.cumsum()
+    return np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1], dtype=np.int64)
 
 
 class PageTable(NamedTuple):

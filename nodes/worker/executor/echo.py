@@ -89,7 +89,7 @@ class EchoRunner:
         if row.history is None:
             return ""
         held = [self._token_in(position, row, step) for position in range(end)]
-        if held != row.history.tolist():
+        if held != list(row.history):
             return f"its pages do not hold the {len(row.history)} tokens that its sampling looks back at"
         return ""
 

@@ -1,57 +1,92 @@
-"""Which rows of a step can be run, once its pages are in the table. Pure; used by the core for each step."""
+"""Which rows of a step can be run, once its pages are in the table, and those as runners take them.
 
-import numpy as np
+Used by the core for every row of every step, so it is written for speed.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from nodes.protocol import RowError
-from nodes.worker.steps.columns import Columns, Limits, Numbers
-from nodes.worker.steps.sequence_table import Draws, SequenceTable
-from nodes.worker.steps.step import MISSING_INPUT
+from nodes.worker.steps.columns import Columns, Limits
+from nodes.worker.steps.sequence_table import OpenSequence
+from nodes.worker.steps.step import MISSING_INPUT, RunnableRow, rows_from
 
-BAD_ROW = "bad_row"
+BAD_ROW: Final = "bad_row"
+
+Draws = Mapping[int, tuple[int, int, int]]
+"""What a step draws, by slot: for which sequence, in which row of its plan, and the position of the token."""
 
 
-class RowCheck:
-    """Checks all rows at once; a row that fails is looked at alone only to say why.
+class CheckedRows(NamedTuple):
+    """The rows that can be run, with the pages that they refer to; why the others cannot."""
 
-    `good` are the rows that can be run, their tokens are filled in. For all rows: `offsets` of their tokens,
-    `num_pages` that their positions need, `sources` (the row of the step under way that draws the token, or -1; None:
-    all tokens are known).
+    rows: list[RunnableRow]
+    page_ids: "array[int]"
+    errors: list[RowError]
+
+
+def check_rows(limits: Limits, columns: Columns, found: Sequence[OpenSequence], ahead: Draws) -> CheckedRows:
+    """Fill in what was drawn to `columns.token_ids`, and look at each row; row i is of the sequence `found[i]`.
+
+    `ahead`: what the step that is under way, if there is one, will draw.
     """
+    token_ids = columns.token_ids
+    fields: list[tuple[Any, ...]] = []
+    pages: list[array[int]] = []
+    errors: list[RowError] = []
+    page_size, vocab_size, context_length = limits.page_size, limits.vocab_size, limits.context_length
+    are_known = min(token_ids, default=0) >= 0 and max(token_ids, default=0) < vocab_size
+    row, token_end, page_offset = -1, 0, 0
+    rows = zip(found, columns.slots, columns.starts, columns.counts, columns.draws, strict=True)
+    for one, slot, start, count, is_drawn in rows:
+        row += 1
+        first, token_end, end = token_end, token_end + count, start + count
+        num_pages, source = (end + page_size - 1) // page_size, -1
+        held = one.pages
+        if end > context_length or num_pages > len(held) or (is_drawn and end < one.num_prompt_tokens):
+            errors.append(RowError(row, BAD_ROW, _misplaced(limits, one, start, end)))
+            continue
+        if not are_known:
+            if count == 1 and token_ids[first] == -1:
+                if one.drawn_at == start:
+                    token_ids[first] = one.drawn
+                elif (source := _source(ahead, slot, one.sequence, start)) < 0:
+                    why = f"sequence {one.sequence} drew no token for position {start} that is known here"
+                    errors.append(RowError(row, MISSING_INPUT, why))
+                    continue
+            elif min(own := token_ids[first:token_end]) < 0 or max(own) >= vocab_size:
+                errors.append(RowError(row, BAD_ROW, f"a token id is not in 0..{vocab_size - 1}"))
+                continue
+        fields.append(
+            (
+                row,
+                start,
+                count,
+                one.num_prompt_tokens,
+                first,
+                page_offset,
+                num_pages,
+                one.sampling if is_drawn else None,
+                source,
+                one.request_id,
+                None if one.tokens is None else one.write(start, token_ids[first:token_end]),
+            )
+        )
+        pages.append(held if num_pages == len(held) else held[:num_pages])
+        page_offset += num_pages
+    return CheckedRows(rows_from(fields), array("i", b"".join(pages)), errors)
 
-    def __init__(self, limits: Limits, columns: Columns, table: SequenceTable, ahead: Draws | None) -> None:
-        self._limits = limits
-        self._columns = columns
-        token_ids, ends = columns.token_ids, columns.ends
-        self.offsets: Numbers = columns.counts.cumsum() - columns.counts
-        self.num_pages: Numbers = (ends + (limits.page_size - 1)) // limits.page_size
-        self.sources: Numbers | None = None
-        self._has_pages = table.num_pages(columns)
-        self._is_outside = ends > limits.context_length
-        self._is_drawn_early = columns.draws > (ends >= table.num_prompt_tokens(columns))
-        is_bad = self._is_outside | self._is_drawn_early | (self.num_pages > self._has_pages)
-        if len(token_ids) and token_ids.min() < 0:
-            unknown = np.flatnonzero((columns.counts == 1) & (token_ids[self.offsets] == -1))
-            self.sources = table.fill_in(columns, self.offsets, unknown, ahead)
-            lowest = np.minimum.reduceat(token_ids, self.offsets)
-            is_bad |= (lowest < 0) & (self.sources < 0)
-        if len(token_ids) and token_ids.max() >= limits.vocab_size:
-            is_bad |= np.maximum.reduceat(token_ids, self.offsets) >= limits.vocab_size
-        self.good = np.flatnonzero(~is_bad)
-        self._bad = np.flatnonzero(is_bad).tolist() if len(self.good) < len(is_bad) else []
 
-    def errors(self) -> list[RowError]:
-        """Why rows cannot be run."""
-        return [RowError(row, *self._problem(row)) for row in self._bad]
+def _misplaced(limits: Limits, one: OpenSequence, start: int, end: int) -> str:
+    if end > limits.context_length:
+        return f"positions {start} to {end} of a context of {limits.context_length}"
+    if end > len(one.pages) * limits.page_size:
+        return f"{len(one.pages)} pages do not hold {end} positions"
+    return "a token is to be drawn before the prompt ends"
 
-    def _problem(self, row: int) -> tuple[str, str]:
-        columns, limits = self._columns, self._limits
-        start, count, sequence = (int(column[row]) for column in (columns.starts, columns.counts, columns.sequences))
-        if self._is_outside[row]:
-            return BAD_ROW, f"positions {start} to {start + count} of a context of {limits.context_length}"
-        if self.num_pages[row] > self._has_pages[row]:
-            return BAD_ROW, f"{self._has_pages[row]} pages do not hold {start + count} positions"
-        if self._is_drawn_early[row]:
-            return BAD_ROW, "a token is to be drawn before the prompt ends"
-        if count == 1 and columns.token_ids[self.offsets[row]] == -1:
-            return MISSING_INPUT, f"sequence {sequence} drew no token for position {start} that is known here"
-        return BAD_ROW, f"a token id is not in 0..{limits.vocab_size - 1}"
+
+def _source(ahead: Draws, slot: int, sequence: int, position: int) -> int:
+    """Which row of the step under way draws the token for `position`; -1: none."""
+    owner, row, drawn_at = ahead.get(slot, (-1, -1, -1))
+    return row if (owner, drawn_at) == (sequence, position) else -1

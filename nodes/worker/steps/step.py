@@ -11,9 +11,6 @@ from nodes.request import Sampling
 if TYPE_CHECKING:
     from array import array
 
-    import numpy as np
-    import numpy.typing as npt
-
 POISONED: Final = "poisoned_request"
 CORRUPT_PAGE: Final = "corrupt_page"
 MISSING_INPUT: Final = "missing_input"
@@ -37,7 +34,7 @@ class RunnableRow(NamedTuple):
     sampling: Sampling | None
     from_row: int = -1
     request_id: str = ""
-    history: "npt.NDArray[np.int32] | None" = None
+    history: "array[int] | None" = None
 
     @property
     def end(self) -> int:

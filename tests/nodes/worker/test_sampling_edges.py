@@ -1,8 +1,8 @@
 """The edges of sampling, in both samplers: they draw the same, and what can be said of the draw beforehand holds."""
 
 import math
+from array import array
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -78,7 +78,7 @@ def test_both_samplers_draw_the_same_and_what_the_edges_leave(
         logits[torch.rand(logits.shape, generator=generator) < 0.5] = -math.inf
     if kind == "equal":
         logits[:] = scale
-    draws = [Draw(sampling, position, np.array(history, np.int32)) for sampling, position, history in requests]
+    draws = [Draw(sampling, position, array("i", history)) for sampling, position, history in requests]
     for row, draw, token in zip(logits.tolist(), draws, both(logits, draws), strict=True):
         sampling, values = draw.sampling, biased(row, draw)
         highest = max(values)

@@ -1,6 +1,7 @@
 """The bundled model: the runner writes what transformers writes, and a second worker goes on where one stopped."""
 
-import numpy as np
+from array import array
+
 import pytest
 import torch
 from torch_running import Row, make_runner, step
@@ -37,7 +38,7 @@ def write(runner: HostRunner, prompt: list[int], output: list[int], count: int, 
         planned = step(Row(start, ids, pages, sampling, len(prompt)))
         if sampling.looks_back:
             (row,) = planned.rows
-            planned = planned._replace(rows=[row._replace(history=np.array(prompt + output, np.int32))])
+            planned = planned._replace(rows=[row._replace(history=array("i", prompt + output))])
         output.append(runner.run(planned).token_ids[0])
         start, ids = start + len(ids), output[-1:]
     return output
