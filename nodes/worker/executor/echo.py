@@ -11,13 +11,15 @@ kills its worker. Needs neither torch nor numpy; used by tests, simulations and 
 import os
 import signal
 from array import array
-from itertools import chain, count
+from itertools import chain
+from itertools import count as count_up
 from typing import Final
 
 from kvstore.layout import KVLayout
 from mesh.transport.base import Buffer
 from nodes.model_spec import EchoTimings
 from nodes.protocol import RowError
+from nodes.request import Sampling
 from nodes.worker.steps.step import CORRUPT_PAGE, RunnableRow, RunnableStep, StepOutcome
 
 _WORD_BYTES: Final = 4
@@ -47,50 +49,49 @@ class EchoRunner:
         num_tokens = 0
         for row in step.rows:
             num_tokens += row.num_tokens
-            self._die_of(row, step)
-            self._write(row, step)
-            problem = self._problem(row, step)
+            if self._timings.fatal_token >= 0:
+                self._die_of(row, step)
+            problem = self._compute(row, step)
             if problem:
                 errors.append(RowError(row.row, CORRUPT_PAGE, problem))
-            token_ids.append(-1 if problem or row.sampling is None else self._answer(row, step))
+            token_ids.append(-1 if problem or row.sampling is None else self._answer(row, row.sampling, step.page_ids))
         delay_s = (self._timings.step_ms * 1e3 + self._timings.token_us * num_tokens) * 1e-6
         return StepOutcome(token_ids, errors, delay_s)
 
     def _die_of(self, row: RunnableRow, step: RunnableStep) -> None:
-        fatal = self._timings.fatal_token
-        if fatal >= 0 and fatal in step.token_ids[row.token_offset : row.token_offset + row.num_tokens]:
+        if self._timings.fatal_token in step.token_ids[row.token_offset : row.token_offset + row.num_tokens]:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _write(self, row: RunnableRow, step: RunnableStep) -> None:
-        for position in range(row.start, row.end):
-            cell = self._cell(row, step, position)
-            self._words[cell] = step.token_ids[row.token_offset + position - row.start]
-            self._words[cell + self._page_size] = position
+    def _compute(self, row: RunnableRow, step: RunnableStep) -> str:
+        """Write what the row puts in. Returns what is wrong with the pages that it builds on.
 
-    def _problem(self, row: RunnableRow, step: RunnableStep) -> str:
-        """What is wrong with the pages that the row builds on.
-
-        All of them where a sequence begins to be read here (a prefill, the steps after a handoff) and whenever a page
-        fills up; in the steps between only the page that the answer is read from.
+        All of them are looked at where a sequence begins to be read here (a prefill, the steps after a handoff) and
+        whenever a page fills up; in the steps between only the page that the answer is read from.
         """
-        end, size, position = row.end, self._page_size, row.output_position
-        is_masked = row.sampling is not None and position < row.sampling.min_tokens
-        if row.num_tokens > 1 or position <= 1 or end % size == 0 or is_masked:
-            pages = range(-(-end // size))
+        _, start, count, num_prompt, token_offset, page_offset, _, sampling, _, _, history = row
+        words, size, page_ids = self._words, self._page_size, step.page_ids
+        end = start + count
+        output_position = end - num_prompt
+        for position in range(start, end):
+            cell = page_ids[page_offset + position // size] * self._page_words + position % size
+            words[cell] = step.token_ids[token_offset + position - start]
+            words[cell + size] = position
+        is_masked = sampling is not None and output_position < sampling.min_tokens
+        if count > 1 or output_position <= 1 or end % size == 0 or is_masked:
+            indices = range(-(-end // size))
         else:
-            pages = (min(position % (row.num_prompt_tokens + 1), end - 1) // size,)
+            indices = (min(output_position % (num_prompt + 1), end - 1) // size,)
         positions = self._positions_to(end)
-        for index in pages:
+        for index in indices:
             first, last = index * size, min((index + 1) * size, end)
-            page = step.page_ids[row.page_offset + index]
-            begin = page * self._page_words + size
-            if self._words[begin : begin + last - first] != positions[first:last]:
+            begin = page_ids[page_offset + index] * self._page_words + size
+            if words[begin : begin + last - first] != positions[first:last]:
+                page = page_ids[page_offset + index]
                 return f"page {page} does not hold positions {first} to {last - 1} of this sequence"
-        if row.history is None:
-            return ""
-        held = [self._token_in(position, row, step) for position in range(end)]
-        if held != list(row.history):
-            return f"its pages do not hold the {len(row.history)} tokens that its sampling looks back at"
+        if history is not None:
+            held = [self._token_in(position, page_offset, page_ids) for position in range(end)]
+            if held != list(history):
+                return f"its pages do not hold the {len(history)} tokens that its sampling looks back at"
         return ""
 
     def _positions_to(self, end: int) -> memoryview:
@@ -99,26 +100,17 @@ class EchoRunner:
             self._positions = memoryview(array("I", range(2 * end)))
         return self._positions
 
-    def _answer(self, row: RunnableRow, step: RunnableStep) -> int:
-        first = row.output_position % (row.num_prompt_tokens + 1)
-        sampling = row.sampling
-        if sampling is None or row.output_position >= sampling.min_tokens or not sampling.masked_token_ids:
-            return self._token_at(first, row, step)
+    def _answer(self, row: RunnableRow, sampling: Sampling, page_ids: "array[int]") -> int:
+        position, num_prompt, offset = row.output_position, row.num_prompt_tokens, row.page_offset
+        first = position % (num_prompt + 1)
+        if position >= sampling.min_tokens or not sampling.masked_token_ids:
+            return self._eos_token_id if first == num_prompt else self._token_in(first, offset, page_ids)
         masked = frozenset(sampling.masked_token_ids)
-        for position in chain(range(first, row.num_prompt_tokens + 1), range(first)):
-            if (token_id := self._token_at(position, row, step)) not in masked:
-                return token_id
-        return next(token_id for token_id in count() if token_id not in masked)
+        # The prompt's tokens and the end token behind them, from the one whose turn it is.
+        answers = [*(self._token_in(one, offset, page_ids) for one in range(num_prompt)), self._eos_token_id]
+        return next(one for one in chain(answers[first:], answers[:first], count_up()) if one not in masked)
 
-    def _token_at(self, position: int, row: RunnableRow, step: RunnableStep) -> int:
-        """The prompt's token at a position, and the end token behind it."""
-        if position == row.num_prompt_tokens:
-            return self._eos_token_id
-        return self._token_in(position, row, step)
-
-    def _token_in(self, position: int, row: RunnableRow, step: RunnableStep) -> int:
-        return self._words[self._cell(row, step, position)]
-
-    def _cell(self, row: RunnableRow, step: RunnableStep, position: int) -> int:
-        page = step.page_ids[row.page_offset + position // self._page_size]
-        return page * self._page_words + position % self._page_size
+    def _token_in(self, position: int, page_offset: int, page_ids: "array[int]") -> int:
+        """The token that the pages from `page_offset` on hold for a position."""
+        page = page_ids[page_offset + position // self._page_size]
+        return self._words[page * self._page_words + position % self._page_size]
