@@ -4,7 +4,7 @@ Synchronous, used by one thread. Stateless between steps but for the pages.
 """
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -41,9 +41,9 @@ def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> 
 
     Must be called in the thread that will run the steps: the number of threads is a thread's own setting.
     """
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
-    num_threads = torch.get_num_threads()
+    own_threads = default_threads()
+    num_threads = config.num_threads or own_threads
+    torch.set_num_threads(num_threads)
     with torch.inference_mode():
         dtype = TORCH_DTYPES[spec.compute_dtype(config.dtype)]
         weights = open_weights(spec, dtype)
@@ -63,6 +63,12 @@ def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> 
             network = TorchNetwork(spec, weights, attention, TILE_ROWS)
             numerics = check_numerics(spec, network, attention, "tile16", num_threads)
         return TorchRunner(network, numerics.fingerprint, attention)
+
+
+@cache
+def default_threads() -> int:
+    """How many threads torch takes by itself: what it says at the first load, since native kernels leave it one."""
+    return torch.get_num_threads()
 
 
 def _native(

@@ -170,6 +170,26 @@ def test_weights_are_not_held_twice_where_another_form_of_them_is_needed(monkeyp
     assert num_alive == [0, 0]
 
 
+def test_a_second_load_computes_with_as_many_threads_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native kernels leave torch one, which is not what torch would take by itself."""
+    taken: list[int] = []
+
+    def check(*arguments: Any) -> numerics.Numerics:
+        taken.append(arguments[4])
+        return numerics.check_numerics(*arguments)
+
+    monkeypatch.setattr(runner, "check_numerics", check)
+    runner.default_threads.cache_clear()
+    torch.set_num_threads(3)
+    try:
+        for kernels in ("auto", "auto", "torch"):
+            make_runner("random:tiny-qwen3", num_threads=0, kernels=kernels)
+    finally:
+        runner.default_threads.cache_clear()
+        torch.set_num_threads(1)
+    assert taken == [3, 3, 3]
+
+
 def test_where_nothing_helps_the_numerics_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numerics, "_compare", lambda compute, rows, ranges: (False, compute(rows)))
     assert "/varies/" in make_runner("random:tiny-llama").numerics

@@ -17,7 +17,7 @@ from mesh.errors import RemoteError
 from mesh.membership.view import Member, Membership
 from mesh.runtime.telemetry import Metrics
 from nodes.model_spec import resolve_model
-from nodes.protocol import Adopt, Adopted, GroupFormed, JoinGroup, StepPlan
+from nodes.protocol import Adopt, Adopted, GroupFormed, JoinGroup, StepPlan, StepResult
 from nodes.worker.actor import WorkerActor
 from nodes.worker.config import ConfigError, WorkerConfig
 from nodes.worker.core import AdoptArrived, AnswerAdopt, RefuseAdopt, RunStep, StepArrived, StepDone
@@ -231,6 +231,7 @@ class MeshContext:
         self.members = Membership()
         self.log = SimpleNamespace(**dict.fromkeys(("info", "debug", "warning", "error"), lambda *_, **__: None))
         self.announced: list[str] = []
+        self.told: list[Any] = []
 
     def end(self, reason: str) -> None:
         self.mesh.ended.append(f"{self.address}: {reason}")
@@ -238,7 +239,8 @@ class MeshContext:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def tell(self, *_: Any, **__: Any) -> bool:
+    def tell(self, _: str, message: Any, *__: Any, **___: Any) -> bool:
+        self.told.append(message)
         return True
 
     def announce(self, state: str, **_: Any) -> None:
@@ -341,6 +343,47 @@ def test_a_rank_that_comes_back_before_its_death_was_heard_of_ends_rank_zero() -
         await mesh.start(0)
         await again
         assert (await adopt(mesh.actors["w.1"])).group_epoch == 2
+
+    asyncio.run(main())
+
+
+def test_a_step_that_does_not_match_ends_the_group_and_the_next_one_too() -> None:
+    """The other rank may have begun it. The scheduler hears of two groups that are over, not of a mismatch."""
+
+    async def main() -> None:
+        mesh = Mesh(2)
+        for epoch in (1, 2):
+            zero, one = mesh.add(0, epoch), mesh.add(1, epoch)
+            await mesh.start(0, 1)
+            mesh.ended.clear()
+            for actor in (zero, one):
+                await adopt(actor)
+            zero.on_tell(Address("s", 1), *plan(1))
+            one.on_tell(Address("s", 1), *plan_of(1, [Row(8, [7], (), opens=False)]))
+            assert mesh.ended == [f"w.1#{epoch}: sequence 8 is not open in slot 0"]
+            assert [type(message) for message in zero.ctx.told] == [StepResult]  # type: ignore[attr-defined]
+            assert one.ctx.told == []  # type: ignore[attr-defined]
+            zero.on_members([], [member("w.1", epoch)], [])
+            assert mesh.ended[1:] == [f"w#{epoch}: w.1#{epoch} is gone, and with it the group"]
+
+    asyncio.run(main())
+
+
+def test_a_rank_that_computes_in_a_thread_dies_of_a_step_that_does_not_match() -> None:
+    """The thread may wait for the other rank in an operation: no gentler end would come."""
+
+    async def main() -> None:
+        mesh, killed = Mesh(2, "random:tiny-qwen3"), []
+        for rank in (0, 1):
+            more = {"make": lambda *_: Idle(), "collectives": lambda _: Connected(), "kill": lambda: killed.append("")}
+            mesh.add(rank, more=more)
+        await mesh.start(0, 1)
+        one = mesh.actors["w.1"]
+        await adopt(one)
+        one.on_tell(Address("s", 1), *plan_of(1, [Row(8, [7], (), opens=False)]))
+        assert (killed, mesh.ended, one.ctx.told) == ([""], [], [])  # type: ignore[attr-defined]
+        for actor in mesh.actors.values():
+            await actor.stop()
 
     asyncio.run(main())
 
