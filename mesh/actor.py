@@ -1,225 +1,23 @@
 """What an actor is, and what it is given: `Actor` to subclass, `Context` to act through, `Call` to answer.
 
 Every role is one `Actor` class whose handlers translate between frames and a pure core. Handlers run one at a time on
-the event loop's thread and must not block. The same class runs on ZeroMQ, in one process, and in the simulation.
-`Context` and `Call` are the seam: `mesh/context.py` and `mesh/calls/serving.py` implement them over an `ActorSystem`.
+the event loop's thread and must not block. The same class runs on ZeroMQ and in the simulation.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
-import structlog
-
-from mesh.address import Address, Endpoint
+from mesh.address import Address
+from mesh.calls.asking import Answer
+from mesh.calls.serving import Call
+from mesh.context import Context
 from mesh.errors import NOT_SERVED
-from mesh.membership.view import Member, Membership
-from mesh.runtime.telemetry import Metrics
-from mesh.transport.base import Buffer, Lane
+from mesh.membership.view import Member
+from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
-from mesh.wire.frames import Heartbeat, StatsReply
-from mesh.wire.message import HotMessage, Message
+from mesh.wire.frames import Heartbeat
 
-AnyMessage = Message | HotMessage
-
-
-class Answer(NamedTuple):
-    """A reply, or one item of a stream. `buffers` are valid as long as they are referenced."""
-
-    message: Any
-    buffers: Sequence[Buffer]
-    sender: Address
-
-
-class Call(Protocol):
-    """One ask or stream that an actor has to answer: exactly once, now or later.
-
-    A call that its handler forgets is answered by its deadline at the asker, and its place in the mailbox is freed.
-    """
-
-    @property
-    def sender(self) -> Address:
-        """Who asks."""
-        ...
-
-    @property
-    def message(self) -> Any:
-        """What is asked, decoded by the actor's codec."""
-        ...
-
-    @property
-    def buffers(self) -> Sequence[Buffer]:
-        """Raw parts that came with it."""
-        ...
-
-    @property
-    def deadline(self) -> float:
-        """When the asker stops waiting, on the scale of `Context.now()`."""
-        ...
-
-    @property
-    def traceparent(self) -> str:
-        """The asker's W3C trace context; empty if it has none."""
-        ...
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether items are expected rather than one reply."""
-        ...
-
-    @property
-    def done(self) -> bool:
-        """Answered, failed, cancelled, past its deadline, or the asker is gone."""
-        ...
-
-    def remaining_s(self) -> float:
-        """Seconds until the deadline, at least 0."""
-        ...
-
-    def reply(self, message: AnyMessage, buffers: Sequence[Buffer] = ()) -> None:
-        """Answer an ask. On a call that is done: ignored and counted."""
-        ...
-
-    def fail(self, code: str, message: str, *, retryable: bool = False, param: str | None = None) -> None:
-        """Answer with an error, which the asker sees as `RemoteError`."""
-        ...
-
-    async def item(self, message: AnyMessage, buffers: Sequence[Buffer] = ()) -> None:
-        """Send the next item of a stream once there is credit.
-
-        Raises `Cancelled`, `DeadlineExceeded`, or `PeerLost` when nobody wants it any more.
-        """
-        ...
-
-    def end(self) -> None:
-        """All items of a stream have been sent."""
-        ...
-
-    def on_cancel(self, callback: Callable[[], None]) -> None:
-        """Call back when the asker cancels, is lost, or the deadline passes before the answer."""
-        ...
-
-
-class Context(Protocol):
-    """What an actor acts through. Set as `Actor.ctx` before `start()`."""
-
-    @property
-    def address(self) -> Address:
-        """This incarnation."""
-        ...
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """Where this incarnation listens."""
-        ...
-
-    def describe(self) -> Member:
-        """This actor as it is known to others."""
-        ...
-
-    @property
-    def members(self) -> Membership:
-        """The cached view of who is in the mesh."""
-        ...
-
-    @property
-    def metrics(self) -> Metrics:
-        """This actor's counters, gauges and histograms."""
-        ...
-
-    @property
-    def log(self) -> structlog.stdlib.BoundLogger:
-        """A logger bound to this actor and epoch."""
-        ...
-
-    def now(self) -> float:
-        """The loop's clock, seconds."""
-        ...
-
-    def doubt(self, actor_id: str) -> None:
-        """What had to come from this peer did not: have it asked whether it is there. If not, it is lost."""
-        ...
-
-    def end(self, reason: str) -> None:
-        """End this actor's process without a drain: what it stands on is gone. Its supervisor starts it anew."""
-        ...
-
-    def tell(
-        self, actor_id: str, message: AnyMessage, buffers: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA
-    ) -> bool:
-        """Send and forget. False, counted: unknown peer, or the way to it is full. FIFO per receiver and lane."""
-        ...
-
-    async def ask(
-        self,
-        actor_id: str,
-        message: AnyMessage,
-        *,
-        timeout_s: float,
-        buffers: Sequence[Buffer] = (),
-        lane: Lane = Lane.CONTROL,
-    ) -> Answer:
-        """Send and wait for the reply; raises a `CallError`, at the deadline at the latest.
-
-        Cancelling the task sends `cancel` to the peer.
-        """
-        ...
-
-    def stream(
-        self,
-        actor_id: str,
-        message: AnyMessage,
-        *,
-        timeout_s: float,
-        window: int = 32,
-        buffers: Sequence[Buffer] = (),
-        lane: Lane = Lane.DATA,
-    ) -> AsyncIterator[Answer]:
-        """Send and iterate over the items of the answer, at most `window` of them unread; raises as `ask` does.
-
-        Leaving the iteration early cancels at the peer.
-        """
-        ...
-
-    def publish(self, topic: str, message: AnyMessage) -> int:
-        """Send to all subscribers and keep for replay; returns the sequence number, from 1."""
-        ...
-
-    def subscribe(self, actor_id: str, topic: str) -> None:
-        """Follow a topic, now or as soon as the peer is a member, over all its restarts."""
-        ...
-
-    def unsubscribe(self, actor_id: str, topic: str) -> None:
-        """Follow it no longer."""
-        ...
-
-    def announce(self, state: str | None = None, **attributes: Any) -> None:
-        """Tell registry and supervisor about a new state or new attributes (merged into the old)."""
-        ...
-
-    def capabilities(self, actor_id: str) -> dict[str, Any]:
-        """What a linked peer said of itself in `hello` or `welcome`; empty if there is no link yet."""
-        ...
-
-    def later(self, delay_s: float, callback: Callable[..., None], *args: Any) -> asyncio.TimerHandle:
-        """Call back after a time; exceptions go to the supervision boundary."""
-        ...
-
-    def spawn(self, coroutine: Coroutine[Any, Any, Any], *, name: str | None = None) -> asyncio.Task[Any]:
-        """Run a coroutine as a task of this actor: cancelled at stop, exceptions logged and counted."""
-        ...
-
-    def traceparent(self) -> str:
-        """The W3C trace context of what is being handled; starts a new trace where there is none."""
-        ...
-
-    def continue_trace(self, traceparent: str) -> None:
-        """Take over a trace context that came from outside the mesh for the rest of this handler or task."""
-        ...
-
-    def stats(self) -> StatsReply:
-        """All figures of this actor, as others are told them."""
-        ...
+__all__ = ["Actor", "Answer", "Call", "Context"]
 
 
 class Actor:
@@ -272,7 +70,7 @@ class Actor:
     def on_heartbeat(self, peer: Address, state: str, progress: str) -> None:
         """A peer that this actor is a hub of is alive and in this state (registry and supervisors).
 
-        `progress` is what it says of what takes long, see there.
+        `progress` is what it says of what takes long.
         """
 
     def progress(self) -> str:

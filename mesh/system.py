@@ -18,9 +18,9 @@ import structlog
 from mesh.actor import Actor
 from mesh.address import Address, Endpoint
 from mesh.calls.asking import Asking
-from mesh.calls.serving import IncomingCall, Serving
-from mesh.context import ActorContext
-from mesh.errors import NOT_SERVED, FrameRefused
+from mesh.calls.serving import Call, Serving
+from mesh.calls.tells import Tells
+from mesh.context import Context
 from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.membership.heartbeats import Heartbeats
@@ -33,6 +33,7 @@ from mesh.runtime.boundary import Boundary
 from mesh.runtime.own_figures import OwnFigures
 from mesh.runtime.telemetry import Metrics
 from mesh.transport.base import Buffer, Lane, Transport
+from mesh.wire.codec import BodyCodec
 from mesh.wire.frames import (
     SYSTEM_CODEC,
     Describe,
@@ -40,24 +41,19 @@ from mesh.wire.frames import (
     Drain,
     Drained,
     Draining,
-    Heartbeat,
     MembersChanged,
     PeerDown,
     Ping,
     Pong,
-    Renew,
     Shutdown,
     ShuttingDown,
     StatsReply,
     StatsRequest,
-    Unsubscribe,
 )
-from mesh.wire.header import SYSTEM_FLAG, Header, Verb
-from mesh.wire.wording import Wording
+from mesh.wire.header import Header, Verb
 
 _LEAVE_S: Final = 0.25
 _BYE_GRACE_S: Final = 1.0
-_MAX_PROGRESS_CHARS: Final = 200
 
 
 class ActorSystem:
@@ -95,19 +91,45 @@ class ActorSystem:
 
         self.boundary = Boundary(self._log, self.metrics)
         self._figures = OwnFigures(actor, self.metrics, self.boundary, self.options.usage)
-        self.wording = Wording(actor.codec, self.options.limits)
-        self._decode = actor.codec.decode
         self.links = Links(address, transport, self, self.options, self.metrics)
-        self.asking = Asking(self.links, self.wording, self.options.max_pending_calls)
-        self.serving = Serving(self.links, self.wording, self.options.mailbox_capacity, self._on_call, self._guard)
-        self.publishing = Publishing(self.links, actor.codec, self, self.options)
-        self.registration = Registration(self.asking, bootstrap, self.options, self.describe, self, self.boundary)
-        self._probing = Probing(self.links, self.asking, self.boundary, self.options.hello_timeout_s)
-        self.asking.doubt = self._probing.doubt
-        self.heartbeats = Heartbeats(self.links, self.options, self, self._hubs)
-        self.links.handlers[Verb.TELL] = self._on_tell
-        self.links.handlers[Verb.DRAIN] = self._on_draining
-        actor.ctx = ActorContext(self, self._log)
+        self._add_parts(actor, bootstrap)
+        actor.ctx = Context(self, self._log)
+
+    def _add_parts(self, actor: Actor, bootstrap: Bootstrap) -> None:
+        """What speaks over the links: each part takes its verbs."""
+        links, boundary, options = self.links, self.boundary, self.options
+        bodies = BodyCodec(actor.codec, SYSTEM_CODEC, options.limits)
+        self.tells = Tells(links, bodies, actor, boundary)
+        self.asking = Asking(links, bodies, options.max_pending_calls)
+        self.serving = Serving(links, bodies, actor, boundary, options.mailbox_capacity)
+        self._probing = Probing(links, self.asking, boundary, options.hello_timeout_s)
+        self.suspect = self.asking.suspect = self._probing.suspect
+        self.publishing = Publishing(links, self.tells, actor, boundary, self.suspect, options)
+        self.registration = Registration(
+            self.asking, bootstrap, options, self.describe, self.members_changed, self.superseded, boundary
+        )
+        self.heartbeats = Heartbeats(
+            links,
+            actor,
+            boundary,
+            options,
+            hubs=self._hubs,
+            state=lambda: self._member.state,
+            ticked=lambda: self._figures.sample(self._loop.time()),
+            answered=self.registration.heartbeat,
+        )
+        links.handlers[Verb.DRAIN] = self._on_draining
+        self.tells.of_system |= {
+            MembersChanged: self.registration.members_changed,
+            PeerDown: self._on_peer_down,
+        }
+        self.serving.of_system |= {
+            StatsRequest: lambda call: call.reply(self.stats()),
+            DescribeRequest: self._answer_description,
+            Ping: lambda call: call.reply(Pong()),
+            Drain: lambda call: boundary.spawn(self._drain_and_reply(call), "drain"),
+            Shutdown: self._answer_shutdown,
+        }
 
     async def start(self) -> None:
         """Bind, begin to join, start the actor. Raises what the actor's `start` raises, and is then stopped."""
@@ -122,7 +144,7 @@ class ActorSystem:
             await self.stop()
             raise
         if self.actor.ready_after_start and self._member.state == STARTING:
-            self.announce(READY, {})
+            self.announce(READY)
 
     async def joined(self) -> None:
         """Wait until the registry has taken this actor in."""
@@ -131,7 +153,7 @@ class ActorSystem:
     async def drain(self) -> None:
         """Take no new work and wait until the actor is empty. Idempotent."""
         if self._drained is None:
-            self.announce(DRAINING, {})
+            self.announce(DRAINING)
             body = SYSTEM_CODEC.encode(Draining())
             for peer in self.links.peers():
                 self.links.send(peer, Lane.CONTROL, Verb.DRAIN, body, (), SYSTEM)
@@ -178,8 +200,11 @@ class ActorSystem:
         """This actor as a member."""
         return self._member
 
-    def announce(self, state: str | None, attributes: dict[str, Any]) -> None:
-        """See `Context.announce`. A draining actor does not become ready again."""
+    def announce(self, state: str | None = None, **attributes: Any) -> None:
+        """Tell registry and supervisor about a new state or new attributes (merged into the old).
+
+        A draining actor does not become ready again.
+        """
         member = self._member
         if state is None or member.state == DRAINING:
             state = member.state
@@ -218,8 +243,11 @@ class ActorSystem:
     def members_changed(self, change: MemberChange, leaving: Collection[Address] = ()) -> None:
         """The view has changed: links with who has left end, topics of who has come are asked for.
 
-        The registry's word may overtake the last messages of who leaves in good order, so its bye is waited for.
+        Nothing happens where the change is empty. The registry's word may overtake the last messages of who leaves in
+        good order, so its bye is waited for.
         """
+        if not change:
+            return
         for member in change.left:
             if member.address in leaving:
                 self._loop.call_later(_BYE_GRACE_S, self.links.lose, member.address, "it left the mesh")
@@ -229,121 +257,39 @@ class ActorSystem:
         for member in change.joined:
             self.publishing.appeared(member.actor_id)
 
-    def publication(self, publisher: Address, topic: str, sequence: int, message: object) -> None:
-        """A publication goes to the actor."""
-        self.boundary.call("on_publication", self.actor.on_publication, publisher, topic, sequence, message)
-
-    def subscription_reset(self, publisher: Address, topic: str) -> None:
-        """A reset goes to the actor."""
-        self.boundary.call("on_subscription_reset", self.actor.on_subscription_reset, publisher, topic)
-
-    def subscriber_reset(self, subscriber: Address, topic: str) -> None:
-        """That a subscriber starts from nothing goes to the actor."""
-        self.boundary.call("on_subscriber_reset", self.actor.on_subscriber_reset, subscriber, topic)
-
-    def doubt(self, address: Address) -> None:
-        """Somebody waits for a peer in vain."""
-        self._probing.doubt(address)
-
-    def state(self) -> str:
-        """What heartbeats say of this actor."""
-        return self._member.state
-
-    def progress(self) -> str:
-        """What heartbeats say of what takes this actor long."""
-        try:
-            return self.actor.progress()[:_MAX_PROGRESS_CHARS]
-        except Exception as error:  # noqa: BLE001
-            self.boundary.failed("progress", error)
-            return ""
-
-    def answer_to(self, peer: Address) -> Heartbeat:
-        """What this actor, as a hub, answers to a heartbeat."""
-        return self.actor.heartbeat_to(peer)
-
-    def heartbeat(self, peer: Address, beat: Heartbeat | Renew) -> None:
-        """A heartbeat came, to this actor as a hub or from one of its hubs."""
-        if isinstance(beat, Renew):
-            self.boundary.call("on_heartbeat", self.actor.on_heartbeat, peer, beat.state, beat.progress)
-        else:
-            self.registration.heartbeat(peer, beat)
-
     def _hubs(self) -> list[str]:
         hubs = [self.options.supervisor[0].actor_id] if self.options.supervisor is not None else []
         registry = self.registration.registry
         return [*hubs, registry.actor_id] if registry is not None else hubs
 
-    def _guard(self, callback: Any) -> None:
-        self.boundary.call("on_cancel", callback)
+    # What is told or asked of every actor
 
-    # Dispatch
-
-    def _on_tell(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
-        if header.flags & SYSTEM_FLAG:
-            self._on_system_tell(peer.address, SYSTEM_CODEC.decode(parts[1]))
-            return
-        message = self._decode(parts[1])
-        try:
-            self.actor.on_tell(peer.address, message, parts[2:])
-        except Exception as error:  # noqa: BLE001
-            self.boundary.failed(f"on_tell({type(message).__name__})", error, message)
-
-    def _on_system_tell(self, sender: Address, message: Any) -> None:
-        match message:
-            case MembersChanged() if self.registration.members_changed(sender, message):
-                return
-            case PeerDown() if sender == self.registration.registry or self._is_supervisor(sender):
-                dead = Address(message.actor_id, message.epoch)
-                self.links.lose(dead, message.reason or "its supervisor says it is dead")
-                change = self.registration.view.forget(dead)
-                if change:
-                    self.members_changed(change)
-            case Unsubscribe():
-                self.publishing.unsubscribed(sender, message.topic)
-            case _:
-                raise FrameRefused("unexpected", f"{type(message).__name__} is not for {sender} to tell")
+    def _on_peer_down(self, sender: Address, message: PeerDown) -> bool:
+        if sender != self.registration.registry and not self._is_supervisor(sender):
+            return False
+        dead = Address(message.actor_id, message.epoch)
+        self.links.lose(dead, message.reason or "its supervisor says it is dead")
+        self.members_changed(self.registration.view.forget(dead))
+        return True
 
     def _on_draining(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
-        change = self.registration.view.mark_draining(peer.address)
-        if change:
-            self.members_changed(change)
+        self.members_changed(self.registration.view.mark_draining(peer.address))
 
-    def _on_call(self, call: IncomingCall, header: Header) -> None:
-        if header.flags & SYSTEM_FLAG and not isinstance(call.message, self.actor.system_asks):
-            self._answer_system(call)
-            return
-        try:
-            self.actor.on_ask(call)
-        except Exception as error:  # noqa: BLE001
-            self.boundary.failed(f"on_ask({type(call.message).__name__})", error, call.message)
-            if not call.done:
-                call.fail("internal", f"{self.actor.role} failed to answer {type(call.message).__name__}")
+    def _answer_description(self, call: Call) -> None:
+        member = self._member
+        fields = {name: getattr(member, name) for name in member.__struct_fields__}
+        call.reply(Describe(**fields, uptime_s=self._loop.time() - self._started_at))
 
-    def _answer_system(self, call: IncomingCall) -> None:
-        match call.message:
-            case StatsRequest():
-                call.reply(self.stats())
-            case DescribeRequest():
-                member = self._member
-                uptime_s = self._loop.time() - self._started_at
-                fields = {name: getattr(member, name) for name in member.__struct_fields__}
-                call.reply(Describe(**fields, uptime_s=uptime_s))
-            case Ping():
-                call.reply(Pong())
-            case Drain():
-                self.boundary.spawn(self._drain_and_reply(call), "drain")
-            case Shutdown():
-                call.reply(ShuttingDown())
-                self.end(call.message.reason)
-            case _:
-                call.fail(NOT_SERVED, f"{self.actor.role} does not answer {type(call.message).__name__}")
+    def _answer_shutdown(self, call: Call) -> None:
+        call.reply(ShuttingDown())
+        self.end(call.message.reason)
 
-    async def _drain_and_reply(self, call: IncomingCall) -> None:
+    async def _drain_and_reply(self, call: Call) -> None:
         await self.drain()
         call.reply(Drained())
 
     def stats(self) -> StatsReply:
-        """What this actor answers to `StatsRequest`."""
+        """All figures of this actor, as others are told them."""
         gauges = {
             "mesh_calls_pending": float(len(self.asking)),
             "mesh_mailbox_calls": float(len(self.serving)),
@@ -352,10 +298,6 @@ class ActorSystem:
             "mesh_uptime_seconds": self._loop.time() - self._started_at,
         }
         return self._figures.reply(self._loop.time(), gauges)
-
-    def ticked(self) -> None:
-        """It is time for a heartbeat."""
-        self._figures.sample(self._loop.time())
 
     def _is_supervisor(self, sender: Address) -> bool:
         if self.options.supervisor is not None and self.options.supervisor[0] == sender:

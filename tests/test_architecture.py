@@ -19,7 +19,7 @@ TORCH_FREE_WORKER_FILES = ("nodes/worker/core.py", "nodes/worker/executor/echo.p
 ZMQ_FILES = ("mesh/transport/zeromq.py", "mesh/transport/zeromq_")
 ASYNCIO_FREE = re.compile(
     r"(^|/)(core|sequence|admission|batching|pipeline|grants|orders|streams|policy|allocator|radix_tree|page_table"
-    r"|prefix_cache|eviction|hashing|session|plan|credit|calls|mailbox|membership|envelope|codec|supervision|requests"
+    r"|prefix_cache|eviction|hashing|session|plan|credit|table|topics|header|codec|supervision|requests"
     r"|validation|incremental|stop_strings|routing|topology)\.py$"
 )
 

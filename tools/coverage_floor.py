@@ -39,7 +39,7 @@ CORES: Final = {
         "nodes/worker/residence/core.py",
     ),
     "ranks": ("nodes/scheduler/worker_link/ranks.py", "nodes/worker/parallel/ranks.py"),
-    "credit": ("mesh/calls/credit.py", "mesh/calls/mailbox.py"),
+    "credit": ("mesh/calls/credit.py",),
     "leases": (
         "mesh/runtime/deadlines.py",
         "mesh/membership/liveness.py",

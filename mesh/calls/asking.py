@@ -1,26 +1,32 @@
-"""The asking side of calls: each ends once, by its deadline at the latest.
+"""The asking side of calls: each ends once, by its deadline at the latest. Owned by `ActorSystem`.
 
-Owned by `ActorSystem`; the bookkeeping is `mesh/calls/table.py`, streams are in `mesh/calls/streaming.py`.
+The bookkeeping is `mesh/calls/table.py`; streams are read by `mesh/calls/streaming.py`.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from mesh.actor import Answer, AnyMessage
 from mesh.address import Address
-from mesh.calls.table import PendingCalls
+from mesh.calls.table import DeadlineTimer, PendingCalls
 from mesh.errors import Cancelled, DeadlineExceeded, FrameRefused, MeshError, PeerLost, RemoteError, Unreachable
 from mesh.link.links import Links
 from mesh.link.peer import Meta, Peer
-from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer, Lane
+from mesh.wire.codec import AnyMessage, BodyCodec
 from mesh.wire.frames import SYSTEM_CODEC, Cancel, Credit, ErrorBody
 from mesh.wire.header import SYSTEM_FLAG, Header, Verb
-from mesh.wire.wording import Wording
 
 _ASK: Final = Verb.ASK
 _REPLY: Final = Verb.REPLY
+
+
+class Answer(NamedTuple):
+    """A reply, or one item of a stream. `buffers` are valid as long as they are referenced."""
+
+    message: Any
+    buffers: Sequence[Buffer]
+    sender: Address
 
 
 class Asked(Protocol):
@@ -39,7 +45,7 @@ class Asked(Protocol):
         ...
 
 
-class AskedOnce:
+class _AskedOnce:
     """A call for one reply."""
 
     __slots__ = ("future",)
@@ -66,22 +72,13 @@ class AskedOnce:
             self.future.set_exception(error)
 
 
-class Way(NamedTuple):
-    """How a call is sent. `position` is the first credit limit of a stream."""
-
-    verb: Verb
-    lane: Lane
-    position: int
-    buffers: Sequence[Buffer]
-
-
 class Asking:
-    """All calls this actor has made. `doubt` is told of peers that have not answered in time."""
+    """All calls this actor has made. `suspect` is told of peers that have not answered in time."""
 
-    def __init__(self, links: Links, wording: Wording, capacity: int) -> None:
-        self.doubt: Callable[[Address], None] = lambda _: None
+    def __init__(self, links: Links, bodies: BodyCodec, capacity: int) -> None:
+        self.suspect: Callable[[Address], None] = lambda _: None
         self._links = links
-        self._wording = wording
+        self._bodies = bodies
         self._loop = asyncio.get_running_loop()
         self._pending: PendingCalls[Asked] = PendingCalls(capacity)
         self._timer = DeadlineTimer(self._loop, self._pending.next_deadline, self._expire)
@@ -95,28 +92,50 @@ class Asking:
         return len(self._pending)
 
     async def ask(
-        self, actor_id: str, message: AnyMessage, timeout_s: float, buffers: Sequence[Buffer], lane: Lane
+        self,
+        actor_id: str,
+        message: AnyMessage,
+        *,
+        timeout_s: float,
+        buffers: Sequence[Buffer] = (),
+        lane: Lane = Lane.CONTROL,
     ) -> Answer:
-        """See `Context.ask`."""
+        """Send and wait for the reply; raises a `CallError`, at the deadline at the latest.
+
+        Cancelling the task sends `cancel` to the peer.
+        """
         future: asyncio.Future[Answer] = self._loop.create_future()
-        message_id = self.open(actor_id, message, timeout_s, AskedOnce(future), Way(_ASK, lane, 0, buffers))
+        message_id = self.open(_AskedOnce(future), _ASK, actor_id, message, timeout_s, buffers, lane)
         try:
             return await future
         except asyncio.CancelledError:
             self.abandon(message_id, "the asker was cancelled")
             raise
 
-    def open(self, actor_id: str, message: AnyMessage, timeout_s: float, asked: Asked, way: Way) -> int:
-        """Send a call; its message id. Raises `CallError`, and then `asked` hears nothing."""
+    def open(
+        self,
+        asked: Asked,
+        verb: Verb,
+        actor_id: str,
+        message: AnyMessage,
+        timeout_s: float,
+        buffers: Sequence[Buffer],
+        lane: Lane,
+        credit: int = 0,
+    ) -> int:
+        """Send a call; its message id. Raises `CallError`, and then `asked` hears nothing.
+
+        `credit` is the first limit of a stream: how many items may come.
+        """
         if timeout_s <= 0:
             raise DeadlineExceeded(f"no time is left to ask {actor_id}")
-        body, flags = self._wording.encode(message, way.buffers)
+        body, flags = self._bodies.encode(message, buffers)
         peer = self._links.reach(actor_id)
         message_id = self._links.next_id()
         deadline = self._loop.time() + timeout_s
         self._pending.open(message_id, peer.address, deadline, asked)
-        meta = Meta(message_id, 0, max(1, int(timeout_s * 1e6)), flags, way.position)
-        if not self._links.send(peer, way.lane, way.verb, body, way.buffers, meta):
+        meta = Meta(message_id, 0, max(1, int(timeout_s * 1e6)), flags, credit)
+        if not self._links.send(peer, lane, verb, body, buffers, meta):
             self._pending.settle(message_id)
             raise Unreachable(f"the way to {peer.address} is full")
         self._timer.arm(deadline)
@@ -168,7 +187,7 @@ class Asking:
 
     def _decode(self, asked: Asked, header: Header, parts: Sequence[Buffer]) -> Any:
         try:
-            return self._wording.decode(header, parts[1])
+            return self._bodies.decode(header, parts[1])
         except FrameRefused as refusal:
             self._pending.settle(header.correlation_id)
             asked.failed(RemoteError("bad_answer", f"{header.sender} answered with {refusal.message}"))
@@ -195,7 +214,7 @@ class Asking:
         for message_id, address, asked in self._pending.expire(now):
             asked.failed(DeadlineExceeded(f"{address} has not answered in time"))
             self._tell_cancel(message_id, address, "deadline")
-            self.doubt(address)
+            self.suspect(address)
 
     def _tell_cancel(self, message_id: int, address: Address, reason: str) -> None:
         peer = self._links.get(address.actor_id)

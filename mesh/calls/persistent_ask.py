@@ -5,8 +5,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 
-from mesh.actor import AnyMessage, Context
+from mesh.actor import Context
 from mesh.errors import CallError
+from mesh.wire.codec import AnyMessage
 
 _PATIENCE_S: Final = 2.0
 _MAX_TOLD: Final = 16

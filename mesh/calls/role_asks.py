@@ -3,8 +3,9 @@
 import asyncio
 from typing import Any, Final
 
-from mesh.actor import AnyMessage, Context
+from mesh.actor import Context
 from mesh.errors import NOT_SERVED, CallError, RemoteError
+from mesh.wire.codec import AnyMessage
 
 RETRY_PAUSE_S: Final = 0.2
 

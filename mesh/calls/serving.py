@@ -1,21 +1,26 @@
-"""The answering side of calls: the mailbox, and the `Call` that an actor is handed. Owned by `ActorSystem`."""
+"""The answering side of calls: the `Call` that an actor is handed, and those that it has not answered yet.
+
+Owned by `ActorSystem`; the bookkeeping is `mesh/calls/table.py`.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from mesh.actor import AnyMessage
 from mesh.address import Address
 from mesh.calls.credit import CreditGate
-from mesh.calls.mailbox import Admission, Mailbox
-from mesh.errors import Cancelled, DeadlineExceeded, FrameRefused, MeshError, PeerLost, TooLarge
+from mesh.calls.table import Admission, DeadlineTimer, Mailbox
+from mesh.errors import NOT_SERVED, Cancelled, DeadlineExceeded, FrameRefused, MeshError, PeerLost, TooLarge
 from mesh.link.links import Links
 from mesh.link.peer import Meta, Peer
-from mesh.runtime.timers import DeadlineTimer
+from mesh.runtime.boundary import Boundary
 from mesh.transport.base import Buffer, Lane
+from mesh.wire.codec import AnyMessage, BodyCodec
 from mesh.wire.frames import SYSTEM_CODEC, Cancel, Credit, End, ErrorBody
 from mesh.wire.header import SYSTEM_FLAG, Header, Verb
-from mesh.wire.wording import Wording
+
+if TYPE_CHECKING:
+    from mesh.actor import Actor
 
 NO_DEADLINE_S: Final = 600.0
 """How long a call stays in the mailbox whose asker names no deadline (peers in other languages)."""
@@ -24,18 +29,23 @@ _REPLY: Final = Verb.REPLY
 _STREAM: Final = Verb.STREAM
 
 
-class IncomingCall:
-    """One ask or stream to be answered; implements `mesh.actor.Call`."""
+class Call:
+    """One ask or stream that an actor has to answer: exactly once, now or later.
+
+    A call that its handler forgets is answered by its deadline at the asker, and its place in the mailbox is freed.
+    `message` is decoded by the actor's codec, `buffers` are the raw parts that came with it, `deadline` is when the
+    asker stops waiting, on the scale of `Context.now()`, and `traceparent` its W3C trace context; empty if it has none.
+    """
 
     __slots__ = (
-        "_callbacks", "_failure", "_gate", "_lane", "_peer", "_serving", "_waiter",
-        "buffers", "deadline", "key", "message", "traceparent",
+        "_callbacks", "_failure", "_gate", "_serving", "_waiter",
+        "buffers", "deadline", "key", "lane", "message", "peer", "traceparent",
     )  # fmt: skip
 
     def __init__(self, serving: "Serving", peer: Peer, lane: Lane, header: Header, deadline: float) -> None:
         self._serving = serving
-        self._peer = peer
-        self._lane = lane
+        self.peer = peer
+        self.lane = lane
         self.key = peer.address, header.message_id
         self._gate = CreditGate(header.position) if header.verb == _STREAM else None
         self._waiter: asyncio.Future[None] | None = None
@@ -49,7 +59,7 @@ class IncomingCall:
     @property
     def sender(self) -> Address:
         """Who asks."""
-        return self._peer.address
+        return self.peer.address
 
     @property
     def is_stream(self) -> bool:
@@ -58,7 +68,7 @@ class IncomingCall:
 
     @property
     def done(self) -> bool:
-        """Whether nothing can be answered any more."""
+        """Answered, failed, cancelled, past its deadline, or the asker is gone."""
         return not self._serving.is_open(self)
 
     def remaining_s(self) -> float:
@@ -70,16 +80,19 @@ class IncomingCall:
         if self._gate is not None:
             self.fail("bad_answer", "one reply where a stream was asked for")
         elif self._serving.settle(self):
-            self._send(_REPLY, message, buffers, 0)
+            self._serving.answer(self, _REPLY, message, buffers)
 
     def fail(self, code: str, message: str, *, retryable: bool = False, param: str | None = None) -> None:
-        """Answer with an error."""
+        """Answer with an error, which the asker sees as `RemoteError`."""
         if self._serving.settle(self):
             body = ErrorBody(code=code, message=message, retryable=retryable, param=param)
-            self._send(Verb.ERROR, body, (), 0)
+            self._serving.answer(self, Verb.ERROR, body)
 
     async def item(self, message: AnyMessage, buffers: Sequence[Buffer] = ()) -> None:
-        """Send the next item once there is credit; raises `Cancelled`, `DeadlineExceeded` or `PeerLost`."""
+        """Send the next item of a stream once there is credit.
+
+        Raises `Cancelled`, `DeadlineExceeded`, or `PeerLost` when nobody wants it any more.
+        """
         gate = self._gate
         if gate is None:
             raise TypeError("this call asks for one reply: answer it with reply()")
@@ -91,19 +104,19 @@ class IncomingCall:
                 self._waiter = None
         if self.done:
             raise self._failure or Cancelled("the stream has ended already")
-        if not self._send(Verb.ITEM, message, buffers, gate.take()):
+        if not self._serving.answer(self, Verb.ITEM, message, buffers, gate.take()):
             self._serving.settle(self)
-            raise PeerLost(f"the way to {self._peer.address} is gone or full")
+            raise PeerLost(f"the way to {self.sender} is gone or full")
 
     def end(self) -> None:
         """All items of the stream have been sent."""
         if self._gate is None:
             self.fail("bad_answer", "the end of a stream where one reply was asked for")
         elif self._serving.settle(self):
-            self._send(Verb.END, End(), (), self._gate.sent)
+            self._serving.answer(self, Verb.END, End(), position=self._gate.sent)
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
-        """Call back when nobody wants the answer any more; at once if that is so already."""
+        """Call back when the asker cancels, is lost, or the deadline passes before the answer; at once if it has."""
         if self._failure is not None:
             callback()
         else:
@@ -120,40 +133,32 @@ class IncomingCall:
         """Nobody wants the answer any more, or (`tell`) nobody will give it."""
         self._failure = failure
         if tell:
-            self._send(Verb.ERROR, ErrorBody(code="stopping", message=failure.message, retryable=True), (), 0)
+            body = ErrorBody(code="stopping", message=failure.message, retryable=True)
+            self._serving.answer(self, Verb.ERROR, body)
         self._wake()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            self._serving.guard(callback)
+            self._serving.boundary.call("on_cancel", callback)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _send(self, verb: Verb, message: AnyMessage, buffers: Sequence[Buffer], position: int) -> bool:
-        return self._serving.answer((self._peer, self._lane, self.key[1]), verb, message, buffers, position)
-
 
 class Serving:
-    """All calls that this actor has taken.
+    """All calls that this actor has taken. `of_system` answers asks for the mesh's own frames, by their class.
 
-    `dispatch` hands a call to whoever answers it; `guard` runs a callback of the actor inside the supervision boundary.
+    Those that the actor names in `system_asks` it answers itself.
     """
 
-    def __init__(
-        self,
-        links: Links,
-        wording: Wording,
-        capacity: int,
-        dispatch: Callable[[IncomingCall, Header], None],
-        guard: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self.guard = guard
+    def __init__(self, links: Links, bodies: BodyCodec, actor: "Actor", boundary: Boundary, capacity: int) -> None:
+        self.boundary = boundary
+        self.of_system: dict[type, Callable[[Call], object]] = {}
         self._links = links
-        self._wording = wording
-        self._dispatch = dispatch
+        self._bodies = bodies
+        self._actor = actor
         self._loop = asyncio.get_running_loop()
-        self._mailbox: Mailbox[IncomingCall] = Mailbox(capacity)
+        self._mailbox: Mailbox[Call] = Mailbox(capacity)
         self._timer = DeadlineTimer(self._loop, self._mailbox.next_deadline, self._expire)
         self.now = self._loop.time
         links.handlers[Verb.ASK] = links.handlers[_STREAM] = self._on_call
@@ -163,11 +168,11 @@ class Serving:
     def __len__(self) -> int:
         return len(self._mailbox)
 
-    def is_open(self, call: IncomingCall) -> bool:
+    def is_open(self, call: Call) -> bool:
         """Whether a call still waits for its answer."""
         return self._mailbox.get(call.key) is call
 
-    def settle(self, call: IncomingCall) -> bool:
+    def settle(self, call: Call) -> bool:
         """The call is answered now; False, counted, if it is done already."""
         if self.is_open(call):
             self._mailbox.settle(call.key)
@@ -176,16 +181,15 @@ class Serving:
         return False
 
     def answer(
-        self, to: tuple[Peer, Lane, int], verb: Verb, message: AnyMessage, buffers: Sequence[Buffer], position: int
+        self, call: Call, verb: Verb, message: AnyMessage, buffers: Sequence[Buffer] = (), position: int = 0
     ) -> bool:
-        """Send one answer to (peer, lane, message id of the call)."""
-        peer, lane, message_id = to
+        """Send one answer, whether the call still waits for it or not; False: the way to the asker is gone or full."""
         try:
-            body, flags = self._wording.encode(message, buffers)
+            body, flags = self._bodies.encode(message, buffers)
         except TooLarge as error:
             verb, buffers, flags = Verb.ERROR, (), SYSTEM_FLAG
             body = SYSTEM_CODEC.encode(ErrorBody(code=error.code, message=error.message))
-        return self._links.send(peer, lane, verb, body, buffers, Meta(0, message_id, 0, flags, position))
+        return self._links.send(call.peer, call.lane, verb, body, buffers, Meta(0, call.key[1], 0, flags, position))
 
     def lose(self, peer: Peer, reason: str) -> None:
         """An asker is gone."""
@@ -201,17 +205,35 @@ class Serving:
     def _on_call(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
         now = self._loop.time()
         deadline = now + (header.timeout_us / 1e6 if header.timeout_us > 0 else NO_DEADLINE_S)
-        call = IncomingCall(self, peer, lane, header, deadline)
-        call.message = self._wording.decode(header, parts[1])
+        call = Call(self, peer, lane, header, deadline)
+        call.message = self._bodies.decode(header, parts[1])
         call.buffers = parts[2:]
         admission = self._mailbox.admit(peer.address, header.message_id, deadline, call)
         if admission is Admission.TAKEN:
             self._timer.arm(deadline)
-            self._dispatch(call, header)
+            self._hand_over(call, header)
         elif admission is Admission.OVERLOADED:
             self._links.metrics.count("mesh_overloaded_total")
             error = ErrorBody(code="overloaded", message=f"{self._mailbox.capacity} calls are waiting", retryable=True)
-            self.answer((peer, lane, header.message_id), Verb.ERROR, error, (), 0)
+            self.answer(call, Verb.ERROR, error)
+
+    def _hand_over(self, call: Call, header: Header) -> None:
+        message = call.message
+        actor = self._actor
+        kind = type(cast("object", message))
+        if header.flags & SYSTEM_FLAG and not isinstance(message, actor.system_asks):
+            answer = self.of_system.get(kind)
+            if answer is not None:
+                answer(call)
+            else:
+                call.fail(NOT_SERVED, f"{actor.role} does not answer {kind.__name__}")
+            return
+        try:
+            actor.on_ask(call)
+        except Exception as error:  # noqa: BLE001
+            self.boundary.failed(f"on_ask({kind.__name__})", error, message)
+            if not call.done:
+                call.fail("internal", f"{actor.role} failed to answer {kind.__name__}")
 
     def _on_cancel(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
         body = SYSTEM_CODEC.decode(parts[1])

@@ -3,12 +3,13 @@
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
-from mesh.actor import Answer, AnyMessage
-from mesh.calls.asking import Asking, Way
+from mesh.calls.asking import Answer, Asking
 from mesh.calls.credit import Arrival, CreditWindow
 from mesh.errors import MeshError, PeerLost, RemoteError
 from mesh.transport.base import Buffer, Lane
+from mesh.wire.codec import AnyMessage
 from mesh.wire.header import Header, Verb
 
 
@@ -26,14 +27,14 @@ class Stream:
         message: AnyMessage,
         *,
         timeout_s: float,
-        window: int,
-        buffers: Sequence[Buffer],
-        lane: Lane,
+        window: int = 32,
+        buffers: Sequence[Buffer] = (),
+        lane: Lane = Lane.DATA,
     ) -> None:
-        self._asking = asking
-        self._call = (actor_id, message, timeout_s)
-        self._way = Way(Verb.STREAM, lane, window, buffers)
-        self._arrivals = _Arrivals(asking, window)
+        arrivals = self._arrivals = _Arrivals(asking, window)
+        self._open = partial(
+            asking.open, arrivals, Verb.STREAM, actor_id, message, timeout_s, buffers, lane, credit=window
+        )
 
     def __aiter__(self) -> "Stream":
         return self
@@ -41,8 +42,7 @@ class Stream:
     async def __anext__(self) -> Answer:
         arrivals = self._arrivals
         if not arrivals.message_id and not arrivals.over:
-            actor_id, message, timeout_s = self._call
-            arrivals.message_id = self._asking.open(actor_id, message, timeout_s, arrivals, self._way)
+            arrivals.message_id = self._open()
         return await arrivals.take()
 
     async def aclose(self) -> None:

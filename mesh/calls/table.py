@@ -1,12 +1,15 @@
-"""Calls that wait for an answer: each is settled exactly once, by its deadline at the latest. Pure.
+"""Calls that are not answered yet, on either side: each is settled exactly once, by its deadline at the latest. Pure.
 
-`CallTable` is the bookkeeping, `PendingCalls` the asker's use of it; the answering side's is `mesh/calls/mailbox.py`.
-Deadlines are on the loop's clock. Whoever owns a table arms one timer for `next_deadline()`.
+`PendingCalls` are those that an actor has made, `Mailbox` those that it has taken. A call beyond the mailbox's limits
+is answered `overloaded` at once, so a slow actor slows its askers instead of growing. Deadlines are on the loop's
+clock.
 """
 
+import enum
 import heapq
-from collections.abc import Hashable
-from typing import Final, Generic, TypeVar
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Final, Generic, Protocol, TypeVar
 
 from mesh.address import Address
 from mesh.errors import MailboxFull
@@ -15,6 +18,7 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 _SLACK: Final = 64
+_REMEMBERED: Final = 256
 
 
 class CallTable(Generic[Key, Value]):
@@ -124,3 +128,142 @@ class PendingCalls(CallTable[int, Value]):
         """The call that `sender` answers, left in; None as in `answered`."""
         entry = self._entries.get(message_id)
         return entry[2] if entry is not None and entry[0] == sender else None
+
+
+MailKey = tuple[Address, int]
+"""Who asks, and the message id of the ask."""
+
+
+class Admission(enum.Enum):
+    """What becomes of a call that came."""
+
+    TAKEN = enum.auto()
+    REPEATED = enum.auto()
+    CANCELLED = enum.auto()
+    OVERLOADED = enum.auto()
+
+
+class Mailbox(CallTable[MailKey, Value]):
+    """Calls by (sender, message id)."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.per_sender = max(1, capacity - capacity // 2)
+        self._counts: dict[Address, int] = {}
+        self._cancelled: OrderedDict[MailKey, None] = OrderedDict()
+
+    def admit(self, sender: Address, message_id: int, deadline: float, value: Value) -> Admission:
+        """Take a call in if there is room and it is new."""
+        key = (sender, message_id)
+        if key in self._entries:
+            return Admission.REPEATED
+        if self._cancelled and self._cancelled.pop(key, self) is None:
+            return Admission.CANCELLED
+        count = self._counts.get(sender, 0)
+        if self.is_full or count >= self.per_sender:
+            return Admission.OVERLOADED
+        self.add(key, sender, deadline, value)
+        self._counts[sender] = count + 1
+        return Admission.TAKEN
+
+    def cancel(self, key: MailKey) -> Value | None:
+        """Take out a call that is no longer wanted. One that is not there is remembered for a while.
+
+        `cancel` travels on the control lane and may come before a call that travels with bulk.
+        """
+        value = self.settle(key)
+        if value is None:
+            self._cancelled[key] = None
+            if len(self._cancelled) > _REMEMBERED:
+                self._cancelled.popitem(last=False)
+        return value
+
+    def settle(self, key: MailKey) -> Value | None:
+        """Take a call out; None if that has happened already."""
+        value = super().settle(key)
+        if value is not None:
+            self._release(key[0])
+        return value
+
+    def lose(self, peer: Address) -> list[Value]:
+        """Take out all calls of a sender that is gone."""
+        self._counts.pop(peer, None)
+        return super().lose(peer)
+
+    def expire(self, now: float) -> list[tuple[MailKey, Address, Value]]:
+        """Take out all calls whose asker no longer waits."""
+        expired = super().expire(now)
+        for _, sender, _ in expired:
+            self._release(sender)
+        return expired
+
+    def close(self) -> list[Value]:
+        """Take everything out."""
+        self._counts.clear()
+        return super().close()
+
+    def _release(self, sender: Address) -> None:
+        left = self._counts[sender] - 1
+        if left:
+            self._counts[sender] = left
+        else:
+            del self._counts[sender]
+
+
+class Loop(Protocol):
+    """As much of an event loop as a timer needs."""
+
+    def time(self) -> float:
+        """Seconds."""
+        ...
+
+    def call_at(self, when: float, callback: Callable[[], None], /) -> "Handle":
+        """Call back at a time."""
+        ...
+
+
+class Handle(Protocol):
+    """A callback to come."""
+
+    def cancel(self) -> None:
+        """Call back no more."""
+        ...
+
+
+class DeadlineTimer:
+    """One loop timer for all deadlines of a table: calls `expire(now)` at the earliest, as long as there is one.
+
+    Arming for a later deadline than the one armed costs a comparison, which is what nearly every call pays.
+    """
+
+    __slots__ = ("_at", "_expire", "_handle", "_loop", "_next_deadline")
+
+    def __init__(self, loop: Loop, next_deadline: Callable[[], float | None], expire: Callable[[float], None]) -> None:
+        self._loop = loop
+        self._next_deadline = next_deadline
+        self._expire = expire
+        self._handle: Handle | None = None
+        self._at = 0.0
+
+    def arm(self, deadline: float) -> None:
+        """A call with this deadline was opened."""
+        if self._handle is not None:
+            if self._at <= deadline:
+                return
+            self._handle.cancel()
+        self._at = deadline
+        self._handle = self._loop.call_at(deadline, self._fire)
+
+    def cancel(self) -> None:
+        """Nothing is waited for any longer."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _fire(self) -> None:
+        self._handle = None
+        # A timer may fire a clock tick early; a deadline is never missed by taking the armed time for now.
+        self._expire(max(self._loop.time(), self._at))
+        deadline = self._next_deadline()
+        if deadline is not None:
+            self.arm(deadline)

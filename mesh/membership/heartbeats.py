@@ -6,7 +6,7 @@ next: a peer that has sent a heartbeat once is watched until it is lost or says 
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Final
 
 from mesh.address import Address
 from mesh.errors import CallError, FrameRefused
@@ -14,43 +14,43 @@ from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.membership.liveness import LivenessMonitor
 from mesh.options import SystemOptions
+from mesh.runtime.boundary import Boundary
 from mesh.transport.base import Buffer, Lane
 from mesh.wire.frames import SYSTEM_CODEC, Heartbeat, Renew
 from mesh.wire.header import Header, Verb
 
+if TYPE_CHECKING:
+    from mesh.actor import Actor
 
-class Pulse(Protocol):
-    """What heartbeats need to know of the system around them."""
-
-    def ticked(self) -> None:
-        """It is time for a heartbeat."""
-        ...
-
-    def state(self) -> str:
-        """This actor's state, which its heartbeats carry."""
-        ...
-
-    def progress(self) -> str:
-        """How far this actor is with what takes long, for its heartbeats; empty if there is nothing to say."""
-        ...
-
-    def answer_to(self, peer: Address) -> Heartbeat:
-        """What a hub answers to a peer's heartbeat."""
-        ...
-
-    def heartbeat(self, peer: Address, beat: Heartbeat | Renew) -> None:
-        """A heartbeat came."""
-        ...
+_MAX_PROGRESS_CHARS: Final = 200
 
 
 class Heartbeats:
-    """Sends, answers and misses heartbeats. `hubs` names the actors to send to, registry last."""
+    """Sends, answers and misses heartbeats. `hubs` names the actors to send to, registry last, `state` this actor's.
 
-    def __init__(self, links: Links, options: SystemOptions, pulse: Pulse, hubs: Callable[[], list[str]]) -> None:
+    `ticked` is called before each beat, `answered` with what a hub has answered.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        actor: "Actor",
+        boundary: Boundary,
+        options: SystemOptions,
+        *,
+        hubs: Callable[[], list[str]],
+        state: Callable[[], str],
+        ticked: Callable[[], None],
+        answered: Callable[[Address, Heartbeat], None],
+    ) -> None:
         self._links = links
+        self._actor = actor
+        self._boundary = boundary
         self._interval_s = options.heartbeat_s
-        self._pulse = pulse
         self._hubs = hubs
+        self._state = state
+        self._ticked = ticked
+        self._answered = answered
         self._loop = asyncio.get_running_loop()
         self._monitor = LivenessMonitor(options.heartbeat_s, options.allowed_misses)
         self._timer: asyncio.TimerHandle | None = None
@@ -63,7 +63,7 @@ class Heartbeats:
 
     def send_now(self) -> None:
         """Send one to every hub out of turn: the state has changed."""
-        body = SYSTEM_CODEC.encode(Renew(state=self._pulse.state(), progress=self._pulse.progress()))
+        body = SYSTEM_CODEC.encode(Renew(state=self._state(), progress=self._progress()))
         for actor_id in self._hubs():
             try:
                 peer = self._links.reach(actor_id)
@@ -83,7 +83,7 @@ class Heartbeats:
             self._timer = None
 
     def _tick(self) -> None:
-        self._pulse.ticked()
+        self._ticked()
         now = self._loop.time()
         for peer in self._monitor.tick(now):
             self._links.metrics.count("mesh_heartbeats_lost_total")
@@ -98,12 +98,21 @@ class Heartbeats:
     def _heard(self, peer: Address) -> None:
         self._monitor.heard(peer, self._loop.time())
 
+    def _progress(self) -> str:
+        try:
+            return self._actor.progress()[:_MAX_PROGRESS_CHARS]
+        except Exception as error:  # noqa: BLE001
+            self._boundary.failed("progress", error)
+            return ""
+
     def _on_heartbeat(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
         beat = SYSTEM_CODEC.decode(parts[1])
         if not isinstance(beat, Heartbeat | Renew):
             raise FrameRefused("bad_body", "the body of a heartbeat is expected")
-        if isinstance(beat, Renew):
-            self._watch(peer)
-            answer = SYSTEM_CODEC.encode(self._pulse.answer_to(peer.address))
-            self._links.send(peer, Lane.CONTROL, Verb.HEARTBEAT, answer, (), SYSTEM)
-        self._pulse.heartbeat(peer.address, beat)
+        if isinstance(beat, Heartbeat):
+            self._answered(peer.address, beat)
+            return
+        self._watch(peer)
+        answer = SYSTEM_CODEC.encode(self._actor.heartbeat_to(peer.address))
+        self._links.send(peer, Lane.CONTROL, Verb.HEARTBEAT, answer, (), SYSTEM)
+        self._boundary.call("on_heartbeat", self._actor.on_heartbeat, peer.address, beat.state, beat.progress)

@@ -8,7 +8,7 @@ While the registry is away the view stays as it is. Owned by `ActorSystem`; the 
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import Final, Protocol
+from typing import Final
 
 from mesh.address import Address
 from mesh.calls.asking import Asking
@@ -16,27 +16,24 @@ from mesh.errors import STALE_EPOCH, CallError
 from mesh.membership.view import Bootstrap, Member, MemberChange, Membership
 from mesh.options import SystemOptions
 from mesh.runtime.boundary import Boundary
-from mesh.transport.base import Lane
 from mesh.wire.frames import STOPPED, Heartbeat, Join, Joined, Leave, MembersChanged
 
 _MAX_EARLY: Final = 64
 """Changes kept while joining. More are dropped: the gap shows in the versions, and a snapshot fills it."""
 
 
-class Audience(Protocol):
-    """Who is told what changed."""
-
-    def members_changed(self, change: MemberChange, leaving: Collection[Address] = ()) -> None:
-        """The view is another; never called with an empty change. Of who left, `leaving` did so in good order."""
-        ...
-
-    def superseded(self, by: Address, reason: str) -> None:
-        """The registry knows a later incarnation of this actor."""
-        ...
-
-
 class Registration:
-    """The membership of one actor. `describe` says what to join as."""
+    """The membership of one actor.
+
+    Args:
+        asking: how the registry is asked.
+        bootstrap: where the registry is.
+        options: pauses and timeouts, and the supervisor.
+        describe: what to join as.
+        changed: told of each change of the view that is not empty, and who of those that left did so in good order.
+        superseded: told of the registry that knows a later incarnation of this actor, and why.
+        boundary: keeps the task that joins.
+    """
 
     def __init__(
         self,
@@ -44,7 +41,8 @@ class Registration:
         bootstrap: Bootstrap,
         options: SystemOptions,
         describe: Callable[[], Member],
-        audience: Audience,
+        changed: Callable[[MemberChange, Collection[Address]], None],
+        superseded: Callable[[Address, str], None],
         boundary: Boundary,
     ) -> None:
         self.view = Membership()
@@ -53,7 +51,8 @@ class Registration:
         self._bootstrap = bootstrap
         self._options = options
         self._describe = describe
-        self._audience = audience
+        self._changed = changed
+        self._superseded = superseded
         self._boundary = boundary
         self._loop = asyncio.get_running_loop()
         self._wanted = asyncio.Event()
@@ -84,7 +83,7 @@ class Registration:
         me = self._describe()
         leave = Leave(actor_id=me.actor_id, epoch=me.epoch, reason=STOPPED)
         try:
-            await self._asking.ask(self.registry.actor_id, leave, timeout_s, (), Lane.CONTROL)
+            await self._asking.ask(self.registry.actor_id, leave, timeout_s=timeout_s)
         except CallError:
             return
 
@@ -121,7 +120,7 @@ class Registration:
             self._wanted.set()
         elif change:
             leaving = {departed.address for departed in body.left if departed.reason == STOPPED}
-            self._audience.members_changed(change, leaving)
+            self._changed(change, leaving)
 
     async def _keep_joined(self) -> None:
         pause_s = self._options.retry_min_s
@@ -151,10 +150,10 @@ class Registration:
         )
         self._joining = address
         try:
-            answer = await self._asking.ask(address.actor_id, join, self._options.join_timeout_s, (), Lane.CONTROL)
+            answer = await self._asking.ask(address.actor_id, join, timeout_s=self._options.join_timeout_s)
         except CallError as error:
             if error.code == STALE_EPOCH:
-                self._audience.superseded(address, error.message)
+                self._superseded(address, error.message)
             return False
         finally:
             self._joining, early, self._early = None, self._early, []
@@ -166,7 +165,7 @@ class Registration:
         if joined.members is not None and not is_old:
             change = view.reset(joined.registry_epoch, joined.version, joined.members)
             if change:
-                self._audience.members_changed(change)
+                self._changed(change, ())
         for body in early:
             self._apply(body)
         if not self._first.done():

@@ -8,42 +8,26 @@ that has forgotten it. Owned by `ActorSystem`; the numbering is `mesh/pubsub/top
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from mesh.actor import AnyMessage
 from mesh.address import Address
+from mesh.calls.tells import Tells
 from mesh.errors import CallError, FrameRefused
 from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.options import SystemOptions
-from mesh.pubsub.topics import Step, Subscription, TopicLog
+from mesh.pubsub.topics import Arrival, Subscription, TopicLog
+from mesh.runtime.boundary import Boundary
 from mesh.transport.base import Buffer, Lane
-from mesh.wire.codec import Codec
-from mesh.wire.frames import SYSTEM_CODEC, Publication, Subscribe, Subscribed
+from mesh.wire.codec import AnyMessage
+from mesh.wire.frames import SYSTEM_CODEC, Publication, Subscribe, Subscribed, Unsubscribe
 from mesh.wire.header import Header, Verb
 
-
-class Reader(Protocol):
-    """Who is told what came: the actor, behind its supervision boundary."""
-
-    def publication(self, publisher: Address, topic: str, sequence: int, message: object) -> None:
-        """The next publication."""
-        ...
-
-    def subscription_reset(self, publisher: Address, topic: str) -> None:
-        """What follows does not continue what came before."""
-        ...
-
-    def subscriber_reset(self, subscriber: Address, topic: str) -> None:
-        """A subscriber here starts from nothing, and was sent nothing of what was published before."""
-        ...
-
-    def doubt(self, address: Address) -> None:
-        """A publisher has not confirmed a subscription."""
-        ...
+if TYPE_CHECKING:
+    from mesh.actor import Actor
 
 
 class _Followed(NamedTuple):
@@ -52,12 +36,23 @@ class _Followed(NamedTuple):
 
 
 class Publishing:
-    """Both sides of topics."""
+    """Both sides of topics. `suspect` is told of publishers that have not confirmed a subscription."""
 
-    def __init__(self, links: Links, codec: Codec, reader: Reader, options: SystemOptions) -> None:
+    def __init__(
+        self,
+        links: Links,
+        tells: Tells,
+        actor: "Actor",
+        boundary: Boundary,
+        suspect: Callable[[Address], None],
+        options: SystemOptions,
+    ) -> None:
         self._links = links
-        self._codec = codec
-        self._reader = reader
+        self._tells = tells
+        self._codec = actor.codec
+        self._actor = actor
+        self._boundary = boundary
+        self._suspect = suspect
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._logs: dict[str, TopicLog[bytes]] = {}
@@ -66,11 +61,12 @@ class Publishing:
         self._timer: asyncio.TimerHandle | None = None
         links.handlers[Verb.SUBSCRIBE] = self._on_subscribe
         links.handlers[Verb.PUBLISH] = self._on_publish
+        tells.of_system[Unsubscribe] = self._on_unsubscribe
 
     # Publisher
 
     def publish(self, topic: str, message: AnyMessage) -> int:
-        """See `Context.publish`."""
+        """Send to all subscribers and keep for replay; returns the sequence number, from 1."""
         log = self._log(topic)
         if log is None:
             raise ValueError(f"{self._options.max_topics} topics are kept already, no room for {topic!r}")
@@ -83,9 +79,9 @@ class Publishing:
                 self._send(address, body)
         return sequence
 
-    def unsubscribed(self, address: Address, topic: str) -> None:
-        """A subscriber no longer wants a topic."""
-        self._subscribers.get(topic, {}).pop(address, None)
+    def _on_unsubscribe(self, sender: Address, message: Unsubscribe) -> bool:
+        self._subscribers.get(message.topic, {}).pop(sender, None)
+        return True
 
     def lose(self, peer: Peer) -> None:
         """A peer is gone: it is sent nothing more, and what it published waits for its return."""
@@ -111,7 +107,7 @@ class Publishing:
         self._subscribers.setdefault(body.topic, {})[peer.address] = None
         if replay.reset:
             self._links.metrics.count("mesh_subscriber_resets_total")
-            self._reader.subscriber_reset(peer.address, body.topic)
+            self._boundary.call("on_subscriber_reset", self._actor.on_subscriber_reset, peer.address, body.topic)
 
     def _log(self, topic: str) -> TopicLog[bytes] | None:
         log = self._logs.get(topic)
@@ -127,16 +123,17 @@ class Publishing:
     # Subscriber
 
     def subscribe(self, actor_id: str, topic: str) -> None:
-        """See `Context.subscribe`."""
+        """Follow a topic, now or as soon as the peer is a member, over all its restarts."""
         if (actor_id, topic) not in self._followed:
             self._followed[actor_id, topic] = _Followed(Subscription(), [float("-inf")])
             self._request(actor_id, topic)
             if self._timer is None:
                 self._timer = self._loop.call_later(self._options.renew_subscription_s, self._renew)
 
-    def unsubscribe(self, actor_id: str, topic: str) -> bool:
-        """See `Context.unsubscribe`; whether it was followed."""
-        return self._followed.pop((actor_id, topic), None) is not None
+    def unsubscribe(self, actor_id: str, topic: str) -> None:
+        """Follow it no longer."""
+        if self._followed.pop((actor_id, topic), None) is not None:
+            self._tells.tell(actor_id, Unsubscribe(topic=topic))
 
     def appeared(self, actor_id: str) -> None:
         """An actor is a member (again): ask it for what is followed there."""
@@ -158,7 +155,7 @@ class Publishing:
             if followed.last_heard[0] <= quiet_since:
                 peer = self._links.get(actor_id)
                 if peer is not None and followed.subscription.waiting:
-                    self._reader.doubt(peer.address)
+                    self._suspect(peer.address)
                 self._request(actor_id, topic)
         if self._followed:
             self._timer = self._loop.call_later(self._options.renew_subscription_s, self._renew)
@@ -186,13 +183,14 @@ class Publishing:
         subscription = followed.subscription
         if isinstance(body, Subscribed):
             if subscription.confirmed(address.epoch, body.next_sequence, body.reset):
-                self._reader.subscription_reset(address, body.topic)
+                self._boundary.call("on_subscription_reset", self._actor.on_subscription_reset, address, body.topic)
             return
-        step = subscription.arrived(address.epoch, body.sequence)
-        if step is Step.DELIVER:
+        arrival = subscription.arrived(address.epoch, body.sequence)
+        if arrival is Arrival.NEXT:
             message = self._codec.decode(bytes(body.payload))
-            self._reader.publication(address, body.topic, body.sequence, message)
-        elif step is Step.RESUBSCRIBE:
+            publication = (address, body.topic, body.sequence, message)
+            self._boundary.call("on_publication", self._actor.on_publication, *publication)
+        elif arrival is Arrival.GAP:
             self._links.metrics.count("mesh_publication_gaps_total")
             self._request(address.actor_id, body.topic)
 

@@ -51,12 +51,12 @@ class TopicLog(Generic[Payload]):
         return Replay(next_sequence, False, list(islice(self._ring, len(self._ring) - missing, None)))
 
 
-class Step(enum.Enum):
-    """What to do with a publication."""
+class Arrival(enum.Enum):
+    """What the number of a publication says about it: only the next is handed on, a gap is subscribed over again."""
 
-    DELIVER = enum.auto()
-    DROP = enum.auto()
-    RESUBSCRIBE = enum.auto()
+    NEXT = enum.auto()
+    REPEAT = enum.auto()
+    GAP = enum.auto()
 
 
 class Subscription:
@@ -87,12 +87,12 @@ class Subscription:
         self.waiting = False
         return starts_anew
 
-    def arrived(self, epoch: int, sequence: int) -> Step:
-        """A publication came; only `DELIVER` is to be handed on."""
+    def arrived(self, epoch: int, sequence: int) -> Arrival:
+        """A publication came; only `NEXT` is to be handed on."""
         if self.waiting or epoch != self.epoch or sequence < self.next_sequence:
-            return Step.DROP
+            return Arrival.REPEAT
         if sequence > self.next_sequence:
             self.num_gaps += 1
-            return Step.RESUBSCRIBE
+            return Arrival.GAP
         self.next_sequence += 1
-        return Step.DELIVER
+        return Arrival.NEXT

@@ -301,5 +301,4 @@ SystemMessage = (
     | Shutdown
     | ShuttingDown
 )
-SYSTEM_TYPES: frozenset[type] = frozenset(SystemMessage.__args__)
 SYSTEM_CODEC = Codec(SystemMessage)

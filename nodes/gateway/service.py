@@ -293,7 +293,7 @@ class GatewayService:
                 message = Resend(streams=command.streams, detokenizer=command.detokenizer)
                 self.ctx.tell(command.scheduler, message, lane=Lane.CONTROL)
             case Doubt(scheduler):
-                self.ctx.doubt(scheduler)
+                self.ctx.suspect(scheduler)
             case AskRoute():
                 self.ctx.spawn(self._ask_route(command), name="route")
             case _:

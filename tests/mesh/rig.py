@@ -9,7 +9,7 @@ from mesh.address import Address, Endpoint
 from mesh.membership.view import Member, StaticBootstrap
 from mesh.system import ActorSystem
 from mesh.transport.base import Lane, Link
-from mesh.wire.frames import SYSTEM_CODEC, SYSTEM_TYPES, ErrorBody, Hello
+from mesh.wire.frames import SYSTEM_CODEC, ErrorBody, Hello
 from mesh.wire.header import PROTOCOL_VERSION, SYSTEM_FLAG, Header, Verb, encode_header
 
 ME, PEER = Address("me", 5), Address("peer", 2)
@@ -67,7 +67,7 @@ class Rig:
             "sender": link.peer.actor_id, "sender_epoch": link.peer.epoch, "receiver_epoch": ME.epoch,
         } | fields  # fmt: skip
         if not isinstance(body, bytes):
-            values.setdefault("flags", SYSTEM_FLAG if type(body) in SYSTEM_TYPES else 0)
+            values.setdefault("flags", SYSTEM_FLAG if type(body) in SYSTEM_CODEC.types else 0)
             body = CODEC.encode(body)
         self.wire.listener.on_frames(link, lane, (encode_header(Header(**values)), body, *buffers))
 

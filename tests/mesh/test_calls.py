@@ -3,8 +3,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mesh.address import Address
-from mesh.calls.mailbox import Admission, Mailbox
-from mesh.calls.table import CallTable, PendingCalls
+from mesh.calls.table import Admission, CallTable, Mailbox, PendingCalls
 from mesh.errors import MailboxFull
 
 PEERS = [Address(name, 1) for name in "abc"]

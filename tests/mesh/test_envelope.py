@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.errors import FrameRefused, MeshError, TooLarge
-from mesh.wire.codec import Codec
-from mesh.wire.frames import SYSTEM_CODEC, SYSTEM_TYPES, Join, Ping, Publication
+from mesh.wire.codec import BodyCodec, Codec
+from mesh.wire.frames import SYSTEM_CODEC, Join, Ping, Publication
 from mesh.wire.header import PROTOCOL_VERSION, Header, Limits, Verb, check_sizes, encode_header, open_envelope
 from mesh.wire.message import HotMessage, Message
-from mesh.wire.wording import Wording
 
 LIMITS = Limits(max_parts=4, max_header_bytes=200, max_body_bytes=1000, max_message_bytes=2000)
 
@@ -100,7 +99,7 @@ ANYTHING = st.recursive(
 )
 
 
-@given(ANYTHING, st.sampled_from(sorted(t.__name__ for t in SYSTEM_TYPES)))
+@given(ANYTHING, st.sampled_from(sorted(t.__name__ for t in SYSTEM_CODEC.types)))
 def test_well_formed_bodies_of_wrong_shape_raise_only_refusals(value, tag):
     for body in (value, {"type": tag, "member": value, "topic": value}, ["Row", value, value]):
         for codec in (CODEC, SYSTEM_CODEC):
@@ -138,23 +137,23 @@ def test_unknown_fields_are_ignored():
     assert CODEC.decode(body) == Note(text="x")
 
 
-def test_wording_tells_system_bodies_by_the_flag():
-    wording = Wording(CODEC, LIMITS)
+def test_bodies_tells_system_bodies_by_the_flag():
+    bodies = BodyCodec(CODEC, SYSTEM_CODEC, LIMITS)
     for message, flag in ((Note(text="x"), 0), (Ping(), 1)):
-        body, flags = wording.encode(message)
+        body, flags = bodies.encode(message)
         assert flags == flag
-        assert wording.decode(msgspec.structs.replace(GOOD, flags=flags), body) == message
+        assert bodies.decode(msgspec.structs.replace(GOOD, flags=flags), body) == message
 
 
-def test_wording_refuses_to_send_what_would_be_refused():
-    wording = Wording(CODEC, LIMITS)
+def test_bodies_refuses_to_send_what_would_be_refused():
+    bodies = BodyCodec(CODEC, SYSTEM_CODEC, LIMITS)
     with pytest.raises(TooLarge, match="a body at most 1000"):
-        wording.encode(Note(text="x" * 1000))
+        bodies.encode(Note(text="x" * 1000))
     with pytest.raises(TooLarge, match="at most 2"):
-        wording.encode(Note(text=""), [b""] * 3)
+        bodies.encode(Note(text=""), [b""] * 3)
     with pytest.raises(TooLarge, match="at most 2000 in all"):
-        wording.encode(Note(text=""), [b"x" * 1500, memoryview(b"y" * 1500)])
-    assert wording.encode(Note(text=""), [b"x" * 1500])
+        bodies.encode(Note(text=""), [b"x" * 1500, memoryview(b"y" * 1500)])
+    assert bodies.encode(Note(text=""), [b"x" * 1500])
 
 
 def test_nested_payloads_are_kept_as_they_are():
@@ -166,4 +165,4 @@ def test_nested_payloads_are_kept_as_they_are():
 def test_errors_say_their_code():
     assert str(FrameRefused("no_hello")) == "no_hello: no hello"
     assert isinstance(TooLarge("x"), MeshError)
-    assert Join.__name__ in {t.__name__ for t in SYSTEM_TYPES}
+    assert Join.__name__ in {t.__name__ for t in SYSTEM_CODEC.types}

@@ -301,7 +301,7 @@ def test_a_silent_peer_is_lost_after_an_ask_ran_out(on_rig):
         await until(lambda: rig.actor.lost)
         assert rig.actor.lost == [(PEER, "it does not answer")]
         assert rig.system.metrics.value("mesh_silent_peers_total") == 1
-        rig.system.doubt(PEER)
+        rig.system.suspect(PEER)
 
     on_rig(test)
 
@@ -309,8 +309,8 @@ def test_a_silent_peer_is_lost_after_an_ask_ran_out(on_rig):
 def test_a_peer_that_says_anything_is_not_silent(on_rig):
     async def test(rig):
         rig.hello()
-        rig.system.doubt(PEER)
-        rig.system.doubt(PEER)
+        rig.system.suspect(PEER)
+        rig.system.suspect(PEER)
         await until(lambda: sum(isinstance(body, Ping) for *_, body in rig.wire.sent) == 2)
         number = rig.wire.sent[-2][2].message_id
         rig.say(Verb.ERROR, ErrorBody(code="not_served", message=""), correlation_id=number)

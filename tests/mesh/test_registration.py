@@ -33,7 +33,7 @@ class Registry:
         self.answers = answers
         self.joins = []
 
-    async def ask(self, actor_id, message, timeout_s, buffers, lane):
+    async def ask(self, actor_id, message, *, timeout_s):
         self.joins.append(message)
         answer, told = self.answers.pop(0) if self.answers else (None, [])
         for change in told:
@@ -62,8 +62,8 @@ def run(answers, after=lambda registration: None):
         registry, audience = Registry(answers), Audience()
         log = structlog.get_logger()
         registration = registry.registration = Registration(
-            registry, StaticBootstrap(REGISTRY, NOWHERE), SystemOptions(), lambda: member("me"), audience,
-            Boundary(log, Metrics()),
+            registry, StaticBootstrap(REGISTRY, NOWHERE), SystemOptions(), lambda: member("me"),
+            audience.members_changed, audience.superseded, Boundary(log, Metrics()),
         )  # fmt: skip
         registration.start()
         await registration.joined()

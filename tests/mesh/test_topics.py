@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.pubsub.topics import Step, Subscription, TopicLog
+from mesh.pubsub.topics import Arrival, Subscription, TopicLog
 
 
 def test_replay_is_what_the_ring_holds():
@@ -47,9 +47,9 @@ def test_a_subscriber_misses_nothing_that_the_ring_holds(events, capacity):
 
     def arrive(sequence, payload):
         match subscription.arrived(epoch, sequence):
-            case Step.DELIVER:
+            case Arrival.NEXT:
                 delivered.append((epoch, sequence, payload))
-            case Step.RESUBSCRIBE:
+            case Arrival.GAP:
                 subscribe()
 
     subscribe()
@@ -76,13 +76,13 @@ def test_a_subscriber_misses_nothing_that_the_ring_holds(events, capacity):
 
 def test_nothing_is_delivered_while_waiting_or_from_another_epoch():
     subscription = Subscription()
-    assert subscription.arrived(1, 1) is Step.DROP
+    assert subscription.arrived(1, 1) is Arrival.REPEAT
     assert subscription.request(1) == (1, 1)
     assert subscription.confirmed(1, 1, False)
-    assert subscription.arrived(2, 1) is Step.DROP
-    assert subscription.arrived(1, 1) is Step.DELIVER
+    assert subscription.arrived(2, 1) is Arrival.REPEAT
+    assert subscription.arrived(1, 1) is Arrival.NEXT
     assert subscription.request(1) == (1, 2)
     assert not subscription.confirmed(1, 2, False)
-    assert subscription.arrived(1, 4) is Step.RESUBSCRIBE
+    assert subscription.arrived(1, 4) is Arrival.GAP
     assert subscription.num_gaps == 1
     assert subscription.request(2) == (2, 1)

@@ -318,7 +318,7 @@ class Ring:
         self.systems[actor_id] = system
         await system.start()
         if attributes:
-            system.announce(None, attributes)
+            system.announce(None, **attributes)
         if actor.joins:
             async with asyncio.timeout(5):
                 await system.joined()

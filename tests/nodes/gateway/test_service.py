@@ -237,11 +237,11 @@ def test_an_actor_that_does_not_answer_is_shown_as_down() -> None:
 def test_readiness_wants_a_scheduler_with_its_worker() -> None:
     async def scenario(ring: Ring) -> None:
         service = ring.gateway.service
-        ring.systems["d0"].announce(None, {"worker_ready": False})
+        ring.systems["d0"].announce(worker_ready=False)
         await until(lambda: service.missing_roles() == ["no scheduler has a worker that is ready"])
-        ring.systems["d0"].announce(None, {"worker_ready": True})
+        ring.systems["d0"].announce(worker_ready=True)
         await until(lambda: not service.missing_roles())
-        ring.systems["w0"].announce(None, {"group": "another"})
+        ring.systems["w0"].announce(group="another")
         await until(lambda: bool(service.missing_roles()))
 
     play(scenario)

@@ -55,7 +55,7 @@ class Mesh:
         if actor.joins:
             await asyncio.wait_for(system.joined(), 5)
             if attributes:
-                system.announce("ready", attributes)
+                system.announce("ready", **attributes)
         return system
 
     async def kill(self, actor_id):

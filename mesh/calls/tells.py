@@ -1,0 +1,63 @@
+"""Messages that want no answer: an actor's to others, and others' to it. Owned by `ActorSystem`."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from mesh.address import Address
+from mesh.errors import CallError, FrameRefused
+from mesh.link.links import Links
+from mesh.link.peer import PLAIN, SYSTEM, Peer
+from mesh.runtime.boundary import Boundary
+from mesh.transport.base import Buffer, Lane
+from mesh.wire.codec import AnyMessage, BodyCodec
+from mesh.wire.frames import SYSTEM_CODEC
+from mesh.wire.header import SYSTEM_FLAG, Header, Verb
+
+if TYPE_CHECKING:
+    from mesh.actor import Actor
+
+_TELL: Final = Verb.TELL
+
+SystemTell = Callable[[Address, Any], bool]
+"""Takes the sender and one of the mesh's own frames; False if it is not for this sender to tell."""
+
+
+class Tells:
+    """What one actor tells and is told. `of_system` takes the mesh's own frames, by their class."""
+
+    def __init__(self, links: Links, bodies: BodyCodec, actor: "Actor", boundary: Boundary) -> None:
+        self.of_system: dict[type, SystemTell] = {}
+        self._links = links
+        self._bodies = bodies
+        self._decode = actor.codec.decode
+        self._actor = actor
+        self._boundary = boundary
+        links.handlers[_TELL] = self._on_tell
+
+    def tell(
+        self, actor_id: str, message: AnyMessage, buffers: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA
+    ) -> bool:
+        """Send and forget. False, counted: unknown peer, or the way to it is full. FIFO per receiver and lane."""
+        try:
+            body, flags = self._bodies.encode(message, buffers)
+            peer = self._links.reach(actor_id)
+        except CallError as error:
+            self._links.metrics.count("mesh_tells_dropped_total", code=error.code)
+            return False
+        return self._links.send(peer, lane, _TELL, body, buffers, SYSTEM if flags else PLAIN)
+
+    def _on_tell(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+        if header.flags & SYSTEM_FLAG:
+            self._on_system_tell(peer.address, SYSTEM_CODEC.decode(parts[1]))
+            return
+        message = self._decode(parts[1])
+        try:
+            self._actor.on_tell(peer.address, message, parts[2:])
+        except Exception as error:  # noqa: BLE001
+            self._boundary.failed(f"on_tell({type(message).__name__})", error, message)
+
+    def _on_system_tell(self, sender: Address, message: object) -> None:
+        kind = type(message)
+        take = self.of_system.get(kind)
+        if take is None or not take(sender, message):
+            raise FrameRefused("unexpected", f"{kind.__name__} is not for {sender} to tell")
