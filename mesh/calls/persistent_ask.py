@@ -1,16 +1,17 @@
-"""Asking until somebody answers: what an actor does at its start, when whom it stands on may not be there yet."""
+"""Asking until somebody answers: of one actor that may not be there yet, or of any of a role, who are alike."""
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from mesh.actor import Context
-from mesh.errors import CallError
+from mesh.context import Context
+from mesh.errors import NOT_SERVED, CallError, RemoteError
 from mesh.wire.codec import AnyMessage
 
 _PATIENCE_S: Final = 2.0
 _MAX_TOLD: Final = 16
+ROLE_RETRY_S: Final = 0.2
 
 
 class PersistentAsk:
@@ -19,13 +20,15 @@ class PersistentAsk:
     The actor owns it, and calls `members_changed` from its `on_members`.
     """
 
-    def __init__(self, retry_s: float) -> None:
+    def __init__(self, retry_s: float = ROLE_RETRY_S) -> None:
         self._retry_s = retry_s
-        self._members_changed = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._turn = 0
 
     def members_changed(self) -> None:
         """Somebody came, left or changed state."""
-        self._members_changed.set()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def ask(
         self,
@@ -38,27 +41,85 @@ class PersistentAsk:
         refused: Callable[[CallError], None] | None = None,
     ) -> Any:
         """The reply's message; `what` says in the log what is waited for, once for each reason, if it takes seconds.
-        Raises CallErrors that are not retryable.
 
-        `refused` hears of every failure that is followed by another try.
+        `refused` hears of every failure that another try may cure. Raises the CallErrors that none does.
         """
         began = ctx.now()
         told: set[str] = set()
+
+        def note(error: CallError) -> None:
+            why = str(error)
+            # While a mesh starts everybody waits a moment for somebody, which is no news, nor is it again.
+            if ctx.now() - began >= _PATIENCE_S and why not in told and len(told) < _MAX_TOLD:
+                told.add(why)
+                ctx.log.info("waiting", what=what, peer=actor_id, why=why)
+            if refused is not None:
+                refused(error)
+
         while True:
-            self._members_changed.clear()
+            # The usual reason to fail is that the view of the mesh is not here yet, or that the peer has just died too.
+            changed = self._changed
             try:
                 return (await ctx.ask(actor_id, message, timeout_s=timeout_s)).message
             except CallError as error:
                 if not error.retryable:
                     raise
-                why = str(error)
-                # While a mesh starts everybody waits a moment for somebody, which is no news, nor is it again.
-                if ctx.now() - began >= _PATIENCE_S and why not in told and len(told) < _MAX_TOLD:
-                    told.add(why)
-                    ctx.log.info("waiting", what=what, peer=actor_id, why=why)
-                if refused is not None:
-                    refused(error)
-            # The usual reason is that the view of the mesh is not here yet, or that the peer has just died too.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._retry_s):
-                    await self._members_changed.wait()
+                note(error)
+            await _wait(changed, self._retry_s)
+
+    async def ask_any(
+        self, ctx: Context, role: str, message: AnyMessage, *, timeout_s: float, patience_s: float
+    ) -> Any:
+        """The message of the first of a role's ready actors that answers; they are asked in turn.
+
+        One that does not serve the question (`not_served`: an older one, or somebody's own) is passed over as one that
+        fails is: that is an error only when all have said so.
+
+        Args:
+            ctx: what to ask through.
+            role: whose actors answer this.
+            message: the question.
+            timeout_s: what each of them is given.
+            patience_s: for how long to go round again, where nobody is ready or all failed; 0 is one round.
+
+        Raises:
+            CallError: refused for good, or nobody answered; `no_ROLE` where nobody was there to ask.
+        """
+        give_up_at = ctx.now() + patience_s
+        while True:
+            changed = self._changed
+            ready = [member.actor_id for member in ctx.members.by_role(role)]
+            self._turn += 1
+            first = self._turn % len(ready) if ready else 0
+            try:
+                if ready:
+                    return await _ask_one_of((*ready[first:], *ready[:first]), ctx, message, timeout_s)
+                failure: CallError = RemoteError(f"no_{role}", f"no {role} is ready", retryable=True)
+            except CallError as error:
+                failure = error
+            remaining_s = give_up_at - ctx.now()
+            if remaining_s <= 0 or not failure.retryable:
+                raise failure
+            await _wait(changed, min(remaining_s, self._retry_s) if ready else remaining_s)
+
+
+async def _ask_one_of(actor_ids: Iterable[str], ctx: Context, message: AnyMessage, timeout_s: float) -> Any:
+    """The first answer; raises a refusal for good, or of what they failed by what says most."""
+    failure: CallError | None = None
+    for actor_id in actor_ids:
+        try:
+            return (await ctx.ask(actor_id, message, timeout_s=timeout_s)).message
+        except CallError as error:
+            if not error.retryable and error.code != NOT_SERVED:
+                raise
+            # Of two failures the one that another try may cure says more.
+            if failure is None or error.retryable:
+                failure = error
+    assert failure is not None, "somebody was asked"
+    raise failure
+
+
+async def _wait(changed: asyncio.Event, timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await changed.wait()

@@ -11,7 +11,7 @@ from typing import NamedTuple, assert_never
 
 from mesh import errors
 from mesh.actor import Context
-from mesh.calls.role_asks import RoleAsks
+from mesh.calls.persistent_ask import PersistentAsk
 from mesh.errors import CallError
 from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver, CoreTimer
@@ -103,7 +103,7 @@ class GatewayService:
             setup={"gateway": gateway, "config": config},
             redact=PromptRedactor,
         )
-        self._asks = RoleAsks(ctx, TOKENIZER)
+        self._asks = PersistentAsk()
         self._schedulers = SchedulerView(ctx)
         self._outputs: dict[str, _Open] = {}
         # Those to which this turn of the loop has brought something, some more than once.
@@ -175,7 +175,7 @@ class GatewayService:
     async def _ask_tokenizer(self, question: Prepare | Detokenize, param: str) -> object:
         timeout_s, patience_s = self.config.prepare_timeout_s, self.config.role_wait_s
         try:
-            return await self._asks.ask(question, timeout_s=timeout_s, patience_s=patience_s)
+            return await self._asks.ask_any(self.ctx, TOKENIZER, question, timeout_s=timeout_s, patience_s=patience_s)
         except CallError as error:
             retry_after_s = self.config.retry_after_s
             raise error_from(_failure_of(error), retry_after_s=retry_after_s, default_param=param) from error
@@ -351,7 +351,9 @@ class GatewayService:
     async def _ask_route(self, command: AskRoute) -> None:
         request_id = command.message.request_id
         try:
-            answer = await self._asks.ask(command.message, timeout_s=ROUTE_TIMEOUT_S, patience_s=0.0)
+            answer = await self._asks.ask_any(
+                self.ctx, TOKENIZER, command.message, timeout_s=ROUTE_TIMEOUT_S, patience_s=0.0
+            )
         except CallError as error:
             self.handle(RouteFailed(request_id, command.attempt, _failure_of(error)))
             return

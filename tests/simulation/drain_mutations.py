@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mesh.calls import role_asks
+from mesh.calls import persistent_ask
 from nodes.scheduler.worker_link.worker_drain import WorkerDrain
 from tests.simulation.planting import Patches, around, nothing
 
@@ -20,5 +20,7 @@ PLANTED: dict[str, Patches] = {
     "what a drained worker was computing is kept": [around(WorkerDrain, "on_due", lambda _: nothing)],
     "who stays away is waited for like one that is renewed": [around(WorkerDrain, "on_members", _untold)],
     "a worker that was renewed is taken for drained": [around(WorkerDrain, "on_members", _never_back)],
-    "who does not serve a question has the last word": [around(role_asks, "NOT_SERVED", lambda _: "nothing like it")],
+    "who does not serve a question has the last word": [
+        around(persistent_ask, "NOT_SERVED", lambda _: "nothing like it")
+    ],
 }
