@@ -1,6 +1,6 @@
 """What `meshctl` asks a supervisor, over the mesh like everybody else.
 
-meshctl -> supervisor    ListActors -> ActorList; StopMesh -> Stopping; RenewActors -> Renewing
+meshctl -> supervisor    ListActors -> ActorList; StopMesh -> Stopping; RestartActors -> Restarting
 meshctl -> supervisor -> kv_agent    ReleaseMemory, ResumeMemory, ListMemory -> MemoryList (`nodes/protocol/memory.py`)
 """
 
@@ -77,7 +77,7 @@ class Stopping(Message, frozen=True):
     pid: int
 
 
-class RenewActors(Message, frozen=True):
+class RestartActors(Message, frozen=True, tag="RenewActors"):
     """Ask the supervisor to drain actors, named by id or by role, one after the other, and to start each again.
 
     With `stay_away` they are not started until they are asked for again. An unknown name is refused (`unknown_actor`),
@@ -88,8 +88,8 @@ class RenewActors(Message, frozen=True):
     stay_away: bool = False
 
 
-class Renewing(Message, frozen=True):
-    """Answer to `RenewActors`: it has begun. Actors meant, in their order, with the epochs they had."""
+class Restarting(Message, frozen=True, tag="Renewing"):
+    """Answer to `RestartActors`: it has begun. Actors meant, in their order, with the epochs they had."""
 
     epochs: dict[str, int]
 
@@ -99,8 +99,8 @@ SUPERVISOR_CODEC: Final = Codec(
     | ActorList
     | StopMesh
     | Stopping
-    | RenewActors
-    | Renewing
+    | RestartActors
+    | Restarting
     | ReleaseMemory
     | ResumeMemory
     | ListMemory

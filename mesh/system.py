@@ -118,7 +118,7 @@ class ActorSystem:
             ticked=lambda: self._figures.sample(self._loop.time()),
             answered=self.registration.heartbeat,
         )
-        links.handlers[Verb.DRAIN] = self._on_draining
+        links.handlers[Verb.DRAINING] = self._on_draining
         self.tells.of_system |= {
             MembersChanged: self.registration.members_changed,
             PeerDown: self._on_peer_down,
@@ -156,7 +156,7 @@ class ActorSystem:
             self.announce(DRAINING)
             body = SYSTEM_CODEC.encode(Draining())
             for peer in self.links.peers():
-                self.links.send(peer, Lane.CONTROL, Verb.DRAIN, body, (), SYSTEM)
+                self.links.send(peer, Lane.CONTROL, Verb.DRAINING, body, (), SYSTEM)
             self._drained = self._loop.create_task(self.actor.drain(), name="drain")
         await asyncio.shield(self._drained)
 

@@ -1,4 +1,4 @@
-"""Commands that change a mesh: stop it, renew its actors, have its memory released."""
+"""Commands that change a mesh: stop it, restart its actors, have its memory released."""
 
 from typing import Annotated, NoReturn
 
@@ -28,7 +28,7 @@ def drain(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the end.")] = 120.0,
 ) -> None:
     """Have actors finish what they have and end; they stay away until `restart`."""
-    _renew(name, names, stay_away=True, timeout_s=timeout)
+    _restart(name, names, stay_away=True, timeout_s=timeout)
 
 
 @app.command(epilog=example("meshctl restart tokenizer"))
@@ -37,12 +37,12 @@ def restart(
     name: NameOption = "default",
     timeout: Annotated[float, typer.Option(help="Seconds to wait until all are ready again.")] = 300.0,
 ) -> None:
-    """Renew actors one after the other while the mesh serves: each finishes what it has, ends and starts again."""
-    _renew(name, names, stay_away=False, timeout_s=timeout)
+    """Restart actors one after the other while the mesh serves: each finishes what it has, ends and starts again."""
+    _restart(name, names, stay_away=False, timeout_s=timeout)
 
 
-def _renew(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -> NoReturn:
-    from cli.commands.renew import renew as run
+def _restart(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -> NoReturn:
+    from cli.commands.restart import restart as run
 
     raise typer.Exit(run(name, names, stay_away=stay_away, timeout_s=timeout_s))
 

@@ -12,8 +12,8 @@ from cli.protocol import (
     ActorList,
     ActorStatus,
     ListActors,
-    RenewActors,
-    Renewing,
+    RestartActors,
+    Restarting,
     StopMesh,
     Stopping,
 )
@@ -59,7 +59,7 @@ class Keeper(Protocol):
         """Begin to end the mesh."""
         ...
 
-    def renew(self, names: list[str], *, stay_away: bool) -> dict[str, int]:
+    def restart(self, names: list[str], *, stay_away: bool) -> dict[str, int]:
         """Begin to drain actors, named by id or role; their epochs.
 
         Raises UnknownActor or, where they are to come again, NotRecordable; then nothing has happened.
@@ -95,15 +95,15 @@ class SupervisorActor(Actor):
             case StopMesh():
                 call.reply(Stopping(pid=self._pid))
                 self._keeper.stop(message.reason, force=message.force)
-            case RenewActors():
+            case RestartActors():
                 try:
-                    epochs = self._keeper.renew(message.names, stay_away=message.stay_away)
+                    epochs = self._keeper.restart(message.names, stay_away=message.stay_away)
                 except UnknownActor as error:
                     call.fail("unknown_actor", str(error))
                 except NotRecordable as error:
                     call.fail("not_recordable", str(error))
                 else:
-                    call.reply(Renewing(epochs=epochs))
+                    call.reply(Restarting(epochs=epochs))
             case ReleaseMemory() | ResumeMemory() | ListMemory():
                 self.ctx.spawn(relay(self.ctx, call, message), name="memory")
             case _:

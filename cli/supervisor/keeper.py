@@ -33,20 +33,20 @@ from mesh.supervision.events import (
     Begin,
     Command,
     Died,
-    Drain,
     Event,
     Exited,
     Kill,
     MeshReady,
     MeshStopped,
     Policy,
-    Renew,
     Report,
+    Restart,
     Spawn,
     Spawned,
     SpawnFailed,
     Stop,
     Supervised,
+    Terminate,
     Tick,
 )
 from nodes.worker.environment import TORCH_ENVIRONMENT
@@ -148,7 +148,7 @@ class ProcessKeeper:
         self._record.stops(reason, force=force)
         self._feed(Stop(reason, force))
 
-    def renew(self, names: list[str], *, stay_away: bool) -> dict[str, int]:
+    def restart(self, names: list[str], *, stay_away: bool) -> dict[str, int]:
         """See `cli.supervisor.actor.Keeper`."""
         actor_ids: list[str] = []
         for name in names:
@@ -163,7 +163,7 @@ class ProcessKeeper:
         epochs = {actor_id: self.core.watches[actor_id].epoch for actor_id in actor_ids}
         if not stay_away:
             self._require_recordable(epochs)
-        self._feed(Renew(tuple(epochs), stay_away))
+        self._feed(Restart(tuple(epochs), stay_away))
         return epochs
 
     def _require_recordable(self, epochs: dict[str, int]) -> None:
@@ -214,7 +214,7 @@ class ProcessKeeper:
                 self._spawn(self._launches[actor_id], Address(actor_id, epoch))
             case Kill(actor_id, _):
                 self._children.signal(self._processes[actor_id].pid, signal.SIGKILL)
-            case Drain(actor_id, _):
+            case Terminate(actor_id, _):
                 self._children.signal(self._processes[actor_id].pid, signal.SIGTERM)
             case Died():
                 self._record.death(command)

@@ -9,13 +9,13 @@
     suspected   silent for `missed` heartbeats       Beat: ready; silence goes on: dying; Exited: backoff, given_up
     dying       killed, not yet reaped               Exited: backoff, given_up
     backoff     none, waits for its next start       time: spawning
-    given_up    none; the restart budget is spent    time: spawning; Renew: spawning; stopping: stopped
+    given_up    none; the restart budget is spent    time: spawning; Restart: spawning; stopping: stopped
     draining    asked to finish and exit             drain deadline: dying; Exited: stopped, drained, spawning
-    drained     none, by wish                        Renew: spawning; stopping: stopped
+    drained     none, by wish                        Restart: spawning; stopping: stopped
     stopped     none, none to come                   nothing
 
 An actor whose budget is spent is given up for a while, and then tried once more: what killed it may be over, and nobody
-may be there to say so. What a death costs, and how long an actor waits after it, is `restarts.py`. Of actors to renew
+may be there to say so. What a death costs, and how long an actor waits after it, is `restarts.py`. Of actors to restart
 one at a time is drained, and started again; the next one follows when it is ready. That costs no budget, and forgives
 what was spent of it.
 
@@ -51,20 +51,20 @@ from mesh.supervision.events import (
     Begin,
     Command,
     Died,
-    Drain,
     Event,
     Exited,
     Kill,
     MeshReady,
     MeshStopped,
     Policy,
-    Renew,
     Report,
+    Restart,
     Spawn,
     Spawned,
     SpawnFailed,
     Stop,
     Supervised,
+    Terminate,
     Tick,
 )
 from mesh.supervision.restarts import Restarts
@@ -120,7 +120,7 @@ class Supervisor:
         self._force = False
         self._last_tick: float | None = None
         self._rolling: dict[str, bool] = {}
-        self._renewing: Watch | None = None
+        self._restarting: Watch | None = None
         self._now = 0.0
         self._commands: list[Command] = []
 
@@ -137,8 +137,8 @@ class Supervisor:
                 self._tick(now)
             case Stop():
                 self._stop(event.reason, event.force, now)
-            case Renew():
-                self._renew(event)
+            case Restart():
+                self._restart(event)
             case Spawned() | SpawnFailed() | Beat() | Exited():
                 watch = self.watches.get(event.actor_id)
                 # Word of another incarnation than the present one changes nothing.
@@ -263,7 +263,7 @@ class Supervisor:
                 soonest = watch.ended_at + watch.restarts.wait_s(is_last=True)
                 watch.deadline = max(self._now, min(watch.next_start_at, soonest))
 
-    def _renew(self, wish: Renew) -> None:
+    def _restart(self, wish: Restart) -> None:
         for actor_id in wish.actor_ids:
             watch = self.watches[actor_id]
             self._rolling.pop(actor_id, None)
@@ -272,7 +272,7 @@ class Supervisor:
             if watch.state in (BACKOFF, GIVEN_UP, DRAINED):
                 watch.deadline = None
                 self._drained(watch, comes_back=not wish.stay_away)
-            elif watch is self._renewing and watch.state in (DRAINING, DYING):
+            elif watch is self._restarting and watch.state in (DRAINING, DYING):
                 watch.comes_back, watch.stays_away = not wish.stay_away, wish.stay_away
             else:
                 self._rolling[actor_id] = wish.stay_away
@@ -287,17 +287,17 @@ class Supervisor:
             self._enter(watch, DRAINED)
 
     def _roll(self, now: float) -> None:
-        """Renew the next one, once the last one is there again, or away. One that cannot start ends the round."""
-        while self._renewing is None or self._renewing.state in (READY, GIVEN_UP, DRAINED, STOPPED):
-            if self._renewing is not None and self._renewing.state in (GIVEN_UP, STOPPED):
+        """Restart the next one, once the last one is there again, or away. One that cannot start ends the round."""
+        while self._restarting is None or self._restarting.state in (READY, GIVEN_UP, DRAINED, STOPPED):
+            if self._restarting is not None and self._restarting.state in (GIVEN_UP, STOPPED):
                 self._rolling.clear()
-            self._renewing = None
+            self._restarting = None
             if not self._rolling:
                 return
             actor_id = next(iter(self._rolling))
             watch, stays_away = self.watches[actor_id], self._rolling.pop(actor_id)
             watch.comes_back, watch.stays_away = not stays_away, stays_away
-            self._renewing = watch
+            self._restarting = watch
             if watch.state in (READY, SUSPECTED):
                 self._drain(watch, now)
             elif watch.state == STARTING and stays_away:
@@ -373,7 +373,7 @@ class Supervisor:
     def _drain(self, watch: Watch, now: float) -> None:
         watch.deadline = now + self.policy.drain_timeout_s
         self._enter(watch, DRAINING)
-        self._commands.append(Drain(watch.spec.actor_id, watch.epoch))
+        self._commands.append(Terminate(watch.spec.actor_id, watch.epoch))
 
     def _enter(self, watch: Watch, state: str, reason: str = "", wait_s: float | None = None) -> None:
         was_ready = watch.state == READY

@@ -119,8 +119,8 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Renew:
-    """Have these finish and exit, one after the other, and start again; with `stay_away` only at a later `Renew`.
+class Restart:
+    """Have these finish and exit, one after the other, and start again; with `stay_away` only at a later `Restart`.
 
     Those that have no process are started at once, all of them: others may wait for them.
     """
@@ -129,7 +129,7 @@ class Renew:
     stay_away: bool = False
 
 
-Event = Begin | Spawned | SpawnFailed | Beat | Exited | Tick | Stop | Renew
+Event = Begin | Spawned | SpawnFailed | Beat | Exited | Tick | Stop | Restart
 
 # Commands
 
@@ -151,7 +151,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Drain:
+class Terminate:
     """Ask the process to finish its work and exit."""
 
     actor_id: str
@@ -191,4 +191,4 @@ class MeshStopped:
     failure: str
 
 
-Command = Spawn | Kill | Drain | Report | Died | MeshReady | MeshStopped
+Command = Spawn | Kill | Terminate | Report | Died | MeshReady | MeshStopped

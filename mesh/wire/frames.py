@@ -234,7 +234,7 @@ class Describe(Message, frozen=True):
 
 
 class Draining(Message, frozen=True):
-    """Body of the verb `drain`, told to all peers: the sender takes no new work."""
+    """Body of the verb `draining`, told to all peers: the sender takes no new work."""
 
 
 class ListMembers(Message, frozen=True):

@@ -33,7 +33,7 @@ class Verb(enum.IntEnum):
     HEARTBEAT = 12
     SUBSCRIBE = 13
     PUBLISH = 14
-    DRAIN = 15
+    DRAINING = 15
     BYE = 16
 
 

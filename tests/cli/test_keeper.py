@@ -13,7 +13,7 @@ import pytest
 
 from cli.plan.settings import SupervisionSettings
 from cli.plan.topology import ActorLaunch
-from cli.protocol import RenewActors, Renewing
+from cli.protocol import RestartActors, Restarting
 from cli.supervisor import mesh_directory
 from cli.supervisor.actor import NotRecordable, SupervisorActor
 from cli.supervisor.keeper import Listeners, ProcessKeeper
@@ -56,15 +56,15 @@ def test_a_restart_is_refused_before_an_actor_ends_whose_next_epoch_cannot_be_re
         with monkeypatch.context() as patch:
             patch.setattr(mesh_directory, "replace_file", full)
             with pytest.raises(NotRecordable, match="No space left"):
-                keeper.renew(["gateway"], stay_away=False)
-            question = Mock(message=RenewActors(names=["gateway"], stay_away=False))
+                keeper.restart(["gateway"], stay_away=False)
+            question = Mock(message=RestartActors(names=["gateway"], stay_away=False))
             SupervisorActor(keeper, 1).on_ask(question)
             code, text = question.fail.call_args.args
             assert (code, str(directory.path) in text) == ("not_recordable", True)
             assert (watch.state, watch.epoch) == (READY, 1), "it goes on as it was"
-        question = Mock(message=RenewActors(names=["gateway"], stay_away=False))
+        question = Mock(message=RestartActors(names=["gateway"], stay_away=False))
         SupervisorActor(keeper, 1).on_ask(question)
-        question.reply.assert_called_once_with(Renewing(epochs={"gateway-0": 1}))
+        question.reply.assert_called_once_with(Restarting(epochs={"gateway-0": 1}))
         assert watch.state == DRAINING, "there is room again"
         keeper.close()
 
@@ -111,14 +111,14 @@ def test_the_mesh_hears_who_stays_away_before_he_is_asked_to_end(
         order = Mock()
         order.attach_mock(keeper._listeners.drained, "drained")
         order.attach_mock(keeper._children.signal, "signal")
-        keeper.renew(["gateway"], stay_away=True)
+        keeper.restart(["gateway"], stay_away=True)
         pid = keeper._processes["gateway-0"].pid
         assert order.mock_calls == [call.drained({"gateway-0": 1}), call.signal(pid, signal.SIGTERM)]
         keeper._exited(Address("gateway-0", 1), 0)
         keeper.beat(Address("gateway-0", 1), READY, "")
         assert len(order.mock_calls) == 2, "it is drained now, which is nothing new"
         keeper._launches["gateway-0"] = msgspec.structs.replace(keeper._launches["gateway-0"], start="fork")
-        keeper.renew(["gateway"], stay_away=False)
+        keeper.restart(["gateway"], stay_away=False)
         assert order.mock_calls[2:] == [call.drained({})]
         keeper.close()
 

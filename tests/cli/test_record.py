@@ -18,8 +18,8 @@ from mesh.supervision.events import (
     Event,
     Exited,
     Policy,
-    Renew,
     Report,
+    Restart,
     Spawned,
     SpawnFailed,
     Supervised,
@@ -118,9 +118,9 @@ def test_the_death_of_what_actors_are_forked_from_is_logged_and_counted(written:
     assert b"zygote" in os.read(written.reader, 4096)
 
 
-def test_who_is_renewed_or_never_came_to_be_has_not_died(written: Written) -> None:
+def test_who_is_restarted_or_never_came_to_be_has_not_died(written: Written) -> None:
     with structlog.testing.capture_logs() as log:
-        written.feed(Renew(("a",)), 1.0)
+        written.feed(Restart(("a",)), 1.0)
         written.feed(Exited("a", 1, "exit 0", cause="exit_0"), 1.1)
         # What it was to be forked from fell, and is there again.
         written.feed(SpawnFailed("a", 2, "the zygote ended", foreign=True), 1.2)

@@ -10,19 +10,19 @@ from mesh.supervision.events import (
     Beat,
     Begin,
     Died,
-    Drain,
     Exited,
     Kill,
     MeshReady,
     MeshStopped,
     Policy,
-    Renew,
     Report,
+    Restart,
     Spawn,
     Spawned,
     SpawnFailed,
     Stop,
     Supervised,
+    Terminate,
     Tick,
 )
 from tests.mesh.supervised_meshes import TWINS, comes, done, ready_mesh, states
@@ -93,7 +93,7 @@ def test_spent_budget_is_given_up_loudly_and_the_rest_goes_on():
     assert states(core) == {"a": "given_up", "b": "ready"}
     assert not core.stopping
     commands = core.handle(Stop("enough"), 4.0)
-    assert done(commands) == [Drain("b", 1)]
+    assert done(commands) == [Terminate("b", 1)]
     assert core.watches["a"].deadline is None
 
 
@@ -207,15 +207,19 @@ def test_a_detector_that_overslept_accuses_nobody():
 
 def test_drain_goes_tier_by_tier():
     core = ready_mesh(Supervised("r", 2), Supervised("g", 0), Supervised("s"), Supervised("w"))
-    assert done(core.handle(Stop("SIGTERM"), 10.0)) == [Drain("g", 1)]
+    assert done(core.handle(Stop("SIGTERM"), 10.0)) == [Terminate("g", 1)]
     assert done(core.handle(Stop("again, softly"), 10.0)) == []
     assert core.deadline() <= 40.0
-    assert done(core.handle(Exited("g", 1, "exit 0"), 11.0)) == [Died("g", 1, "exit 0"), Drain("s", 1), Drain("w", 1)]
+    assert done(core.handle(Exited("g", 1, "exit 0"), 11.0)) == [
+        Died("g", 1, "exit 0"),
+        Terminate("s", 1),
+        Terminate("w", 1),
+    ]
     assert done(core.handle(Exited("w", 1, "exit 0"), 12.0)) == [Died("w", 1, "exit 0")]
     assert done(core.handle(Tick(), 41.0)) == [Kill("s", 1)]
     assert done(core.handle(Exited("s", 1, "signal 9"), 41.1)) == [
         Died("s", 1, "signal 9", "not_drained_in_time"),
-        Drain("r", 1),
+        Terminate("r", 1),
     ]
     assert done(core.handle(Exited("r", 1, "exit 0"), 41.2)) == [Died("r", 1, "exit 0"), MeshStopped("")]
     assert core.handle(Stop("once more"), 42.0) == []
@@ -269,13 +273,13 @@ def ended(core, actor_id, now, reason="exit 0"):
     return done(core.handle(Exited(actor_id, core.watches[actor_id].epoch, reason), now))
 
 
-def test_actors_are_renewed_one_after_the_other_and_it_costs_no_budget():
+def test_actors_are_restarted_one_after_the_other_and_it_costs_no_budget():
     core = ready_mesh(Supervised("a"), Supervised("b"), policy=Policy(budget=1))
     for _ in range(3):
         epoch = core.watches["a"].epoch
-        assert done(core.handle(Renew(("a", "b")), 1.0)) == [Drain("a", epoch)]
+        assert done(core.handle(Restart(("a", "b")), 1.0)) == [Terminate("a", epoch)]
         assert ended(core, "a", 2.0) == [Died("a", epoch, "exit 0"), Spawn("a", epoch + 1)]
-        assert comes(core, "a", 3.0) == [Drain("b", epoch)]
+        assert comes(core, "a", 3.0) == [Terminate("b", epoch)]
         assert ended(core, "b", 4.0) == [Died("b", epoch, "exit 0"), Spawn("b", epoch + 1)]
         assert comes(core, "b", 5.0) == []
     assert {watch.num_restarts for watch in core.watches.values()} == {0}
@@ -283,20 +287,20 @@ def test_actors_are_renewed_one_after_the_other_and_it_costs_no_budget():
 
 def test_a_drained_actor_stays_away_until_it_is_asked_for():
     core = ready_mesh(Supervised("a"), Supervised("b"))
-    assert done(core.handle(Renew(("a",), stay_away=True), 1.0)) == [Drain("a", 1)]
+    assert done(core.handle(Restart(("a",), stay_away=True), 1.0)) == [Terminate("a", 1)]
     ended(core, "a", 2.0)
     assert states(core)["a"] == "drained"
     core.handle(Tick(), 50.0)
     assert states(core)["a"] == "drained"
-    assert done(core.handle(Renew(("b", "a")), 51.0)) == [Spawn("a", 2), Drain("b", 1)], "b may wait for a"
-    core.handle(Renew(("a",), stay_away=True), 52.0)
+    assert done(core.handle(Restart(("b", "a")), 51.0)) == [Spawn("a", 2), Terminate("b", 1)], "b may wait for a"
+    core.handle(Restart(("a",), stay_away=True), 52.0)
     assert done(core.handle(Stop("enough"), 53.0)) == []
     assert ended(core, "b", 54.0) == [Died("b", 1, "exit 0")]
 
 
-def test_what_does_not_drain_in_time_is_killed_and_renewed_all_the_same():
+def test_what_does_not_drain_in_time_is_killed_and_restarted_all_the_same():
     core = ready_mesh(policy=Policy(drain_timeout_s=5.0))
-    core.handle(Renew(("a",)), 1.0)
+    core.handle(Restart(("a",)), 1.0)
     core.handle(Beat("a", 1, ready=True), 5.0)
     assert done(core.handle(Tick(), 6.0)) == [Kill("a", 1)]
     assert ended(core, "a", 6.1, "signal 9") == [
@@ -307,23 +311,23 @@ def test_what_does_not_drain_in_time_is_killed_and_renewed_all_the_same():
 
 def test_one_that_cannot_start_ends_the_round():
     core = ready_mesh(Supervised("a"), Supervised("b"), policy=Policy(budget=0))
-    core.handle(Renew(("a", "b")), 1.0)
+    core.handle(Restart(("a", "b")), 1.0)
     ended(core, "a", 2.0)
     core.handle(SpawnFailed("a", 2, "no memory"), 3.0)
     assert states(core) == {"a": "given_up", "b": "ready"}
-    assert done(core.handle(Renew(("a",)), 4.0)) == [Spawn("a", 3)]
+    assert done(core.handle(Restart(("a",)), 4.0)) == [Spawn("a", 3)]
     assert comes(core, "a", 5.0) == []
     assert states(core) == {"a": "ready", "b": "ready"}
 
 
 def test_a_wish_may_change_while_it_is_fulfilled():
     core = ready_mesh(Supervised("a"), Supervised("b"))
-    core.handle(Renew(("a",), stay_away=True), 1.0)
-    core.handle(Renew(("a",)), 1.5)
+    core.handle(Restart(("a",), stay_away=True), 1.0)
+    core.handle(Restart(("a",)), 1.5)
     assert ended(core, "a", 2.0) == [Died("a", 1, "exit 0"), Spawn("a", 2)]
-    core.handle(Renew(("a",), stay_away=True), 2.5)
+    core.handle(Restart(("a",), stay_away=True), 2.5)
     assert done(core.handle(Spawned("a", 2), 3.0)) == []
-    assert comes(core, "a", 4.0) == [Drain("a", 2)], "what is starting is drained once it is ready"
+    assert comes(core, "a", 4.0) == [Terminate("a", 2)], "what is starting is drained once it is ready"
     ended(core, "a", 5.0)
     assert states(core)["a"] == "drained"
 
@@ -333,7 +337,7 @@ def test_an_actor_is_drained_while_it_starts():
     core.handle(Exited("a", 1, "crash"), 1.0)
     core.handle(Tick(), 1.0)
     core.handle(Spawned("a", 2), 1.1)
-    assert done(core.handle(Renew(("a",), stay_away=True), 1.2)) == [Kill("a", 2)], "it holds nothing yet"
+    assert done(core.handle(Restart(("a",), stay_away=True), 1.2)) == [Kill("a", 2)], "it holds nothing yet"
     assert ended(core, "a", 1.3, "signal 9") == [Died("a", 2, "signal 9", "not_wanted")]
     assert states(core) == {"a": "drained", "b": "ready"}
 

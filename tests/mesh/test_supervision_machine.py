@@ -9,19 +9,19 @@ from mesh.supervision.events import (
     Beat,
     Begin,
     Died,
-    Drain,
     Exited,
     Kill,
     MeshReady,
     MeshStopped,
     Policy,
-    Renew,
     Report,
+    Restart,
     Spawn,
     Spawned,
     SpawnFailed,
     Stop,
     Supervised,
+    Terminate,
     Tick,
 )
 
@@ -78,7 +78,7 @@ class Processes(RuleBasedStateMachine):
                     self.requested[actor_id] = epoch
                 case Kill(actor_id, epoch):
                     assert self.alive.get(actor_id) == epoch
-                case Drain(actor_id, epoch):
+                case Terminate(actor_id, epoch):
                     assert self.alive.get(actor_id) == epoch
                     if not self.core.stopping:
                         assert actor_id in wished
@@ -212,14 +212,14 @@ class Processes(RuleBasedStateMachine):
         self.perform(Stop("told to", force))
 
     @rule(actor_ids=st.lists(st.sampled_from(ACTORS), min_size=1, max_size=4), stay_away=st.booleans())
-    def renew(self, actor_ids, stay_away):
-        self.perform(Renew(tuple(actor_ids), stay_away))
+    def restart(self, actor_ids, stay_away):
+        self.perform(Restart(tuple(actor_ids), stay_away))
 
     @invariant()
-    def one_is_renewed_at_a_time(self):
+    def one_is_restarted_at_a_time(self):
         watches = self.core.watches.values()
         assert sum(watch.comes_back or watch.stays_away for watch in watches) <= 1
-        assert not (self.core._rolling and self.core._renewing is None)
+        assert not (self.core._rolling and self.core._restarting is None)
         away = {actor_id for actor_id, watch in self.core.watches.items() if watch.state == "drained"}
         assert not away & (set(self.alive) | set(self.requested))
 

@@ -61,7 +61,7 @@ PLANTED: dict[str, Patches] = {
 INVARIANTS = (
     Processes.budget_is_respected,
     Processes.a_kind_with_nobody_left_does_not_wait,
-    Processes.one_is_renewed_at_a_time,
+    Processes.one_is_restarted_at_a_time,
     Processes.ends_are_told_once,
 )
 NUM_STEPS, NUM_SEEDS = 30, 60

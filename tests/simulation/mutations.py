@@ -38,7 +38,7 @@ from nodes.scheduler.handoff.decode import Grants
 from nodes.scheduler.handoff.prefill import Orders
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.worker_link.pipeline import Pipeline
-from nodes.scheduler.worker_link.ranks import RankGroup
+from nodes.scheduler.worker_link.ranks import AdoptedRanks
 from nodes.worker.core import AnswerAdopt, WorkerCore
 from nodes.worker.executor import isolation
 from nodes.worker.executor.step_watch import StepWatch
@@ -347,7 +347,7 @@ PLANTED: dict[str, Patches] = OPENINGS_PLANTED | {
     "pages are counted that are not the first ones": [around(TransferSession, "_progress", _count_all_pages)],
     # Pages of a step are given back, and cached, that another rank has yet to write.
     "a step is over when its first rank is done": [
-        around(RankGroup, "gather", lambda _: lambda self, rank, result: result),
+        around(AdoptedRanks, "gather", lambda _: lambda self, rank, result: result),
     ],
     "ranks go on without one that died": [around(WorkerGroup, "_end", lambda _: nothing)],
     "a rank drops steps that another may have begun": [around(RankCore, "handle", lambda _: WorkerCore.handle)],

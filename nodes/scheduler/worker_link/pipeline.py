@@ -32,7 +32,7 @@ from nodes.scheduler.batch.step import Acknowledged, Step
 from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Announce, DismissWorker, Outbox, ReadyPeer, SendStep, Tag
-from nodes.scheduler.worker_link.ranks import Disagreement, RankGroup
+from nodes.scheduler.worker_link.ranks import AdoptedRanks, Disagreement
 from nodes.scheduler.worker_link.result_check import (
     DISAGREED,
     EARLY,
@@ -83,7 +83,7 @@ class Pipeline:
         self._repeat_s = config.step_repeat_s
         self._times = StepTimes(config)
         self.pace = StepPace(config.max_step_s, config.page_size)
-        self.ranks = RankGroup(config.ranks)
+        self.ranks = AdoptedRanks(config.ranks)
         self.adopted: Adopted | None = None
         self._worker_epoch = 0
         self.numerics = ""

@@ -26,7 +26,7 @@ class Disagreement(NamedTuple):
     text: str
 
 
-class RankGroup:
+class AdoptedRanks:
     """Gathers what the ranks called `worker_ids`, in the order of rank, answer."""
 
     def __init__(self, worker_ids: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from nodes.roles import WORKER
 from nodes.scheduler.config import ConfigError, SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import MembersChanged, ReadyPeer
-from nodes.scheduler.worker_link.ranks import Disagreement, RankGroup
+from nodes.scheduler.worker_link.ranks import AdoptedRanks, Disagreement
 
 TOKENS = [5, -1, 7]
 
@@ -30,7 +30,7 @@ def result(step: int = 1, tokens: list[int] = TOKENS, **fields: Any) -> StepResu
 
 
 def test_a_group_is_whole_when_all_ranks_answered_for_it() -> None:
-    group = RankGroup(("w", "w.1", "w.2"))
+    group = AdoptedRanks(("w", "w.1", "w.2"))
     assert group.take_adopted(1, answer(7, 3)) == []
     assert group.take_adopted(0, answer(3, 3, max_batch_tokens=64)) == []
     assert group.whole() is None
@@ -46,7 +46,7 @@ def test_a_group_is_whole_when_all_ranks_answered_for_it() -> None:
 
 
 def test_who_answers_for_an_earlier_group_is_asked_again() -> None:
-    group = RankGroup(("w", "w.1", "w.2"))
+    group = AdoptedRanks(("w", "w.1", "w.2"))
     assert group.take_adopted(0, answer(3, 3)) == []
     assert group.take_adopted(1, answer(7, 3)) == []
     assert sorted(group.take_adopted(2, answer(2, 4))) == [0, 1], "rank 0 has been made again, and has not said so yet"
@@ -57,14 +57,14 @@ def test_who_answers_for_an_earlier_group_is_asked_again() -> None:
 
 
 def test_a_rank_zero_that_names_another_group_than_its_own_is_not_believed() -> None:
-    group = RankGroup(("w", "w.1"))
+    group = AdoptedRanks(("w", "w.1"))
     assert group.take_adopted(0, answer(3, 0)) == [0]
     assert group.take_adopted(1, answer(3, 0)) == []
     assert group.whole() is None
 
 
 def test_one_rank_answers_for_itself() -> None:
-    group = RankGroup(("w",))
+    group = AdoptedRanks(("w",))
     assert group.take_adopted(0, answer(3, 0)) == []
     whole = group.whole()
     assert whole is not None
@@ -75,7 +75,7 @@ def test_one_rank_answers_for_itself() -> None:
 
 @given(order=st.permutations([(step, rank) for step in (1, 2) for rank in range(3)]), twice=st.booleans())
 def test_results_of_all_ranks_make_one_in_any_order(order: list[tuple[int, int]], twice: bool) -> None:
-    group = RankGroup(("w", "w.1", "w.2"))
+    group = AdoptedRanks(("w", "w.1", "w.2"))
     done: dict[int, Any] = {}
     seen: set[tuple[int, int]] = set()
     for step, rank in order:
@@ -90,7 +90,7 @@ def test_results_of_all_ranks_make_one_in_any_order(order: list[tuple[int, int]]
 
 
 def test_a_row_that_failed_at_one_rank_has_failed() -> None:
-    group = RankGroup(("w", "w.1"))
+    group = AdoptedRanks(("w", "w.1"))
     first, second = RowError(0, "corrupt_page", "a"), RowError(2, "corrupt_page", "b")
     assert group.gather(1, result(tokens=[-1, -1, 7], errors=[first])) is None
     gathered = group.gather(0, result(tokens=[5, -1, -1], errors=[second]))
@@ -100,7 +100,7 @@ def test_a_row_that_failed_at_one_rank_has_failed() -> None:
 
 @pytest.mark.parametrize(("tokens", "words"), [([5, -1, 8], "drew 7 and 8 for row 2"), ([5, -1], "3 and 2 tokens")])
 def test_other_tokens_are_a_disagreement(tokens: list[int], words: str) -> None:
-    group = RankGroup(("w", "w.1"))
+    group = AdoptedRanks(("w", "w.1"))
     assert group.gather(0, result()) is None
     gathered = group.gather(1, result(tokens=tokens))
     assert isinstance(gathered, Disagreement)

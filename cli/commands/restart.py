@@ -7,7 +7,7 @@ from typing import Final
 from cli.client import ask_supervisor, find_mesh
 from cli.errors import StartFailed, TimedOut
 from cli.exit_codes import ExitCode
-from cli.protocol import ActorList, ActorStatus, ListActors, RenewActors, Renewing
+from cli.protocol import ActorList, ActorStatus, ListActors, RestartActors, Restarting
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory
 from mesh.membership.view import READY
 from mesh.supervision.events import DRAINED, GIVEN_UP
@@ -15,11 +15,11 @@ from mesh.supervision.events import DRAINED, GIVEN_UP
 _LOOK_INTERVAL_S: Final = 0.2
 
 
-def renew(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -> ExitCode:
+def restart(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -> ExitCode:
     """Begin, and wait until it is done. Raises NotRunning, StartFailed, TimedOut."""
     directory, manifest = find_mesh(name)
     began = time.monotonic()
-    answer = ask_supervisor(directory, manifest, RenewActors(names=names, stay_away=stay_away), Renewing)
+    answer = ask_supervisor(directory, manifest, RestartActors(names=names, stay_away=stay_away), Restarting)
     waiting = dict(answer.epochs)
     while waiting:
         time.sleep(_LOOK_INTERVAL_S)
