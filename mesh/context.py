@@ -24,6 +24,7 @@ class Context:
 
         tell                             `mesh/calls/tells.py`         send and forget
         ask                              `mesh/calls/asking.py`        send and wait for the reply
+        ask_then                         `mesh/calls/asking.py`        send and be called back with the outcome
         publish, subscribe, unsubscribe  `mesh/pubsub/publishing.py`   topics
         later, spawn                     `mesh/runtime/boundary.py`    timers and tasks whose exceptions are caught
         announce, describe, stats        `mesh/system.py`              what others are told of this actor
@@ -43,6 +44,7 @@ class Context:
         """The loop's clock, seconds."""
         self.tell = system.tells.tell
         self.ask = system.asking.ask
+        self.ask_then = system.asking.ask_then
         self.publish = system.publishing.publish
         self.subscribe = system.publishing.subscribe
         self.unsubscribe = system.publishing.unsubscribe

@@ -100,7 +100,7 @@ class ActorSystem:
         links, boundary, options = self.links, self.boundary, self.options
         bodies = BodyCodec(actor.codec, SYSTEM_CODEC, options.limits)
         self.tells = Tells(links, bodies, actor, boundary)
-        self.asking = Asking(links, bodies, options.max_pending_calls)
+        self.asking = Asking(links, bodies, options.max_pending_calls, boundary.call)
         self.serving = Serving(links, bodies, actor, boundary, options.mailbox_capacity)
         self._probing = Probing(links, self.asking, boundary, options.hello_timeout_s)
         self.suspect = self.asking.suspect = self._probing.suspect

@@ -9,7 +9,16 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from mesh.address import Address
 from mesh.calls.table import DeadlineTimer, PendingCalls
-from mesh.errors import Cancelled, DeadlineExceeded, FrameRefused, MeshError, PeerLost, RemoteError, Unreachable
+from mesh.errors import (
+    CallError,
+    Cancelled,
+    DeadlineExceeded,
+    FrameRefused,
+    MeshError,
+    PeerLost,
+    RemoteError,
+    Unreachable,
+)
 from mesh.link.links import Links
 from mesh.link.peer import Meta, Peer
 from mesh.transport.base import Buffer, Lane
@@ -72,11 +81,45 @@ class _AskedOnce:
             self.future.set_exception(error)
 
 
-class Asking:
-    """All calls this actor has made. `suspect` is told of peers that have not answered in time."""
+class _AskedThen:
+    """A call for one reply that no task waits for: its one outcome goes to `then`."""
 
-    def __init__(self, links: Links, bodies: BodyCodec, capacity: int) -> None:
+    __slots__ = ("_asking", "_then")
+
+    def __init__(self, asking: "Asking", then: "Then") -> None:
+        self._asking = asking
+        self._then = then
+
+    def arrived(self, header: Header, answer: Answer) -> bool:
+        """The reply; handled before what comes behind it."""
+        if header.verb == _REPLY:
+            self._asking.deliver(self._then, answer)
+        else:
+            self.failed(RemoteError("bad_answer", "a stream came where one reply was asked for"))
+        return True
+
+    def ended(self, header: Header) -> None:
+        """A stream without items where one reply was asked for."""
+        self.failed(RemoteError("bad_answer", "the end of a stream came where one reply was asked for"))
+
+    def failed(self, error: MeshError) -> None:
+        """In the next turn: who asks is not called back while it asks, nor ahead of its `on_peer_lost`."""
+        self._asking.deliver_soon(self._then, error)
+
+
+Then = Callable[[Answer | MeshError], None]
+
+
+class Asking:
+    """All calls this actor has made. `suspect` is told of peers that have not answered in time.
+
+    `guard` runs what an actor gave to `ask_then` inside its boundary.
+    """
+
+    def __init__(self, links: Links, bodies: BodyCodec, capacity: int, guard: Callable[..., object]) -> None:
         self.suspect: Callable[[Address], None] = lambda _: None
+        self._guard = guard
+        self._is_closed = False
         self._links = links
         self._bodies = bodies
         self._loop = asyncio.get_running_loop()
@@ -112,6 +155,19 @@ class Asking:
             self.abandon(message_id, "the asker was cancelled")
             raise
 
+    def ask_then(
+        self, actor_id: str, message: AnyMessage, then: Then, *, timeout_s: float, lane: Lane = Lane.CONTROL
+    ) -> None:
+        """Send; `then` is called once, with the answer or the `CallError` that `ask` would raise, but not after `stop`.
+
+        Costs no task. It is called inside the supervision boundary, and never before this returns.
+        """
+        asked = _AskedThen(self, then)
+        try:
+            self.open(asked, _ASK, actor_id, message, timeout_s, (), lane)
+        except CallError as error:
+            asked.failed(error)
+
     def open(
         self,
         asked: Asked,
@@ -141,6 +197,16 @@ class Asking:
         self._timer.arm(deadline)
         return message_id
 
+    def deliver(self, then: Then, outcome: Answer | MeshError) -> None:
+        """Call back, unless the actor has stopped meanwhile."""
+        if not self._is_closed:
+            self._guard("then", then, outcome)
+
+    def deliver_soon(self, then: Then, error: MeshError) -> None:
+        """Call back in the next turn."""
+        if not self._is_closed:
+            self._loop.call_soon(self.deliver, then, error)
+
     def abandon(self, message_id: int, reason: str) -> None:
         """The answer is no longer wanted; the peer is told unless it came already."""
         address = self._pending.peer_of(message_id)
@@ -165,6 +231,7 @@ class Asking:
 
     def close(self) -> None:
         """The actor stops: nobody waits any longer."""
+        self._is_closed = True
         self._timer.cancel()
         for asked in self._pending.close():
             asked.failed(Cancelled("the asking actor stops"))

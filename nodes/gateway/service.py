@@ -6,13 +6,14 @@ calls on the event loop's thread.
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from secrets import randbits
 from typing import NamedTuple, assert_never
 
 from mesh import errors
-from mesh.actor import Context
+from mesh.actor import Answer, Context
 from mesh.calls.persistent_ask import PersistentAsk
-from mesh.errors import CallError
+from mesh.errors import CallError, MeshError
 from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver, CoreTimer
 from mesh.transport.base import Lane
@@ -286,12 +287,16 @@ class GatewayService:
             case SlowRequest():
                 self._account.slow(command, self._outputs[command.request_id].names)
             case SendSubmit():
-                self.ctx.spawn(self._submit(command), name="submit")
+                then, timeout_s = partial(self._on_submitted, command), self.config.submit_timeout_s
+                self.ctx.ask_then(command.scheduler, command.message, then, timeout_s=timeout_s)
             case SendCancel():
-                self.ctx.spawn(self._cancel(command), name="cancel")
+                then, timeout_s = partial(self._on_cancelled, command.scheduler), self.config.cancel_timeout_s
+                self.ctx.ask_then(
+                    command.scheduler, CancelAttempts(attempts=command.attempts), then, timeout_s=timeout_s
+                )
             case SendResend():
-                message = Resend(streams=command.streams, detokenizer=command.detokenizer)
-                self.ctx.tell(command.scheduler, message, lane=Lane.CONTROL)
+                resend = Resend(streams=command.streams, detokenizer=command.detokenizer)
+                self.ctx.tell(command.scheduler, resend, lane=Lane.CONTROL)
             case Doubt(scheduler):
                 self.ctx.suspect(scheduler)
             case AskRoute():
@@ -320,31 +325,22 @@ class GatewayService:
             output.flush()
         self._account.flush()
 
-    async def _submit(self, command: SendSubmit) -> None:
-        message = command.message
-        request_id, attempt = message.request_id, message.attempt
-        try:
-            answer = await self.ctx.ask(command.scheduler, message, timeout_s=self.config.submit_timeout_s)
-        except CallError as error:
-            was_heard = not isinstance(error, errors.PeerLost) or error.was_heard
-            self.handle(SubmitFailed(request_id, attempt, _failure_of(error), was_heard))
-            return
-        if isinstance(answer.message, Submitted):
-            self.handle(SubmitAccepted(request_id, attempt, answer.sender.actor_id, answer.sender.epoch))
+    def _on_submitted(self, command: SendSubmit, outcome: Answer | MeshError) -> None:
+        request_id, attempt = command.message.request_id, command.message.attempt
+        if isinstance(outcome, MeshError):
+            was_heard = not isinstance(outcome, errors.PeerLost) or outcome.was_heard
+            self.handle(SubmitFailed(request_id, attempt, _failure_of(outcome), was_heard))
+        elif isinstance(outcome.message, Submitted):
+            self.handle(SubmitAccepted(request_id, attempt, outcome.sender.actor_id, outcome.sender.epoch))
         else:
             self.handle(SubmitFailed(request_id, attempt, _unfitting(command.scheduler)))
 
-    async def _cancel(self, command: SendCancel) -> None:
-        scheduler = command.scheduler
-        message = CancelAttempts(attempts=command.attempts)
-        try:
-            answer = await self.ctx.ask(scheduler, message, timeout_s=self.config.cancel_timeout_s)
-        except CallError as error:
-            lost = error.code == "peer_lost" or self.ctx.members.get(scheduler) is None
+    def _on_cancelled(self, scheduler: str, outcome: Answer | MeshError) -> None:
+        if isinstance(outcome, MeshError):
+            lost = outcome.code == "peer_lost" or self.ctx.members.get(scheduler) is None
             self.handle(CancelFailed(scheduler, lost))
-            return
-        if isinstance(answer.message, AttemptsCancelled):
-            self.handle(CancelAcknowledged(scheduler, answer.message.attempts))
+        elif isinstance(outcome.message, AttemptsCancelled):
+            self.handle(CancelAcknowledged(scheduler, outcome.message.attempts))
         else:
             self.handle(CancelFailed(scheduler, lost=False))
 
@@ -363,7 +359,7 @@ class GatewayService:
             self.handle(RouteFailed(request_id, command.attempt, _unfitting("a tokenizer")))
 
 
-def _failure_of(error: CallError) -> Failure:
+def _failure_of(error: MeshError) -> Failure:
     return Failure(error.code, error.message, error.retryable, error.param)
 
 

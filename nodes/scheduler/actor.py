@@ -6,6 +6,7 @@ one step; a step's result is followed by its `Wake` at once, because the worker 
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, assert_never
 
 import msgspec
@@ -15,10 +16,10 @@ from kvstore.cache.rebuild import Rebuilt, rebuild
 from kvstore.pool.mapping import map_pool
 from kvstore.pool.page_pool import MemoryHost, PagePool
 from kvstore.protocol import MapPool, PoolHandle
-from mesh.actor import Actor, Call
+from mesh.actor import Actor, Answer, Call
 from mesh.address import Address
 from mesh.calls.persistent_ask import PersistentAsk
-from mesh.errors import CallError
+from mesh.errors import CallError, MeshError
 from mesh.membership.view import DRAINING, READY, RELEASED, Member
 from mesh.runtime.driver import CoreDriver, CoreTimer
 from mesh.transport.base import Buffer, Lane
@@ -268,7 +269,8 @@ class SchedulerActor(Actor):
                     self._say_failed(message)
                 self.ctx.tell(actor_id, message, lane=lane)
             case Ask():
-                self.ctx.spawn(self._ask(command), name=f"{command.tag[0]} {command.actor_id}")
+                then = partial(self._on_outcome, command)
+                self.ctx.ask_then(command.actor_id, command.message, then, timeout_s=command.timeout_s)
             case DismissWorker(worker, message):
                 self.ctx.log.error("worker dismissed", worker=f"{worker}.{message.worker_epoch}", why=message.reason)
                 self.ctx.tell(worker, message, lane=Lane.CONTROL)
@@ -316,14 +318,10 @@ class SchedulerActor(Actor):
         mapped = self._pool.info.incarnation if self._pool is not None else 0
         return isinstance(message, Adopted) and message.incarnation not in (0, mapped)
 
-    async def _ask(self, command: Ask) -> None:
-        try:
-            answer = await self.ctx.ask(command.actor_id, command.message, timeout_s=command.timeout_s)
-        except CallError as error:
-            event: Event = AskFailed(command.tag, error.code, error.message, error.retryable)
+    def _on_outcome(self, command: Ask, outcome: Answer | MeshError) -> None:
+        if isinstance(outcome, MeshError):
+            self._handle(AskFailed(command.tag, outcome.code, outcome.message, outcome.retryable))
+        elif self._is_elsewhere(outcome.message):
+            self.ctx.end(f"{command.actor_id} computes on another pool of {self._config.group} than is mapped here")
         else:
-            if self._is_elsewhere(answer.message):
-                self.ctx.end(f"{command.actor_id} computes on another pool of {self._config.group} than is mapped here")
-                return
-            event = Answered(command.tag, answer.message)
-        self._handle(event)
+            self._handle(Answered(command.tag, outcome.message))

@@ -218,3 +218,64 @@ def test_an_asker_that_is_gone_is_told_nothing(on_rig):
         assert rig.wire.sent == []
 
     on_rig(test)
+
+
+def test_an_outcome_comes_back_once_without_a_task(on_rig):
+    async def test(rig):
+        rig.hello()
+        outcomes = []
+        ask = rig.actor.ctx.ask_then
+        ask("peer", HI, outcomes.append, timeout_s=5)
+        number = rig.wire.sent[-1][2].message_id
+        rig.say(Verb.REPLY, Say(text="first"), correlation_id=number)
+        assert outcomes.pop().message == Say(text="first"), "before whatever comes behind it"
+        rig.say(Verb.REPLY, Say(text="second"), correlation_id=number)
+        for verb, body in ((Verb.ITEM, HI), (Verb.END, End()), (Verb.ERROR, ErrorBody(code="bad_answer", message=""))):
+            ask("peer", HI, outcomes.append, timeout_s=5)
+            rig.say(verb, body, correlation_id=rig.wire.sent[-1][2].message_id)
+            assert not outcomes
+            await asyncio.sleep(0)
+            assert outcomes.pop().code == "bad_answer"
+        assert len(rig.system.asking) == 0
+        ask("peer", HI, outcomes.append, timeout_s=0.01)
+        await asyncio.sleep(0.02)
+        assert outcomes.pop().code == "deadline_exceeded"
+        assert not outcomes
+
+    on_rig(test)
+
+
+def test_who_asks_is_not_called_back_while_it_asks(on_rig):
+    async def test(rig):
+        rig.hello()
+        outcomes = []
+        rig.wire.full = True
+        rig.actor.ctx.ask_then("peer", HI, outcomes.append, timeout_s=5)
+        assert not outcomes
+        await asyncio.sleep(0)
+        assert isinstance(outcomes.pop(), Unreachable)
+
+    on_rig(test)
+
+
+def test_what_is_called_back_is_inside_the_boundary_and_not_after_the_end(on_rig):
+    async def test(rig):
+        rig.hello()
+        outcomes = []
+
+        def broken(outcome):
+            outcomes.append(outcome)
+            raise ValueError("in a callback")
+
+        rig.actor.ctx.ask_then("peer", HI, broken, timeout_s=5)
+        rig.say(Verb.REPLY, HI, correlation_id=rig.wire.sent[-1][2].message_id)
+        assert len(outcomes) == 1
+        assert rig.system.metrics.value("mesh_handler_errors_total", handler="then") == 1
+        for _ in range(2):
+            rig.actor.ctx.ask_then("peer", HI, outcomes.append, timeout_s=5)
+        rig.say(Verb.ERROR, ErrorBody(code="x", message=""), correlation_id=rig.wire.sent[-1][2].message_id)
+        await rig.system.stop()
+        await asyncio.sleep(0)
+        assert len(outcomes) == 1
+
+    on_rig(test)

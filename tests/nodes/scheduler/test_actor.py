@@ -97,6 +97,12 @@ class RecordingContext:
             raise one
         return Answer(one, (), Address(actor_id, 1))
 
+    def ask_then(self, actor_id, message, then, *, timeout_s):
+        def done(task):
+            then(task.exception() or task.result())
+
+        self.spawn(self.ask(actor_id, message, timeout_s=timeout_s)).add_done_callback(done)
+
     def publish(self, topic, message) -> int:
         self.published.append((topic, message))
         return len(self.published)
