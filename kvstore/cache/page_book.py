@@ -69,10 +69,13 @@ class PageBook:
         """Pages that `take` could give: free ones and cached ones that nobody holds."""
         return self.allocator.num_free + self.tree.num_evictable
 
-    def take(self, num_pages: int, first_parent: bytes | None, is_first: bool) -> list[int] | None:
+    def take(
+        self, num_pages: int, first_parent: bytes | None, is_first: bool, state: PageState = PageState.RUNNING
+    ) -> list[int] | None:
         """Allocate pages for a sequence, evicting cached ones where too few are free; all or None.
 
-        `first_parent` is the hash before the first of them, where it is known.
+        `first_parent` is the hash before the first of them, where it is known. The table says `state` of them: RUNNING,
+        or what they are about to become, so that it is not written twice.
         """
         if num_pages > self.num_available():
             return None
@@ -87,9 +90,7 @@ class PageBook:
             self._last_generation += 1
             self._generations[page] = self._last_generation
             known = index == 0 and first_parent is not None
-            self.write(
-                page, PageState.RUNNING, parent=first_parent if known else None, is_first=index == 0 and is_first
-            )
+            self.write(page, state, parent=first_parent if known else None, is_first=index == 0 and is_first)
         return pages
 
     def give_back(self, pages: Sequence[int]) -> None:

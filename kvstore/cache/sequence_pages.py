@@ -94,6 +94,9 @@ class SequencePages:
 
     def reserve(self, num_tokens: int) -> bool:
         """Make the pages cover positions `0 .. num_tokens - 1`. False if there are not enough; nothing changes then."""
+        return self._reserve(num_tokens, PageState.RUNNING)
+
+    def _reserve(self, num_tokens: int, state: PageState) -> bool:
         self._require_held()
         missing = self.num_missing(num_tokens)
         if missing == 0:
@@ -101,7 +104,7 @@ class SequencePages:
         if self._num_lent:
             raise SequenceError("pages are lent to a transfer: receive or take them back before reserving more")
         parent = self.parent_hash if len(self.pages) == len(self._hashes) else None
-        taken = self._book.take(missing, parent, not self.pages)
+        taken = self._book.take(missing, parent, not self.pages, state)
         if taken is None:
             return False
         self.pages.extend(taken)
@@ -126,15 +129,20 @@ class SequencePages:
             self._fill(packed[:cut], num_full)
         self._journal_tail()
 
-    def lend(self) -> Lent:
-        """Lend every page that is not full to a transfer; tokens of a partly filled one are given up.
+    def lend(self, num_tokens: int = 0) -> Lent | None:
+        """Lend every page that is not full to a transfer, those that `num_tokens` tokens take besides among them.
 
-        The pages are GRANTED until `mark_in_flight`, and the sequence's again by `receive` or `take_back`.
+        None if there are not enough; nothing changes then. Tokens of a partly filled page are given up. The pages are
+        GRANTED until `mark_in_flight`, and the sequence's again by `receive` or `take_back`; the table says GRANTED all
+        that time, since whoever reads it can make nothing of the difference.
         """
         self._require_held()
         if self._num_lent:
             raise SequenceError("pages of this sequence are lent already; a transfer takes them all at once")
-        first = len(self._hashes)
+        first, written = len(self._hashes), len(self.pages)
+        if not self._reserve(num_tokens, PageState.GRANTED):
+            return None
+        self._book.write_states(self.pages[first:written], PageState.GRANTED)
         pages = self._book.move(self._book.allocator.grant, self.pages[first:])
         self._own.difference_update(pages)
         self.pages[first:] = pages
@@ -142,15 +150,13 @@ class SequencePages:
         self._lent_state = PageState.GRANTED
         self._tail = b""
         self.num_tokens = first * self._book.page_size
-        self._book.write_states(pages, PageState.GRANTED)
         return Lent(first, list(pages), [self._book.generation(page) for page in pages])
 
     def mark_in_flight(self) -> None:
         """From now on the transfer may write the lent pages. Again is harmless."""
         if self._num_lent and self._lent_state is PageState.GRANTED:
-            pages = self._book.move(self._book.allocator.start_transfer, self._lent_pages())
+            self._book.move(self._book.allocator.start_transfer, self._lent_pages())
             self._lent_state = PageState.IN_FLIGHT
-            self._book.write_states(pages, PageState.IN_FLIGHT)
 
     def receive(self, token_ids: Sequence[int]) -> None:
         """The transfer is complete: the lent pages hold the KV of these tokens and are the sequence's own again."""

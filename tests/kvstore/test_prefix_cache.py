@@ -176,6 +176,27 @@ def test_lent_pages_come_back_with_their_tokens() -> None:
     assert cache.num_available() == 11
 
 
+def test_an_entry_is_written_when_its_page_is_lent_and_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = make_table(12)
+    cache = make_cache(table=table)
+    written: list[tuple[int, PageState]] = []
+    write = PageTable.write
+
+    def counted(self: PageTable, page: int, entry: PageEntry) -> None:
+        written.append((page, entry.state))
+        write(self, page, entry)
+
+    monkeypatch.setattr(PageTable, "write", counted)
+    sequence = cache.start(list(range(8)))
+    assert sequence.lend(100) is None
+    assert not written
+    lent = sequence.lend(8)
+    sequence.mark_in_flight()
+    sequence.receive(list(range(8)))
+    assert written == [(page, state) for state in (PageState.GRANTED, PageState.CACHED) for page in lent.pages]
+    sequence.release()
+
+
 def test_the_first_lent_pages_can_come_back_alone() -> None:
     cache = make_cache(table=make_table(12))
     prompt = list(range(10))

@@ -105,10 +105,17 @@ class CacheMachine(RuleBasedStateMachine):
     def generate(self, sequence: Running, token_ids: list[int]) -> None:
         sequence.token_ids.extend(token_ids)
 
-    @rule(sequence=running, is_posted=st.booleans())
-    def lend(self, sequence: Running, is_posted: bool) -> None:
+    @rule(sequence=running, is_posted=st.booleans(), count=st.integers(0, 12))
+    def lend(self, sequence: Running, is_posted: bool, count: int) -> None:
         if self.alive(sequence) and not sequence.pages.num_lent_pages:
-            lent = sequence.pages.lend()
+            num_pages, num_missing = len(sequence.pages.pages), sequence.pages.num_missing(count)
+            lent = sequence.pages.lend(count)
+            if lent is None:
+                assert num_missing > self.cache.num_available()
+                assert (len(sequence.pages.pages), sequence.pages.num_lent_pages) == (num_pages, 0)
+                return
+            assert len(sequence.pages.pages) == num_pages + num_missing
+            assert {self.reader.read(page).state for page in lent.pages} <= {PageState.GRANTED}
             assert lent.generations == [self.reader.generation(page) for page in lent.pages]
         if self.alive(sequence) and is_posted:
             sequence.pages.mark_in_flight()
@@ -189,7 +196,9 @@ class CacheMachine(RuleBasedStateMachine):
         for page in range(1, NUM_PAGES):
             entry = self.reader.read(page)
             assert isinstance(entry, PageEntry)
-            assert entry.state is cache.book.allocator.state(page)
+            state = cache.book.allocator.state(page)
+            # To whoever reads the table a page is lent, posted or not.
+            assert entry.state is (PageState.GRANTED if state is PageState.IN_FLIGHT else state)
             if entry.state is not PageState.FREE:
                 assert entry.generation == cache.book.generation(page)
 

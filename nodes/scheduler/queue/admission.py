@@ -141,7 +141,10 @@ class Admission:
         if kv is None:
             kv = self._cache.start(sequence.token_ids, sequence.extra_key)
         sequence.hold(kv)
-        if not sequence.reserve(sequence.num_tokens, self._config.page_size):
+        lent, num_computed = None, kv.num_tokens
+        if is_elsewhere:
+            lent = kv.lend(sequence.num_tokens)
+        if lent is None and (is_elsewhere or not sequence.reserve(sequence.num_tokens, self._config.page_size)):
             sequence.drop_pages()
             return False
         self._queue.remove(sequence)
@@ -149,10 +152,10 @@ class Admission:
             sequence.entered_at = now
         if sequence.num_preemptions or sequence.num_prior_outputs:
             # All its tokens but the last were computed once.
-            self.num_recomputed_tokens += sequence.num_tokens - 1 - kv.num_tokens
-        if is_elsewhere:
+            self.num_recomputed_tokens += sequence.num_tokens - 1 - num_computed
+        if lent is not None:
             sequence.stage = Stage.HANDOFF
-            self._grants.open(sequence, kv.lend(), now)
+            self._grants.open(sequence, lent, now)
             return True
         if sequence.num_cached_tokens < 0:
             sequence.num_cached_tokens = kv.num_cached_tokens
