@@ -2,9 +2,9 @@
 
 Everything that a process schedules (callbacks, timers, tasks, and what those schedule) belongs to it, because it runs
 in a context that names it. A killed process does nothing any more, wherever it stood: not a callback, not a `finally`.
-A stopped one does nothing until it goes on; then its timers are late.
+A stopped one does nothing until it goes on; then its timers are late. Its end of the network crashes and hangs with it.
 
-    process = SimulatedProcess("worker-0")
+    process = SimulatedProcess(Address("worker-0", 1), network, on_death)
     task = process.spawn(system.start())
     process.arm(7)              # dies at the seventh point from now: at a message, or in the middle of a store
     process.kill()              # dies now
@@ -16,7 +16,12 @@ import asyncio
 import enum
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, Any, TypeVarTuple, Unpack
+
+from mesh.address import Address
+
+if TYPE_CHECKING:
+    from mesh.simulation.network import SimulatedNetwork
 
 Ts = TypeVarTuple("Ts")
 
@@ -39,8 +44,12 @@ class ProcessState(enum.Enum):
 class SimulatedProcess:
     """One process. `on_death` is called once, when it dies by itself at an armed point or by `kill`."""
 
-    def __init__(self, name: str, on_death: Callable[["SimulatedProcess"], None]) -> None:
-        self.name = name
+    def __init__(
+        self, address: Address, network: "SimulatedNetwork", on_death: Callable[["SimulatedProcess"], None]
+    ) -> None:
+        self.address = address
+        self.name = address.actor_id
+        self._network = network
         self.state = ProcessState.RUNNING
         self._on_death = on_death
         self._points_left: int | None = None
@@ -96,17 +105,20 @@ class SimulatedProcess:
             self.state = ProcessState.DEAD
             self._points_left = None
             self._late = [one for one in self._late if _is_of_task(one[1])]
+            self._network.crash(self.address)
             self._on_death(self)
 
     def stop(self) -> None:
         """As SIGSTOP does."""
         if self.state is ProcessState.RUNNING:
+            self._network.hang(self.address)
             self.state = ProcessState.STOPPED
             self.num_stops += 1
 
     def go_on(self) -> None:
         """As SIGCONT does: what has become due meanwhile happens now."""
         if self.state is ProcessState.STOPPED:
+            self._network.resume(self.address)
             self.state = ProcessState.RUNNING
             self._call_late()
 

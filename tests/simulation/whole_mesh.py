@@ -210,7 +210,7 @@ class SimulatedMesh:
         actor = self.makers[actor_id]()
         address = Address(actor_id, epoch)
         options = SystemOptions(host="sim", pid=1, random=random.Random(f"{actor_id}/{epoch}/{self.seed}"))
-        process = SimulatedProcess(actor_id, lambda process: self._on_death(process, address))
+        process = SimulatedProcess(address, self.network, self._on_death)
         transport = MortalTransport(self.network, address, process)
 
         async def make() -> ActorSystem:
@@ -243,14 +243,13 @@ class SimulatedMesh:
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
 
-    def _on_death(self, process: SimulatedProcess, address: Address) -> None:
-        self.network.crash(address)
+    def _on_death(self, process: SimulatedProcess) -> None:
         self.deaths[process.name.partition("-")[0]] += 1
         self._dead.setdefault(process, asyncio.Event()).set()
         if process.name in self.gone:
             return
         # Not in the context of the process, which is dead.
-        task = self._outside.run(asyncio.get_running_loop().create_task, self._restart(address))
+        task = self._outside.run(asyncio.get_running_loop().create_task, self._restart(process.address))
         self._keep(task)
 
     async def _restart(self, address: Address) -> None:
@@ -270,17 +269,15 @@ class SimulatedMesh:
 
     async def hang(self, actor_id: str, after_s: float, *, kill: bool) -> None:
         """Stop an actor for a while, as a SIGSTOP or a sleeping host would; `kill`: as the supervisor then does."""
-        process, address = self.processes[actor_id], self.systems[actor_id].address
+        process = self.processes[actor_id]
         if process.state is not ProcessState.RUNNING:
             return
         self.deaths["hangs"] += 1
-        self.network.hang(address)
         process.stop()
         await asyncio.sleep(after_s)
         if kill:
             process.kill()
         else:
-            self.network.resume(address)
             process.go_on()
 
     def _watch_asks(self, actor: Actor, actor_id: str) -> None:
