@@ -104,3 +104,19 @@ def test_each_optional_library_is_known_in_one_place() -> None:
         knowing = [relative(path) for path in SOURCES if re.search(mark, path.read_text())]
         assert not set(knowing) - set(files), f"{mark} stands elsewhere too"
     assert [relative(path) for path in SOURCES if "huggingface_hub" in imported(path)] == ["cli/hub/files.py"]
+
+
+def test_what_a_page_names_by_file_and_function_is_there() -> None:
+    missing: list[str] = []
+    for path, names in re.findall(
+        r"`([\w/]+\.py)` ((?:`[\w.]+`(?:, )?)+)", (ROOT / "docs/architecture.md").read_text()
+    ):
+        known = {
+            f"{node.name}.{part.name}" if part is not node else node.name
+            for node in parsed(ROOT / path).body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef)
+            for part in (node, *ast.walk(node))
+            if isinstance(part, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        missing += [f"{path}: {name}" for name in re.findall(r"`([\w.]+)`", names) if name not in known]
+    assert not missing
