@@ -123,7 +123,7 @@ class Retrier(Generic[Key, Item]):
         """The pause after a failure is over."""
         self._ask(peer, self._waiting.pop(peer, {}))
 
-    def hurry(self, peer: str) -> None:
+    def retry_now(self, peer: str) -> None:
         """The peer is back: do not wait for the pause to end."""
         if self._deadlines.clear((self._kind, peer)):
             self.retry(peer)

@@ -256,7 +256,7 @@ class Supervisor:
         kind = self._kinds[watch.spec.kind or watch.spec.actor_id]
         return any(other.state == READY for other in kind if other is not watch)
 
-    def _hurry(self, gone: Watch) -> None:
+    def _start_now(self, gone: Watch) -> None:
         """Somebody is ready no more: whoever waits and was stood in for by that one may be the last of its kind."""
         for watch in self._kinds[gone.spec.kind or gone.spec.actor_id]:
             if watch is not gone and watch.next_start_at is not None and not self._is_stood_in_for(watch):
@@ -382,4 +382,4 @@ class Supervisor:
             watch.reason, watch.reason_at = reason, self._now
         self._commands.append(Report(watch.spec.actor_id, watch.epoch, state, reason, wait_s))
         if was_ready and state != READY:
-            self._hurry(watch)
+            self._start_now(watch)

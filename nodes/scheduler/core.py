@@ -239,7 +239,7 @@ class SchedulerCore:
 
     def _on_ask_failed(self, event: AskFailed, now: float) -> None:
         if event.tag[0] == pipeline.ADOPT[0]:
-            self.asks.failed(event.tag, now)
+            self.asks.failed((event.tag,), now)
         else:
             self._on_outcome(self.grants.on_ask_failed(event.tag, event.code, now), now)
 
@@ -268,8 +268,8 @@ class SchedulerCore:
         for actor_id, peer in event.ready.items():
             known = self._ready.get(actor_id)
             if known is None or known.epoch != peer.epoch:
-                self.asks.hurry(actor_id)
-                self.grants.hurry(actor_id)
+                self.asks.retry_now(actor_id)
+                self.grants.retry_now(actor_id)
         self._ready = dict(event.ready)
         self.drain.on_members(event, now)
         self.calls.is_worker_drained = self.drain.is_drained

@@ -94,10 +94,10 @@ def test_a_peer_that_is_back_is_asked_without_a_pause_and_one_that_is_lost_not_a
     book.add("a")
     book.add("b", "q")
     book.asked()
-    book.retrier.hurry("p")
+    book.retrier.retry_now("p")
     assert book.asked() == [], "it is under way"
     book.retrier.failed("ab", 2.0)
-    book.retrier.hurry("p")
+    book.retrier.retry_now("p")
     assert book.asked() == [("p", ["a"])]
     book.retrier.lost("q")
     assert (len(book.retrier), book.deadlines.next()) == (1, None)
@@ -161,7 +161,7 @@ class Retrying(RuleBasedStateMachine):
 
     @rule(peer=PEERS)
     def back(self, peer: str) -> None:
-        self.book.retrier.hurry(peer)
+        self.book.retrier.retry_now(peer)
         sent, self.book.sent = self.book.sent, []
         self.took(sent)
         assert all(key in self.fresh | self.under_way for key, (of, _) in self.wanted.items() if of == peer)

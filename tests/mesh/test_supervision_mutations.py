@@ -52,7 +52,7 @@ PLANTED: dict[str, Patches] = {
     "who served well is punished like who did not": [around(Restarts, "ended", _as_if(ready_s=None))],
     "whoever was ready at all has served well": [around(Restarts, "ended", _as_if(start_s=0.0))],
     "the last of its kind waits": [around(Supervisor, "_is_stood_in_for", lambda _: lambda self, watch: True)],
-    "who waits is not told that nobody is left": [around(Supervisor, "_hurry", lambda _: nothing)],
+    "who waits is not told that nobody is left": [around(Supervisor, "_start_now", lambda _: nothing)],
     "the budget is never spent": [around(Restarts, "ended", _never_spent)],
     "the next incarnation starts before the last one is reaped": [around(Supervisor, "_kill", _start_the_next_at_once)],
 }

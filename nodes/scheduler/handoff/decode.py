@@ -223,12 +223,12 @@ class Grants:
             self._cancels.failed(self._cancels.keys_of(grant_id), now)
             return None
         if kind == CLOSE:
-            self._asks.failed(tag, now)
+            self._asks.failed((tag,), now)
             return None
         if handoff is None:
             return None
         if kind == OPEN:
-            return self._fail(handoff, code, now) if code not in NOT_YET or self._asks.failed(tag, now) else None
+            return self._fail(handoff, code, now) if code not in NOT_YET or self._asks.failed((tag,), now) else None
         if code not in SILENCE or now - handoff.heard_at >= self._config.lease_s:
             return self._fail(handoff, code, now)
         self._deadlines.set((RENEW, grant_id), now + self._config.ask_retry_s)
@@ -246,9 +246,9 @@ class Grants:
         """The pause after a failed ask to cancel is over."""
         self._cancels.retry(peer)
 
-    def hurry(self, peer: str) -> None:
+    def retry_now(self, peer: str) -> None:
         """A prefill scheduler is back: it is asked to cancel without a pause."""
-        self._cancels.hurry(peer)
+        self._cancels.retry_now(peer)
 
     def on_expired(self, grant_id: str, now: float) -> Outcome:
         """The handoff took too long."""

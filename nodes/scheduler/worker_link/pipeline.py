@@ -137,10 +137,10 @@ class Pipeline:
         dismissed = self._dismissed.get(actor_id)
         if dismissed is not None and dismissed.worker_epoch == adopted.worker_epoch:
             self._outbox.add(DismissWorker(actor_id, dismissed))
-            self._asks.failed(tag, now)
+            self._asks.failed((tag,), now)
             return None
         for stale in self.ranks.take_adopted(rank, adopted):
-            self._asks.failed(_adopt_tag(stale), now)
+            self._asks.failed((_adopt_tag(stale),), now)
         whole = self.ranks.whole()
         if whole is not None:
             for one in range(len(self.ranks.worker_ids)):

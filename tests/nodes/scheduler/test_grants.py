@@ -141,7 +141,7 @@ def test_prefills_that_are_over_in_one_turn_are_cancelled_in_one_ask() -> None:
     bench.grants.on_retry_due("p")
     assert bench.taken() == [(CANCEL, "p", CancelPrefill(grant_ids=["d#2/2"]))], "the other was answered"
     bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 5.0)
-    bench.grants.hurry("p")
+    bench.grants.retry_now("p")
     assert bench.taken() == [(CANCEL, "p", CancelPrefill(grant_ids=["d#2/2"]))]
 
 

@@ -206,7 +206,7 @@ def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
 def test_adoption_is_asked_until_answered() -> None:
     one = Bench()
     one.pipeline.adopt(0.0)
-    one.asks.failed(ADOPT, 5.0)
+    one.asks.failed((ADOPT,), 5.0)
     assert one.deadlines.pop_due(6.0) == (RETRY, "w")
     one.outbox.take()
     one.asks.retry("w")
