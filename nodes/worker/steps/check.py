@@ -38,20 +38,21 @@ def check_rows(limits: Limits, columns: Columns, found: Sequence[OpenSequence], 
     page_size, vocab_size, context_length = limits.page_size, limits.vocab_size, limits.context_length
     are_known = min(token_ids, default=0) >= 0 and max(token_ids, default=0) < vocab_size
     row, token_end, page_offset = -1, 0, 0
-    rows = zip(found, columns.slots, columns.starts, columns.counts, columns.draws, strict=True)
-    for one, slot, start, count, is_drawn in rows:
+    rows = zip(found, columns.starts, columns.counts, columns.draws, strict=True)
+    for one, start, count, is_drawn in rows:
         row += 1
         first, token_end, end = token_end, token_end + count, start + count
         num_pages, source = (end + page_size - 1) // page_size, -1
         held = one.pages
-        if end > context_length or num_pages > len(held) or (is_drawn and end < one.num_prompt_tokens):
+        num_held = len(held)
+        if end > context_length or num_pages > num_held or (is_drawn and end < one.num_prompt_tokens):
             errors.append(RowError(row, BAD_ROW, _misplaced(limits, one, start, end)))
             continue
         if not are_known:
             if count == 1 and token_ids[first] == -1:
                 if one.drawn_at == start:
                     token_ids[first] = one.drawn
-                elif (source := _source(ahead, slot, one.sequence, start)) < 0:
+                elif (source := _source(ahead, columns.slots[row], one.sequence, start)) < 0:
                     why = f"sequence {one.sequence} drew no token for position {start} that is known here"
                     errors.append(RowError(row, MISSING_INPUT, why))
                     continue
@@ -73,7 +74,7 @@ def check_rows(limits: Limits, columns: Columns, found: Sequence[OpenSequence], 
                 None if one.tokens is None else one.write(start, token_ids[first:token_end]),
             )
         )
-        pages.append(held if num_pages == len(held) else held[:num_pages])
+        pages.append(held if num_pages == num_held else held[:num_pages])
         page_offset += num_pages
     return CheckedRows(rows_from(fields), array("i", b"".join(pages)), errors)
 

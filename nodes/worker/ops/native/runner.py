@@ -4,6 +4,7 @@ Synchronous, used by one thread. Stateless between steps but for the pages.
 """
 
 from array import array
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -62,21 +63,17 @@ class NativeRunner:
 
 def columns_of(step: RunnableStep) -> tuple[Columns, list[int]]:
     """The step as the program takes it, and the indices of its rows that draw."""
-    spans, sampled, token_ids = array("i"), array("i"), step.token_ids
-    sampling: list[int] = []
-    num_tokens, is_whole = 0, True
-    for index, row in enumerate(step.rows):
-        spans.extend((row.start, row.num_tokens, row.page_offset, num_tokens))
-        is_whole = is_whole and row.token_offset == num_tokens
-        num_tokens += row.num_tokens
-        if row.sampling is not None:
-            sampling.append(index)
-            sampled.append(num_tokens - 1)
-    if not is_whole or len(token_ids) != num_tokens:
+    _, starts, counts, _, offsets, page_offsets, _, samplings, *_ = zip(*step.rows, strict=True)
+    firsts = list(accumulate(counts, initial=0))
+    num_tokens, token_ids = firsts.pop(), step.token_ids
+    if len(token_ids) != num_tokens or list(offsets) != firsts:
         # Rows that could not be computed were left out of the step, and not their tokens.
         token_ids = array("i")
-        for row in step.rows:
-            token_ids.extend(step.token_ids[row.token_offset : row.token_offset + row.num_tokens])
-    columns = (np.frombuffer(column, dtype=np.int32) for column in (token_ids, spans, step.page_ids, sampled))
-    tokens, table, pages, rows = columns
-    return Columns(tokens, table.reshape(-1, 4), pages, rows), sampling
+        for offset, count in zip(offsets, counts, strict=True):
+            token_ids.extend(step.token_ids[offset : offset + count])
+    spans = [0] * (4 * len(starts))
+    spans[0::4], spans[1::4], spans[2::4], spans[3::4] = starts, counts, page_offsets, firsts
+    sampling = [index for index, one in enumerate(samplings) if one is not None]
+    sampled = [firsts[index] + counts[index] - 1 for index in sampling]
+    tokens, pages = np.frombuffer(token_ids, np.int32), np.frombuffer(step.page_ids, np.int32)
+    return Columns(tokens, np.array(spans, np.int32).reshape(-1, 4), pages, np.array(sampled, np.int32)), sampling
