@@ -1,14 +1,12 @@
 """The tokenizer process: chats and texts to token ids, and routes. Stateless but for what routing follows.
 
 Short texts are encoded where they arrive; chats are rendered by a child process (`rendering.py`), long texts encoded in
-one thread, so that heartbeats go on. Asked by gateways.
+threads (`long_texts.py`), so that heartbeats go on. Asked by gateways.
 """
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final
 
 from kvstore.protocol import CacheEvents
 from mesh.actor import Actor, Call
@@ -24,7 +22,8 @@ from nodes.roles import KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, TOKENIZER
 from nodes.tokenizer.chat_template import ChatRequest
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.tokenizer.encoding import TextEncoder, load_encoder
-from nodes.tokenizer.errors import ContextLengthExceeded, InvalidRequest, Overloaded, PrepareError, TemplateError
+from nodes.tokenizer.errors import ContextLengthExceeded, InvalidRequest, PrepareError, TemplateError
+from nodes.tokenizer.long_texts import LongTexts
 from nodes.tokenizer.rendering import ChildRenderer, InlineRenderer, Renderer
 from nodes.tokenizer.routing import (
     CacheChanged,
@@ -39,7 +38,6 @@ from nodes.tokenizer.routing import (
 
 _TEMPLATE_CHARS: Final = 1 << 16
 """Room for what a template says by itself, when tokens are only counted."""
-_Result = TypeVar("_Result")
 
 
 class TokenizerActor(Actor):
@@ -62,12 +60,12 @@ class TokenizerActor(Actor):
             setup={"weights": config.routing},
             redact=PromptRedactor,
         )
-        self._thread = ThreadPoolExecutor(1, "encode") if config.use_threads else None
-        self._num_long = 0
+        self._prompts = LongTexts("encode", config.max_long_texts, use_thread=config.use_threads)
+        self._counted = LongTexts("tokenize", config.max_counted_texts, use_thread=config.use_threads)
 
     async def start(self) -> None:
         """Load the tokenizer and warm the renderer. Raises `nodes.model_spec.ModelError`."""
-        spec, self._encoder = await self._in_thread(self._load)
+        spec, self._encoder = await self._prompts.run(self._load)
         template = read_template_file(Path(chosen)) if (chosen := self._config.chat_template) else spec.chat_template
         if template is not None:
             self._renderer = self._make_renderer(template, spec.special_tokens)
@@ -78,11 +76,11 @@ class TokenizerActor(Actor):
         self.on_members([], [], [])
 
     async def stop(self) -> None:
-        """End child and thread."""
+        """End child and threads."""
         if self._renderer is not None:
             await self._renderer.stop()
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        self._prompts.close()
+        self._counted.close()
 
     def on_ask(self, call: Call) -> None:
         """Answer at once if that is quick, else from a task."""
@@ -121,7 +119,7 @@ class TokenizerActor(Actor):
         num_killed = self._renderer.num_killed if isinstance(self._renderer, ChildRenderer) else 0
         return {
             "mesh_tokenizer_indexed_pages": float(self._routing.num_indexed_pages),
-            "mesh_tokenizer_long_texts": float(self._num_long),
+            "mesh_tokenizer_long_texts": float(self._prompts.num + self._counted.num),
             "mesh_tokenizer_templates_killed_total": float(num_killed),
         }
 
@@ -161,7 +159,12 @@ class TokenizerActor(Actor):
             if message.route:
                 for text in texts:
                     self._encoder.check_chars(text, param)
-            prompts = [await self._encode(call, text, special) for text in texts]
+            encode = partial(self._encoder.encode, add_special_tokens=special)
+            if sum(map(len, texts)) <= self._config.inline_chars:
+                prompts = [encode(text) for text in texts]
+            else:
+                line = self._prompts if message.route else self._counted
+                prompts = await line.encode(texts, encode, is_wanted=lambda: not call.done)
             self._reply_prepared(call, message, prompts, param, began)
         except PrepareError as error:
             _fail(call, error)
@@ -184,25 +187,6 @@ class TokenizerActor(Actor):
         except ContextLengthExceeded:
             # A template knows characters; how long a context is in the client's words is known here.
             raise self._encoder.too_many_chars("messages") from None
-
-    async def _encode(self, call: Call, text: str, special: bool) -> list[int]:
-        if len(text) <= self._config.inline_chars:
-            return self._encoder.encode(text, add_special_tokens=special)
-        if self._num_long >= self._config.max_long_texts:
-            raise Overloaded(f"{self._num_long} long texts are being encoded; try again later")
-        self._num_long += 1
-        try:
-            # Whoever asked may have gone while others were being encoded.
-            return await self._in_thread(
-                lambda: [] if call.done else self._encoder.encode(text, add_special_tokens=special)
-            )
-        finally:
-            self._num_long -= 1
-
-    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
-        if self._thread is None:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _reply_prepared(self, call: Call, message: Prepare, prompts: list[list[int]], param: str, began: float) -> None:
         if call.done:

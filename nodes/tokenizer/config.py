@@ -31,7 +31,8 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`model` as for `--model`; `context_length` 0 is the model's own. `chat_template` is a file to use in place of
     the model's own template.
 
-    Texts of more than `inline_chars` are encoded in a thread, at most `max_long_texts` at a time with those waiting.
+    Texts of more than `inline_chars` are encoded in a thread, at most `max_long_texts` at a time with those waiting;
+    those that are only counted in another, at most `max_counted_texts`.
     `use_threads` and `use_processes` false: everything on the event loop, for the simulation.
     """
 
@@ -39,6 +40,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int = 0
     inline_chars: int = 16_384
     max_long_texts: int = 64
+    max_counted_texts: int = 8
     use_threads: bool = True
     use_processes: bool = True
     chat_template: str = ""

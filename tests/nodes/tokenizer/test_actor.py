@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import msgspec
@@ -219,15 +220,41 @@ async def test_long_texts_are_encoded_in_a_thread_and_bounded(mesh):
     assert mesh.tokenizer.stats()["mesh_tokenizer_long_texts"] == 0
 
 
+@running(inline_chars=10, max_counted_texts=2)
+async def test_prompts_do_not_wait_behind_what_is_only_counted(mesh):
+    began, go_on = threading.Event(), threading.Event()
+    encode = mesh.tokenizer._encoder.encode
+
+    def slow(text, *, add_special_tokens):
+        if text.startswith("count"):
+            began.set()
+            go_on.wait(20)
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    mesh.tokenizer._encoder.encode = slow
+    counts = [Prepare(request_id=f"c{i}", texts=[f"count {i}, which takes long"], route=False) for i in range(3)]
+    asks = [asyncio.ensure_future(ask(mesh, count)) for count in counts[:2]]
+    await until(began.is_set)
+    await until(lambda: mesh.tokenizer.stats()["mesh_tokenizer_long_texts"] == 2)
+    assert await failure(mesh, counts[2]) == ("overloaded", None, True)
+    prompts = ["a prompt that is long", *["x"] * 11]
+    prepared = await ask(mesh, Prepare(request_id="r", texts=prompts))
+    assert prepared.token_ids == [list(text.encode()) for text in prompts]
+    assert not any(one.done() for one in asks)
+    go_on.set()
+    for count, answer in zip(counts[:2], await asyncio.gather(*asks), strict=True):
+        assert answer.token_ids == [list(count.texts[0].encode())]
+
+
 @running(inline_chars=10)
 async def test_nobody_waits_for_the_answer(mesh):
     text = "some words " * 20_000
     tasks = [asyncio.ensure_future(ask(mesh, Prepare(request_id=f"r{i}", texts=[text]))) for i in range(3)]
-    await until(lambda: mesh.tokenizer._num_long == 3)
+    await until(lambda: mesh.tokenizer._prompts.num == 3)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await until(lambda: mesh.tokenizer._num_long == 0)
+    await until(lambda: mesh.tokenizer._prompts.num == 0)
 
 
 @running()
