@@ -3,13 +3,12 @@
 Decides nothing: deaths and restarts are `mesh/supervision/core.py`, processes are `cli/supervisor/keeper.py`.
 """
 
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from cli.protocol import (
     SUPERVISOR_CODEC,
-    ActorList,
     ActorStatus,
     ListActors,
     RestartActors,
@@ -31,6 +30,9 @@ from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
 from nodes.roles import SupervisorAttributes
 from nodes.stats import ask_stats
 
+if TYPE_CHECKING:
+    from cli.supervisor.keeper import ProcessKeeper
+
 _LEAVE_TIMEOUT_S = 1.0
 _STATS_TIMEOUT_S = 1.0
 """Who is stopped or hangs is shown without figures."""
@@ -44,36 +46,13 @@ class NotRecordable(Exception):
     """No new epoch can be recorded, so nobody could be started again."""
 
 
-class Keeper(Protocol):
-    """What the actor needs of whoever owns the processes."""
-
-    def beat(self, address: Address, state: str, progress: str) -> None:
-        """An actor is alive and says it is in `state`, and how far with what takes long."""
-        ...
-
-    def list_actors(self) -> ActorList:
-        """Everything `meshctl ps` shows."""
-        ...
-
-    def stop(self, reason: str, *, force: bool) -> None:
-        """Begin to end the mesh."""
-        ...
-
-    def restart(self, names: list[str], *, stay_away: bool) -> dict[str, int]:
-        """Begin to drain actors, named by id or role; their epochs.
-
-        Raises UnknownActor or, where they are to come again, NotRecordable; then nothing has happened.
-        """
-        ...
-
-
 class SupervisorActor(Actor):
-    """See the module."""
+    """The supervisor's half of the mesh; `keeper` owns the processes."""
 
     role: ClassVar[str] = SUPERVISOR
     codec: ClassVar[Codec] = SUPERVISOR_CODEC
 
-    def __init__(self, keeper: Keeper, pid: int) -> None:
+    def __init__(self, keeper: "ProcessKeeper", pid: int) -> None:
         self._keeper = keeper
         self._pid = pid
         self._started_at = 0.0

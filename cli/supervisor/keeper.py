@@ -132,7 +132,7 @@ class ProcessKeeper:
         self._feed(Begin())
 
     def beat(self, address: Address, state: str, progress: str) -> None:
-        """See `cli.supervisor.actor.Keeper`."""
+        """An actor is alive and says it is in `state`, and how far with what takes long."""
         if address.actor_id not in self._launches:
             return
         self._record.hello(address.actor_id)
@@ -144,12 +144,15 @@ class ProcessKeeper:
         self._feed(Beat(address.actor_id, address.epoch, state in (READY, DRAINING, RELEASED), progress))
 
     def stop(self, reason: str, *, force: bool) -> None:
-        """See `cli.supervisor.actor.Keeper`."""
+        """Begin to end the mesh."""
         self._record.stops(reason, force=force)
         self._feed(Stop(reason, force))
 
     def restart(self, names: list[str], *, stay_away: bool) -> dict[str, int]:
-        """See `cli.supervisor.actor.Keeper`."""
+        """Begin to drain actors, named by id or role; their epochs.
+
+        Raises UnknownActor or, where they are to come again, NotRecordable; then nothing has happened.
+        """
         actor_ids: list[str] = []
         for name in names:
             meant = [one.actor_id for one in self._launches.values() if name in (one.actor_id, one.role)]
@@ -176,7 +179,7 @@ class ProcessKeeper:
             raise NotRecordable(f"the next epoch cannot be recorded in {self._directory.path}: {error}") from error
 
     def list_actors(self) -> ActorList:
-        """See `cli.supervisor.actor.Keeper`."""
+        """Everything `meshctl ps` shows."""
         topology = self._topology
         return ActorList(
             mesh=topology.settings.name,
