@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from mesh.address import Address
-from mesh.calls.table import DeadlineTimer, PendingCalls
+from mesh.calls.table import PendingCalls
 from mesh.errors import (
     CallError,
     Cancelled,
@@ -21,6 +21,7 @@ from mesh.errors import (
 )
 from mesh.link.links import Links
 from mesh.link.peer import Meta, Peer
+from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer, Lane
 from mesh.wire.codec import AnyMessage, BodyCodec
 from mesh.wire.frames import SYSTEM_CODEC, Cancel, Credit, ErrorBody

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from mesh.address import Address
 from mesh.calls.credit import CreditGate
-from mesh.calls.table import Admission, DeadlineTimer, Mailbox
+from mesh.calls.table import Admission, Mailbox
 from mesh.errors import NOT_SERVED, Cancelled, DeadlineExceeded, FrameRefused, MeshError, PeerLost, TooLarge
 from mesh.link.links import Links
 from mesh.link.peer import Meta, Peer
 from mesh.runtime.boundary import Boundary
+from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer, Lane
 from mesh.wire.codec import AnyMessage, BodyCodec
 from mesh.wire.frames import SYSTEM_CODEC, Cancel, Credit, End, ErrorBody

@@ -8,8 +8,8 @@ clock.
 import enum
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
 
 from mesh.address import Address
 from mesh.errors import MailboxFull
@@ -208,62 +208,3 @@ class Mailbox(CallTable[MailKey, Value]):
             self._counts[sender] = left
         else:
             del self._counts[sender]
-
-
-class Loop(Protocol):
-    """As much of an event loop as a timer needs."""
-
-    def time(self) -> float:
-        """Seconds."""
-        ...
-
-    def call_at(self, when: float, callback: Callable[[], None], /) -> "Handle":
-        """Call back at a time."""
-        ...
-
-
-class Handle(Protocol):
-    """A callback to come."""
-
-    def cancel(self) -> None:
-        """Call back no more."""
-        ...
-
-
-class DeadlineTimer:
-    """One loop timer for all deadlines of a table: calls `expire(now)` at the earliest, as long as there is one.
-
-    Arming for a later deadline than the one armed costs a comparison, which is what nearly every call pays.
-    """
-
-    __slots__ = ("_at", "_expire", "_handle", "_loop", "_next_deadline")
-
-    def __init__(self, loop: Loop, next_deadline: Callable[[], float | None], expire: Callable[[float], None]) -> None:
-        self._loop = loop
-        self._next_deadline = next_deadline
-        self._expire = expire
-        self._handle: Handle | None = None
-        self._at = 0.0
-
-    def arm(self, deadline: float) -> None:
-        """A call with this deadline was opened."""
-        if self._handle is not None:
-            if self._at <= deadline:
-                return
-            self._handle.cancel()
-        self._at = deadline
-        self._handle = self._loop.call_at(deadline, self._fire)
-
-    def cancel(self) -> None:
-        """Nothing is waited for any longer."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _fire(self) -> None:
-        self._handle = None
-        # A timer may fire a clock tick early; a deadline is never missed by taking the armed time for now.
-        self._expire(max(self._loop.time(), self._at))
-        deadline = self._next_deadline()
-        if deadline is not None:
-            self.arm(deadline)
