@@ -29,7 +29,7 @@ def _random(name: str, architecture: str, shape: dict[str, int], **others: objec
         "dtype": "bfloat16",
         "tie_word_embeddings": True,
         "qkv_bias": architecture == "qwen2",
-        "qk_norm": "head" if architecture == "qwen3" else "",
+        "qk_norm": {"qwen3": "head", "qwen3_moe": "head", "gemma3_text": "head", "olmo2": "all"}.get(architecture, ""),
         "eos_token_ids": _EOS_TOKEN_IDS,
         "bos_token_id": SPECIAL_TOKEN_IDS[BOS_TOKEN],
         "chat_template": CHATML,
@@ -54,6 +54,16 @@ def _shape(
     }
 
 
+def _gemma3_layers(layers: int, window: int) -> dict[str, object]:
+    """Of six layers the first five slide."""
+    sliding = tuple(layer for layer in range(layers) if (layer + 1) % 6)
+    return {"sliding_window": window, "sliding_layers": sliding, "rope": _MILLION, "sliding_rope": RopeParameters()}
+
+
+def _experts(count: int, of_each: int) -> dict[str, object]:
+    return {"num_experts": count, "experts_per_token": of_each, "norm_topk_prob": True, "rope": _MILLION}
+
+
 _MILLION: Final = RopeParameters(theta=1e6)
 _LLAMA3: Final = RopeParameters(
     rope_type="llama3", theta=5e5, factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_length=8192
@@ -76,6 +86,18 @@ RANDOM_MODELS: Final[dict[str, ModelSpec]] = {
             "mistral-7b", "mistral", _shape(32, 4096, 14_336, (32, 8, 128), 32_000, 32_768), tie_word_embeddings=False,
             rms_norm_eps=1e-5, sliding_window=4096, sliding_layers=tuple(range(32)),
         ),
+        _random(
+            "olmo2-1b", "olmo2", _shape(16, 2048, 8192, (16, 16, 128), 100_352, 4096), rope=RopeParameters(theta=5e5),
+            tie_word_embeddings=False,
+        ),
+        _random(
+            "gemma3-1b", "gemma3_text", _shape(26, 1152, 6912, (4, 1, 256), 262_144, 32_768), attention_scale=1 / 16,
+            **_gemma3_layers(26, 512),
+        ),
+        _random(
+            "qwen3-30b-a3b", "qwen3_moe", _shape(48, 2048, 768, (32, 4, 128), 151_936, 40_960),
+            tie_word_embeddings=False, **_experts(128, 8),
+        ),
         _random("tiny-qwen2", "qwen2", _shape(4, 256, 704, (4, 2, 64), 4096, 8192), rope=_MILLION, dtype="float32"),
         _random("tiny-qwen3", "qwen3", _shape(3, 128, 320, (4, 2, 64), 1024, 8192), rope=_MILLION, dtype="float32"),
         _random(
@@ -85,6 +107,18 @@ RANDOM_MODELS: Final[dict[str, ModelSpec]] = {
         _random(
             "tiny-mistral", "mistral", _shape(3, 128, 320, (4, 1, 64), 1024, 8192), dtype="float32",
             tie_word_embeddings=False, sliding_window=70, sliding_layers=(0, 1, 2),
+        ),
+        _random(
+            "tiny-olmo2", "olmo2", _shape(3, 128, 320, (4, 2, 64), 1024, 8192), dtype="float32",
+            tie_word_embeddings=False,
+        ),
+        _random(
+            "tiny-gemma3", "gemma3_text", _shape(6, 96, 256, (4, 1, 64), 1024, 8192), dtype="float32",
+            attention_scale=0.2, **_gemma3_layers(6, 40),
+        ),
+        _random(
+            "tiny-qwen3-moe", "qwen3_moe", _shape(3, 128, 96, (4, 2, 64), 1024, 8192), dtype="float32",
+            tie_word_embeddings=False, **_experts(16, 4),
         ),
         # Full and sliding layers in one model, as `max_window_layers` gives them.
         _random(

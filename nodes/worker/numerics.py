@@ -13,7 +13,7 @@ The fingerprint ends in a hash of the results themselves: workers with equal fin
 
 import hashlib
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
@@ -28,12 +28,7 @@ from nodes.models.parts import Experts, Gated, Linear, parts_of
 from nodes.worker.attention.base import AttentionBackend, Span
 from nodes.worker.attention.torch_paged import SPLIT, TorchPagedAttention
 from nodes.worker.network import TorchNetwork
-from nodes.worker.ops.native.attention import NativeAttention
-from nodes.worker.ops.native.network import NativeNetwork
 from nodes.worker.pool.view import PoolView
-
-HostNetwork = TorchNetwork | NativeNetwork
-HostAttention = TorchPagedAttention | NativeAttention
 
 Rule = Literal["any", "rows4", "tile16", "varies"]
 TILE_ROWS: Final = 16
@@ -41,7 +36,6 @@ TILE_ROWS: Final = 16
 _NUM_ROWS: Final = 64
 _NUM_HEAD_ROWS: Final = 16
 _PARTS: Final = ((0, 4), (4, 12), (12, 32), (28, 64), (16, 64), (60, 64))
-_UNEVEN_PARTS: Final = ((0, 1), (1, 3), (3, 8), (5, 16), (13, 64))
 _NUM_POSITIONS: Final = 3 * SPLIT + 9
 
 
@@ -52,28 +46,34 @@ class Numerics(NamedTuple):
     fingerprint: str
 
 
-def check_numerics(
-    spec: ModelSpec,
-    network: HostNetwork,
-    attention: HostAttention,
-    rule: Rule,
-    num_threads: int,
-    program: Callable[[], Iterator[tuple[bool, Tensor]]] = lambda: iter(()),
+def check_torch(
+    spec: ModelSpec, network: TorchNetwork, attention: TorchPagedAttention, rule: Rule, num_threads: int
 ) -> Numerics:
-    """Try with one thread and with `num_threads` whether `rule` holds for the loaded layers, and for such an attention.
-
-    `program` tries what they were recorded as, if they were. Takes some tens of milliseconds.
-    """
-    dtype = network.dtype
+    """See `check_numerics`; of the loaded layers, and of such an attention."""
 
     def tried() -> list[tuple[bool, Tensor]]:
-        return [*_linear_results(spec, network, rule), *_attention_results(attention, dtype), *program()]
+        return [*_linear_results(spec, network), *_attention_results(attention, network.dtype)]
 
+    return check_numerics(tried, rule, network.dtype, network.kernels, num_threads)
+
+
+def check_numerics(
+    tried: Callable[[], list[tuple[bool, Tensor]]],
+    rule: Rule,
+    dtype: torch.dtype,
+    kernels: str,
+    num_threads: int,
+    set_threads: Callable[[int], None] = torch.set_num_threads,
+) -> Numerics:
+    """Try with one thread and with `num_threads` whether `rule` holds. Takes some tens of milliseconds.
+
+    `tried` says of each probe whether it held, and what came out.
+    """
     try:
-        network.set_threads(1)
+        set_threads(1)
         alone = tried()
     finally:
-        network.set_threads(num_threads)
+        set_threads(num_threads)
     results = tried()
     holds = all(same for same, _ in alone + results)
     holds = holds and all(torch.equal(a, b) for (_, a), (_, b) in zip(alone, results, strict=True))
@@ -83,44 +83,41 @@ def check_numerics(
     found: Rule = rule if holds else "varies"
     isa = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}".lower()
     name = str(dtype).removeprefix("torch.")
-    return Numerics(found, f"torch-{torch.__version__}/{isa}/{name}/{network.kernels}/{found}/{digest.hexdigest()}")
+    return Numerics(found, f"torch-{torch.__version__}/{isa}/{name}/{kernels}/{found}/{digest.hexdigest()}")
 
 
-def _linear_results(spec: ModelSpec, network: HostNetwork, rule: Rule) -> Iterator[tuple[bool, Tensor]]:
+def _linear_results(spec: ModelSpec, network: TorchNetwork) -> Iterator[tuple[bool, Tensor]]:
     """The first layer's products and the head's, each on rows that are as they would be: of norm 1."""
-    ranges = _UNEVEN_PARTS if rule == "any" else _PARTS
     hidden = network.norm(_drawn(1, _NUM_ROWS, spec.hidden_size).to(network.dtype), network.model.norm)
     for seed, part in enumerate(parts_of((Experts, Gated, Linear), network.model.layers[0]), 2):
         if isinstance(part, Gated):
-            yield _compare(partial(network.gated, by=part), hidden, ranges)
+            yield _compare(partial(network.gated, by=part), hidden)
             continue
         if isinstance(part, Experts):
-            yield _compare(partial(_experts, network, part), hidden, ranges)
+            yield _compare(partial(_experts, network, part), hidden)
             continue
         _, num_in = part.weights[0].shape
         rows = hidden if num_in == spec.hidden_size else _drawn(seed, _NUM_ROWS, num_in).to(network.dtype)
-        yield _compare(partial(_linear, network, part), rows, ranges)
-    yield _compare(partial(network.head, by=network.model.head), hidden[:_NUM_HEAD_ROWS], ranges)
+        yield _compare(partial(_linear, network, part), rows)
+    yield _compare(partial(network.head, by=network.model.head), hidden[:_NUM_HEAD_ROWS])
 
 
-def _experts(network: HostNetwork, by: Experts, rows: Tensor) -> Tensor:
+def _experts(network: TorchNetwork, by: Experts, rows: Tensor) -> Tensor:
     return network.moe(rows, by, torch.zeros_like(rows))
 
 
-def _linear(network: HostNetwork, by: Linear, rows: Tensor) -> Tensor:
+def _linear(network: TorchNetwork, by: Linear, rows: Tensor) -> Tensor:
     """As layers call it: what is added up over ranks is added to hidden states."""
     return network.linear(rows, by, rows.new_zeros(rows.shape[0], by.weights[0].shape[0]) if by.is_summed else None)
 
 
-def _compare(
-    compute: Callable[[Tensor], Tensor], rows: Tensor, ranges: Sequence[tuple[int, int]]
-) -> tuple[bool, Tensor]:
+def _compare(compute: Callable[[Tensor], Tensor], rows: Tensor) -> tuple[bool, Tensor]:
     whole = compute(rows)
-    parts = [(a, b) for a, b in ranges if b <= rows.shape[0]]
+    parts = [(a, b) for a, b in _PARTS if b <= rows.shape[0]]
     return all(torch.equal(compute(rows[a:b].contiguous()), whole[a:b]) for a, b in parts), whole
 
 
-def _attention_results(attention: HostAttention, dtype: torch.dtype) -> Iterator[tuple[bool, Tensor]]:
+def _attention_results(attention: TorchPagedAttention, dtype: torch.dtype) -> Iterator[tuple[bool, Tensor]]:
     """One sequence: whole, in chunks, and its last positions as single rows beside other sequences."""
     layout, num_heads = attention.layout, attention.num_heads
     shape = (_NUM_POSITIONS, layout.num_kv_heads, layout.head_dim)

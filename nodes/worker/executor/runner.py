@@ -3,8 +3,7 @@
 Synchronous, used by one thread. Stateless between steps but for the pages.
 """
 
-from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -14,25 +13,16 @@ from torch import Tensor
 from kvstore.pool.page_pool import PagePool
 from nodes.model_spec import ModelSpec
 from nodes.worker.attention.base import Span, sort_key
-from nodes.worker.attention.kinds import AttentionKind, kinds_of
+from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.config import WorkerConfig
-from nodes.worker.errors import BackendMissing
 from nodes.worker.network import TorchNetwork
-from nodes.worker.numerics import TILE_ROWS, HostAttention, HostNetwork, check_numerics
-from nodes.worker.ops.native.attention import NativeAttention
-from nodes.worker.ops.native.library import choose_library
-from nodes.worker.ops.native.network import NativeNetwork
-from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
-from nodes.worker.ops.native.probe import program_results
-from nodes.worker.ops.native.program import ProgramUnfit
+from nodes.worker.numerics import TILE_ROWS, check_torch
+from nodes.worker.ops.native.load import load_native_runner
 from nodes.worker.ops.native.runner import NativeRunner
-from nodes.worker.ops.native.steps import NativeSteps
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.sampler import Draw, sample
 from nodes.worker.steps.step import RunnableStep, StepOutcome, drawn_outcome
-from nodes.worker.weights.load_progress import current_load
-from nodes.worker.weights.loader import WeightSource
 from nodes.worker.weights.opening import open_weights
 
 
@@ -48,20 +38,16 @@ def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> 
         dtype = TORCH_DTYPES[spec.compute_dtype(config.dtype)]
         weights = open_weights(spec, dtype)
         view = PoolView(pool.pages_view, pool.layout)
-        kinds = kinds_of(spec.layer_windows)
-        if (native := _native(spec, config, weights, view, kinds)) is not None:
-            if (runner := _native_runner(spec, *native, view, num_threads)) is not None:
-                return runner
-            _say("torch kernels: bits of the native ones vary with the batch here")
-        # Weights are most of the memory there is: those that serve no more go before they are loaded in another form.
-        native = None
-        attention = TorchPagedAttention(view, spec.num_heads, kinds)
+        if (native := load_native_runner(spec, config, weights, view, num_threads)) is not None:
+            return native
+        torch.set_num_threads(num_threads)
+        attention = TorchPagedAttention(view, spec.num_heads, kinds_of(spec.layer_windows))
         network = TorchNetwork(spec, weights, attention)
-        numerics = check_numerics(spec, network, attention, "rows4", num_threads)
+        numerics = check_torch(spec, network, attention, "rows4", num_threads)
         if numerics.rule == "varies":
             del network
             network = TorchNetwork(spec, weights, attention, TILE_ROWS)
-            numerics = check_numerics(spec, network, attention, "tile16", num_threads)
+            numerics = check_torch(spec, network, attention, "tile16", num_threads)
         return TorchRunner(network, numerics.fingerprint, attention)
 
 
@@ -71,55 +57,10 @@ def default_threads() -> int:
     return torch.get_num_threads()
 
 
-def _native(
-    spec: ModelSpec, config: WorkerConfig, weights: WeightSource, view: PoolView, kinds: Sequence[AttentionKind]
-) -> tuple[NativeNetwork, NativeAttention] | None:
-    """The network by the native kernels; None, and said why, where there are none for it."""
-    choice = choose_library(config.kernels)
-    _say(choice.note)
-    if choice.library is None:
-        return None
-    dtype = TORCH_DTYPES[view.layout.dtype]
-    if not (difference := disagreement(choice.library, dtype)) <= TOLERANCE[dtype]:
-        # Not an error: torch is right, and somebody waits for the mesh.
-        _say(
-            f"torch kernels: the native ones ({choice.library.name}) compute something else on this CPU (logits differ "
-            f"by {difference:.2g} of their deviation); please report it with /proc/cpuinfo"
-        )
-        return None
-    try:
-        attention = NativeAttention(choice.library, view, spec.num_heads, kinds)
-    except BackendMissing as error:
-        _say(f"torch kernels: {error.message}")
-        return None
-    return NativeNetwork(spec, weights, attention, choice.library), attention
-
-
-def _native_runner(
-    spec: ModelSpec, network: NativeNetwork, attention: NativeAttention, view: PoolView, num_threads: int
-) -> "HostRunner | None":
-    """By a recorded program, or operation by operation where it cannot be recorded; None if bits vary."""
-    library, weights, model = network.library, network.weights(), network.model
-    try:
-        steps = NativeSteps(spec, library, weights, model, view)
-    except ProgramUnfit as error:
-        _say(f"native kernels, an operation at a time: {error}")
-        numerics = check_numerics(spec, network, attention, "any", num_threads)
-        return TorchRunner(network, numerics.fingerprint, attention) if numerics.rule == "any" else None
-    probe = partial(program_results, spec, library, weights, model, view.layout)
-    numerics = check_numerics(spec, network, attention, "any", num_threads, probe)
-    return NativeRunner(steps, numerics.fingerprint) if numerics.rule == "any" else None
-
-
-def _say(kernels_note: str) -> None:
-    if (progress := current_load.get()) is not None:
-        progress.kernels_note = kernels_note
-
-
 class TorchRunner:
     """See `Runner`, and `RemappableRunner` if `attention`, which is the network's, is given."""
 
-    def __init__(self, network: HostNetwork, numerics: str, attention: HostAttention | None = None) -> None:
+    def __init__(self, network: TorchNetwork, numerics: str, attention: TorchPagedAttention | None = None) -> None:
         self._network = network
         self._attention = attention
         self.numerics = numerics

@@ -1,8 +1,10 @@
 """Native attention beside torch's, and bit by bit beside itself: alone, in chunks, in a crowd, over poisoned pages."""
 
+import ctypes
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -11,17 +13,25 @@ from hypothesis import strategies as st
 from native_builds import NAMES, library_of
 
 from kvstore.layout import KVLayout
-from nodes.model_spec import RopeParameters
+from nodes.model_spec import RopeParameters, resolve_model
+from nodes.models.ops import Ops, Value
+from nodes.models.parts import Attention, Embedding, Linear, Norm, Parameter
 from nodes.worker.attention.base import Span, sort_key
 from nodes.worker.attention.kinds import AttentionKind
 from nodes.worker.attention.torch_paged import TorchPagedAttention
-from nodes.worker.errors import BackendMissing
 from nodes.worker.layers.rotary import RotaryTable, rotate
-from nodes.worker.ops.native.attention import HeadNorms, NativeAttention, Rotation
 from nodes.worker.ops.native.library import Library
+from nodes.worker.ops.native.linear import PackedWeight
+from nodes.worker.ops.native.program import ProgramUnfit
+from nodes.worker.ops.native.steps import Columns, NativeSteps
+from nodes.worker.ops.native.weights import Weights
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 
 MAX_TOKENS = 200
+NUM_LAYERS = 2
+ROPE = RopeParameters(theta=10_000.0)
+PLAIN = RopeParameters(rope_type="linear", factor=1e30)
+"""Turns nothing: what follows attention alone is then equal to the bit."""
 
 
 class Shape(NamedTuple):
@@ -43,7 +53,7 @@ def library(request: pytest.FixtureRequest) -> Iterator[Library]:
 def pool_of(shape: Shape, num_sequences: int) -> PoolView:
     """Full of what others have left."""
     layout = KVLayout(
-        num_layers=2,
+        num_layers=NUM_LAYERS,
         num_kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         dtype=shape.dtype,
@@ -68,14 +78,69 @@ def heads_of(shape: Shape, sequence: int) -> torch.Tensor:
     return drawn.to(TORCH_DTYPES[shape.dtype])
 
 
+class NativeAttention:
+    """A program of nothing but attention: its tokens are rows of queries, keys and values."""
+
+    def __init__(
+        self,
+        library: Library,
+        pool: PoolView,
+        shape: Shape,
+        rope: RopeParameters = PLAIN,
+        norms: tuple[torch.Tensor, ...] = (),
+        scale: float = 0.0,
+    ) -> None:
+        heads, dim, dtype = shape.kv_heads * shape.group, shape.head_dim, TORCH_DTYPES[shape.dtype]
+        parts = [Norm(Parameter(name, (dim,)), 1e-6) for name in ("q", "k")[: len(norms)]]
+        self._attentions = [Attention(n, rope, scale or dim**-0.5, *parts) for n in range(NUM_LAYERS)]
+        self._rows = torch.zeros(3 * MAX_TOKENS, (heads + 2 * shape.kv_heads) * dim, dtype=dtype)
+        self._width = heads * dim
+        head = PackedWeight(library, (torch.zeros(1, self._width, dtype=dtype),))
+        weights = Weights(self._rows, {"head": head}, dict(zip(("q", "k"), norms, strict=False)))
+        spec = msgspec.structs.replace(
+            resolve_model("random:tiny-qwen3"), num_layers=NUM_LAYERS, num_heads=heads, num_kv_heads=shape.kv_heads,
+            head_dim=dim, vocab_size=1, sliding_window=shape.window,
+            sliding_layers=range(NUM_LAYERS) if shape.window else (),
+        )  # fmt: skip
+        model: Any = self
+        self._steps = NativeSteps(spec, library, weights, model, pool)
+
+    def run(self, ops: Ops[Value]) -> Value:
+        rows = ops.embed(Embedding(Parameter("rows", self._rows.shape)))
+        found = [ops.attend(rows, one) for one in self._attentions]
+        return ops.head(found[-1], Linear((Parameter("head", ()),)))
+
+    def attended(self, qkv: torch.Tensor, spans: list[Span]) -> torch.Tensor:
+        self._rows[: len(qkv)] = qkv
+        counts = [span.num_tokens for span in spans]
+        pages = np.cumsum([0, *(len(span.page_ids) for span in spans)])
+        firsts = np.cumsum([0, *counts])
+        table = [(span.start, span.num_tokens, pages[n], firsts[n]) for n, span in enumerate(spans)]
+        every = np.arange(len(qkv), dtype=np.int32)
+        page_ids = np.concatenate([span.page_ids for span in spans])
+        self._steps.run(Columns(every, np.array(table, dtype=np.int32), page_ids, every))
+        program = self._steps._program
+        _, out = program._attended[-1]
+        size, at = len(qkv) * self._width * qkv.itemsize, program._buffers[out.number].at
+        found = torch.frombuffer((ctypes.c_char * size).from_address(at), dtype=qkv.dtype)
+        return found.view(len(qkv), self._width).to(torch.float32, copy=True)
+
+
+def rows_of(shape: Shape, spans: list[tuple[int, Span]]) -> torch.Tensor:
+    return torch.cat([heads_of(shape, sequence)[span.start : span.end] for sequence, span in spans])
+
+
 def attended(
     backend: NativeAttention | TorchPagedAttention, shape: Shape, spans: list[tuple[int, Span]]
 ) -> torch.Tensor:
-    qkv = torch.cat([heads_of(shape, sequence)[span.start : span.end] for sequence, span in spans])
+    qkv, of_sequences = rows_of(shape, spans), [span for _, span in spans]
+    if isinstance(backend, NativeAttention):
+        return backend.attended(qkv, of_sequences)
     heads = qkv.view(len(qkv), -1, shape.head_dim)
     counts = [shape.kv_heads * shape.group, shape.kv_heads, shape.kv_heads]
     q, k, v = torch.split(heads, counts, 1)
-    return backend.attend(1, backend.plan([span for _, span in spans]), q.float(), k.float(), v)[: len(qkv)]
+    found = backend.attend(1, backend.plan(of_sequences), q.float(), k.float(), v)[: len(qkv)]
+    return found.to(TORCH_DTYPES[shape.dtype]).float()
 
 
 SHAPES = st.builds(
@@ -100,7 +165,7 @@ def test_any_batch_is_torchs_attention_with_the_bits_of_each_alone(
     num_heads, together, alone = shape.kv_heads * shape.group, pool_of(shape, len(ends)), pool_of(shape, len(ends))
     by_torch = pool_of(shape, len(ends))
     by_torch.pages.zero_()
-    crowd, single = (NativeAttention(library, pool, num_heads, kinds) for pool in (together, alone))
+    crowd, single = (NativeAttention(library, pool, shape) for pool in (together, alone))
     oracle = TorchPagedAttention(by_torch, num_heads, kinds)
     whole: dict[int, torch.Tensor] = {}
     for sequence, own in enumerate(ends):
@@ -108,7 +173,8 @@ def test_any_batch_is_torchs_attention_with_the_bits_of_each_alone(
         span = span_of(alone, sequence, 0, own[-1])
         whole[sequence] = attended(single, shape, [(sequence, span)])
         right = attended(oracle, shape, [(sequence, span)])
-        assert torch.allclose(whole[sequence], right, rtol=1e-4, atol=1e-5)
+        # In bfloat16 what is nearly between two numbers is rounded either way.
+        assert torch.allclose(whole[sequence], right, rtol=1e-4 if shape.dtype == "float32" else 1e-2, atol=1e-5)
         written = [pool.pages[span.page_ids.astype(np.int64), 1] for pool in (alone, by_torch)]
         assert torch.equal(*written)
     library.set_threads(threads)
@@ -134,32 +200,31 @@ def test_norms_and_rotation_are_torchs(library: Library, dtype: str, head_dim: i
     shape = Shape(2, 3, head_dim, 16, 0, dtype)
     native, by_torch = pool_of(shape, 1), pool_of(shape, 1)
     by_torch.pages.zero_()
-    qkv, rope = heads_of(shape, 0)[:90], RotaryTable(RopeParameters(theta=10_000.0), head_dim)
-    norms = HeadNorms(*(1 + 0.1 * torch.randn(2, head_dim, generator=torch.Generator().manual_seed(1))), 1e-6)
+    qkv, rope = heads_of(shape, 0)[:90], RotaryTable(ROPE, head_dim)
+    norms = tuple(1 + 0.1 * torch.randn(2, head_dim, generator=torch.Generator().manual_seed(1)))
     heads = qkv.view(90, -1, head_dim)
     turned = torch.rms_norm(heads[:, :8].float(), [head_dim], None, 1e-6)
-    turned[:, :6] *= norms.query
-    turned[:, 6:] *= norms.key
+    turned[:, :6] *= norms[0]
+    turned[:, 6:] *= norms[1]
     turned = rotate(turned, *rope.rows(torch.arange(90)))
     oracle = TorchPagedAttention(by_torch, 6)
     span = [span_of(native, 0, 0, 90)]
     scaled = turned[:, :6] * 0.5
-    right = oracle.attend(0, oracle.plan(span), scaled, turned[:, 6:8], heads[:, 8:])[:90]
-    backend = NativeAttention(library, native, 6)
-    rotation = Rotation(*rope.tables(90))
-    found = backend.attend_projected(0, backend.plan(span), qkv, 0.5 * head_dim**-0.5, rotation, norms)
+    right = oracle.attend(1, oracle.plan(span), scaled, turned[:, 6:8], heads[:, 8:])[:90]
+    backend = NativeAttention(library, native, shape, ROPE, norms, 0.5 * head_dim**-0.5)
+    found = backend.attended(qkv, span)
     tolerance = 2e-2 if dtype == "bfloat16" else 1e-5
-    assert torch.allclose(found.float(), right, rtol=tolerance, atol=tolerance)
+    assert torch.allclose(found, right, rtol=tolerance, atol=tolerance)
     rows = span[0].page_ids.astype(np.int64)
     assert torch.allclose(
-        native.pages[rows, 0].float(), by_torch.pages[rows, 0].float(), rtol=tolerance, atol=tolerance
+        native.pages[rows, 1].float(), by_torch.pages[rows, 1].float(), rtol=tolerance, atol=tolerance
     )
 
 
 def test_a_poisoned_sequence_keeps_its_poison(library: Library) -> None:
     shape = Shape(2, 2, 64, 16, 0, "float32")
     pool = pool_of(shape, 2)
-    backend = NativeAttention(library, pool, 4)
+    backend = NativeAttention(library, pool, shape)
     spans = [(sequence, span_of(pool, sequence, 0, 100)) for sequence in (0, 1)]
     clean = attended(backend, shape, spans)[100:]
     for poison in (float("nan"), float("inf")):
@@ -171,10 +236,6 @@ def test_a_poisoned_sequence_keeps_its_poison(library: Library) -> None:
 
 
 def test_what_the_kernels_do_not_take_is_refused(library: Library) -> None:
-    for shape, kind in (
-        (Shape(1, 1, 258, 16, 0, "float32"), AttentionKind()),
-        (Shape(1, 65, 64, 16, 0, "float32"), AttentionKind()),
-        (Shape(1, 1, 64, 16, 0, "float32"), AttentionKind(cross=True)),
-    ):
-        with pytest.raises(BackendMissing):
-            NativeAttention(library, pool_of(shape, 1), shape.kv_heads * shape.group, [kind] * 2)
+    for shape in (Shape(1, 1, 258, 16, 0, "float32"), Shape(1, 65, 64, 16, 0, "float32")):
+        with pytest.raises(ProgramUnfit, match="native attention takes even heads"):
+            NativeAttention(library, pool_of(shape, 1), shape)

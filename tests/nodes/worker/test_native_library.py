@@ -20,9 +20,9 @@ from nodes.worker.executor.runner import load_torch_runner
 from nodes.worker.layers.linear import PackedLinear
 from nodes.worker.ops.native import library
 from nodes.worker.ops.native.library import Choice, choose_library
-from nodes.worker.ops.native.linear import NativeLinear
 from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
 from nodes.worker.ops.native.sources import BUILDS, DIRECTORY
+from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.residence.actions import give_back_heap
 from nodes.worker.weights.load_progress import LoadProgress, current_load
 
@@ -83,10 +83,13 @@ def test_numerics_name_the_instruction_set_and_fall_back_where_bits_vary(monkeyp
     torchs = make_runner("random:tiny-qwen3", kernels="torch")
     for runner in natives.values():
         assert (runner.logits(plan)[0] - torchs.logits(plan)[0]).abs().max() < 1e-4
-    compute = NativeLinear.__call__
-    monkeypatch.setattr(
-        NativeLinear, "__call__", lambda self, x, add=None: compute(self, x, add) * (1 + 1e-6 * (x.shape[0] < 16))
-    )
+    compute = NativeSteps.run
+
+    def run(self: NativeSteps, columns: Columns, *, wants_logits: bool = True) -> tuple[Any, Any]:
+        drawn, logits = compute(self, columns, wants_logits=wants_logits)
+        return drawn, logits * (1 + 1e-6 * (len(columns.token_ids) < 16))
+
+    monkeypatch.setattr(NativeSteps, "run", run)
     fallen, note = loaded_with_note()
     assert "vary with the batch" in note
     assert isinstance(next(iter(fallen._network._linears.values())), PackedLinear)
@@ -147,7 +150,7 @@ def test_a_build_that_computes_something_else_is_not_used(monkeypatch: pytest.Mo
     sound = choose_library("avx2").library
     assert sound is not None
     wrong = sound._replace(functions=WrongFunctions(sound.functions))
-    monkeypatch.setattr("nodes.worker.executor.runner.choose_library", lambda _: Choice(wrong, ""))
+    monkeypatch.setattr("nodes.worker.ops.native.load.choose_library", lambda _: Choice(wrong, ""))
     runner, note = loaded_with_note()
     assert "compute something else on this CPU (logits differ by" in note
     assert "/rows4/" in runner.numerics

@@ -13,22 +13,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from native_builds import NAMES, WIDE, library_of
 
-from nodes.model_spec import ModelSpec, RopeParameters, resolve_model
+from nodes.model_spec import ModelSpec, resolve_model
 from nodes.models.decoder import Decoder
 from nodes.models.ops import Ops, Value
+from nodes.models.registry import decoder
 from nodes.worker.attention.base import Span
 from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.network import TorchNetwork
-from nodes.worker.ops.native import network as native_network
-from nodes.worker.ops.native.attention import NativeAttention
 from nodes.worker.ops.native.library import Library
-from nodes.worker.ops.native.network import NativeNetwork
 from nodes.worker.ops.native.program import ProgramUnfit
 from nodes.worker.ops.native.runner import columns_of
 from nodes.worker.ops.native.steps import Columns, NativeSteps
+from nodes.worker.ops.native.weights import pack_weights
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.steps.step import RunnableRow, RunnableStep
+from nodes.worker.weights.part_weights import PartWeights
 
 LENIENT = list(HealthCheck)
 LENGTH = 90
@@ -50,24 +50,18 @@ ODD = {"parallel": Parallel}
 SPECS = {
     **{name: resolve_model(f"random:tiny-{name}") for name in ("qwen2", "qwen3", "llama", "mistral", "qwen2-sliding")},
     # Norms behind what is added, GELU; products of hidden states that no norm has rounded, norms over all heads.
-    "gemma3": msgspec.structs.replace(
-        resolve_model("random:tiny-qwen2-sliding"),
-        architecture="gemma3_text",
-        qk_norm="head",
-        qkv_bias=False,
-        mlp_bias=True,
-        sliding_rope=RopeParameters(theta=1e3),
-        attention_scale=0.2,
-    ),
-    "olmo2": msgspec.structs.replace(
-        resolve_model("random:tiny-llama"), architecture="olmo2", qk_norm="all", head_dim=10
+    "gemma3": msgspec.structs.replace(resolve_model("random:tiny-gemma3"), mlp_bias=True),
+    "olmo2": msgspec.structs.replace(resolve_model("random:tiny-olmo2"), num_heads=7, num_kv_heads=1, head_dim=10),
+    # More experts than a vector has lanes, and widths that end in the middle of one.
+    "experts": msgspec.structs.replace(
+        resolve_model("random:tiny-qwen3-moe"), intermediate_size=40, num_experts=21, mlp_bias=True
     ),
     "parallel": msgspec.structs.replace(resolve_model("random:tiny-mistral"), name="parallel"),
 }
 
 
 def decoder_of(spec: ModelSpec) -> Decoder:
-    return ODD.get(spec.name, native_network.decoder(spec).__class__)(spec)
+    return ODD.get(spec.name, decoder(spec).__class__)(spec)
 
 
 class RandomWeights:
@@ -92,14 +86,13 @@ def case_of(monkeypatch: pytest.MonkeyPatch, library: Library, name: str, dtype:
     """A model's program, over pages full of what others left, and that is NaN; and torch on the same weights."""
     spec = SPECS[name]
     model = decoder_of(spec)
-    monkeypatch.setattr("nodes.worker.ops.native.network.decoder", lambda _: model)
     monkeypatch.setattr("nodes.worker.network.decoder", lambda _: model)
     weights: Any = RandomWeights(model, TORCH_DTYPES[dtype])
     layout, kinds = spec.kv_layout(dtype), kinds_of(spec.layer_windows)
     size = (1 + NUM_COPIES * PAGES_EACH) * layout.page_bytes
     pools = [PoolView(bytearray(byte * size), layout) for byte in (b"\xff", b"\0")]
-    network = NativeNetwork(spec, weights, NativeAttention(library, pools[0], spec.num_heads, kinds), library)
-    steps = NativeSteps(spec, library, network.weights(), model, pools[0])
+    packed = pack_weights(model, PartWeights(model, weights, spec.shard()), library)
+    steps = NativeSteps(spec, library, packed, model, pools[0])
     return Case(steps, TorchNetwork(spec, weights, TorchPagedAttention(pools[1], spec.num_heads, kinds)))
 
 
@@ -180,8 +173,9 @@ def check_mixes(library: Library, steps: NativeSteps, alone: dict[int, torch.Ten
     check()
 
 
+@pytest.mark.parametrize("name", ["llama", "experts"])
 def test_draws_take_the_lowest_of_equals_and_nothing_that_is_not_finite(
-    library: Library, monkeypatch: pytest.MonkeyPatch
+    library: Library, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn_weight = RandomWeights.tensor
 
@@ -190,7 +184,7 @@ def test_draws_take_the_lowest_of_equals_and_nothing_that_is_not_finite(
         return torch.full_like(weight, 0.25) if name == "lm_head.weight" else weight
 
     monkeypatch.setattr(RandomWeights, "tensor", tensor)
-    steps, _ = case_of(monkeypatch, library, "llama", "float32")
+    steps, _ = case_of(monkeypatch, library, name, "float32")
     drawn, logits = run(steps, Rows(0, 0, 3), Rows(1, 0, 5))
     assert drawn == [0, 0]
     assert bool((logits == logits[:, :1]).all())

@@ -17,10 +17,16 @@ from nodes.worker.ops.native.runner import NativeRunner
 
 MODELS = [
     "random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-llama", "random:tiny-mistral", "random:tiny-qwen2-sliding",
+    "random:tiny-olmo2", "random:tiny-gemma3", "random:tiny-qwen3-moe",
 ]  # fmt: skip
 DTYPES = ["float32", "bfloat16"]
 # Torch computes where the native kernels were not built.
-CASES = [*((model, "auto") for model in MODELS), ("random:tiny-qwen2", "torch"), ("random:tiny-mistral", "torch")]
+CASES = [
+    *((model, "auto") for model in MODELS),
+    ("random:tiny-qwen2", "torch"),
+    ("random:tiny-mistral", "torch"),
+    ("random:tiny-qwen3-moe", "torch"),
+]
 MAX_TOKENS = 150
 NUM_SEQUENCES = 16
 SCRATCH_PAGES = list(range(1, 11))

@@ -13,11 +13,11 @@ constexpr int MAX_HEAD_DIM = 256;
 constexpr int MAX_BLOCK_ROWS = 64;   // query heads of all tokens of a block
 
 struct AttendCall {
-  const void *q, *k, *v;             // [rows] of heads, `*_stride` numbers apart
-  void* out;                         // [rows, heads, head_dim]
-  int64_t q_stride, k_stride, v_stride;
+  const float *q, *k, *v;            // [rows] of heads, `stride` numbers apart
+  void* out;                         // [rows, heads, head_dim], as pages are
+  int64_t stride;
   const float *q_norm, *k_norm;      // [head_dim], or null: not normed
-  const float *cos, *sin;            // [positions, head_dim], sines of the first half negated; or null: not rotated
+  const float *cos, *sin;            // [positions, head_dim], sines of the first half negated
   char* pool;                        // the layer's keys in page 0
   int64_t page_bytes, value_bytes;   // from page to page, and from a page's keys to its values
   const int32_t* spans;              // [][4]: first position, tokens, first of `pages`, first row
@@ -25,7 +25,6 @@ struct AttendCall {
   const int32_t* blocks;             // [][3]: span, first token, tokens
   int32_t num_blocks, has_chunks;    // without chunks each span is one token
   int32_t page_size, heads, kv_heads, head_dim, window;
-  int32_t qk_dtype, v_dtype, out_dtype;
   float eps, scale;
 };
 
@@ -50,24 +49,13 @@ INLINE Scalar* cell_of(const AttendCall& call, const Block& block, int position)
   return (Scalar*)page + (position % call.page_size * call.kv_heads + block.kv_head) * (int64_t)call.head_dim;
 }
 
-INLINE void load_head(const void* from, int dtype, int64_t at, int dim, float* to) {
-  for (int i = 0; i < dim; i += LANES) {
-    const int count = dim - i < LANES ? dim - i : LANES;
-    store_first(to + i, dtype == BFLOAT16 ? load_first((const Bfloat16*)from + at + i, count)
-                                          : load_first((const float*)from + at + i, count), count);
-  }
-}
-
 // One head of queries or keys as attention multiplies it.
-static void prepare_head(
-    const AttendCall& call, const void* from, int64_t at, const float* norm, int position, float* to) {
+static void prepare_head(const AttendCall& call, const float* from, const float* norm, int position, float* to) {
   const int dim = call.head_dim, half = dim / 2;
-  load_head(from, call.qk_dtype, at, dim, to);
-  if (norm) norm_row(to, norm, to, dim, call.eps);
-  if (!call.cos) return;
   const float *cos = call.cos + (int64_t)position * dim, *sin = call.sin + (int64_t)position * dim;
   float before[MAX_HEAD_DIM];
-  memcpy(before, to, dim * sizeof(float));
+  if (norm) norm_row(from, norm, before, dim, call.eps);
+  else memcpy(before, from, dim * sizeof(float));
   for (int begin = 0; begin < dim; begin += half)
     for (int i = 0; i < half; i += LANES) {
       const int count = half - i < LANES ? half - i : LANES, own = begin + i, other = half - begin + i;
@@ -83,12 +71,14 @@ static void write_block(const AttendCall& call, const Block& block) {
   float head[MAX_HEAD_DIM];
   for (int token = 0; token < block.tokens; token++) {
     const int position = block.first + token, row = block.row + token;
+    const int64_t at = row * call.stride + block.kv_head * dim;
     Scalar* key = cell_of<Scalar>(call, block, position);
-    prepare_head(call, call.k, row * call.k_stride + block.kv_head * dim, call.k_norm, position, head);
-    for (int i = 0; i < dim; i += LANES) store_first(key + i, load(head + i), dim - i < LANES ? dim - i : LANES);
-    load_head(call.v, call.v_dtype, row * call.v_stride + block.kv_head * dim, dim, head);
-    for (int i = 0; i < dim; i += LANES)
-      store_first(key + to_value + i, load(head + i), dim - i < LANES ? dim - i : LANES);
+    prepare_head(call, call.k + at, call.k_norm, position, head);
+    for (int i = 0; i < dim; i += LANES) {
+      const int count = dim - i < LANES ? dim - i : LANES;
+      store_first(key + i, load(head + i), count);
+      store_first(key + to_value + i, load_first(call.v + at + i, count), count);
+    }
   }
   // A page that the span begins is left with zeros behind the span's end: whoever reads it later may multiply them by 0.
   const int last = block.end - 1;
@@ -199,8 +189,7 @@ static void attend_block(const AttendCall& call, const Block& block) {
   for (int row = 0; row < rows; row++) {
     float* query = scratch.queries + row * width;
     const int token = row / group, head = block.kv_head * group + row % group;
-    const int64_t at = (block.row + token) * call.q_stride + head * dim;
-    prepare_head(call, call.q, at, call.q_norm, block.first + token, query);
+    prepare_head(call, call.q + (block.row + token) * call.stride + head * dim, call.q_norm, block.first + token, query);
     for (int d = 0; d < dim; d++) query[d] *= call.scale;
     scratch.highest[row] = -__builtin_inff();
     scratch.total[row] = 0;
@@ -226,26 +215,7 @@ static void attend_block(const AttendCall& call, const Block& block) {
     const int64_t at = ((block.row + row / group) * (int64_t)call.heads + head) * dim;
     for (int d = 0; d < dim; d += LANES) {
       const Floats result = load(scratch.sums + row * width + d) / scratch.total[row];
-      const int some = dim - d < LANES ? dim - d : LANES;
-      if (call.out_dtype == BFLOAT16) store_first((Bfloat16*)call.out + at + d, result, some);
-      else store_first((float*)call.out + at + d, result, some);
+      store_first((Scalar*)call.out + at + d, result, dim - d < LANES ? dim - d : LANES);
     }
   }
-}
-
-template <class Scalar>
-static bool attend_all(const AttendCall& call, const Turn& turn) {
-  const int items = call.num_blocks * call.kv_heads;
-  // Rows of a chunk read what others have written; a single one reads only its own and what is there.
-  if (call.has_chunks && !turn.each(0, items, [&](int item) { write_block<Scalar>(call, block_of(call, item)); }))
-    return false;
-  return turn.each(1, items, [&](int item) {
-    const Block block = block_of(call, item);
-    if (!call.has_chunks) write_block<Scalar>(call, block);
-    attend_block<Scalar>(call, block);
-  });
-}
-
-static bool run_attend(const AttendCall& call, const Turn& turn) {
-  return call.v_dtype == BFLOAT16 ? attend_all<Bfloat16>(call, turn) : attend_all<float>(call, turn);
 }

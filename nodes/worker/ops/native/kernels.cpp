@@ -66,7 +66,5 @@ EXPORT void kvmesh_norm(
   }
 }
 
-EXPORT void kvmesh_attend(const AttendCall* call) { run_job(run_attend, *call, 2); }
-
 // All of a step of a model. Its columns are the caller's until this returns.
 EXPORT void kvmesh_step(Program* program, const Step* step) { compute_step(*program, *step); }

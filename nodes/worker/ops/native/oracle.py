@@ -11,15 +11,16 @@ import numpy as np
 import torch
 
 from nodes.model_spec import resolve_model
+from nodes.models.registry import decoder
 from nodes.worker.attention.base import Span
 from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.network import TorchNetwork
-from nodes.worker.ops.native.attention import NativeAttention
 from nodes.worker.ops.native.library import Library
-from nodes.worker.ops.native.network import NativeNetwork
 from nodes.worker.ops.native.steps import Columns, NativeSteps
+from nodes.worker.ops.native.weights import pack_weights
 from nodes.worker.pool.view import PoolView
+from nodes.worker.weights.part_weights import PartWeights
 from nodes.worker.weights.random_weights import RandomWeights
 
 TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.2}
@@ -51,8 +52,9 @@ def _disagreement(library: Library, dtype: torch.dtype) -> float:
     layout = spec.kv_layout("bfloat16" if dtype == torch.bfloat16 else "float32")
     kinds, num_pages = kinds_of(spec.layer_windows), layout.num_pages_for(_PROMPT)
     pools = [PoolView(bytearray((1 + num_pages) * layout.page_bytes), layout) for _ in range(2)]
-    network = NativeNetwork(spec, weights, NativeAttention(library, pools[0], spec.num_heads, kinds), library)
-    steps = NativeSteps(spec, library, network.weights(), network.model, pools[0])
+    model = decoder(spec)
+    packed = pack_weights(model, PartWeights(model, weights, spec.shard()), library)
+    steps = NativeSteps(spec, library, packed, model, pools[0])
     oracle = TorchNetwork(spec, weights, TorchPagedAttention(pools[1], spec.num_heads, kinds))
     tokens = np.random.default_rng(1).integers(0, spec.vocab_size, _PROMPT, dtype=np.int32)
     pages = np.arange(1, 1 + num_pages, dtype=np.int32)

@@ -14,8 +14,8 @@ from kvstore.layout import KVLayout
 from nodes.model_spec import ModelSpec
 from nodes.models.decoder import Decoder
 from nodes.worker.ops.native.library import Library
-from nodes.worker.ops.native.recording import Weights
 from nodes.worker.ops.native.steps import Columns, NativeSteps
+from nodes.worker.ops.native.weights import Weights
 from nodes.worker.pool.view import PoolView
 
 _EDGES: Final = (0, 1, 37, 64, 73)

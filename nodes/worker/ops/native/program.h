@@ -6,8 +6,9 @@
 // depend on the other rows: every operation is either of one row, or a product or attention, where that holds too.
 #pragma once
 #include "attention.h"
+#include "mixture.h"
 
-enum Kind { EMBED, NORM, CONVERT, PRODUCT, GATED, WRITE, ATTEND, SELECT, HEAD, DRAW };
+enum Kind { EMBED, NORM, CONVERT, PRODUCT, GATED, WRITE, ATTEND, SELECT, HEAD, DRAW, ROUTE, GATHER, EXPERTS, COMBINE };
 
 struct Buffer {
   void* at;
@@ -23,7 +24,11 @@ struct Operation {
                                    // few, or -1; `x` is what it writes
   int32_t is_gelu;                 // of GATED: else SiLU
   int32_t attend;                  // of WRITE and ATTEND: index
+  int32_t choices;                 // of GATHER and COMBINE: buffer of Choice [rows][top_k]
+  int32_t num_experts, top_k;      // of ROUTE to COMBINE
+  int32_t is_normalized;           // of ROUTE: shares of one among those chosen
   int64_t n, k;                    // outputs and inputs of a product; n: width of a norm, at `k` of the row
+  const Operation* experts;        // of EXPERTS, [num_experts]: a PRODUCT or GATED for what was gathered
   const void* weight;              // packed, but for EMBED and NORM
   const float* bias;               // or null; of GATED [2][n]
   float eps, scale;
@@ -38,6 +43,7 @@ struct Program {
   char* scratch;                   // [threads][scratch_bytes]: a tag, then rows that this thread has normed itself
   int64_t scratch_bytes;
   float* best;                     // [rows][2 * panels of the head]: highest logits, then their columns
+  int32_t *chosen, *ends;          // [most experts + 1] and [most experts]: see group_by_expert
   int32_t num_operations, num_attends, dtype;
   int32_t number;                  // of the step, for the tags
 };
@@ -194,6 +200,52 @@ INLINE const void* product_rows(const Program& program, const Operation& one, in
 }
 
 template <class Type>
+static void run_experts(const Program& program, const Operation& one, int item) {
+  typedef typename Type::Scalar Scalar;
+  const bool is_gated = one.experts->kind == GATED;
+  const int panels = (int)num_panels(one.n, is_gated), number = item / panels;
+  if (number >= program.chosen[0]) return;
+  const int first = number ? program.ends[program.chosen[number]] : 0, expert = program.chosen[number + 1];
+  const Operation& own = one.experts[expert];
+  const void* x = row_of<Scalar>(program, own.x, first);
+  const int rows = program.ends[expert] - first;
+  multiply_panel<Type>(x, own.weight, own.k, item % panels, 0, rows, [&](int64_t row, float* sums) {
+    if (is_gated) finish_gated<Scalar>(program, own, item % panels, first + row, sums);
+    else finish_product(program, own, item % panels, first + row, sums);
+  });
+}
+
+// One thread for all rows: 512 of them, of 128 experts, take a hundredth of what their products do.
+template <class Scalar>
+static void route_rows(const Program& program, const Operation& one, int rows) {
+  Choice* choices = row_of<Choice>(program, one.y, 0);
+  for (int row = 0; row < rows; row++)
+    choose_experts<Scalar>(
+        row_of<float>(program, one.x, row), one.num_experts, one.top_k, one.is_normalized, choices + row * one.top_k);
+  group_by_expert(choices, rows * one.top_k, one.num_experts, program.chosen, program.ends);
+}
+
+template <class Scalar>
+static void gather_row(const Program& program, const Operation& one, int row) {
+  const Choice* choices = row_of<Choice>(program, one.choices, row);
+  for (int i = 0; i < one.top_k; i++)
+    memcpy(row_of<Scalar>(program, one.y, choices[i].place), row_of<Scalar>(program, one.x, row), one.n * sizeof(Scalar));
+}
+
+static void combine_row(const Program& program, const Operation& one, int row) {
+  const Choice* choices = row_of<Choice>(program, one.choices, row);
+  float* y = row_of<float>(program, one.y, row);
+  for (int64_t n = 0; n < one.n; n += LANES) {
+    const int count = one.n - n < LANES ? (int)(one.n - n) : LANES;
+    Floats sum = {};
+    for (int i = 0; i < one.top_k; i++)
+      sum = multiply_add(
+          load_first(row_of<float>(program, one.x, choices[i].place) + n, count), splat(choices[i].share), sum);
+    store_first(y + n, one.add < 0 ? sum : sum + load_first(row_of<float>(program, one.add, row) + n, count), count);
+  }
+}
+
+template <class Type>
 static void run_product(const Program& program, const Operation& one, const Step& step, int item, int thread) {
   typedef typename Type::Scalar Scalar;
   const int rows = one.is_selected ? step.num_sampled : step.num_rows;
@@ -216,6 +268,8 @@ static void run_rows(const Program& program, const Operation& one, const Step& s
       case SELECT:
         memcpy(row_of<float>(program, one.y, row), row_of<float>(program, one.x, step.sampled[row]), one.n * sizeof(float));
         break;
+      case GATHER: gather_row<Scalar>(program, one, row); break;
+      case COMBINE: combine_row(program, one, row); break;
       default: draw_row(program, one, step, row);
     }
 }
@@ -235,6 +289,8 @@ static void run_item(const Program& program, const Step& step, int phase, int it
       if (!call.has_chunks) write_block<Scalar>(call, block);
       return attend_block<Scalar>(call, block);
     }
+    case ROUTE: return route_rows<Scalar>(program, one, one.is_selected ? step.num_sampled : step.num_rows);
+    case EXPERTS: return run_experts<Type>(program, one, item);
     default: return run_rows<Scalar>(program, one, step, item);
   }
 }
@@ -261,6 +317,11 @@ static int count_items(const Program& program, const Operation& one, const Step&
     case HEAD: return panels * parts_of_panel(panels, rows, threads);
     case WRITE: return program.attends[one.attend].has_chunks ? num_blocks * program.attends[one.attend].kv_heads : 0;
     case ATTEND: return num_blocks * program.attends[one.attend].kv_heads;
+    case ROUTE: return 1;
+    case EXPERTS: {
+      const int most = rows * one.top_k < one.num_experts ? rows * one.top_k : one.num_experts;
+      return most * (int)num_panels(one.n, one.experts->kind == GATED);
+    }
     case NORM:
       // `norm` of a norm is the product that can compute it itself.
       if (one.norm >= 0 && rows <= FEW_ROWS) return 0;

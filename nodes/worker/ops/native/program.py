@@ -6,6 +6,7 @@ value has a buffer from the operation that makes it to the last that reads it, s
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from typing import Any, Final, NamedTuple
 
@@ -22,10 +23,14 @@ ATTEND: Final = 6
 SELECT: Final = 7
 HEAD: Final = 8
 DRAW: Final = 9
+ROUTE: Final = 10
+GATHER: Final = 11
+EXPERTS: Final = 12
+COMBINE: Final = 13
 
 NONE: Final = -1
 _PRODUCTS: Final = (PRODUCT, GATED, HEAD)
-_MAX_OPERATIONS: Final = 1024
+_MAX_OPERATIONS: Final = 2048
 _MAX_THREADS: Final = 64
 _PANEL: Final = 64
 _ALIGNMENT: Final = 64
@@ -47,11 +52,14 @@ class Operation(ctypes.Structure):
     norm: int
     n: int
     k: int
+    num_experts: int
 
     _fields_ = (
         *((name, c_int32) for name in ("kind", "is_selected", "x", "y", "add", "norm", "is_gelu", "attend")),
+        *((name, c_int32) for name in ("choices", "num_experts", "top_k", "is_normalized")),
         ("n", c_int64),
         ("k", c_int64),
+        ("experts", c_void_p),
         ("weight", c_void_p),
         ("bias", c_void_p),
         ("eps", c_float),
@@ -76,18 +84,22 @@ class _Program(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("operations", "buffers", "attends", "counts", "scratch")),
         ("scratch_bytes", c_int64),
-        ("best", c_void_p),
+        *((name, c_void_p) for name in ("best", "chosen", "ends")),
         *((name, c_int32) for name in ("num_operations", "num_attends", "dtype", "number")),
     )
 
 
 class Value(NamedTuple):
-    """What an operation makes: `width` numbers of `item_bytes` for each row, all of them or those that are sampled."""
+    """What an operation makes: `width` numbers of `item_bytes` for each row, all of them or those that are sampled.
+
+    `per_row`: so many times, where each row goes through several experts.
+    """
 
     number: int
     width: int
     item_bytes: int
     is_selected: bool
+    per_row: int = 1
 
 
 class Recorder:
@@ -98,12 +110,14 @@ class Recorder:
         self.operations: list[Operation] = []
         self.attends: list[AttendCall] = []
         self.attended: list[tuple[Value, Value]] = []
+        self.owned: list[object] = []
+        """What operations point to."""
         self._made: list[int] = []
         self._last: list[int] = []
 
-    def value(self, width: int, item_bytes: int, *, is_selected: bool = False) -> Value:
+    def value(self, width: int, item_bytes: int, *, is_selected: bool = False, per_row: int = 1) -> Value:
         """What the next operation makes."""
-        value = Value(len(self.values), width, item_bytes, is_selected)
+        value = Value(len(self.values), width, item_bytes, is_selected, per_row)
         self.values.append(value)
         self._made.append(len(self.operations))
         self._last.append(len(self.operations))
@@ -111,21 +125,17 @@ class Recorder:
 
     def append(self, kind: int, x: Value | None, y: Value, **fields: Any) -> None:
         """One operation that makes `y` of `x`, or changes it; `fields` are others of `Operation`."""
-        add, norm = fields.pop("add", None), fields.pop("norm", None)
-        for read in (x, y, add, norm):
+        for read in (x, y, fields.get("add"), fields.get("choices")):
             if read is not None:
                 self._last[read.number] = len(self.operations)
-        self.operations.append(
-            Operation(
-                kind=kind,
-                is_selected=y.is_selected,
-                x=NONE if x is None else x.number,
-                y=y.number,
-                add=NONE if add is None else add.number,
-                norm=NONE,
-                **fields,
-            )
-        )
+        self.operations.append(operation(kind, x, y, **fields))
+
+    def append_experts(self, experts: Sequence[Operation], x: Value, y: Value) -> None:
+        """One operation that makes `y` of `x`, of each row by the product of the expert that it was gathered for."""
+        owned = (Operation * len(experts))(*experts)
+        self.owned.append(owned)
+        fields = {"num_experts": len(experts), "top_k": y.per_row, "n": experts[0].n, "k": experts[0].k}
+        self.append(EXPERTS, x, y, experts=ctypes.addressof(owned), **fields)
 
     def fuse_norms(self) -> None:
         """Let a product compute the norm before it, where nothing else reads what the norm makes."""
@@ -145,7 +155,7 @@ class Recorder:
         busy_until: list[int] = []
         places: list[int] = []
         for value, made, last in zip(self.values, self._made, self._last, strict=True):
-            num_bytes = value.width * value.item_bytes
+            num_bytes = value.width * value.item_bytes * value.per_row
             free = [index for index, end in enumerate(busy_until) if end < made and buffers[index] == num_bytes]
             if not free:
                 buffers.append(num_bytes)
@@ -154,6 +164,15 @@ class Recorder:
             busy_until[place] = last
             places.append(place)
         return places, buffers
+
+
+def operation(
+    kind: int, x: Value | None, y: Value, add: Value | None = None, choices: Value | None = None, **fields: Any
+) -> Operation:
+    """One operation, not in any list; `fields` are others of `Operation`."""
+    read = {"x": x, "y": y, "add": add, "choices": choices}
+    numbers = {name: NONE if value is None else value.number for name, value in read.items()}
+    return Operation(kind=kind, is_selected=y.is_selected, norm=NONE, **numbers, **fields)
 
 
 class Program:
@@ -170,6 +189,9 @@ class Program:
         self._buffers = (_Buffer * len(recorder.values))()
         self.attends = (AttendCall * len(recorder.attends))(*recorder.attends)
         self._counts = (c_int32 * len(recorder.operations))()
+        self._owned = recorder.owned
+        num_experts = max(one.num_experts for one in recorder.operations)
+        self._chosen, self._ends = (c_int32 * (num_experts + 1))(), (c_int32 * num_experts)()
         self._head_width = sum(one.n for one in recorder.operations if one.kind == HEAD)
         depths = [one.k for one in recorder.operations if one.kind in _PRODUCTS]
         scratch_bytes = _TAG_BYTES + -(-_FEW_ROWS * 4 * max(depths) // _ALIGNMENT) * _ALIGNMENT
@@ -181,6 +203,8 @@ class Program:
             counts=ctypes.addressof(self._counts),
             scratch=self._scratch.at,
             scratch_bytes=scratch_bytes,
+            chosen=ctypes.addressof(self._chosen),
+            ends=ctypes.addressof(self._ends),
             num_operations=len(recorder.operations),
             num_attends=len(recorder.attends),
             dtype=dtype,

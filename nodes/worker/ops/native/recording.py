@@ -3,44 +3,41 @@
 Hidden states, and what products make of them, stay in float32; what products read is in the model's dtype.
 """
 
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from kvstore.layout import KVLayout
 from nodes.model_spec import ModelSpec, RopeParameters
 from nodes.models.decoder import Decoder
 from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm
-from nodes.worker.ops.native.attention import AttendCall
+from nodes.worker.ops.native.attention import MAX_BLOCK_ROWS, MAX_HEAD_DIM, AttendCall
 from nodes.worker.ops.native.library import Library
-from nodes.worker.ops.native.linear import DTYPES, NativeNorm, PackedWeight
+from nodes.worker.ops.native.linear import DTYPES
 from nodes.worker.ops.native.program import (
     ATTEND,
+    COMBINE,
     CONVERT,
     DRAW,
     EMBED,
     GATED,
+    GATHER,
     HEAD,
     NORM,
     PRODUCT,
+    ROUTE,
     SELECT,
     WRITE,
     Program,
     ProgramUnfit,
     Recorder,
     Value,
+    operation,
 )
+from nodes.worker.ops.native.weights import Weights
 
 _FLOAT_BYTES: Final = 4
-
-
-class Weights(NamedTuple):
-    """A model's weights as the kernels read them: products and norms by the names of their parts."""
-
-    embedding: Tensor
-    products: dict[str, PackedWeight]
-    norms: dict[str, NativeNorm]
+_CHOICE_BYTES: Final = 12
 
 
 class Recording:
@@ -71,9 +68,8 @@ class Recording:
 
     def norm(self, x: Value, by: Norm, add: Value | None = None) -> Value:
         """See `Ops`. What is added to is a hidden state, and stays one."""
-        norm = self._weights.norms[by.weight.name]
         self._require_wide(x)
-        fields = {"n": x.width, "weight": norm.weight.data_ptr(), "eps": by.eps}
+        fields = {"n": x.width, "weight": self._weights.norms[by.weight.name].data_ptr(), "eps": by.eps}
         if add is None:
             y = self._recorder.value(x.width, self._dtype.itemsize, is_selected=x.is_selected)
             self._recorder.append(NORM, x, y, **fields)
@@ -84,32 +80,52 @@ class Recording:
 
     def linear(self, x: Value, by: Linear, add: Value | None = None) -> Value:
         """Records a product; what is added to is written in place."""
-        weight, x = self._weights.products[by.name], self._narrow(x)
-        y = self._wide(weight.width, is_selected=x.is_selected) if add is None else add
-        self._recorder.append(PRODUCT, x, y, add=add, **_product(weight))
+        x = self._narrow(x)
+        fields = self._product(by)
+        y = self._wide(fields["n"], is_selected=x.is_selected) if add is None else add
+        self._recorder.append(PRODUCT, x, y, add=add, **fields)
         return y
 
     def gated(self, x: Value, by: Gated) -> Value:
         """Records gate and up as one product, the activation in its epilogue."""
-        weight, x = self._weights.products[by.name], self._narrow(x)
-        y = self._recorder.value(weight.width, self._dtype.itemsize, is_selected=x.is_selected)
-        self._recorder.append(GATED, x, y, is_gelu=by.activation == "gelu_tanh", **_product(weight))
+        x, fields = self._narrow(x), self._gated(by)
+        y = self._recorder.value(fields["n"], self._dtype.itemsize, is_selected=x.is_selected)
+        self._recorder.append(GATED, x, y, **fields)
         return y
 
     def moe(self, x: Value, by: Experts, add: Value) -> Value:
-        """Raises ProgramUnfit: how many rows an expert gets is known in mid-step only."""
-        raise ProgramUnfit("how many rows an expert has is known only in the middle of a step")
+        """Records the choice of experts, the two products of those that were chosen, and their sum.
+
+        Rows go through the products sorted by expert, `top_k` for each row.
+        """
+        recorder, x = self._recorder, self._narrow(x)
+        routed = {"num_experts": len(by.experts), "top_k": by.top_k}
+        gated, down = [self._gated(one) for one, _ in by.experts], [self._product(one) for _, one in by.experts]
+        scores = self.linear(x, by.router)
+        choices = recorder.value(by.top_k, _CHOICE_BYTES)
+        recorder.append(ROUTE, scores, choices, is_normalized=by.normalized, **routed)
+        gathered = recorder.value(x.width, x.item_bytes, per_row=by.top_k)
+        recorder.append(GATHER, x, gathered, choices=choices, n=x.width, **routed)
+        inner = recorder.value(gated[0]["n"], x.item_bytes, per_row=by.top_k)
+        recorder.append_experts([operation(GATED, gathered, inner, **fields) for fields in gated], gathered, inner)
+        outer = recorder.value(add.width, _FLOAT_BYTES, per_row=by.top_k)
+        recorder.append_experts([operation(PRODUCT, inner, outer, **fields) for fields in down], inner, outer)
+        recorder.append(COMBINE, outer, add, add=add, choices=choices, n=add.width, **routed)
+        return add
 
     def attend(self, qkv: Value, by: Attention) -> Value:
         """Records the writing of keys and values, then attention over the pages."""
         layout, heads, index = self._layout, self._spec.num_heads, len(self._recorder.attends)
         if by.layer != index:
             raise ProgramUnfit(f"layer {by.layer} is the {index + 1}. to attend: its pages would be others'")
+        if layout.head_dim > MAX_HEAD_DIM or layout.head_dim % 2 or heads // layout.num_kv_heads > MAX_BLOCK_ROWS:
+            raise ProgramUnfit(
+                f"native attention takes even heads up to {MAX_HEAD_DIM} and up to {MAX_BLOCK_ROWS} query heads of one"
+                f" KV head, not {layout.head_dim} and {heads // layout.num_kv_heads}"
+            )
         value_bytes = layout.page_bytes // (2 * layout.num_layers)
         call = AttendCall(
-            q_stride=qkv.width,
-            k_stride=qkv.width,
-            v_stride=qkv.width,
+            stride=qkv.width,
             page_bytes=layout.page_bytes,
             value_bytes=value_bytes,
             page_size=layout.page_size,
@@ -117,17 +133,17 @@ class Recording:
             kv_heads=layout.num_kv_heads,
             head_dim=layout.head_dim,
             window=self._spec.layer_windows[by.layer],
-            qk_dtype=DTYPES[torch.float32],
-            v_dtype=DTYPES[torch.float32],
-            out_dtype=DTYPES[self._dtype],
             scale=by.scale,
         )
         if by.q_norm is not None and by.k_norm is not None:
             query, key = (self._weights.norms[norm.weight.name] for norm in (by.q_norm, by.k_norm))
             if self._spec.qk_norm == "head":
-                call.q_norm, call.k_norm, call.eps = query.weight.data_ptr(), key.weight.data_ptr(), by.q_norm.eps
+                call.q_norm, call.k_norm, call.eps = query.data_ptr(), key.data_ptr(), by.q_norm.eps
             else:
-                self._norm_all(qkv, query, key)
+                # All query heads together, and all key heads together, in place.
+                for norm, begin in ((query, 0), (key, len(query))):
+                    fields = {"n": len(norm), "k": begin, "weight": norm.data_ptr(), "eps": by.q_norm.eps}
+                    self._recorder.append(NORM, qkv, qkv, **fields)
         out = self._recorder.value(heads * layout.head_dim, self._dtype.itemsize)
         self.ropes.append(by.rope)
         self._recorder.attends.append(call)
@@ -145,18 +161,17 @@ class Recording:
 
     def head(self, x: Value, by: Linear) -> Value:
         """See `Ops`. The logits are the step's own; what comes back is never read."""
-        weight, x = self._weights.products[by.name], self._narrow(x)
-        self._recorder.append(HEAD, x, x, **_product(weight))
-        self._recorder.append(DRAW, x, x, n=weight.width)
+        x, fields = self._narrow(x), self._product(by)
+        self._recorder.append(HEAD, x, x, **fields)
+        self._recorder.append(DRAW, x, x, n=fields["n"])
         return x
 
-    def _norm_all(self, qkv: Value, query: NativeNorm, key: NativeNorm) -> None:
-        """All query heads together, and all key heads together, in place."""
-        begin = 0
-        for norm in (query, key):
-            size = norm.weight.shape[0]
-            self._recorder.append(NORM, qkv, qkv, n=size, k=begin, weight=norm.weight.data_ptr(), eps=norm.eps)
-            begin += size
+    def _product(self, by: Linear | Gated) -> dict[str, Any]:
+        weight = self._weights.products[by.name]
+        return {"n": weight.width, "k": weight.depth, "weight": weight.at, "bias": weight.bias_at}
+
+    def _gated(self, by: Gated) -> dict[str, Any]:
+        return {**self._product(by), "is_gelu": by.activation == "gelu_tanh"}
 
     def _wide(self, width: int, *, is_selected: bool = False) -> Value:
         return self._recorder.value(width, _FLOAT_BYTES, is_selected=is_selected)
@@ -173,7 +188,3 @@ class Recording:
     def _require_wide(x: Value) -> None:
         if x.item_bytes != _FLOAT_BYTES:
             raise ProgramUnfit("a norm of, or a choice from, rows that are already rounded")
-
-
-def _product(weight: PackedWeight) -> dict[str, int | None]:
-    return {"n": weight.width, "k": weight.depth, "weight": weight.at, "bias": weight.bias_at}

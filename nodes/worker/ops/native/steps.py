@@ -12,7 +12,8 @@ from nodes.models.decoder import Decoder
 from nodes.worker.layers.rotary import RotaryTable
 from nodes.worker.ops.native.library import Library
 from nodes.worker.ops.native.program import Step
-from nodes.worker.ops.native.recording import Recording, Weights
+from nodes.worker.ops.native.recording import Recording
+from nodes.worker.ops.native.weights import Weights
 from nodes.worker.pool.view import PoolView
 
 Ints = npt.NDArray[np.int32]

@@ -19,7 +19,7 @@
 #include "simd.h"
 
 constexpr int MAX_THREADS = 64;
-constexpr int MAX_PHASES = 1024;
+constexpr int MAX_PHASES = 2048;
 constexpr int SPINS = 3000;        // of a helper before it sleeps: about as long as a step of a small model is away
 constexpr int SPINS_BEFORE_YIELD = 200;
 
