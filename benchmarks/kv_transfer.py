@@ -19,9 +19,9 @@ from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageEntry
 from kvstore.layout import KVLayout
 from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
+from kvstore.transfer.mapped.shm import ShmTransport
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import StartCopy
-from kvstore.transfer.shm import ShmTransport
 
 GOAL = 0.8
 MIB = 1 << 20

@@ -20,8 +20,8 @@ import numpy as np
 from kvstore.errors import DeviceUnavailable
 from kvstore.pool.cuda.memory import DeviceMemory
 from kvstore.pool.device import CPU
-from kvstore.transfer.link import Broken, Moved, PairLink, Ready
-from kvstore.transfer.tcp_link import TcpLinks, TcpSettings
+from kvstore.transfer.paired.link import Broken, Moved, PairLink, Ready
+from kvstore.transfer.paired.tcp.link import TcpLinks, TcpSettings
 
 MIB = 1 << 20
 CALL_BYTES = 2 * MIB

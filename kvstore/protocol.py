@@ -140,7 +140,7 @@ class OfferPair(Message, frozen=True):
     """Ask a source's agent to make a pair of two ranks, the asker's being 0. Answer: `PairAccepted`.
 
     `pair` is the asker's name for it; `unique_id` is what NCCL gave rank 0, or with `transport` `tcp` where rank 0
-    listens (`kvstore/transfer/tcp_wire.py`). `timeout_s` is how long making it may take. Sent by an agent whose
+    listens (`kvstore/transfer/paired/tcp/wire.py`). `timeout_s` is how long making it may take. Sent by an agent whose
     transport is `nccl` or `tcp`, before it pulls pages of `group` from where its rank `rank` has them for the first
     time.
     """

@@ -14,7 +14,7 @@ EVERYTHING = SOURCES + sorted(
 
 TORCH_FOLDERS = ("nodes/worker/",)
 TORCH_FILES = ("cli/supervisor/zygote.py",)
-CUPY_FILES = ("kvstore/pool/cuda/memory.py", "kvstore/transfer/nccl_link.py", "nodes/worker/cuda/nccl_collectives.py")
+CUPY_FILES = ("kvstore/pool/cuda/memory.py", "kvstore/transfer/paired/nccl.py", "nodes/worker/cuda/nccl_collectives.py")
 TORCH_FREE_WORKER_FILES = ("nodes/worker/core.py", "nodes/worker/executor/echo.py", "nodes/worker/config.py")
 ZMQ_FILES = ("mesh/transport/zeromq.py", "mesh/transport/zeromq_")
 ASYNCIO_FREE = re.compile(

@@ -27,9 +27,9 @@ CORES: Final = {
     "transfer session": (
         "kvstore/transfer/session.py",
         "kvstore/transfer/plan.py",
-        "kvstore/transfer/pair.py",
-        "kvstore/transfer/choice.py",
-        "kvstore/transfer/tcp_wire.py",
+        "kvstore/transfer/paired/pair.py",
+        "kvstore/transfer/selection.py",
+        "kvstore/transfer/paired/tcp/wire.py",
         "nodes/kv_agent/core.py",
         "nodes/kv_agent/rank_pulls.py",
     ),

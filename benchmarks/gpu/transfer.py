@@ -24,7 +24,7 @@ from kvstore.layout import KVLayout
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.page_pool import PoolInfo, ShmHost
 from kvstore.transfer.base import Descriptor, Direction
-from kvstore.transfer.cuda_ipc import CudaIpcTransport
+from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
 from kvstore.transfer.plan import coalesce, page_descriptors
 from nodes.model_spec import resolve_model
 

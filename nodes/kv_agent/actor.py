@@ -23,10 +23,10 @@ from kvstore.protocol import (
     SendPages,
 )
 from kvstore.transfer.base import Peer
-from kvstore.transfer.link import LinkMaker
-from kvstore.transfer.pair import PAIR_ABORTED
+from kvstore.transfer.paired.link import LinkMaker
+from kvstore.transfer.paired.pair import PAIR_ABORTED
+from kvstore.transfer.paired.tcp.link import TcpLinks
 from kvstore.transfer.session import CopyEnded
-from kvstore.transfer.tcp_link import TcpLinks
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.errors import CallError
@@ -36,8 +36,8 @@ from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
 from mesh.wire.message import HotMessage, Message
 from nodes.kv_agent.config import Bounds, KVAgentConfig
+from nodes.kv_agent.control_channel import MeshCourier
 from nodes.kv_agent.core import AgentCore
-from nodes.kv_agent.couriers import MeshCourier
 from nodes.kv_agent.events import (
     CancelPull,
     CloseAsked,

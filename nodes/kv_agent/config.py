@@ -8,10 +8,10 @@ import msgspec
 from kvstore.errors import DeviceUnavailable
 from kvstore.layout import KVLayout
 from kvstore.pool.device import CPU, memory_kind
-from kvstore.transfer.cuda_ipc import DEFAULT_COPIES_PER_POLL, DEFAULT_GATHER_FROM
+from kvstore.transfer.mapped.cuda_ipc import DEFAULT_COPIES_PER_POLL, DEFAULT_GATHER_FROM
+from kvstore.transfer.mapped.shm import DEFAULT_QUANTUM_BYTES
+from kvstore.transfer.paired.tcp.link import TCP, TcpSettings
 from kvstore.transfer.session import DEFAULT_LIMITS, SessionLimits
-from kvstore.transfer.shm import DEFAULT_QUANTUM_BYTES
-from kvstore.transfer.tcp_link import TCP, TcpSettings
 
 CUDA_IPC: Final = "cuda_ipc"
 NCCL: Final = "nccl"

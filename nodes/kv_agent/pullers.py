@@ -16,16 +16,16 @@ from kvstore.pool.device import CPU, CUDA, memory_kind
 from kvstore.pool.page_pool import MemoryHost, PagePool
 from kvstore.protocol import PoolHandle
 from kvstore.transfer.base import Peer, Transport
-from kvstore.transfer.choice import ChosenTransport
-from kvstore.transfer.cuda_ipc import CudaIpcTransport
-from kvstore.transfer.link import LinkMaker
-from kvstore.transfer.nccl_link import NcclLinks
-from kvstore.transfer.orders import Courier, RemotePeer
-from kvstore.transfer.pair_transport import PairTransport
+from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
+from kvstore.transfer.mapped.shm import ShmTransport
+from kvstore.transfer.paired.link import LinkMaker
+from kvstore.transfer.paired.nccl import NcclLinks
+from kvstore.transfer.paired.orders import Courier, RemotePeer
+from kvstore.transfer.paired.tcp.link import TCP, TcpLinks
+from kvstore.transfer.paired.transport import PairTransport
 from kvstore.transfer.puller import Cut, Ended, PagePuller, Target
+from kvstore.transfer.selection import ChosenTransport
 from kvstore.transfer.session import CopyEnded, StartCopy
-from kvstore.transfer.shm import ShmTransport
-from kvstore.transfer.tcp_link import TCP, TcpLinks
 from nodes.kv_agent.config import NCCL, KVAgentConfig
 
 MIXED_MEMORY: Final = "mixed_memory"

@@ -19,7 +19,7 @@ from kvstore.errors import TransferError
 from kvstore.pool.device import CPU
 from kvstore.pool.page_pool import PagePool
 from kvstore.transfer.base import Peer
-from kvstore.transfer.orders import RemotePeer
+from kvstore.transfer.paired.orders import RemotePeer
 from kvstore.transfer.plan import coalesce, head_copies, map_heads, page_descriptors, strided_descriptors
 from kvstore.transfer.puller import Cut, Ended, Target
 from kvstore.transfer.session import CopyEnded, StartCopy

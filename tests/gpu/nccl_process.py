@@ -22,8 +22,8 @@ import numpy
 from kvstore.errors import KVError
 from kvstore.pool.cuda.memory import DeviceMemory, load_cupy_memory
 from kvstore.pool.device import DevicePages
-from kvstore.transfer.link import Broken, Moved, News, Ready, Stopped
-from kvstore.transfer.nccl_link import NcclLink, NcclLinks
+from kvstore.transfer.paired.link import Broken, Moved, News, Ready, Stopped
+from kvstore.transfer.paired.nccl import NcclLink, NcclLinks
 
 SIZE = 4 << 20
 LIMIT_S = 30.0

@@ -12,7 +12,7 @@ from gpu_pool import LAYOUT, Child, bytes_at, put_bytes, random_bytes
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
 from kvstore.transfer.base import Completion, Descriptor, Direction
-from kvstore.transfer.cuda_ipc import CudaIpcTransport
+from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
 from kvstore.transfer.plan import coalesce, page_descriptors
 
 pytestmark = [

@@ -15,9 +15,9 @@ from kvstore.pool.device import DevicePages
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import OfferPair, PoolHandle, SendPages
 from kvstore.transfer.base import Completion, Descriptor, Direction, SourcePages
-from kvstore.transfer.link import Broken, Moved, News, PairLink, Ready, Stopped
-from kvstore.transfer.nccl_link import NcclLinks
-from kvstore.transfer.pair_transport import PairTransport
+from kvstore.transfer.paired.link import Broken, Moved, News, PairLink, Ready, Stopped
+from kvstore.transfer.paired.nccl import NcclLinks
+from kvstore.transfer.paired.transport import PairTransport
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,8 +7,8 @@ from fake_devices import FakeDeviceMemory
 
 from kvstore.errors import DeviceUnavailable
 from kvstore.pool.device import CPU, CUDA, DevicePages
-from kvstore.transfer.link import Broken, Memory, Moved, News, Ready, Stopped
-from kvstore.transfer.nccl_link import UNIQUE_ID_BYTES
+from kvstore.transfer.paired.link import Broken, Memory, Moved, News, Ready, Stopped
+from kvstore.transfer.paired.nccl import UNIQUE_ID_BYTES
 
 
 class FakeWire:

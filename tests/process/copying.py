@@ -20,11 +20,11 @@ from kvstore.pool.cuda.memory import load_cupy_memory
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
 from kvstore.transfer.base import Direction
-from kvstore.transfer.cuda_ipc import CudaIpcTransport
-from kvstore.transfer.link import Broken, LinkMaker, Moved, News, PairLink, Ready
-from kvstore.transfer.nccl_link import NcclLinks
+from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
+from kvstore.transfer.paired.link import Broken, LinkMaker, Moved, News, PairLink, Ready
+from kvstore.transfer.paired.nccl import NcclLinks
+from kvstore.transfer.paired.tcp.link import TcpLinks, TcpSettings
 from kvstore.transfer.plan import coalesce, page_descriptors
-from kvstore.transfer.tcp_link import TcpLinks, TcpSettings
 
 SIZE = LAYOUT.page_bytes
 NUM_PAGES = 17

@@ -15,10 +15,10 @@ from kvstore.layout import KVLayout
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo, ShmHost
 from kvstore.transfer.base import Completion, Descriptor, Direction, Transport
-from kvstore.transfer.cuda_ipc import CudaIpcTransport, DevicePeer, merge
+from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport, DevicePeer, merge
+from kvstore.transfer.mapped.shm import ShmTransport
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded, StartCopy
-from kvstore.transfer.shm import ShmTransport
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", page_size=4)
 SIZE = LAYOUT.page_bytes

@@ -11,8 +11,8 @@ import pytest
 from kvstore.errors import DeviceUnavailable
 from kvstore.pool.device import DevicePages
 from kvstore.transfer import nccl_link
-from kvstore.transfer.link import Broken, Moved, News, PairLink, Ready, Stopped
-from kvstore.transfer.nccl_link import NcclLinks
+from kvstore.transfer.paired.link import Broken, Moved, News, PairLink, Ready, Stopped
+from kvstore.transfer.paired.nccl import NcclLinks
 
 PAGES = DevicePages(3, 0x10000, 4096)
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.errors import TransferError
-from kvstore.transfer.pair import Abort, Command, Finished, Initialise, Pair, PairPhase, Run
+from kvstore.transfer.paired.pair import Abort, Command, Finished, Initialise, Pair, PairPhase, Run
 
 CANCELLED = TransferError("cancelled", "nobody wants it")
 STALE = TransferError("stale_pages", "they moved on")

@@ -19,9 +19,9 @@ from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Completion, Descriptor, Direction, SourcePages, Transport
-from kvstore.transfer.link import Broken
-from kvstore.transfer.orders import RemotePeer
-from kvstore.transfer.pair_transport import PairTransport
+from kvstore.transfer.paired.link import Broken
+from kvstore.transfer.paired.orders import RemotePeer
+from kvstore.transfer.paired.transport import PairTransport
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded, StartCopy
 

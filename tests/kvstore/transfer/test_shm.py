@@ -9,9 +9,9 @@ from kvstore.errors import PoolMissing, TransferError
 from kvstore.layout import KVLayout
 from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo, ShmHost
 from kvstore.transfer.base import Descriptor, Direction, Transport
+from kvstore.transfer.mapped.shm import MappedPeer, ShmTransport
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded, StartCopy
-from kvstore.transfer.shm import MappedPeer, ShmTransport
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", page_size=4)
 SIZE = LAYOUT.page_bytes

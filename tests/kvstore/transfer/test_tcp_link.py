@@ -20,9 +20,9 @@ from kvstore.errors import DeviceUnavailable, TransferError
 from kvstore.pool.cuda.memory import HostBuffer
 from kvstore.pool.device import CPU, DevicePages
 from kvstore.transfer import tcp_listener
-from kvstore.transfer.link import Broken, LinkMaker, Memory, Moved, News, PairLink, Ready, Stopped
-from kvstore.transfer.tcp_link import TcpLinks, TcpSettings
-from kvstore.transfer.tcp_wire import (
+from kvstore.transfer.paired.link import Broken, LinkMaker, Memory, Moved, News, PairLink, Ready, Stopped
+from kvstore.transfer.paired.tcp.link import TcpLinks, TcpSettings
+from kvstore.transfer.paired.tcp.wire import (
     MIN_CHUNK_BYTES,
     Meeting,
     decode_meeting,
@@ -421,16 +421,16 @@ def test_an_end_that_goes_in_the_middle_of_a_share(ends: Ends, is_reset: bool) -
 
 OTHER_PROCESS = """
 import sys, time
-from kvstore.transfer.link import Ready
-from kvstore.transfer.tcp_link import TcpLinks, TcpSettings
+from kvstore.transfer.paired.link import Ready
+from kvstore.transfer.paired.tcp.link import TcpLinks, TcpSettings
 link = TcpLinks(TcpSettings(), lambda: None).link("cpu", bytes.fromhex(sys.argv[1]), 1)
 link.begin()
 while Ready() not in link.news():
     time.sleep(0.001)
 # One share of several: the others wait for what never comes.
 link._jobs = link._jobs[:1]
-from kvstore.transfer.tcp_wire import shares
-from kvstore.transfer.tcp_link import _Job
+from kvstore.transfer.paired.tcp.wire import shares
+from kvstore.transfer.paired.tcp.link import _Job
 pages = memoryview(b"p" * 600000)
 link._left[1] = 1
 link._jobs[0].put(_Job(1, pages, shares([(0, 600000)], 3, 1 << 16)[0]))

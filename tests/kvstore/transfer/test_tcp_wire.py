@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import TransferError
-from kvstore.transfer.tcp_wire import (
+from kvstore.transfer.paired.tcp.wire import (
     HEADER_BYTES,
     HELLO_BYTES,
     MAX_PIECES,

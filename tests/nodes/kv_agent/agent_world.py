@@ -14,7 +14,7 @@ from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.device import CPU
 from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool
 from kvstore.protocol import MapPool, OpenGrant, PagesPulled, PagesReady, PoolHandle, TransferFailed
-from kvstore.transfer.link import LinkMaker
+from kvstore.transfer.paired.link import LinkMaker
 from kvstore.transfer.session import SessionLimits
 from mesh.actor import Actor
 from mesh.address import Address, Endpoint

@@ -18,7 +18,7 @@ from kvstore.protocol import (
     PagesPulled,
     TransferFailed,
 )
-from kvstore.transfer.tcp_link import TcpSettings
+from kvstore.transfer.paired.tcp.link import TcpSettings
 from mesh.address import Address
 from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent

@@ -17,10 +17,10 @@ from kvstore.layout import KVLayout
 from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo, ShmHost
 from kvstore.protocol import GrantOpened, MapPool, PagesPulled, PoolHandle
 from kvstore.transfer.base import Peer
-from kvstore.transfer.orders import RemotePeer
+from kvstore.transfer.mapped.shm import ShmTransport
+from kvstore.transfer.paired.orders import RemotePeer
 from kvstore.transfer.plan import held_heads
 from kvstore.transfer.session import SessionLimits, StartCopy
-from kvstore.transfer.shm import ShmTransport
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig

@@ -12,7 +12,7 @@ from fake_links import FakeLinks
 
 from kvstore.errors import TransferError
 from kvstore.protocol import MapPool, PagesPulled, PoolHandle, TransferFailed
-from kvstore.transfer.tcp_link import TcpSettings
+from kvstore.transfer.paired.tcp.link import TcpSettings
 from mesh.address import Address
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import PoolConfig

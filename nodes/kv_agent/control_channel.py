@@ -1,13 +1,13 @@
 """Carries what two agents of a pair say to each other, between their transports and the mesh.
 
-Asks are made here and answered here; what to say is `kvstore/transfer/pair_transport.py`'s. Used by `actor.py`.
+Asks are made here and answered here; what to say is `kvstore/transfer/paired/transport.py`'s. Used by `actor.py`.
 """
 
 from collections.abc import Callable
 
 from kvstore.errors import TransferError
 from kvstore.protocol import ClosePair, OfferPair, PagesSent, PairAccepted, SendPages
-from kvstore.transfer.choice import ChosenTransport
+from kvstore.transfer.selection import ChosenTransport
 from mesh.actor import Actor, Call
 from mesh.errors import CallError
 

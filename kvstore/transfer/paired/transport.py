@@ -4,8 +4,8 @@ The destination's agent makes the pair (rank 0), receives, and is the only one t
 transport; the source's agent (rank 1) sends what it is ordered to. Page tables of other hosts cannot be read, so the
 source compares generations before and after it sends, and a transfer is complete when its bytes and that word are in.
 
-`pair.py` decides, a `LinkMaker` (`nccl_link.py`, `tcp_link.py`) moves bytes, `Courier` carries messages. Chosen by the
-operator; where a pair cannot be made its transfers end with PairUnmade, and what follows is `choice.py`'s.
+`pair.py` decides, a `LinkMaker` (`nccl.py`, `tcp/link.py`) moves bytes, `Courier` carries messages. Chosen by the
+operator; where a pair cannot be made its transfers end with PairUnmade, and what follows is `selection.py`'s.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,9 +16,9 @@ from kvstore.pool.device import CPU, memory_kind
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages, require_inside
-from kvstore.transfer.link import Broken, LinkMaker, Memory, Moved, PairLink, Ready, Stopped
-from kvstore.transfer.orders import Courier, RemotePeer, compare_generations, fits, sent_answer
-from kvstore.transfer.pair import PAIR_ABORTED, Abort, Command, Finished, Initialise, Pair, PairPhase, Run
+from kvstore.transfer.paired.link import Broken, LinkMaker, Memory, Moved, PairLink, Ready, Stopped
+from kvstore.transfer.paired.orders import Courier, RemotePeer, compare_generations, fits, sent_answer
+from kvstore.transfer.paired.pair import PAIR_ABORTED, Abort, Command, Finished, Initialise, Pair, PairPhase, Run
 
 SOURCE_FAILED: Final = "source_failed"
 _MAX_PAIRS: Final = 64

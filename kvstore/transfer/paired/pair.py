@@ -12,7 +12,7 @@ not begun ends at once. An end is said when nothing can still write: for a runni
 when the engine has said that it has stopped.
 
 At the receiving end a transfer has two halves, the bytes and the sender's word that they were the announced ones
-before and after; at the sending end only the bytes. Pure; owned by `pair_transport.py`.
+before and after; at the sending end only the bytes. Pure; owned by `transport.py`.
 """
 
 import enum

@@ -2,7 +2,7 @@
 
 One thread, one selector; nothing in it waits for a single peer. A stranger has a few seconds and 64 bytes to say who it
 is, and there are at most `_MAX_STRANGERS` of them: one more, and the one that has been silent longest goes. Who speaks
-but cannot prove anything is closed without an answer. Used by `tcp_link.py`.
+but cannot prove anything is closed without an answer. Used by `tcp/link.py`.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Final
 
 from kvstore.errors import TransferError
-from kvstore.transfer.tcp_wire import (
+from kvstore.transfer.paired.tcp.wire import (
     HELLO_BYTES,
     KEY_BYTES,
     SECRET_BYTES,

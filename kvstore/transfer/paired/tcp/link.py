@@ -1,6 +1,6 @@
 """One half of a pair over raw TCP connections, several of them side by side, each with a thread of its own.
 
-The receiving end listens (`tcp_listener.py`), the sending end dials; both prove a secret that only the mesh has told
+The receiving end listens (`listener.py`), the sending end dials; both prove a secret that only the mesh has told
 them. Threads block in the kernel and hold no lock there, so the agent's loop goes on; backpressure is the connection's.
 An abort shuts the connections down, which wakes every thread, and `Stopped` is said when the last has ended: from then
 on nothing writes. A deadline is the pair's (`pair.py`), which aborts; nothing waits for ever without it.
@@ -21,11 +21,11 @@ import msgspec
 from kvstore.errors import KVError, TransferError
 from kvstore.pool.cuda.memory import DeviceMemory
 from kvstore.pool.device import CPU, CUDA, cuda_ordinal
-from kvstore.transfer.link import Broken, Memory, Moved, News, Ready, Stopped
-from kvstore.transfer.pair import PAIR_ABORTED
-from kvstore.transfer.staging import Carrier, HostCarrier, StagedCarrier, receive_all, send_all
-from kvstore.transfer.tcp_listener import Expected, TcpListener
-from kvstore.transfer.tcp_wire import (
+from kvstore.transfer.paired.link import Broken, Memory, Moved, News, Ready, Stopped
+from kvstore.transfer.paired.pair import PAIR_ABORTED
+from kvstore.transfer.paired.tcp.listener import Expected, TcpListener
+from kvstore.transfer.paired.tcp.staging import Carrier, HostCarrier, StagedCarrier, receive_all, send_all
+from kvstore.transfer.paired.tcp.wire import (
     ANSWER_BYTES,
     HEADER_BYTES,
     MAX_CHUNK_BYTES,

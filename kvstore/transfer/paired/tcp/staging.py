@@ -1,7 +1,7 @@
 """Bytes of a pool to and from one connection: straight from host memory, or over page-locked buffers from a device.
 
 A device's bytes go through two buffers in turns: while one is on the connection, the other is on its way between host
-and device, in a stream of its own. Used by the threads of `tcp_link.py`, each of which has a `Carrier` to itself; all
+and device, in a stream of its own. Used by the threads of `tcp/link.py`, each of which has a `Carrier` to itself; all
 calls block. Logic tested over a fake device; not yet run on a GPU.
 """
 
@@ -13,8 +13,8 @@ from typing import Protocol
 from kvstore.errors import DeviceError, TransferError
 from kvstore.pool.cuda.memory import CopyMark, CopyRange, DeviceMemory, HostBuffer
 from kvstore.pool.device import DevicePages
-from kvstore.transfer.link import Memory
-from kvstore.transfer.tcp_wire import Part
+from kvstore.transfer.paired.link import Memory
+from kvstore.transfer.paired.tcp.wire import Part
 
 _WAIT_ALL = getattr(socket, "MSG_WAITALL", 0)
 

@@ -6,8 +6,8 @@
     dialler   for each transfer and connection that has a share of it: HEADER, then that share's bytes
 
 The secret travels over the mesh only, so who merely finds the port is refused. Bytes are neither encrypted nor signed.
-Both ends work out the shares from the transfer's parts: there are no frames inside one. Pure; used by `tcp_link.py` and
-`tcp_listener.py`.
+Both ends work out the shares from the transfer's parts: there are no frames inside one. Pure; used by `tcp/link.py` and
+`listener.py`.
 """
 
 import hashlib

@@ -20,9 +20,9 @@ from kvstore.pool.device import CPU, CUDA
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Completion, Descriptor, Direction, SourcePages, Transport
-from kvstore.transfer.choice import ChosenTransport
-from kvstore.transfer.orders import RemotePeer
-from kvstore.transfer.pair_transport import PairTransport
+from kvstore.transfer.paired.orders import RemotePeer
+from kvstore.transfer.paired.transport import PairTransport
+from kvstore.transfer.selection import ChosenTransport
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", page_size=4)
 SIZE = LAYOUT.page_bytes

@@ -1,6 +1,6 @@
 """What two agents say to each other about pages that one sends and the other receives, and what each checks of it.
 
-Used by `pair_transport.py`; `Courier` is what the agent's actor implements.
+Used by `transport.py`; `Courier` is what the agent's actor implements.
 """
 
 from collections.abc import Sequence

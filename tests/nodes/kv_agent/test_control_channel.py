@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.protocol import ClosePair, OfferPair, PagesSent, PairAccepted, SendPages
 from mesh.errors import RemoteError
-from nodes.kv_agent.couriers import MeshCourier
+from nodes.kv_agent.control_channel import MeshCourier
 
 OFFER = OfferPair(
     pair="p1", unique_id=b"", group="p", incarnation=1, layout_digest=b"", timeout_s=1.0, transport="tcp"

@@ -14,8 +14,8 @@ from kvstore.pool.device import memory_kind
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages
-from kvstore.transfer.orders import RemotePeer
-from kvstore.transfer.pair_transport import PairTransport, Reply
+from kvstore.transfer.paired.orders import RemotePeer
+from kvstore.transfer.paired.transport import PairTransport, Reply
 
 # What is wrong with a pool or its agent is wrong over any transport.
 _NOT_OF_THE_TRANSPORT: Final = frozenset({"unknown_group", "source_changed", "layout_mismatch", "source_lost"})

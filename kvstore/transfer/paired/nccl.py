@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from kvstore.errors import DeviceUnavailable
 from kvstore.pool.device import CUDA, DevicePages, cuda_ordinal
-from kvstore.transfer.link import Broken, Memory, Moved, News, Ready, Stopped
+from kvstore.transfer.paired.link import Broken, Memory, Moved, News, Ready, Stopped
 
 UNIQUE_ID_BYTES: Final = 128
 

@@ -1,6 +1,6 @@
-"""The seam between a pair of agents and what carries its bytes: `nccl_link.py` on devices, `tcp_link.py` over sockets.
+"""The seam between a pair of agents and what carries its bytes: `nccl.py` on devices, `tcp/link.py` over sockets.
 
-Used by `pair_transport.py`. Rank 0 receives, rank 1 sends; the two halves of a pair are made of one `unique_id`, which
+Used by `transport.py`. Rank 0 receives, rank 1 sends; the two halves of a pair are made of one `unique_id`, which
 rank 0 makes and which travels over the mesh. Both put the same transfers to their halves in the same order, one at a
 time. Nothing here blocks the caller but `stop`: what happened is fetched by `news`.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from kvstore.pool.device import DevicePages
-from kvstore.transfer.pair import PAIR_ABORTED
+from kvstore.transfer.paired.pair import PAIR_ABORTED
 
 Memory = memoryview | DevicePages
 """The pages of a local pool, page 0 first: in this process's memory, or on a device."""
