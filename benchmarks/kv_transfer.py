@@ -18,6 +18,7 @@ import numpy as np
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageEntry
 from kvstore.layout import KVLayout
+from kvstore.pool.mapping import handle_of
 from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
 from kvstore.transfer.mapped.shm import ShmTransport
 from kvstore.transfer.puller import PagePuller
@@ -40,8 +41,8 @@ class Transfer:
         self.source, self.destination = (self._pool(name, layout) for name in self.names)
         self.source.pages_view[:] = random.Random(0).randbytes(len(self.source.pages_view))
         self.puller = PagePuller(ShmTransport(host))
-        self.target = self.puller.target(self.destination)
-        self.peer = self.puller.transport.connect(self.source.path)
+        self.puller.add("d", [self.destination])
+        self.peer = self.puller.transport.connect(handle_of(self.source))
         self.polls_s: list[float] = []
 
     def _pool(self, name: str, layout: KVLayout) -> PagePool:
@@ -56,7 +57,7 @@ class Transfer:
         """Seconds to pull `source_pages` into `pages`."""
         start = time.perf_counter()
         copy = StartCopy(1, source_pages, source_pages, pages, pages, start + 60)
-        assert self.puller.start("grant", copy, self.target, self.peer) is None
+        assert self.puller.start("grant", copy, "d", [self.peer]) is None
         while self.puller.is_busy:
             before = time.perf_counter()
             for ended in self.puller.pump(before):

@@ -31,7 +31,7 @@ CORES: Final = {
         "kvstore/transfer/selection.py",
         "kvstore/transfer/paired/tcp/wire.py",
         "nodes/kv_agent/core.py",
-        "nodes/kv_agent/rank_pulls.py",
+        "kvstore/transfer/puller.py",
     ),
     "memory": (
         "nodes/kv_agent/memory/core.py",

@@ -18,14 +18,17 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
+
 from benchmarks.gpu.figures import say
 from benchmarks.gpu.roofline import copy_seconds
 from kvstore.layout import KVLayout
 from kvstore.pool.cuda.pool import CudaHost
-from kvstore.pool.page_pool import PoolInfo, ShmHost
-from kvstore.transfer.base import Descriptor, Direction
+from kvstore.pool.mapping import handle_of
+from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
+from kvstore.transfer.base import Peer, Transfer
 from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
-from kvstore.transfer.plan import coalesce, page_descriptors
+from kvstore.transfer.plan import Descriptor, coalesce, page_descriptors
 from nodes.model_spec import resolve_model
 
 GOAL = 0.8
@@ -51,10 +54,10 @@ def info_on(info: PoolInfo, device: str) -> PoolInfo:
     return msgspec.structs.replace(info, device=device)
 
 
-def pull(transport: CudaIpcTransport, region: int, peer: object, parts: list[Descriptor]) -> tuple[float, float]:
+def pull(transport: CudaIpcTransport, pool: PagePool, peer: Peer, parts: list[Descriptor]) -> tuple[float, float]:
     """Seconds of one transfer, and of its longest poll."""
     start = time.perf_counter()
-    transport.post(Direction.READ, region, peer, parts, float("inf"))  # type: ignore[arg-type]
+    transport.post(Transfer(pool, peer, parts, float("inf")))
     longest = 0.0
     while transport.num_posted:
         begin = time.perf_counter()
@@ -82,12 +85,13 @@ def run(model: str, layout: KVLayout, directory: Path, path: str, device: str) -
     }
     for name, gather_from in (("gather", 2), ("memcpy", 0)):
         transport = CudaIpcTransport(host, gather_from=gather_from)
-        region, peer = transport.register(pool), transport.connect(path)
+        transport.register(pool)
+        peer = transport.connect(msgspec.structs.replace(handle_of(pool), group="p", path=path))
         for order, parts in orders.items():
             size = sum(part.num_bytes for part in parts)
             limit = plain if size == num_bytes else copy_seconds(device, size)
-            pull(transport, region, peer, parts)
-            taken = [pull(transport, region, peer, parts) for _ in range(20)]
+            pull(transport, pool, peer, parts)
+            taken = [pull(transport, pool, peer, parts) for _ in range(20)]
             median = statistics.median(seconds for seconds, _ in taken)
             say(
                 f"{model.removeprefix('random:')}, {size >> 20} MiB {order}, {name}",

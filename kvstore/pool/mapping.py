@@ -24,3 +24,17 @@ def map_pool(host: MemoryHost, handle: PoolHandle) -> PagePool:
                 " mesh's; restart this actor, and give meshes of one host names of their own"
             )
     return pool
+
+
+def handle_of(pool: PagePool, agent: str = "") -> PoolHandle:
+    """What the agent that has a pool tells of it."""
+    info = pool.info
+    return PoolHandle(
+        group=info.group,
+        agent=agent,
+        path=pool.path,
+        num_pages=info.num_pages,
+        layout=info.layout,
+        incarnation=info.incarnation,
+        device=info.device,
+    )

@@ -1,37 +1,41 @@
-"""Carries out a session's copies: compares generations, copies, compares again.
+"""Carries out a session's copies, at all tensor-parallel ranks: compares generations, copies, compares again.
 
 A page's generation changes before anything else is written to it, so a copy whose pages had the right generations
 before and after it holds what was announced. A source whose page table cannot be read from here compares for itself,
-which is the transport's business. Called by the kv_agent's core with the session's `StartCopy`.
+which is the transport's business.
+
+Page numbers are the same in all pools of a group, and rank 0's page table tells of all of them: a page has one
+generation, whatever rank is looked at, because the group's scheduler hands it out once. So a grant covers the pages of
+all ranks, each rank's bytes are copied while rank 0's generations are compared, and the copy has ended when the last
+rank's has; it has failed when one has.
+
+Between groups of equal size rank r is copied from rank r, whole pages at once, by whatever transport. Between unequal
+sizes pages are cut by heads (`plan.py`), a few pages at a time, because the pieces are many; only a transport that
+`cuts_pages` does that, elsewhere it is refused as `unequal_ranks`.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 from kvstore.cache.page_table import PageTable
 from kvstore.errors import TransferError
+from kvstore.pool.device import memory_kind
 from kvstore.pool.page_pool import PagePool
-from kvstore.transfer.base import Descriptor, Direction, Peer, SourcePages, Transport
-from kvstore.transfer.plan import coalesce, page_descriptors
+from kvstore.transfer.base import Peer, SourcePages, Transfer, Transport
+from kvstore.transfer.plan import (
+    Descriptor,
+    coalesce,
+    head_copies,
+    map_heads,
+    page_descriptors,
+    strided_descriptors,
+)
 from kvstore.transfer.session import CopyEnded, StartCopy
 
-
-class Target(NamedTuple):
-    """A local pool as a transport knows it."""
-
-    region: int
-    pool: PagePool
-    table: PageTable
-
-
-class Cut(NamedTuple):
-    """What of a copy's pages is copied, where it is not all of them: one tensor-parallel rank's share.
-
-    `book` is the pool whose page table tells of the source's pages, that of its rank 0.
-    """
-
-    parts: Sequence[Descriptor]
-    book: Peer
+MIXED_MEMORY: Final = "mixed_memory"
+UNEQUAL_RANKS: Final = "unequal_ranks"
+MAX_PIECES: Final = 4096
+"""Pieces of pages that are lined up at once: planning them takes some milliseconds of the agent's loop."""
 
 
 class Ended(NamedTuple):
@@ -42,76 +46,176 @@ class Ended(NamedTuple):
     num_bytes: int
 
 
-class _Running(NamedTuple):
-    grant_id: str
-    copy: StartCopy
-    target: Target
-    book: Peer
+class _Copy:
+    """A session's copy: the transfers that it is made of, those that run, and what became of the others."""
+
+    __slots__ = ("book", "error", "grant_id", "num_bytes", "order", "running", "table", "transfers")
+
+    def __init__(self, grant_id: str, order: StartCopy, table: PageTable, book: Peer) -> None:
+        self.grant_id = grant_id
+        self.order = order
+        # Of rank 0 at both ends.
+        self.table = table
+        self.book = book
+        self.transfers: Iterator[_Part] = iter(())
+        self.running: list[_Part] = []
+        self.num_bytes = 0
+        self.error: TransferError | None = None
+
+
+class _Part(Transfer):
+    """A share of a copy: pages of `pages`, from one source pool into one of the destination's."""
+
+    __slots__ = ("copy", "pages")
+
+    def __init__(self, copy: _Copy, pages: StartCopy, pool: PagePool, peer: Peer, parts: Sequence[Descriptor]) -> None:
+        super().__init__(pool, peer, parts, pages.deadline, SourcePages(pages.source_pages, pages.source_generations))
+        self.copy = copy
+        self.pages = pages
 
 
 class PagePuller:
-    """Copies of all sessions of one agent, over one transport."""
+    """The copies of all sessions of one agent, by `transport`. Its pools are registered by group and rank."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self._running: dict[int, _Running] = {}
+        self._pools: dict[str, Sequence[PagePool]] = {}
+        self._copies: dict[tuple[str, int], _Copy] = {}
 
     @property
     def is_busy(self) -> bool:
         """Whether `pump` has more to do; call it again soon."""
         return self.transport.num_posted > 0
 
-    def target(self, pool: PagePool) -> Target:
-        """Register a local pool."""
-        return Target(self.transport.register(pool), pool, pool.table())
+    def add(self, group: str, pools: Sequence[PagePool]) -> None:
+        """Register the pools of one of the agent's own groups, by rank."""
+        for pool in pools:
+            self.transport.register(pool)
+        self._pools[group] = pools
 
-    def start(self, grant_id: str, copy: StartCopy, target: Target, peer: Peer, cut: Cut | None = None) -> Ended | None:
-        """Begin a copy; its end comes from `pump`, or at once where its pages are not what they should be."""
-        if cut is None:
-            runs = coalesce(copy.source_pages, copy.pages)
-            cut = Cut(page_descriptors(runs, target.pool.layout.page_bytes), peer)
-        problem = _compare(copy, target, cut.book, "before")
+    def __contains__(self, group: str) -> bool:
+        return group in self._pools
+
+    def remove(self, group: str) -> None:
+        """Give up the pools of a group; nothing is copied into them any more, nor sent from them."""
+        self._pools.pop(group, None)
+        self.transport.withdraw(group)
+
+    def start(self, grant_id: str, order: StartCopy, group: str, source: Sequence[Peer]) -> Ended | None:
+        """Begin a copy from a source's pools, by rank; its end comes from `pump`, or at once if it cannot begin."""
+        pools = self._pools[group]
+        copy = _Copy(grant_id, order, pools[0].table(), source[0])
+        self._copies[grant_id, order.copy_id] = copy
+        copy.error = _refusal(pools, source)
+        copy.transfers = (_whole_pages if len(pools) == len(source) else _cut_pages)(copy, pools, source)
+        for _ in pools:
+            self._next(copy)
+        return self._ended(copy)
+
+    def cancel(self, grant_id: str, copy_id: int) -> None:
+        """End a copy early, at all ranks; its end still comes from `pump`."""
+        copy = self._copies.get((grant_id, copy_id))
+        if copy is not None:
+            self._fail(copy, TransferError("cancelled", "the transfer was cancelled"))
+
+    def pump(self, now: float) -> list[Ended]:
+        """Let the transport work for a moment; the copies that ended at all ranks."""
+        ended: list[Ended] = []
+        for part in self.transport.poll(now):
+            assert isinstance(part, _Part), "nobody else posts to an agent's transports"
+            copy = part.copy
+            copy.running.remove(part)
+            copy.num_bytes += part.num_bytes
+            self._fail(copy, part.error or _compare(part, "after"))
+            self._next(copy)
+            if (whole := self._ended(copy)) is not None:
+                ended.append(whole)
+        return ended
+
+    def _next(self, copy: _Copy) -> None:
+        """Begin the next part, unless one has failed already: then the others end soon, too."""
+        part = None if copy.error is not None else next(copy.transfers, None)
+        if part is None:
+            return
+        problem = _compare(part, "before")
         if problem is None:
             try:
-                announced = SourcePages(copy.source_pages, copy.source_generations)
-                handle = self.transport.post(Direction.READ, target.region, peer, cut.parts, copy.deadline, announced)
+                self.transport.post(part)
             except TransferError as error:
                 problem = error
             else:
-                self._running[handle] = _Running(grant_id, copy, target, cut.book)
-                return None
-        return Ended(grant_id, CopyEnded(copy.copy_id, problem.code, problem.message), 0)
+                copy.running.append(part)
+        self._fail(copy, problem)
 
-    def cancel(self, grant_id: str, copy_id: int) -> None:
-        """End a copy early; its end still comes from `pump`."""
-        for handle, running in self._running.items():
-            if running.grant_id == grant_id and running.copy.copy_id == copy_id:
-                self.transport.cancel(handle)
+    def _fail(self, copy: _Copy, problem: TransferError | None) -> None:
+        if problem is None or copy.error is not None:
+            return
+        copy.error = problem
+        for part in copy.running:
+            self.transport.cancel(part)
 
-    def pump(self, now: float) -> list[Ended]:
-        """Let the transport work for a moment; returns the copies that ended."""
-        ended: list[Ended] = []
-        for completion in self.transport.poll(now):
-            running = self._running.pop(completion.handle)
-            problem = completion.error or _compare(running.copy, running.target, running.book, "after")
-            code, message = (problem.code, problem.message) if problem else ("", "")
-            ended.append(Ended(running.grant_id, CopyEnded(running.copy.copy_id, code, message), completion.num_bytes))
-        return ended
+    def _ended(self, copy: _Copy) -> Ended | None:
+        if copy.running:
+            return None
+        del self._copies[copy.grant_id, copy.order.copy_id]
+        code, message = (copy.error.code, copy.error.message) if copy.error else ("", "")
+        return Ended(copy.grant_id, CopyEnded(copy.order.copy_id, code, message), copy.num_bytes)
 
 
-def _compare(copy: StartCopy, target: Target, peer: Peer, when: str) -> TransferError | None:
-    """Why the pages are not those that were announced and granted; None if they are."""
-    sides = (
-        ("source", copy.source_pages, copy.source_generations, peer.generations),
-        ("destination", copy.pages, copy.generations, target.table.peek_generations),
+def _refusal(pools: Sequence[PagePool], source: Sequence[Peer]) -> TransferError | None:
+    """Why the pools of these ranks cannot be copied to those."""
+    here, there = pools[0].info, source[0].info
+    if memory_kind(here.device) != memory_kind(there.device):
+        between = f"pages on {there.device} cannot be copied to {here.device}"
+        return TransferError(MIXED_MEMORY, f"{between}: give both groups devices, or neither")
+    if len(pools) == len(source) or all(peer.transport.cuts_pages for peer in source):
+        return None
+    between = f"{len(source)} ranks of {there.group} to {len(pools)} of {here.group}"
+    return TransferError(
+        UNEQUAL_RANKS, f"pages of {between} would be cut by heads, which is done in one host's memory only"
     )
-    for side, pages, expected, look in sides:
+
+
+def _whole_pages(copy: _Copy, pools: Sequence[PagePool], source: Sequence[Peer]) -> Iterator[_Part]:
+    """Rank by rank."""
+    runs = coalesce(copy.order.source_pages, copy.order.pages)
+    for pool, peer in zip(pools, source, strict=True):
+        yield _Part(copy, copy.order, pool, peer, page_descriptors(runs, pool.layout.page_bytes))
+
+
+def _cut_pages(copy: _Copy, pools: Sequence[PagePool], source: Sequence[Peer]) -> Iterator[_Part]:
+    """A few pages at a time, the heads that each rank has from each rank of the source."""
+    layout, order = pools[0].layout, copy.order
+    num_pages = max(1, MAX_PIECES // (layout.num_layers * 2 * layout.page_size))
+    for at in range(0, len(order.pages), num_pages):
+        share = order._replace(
+            source_pages=order.source_pages[at : at + num_pages],
+            source_generations=order.source_generations[at : at + num_pages],
+            pages=order.pages[at : at + num_pages],
+            generations=order.generations[at : at + num_pages],
+        )
+        runs = coalesce(share.source_pages, share.pages)
+        for pool in pools:
+            for piece in map_heads(len(source), pool.layout, pool.layout.model_kv_heads):
+                peer = source[piece.source_rank]
+                cut = head_copies(peer.info.layout, pool.layout, piece)
+                yield _Part(copy, share, pool, peer, list(strided_descriptors(runs, cut)))
+
+
+def _compare(part: _Part, when: str) -> TransferError | None:
+    """Why the pages are not those that were announced and granted; None if they are."""
+    pages = part.pages
+    sides = (
+        ("source", pages.source_pages, pages.source_generations, part.copy.book.generations),
+        ("destination", pages.pages, pages.generations, part.copy.table.peek_generations),
+    )
+    for side, numbers, expected, look in sides:
         try:
-            found = look(pages)
+            found = look(numbers)
         except ValueError as error:
             return TransferError("source_lost", f"the {side}'s page table could not be read {when} the copy: {error}")
         if found is not None and found != expected:
-            page, wanted, there = next(one for one in zip(pages, expected, found, strict=True) if one[1] != one[2])
+            page, wanted, there = next(one for one in zip(numbers, expected, found, strict=True) if one[1] != one[2])
             text = f"{side} page {page} is of generation {there} {when} the copy, announced was {wanted}"
             return TransferError("stale_pages", text)
     return None

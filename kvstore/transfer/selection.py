@@ -1,21 +1,23 @@
-"""Transports between agents as the operator chose them: for each kind of memory those to try, in this order.
+"""All transports of an agent as one: which of them moves a pool's pages is decided by memory, agent and operator.
 
-The next one is used for a pair of agents only where the operator has named one, and only when the one before could not
-be made to work at all: the two ends did not meet, nothing was moved. From then on, until that agent is lost, their
+Between pools of one agent, and wherever the operator has named nothing else, pages are mapped (`near`, by kind of
+memory). Pages of other agents come by what was named (`far`): for each kind of memory those to try, in this order. The
+next one is used for a pair of agents only where the operator has named one, and only when the one before could not be
+made to work at all: the two ends did not meet, nothing was moved. From then on, until that agent is lost, their
 transfers go by the next at once. It is said: `fallbacks` is what the agent announces, and `changed` is called. A pair
 that breaks in the middle of its work ends its transfers, as it does without a second choice.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kvstore.errors import PagesElsewhere, PairUnmade, TransferError
 from kvstore.pool.device import memory_kind
+from kvstore.pool.mapping import handle_of
 from kvstore.pool.page_pool import PagePool
-from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
-from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages
+from kvstore.protocol import PoolHandle
+from kvstore.transfer.base import Peer, Transfer, Transport
 from kvstore.transfer.paired.orders import RemotePeer
-from kvstore.transfer.paired.transport import PairTransport, Reply
 
 # What is wrong with a pool or its agent is wrong over any transport.
 _NOT_OF_THE_TRANSPORT: Final = frozenset({"unknown_group", "source_changed", "layout_mismatch", "source_lost"})
@@ -29,37 +31,36 @@ class _Route(NamedTuple):
     destination: str
 
 
-class _Posted(NamedTuple):
-    """A transfer, and over which choice of its route it goes; all that posting it again takes."""
-
-    handle: int
-    route: _Route
-    choice: int
-    region: int
-    peer: RemotePeer
-    descriptors: Sequence[Descriptor]
-    deadline: float
-    source: SourcePages | None
+def _unchanged() -> None:
+    """Nobody wants to hear of fallbacks."""
 
 
-class ChosenTransport:
-    """`Transport` to pools of other agents; see the module. `choices` by kind of memory, none of them empty."""
+class Selection(Transport):
+    """See the module. Those of `far` of one kind of memory share their peers, so they are all paired, or one alone."""
 
-    name = "remote"
+    name = "selection"
 
-    def __init__(self, choices: Mapping[str, Sequence[PairTransport]], changed: Callable[[], None]) -> None:
-        self._choices = choices
+    def __init__(
+        self,
+        near: Mapping[str, Transport],
+        far: Mapping[str, Sequence[Transport]] | None = None,
+        changed: Callable[[], None] = _unchanged,
+    ) -> None:
+        self.far = far or {}
+        self.kinds = frozenset([*near, *self.far])
+        self._near = near
         self._changed = changed
-        self.transports: list[PairTransport] = []
-        for chosen in choices.values():
-            self.transports += [one for one in chosen if not any(one is known for known in self.transports)]
-        # For each region: the pool's device, and its region number in each choice.
-        self._regions: list[tuple[str, list[int]]] = []
-        self._posted: dict[tuple[str, int], _Posted] = {}
-        self._handles: dict[int, tuple[str, int]] = {}
-        self._fallen: dict[_Route, tuple[int, str]] = {}
-        self._last_handle = 0
+        self.transports: list[Transport] = []
+        for one in (*near.values(), *(one for chosen in self.far.values() for one in chosen)):
+            if not any(one is known for known in self.transports):
+                self.transports.append(one)
+        self._fallen: dict[_Route, tuple[Transport, str]] = {}
         self.num_fallbacks = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the transports, as announced."""
+        return sorted(transport.name for transport in self.transports)
 
     @property
     def fallbacks(self) -> dict[str, str]:
@@ -68,143 +69,76 @@ class ChosenTransport:
 
     @property
     def device_failure(self) -> str:
-        """See `PairTransport`."""
+        """That of any of them."""
         return next((one.device_failure for one in self.transports if one.device_failure), "")
 
     @property
     def num_posted(self) -> int:
-        """See `Transport`."""
+        """Transfers of all transports."""
         return sum(transport.num_posted for transport in self.transports)
 
     @property
     def pause_s(self) -> float:
-        """See `Transport`."""
+        """That of the most impatient one that has something to do."""
         return min((transport.pause_s for transport in self.transports if transport.num_posted), default=0.0)
 
-    def moves(self, device: str) -> bool:
-        """Whether pages of other agents on a device, or in host memory, are reached by one of these."""
-        return memory_kind(device) in self._choices
+    def register(self, pool: PagePool) -> None:
+        """With all that move its kind of memory. Raises PagesElsewhere: none does."""
+        for transport in (self._near_to(pool.info.device), *self._far_from(pool.info.device)):
+            transport.register(pool)
 
-    def register(self, pool: PagePool) -> int:
-        """See `Transport`."""
-        device = pool.info.device
-        self._regions.append((device, [one.register(pool) for one in self._chosen(device)]))
-        return len(self._regions) - 1
+    def connect(self, handle: PoolHandle) -> Peer:
+        """Reach another agent's pool. Raises PoolError, among them PagesElsewhere: no transport for its kind."""
+        for transport in self._far_from(handle.device):
+            return transport.connect(handle)
+        return self._near_to(handle.device).connect(handle)
 
-    def export(self, region: int) -> str:
-        """See `Transport`."""
-        device, regions = self._regions[region]
-        return self._chosen(device)[0].export(regions[0])
-
-    def connect(self, address: str) -> Peer:
-        """See `Transport`. Use `reach`."""
-        raise TransferError("unsupported", f"pools of other agents are reached by their agents, not by {address}")
-
-    def reach(self, handle: PoolHandle) -> RemotePeer:
-        """A foreign pool as its agent describes it. Raises PagesElsewhere."""
-        return self._chosen(handle.device)[0].reach(handle)
+    def connect_own(self, pool: PagePool) -> Peer:
+        """Read from one of the agent's own pools, mapped like any other. Raises PoolError."""
+        return self._near_to(pool.info.device).connect(handle_of(pool))
 
     def disconnect(self, peer: Peer) -> None:
-        """See `Transport`."""
+        """Its transfers fail, whatever they were posted to."""
         for transport in self.transports:
             transport.disconnect(peer)
 
-    def post(
-        self,
-        direction: Direction,
-        region: int,
-        peer: Peer,
-        descriptors: Sequence[Descriptor],
-        deadline: float,
-        source: SourcePages | None = None,
-    ) -> int:
-        """See `Transport`."""
-        if direction is not Direction.READ or not isinstance(peer, RemotePeer):
-            raise TransferError("unsupported", "between agents pages are only read, of pools that were reached")
-        device, _ = self._regions[region]
-        route = _Route(peer.agent, peer.info.device, device)
-        choice, _ = self._fallen.get(route, (0, ""))
-        self._post(_Posted(self._last_handle + 1, route, choice, region, peer, descriptors, deadline, source))
-        self._last_handle += 1
-        return self._last_handle
+    def post(self, transfer: Transfer) -> None:
+        """Raises TransferError, PairUnmade where no choice that is left could begin it."""
+        transfer.transport, _ = self._fallen.get(_route_of(transfer), (transfer.peer.transport, ""))
+        self._post(transfer)
 
-    def poll(self, now: float) -> list[Completion]:
-        """See `Transport`. What did not begin over one choice is posted over the next."""
-        ended: list[Completion] = []
+    def poll(self, now: float) -> list[Transfer]:
+        """What did not begin over one choice is posted over the next."""
+        ended: list[Transfer] = []
         for transport in self.transports:
-            if not transport.num_posted:
-                continue
-            for completion in transport.poll(now):
-                posted = self._take(transport, completion)
-                following = self._following(posted, completion.error) if now < posted.deadline else None
-                if following is None:
-                    ended.append(completion._replace(handle=posted.handle))
-                    continue
-                try:
-                    self._post(following)
-                except TransferError as error:
-                    ended.append(Completion(posted.handle, 0, error))
+            if transport.num_posted:
+                ended += (one for one in transport.poll(now) if not self._goes_on(one, now))
         return ended
 
-    def cancel(self, handle: int) -> None:
-        """See `Transport`."""
-        key = self._handles.get(handle)
-        if key is not None:
-            posted = self._posted[key]
-            self._chosen(posted.route.destination)[posted.choice].cancel(key[1])
+    def cancel(self, transfer: Transfer) -> None:
+        """Ask what it was posted to."""
+        transfer.transport.cancel(transfer)
 
-    def drain(self) -> list[Completion]:
-        """See `Transport`."""
-        return [
-            completion._replace(handle=self._take(transport, completion).handle)
-            for transport in self.transports
-            for completion in transport.drain()
-        ]
+    def drain(self) -> list[Transfer]:
+        """Of all transports."""
+        return [transfer for transport in self.transports for transfer in transport.drain()]
 
     def close(self) -> None:
-        """See `Transport`."""
-        self.drain()
+        """Close all transports."""
         for transport in self.transports:
             transport.close()
-        self._regions.clear()
-
-    # what other agents say
-
-    def take_offer(self, agent: str, offer: OfferPair) -> None:
-        """See `PairTransport`. Raises TransferError."""
-        for transport in self.transports:
-            if transport.name == offer.transport:
-                transport.take_offer(agent, offer)
-                return
-        have = ", ".join(transport.name for transport in self.transports)
-        raise TransferError("not_served", f"this agent has {have}, not {offer.transport}: configure agents alike")
 
     def withdraw(self, group: str) -> None:
-        """See `PairTransport`."""
+        """By none of the transports."""
         for transport in self.transports:
             transport.withdraw(group)
 
     def is_sending(self, group: str) -> bool:
-        """See `PairTransport`."""
+        """By any of the transports."""
         return any(transport.is_sending(group) for transport in self.transports)
 
-    def take_order(self, agent: str, order: SendPages, reply: Reply) -> None:
-        """See `PairTransport`."""
-        knowing = (transport for transport in self.transports if transport.knows(order.pair))
-        next(knowing, self.transports[0]).take_order(agent, order, reply)
-
-    def sent(self, answer: PagesSent) -> None:
-        """See `PairTransport`."""
-        for transport in self.transports:
-            transport.sent(answer)
-
-    def pair_failed(self, pair: str, code: str, why: str) -> None:
-        """See `PairTransport`."""
-        for transport in self.transports:
-            transport.pair_failed(pair, code, why)
-
     def agent_lost(self, agent: str) -> None:
-        """See `PairTransport`. When it is back, the first choice is tried again."""
+        """When it is back, the first choice is tried again."""
         for transport in self.transports:
             transport.agent_lost(agent)
         left = {route: fallen for route, fallen in self._fallen.items() if route.agent != agent}
@@ -214,50 +148,60 @@ class ChosenTransport:
 
     # inside
 
-    def _chosen(self, device: str) -> Sequence[PairTransport]:
-        chosen = self._choices.get(memory_kind(device))
-        if chosen is None:
-            raise PagesElsewhere(f"no transport is configured for pages on {device} of another agent")
-        return chosen
-
-    def _post(self, posted: _Posted) -> None:
-        """Post over its choice, or over one that follows where that fails at once. Raises TransferError."""
-        _, regions = self._regions[posted.region]
-        transport = self._chosen(posted.route.destination)[posted.choice]
-        try:
-            number = transport.post(
-                Direction.READ,
-                regions[posted.choice],
-                posted.peer,
-                posted.descriptors,
-                posted.deadline,
-                posted.source,
+    def _near_to(self, device: str) -> Transport:
+        transport = self._near.get(memory_kind(device))
+        if transport is None:
+            raise PagesElsewhere(
+                f"pages on {device} cannot be copied by this agent, which has {', '.join(self.names)} only: "
+                "the pools of groups that exchange pages must all lie on devices, or all in host memory"
             )
-        except PairUnmade as error:
-            following = self._following(posted, error)
-            if following is None:
-                raise
-            self._post(following)
-            return
-        self._posted[transport.name, number] = posted
-        self._handles[posted.handle] = transport.name, number
+        return transport
 
-    def _following(self, posted: _Posted, error: TransferError | None) -> _Posted | None:
-        """The same transfer over the next choice, if its end is one that the next choice may mend."""
-        chosen = self._chosen(posted.route.destination)
+    def _far_from(self, device: str) -> Sequence[Transport]:
+        return self.far.get(memory_kind(device), ())
+
+    def _post(self, transfer: Transfer) -> None:
+        try:
+            transfer.transport.post(transfer)
+        except PairUnmade as error:
+            if not self._falls(transfer, error):
+                raise
+            self._post(transfer)
+
+    def _goes_on(self, transfer: Transfer, now: float) -> bool:
+        """Whether a transfer that has ended was begun again, by the next choice."""
+        error = transfer.error
+        if error is None or now >= transfer.deadline or not self._falls(transfer, error):
+            return False
+        transfer.error = None
+        try:
+            self._post(transfer)
+        except TransferError as problem:
+            transfer.error = problem
+        return transfer.error is None
+
+    def _falls(self, transfer: Transfer, error: TransferError) -> bool:
+        """Give a transfer the choice that follows, if its end is one that this may mend."""
         if not isinstance(error, PairUnmade) or error.code in _NOT_OF_THE_TRANSPORT:
-            return None
-        if posted.choice + 1 >= len(chosen):
-            return None
-        old, new = chosen[posted.choice], chosen[posted.choice + 1]
-        if self._fallen.get(posted.route, (0, ""))[0] <= posted.choice:
-            text = f"{new.name} instead of {old.name}: {error.message} ({error.code})"
-            self._fallen[posted.route] = posted.choice + 1, text
+            return False
+        old, new = transfer.transport, _after(self._far_from(transfer.pool.info.device), transfer.transport)
+        if new is None:
+            return False
+        transfer.transport = new
+        route = _route_of(transfer)
+        fallen = self._fallen.get(route)
+        if fallen is None or fallen[0] is old:
+            self._fallen[route] = new, f"{new.name} instead of {old.name}: {error.message} ({error.code})"
             self.num_fallbacks += 1
             self._changed()
-        return posted._replace(choice=posted.choice + 1)
+        return True
 
-    def _take(self, transport: PairTransport, completion: Completion) -> _Posted:
-        posted = self._posted.pop((transport.name, completion.handle))
-        del self._handles[posted.handle]
-        return posted
+
+def _route_of(transfer: Transfer) -> _Route:
+    agent = transfer.peer.agent if isinstance(transfer.peer, RemotePeer) else ""
+    return _Route(agent, transfer.peer.info.device, transfer.pool.info.device)
+
+
+def _after(choices: Iterable[Transport], one: Transport) -> Transport | None:
+    following = iter(choices)
+    return next(following, None) if any(choice is one for choice in following) else None

@@ -25,7 +25,7 @@ from kvstore.protocol import (
 from kvstore.transfer.base import Peer
 from kvstore.transfer.paired.link import LinkMaker
 from kvstore.transfer.paired.pair import PAIR_ABORTED
-from kvstore.transfer.paired.tcp.link import TcpLinks
+from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded
 from mesh.actor import Actor, Call
 from mesh.address import Address
@@ -36,7 +36,7 @@ from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
 from mesh.wire.message import HotMessage, Message
 from nodes.kv_agent.config import Bounds, KVAgentConfig
-from nodes.kv_agent.control_channel import MeshCourier
+from nodes.kv_agent.control_channel import MeshChannel
 from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.events import (
     CancelPull,
@@ -66,8 +66,7 @@ from nodes.kv_agent.pools.foreign import ForeignPools
 from nodes.kv_agent.pools.held import HeldPools
 from nodes.kv_agent.pools.own import held_bytes
 from nodes.kv_agent.pools.taking import take_when_free
-from nodes.kv_agent.pullers import Pullers, make_links, make_remote, make_transports
-from nodes.kv_agent.rank_pulls import RankPulls
+from nodes.kv_agent.transports import make_transports
 from nodes.roles import KV_AGENT, NODE_CODEC
 
 
@@ -86,18 +85,13 @@ class KVAgent(Actor):
     ) -> None:
         self._config = config
         self._host: MemoryHost = host or CudaHost(ShmHost(config.directory))
-        self._links = links if links is not None else make_links(config, self._host)
-        courier = MeshCourier(self, self._keep_pumping)
-        remote = make_remote(config, self._links, courier, self._announce_fallbacks)
-        self._pairs: MeshCourier | None = None
-        if remote is not None:
-            courier.transport, self._pairs = remote, courier
-        self._puller = Pullers(make_transports(config, self._host), remote)
-        self._pulls = RankPulls(self._puller)
+        self._channel = MeshChannel(self, self._keep_pumping)
+        self._transports = make_transports(config, self._host, self._channel, self._announce_fallbacks, links)
+        self._pulls = PagePuller(self._transports)
         # Of each group the pools of all its ranks, of rank 0 the one with the page table.
         self._ranks: dict[str, list[PagePool]] = {}
         self._peers: dict[SourceId, list[Peer]] = {}
-        self._foreign = ForeignPools(self._puller, config.limits.map_s)
+        self._foreign = ForeignPools(self._transports, config.limits.map_s)
         self._calls: dict[int, Call] = {}
         self._last_call = 0
         self._driver = CoreDriver[Event, Command](
@@ -118,11 +112,10 @@ class KVAgent(Actor):
 
         Raises TransferError `tcp_unavailable` where the configured address cannot be listened at.
         """
-        for engine in self._links.values():
-            if isinstance(engine, TcpLinks):
-                host, port = engine.open()
-                engine.wake = self._waker()
-                self.ctx.log.info("tcp", host=host, port=port)
+        wake = self._waker()
+        for transport in self._transports.transports:
+            if where := transport.open(wake):
+                self.ctx.log.info(transport.name, address=where)
         facts: list[Pool] = []
         config = self._config
         for group, wanted in config.groups.items():
@@ -133,7 +126,7 @@ class KVAgent(Actor):
                 self.ctx.log.info("pool", group=group, found=found, bytes=held_bytes(pool), path=pool.path)
         bounds = Bounds(config.max_grants, config.max_remembered, config.limits)
         self._core = AgentCore(self.ctx.address.actor_id, facts, bounds)
-        self._held = HeldPools(self, self._ranks, self._pulls, self._puller.names, self._host, config)
+        self._held = HeldPools(self, self._ranks, self._pulls, self._transports, self._host, config)
 
     # what `HeldPools` needs
 
@@ -159,8 +152,8 @@ class KVAgent(Actor):
         """Announcements of prefill schedulers."""
         if isinstance(message, PagesReady):
             self._handle(PagesAnnounced(sender, message))
-        elif isinstance(message, ClosePair) and self._pairs is not None:
-            self._pairs.transport.pair_failed(message.pair, PAIR_ABORTED, f"{sender.actor_id} has closed it")
+        elif isinstance(message, ClosePair) and self._channel.inbox.transports:
+            self._channel.inbox.pair_failed(message.pair, PAIR_ABORTED, f"{sender.actor_id} has closed it")
             self._keep_pumping()
         else:
             super().on_tell(sender, message, buffers)
@@ -168,8 +161,8 @@ class KVAgent(Actor):
     def on_ask(self, call: Call) -> None:
         """Where a pool lies; grants."""
         message = call.message
-        if isinstance(message, OfferPair | SendPages) and self._pairs is not None:
-            self._pairs.on_ask(call)
+        if isinstance(message, OfferPair | SendPages) and self._channel.inbox.transports:
+            self._channel.on_ask(call)
             return
         if self._held is not None and self._held.on_ask(call):
             return
@@ -193,8 +186,7 @@ class KVAgent(Actor):
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         """Grants of a lost holder are revoked, transfers from a lost source end."""
         self._foreign.agent_lost(peer.actor_id)
-        if self._pairs is not None:
-            self._pairs.transport.agent_lost(peer.actor_id)
+        self._transports.agent_lost(peer.actor_id)
         self._handle(PeerGone(peer, reason))
         if self._held is not None:
             self._held.on_peer_lost(peer)
@@ -218,7 +210,7 @@ class KVAgent(Actor):
             self._pumping.cancel()
         if self._held is not None:
             self._held.stop()
-        self._puller.close()
+        self._transports.close()
         for pool in (pool for pools in self._ranks.values() for pool in pools):
             try:
                 pool.close()
@@ -236,17 +228,16 @@ class KVAgent(Actor):
         for group, pools in self._ranks.items():
             figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pools[0].num_pages - 1)
             figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(sum(map(held_bytes, pools)))
-        if self._pairs is not None:
-            figures["mesh_kv_fallbacks"] = float(len(self._pairs.transport.fallbacks))
-            figures["mesh_kv_fallbacks_total"] = float(self._pairs.transport.num_fallbacks)
+        if self._transports.far:
+            figures["mesh_kv_fallbacks"] = float(len(self._transports.fallbacks))
+            figures["mesh_kv_fallbacks_total"] = float(self._transports.num_fallbacks)
         return figures
 
     # inside
 
     def _announce_fallbacks(self) -> None:
         """Pages of an agent come another way than the first choice now, or again by that."""
-        assert self._pairs is not None
-        fallbacks = self._pairs.transport.fallbacks
+        fallbacks = self._transports.fallbacks
         self.ctx.log.warning("fallbacks", now=fallbacks)
         self.ctx.announce(fallbacks=fallbacks)
 
@@ -309,7 +300,7 @@ class KVAgent(Actor):
         """The mappings of a source's pools, by rank; those of the agent's own are mapped read-only like any other."""
         peers = self._peers.get(source)
         if peers is None:
-            peers = self._peers[source] = [self._puller.connect_own(pool) for pool in self._ranks[source.group]]
+            peers = self._peers[source] = [self._transports.connect_own(pool) for pool in self._ranks[source.group]]
         return peers
 
     async def _map_foreign(self, source: SourceId) -> None:
@@ -329,11 +320,11 @@ class KVAgent(Actor):
 
     def _unmap(self, source: SourceId) -> None:
         for peer in self._peers.pop(source, ()):
-            self._puller.disconnect(peer)
+            self._transports.disconnect(peer)
 
     def _keep_pumping(self) -> None:
-        if self._pumping is None and self._puller.is_busy:
-            self._pumping = self.ctx.later(self._puller.pause_s, self._pump)
+        if self._pumping is None and self._pulls.is_busy:
+            self._pumping = self.ctx.later(self._transports.pause_s, self._pump)
 
     def _waker(self) -> Callable[[], None]:
         """What threads call when there is something to pump."""
@@ -359,7 +350,7 @@ class KVAgent(Actor):
             self._handle(CopyDone(ended.grant_id, ended.event, ended.num_bytes))
             if ended.event.code == DeviceFault.code:
                 failure = ended.event.message
-        if failure := failure or self._puller.device_failure:
+        if failure := failure or self._transports.device_failure:
             # Nothing that this process does on the device succeeds any more; the next one makes the pools again.
             self.ctx.end(f"a device failed: {failure}")
         if self._held is not None:

@@ -11,6 +11,7 @@ from kvstore.pool.device import CPU, memory_kind
 from kvstore.transfer.mapped.cuda_ipc import DEFAULT_COPIES_PER_POLL, DEFAULT_GATHER_FROM
 from kvstore.transfer.mapped.shm import DEFAULT_QUANTUM_BYTES
 from kvstore.transfer.paired.tcp.link import TCP, TcpSettings
+from kvstore.transfer.plugins import installed_transports
 from kvstore.transfer.session import DEFAULT_LIMITS, SessionLimits
 
 CUDA_IPC: Final = "cuda_ipc"
@@ -66,7 +67,8 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     stages them in host memory. With `nccl` and `tcp` a pair with each of them must be made within `pair_timeout_s`.
     Nothing else is tried where it fails, unless `device_fallback` is `tcp`: pairs for which no communicator of NCCL
     could be made then use that, and the agent says so. `host_transport` is how pages in host memory of other agents
-    come: `shm` (same host) or `tcp`. Both ends of a pair must have the transport; `tcp` is how it listens and sends.
+    come: `shm` (same host) or `tcp`. Both may also be the name of a transport that is installed besides
+    (`kvstore/transfer/plugins.py`). Both ends of a pair must have the transport; `tcp` is how it listens and sends.
     `device_wait_s` is how long a start waits for memory on a device that processes of an earlier mesh, or of an agent
     that died, still hold.
     """
@@ -96,12 +98,10 @@ class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
             _check_ranks(group)
         if not _NAME.fullmatch(self.prefix):
             raise ConfigError(f"prefix {self.prefix!r} must be letters, digits, '.', '_' or '-' (it names files)")
-        if self.device_transport not in (CUDA_IPC, NCCL, TCP):
-            raise ConfigError(f"device_transport is {CUDA_IPC!r}, {NCCL!r} or {TCP!r}, not {self.device_transport!r}")
+        _check_transport(self.device_transport, f"device_transport is {CUDA_IPC!r}, {NCCL!r} or {TCP!r}")
         if self.device_transport == NCCL and all(pool.device == CPU for pool in self.pools):
             raise ConfigError(f"device_transport {NCCL!r} moves pages on devices: give the pools a device")
-        if self.host_transport not in (SHM, TCP):
-            raise ConfigError(f"host_transport is {SHM!r} or {TCP!r}, not {self.host_transport!r}")
+        _check_transport(self.host_transport, f"host_transport is {SHM!r} or {TCP!r}")
         if self.device_fallback not in ("", TCP):
             raise ConfigError(f"device_fallback is empty or {TCP!r}, not {self.device_fallback!r}")
         if self.device_fallback and self.device_transport != NCCL:
@@ -127,6 +127,14 @@ def _check_ranks(pools: list[PoolConfig]) -> None:
         raise ConfigError(f"{first.group} needs a pool for each of its {first.layout.tp_size} ranks, got {ranks}")
     if len({(pool.num_pages, pool.layout.tp_size, pool.layout.digest) for pool in pools}) > 1:
         raise ConfigError(f"the pools of the ranks of {first.group} must have as many pages and hold one model")
+
+
+def _check_transport(name: str, ours: str) -> None:
+    """One of ours for this kind of memory, or one that is installed, of which only the agent knows what it moves."""
+    if repr(name) in ours or (name not in (CUDA_IPC, NCCL, SHM, TCP) and name in installed_transports()):
+        return
+    installed = ", ".join(installed_transports()) or "none is"
+    raise ConfigError(f"{ours}, not {name!r}, or the name of an installed transport ({installed})")
 
 
 class Bounds(NamedTuple):

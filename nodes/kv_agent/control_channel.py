@@ -7,38 +7,42 @@ from collections.abc import Callable
 
 from kvstore.errors import TransferError
 from kvstore.protocol import ClosePair, OfferPair, PagesSent, PairAccepted, SendPages
-from kvstore.transfer.selection import ChosenTransport
+from kvstore.transfer.paired.orders import Inbox, Paired
 from mesh.actor import Actor, Call
 from mesh.errors import CallError
 
 
-class MeshCourier:
-    """See `Courier`. `wake` is called when the transport has something to do that nobody has told it."""
+class MeshChannel:
+    """See `ControlChannel`. `wake` is called when a transport has something to do that nobody has told it."""
 
     def __init__(self, actor: Actor, wake: Callable[[], None]) -> None:
         self._actor = actor
         self._wake = wake
-        self.transport: ChosenTransport = ChosenTransport({}, lambda: None)
+        self.inbox = Inbox()
+
+    def attach(self, transport: Paired) -> None:
+        """Tell it what other agents say about its pairs."""
+        self.inbox.transports.append(transport)
 
     @property
     def name(self) -> str:
-        """See `Courier`."""
+        """Address and epoch of the agent."""
         return str(self._actor.ctx.address)
 
     def now(self) -> float:
-        """See `Courier`."""
+        """The actor's clock."""
         return self._actor.ctx.now()
 
     def offer(self, agent: str, offer: OfferPair) -> None:
-        """See `Courier`."""
+        """Ask for a pair; what comes of it is told later."""
         self._actor.ctx.spawn(self._offer(agent, offer), name=f"offer {offer.pair}")
 
     def order(self, agent: str, order: SendPages) -> None:
-        """See `Courier`."""
+        """Ask for pages; what comes of it is told later."""
         self._actor.ctx.spawn(self._order(agent, order), name=f"order {order.pair}")
 
     def close(self, agent: str, pair: str) -> None:
-        """See `Courier`. If it is lost, the other end finds out by its own deadline, or when this agent is gone."""
+        """If it is lost, the other end finds out by its own deadline, or when this agent is gone."""
         self._actor.ctx.tell(agent, ClosePair(pair=pair))
 
     def on_ask(self, call: Call) -> None:
@@ -46,31 +50,31 @@ class MeshCourier:
         message, agent = call.message, call.sender.actor_id
         if isinstance(message, OfferPair):
             try:
-                self.transport.take_offer(agent, message)
+                self.inbox.take_offer(agent, message)
             except TransferError as error:
                 call.fail(error.code, error.message)
             else:
                 call.reply(PairAccepted(pair=message.pair))
         elif isinstance(message, SendPages):
-            self.transport.take_order(agent, message, call.reply)
+            self.inbox.take_order(agent, message, call.reply)
         self._wake()
 
     async def _offer(self, agent: str, offer: OfferPair) -> None:
         try:
             await self._actor.ctx.ask(agent, offer, timeout_s=offer.timeout_s)
         except CallError as error:
-            self.transport.pair_failed(offer.pair, error.code, f"{agent} makes no pair: {error.message}")
+            self.inbox.pair_failed(offer.pair, error.code, f"{agent} makes no pair: {error.message}")
         self._wake()
 
     async def _order(self, agent: str, order: SendPages) -> None:
         try:
             answer = (await self._actor.ctx.ask(agent, order, timeout_s=order.timeout_s)).message
         except CallError as error:
-            self.transport.pair_failed(order.pair, error.code, f"{agent} does not send: {error.message}")
+            self.inbox.pair_failed(order.pair, error.code, f"{agent} does not send: {error.message}")
         else:
             if isinstance(answer, PagesSent):
-                self.transport.sent(answer)
+                self.inbox.sent(answer)
             else:
                 told = f"{agent} answered SendPages with {type(answer).__name__}"
-                self.transport.pair_failed(order.pair, "bad_answer", told)
+                self.inbox.pair_failed(order.pair, "bad_answer", told)
         self._wake()

@@ -10,10 +10,12 @@ import torch
 from gpu_pool import LAYOUT, Child, bytes_at, put_bytes, random_bytes
 
 from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.mapping import handle_of
 from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
-from kvstore.transfer.base import Completion, Descriptor, Direction
+from kvstore.protocol import PoolHandle
+from kvstore.transfer.base import Transfer
 from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
-from kvstore.transfer.plan import coalesce, page_descriptors
+from kvstore.transfer.plan import Descriptor, coalesce, page_descriptors
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,6 +26,13 @@ pytestmark = [
 SIZE = LAYOUT.page_bytes
 NUM_PAGES = 257
 NEVER = 1e9
+
+
+def handle_at(path: str) -> PoolHandle:
+    """A child's pool, which is opened by its path."""
+    return PoolHandle(
+        group="p", agent="", path=path, num_pages=NUM_PAGES, layout=LAYOUT, incarnation=1, device="cuda:0"
+    )
 
 
 class Pair:
@@ -38,15 +47,17 @@ class Pair:
         info = PoolInfo(group="d", num_pages=NUM_PAGES, layout=LAYOUT, incarnation=1, device="cuda:0")
         self.pool: PagePool = self.host.create("kv-d", info)
         self.transport = CudaIpcTransport(self.host, gather_from=gather_from)
-        self.region = self.transport.register(self.pool)
-        self.peer = self.transport.connect(path)
+        self.transport.register(self.pool)
+        self.peer = self.transport.connect(handle_at(path))
 
-    def post(self, source: list[int], destination: list[int], deadline: float = NEVER) -> int:
+    def post(self, source: list[int], destination: list[int], deadline: float = NEVER) -> Transfer:
         parts = page_descriptors(coalesce(source, destination), SIZE)
-        return self.transport.post(Direction.READ, self.region, self.peer, parts, deadline)
+        transfer = Transfer(self.pool, self.peer, parts, deadline)
+        self.transport.post(transfer)
+        return transfer
 
-    def finish(self, limit_s: float = 10.0) -> list[Completion]:
-        ended: list[Completion] = []
+    def finish(self, limit_s: float = 10.0) -> list[Transfer]:
+        ended: list[Transfer] = []
         end = time.monotonic() + limit_s
         while self.transport.num_posted and time.monotonic() < end:
             ended += self.transport.poll(0.0)
@@ -89,7 +100,7 @@ def test_pieces_of_any_size_and_alignment(pair: Pair) -> None:
         size = source.choice([1, 15, 16, 100, 4096, 33_000, 100_001])
         parts.append(Descriptor(free, source.randrange(0, 200 * SIZE), size))
         free += size + source.choice([0, 1, 16])
-    pair.transport.post(Direction.READ, pair.region, pair.peer, parts, NEVER)
+    pair.transport.post(Transfer(pair.pool, pair.peer, parts, NEVER))
     [completion] = pair.finish()
     assert completion.error is None
     expected = bytearray(free)
@@ -103,8 +114,8 @@ def test_pools_of_one_process_are_copied_without_a_handle(pair: Pair) -> None:
     info = PoolInfo(group="q", num_pages=3, layout=LAYOUT, incarnation=1, device="cuda:0")
     own = pair.host.create("kv-q", info)
     put_bytes(own.device_pages, random_bytes(9, 3 * SIZE))
-    peer = pair.transport.connect(own.path)
-    pair.transport.post(Direction.READ, pair.region, peer, [Descriptor(SIZE, 2 * SIZE, SIZE)], NEVER)
+    peer = pair.transport.connect(handle_of(own))
+    pair.transport.post(Transfer(pair.pool, peer, [Descriptor(SIZE, 2 * SIZE, SIZE)], NEVER))
     [completion] = pair.finish()
     assert completion.error is None
     assert pair.page(1) == random_bytes(9, 3 * SIZE)[2 * SIZE :]

@@ -14,10 +14,12 @@ from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.device import DevicePages
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import OfferPair, PoolHandle, SendPages
-from kvstore.transfer.base import Completion, Descriptor, Direction, SourcePages
+from kvstore.transfer.base import SourcePages, Transfer
 from kvstore.transfer.paired.link import Broken, Moved, News, PairLink, Ready, Stopped
 from kvstore.transfer.paired.nccl import NcclLinks
+from kvstore.transfer.paired.orders import Paired
 from kvstore.transfer.paired.transport import PairTransport
+from kvstore.transfer.plan import Descriptor
 
 pytestmark = [
     pytest.mark.gpu,
@@ -71,6 +73,9 @@ class Nobody:
     def now(self) -> float:
         return time.monotonic()
 
+    def attach(self, transport: Paired) -> None:
+        self.paired = transport
+
     def offer(self, agent: str, offer: OfferPair) -> None:
         self.said.append(f"offer {len(offer.unique_id)}")
 
@@ -87,13 +92,13 @@ def test_a_pair_to_which_nobody_comes_ends_at_its_deadline() -> None:
     pool = CudaHost(HeapHost()).create("kv-d", info)
     courier = Nobody()
     transport = PairTransport(NcclLinks(), courier, init_timeout_s=2.0)
-    region = transport.register(pool)
+    transport.register(pool)
     handle = PoolHandle(group="p", agent="far", path="", num_pages=8, layout=layout, incarnation=1, device="cuda:0")
-    peer = transport.reach(handle)
+    peer = transport.connect(handle)
     begin = time.monotonic()
     source = SourcePages([1], [1])
-    transport.post(Direction.READ, region, peer, [Descriptor(0, 0, 64)], begin + 20, source)
-    ended: list[Completion] = []
+    transport.post(Transfer(pool, peer, [Descriptor(0, 0, 64)], begin + 20, source))
+    ended: list[Transfer] = []
     while transport.num_posted and time.monotonic() < begin + 30:
         ended += transport.poll(time.monotonic())
     print(f"the pair was given up and its thread ended after {time.monotonic() - begin:.2f} s")

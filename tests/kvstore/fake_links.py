@@ -1,7 +1,7 @@
 """Pairs of two ranks over fake devices and pools, for tests only. Sends and receives meet by their order alone."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fake_devices import FakeDeviceMemory
 
@@ -62,6 +62,9 @@ class FakeLinks:
         self.wire = wire
         self.memory = memory
         self.is_missing = False
+
+    def open(self, wake: Callable[[], None]) -> str:
+        return ""
 
     def unique_id(self) -> bytes:
         if self.is_missing:

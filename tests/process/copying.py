@@ -19,7 +19,8 @@ from gpu_pool import LAYOUT, Child, bytes_at, put_bytes, random_bytes
 from kvstore.pool.cuda.memory import load_cupy_memory
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
-from kvstore.transfer.base import Direction
+from kvstore.protocol import PoolHandle
+from kvstore.transfer.base import Transfer
 from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
 from kvstore.transfer.paired.link import Broken, LinkMaker, Moved, News, PairLink, Ready
 from kvstore.transfer.paired.nccl import NcclLinks
@@ -52,10 +53,15 @@ def pull(directory: Path, gather_from: int) -> None:
     pool = make(directory, "kv-d")
     host = CudaHost(ShmHost(directory))
     transport = CudaIpcTransport(host, gather_from=gather_from)
-    region, peer = transport.register(pool), transport.connect(path)
+    transport.register(pool)
+    info = pool.info
+    there = PoolHandle(
+        group="p", agent="", path=path, num_pages=NUM_PAGES, layout=info.layout, incarnation=1, device=info.device
+    )
+    peer = transport.connect(there)
     pages, targets = (random.Random(seed).sample(range(1, NUM_PAGES), 12) for seed in (1, 2))
     parts = page_descriptors(coalesce(pages, targets), SIZE)
-    transport.post(Direction.READ, region, peer, parts, float("inf"))
+    transport.post(Transfer(pool, peer, parts, float("inf")))
     ends_at = time.monotonic() + 20
     while transport.num_posted and time.monotonic() < ends_at:
         for ended in transport.poll(0.0):

@@ -14,7 +14,7 @@ from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageTable, Torn
 from kvstore.hashing import unpack_tokens
 from kvstore.pool.page_pool import PagePool
-from kvstore.transfer.base import Direction
+from kvstore.transfer.base import Transfer
 from nodes.kv_agent.actor import KVAgent
 from nodes.protocol import RowError
 from nodes.worker.actor import WorkerActor
@@ -140,15 +140,15 @@ def slow_down(agent: KVAgent, copy_s: float, most_late: int, moments: BadMoments
     """Have each quantum of a copy take `copy_s`, and let a cancelled copy write on for up to `most_late` of them."""
     later = agent.ctx.later
     transport: Any
-    [transport] = agent._puller.transports
+    [transport] = agent._transports.transports
     cancel, post = transport.cancel, transport.post
 
-    def posted(direction: Direction, region: int, *more: Any) -> int:
-        moments.on_copy(transport._regions[region].info.group, copy_s)
-        return post(direction, region, *more)
+    def posted(transfer: Transfer) -> None:
+        moments.on_copy(transfer.pool.info.group, copy_s)
+        post(transfer)
 
     agent.ctx.later = lambda delay_s, *callback: later(delay_s or copy_s, *callback)  # type: ignore[method-assign]
-    transport.cancel = lambda handle: later(dice.random() * most_late * copy_s, cancel, handle)
+    transport.cancel = lambda transfer: later(dice.random() * most_late * copy_s, cancel, transfer)
     transport.post = posted
 
 

@@ -19,9 +19,12 @@ from kvstore.errors import DeviceError, KVError, PagesElsewhere, TransferError
 from kvstore.pool.cuda.gather import MAX_RANGES
 from kvstore.pool.cuda.memory import CopyMark, CopyRange, CopyStream
 from kvstore.pool.cuda.pool import CudaHost
-from kvstore.pool.device import CPU, DevicePages, cuda_ordinal
+from kvstore.pool.device import CPU, CUDA, cuda_ordinal
 from kvstore.pool.page_pool import PagePool
-from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages, require_inside
+from kvstore.protocol import PoolHandle
+from kvstore.transfer.base import Peer, Transfer, Transport
+from kvstore.transfer.mapped.peer import MappedPeer
+from kvstore.transfer.plan import Descriptor
 
 # Putting a copy into a stream takes 3 to 5 microseconds [not yet measured here], so a poll takes about a millisecond.
 DEFAULT_COPIES_PER_POLL: Final = 256
@@ -36,42 +39,40 @@ _EAGER_POLLS: Final = 1024
 _PAUSE_S: Final = 0.001
 
 
-class DevicePeer:
-    """A foreign pool with its pages open on the device."""
-
-    def __init__(self, pool: PagePool) -> None:
-        self.pool = pool
-        self.info = pool.info
-        self.pages: DevicePages = pool.device_pages
-        self._table = pool.table()
-
-    def generations(self, pages: Sequence[int]) -> list[int]:
-        """See `Peer`."""
-        return self._table.peek_generations(pages)
-
-
 class _Copy:
     """One posted transfer: what is not in the stream yet, and the mark behind what is."""
 
-    __slots__ = ("deadline", "error", "handle", "local", "mark", "num_bytes", "parts", "peer")
+    __slots__ = ("mark", "parts", "peer", "transfer")
 
-    def __init__(
-        self, handle: int, local: PagePool, peer: DevicePeer, parts: deque[Descriptor], deadline: float
-    ) -> None:
-        self.handle = handle
-        self.local = local
+    def __init__(self, transfer: Transfer, peer: MappedPeer) -> None:
+        self.transfer = transfer
         self.peer = peer
-        self.parts = parts
-        self.deadline = deadline
+        self.parts = deque(merge(transfer.parts))
         self.mark: CopyMark | None = None
-        self.num_bytes = 0
-        self.error: TransferError | None = None
+
+    def end(self, code: str, message: str) -> None:
+        """Put nothing more of this transfer into its stream."""
+        self.parts.clear()
+        self.transfer.fail(code, message)
+
+    def has_settled(self) -> bool:
+        """Whether nothing of it runs on the device. A fault ends everything there, so nothing does after it."""
+        try:
+            return self.mark is None or self.mark.is_done()
+        except DeviceError as fault:
+            self.transfer.error = TransferError(fault.code, fault.message)
+            return True
+
+    def progress(self) -> str:
+        """What has become of it so far."""
+        return f"{len(self.parts)} copies were not begun yet, {self.transfer.num_bytes} bytes were"
 
 
-class CudaIpcTransport:
-    """`Transport` between pools on the devices of one host."""
+class CudaIpcTransport(Transport):
+    """Between pools on the devices of one host."""
 
     name = "cuda_ipc"
+    kinds = frozenset({CUDA})
 
     def __init__(
         self,
@@ -82,26 +83,24 @@ class CudaIpcTransport:
         self._host = host
         self._copies_per_poll = copies_per_poll
         self._gather_from = gather_from
-        self._regions: dict[int, PagePool] = {}
-        self._peers: list[DevicePeer] = []
-        self._leaving: list[DevicePeer] = []
+        self._peers: list[MappedPeer] = []
+        self._leaving: list[MappedPeer] = []
         self._posted: deque[_Copy] = deque()
         self._streams: dict[int, CopyStream] = {}
-        self._last_handle = 0
         self._num_idle = 0
 
     @property
     def num_posted(self) -> int:
-        """See `Transport`."""
+        """Copies that have not ended."""
         return len(self._posted)
 
     @property
     def pause_s(self) -> float:
-        """See `Transport`."""
+        """Seconds until another look at the device pays."""
         return 0.0 if self._num_idle < _EAGER_POLLS else _PAUSE_S
 
-    def register(self, pool: PagePool) -> int:
-        """See `Transport`. Raises PagesElsewhere for a pool in host memory, DeviceUnavailable.
+    def register(self, pool: PagePool) -> None:
+        """Raises PagesElsewhere for a pool in host memory, DeviceUnavailable.
 
         Makes the stream of the pool's device, and compiles its kernel, so that no transfer has to wait for that. Where
         a worker made the pages the first transfer has to: until then this process has no context on the device.
@@ -109,20 +108,14 @@ class CudaIpcTransport:
         _require_device(pool)
         if not pool.info.is_in_worker:
             self._stream_of(cuda_ordinal(pool.info.device))
-        region = len(self._regions)
-        self._regions[region] = pool
-        return region
 
-    def export(self, region: int) -> str:
-        """See `Transport`: the path of the file with header and page table."""
-        return self._regions[region].path
-
-    def connect(self, address: str) -> DevicePeer:
-        """See `Transport`. Opens the pages: an error of the device is one of this call."""
-        pool = self._host.open(address, writable=False)
+    def connect(self, handle: PoolHandle) -> MappedPeer:
+        """Opens the pages: an error of the device is one of this call."""
+        pool = self._host.open(handle.path, writable=False)
         try:
             _require_device(pool)
-            peer = DevicePeer(pool)
+            peer = MappedPeer(pool, self)
+            pool.device_pages  # noqa: B018 - opens them
         except BaseException:
             pool.close()
             raise
@@ -130,45 +123,34 @@ class CudaIpcTransport:
         return peer
 
     def disconnect(self, peer: Peer) -> None:
-        """See `Transport`. The handle is closed when no copy reads through it any more."""
+        """The handle is closed when no copy reads through it any more."""
         for copy in self._posted:
             if copy.peer is peer:
-                _end(copy, TransferError("source_lost", f"the pool of {peer.info.group} was given up"))
+                copy.end("source_lost", f"the pool of {peer.info.group} was given up")
         self._leaving += [known for known in self._peers if known is peer]
         self._peers = [known for known in self._peers if known is not peer]
         self._close_unused()
 
-    def post(
-        self,
-        direction: Direction,
-        region: int,
-        peer: Peer,
-        descriptors: Sequence[Descriptor],
-        deadline: float,
-        source: SourcePages | None = None,
-    ) -> int:
-        """See `Transport`. Reads only: an agent writes into its own pools and no others."""
-        if direction is not Direction.READ or not isinstance(peer, DevicePeer):
+    def post(self, transfer: Transfer) -> None:
+        """Raises TransferError `unsupported` for a pool that this transport has not opened, `bad_descriptor`."""
+        if not isinstance(transfer.peer, MappedPeer):
             raise TransferError("unsupported", f"{self.name} only reads from pools that it has opened itself")
-        local = self._regions[region]
-        require_inside(descriptors, local.info, peer.info)
-        self._last_handle += 1
-        self._posted.append(_Copy(self._last_handle, local, peer, deque(merge(descriptors)), deadline))
+        transfer.require_inside()
+        self._posted.append(_Copy(transfer, transfer.peer))
         self._num_idle = 0
-        return self._last_handle
 
-    def poll(self, now: float) -> list[Completion]:
-        """See `Transport`. Begins at most `copies_per_poll` copies, dealt out in turns, and waits for none."""
-        ended: list[Completion] = []
+    def poll(self, now: float) -> list[Transfer]:
+        """Begins at most `copies_per_poll` copies, dealt out in turns, and waits for none."""
+        ended: list[Transfer] = []
         budget = self._copies_per_poll
         for _ in range(len(self._posted)):
             copy = self._posted.popleft()
-            if copy.error is None and now >= copy.deadline:
-                _end(copy, TransferError("deadline_exceeded", _progress(copy)))
+            if copy.transfer.error is None and now >= copy.transfer.deadline:
+                copy.end("deadline_exceeded", copy.progress())
             if copy.parts and budget > 0:
                 budget -= self._advance(copy, budget)
-            if not copy.parts and _has_settled(copy):
-                ended.append(Completion(copy.handle, copy.num_bytes, copy.error))
+            if not copy.parts and copy.has_settled():
+                ended.append(copy.transfer)
             else:
                 self._posted.append(copy)
         # Whoever came first in this poll comes last in the next.
@@ -178,41 +160,40 @@ class CudaIpcTransport:
             self._close_unused()
         return ended
 
-    def cancel(self, handle: int) -> None:
-        """See `Transport`."""
+    def cancel(self, transfer: Transfer) -> None:
+        """Copy nothing more of it."""
         for copy in self._posted:
-            if copy.handle == handle:
-                _end(copy, TransferError("cancelled", "the transfer was cancelled"))
+            if copy.transfer is transfer:
+                copy.end("cancelled", "the transfer was cancelled")
 
-    def drain(self) -> list[Completion]:
-        """See `Transport`. Blocks until the devices have done what is in their streams."""
-        ended: list[Completion] = []
+    def drain(self) -> list[Transfer]:
+        """Blocks until the devices have done what is in their streams."""
+        ended: list[Transfer] = []
         while self._posted:
             copy = self._posted.popleft()
-            _end(copy, TransferError("cancelled", "the transfer was cancelled"))
+            copy.end("cancelled", "the transfer was cancelled")
             if copy.mark is not None:
                 try:
                     copy.mark.wait()
                 except DeviceError as fault:
-                    copy.error = TransferError(fault.code, fault.message)
-            ended.append(Completion(copy.handle, copy.num_bytes, copy.error))
+                    copy.transfer.error = TransferError(fault.code, fault.message)
+            ended.append(copy.transfer)
         self._close_unused()
         return ended
 
     def close(self) -> None:
-        """See `Transport`."""
+        """Drain, and unmap every pool."""
         self.drain()
         for peer in self._peers:
             _close_pool(peer.pool)
         self._peers.clear()
-        self._regions.clear()
         self._streams.clear()
 
     def _advance(self, copy: _Copy, budget: int) -> int:
         """Put up to `budget` copies of one transfer into its stream, more by a kernel; returns what it took of that."""
         try:
             # Asked for each time: a pool that was closed says so, and its address must not be used.
-            target, source = copy.local.device_pages, copy.peer.pool.device_pages
+            target, source = copy.transfer.pool.device_pages, copy.peer.pool.device_pages
             # A kernel reads another device's memory only where peer access was enabled, and ends the process if not.
             is_near = target.device == source.device
             stream = self._stream_of(target.device)
@@ -228,9 +209,9 @@ class CudaIpcTransport:
             ]
             copy.mark = stream.gather(ranges) if gathers else stream.copy(ranges)
         except KVError as error:
-            _end(copy, TransferError(error.code, f"{error.message}; {_progress(copy)}"))
+            copy.end(error.code, f"{error.message}; {copy.progress()}")
             return 0
-        copy.num_bytes += sum(part.num_bytes for part in parts)
+        copy.transfer.num_bytes += sum(part.num_bytes for part in parts)
         return -(-len(parts) // _GATHERED_PER_CALL) if gathers else len(parts)
 
     def _stream_of(self, device: int) -> CopyStream:
@@ -270,23 +251,3 @@ def _close_pool(pool: PagePool) -> None:
     # A device that has failed cannot close a handle either; what this process had there goes with it.
     with contextlib.suppress(DeviceError):
         pool.close()
-
-
-def _end(copy: _Copy, error: TransferError) -> None:
-    """Put nothing more of this transfer into its stream. The first reason stays."""
-    copy.parts.clear()
-    if copy.error is None:
-        copy.error = error
-
-
-def _has_settled(copy: _Copy) -> bool:
-    """Whether nothing of the transfer runs on the device. A fault ends everything there, so nothing does after it."""
-    try:
-        return copy.mark is None or copy.mark.is_done()
-    except DeviceError as fault:
-        copy.error = TransferError(fault.code, fault.message)
-        return True
-
-
-def _progress(copy: _Copy) -> str:
-    return f"{len(copy.parts)} copies were not begun yet, {copy.num_bytes} bytes were"

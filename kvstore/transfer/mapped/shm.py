@@ -6,163 +6,121 @@ same code moves simulated pools.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Final
 
 from kvstore.errors import PagesElsewhere, PoolClosed, TransferError
 from kvstore.pool.device import CPU
-from kvstore.pool.page_pool import MemoryHost, PagePool, PoolInfo
-from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages, require_inside
+from kvstore.pool.page_pool import MemoryHost, PagePool
+from kvstore.protocol import PoolHandle
+from kvstore.transfer.base import Peer, Transfer, Transport
+from kvstore.transfer.mapped.peer import MappedPeer
 
 # 2 MiB take 0.2 to 0.4 ms, 1 ms on a busy host; larger pieces are not copied any faster.
 DEFAULT_QUANTUM_BYTES: Final = 2 << 20
 
 
-class MappedPeer:
-    """A foreign pool, mapped read-only."""
-
-    def __init__(self, pool: PagePool) -> None:
-        self.pool = pool
-        self.info: PoolInfo = pool.info
-        self._table = pool.table()
-
-    def generations(self, pages: Sequence[int]) -> list[int]:
-        """See `Peer`."""
-        return self._table.peek_generations(pages)
-
-
 class _Copy:
-    """One posted transfer: what is left of it."""
+    """What is left of a transfer."""
 
-    __slots__ = ("deadline", "destination", "error", "handle", "num_bytes", "parts", "peer", "position", "source")
+    __slots__ = ("destination", "parts", "position", "source", "transfer")
 
-    def __init__(self, handle: int, peer: MappedPeer, destination: memoryview, parts: Sequence[Descriptor]) -> None:
-        self.handle = handle
-        self.peer = peer
-        self.source = peer.pool.pages_view
-        self.destination = destination
-        self.parts = deque(parts)
+    def __init__(self, transfer: Transfer, source: memoryview) -> None:
+        self.transfer = transfer
+        self.source = source
+        self.destination = transfer.pool.pages_view
+        self.parts = deque(transfer.parts)
         self.position = 0
-        self.num_bytes = 0
-        self.deadline = 0.0
-        self.error: TransferError | None = None
 
 
-class ShmTransport:
-    """`Transport` between pools that this process can map."""
+class ShmTransport(Transport):
+    """Between pools that this process can map: `poll` does the work itself, `quantum_bytes` at a time."""
 
     name = "shm"
+    kinds = frozenset({CPU})
+    cuts_pages = True
 
     def __init__(self, host: MemoryHost, quantum_bytes: int = DEFAULT_QUANTUM_BYTES) -> None:
         self._host = host
         self._quantum_bytes = quantum_bytes
-        self._regions: dict[int, PagePool] = {}
         self._peers: list[MappedPeer] = []
         self._posted: deque[_Copy] = deque()
-        self._last_handle = 0
 
     @property
     def num_posted(self) -> int:
-        """See `Transport`."""
+        """Copies that have not ended."""
         return len(self._posted)
 
-    @property
-    def pause_s(self) -> float:
-        """See `Transport`: `poll` does the work itself."""
-        return 0.0
-
-    def register(self, pool: PagePool) -> int:
-        """See `Transport`."""
+    def register(self, pool: PagePool) -> None:
+        """Raises PagesElsewhere for a pool that does not lie in host memory."""
         _require_host(pool)
-        region = len(self._regions)
-        self._regions[region] = pool
-        return region
 
-    def export(self, region: int) -> str:
-        """See `Transport`: the segment's path."""
-        return self._regions[region].path
-
-    def connect(self, address: str) -> MappedPeer:
-        """See `Transport`."""
-        pool = self._host.open(address, writable=False)
+    def connect(self, handle: PoolHandle) -> MappedPeer:
+        """Map a pool read-only."""
+        pool = self._host.open(handle.path, writable=False)
         try:
             _require_host(pool)
         except PagesElsewhere:
             pool.close()
             raise
-        peer = MappedPeer(pool)
+        peer = MappedPeer(pool, self)
         self._peers.append(peer)
         return peer
 
     def disconnect(self, peer: Peer) -> None:
-        """See `Transport`."""
+        """End its copies and unmap the pool."""
         for copy in self._posted:
-            if copy.peer is peer:
-                copy.error = TransferError("source_lost", f"the pool of {peer.info.group} was given up")
+            if copy.transfer.peer is peer:
+                copy.transfer.fail("source_lost", f"the pool of {peer.info.group} was given up")
         for known in self._peers:
             if known is peer:
                 known.pool.close()
         self._peers = [known for known in self._peers if known is not peer]
 
-    def post(
-        self,
-        direction: Direction,
-        region: int,
-        peer: Peer,
-        descriptors: Sequence[Descriptor],
-        deadline: float,
-        source: SourcePages | None = None,
-    ) -> int:
-        """See `Transport`. The source is mapped read-only, so there is no WRITE."""
-        if direction is not Direction.READ or not isinstance(peer, MappedPeer):
+    def post(self, transfer: Transfer) -> None:
+        """Raises TransferError `unsupported` for a pool that this transport has not opened, `bad_descriptor`."""
+        if not isinstance(transfer.peer, MappedPeer):
             raise TransferError("unsupported", f"{self.name} only reads from pools that it has mapped itself")
-        pool = self._regions[region]
-        require_inside(descriptors, pool.info, peer.info)
-        self._last_handle += 1
-        copy = _Copy(self._last_handle, peer, pool.pages_view, descriptors)
-        copy.deadline = deadline
-        self._posted.append(copy)
-        return copy.handle
+        transfer.require_inside()
+        self._posted.append(_Copy(transfer, transfer.peer.pool.pages_view))
 
-    def poll(self, now: float) -> list[Completion]:
-        """See `Transport`. Copies at most one quantum, so it takes a millisecond or so."""
-        ended: list[Completion] = []
+    def poll(self, now: float) -> list[Transfer]:
+        """Copies at most one quantum, so it takes a millisecond or so."""
+        ended: list[Transfer] = []
         budget = self._quantum_bytes
         for _ in range(len(self._posted)):
             copy = self._posted.popleft()
-            if copy.error is None and now >= copy.deadline:
-                copy.error = TransferError("deadline_exceeded", f"{len(copy.parts)} runs of pages were not copied yet")
-            if copy.error is None and budget > 0:
+            transfer = copy.transfer
+            if now >= transfer.deadline:
+                transfer.fail("deadline_exceeded", f"{len(copy.parts)} runs of pages were not copied yet")
+            if transfer.error is None and budget > 0:
                 budget -= self._advance(copy, budget)
-            if copy.error is not None or not copy.parts:
-                ended.append(Completion(copy.handle, copy.num_bytes, copy.error))
+            if transfer.error is not None or not copy.parts:
+                ended.append(transfer)
             else:
                 self._posted.append(copy)
         # Whoever had this quantum comes last for the next.
         self._posted.rotate(-1)
         return ended
 
-    def cancel(self, handle: int) -> None:
-        """See `Transport`."""
-        for copy in self._posted:
-            if copy.handle == handle and copy.error is None:
-                copy.error = TransferError("cancelled", "the transfer was cancelled")
+    def cancel(self, transfer: Transfer) -> None:
+        """Copy nothing more of it."""
+        if any(copy.transfer is transfer for copy in self._posted):
+            transfer.fail("cancelled", "the transfer was cancelled")
 
-    def drain(self) -> list[Completion]:
-        """See `Transport`. Copies run only inside `poll`, so forgetting them is enough."""
-        for copy in self._posted:
-            self.cancel(copy.handle)
-        ended = [Completion(copy.handle, copy.num_bytes, copy.error) for copy in self._posted]
+    def drain(self) -> list[Transfer]:
+        """Copies run only inside `poll`, so forgetting them is enough."""
+        ended = [copy.transfer for copy in self._posted]
+        for transfer in ended:
+            self.cancel(transfer)
         self._posted.clear()
         return ended
 
     def close(self) -> None:
-        """See `Transport`."""
+        """Drain, and unmap every pool."""
         self.drain()
         for peer in self._peers:
             peer.pool.close()
         self._peers.clear()
-        self._regions.clear()
 
     @staticmethod
     def _advance(copy: _Copy, budget: int) -> int:
@@ -182,8 +140,8 @@ class ShmTransport:
                     copy.position = 0
         except ValueError:
             # The view was released: its pool was closed under the transfer.
-            copy.error = TransferError(PoolClosed.code, "a pool was closed while its pages were copied")
-        copy.num_bytes += done
+            copy.transfer.fail(PoolClosed.code, "a pool was closed while its pages were copied")
+        copy.transfer.num_bytes += done
         return done
 
 

@@ -5,7 +5,7 @@ rank 0 makes and which travels over the mesh. Both put the same transfers to the
 time. Nothing here blocks the caller but `stop`: what happened is fetched by `news`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from kvstore.pool.device import DevicePages
@@ -69,6 +69,10 @@ class LinkMaker(Protocol):
     name: ClassVar[str]
     kinds: ClassVar[frozenset[str]]
     eager_polls: ClassVar[int]
+
+    def open(self, wake: Callable[[], None]) -> str:
+        """See `Transport`: the address at which others are waited for, or empty. Raises TransferError."""
+        ...
 
     def unique_id(self) -> bytes:
         """What both halves of one pair must be given. Raises KVError: this engine cannot be had here."""

@@ -1,23 +1,56 @@
 """What two agents say to each other about pages that one sends and the other receives, and what each checks of it.
 
-Used by `transport.py`; `Courier` is what the agent's actor implements.
+Used by `transport.py`; `ControlChannel` is what the agent's actor implements.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvstore.errors import KVError, TransferError
 from kvstore.pool.header import PoolInfo
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
+from kvstore.transfer.base import Transport
+
+Reply = Callable[[PagesSent], None]
 
 
-class Courier(Protocol):
-    """The agent to its transport: clock, name, and messages to others, whose answers come back as calls."""
+class Paired(Protocol):
+    """A transport whose two ends speak with each other by way of their agents. Each method is what the other said."""
+
+    name: str
+
+    def knows(self, pair: str) -> bool:
+        """Whether a pair of this name is one of this transport."""
+        ...
+
+    def take_offer(self, agent: str, offer: OfferPair) -> None:
+        """Another agent wants pages of a pool of this one. Raises TransferError."""
+        ...
+
+    def take_order(self, agent: str, order: SendPages, reply: Reply) -> None:
+        """Another agent has begun to receive; `reply` is called once."""
+        ...
+
+    def sent(self, answer: PagesSent) -> None:
+        """The other end has sent what it was ordered to, or not."""
+        ...
+
+    def pair_failed(self, pair: str, code: str, why: str) -> None:
+        """The other end refused, closed, or cannot be asked any more."""
+        ...
+
+
+class ControlChannel(Protocol):
+    """The agent to its transports: clock, name, and messages to others, whose answers come back to `Paired`."""
 
     @property
     def name(self) -> str:
         """What no other agent and no other incarnation of this one is called."""
+        ...
+
+    def attach(self, transport: Paired) -> None:
+        """From now on what other agents say about pairs of this transport is told to it."""
         ...
 
     def now(self) -> float:
@@ -37,11 +70,43 @@ class Courier(Protocol):
         ...
 
 
+class Inbox:
+    """What other agents say about pairs, given to the transport that it is about."""
+
+    def __init__(self) -> None:
+        self.transports: list[Paired] = []
+
+    def take_offer(self, agent: str, offer: OfferPair) -> None:
+        """See `Paired`. Raises TransferError, `not_served` for a transport that this agent does not have."""
+        for transport in self.transports:
+            if transport.name == offer.transport:
+                transport.take_offer(agent, offer)
+                return
+        have = ", ".join(transport.name for transport in self.transports) or "none"
+        raise TransferError("not_served", f"this agent has {have}, not {offer.transport}: configure agents alike")
+
+    def take_order(self, agent: str, order: SendPages, reply: Reply) -> None:
+        """See `Paired`; of a pair that nobody knows the first says so."""
+        knowing = (transport for transport in self.transports if transport.knows(order.pair))
+        next(knowing, self.transports[0]).take_order(agent, order, reply)
+
+    def sent(self, answer: PagesSent) -> None:
+        """See `Paired`."""
+        for transport in self.transports:
+            transport.sent(answer)
+
+    def pair_failed(self, pair: str, code: str, why: str) -> None:
+        """See `Paired`."""
+        for transport in self.transports:
+            transport.pair_failed(pair, code, why)
+
+
 class RemotePeer:
     """A pool of another agent, known by what that agent says of it."""
 
-    def __init__(self, handle: PoolHandle) -> None:
+    def __init__(self, handle: PoolHandle, transport: Transport) -> None:
         self.agent = handle.agent
+        self.transport = transport
         self.info = PoolInfo(
             group=handle.group,
             num_pages=handle.num_pages,

@@ -4,8 +4,8 @@ The destination's agent makes the pair (rank 0), receives, and is the only one t
 transport; the source's agent (rank 1) sends what it is ordered to. Page tables of other hosts cannot be read, so the
 source compares generations before and after it sends, and a transfer is complete when its bytes and that word are in.
 
-`pair.py` decides, a `LinkMaker` (`nccl.py`, `tcp/link.py`) moves bytes, `Courier` carries messages. Chosen by the
-operator; where a pair cannot be made its transfers end with PairUnmade, and what follows is `selection.py`'s.
+`pair.py` decides, a `LinkMaker` (`nccl.py`, `tcp/link.py`) moves bytes, `ControlChannel` carries messages. Chosen
+by the operator; where a pair cannot be made its transfers end with PairUnmade, and what follows is `selection.py`'s.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ from kvstore.errors import DeviceError, DeviceFault, KVError, PagesElsewhere, Pa
 from kvstore.pool.device import CPU, memory_kind
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
-from kvstore.transfer.base import Completion, Descriptor, Direction, Peer, SourcePages, require_inside
+from kvstore.transfer.base import Peer, Transfer, Transport
 from kvstore.transfer.paired.link import Broken, LinkMaker, Memory, Moved, PairLink, Ready, Stopped
-from kvstore.transfer.paired.orders import Courier, RemotePeer, compare_generations, fits, sent_answer
+from kvstore.transfer.paired.orders import ControlChannel, RemotePeer, Reply, compare_generations, fits, sent_answer
 from kvstore.transfer.paired.pair import PAIR_ABORTED, Abort, Command, Finished, Initialise, Pair, PairPhase, Run
 
 SOURCE_FAILED: Final = "source_failed"
@@ -25,8 +25,6 @@ _MAX_PAIRS: Final = 64
 _PAUSE_S: Final = 0.001
 # Of one order: dealing them out is work for the agent's loop.
 _MAX_PARTS: Final = 1 << 16
-
-Reply = Callable[[PagesSent], None]
 
 
 class _Half(NamedTuple):
@@ -42,11 +40,10 @@ class _Receipt(NamedTuple):
     """A transfer into a pool of this agent."""
 
     half: _Half
-    peer: RemotePeer
+    transfer: Transfer
     memory: Memory
     parts: list[tuple[int, int]]
     order: SendPages
-    num_bytes: int
 
 
 class _Sending(NamedTuple):
@@ -58,15 +55,15 @@ class _Sending(NamedTuple):
     reply: Reply
 
 
-class PairTransport:
-    """`Transport` between pools of different agents; `links` is the engine, whose name it has."""
+class PairTransport(Transport):
+    """Between pools of different agents; `links` is the engine, whose name and kinds of memory it has."""
 
-    def __init__(self, links: LinkMaker, courier: Courier, init_timeout_s: float = 20.0) -> None:
+    def __init__(self, links: LinkMaker, channel: ControlChannel, init_timeout_s: float = 20.0) -> None:
         self.name = links.name
+        self.kinds = links.kinds
         self._links = links
-        self._courier = courier
+        self._channel = channel
         self._init_timeout_s = init_timeout_s
-        self._pools: list[PagePool] = []
         # Those that others may read, by group and rank.
         self._sources: dict[tuple[str, int], PagePool] = {}
         # Halves of both roles by name; those in use for receiving by agent, source's and destination's device.
@@ -74,87 +71,77 @@ class PairTransport:
         self._receiving: dict[tuple[str, str, str], str] = {}
         self._receipts: dict[int, _Receipt] = {}
         self._sendings: dict[tuple[str, int], _Sending] = {}
-        self._ended: list[Completion] = []
-        self.device_failure = ""
-        """Why no work on a device of this process succeeds any more; empty: nobody has seen it fail."""
-        self._last_handle = 0
+        self._ended: list[Transfer] = []
+        self._failure = ""
+        self._num_orders = 0
         self._num_pairs = 0
         self._num_idle = 0
+        channel.attach(self)
+
+    def open(self, wake: Callable[[], None]) -> str:
+        """Have the engine listen, if it does. Raises TransferError."""
+        return self._links.open(wake)
 
     @property
     def num_posted(self) -> int:
-        """See `Transport`; what is sent for others counts too, and pairs that are being made or given up."""
+        """What is sent for others counts too, and pairs that are being made or given up."""
         return len(self._ended) + sum(half.state.is_busy for half in self._halves.values())
 
     @property
     def pause_s(self) -> float:
-        """See `Transport`."""
+        """Seconds until another look at the engine pays."""
         return 0.0 if self._num_idle < self._links.eager_polls else _PAUSE_S
 
-    def register(self, pool: PagePool) -> int:
-        """See `Transport`. The pool can be sent from, too, instead of an earlier one of its group and rank."""
+    @property
+    def device_failure(self) -> str:
+        """Seen where pages are sent; where they are received, the transfer ends with it."""
+        return self._failure
+
+    def register(self, pool: PagePool) -> None:
+        """The pool can be sent from, too, instead of an earlier one of its group and rank. Raises PagesElsewhere."""
         self._require_kind(pool.info.device, pool.path)
-        self._pools.append(pool)
         self._sources[pool.info.group, pool.info.layout.tp_rank] = pool
-        return len(self._pools) - 1
 
-    def export(self, region: int) -> str:
-        """See `Transport`; others reach the pool by its `PoolHandle` instead."""
-        return self._pools[region].path
-
-    def connect(self, address: str) -> Peer:
-        """See `Transport`. A path says nothing on another host: use `reach`."""
-        raise TransferError("unsupported", f"{self.name} reaches pools by their agents, not by the path {address}")
-
-    def reach(self, handle: PoolHandle) -> RemotePeer:
-        """A foreign pool as its agent describes it. Raises PagesElsewhere: in memory that this engine cannot move."""
+    def connect(self, handle: PoolHandle) -> RemotePeer:
+        """Asks nobody yet. Raises PagesElsewhere: in memory that this engine cannot move."""
         self._require_kind(handle.device, f"{handle.group} at {handle.agent}")
-        return RemotePeer(handle)
+        return RemotePeer(handle, self)
 
     def disconnect(self, peer: Peer) -> None:
-        """See `Transport`. The pair stays for the agent's other pools, until the agent is lost."""
+        """The pair stays for the agent's other pools, until the agent is lost."""
         gone = TransferError("source_lost", f"the pool of {peer.info.group} was given up")
         for number, receipt in list(self._receipts.items()):
-            if receipt.peer is peer:
+            if receipt.transfer.peer is peer:
                 self._perform(receipt.half, receipt.half.state.cancel(number, gone))
 
-    def post(
-        self,
-        direction: Direction,
-        region: int,
-        peer: Peer,
-        descriptors: Sequence[Descriptor],
-        deadline: float,
-        source: SourcePages | None = None,
-    ) -> int:
-        """See `Transport`. The deadline also bounds how long the sender tries."""
-        if direction is not Direction.READ or not isinstance(peer, RemotePeer) or source is None:
+    def post(self, transfer: Transfer) -> None:
+        """The deadline also bounds how long the sender tries. Raises PairUnmade besides."""
+        peer, source = transfer.peer, transfer.source
+        if not isinstance(peer, RemotePeer) or source is None:
             raise TransferError("unsupported", f"{self.name} only reads announced pages of pools that it has reached")
-        pool = self._pools[region]
-        require_inside(descriptors, pool.info, peer.info)
-        memory = _memory_of(pool)
-        half = self._half_to(peer, pool.info.device)
-        self._last_handle += 1
+        transfer.require_inside()
+        memory = _memory_of(transfer.pool)
+        half = self._half_to(peer, transfer.pool.info.device)
+        self._num_orders += 1
         order = SendPages(
             pair=half.name,
-            number=self._last_handle,
+            number=self._num_orders,
             group=peer.info.group,
             incarnation=peer.info.incarnation,
-            offsets=[part.remote_offset for part in descriptors],
-            sizes=[part.num_bytes for part in descriptors],
+            offsets=[part.remote_offset for part in transfer.parts],
+            sizes=[part.num_bytes for part in transfer.parts],
             pages=list(source.pages),
             generations=list(source.generations),
-            timeout_s=max(0.001, deadline - self._courier.now()),
+            timeout_s=max(0.001, transfer.deadline - self._channel.now()),
             rank=peer.info.layout.tp_rank,
         )
-        parts = [(part.local_offset, part.num_bytes) for part in descriptors]
-        self._receipts[self._last_handle] = _Receipt(half, peer, memory, parts, order, sum(order.sizes))
+        parts = [(part.local_offset, part.num_bytes) for part in transfer.parts]
+        self._receipts[order.number] = _Receipt(half, transfer, memory, parts, order)
         self._num_idle = 0
-        self._perform(half, half.state.queue(self._last_handle, deadline))
-        return self._last_handle
+        self._perform(half, half.state.queue(order.number, transfer.deadline))
 
-    def poll(self, now: float) -> list[Completion]:
-        """See `Transport`. Fetches news, looks at deadlines; nothing in it waits."""
+    def poll(self, now: float) -> list[Transfer]:
+        """Fetches news, looks at deadlines; nothing in it waits."""
         before = len(self._ended)
         for half in list(self._halves.values()):
             for news in half.link.news():
@@ -166,7 +153,7 @@ class PairTransport:
                         self._perform(half, half.state.moved(number))
                     case Broken(message, code):
                         if code == DeviceFault.code:
-                            self.device_failure = self.device_failure or message
+                            self._failure = self._failure or message
                         self._perform(half, half.state.fail(message, code))
                     case Stopped():
                         self._perform(half, half.state.stopped())
@@ -180,15 +167,15 @@ class PairTransport:
         ended, self._ended = self._ended, []
         return ended
 
-    def cancel(self, handle: int) -> None:
-        """See `Transport`. What is on its way is waited for: the other end is sending it."""
-        receipt = self._receipts.get(handle)
-        if receipt is not None:
-            cancelled = TransferError("cancelled", "the transfer was cancelled")
-            self._perform(receipt.half, receipt.half.state.cancel(handle, cancelled))
+    def cancel(self, transfer: Transfer) -> None:
+        """What is on its way is waited for: the other end is sending it."""
+        cancelled = TransferError("cancelled", "the transfer was cancelled")
+        for number, receipt in list(self._receipts.items()):
+            if receipt.transfer is transfer:
+                self._perform(receipt.half, receipt.half.state.cancel(number, cancelled))
 
-    def drain(self) -> list[Completion]:
-        """See `Transport`. Aborts all pairs and waits until their kernels have ended."""
+    def drain(self) -> list[Transfer]:
+        """Aborts all pairs and waits until their kernels have ended."""
         for half in list(self._halves.values()):
             cancelled = TransferError("cancelled", "the transfer was cancelled")
             for number in [number for number, receipt in self._receipts.items() if receipt.half is half]:
@@ -196,18 +183,17 @@ class PairTransport:
             if half.state.phase is not PairPhase.ABORTED:
                 half.state.fail("this agent stops")
                 half.link.stop()
-                self._courier.close(half.agent, half.name)
+                self._channel.close(half.agent, half.name)
                 self._perform(half, half.state.stopped())
         self._halves.clear()
         ended, self._ended = self._ended, []
         return ended
 
     def close(self) -> None:
-        """See `Transport`."""
+        """Drain, and let the engine go."""
         self.drain()
         self._links.close()
         self._receiving.clear()
-        self._pools.clear()
         self._sources.clear()
 
     # what other agents say
@@ -226,7 +212,7 @@ class PairTransport:
             raise TransferError(error.code, error.message) from None
         half = self._halves[offer.pair] = _Half(offer.pair, agent, Pair(is_receiver=False), link)
         self._num_idle = 0
-        self._perform(half, half.state.start(self._courier.now() + offer.timeout_s))
+        self._perform(half, half.state.start(self._channel.now() + offer.timeout_s))
 
     def withdraw(self, group: str) -> None:
         """Send nothing more out of this group's pool; what is being sent goes on, see `is_sending`."""
@@ -254,12 +240,12 @@ class PairTransport:
             memory = _memory_of(pool)
         except KVError as error:
             if error.code == DeviceFault.code:
-                self.device_failure = self.device_failure or error.message
+                self._failure = self._failure or error.message
             reply(sent_answer(order, error, is_sent=False))
             return
         self._sendings[order.pair, order.number] = _Sending(order, memory, parts, reply)
         self._num_idle = 0
-        self._perform(half, half.state.queue(order.number, self._courier.now() + order.timeout_s))
+        self._perform(half, half.state.queue(order.number, self._channel.now() + order.timeout_s))
 
     def knows(self, pair: str) -> bool:
         """Whether a pair of this name is one of this transport."""
@@ -299,7 +285,7 @@ class PairTransport:
         except KVError as error:
             raise PairUnmade(error.code, error.message) from None
         self._num_pairs += 1
-        name = f"{self._courier.name}/{self.name}/{self._num_pairs}"
+        name = f"{self._channel.name}/{self.name}/{self._num_pairs}"
         half = _Half(name, peer.agent, Pair(is_receiver=True), link)
         self._halves[name] = half
         self._receiving[key] = name
@@ -313,8 +299,8 @@ class PairTransport:
             transport=self.name,
             rank=peer.info.layout.tp_rank,
         )
-        self._courier.offer(peer.agent, offer)
-        self._perform(half, half.state.start(self._courier.now() + self._init_timeout_s))
+        self._channel.offer(peer.agent, offer)
+        self._perform(half, half.state.start(self._channel.now() + self._init_timeout_s))
         return half
 
     def _perform(self, half: _Half, commands: Sequence[Command]) -> None:
@@ -326,7 +312,7 @@ class PairTransport:
                     self._run(half, number)
                 case Abort():
                     half.link.abort()
-                    self._courier.close(half.agent, half.name)
+                    self._channel.close(half.agent, half.name)
                 case Finished(number, error):
                     self._finish(half, number, error)
                 case _:
@@ -339,13 +325,15 @@ class PairTransport:
             return
         receipt = self._receipts[number]
         half.link.move(number, receipt.memory, receipt.parts)
-        self._courier.order(half.agent, receipt.order)
+        self._channel.order(half.agent, receipt.order)
 
     def _finish(self, half: _Half, number: int, error: TransferError | None) -> None:
         sending = self._sendings.pop((half.name, number), None)
         if sending is None:
             receipt = self._receipts.pop(number)
-            self._ended.append(Completion(number, 0 if error else receipt.num_bytes, error))
+            receipt.transfer.error = error
+            receipt.transfer.num_bytes = 0 if error else sum(receipt.order.sizes)
+            self._ended.append(receipt.transfer)
             return
         is_sent = error is None
         if error is None:

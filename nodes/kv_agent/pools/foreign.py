@@ -5,24 +5,23 @@ heard of, so an answer from before is not acted on afterwards: nobody would unma
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 from kvstore.errors import KVError, TransferError
 from kvstore.protocol import MapPool, PoolHandle
-from kvstore.transfer.base import Peer
+from kvstore.transfer.base import Peer, Transport
 from mesh.actor import Context
 from mesh.errors import CallError
 from nodes.kv_agent.events import SourceId
 from nodes.kv_agent.pools.own import absence
-from nodes.kv_agent.pullers import Pullers
-from nodes.kv_agent.rank_pulls import require_ranks
 from nodes.protocol.memory import MEMORY_RELEASED
 
 
 class ForeignPools:
     """See the module. `timeout_s`: for the answer of an agent, for each rank."""
 
-    def __init__(self, puller: Pullers, timeout_s: float) -> None:
-        self._puller = puller
+    def __init__(self, transport: Transport, timeout_s: float) -> None:
+        self._transport = transport
         self._timeout_s = timeout_s
         # How often each agent was lost, and each of its pools let go.
         self._losses: Counter[str] = Counter()
@@ -65,7 +64,7 @@ class ForeignPools:
                 raise TransferError(MEMORY_RELEASED, text)
             if not isinstance(handle, PoolHandle):
                 raise TransferError("bad_answer", f"{source.agent} answered MapPool with {type(handle).__name__}")
-            peers.append(self._puller.connect(handle))
+            peers.append(self._transport.connect(handle))
             info = peers[0].info
             if info.is_released:
                 # The agent has answered before the wish was made, or died with the wish in its header.
@@ -75,4 +74,18 @@ class ForeignPools:
     def _give_up(self, source: SourceId) -> None:
         peers = self._begun.get(source, [])
         while peers:
-            self._puller.disconnect(peers.pop())
+            self._transport.disconnect(peers.pop())
+
+
+def require_ranks(pools: Sequence[Peer]) -> None:
+    """Raises TransferError unless these are the pools of all ranks of one making of one group, in order."""
+    first = pools[0].info
+    for rank, peer in enumerate(pools):
+        info = peer.info
+        if (info.incarnation, info.num_pages) != (first.incarnation, first.num_pages):
+            raise TransferError("source_changed", f"the pools of {first.group} are being made again")
+        if (info.layout.tp_rank, info.layout.tp_size) != (rank, len(pools)):
+            found = f"rank {info.layout.tp_rank} of {info.layout.tp_size}"
+            raise TransferError(
+                "bad_answer", f"rank {rank} of {len(pools)} of {first.group} was asked for, not {found}"
+            )

@@ -12,6 +12,8 @@ import msgspec
 from kvstore.pool.header import incarnation_of
 from kvstore.pool.page_pool import MemoryHost, PagePool
 from kvstore.protocol import MakePages, OfferPages, PoolHandle
+from kvstore.transfer.puller import PagePuller
+from kvstore.transfer.selection import Selection
 from mesh.actor import Call, Context
 from mesh.address import Address
 from mesh.membership.view import Member
@@ -21,7 +23,6 @@ from nodes.kv_agent.events import Event, GroupHeld, GroupReleased, SourceId
 from nodes.kv_agent.memory.actions import MemoryActions
 from nodes.kv_agent.pools.facts import Pool
 from nodes.kv_agent.pools.own import absence, is_read, is_used
-from nodes.kv_agent.rank_pulls import RankPulls
 from nodes.kv_agent.worker_pools.actions import WorkerPoolActions
 from nodes.protocol.memory import HasLetGo, LetGo, ListMemory, ReleaseMemory, ResumeMemory
 from nodes.roles import KVAgentAttributes
@@ -57,8 +58,8 @@ class HeldPools:
         self,
         actor: HeldBy,
         ranks: dict[str, list[PagePool]],
-        pulls: RankPulls,
-        transports: list[str],
+        pulls: PagePuller,
+        transports: Selection,
         host: MemoryHost,
         config: KVAgentConfig,
     ) -> None:
@@ -133,7 +134,7 @@ class HeldPools:
     def is_copying(self, group: str) -> bool:
         """See `PoolOwner`."""
         own = SourceId(self.ctx.address.actor_id, group)
-        return is_used(self._actor.core.sessions, own) or self._pulls.is_sending(group)
+        return is_used(self._actor.core.sessions, own) or self._transports.is_sending(group)
 
     def forget_pool(self, group: str) -> None:
         """See `PoolOwner`."""
@@ -166,14 +167,14 @@ class HeldPools:
 
     def _take_away(self, group: str) -> None:
         """Begin no copy to or from a group's pools, and send no other agent any of their pages."""
-        self._pulls.withdraw(group)
+        self._transports.withdraw(group)
         self._actor.feed(GroupReleased(group, *absence(self._ranks[group][0].info)))
 
     def _announce(self) -> None:
         infos = {group: pools[0].info for group, pools in self._ranks.items()}
         attributes = KVAgentAttributes(
             groups=sorted(infos),
-            transports=self._transports,
+            transports=self._transports.names,
             incarnations={group: info.incarnation for group, info in infos.items() if not info.is_freed},
             released=sorted(group for group, info in infos.items() if info.is_released),
         )

@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_devices import FakeCards, FakeDeviceMemory
 from hypothesis import given, settings
@@ -13,10 +14,13 @@ from kvstore.cache.page_table import PageEntry
 from kvstore.errors import DeviceHandleInvalid, DeviceUnavailable, PagesElsewhere, PoolMissing, TransferError
 from kvstore.layout import KVLayout
 from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.mapping import handle_of
 from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo, ShmHost
-from kvstore.transfer.base import Completion, Descriptor, Direction, Transport
-from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport, DevicePeer, merge
+from kvstore.transfer.base import Transfer, Transport
+from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport, merge
+from kvstore.transfer.mapped.peer import MappedPeer
 from kvstore.transfer.mapped.shm import ShmTransport
+from kvstore.transfer.plan import Descriptor
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded, StartCopy
 
@@ -61,14 +65,16 @@ class Pair:
         self.from_bytes, self.to_bytes = self.there.bytes_of(self.source), self.here.bytes_of(self.destination)
         self.from_bytes[:] = random.Random(1).randbytes(len(self.from_bytes))
         self.transport = CudaIpcTransport(self.here.host, copies_per_poll, gather_from)
-        self.region = self.transport.register(self.destination)
-        self.peer = self.transport.connect(self.source.path)
+        self.transport.register(self.destination)
+        self.peer = self.transport.connect(handle_of(self.source))
 
-    def post(self, parts: list[Descriptor], deadline: float = NEVER) -> int:
-        return self.transport.post(Direction.READ, self.region, self.peer, parts, deadline)
+    def post(self, parts: list[Descriptor], deadline: float = NEVER) -> Transfer:
+        transfer = Transfer(self.destination, self.peer, parts, deadline)
+        self.transport.post(transfer)
+        return transfer
 
     def codes(self, now: float = 0.0) -> dict[int, str]:
-        return {ended.handle: ended.error.code if ended.error else "" for ended in self.transport.poll(now)}
+        return {ended: ended.error.code if ended.error else "" for ended in self.transport.poll(now)}
 
 
 def scattered(*pages: int) -> list[Descriptor]:
@@ -76,13 +82,24 @@ def scattered(*pages: int) -> list[Descriptor]:
     return [Descriptor(page * SIZE, (NUM_PAGES - page) * SIZE, SIZE) for page in pages]
 
 
+class Stranger:
+    """A pool that another transport has reached."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.info, self.transport = pair.peer.info, pair.transport
+
+    def generations(self, pages: list[int]) -> list[int]:
+        return [100 + page for page in pages]
+
+
 def test_it_is_a_transport(tables: MemoryHost) -> None:
     process = Process(tables, FakeCards())
     transport: Transport = CudaIpcTransport(process.host)
     pool = process.pool("d")
-    assert (transport.name, transport.export(transport.register(pool))) == ("cuda_ipc", pool.path)
+    transport.register(pool)
+    assert (transport.name, transport.kinds) == ("cuda_ipc", {"cuda"})
     with pytest.raises(PoolMissing):
-        transport.connect(process.host.path("nothing"))
+        transport.connect(msgspec.structs.replace(handle_of(pool), path=process.host.path("nothing")))
     transport.close()
 
 
@@ -92,7 +109,8 @@ def test_pages_arrive(tables: MemoryHost, is_same: bool) -> None:
     assert pair.here.memory.num_open == (0 if is_same else 1)
     handle = pair.post([Descriptor(SIZE, 2 * SIZE, 3 * SIZE), Descriptor(5 * SIZE, 6 * SIZE, 10)])
     [completion] = pair.transport.poll(0.0)
-    assert completion == Completion(handle, 3 * SIZE + 10, None)
+    assert completion is handle
+    assert (completion.num_bytes, completion.error) == (3 * SIZE + 10, None)
     assert pair.to_bytes[SIZE : 4 * SIZE] == pair.from_bytes[2 * SIZE : 5 * SIZE]
     assert pair.to_bytes[5 * SIZE : 5 * SIZE + 10] == pair.from_bytes[6 * SIZE : 6 * SIZE + 10]
     assert not any(pair.to_bytes[:SIZE])
@@ -177,8 +195,8 @@ def test_no_poll_puts_in_single_copies_because_kernels_are_slow(tables: MemoryHo
 def test_pages_of_another_device_are_not_read_by_a_kernel(tables: MemoryHost) -> None:
     pair = Pair(tables, gather_from=1)
     elsewhere = pair.there.pool("q", "cuda:1")
-    peer = pair.transport.connect(elsewhere.path)
-    pair.transport.post(Direction.READ, pair.region, peer, scattered(1, 2, 3), NEVER)
+    peer = pair.transport.connect(handle_of(elsewhere))
+    pair.transport.post(Transfer(pair.destination, peer, scattered(1, 2, 3), NEVER))
     assert list(pair.codes().values()) == [""]
     assert sum(stream.num_launches for stream in pair.cards.streams) == 0
 
@@ -224,7 +242,7 @@ def test_bytes_outside_the_pools_are_refused(tables: MemoryHost, part: Descripto
 def test_only_reading_from_what_it_opened(tables: MemoryHost) -> None:
     pair = Pair(tables)
     with pytest.raises(TransferError, match="only reads"):
-        pair.transport.post(Direction.WRITE, pair.region, pair.peer, [], NEVER)
+        pair.transport.post(Transfer(pair.destination, Stranger(pair), [], NEVER))
     assert pair.peer.generations([1, 8, 0]) == [101, 108, 0]
     with pytest.raises(ValueError, match="of a table of 9"):
         pair.peer.generations([9])
@@ -237,7 +255,7 @@ def test_pools_of_two_kinds_of_memory_do_not_meet(tables: MemoryHost) -> None:
         with pytest.raises(PagesElsewhere):
             transport.register(stranger)
         with pytest.raises(PagesElsewhere):
-            transport.connect(stranger.path)
+            transport.connect(handle_of(stranger))
 
 
 def test_the_pool_of_a_dead_agent_cannot_be_connected(tables: MemoryHost) -> None:
@@ -245,7 +263,7 @@ def test_the_pool_of_a_dead_agent_cannot_be_connected(tables: MemoryHost) -> Non
     pair.transport.disconnect(pair.peer)
     pair.there.memory.die()
     with pytest.raises(DeviceHandleInvalid):
-        pair.transport.connect(pair.source.path)
+        pair.transport.connect(handle_of(pair.source))
 
 
 def test_what_is_in_the_stream_is_waited_for_however_a_transfer_ends(tables: MemoryHost) -> None:
@@ -258,7 +276,7 @@ def test_what_is_in_the_stream_is_waited_for_however_a_transfer_ends(tables: Mem
     assert pair.codes(1.0) == {}, "two of its copies are still in the stream"
     pair.transport.cancel(unwanted)
     pair.transport.cancel(unwanted)
-    pair.transport.cancel(999)
+    pair.transport.cancel(Transfer(pair.destination, pair.peer, [], NEVER))
     pair.transport.disconnect(pair.peer)
     assert pair.here.memory.num_open == 1, "copies in the stream still read through it"
     before = bytes(pair.to_bytes)
@@ -272,7 +290,7 @@ def test_what_is_in_the_stream_is_waited_for_however_a_transfer_ends(tables: Mem
 
 def test_disconnecting_one_peer_leaves_the_others(tables: MemoryHost) -> None:
     pair = Pair(tables)
-    other = pair.transport.connect(pair.source.path)
+    other = pair.transport.connect(handle_of(pair.source))
     pair.post(scattered(1))
     pair.transport.disconnect(other)
     assert pair.here.memory.num_open == 1
@@ -295,7 +313,8 @@ def test_draining_waits_for_the_device_and_ends_everything(tables: MemoryHost) -
     handles = [pair.post(scattered(page)) for page in (1, 2, 3)]
     pair.transport.poll(0.0)
     ended = pair.transport.drain()
-    assert sorted(completion.handle for completion in ended) == handles
+    assert set(ended) == set(handles)
+    assert len(ended) == 3
     assert {completion.error.code for completion in ended if completion.error} == {"cancelled"}
     assert pair.cards.num_waiting == 0
     pair.transport.close()
@@ -322,16 +341,23 @@ def test_a_stream_for_each_destination_device(tables: MemoryHost) -> None:
     near, far = here.pool("n", device="cuda:1"), here.pool("f", device="cuda:0")
     there.bytes_of(source)[:] = random.Random(2).randbytes(len(there.bytes_of(source)))
     transport = CudaIpcTransport(here.host)
-    regions = [transport.register(near), transport.register(far), transport.register(near)]
-    peer = transport.connect(source.path)
-    for region in regions:
-        transport.post(Direction.READ, region, peer, [Descriptor(0, 0, NUM_PAGES * SIZE)], NEVER)
+    for pool in (near, far):
+        transport.register(pool)
+    peer = transport.connect(handle_of(source))
+    for pool in (near, far, near):
+        transport.post(Transfer(pool, peer, [Descriptor(0, 0, NUM_PAGES * SIZE)], NEVER))
     assert [ended.error for ended in transport.poll(0.0)] == [None] * 3
     assert len(cards.streams) == 2
     assert here.bytes_of(near) == here.bytes_of(far) == there.bytes_of(source)
 
 
 # puller
+
+
+def pulling(pair: Pair) -> PagePuller:
+    puller = PagePuller(pair.transport)
+    puller.add("d", [pair.destination])
+    return puller
 
 
 def start_copy(copy_id: int = 1, pages: tuple[int, ...] = (2, 3, 5), targets: tuple[int, ...] = (4, 5, 1)) -> StartCopy:
@@ -342,8 +368,8 @@ def start_copy(copy_id: int = 1, pages: tuple[int, ...] = (2, 3, 5), targets: tu
 
 def test_pages_are_pulled_and_compared(tables: MemoryHost) -> None:
     pair = Pair(tables)
-    puller = PagePuller(pair.transport)
-    assert puller.start("grant", start_copy(), puller.target(pair.destination), pair.peer) is None
+    puller = pulling(pair)
+    assert puller.start("grant", start_copy(), "d", [pair.peer]) is None
     assert pair.cards.num_waiting == 0
     [ended] = puller.pump(0.0)
     assert (ended.grant_id, ended.event, ended.num_bytes) == ("grant", CopyEnded(1), 3 * SIZE)
@@ -355,8 +381,8 @@ def test_pages_are_pulled_and_compared(tables: MemoryHost) -> None:
 def test_a_page_that_moves_on_while_the_device_copies_fails_the_copy(tables: MemoryHost, side: str) -> None:
     pair = Pair(tables)
     pair.cards.copies_per_look = 0
-    puller = PagePuller(pair.transport)
-    puller.start("grant", start_copy(), puller.target(pair.destination), pair.peer)
+    puller = pulling(pair)
+    puller.start("grant", start_copy(), "d", [pair.peer])
     assert puller.pump(0.0) == []
     pool, page = (pair.source, 3) if side == "source" else (pair.destination, 1)
     pool.table().write(page, PageEntry(PageState.RUNNING, generation=999))
@@ -369,15 +395,15 @@ def test_a_page_that_moves_on_while_the_device_copies_fails_the_copy(tables: Mem
 def test_a_lost_source_is_told_when_nothing_reads_it_any_more(tables: MemoryHost) -> None:
     pair = Pair(tables)
     pair.cards.copies_per_look = 0
-    puller = PagePuller(pair.transport)
-    puller.start("grant", start_copy(), puller.target(pair.destination), pair.peer)
+    puller = pulling(pair)
+    puller.start("grant", start_copy(), "d", [pair.peer])
     puller.pump(0.0)
     pair.transport.disconnect(pair.peer)
     assert puller.pump(0.0) == []
     pair.cards.run()
     [ended] = puller.pump(0.0)
     assert ended.event.code == "source_lost"
-    assert isinstance(pair.peer, DevicePeer)
+    assert isinstance(pair.peer, MappedPeer)
     assert pair.here.memory.num_open == 0
 
 
@@ -410,15 +436,15 @@ def test_every_transfer_ends_once_and_writes_nothing_afterwards(
     pair = Pair(HeapHost(), copies_per_poll=copies_per_poll, gather_from=gather_from)
     pair.cards.copies_per_look = 0
     transport, now = pair.transport, 0.0
-    targets: dict[int, list[int]] = {}
-    ended: dict[int, Completion] = {}
+    targets: dict[Transfer, list[int]] = {}
+    ended: dict[Transfer, Transfer] = {}
     frozen: dict[int, bytes] = {}
 
-    def take(completions: list[Completion]) -> None:
+    def take(completions: list[Transfer]) -> None:
         for completion in completions:
-            assert completion.handle not in ended
-            ended[completion.handle] = completion
-            for page in targets[completion.handle]:
+            assert completion not in ended
+            ended[completion] = completion
+            for page in targets[completion]:
                 found = bytes(pair.to_bytes[page * SIZE :][:SIZE])
                 if completion.error is None:
                     assert found == bytes(pair.from_bytes[(NUM_PAGES - page) * SIZE :][:SIZE])
@@ -439,10 +465,11 @@ def test_every_transfer_ends_once_and_writes_nothing_afterwards(
         elif what == "run":
             pair.cards.run(value)
         elif what == "cancel":
-            transport.cancel(value)
+            for transfer in list(targets)[value - 1 : value]:
+                transport.cancel(transfer)
         elif what == "reconnect" and not pair.cards.fault:
             transport.disconnect(pair.peer)
-            pair.peer = transport.connect(pair.source.path)
+            pair.peer = transport.connect(handle_of(pair.source))
         elif what == "fault":
             pair.cards.fault = "an illegal address"
             for stream in pair.cards.streams:

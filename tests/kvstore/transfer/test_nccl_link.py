@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.errors import DeviceUnavailable
 from kvstore.pool.device import DevicePages
-from kvstore.transfer import nccl_link
+from kvstore.transfer.paired import nccl as nccl_link
 from kvstore.transfer.paired.link import Broken, Moved, News, PairLink, Ready, Stopped
 from kvstore.transfer.paired.nccl import NcclLinks
 

@@ -18,10 +18,11 @@ from kvstore.layout import KVLayout
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
-from kvstore.transfer.base import Completion, Descriptor, Direction, SourcePages, Transport
+from kvstore.transfer.base import SourcePages, Transfer, Transport
 from kvstore.transfer.paired.link import Broken
-from kvstore.transfer.paired.orders import RemotePeer
+from kvstore.transfer.paired.orders import Paired, RemotePeer
 from kvstore.transfer.paired.transport import PairTransport
+from kvstore.transfer.plan import Descriptor
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded, StartCopy
 
@@ -46,7 +47,7 @@ class Agent:
         self.bytes = self.memory.view(self.pool.device_pages.pointer)
         self.links = FakeLinks(world.wire, self.memory)
         self.transport = PairTransport(self.links, self, init_timeout_s=5.0)
-        self.region = self.transport.register(self.pool)
+        self.transport.register(self.pool)
 
     def now(self) -> float:
         return self.world.now
@@ -63,7 +64,10 @@ class Agent:
             device="cuda:0",
         )
 
-    # Courier
+    # ControlChannel
+
+    def attach(self, transport: Paired) -> None:
+        assert transport.name == "nccl"
 
     def offer(self, agent: str, offer: OfferPair) -> None:
         def ask() -> None:
@@ -103,29 +107,31 @@ class World:
         self.far = Agent(self, "far", "p")
         self.agents = {"near": self.near, "far": self.far}
         self.far.bytes[:] = random.Random(1).randbytes(len(self.far.bytes))
-        self.peer = self.near.transport.reach(self.far.handle())
+        self.peer = self.near.transport.connect(self.far.handle())
 
-    def send(self, pages: list[int], deadline: float = NEVER, generations: list[int] | None = None) -> int:
+    def send(self, pages: list[int], deadline: float = NEVER, generations: list[int] | None = None) -> Transfer:
         """Pull `pages` into those at the other end of the pool."""
         parts = [Descriptor((NUM_PAGES - page) * SIZE, page * SIZE, SIZE) for page in pages]
         announced = SourcePages(pages, generations or [100 + page for page in pages])
-        return self.near.transport.post(Direction.READ, self.near.region, self.peer, parts, deadline, announced)
+        transfer = Transfer(self.near.pool, self.peer, parts, deadline, announced)
+        self.near.transport.post(transfer)
+        return transfer
 
     def deliver(self, num_messages: int = 1000) -> None:
         while self.post and num_messages:
             num_messages -= 1
             self.post.popleft()[0]()
 
-    def poll(self) -> list[Completion]:
+    def poll(self) -> list[Transfer]:
         self.far.transport.poll(self.now)
         return self.near.transport.poll(self.now)
 
-    def settle(self, num_rounds: int = 20) -> dict[int, str]:
-        ended: list[Completion] = []
+    def settle(self, num_rounds: int = 20) -> dict[Transfer, str]:
+        ended: list[Transfer] = []
         for _ in range(num_rounds):
             self.deliver()
             ended += self.poll()
-        return {one.handle: one.error.code if one.error else "" for one in ended}
+        return {one: one.error.code if one.error else "" for one in ended}
 
     def has_arrived(self, pages: list[int]) -> bool:
         return all(
@@ -137,9 +143,7 @@ class World:
 def test_it_is_a_transport() -> None:
     world = World()
     transport: Transport = world.near.transport
-    assert (transport.name, transport.export(world.near.region)) == ("nccl", world.near.pool.path)
-    with pytest.raises(TransferError, match="by their agents"):
-        transport.connect("/some/path")
+    assert (transport.name, transport.kinds) == ("nccl", {"cuda"})
     assert world.peer.generations([1]) is None
     transport.close()
 
@@ -158,9 +162,9 @@ def test_pages_arrive_and_one_communicator_serves_many_transfers() -> None:
 def test_both_ways_are_two_communicators() -> None:
     world = World()
     world.near.bytes[:SIZE] = b"n" * SIZE
-    back = world.far.transport.reach(world.near.handle())
+    back = world.far.transport.connect(world.near.handle())
     source = SourcePages([], [])
-    world.far.transport.post(Direction.READ, world.far.region, back, [Descriptor(SIZE, 0, SIZE)], NEVER, source)
+    world.far.transport.post(Transfer(world.far.pool, back, [Descriptor(SIZE, 0, SIZE)], NEVER, source))
     handle = world.send([3])
     assert world.settle() == {handle: ""}
     assert world.far.bytes[SIZE : 2 * SIZE] == b"n" * SIZE
@@ -197,7 +201,7 @@ def test_a_communicator_that_does_not_come_about_in_time() -> None:
     world.now = 5.0
     [late] = world.near.transport.poll(5.0)
     assert late.error is not None
-    assert (late.handle, late.error.code) == (handle, "deadline_exceeded")
+    assert (late, late.error.code) == (handle, "deadline_exceeded")
     assert world.settle() == {}
     assert world.far.transport.num_posted == 0, "the other end has given up, too"
 
@@ -225,7 +229,7 @@ def test_a_transfer_that_does_not_end_is_over_when_the_engine_has_stopped() -> N
 )
 def test_a_pool_that_is_another_one_is_refused(change: dict, code: str) -> None:
     world = World()
-    world.peer = world.near.transport.reach(msgspec.structs.replace(world.far.handle(), **change))
+    world.peer = world.near.transport.connect(msgspec.structs.replace(world.far.handle(), **change))
     handle = world.send([1])
     assert world.settle() == {handle: code}
 
@@ -245,13 +249,12 @@ def test_what_cannot_be_posted_or_reached() -> None:
     transport, source = world.near.transport, SourcePages([1], [101])
     for parts in ([Descriptor(0, 0, 0)], [Descriptor(-1, 0, 4)], [Descriptor(0, NUM_PAGES * SIZE - 3, 4)]):
         with pytest.raises(TransferError, match="outside the pools"):
-            transport.post(Direction.READ, 0, world.peer, parts, NEVER, source)
-    for direction, announced in ((Direction.WRITE, source), (Direction.READ, None)):
-        with pytest.raises(TransferError, match="only reads announced pages"):
-            transport.post(direction, 0, world.peer, [], NEVER, announced)
+            transport.post(Transfer(world.near.pool, world.peer, parts, NEVER, source))
+    with pytest.raises(TransferError, match="only reads announced pages"):
+        transport.post(Transfer(world.near.pool, world.peer, [], NEVER))
     host_handle = msgspec.structs.replace(world.far.handle(), device="cpu")
     with pytest.raises(PagesElsewhere):
-        transport.reach(host_handle)
+        transport.connect(host_handle)
     info = msgspec.structs.replace(world.near.pool.info, device="cpu", ipc_handle=b"")
     with pytest.raises(PagesElsewhere):
         transport.register(world.near.host.create("kv-h", info))
@@ -327,7 +330,7 @@ def test_a_pool_that_is_withdrawn_or_made_again_is_not_sent_from() -> None:
     world.far.transport.register(again)
     old = world.send([1])
     assert world.settle() == {old: "source_changed"}
-    world.peer = world.near.transport.reach(msgspec.structs.replace(world.far.handle(), incarnation=2))
+    world.peer = world.near.transport.connect(msgspec.structs.replace(world.far.handle(), incarnation=2))
     world.wire.is_slow = False
     new = world.send([1])
     assert world.settle() == {new: ""}
@@ -356,7 +359,7 @@ def test_another_ends_device_fault_is_a_source_that_failed(way: str) -> None:
     assert world.settle() == {}
     name = next(iter(world.near.transport._halves))
     if way == "answer":
-        refusal = PagesSent(pair=name, number=handle, is_sent=False, code="device_fault", message="theirs")
+        refusal = PagesSent(pair=name, number=1, is_sent=False, code="device_fault", message="theirs")
         world.near.transport.sent(refusal)
     else:
         world.near.transport.pair_failed(name, "device_fault", "theirs")
@@ -382,7 +385,7 @@ def test_draining_aborts_what_runs() -> None:
     running, waiting = world.send([1]), world.send([2])
     world.settle()
     ended = world.near.transport.drain()
-    assert {one.handle: one.error.code for one in ended if one.error} == {running: "cancelled", waiting: "cancelled"}
+    assert {one: one.error.code for one in ended if one.error} == {running: "cancelled", waiting: "cancelled"}
     assert world.near.transport.num_posted == 0
     world.near.transport.close()
     world.far.transport.close()
@@ -391,9 +394,9 @@ def test_draining_aborts_what_runs() -> None:
 def test_a_pulled_copy_is_compared_at_both_ends() -> None:
     world = World()
     puller = PagePuller(world.near.transport)
-    target = puller.target(world.near.pool)
+    puller.add("d", [world.near.pool])
     copy = StartCopy(1, [2, 3], [102, 103], [4, 5], [104, 105], NEVER)
-    assert puller.start("grant", copy, target, world.peer) is None
+    assert puller.start("grant", copy, "d", [world.peer]) is None
     world.wire.is_slow = True
     for _ in range(5):
         world.deliver()
@@ -432,17 +435,17 @@ STEPS = st.lists(
 def test_every_transfer_ends_once_and_writes_nothing_afterwards(steps, is_stuck: bool, ends: str) -> None:
     world = World()
     world.wire.is_slow, world.wire.is_stuck = True, is_stuck
-    targets: dict[int, list[int]] = {}
-    ended: dict[int, Completion] = {}
+    targets: dict[Transfer, list[int]] = {}
+    ended: dict[Transfer, Transfer] = {}
     frozen: dict[int, bytes] = {}
 
-    def take(completions: list[Completion]) -> None:
+    def take(completions: list[Transfer]) -> None:
         for completion in completions:
-            assert completion.handle not in ended
-            ended[completion.handle] = completion
+            assert completion not in ended
+            ended[completion] = completion
             if completion.error is None:
-                assert world.has_arrived(targets[completion.handle])
-            for page in targets[completion.handle]:
+                assert world.has_arrived(targets[completion])
+            for page in targets[completion]:
                 frozen[page] = bytes(world.near.bytes[(NUM_PAGES - page) * SIZE :][:SIZE])
 
     for what, value in steps:
@@ -463,14 +466,15 @@ def test_every_transfer_ends_once_and_writes_nothing_afterwards(steps, is_stuck:
         elif what == "move":
             world.wire.step()
         elif what == "cancel":
-            world.near.transport.cancel(value)
+            for transfer in list(targets)[value - 1 : value]:
+                world.near.transport.cancel(transfer)
         elif what == "stale":
             world.far.pool.table().write(value, PageEntry(PageState.RUNNING, generation=999))
         elif what == "agent lost":
             world.near.transport.agent_lost("far")
         elif what == "disconnect":
             world.near.transport.disconnect(world.peer)
-            world.peer = world.near.transport.reach(world.far.handle())
+            world.peer = world.near.transport.connect(world.far.handle())
         for page, content in frozen.items():
             assert bytes(world.near.bytes[(NUM_PAGES - page) * SIZE :][:SIZE]) == content, "written after its end"
     if ends == "drain":

@@ -19,10 +19,13 @@ from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.device import CPU, CUDA
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
-from kvstore.transfer.base import Completion, Descriptor, Direction, SourcePages, Transport
-from kvstore.transfer.paired.orders import RemotePeer
+from kvstore.transfer.base import SourcePages, Transfer, Transport
+from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
+from kvstore.transfer.mapped.shm import ShmTransport
+from kvstore.transfer.paired.orders import Inbox, Paired, RemotePeer
 from kvstore.transfer.paired.transport import PairTransport
-from kvstore.transfer.selection import ChosenTransport
+from kvstore.transfer.plan import Descriptor
+from kvstore.transfer.selection import Selection
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", page_size=4)
 SIZE = LAYOUT.page_bytes
@@ -41,19 +44,19 @@ class Agent:
             for names in choices.values()
             for engine in names
         }
+        self.inbox = Inbox()
         made = {engine: PairTransport(links, self, 5.0) for engine, links in self.links.items()}
         chosen = {kind: [made[engine] for engine in names] for kind, names in choices.items()}
         self.num_changes = 0
-        self.transport = ChosenTransport(chosen, self.change)
+        near = {CPU: ShmTransport(self.host), CUDA: CudaIpcTransport(self.host)}
+        self.transport = Selection(near, chosen, self.change)
         self.pools = {}
-        self.regions = {}
         for device in ("cuda:0", CPU):
             info = PoolInfo(group=device, num_pages=NUM_PAGES, layout=LAYOUT, incarnation=1, device=device)
             pool = self.pools[device] = self.host.create(f"{name}-{device}", info)
             for page in range(1, NUM_PAGES):
                 pool.table().write(page, PageEntry(PageState.RUNNING, generation=100 + page))
-            if self.transport.moves(device):
-                self.regions[device] = self.transport.register(pool)
+            self.transport.register(pool)
 
     def bytes_of(self, device: str) -> memoryview:
         pool = self.pools[device]
@@ -73,7 +76,10 @@ class Agent:
     def change(self) -> None:
         self.num_changes += 1
 
-    # Courier
+    # ControlChannel
+
+    def attach(self, transport: Paired) -> None:
+        self.inbox.transports.append(transport)
 
     def now(self) -> float:
         return self.world.now
@@ -81,20 +87,20 @@ class Agent:
     def offer(self, agent: str, offer: OfferPair) -> None:
         def ask() -> None:
             try:
-                self.world.agents[agent].transport.take_offer(self.name, offer)
+                self.world.agents[agent].inbox.take_offer(self.name, offer)
             except TransferError as error:
-                self.transport.pair_failed(offer.pair, error.code, error.message)
+                self.inbox.pair_failed(offer.pair, error.code, error.message)
 
         self.world.post.append(ask)
 
     def order(self, agent: str, order: SendPages) -> None:
         def answer(sent: PagesSent) -> None:
-            self.world.post.append(lambda: self.transport.sent(sent))
+            self.world.post.append(lambda: self.inbox.sent(sent))
 
-        self.world.post.append(lambda: self.world.agents[agent].transport.take_order(self.name, order, answer))
+        self.world.post.append(lambda: self.world.agents[agent].inbox.take_order(self.name, order, answer))
 
     def close(self, agent: str, pair: str) -> None:
-        self.world.post.append(lambda: self.world.agents[agent].transport.pair_failed(pair, "pair_aborted", "closed"))
+        self.world.post.append(lambda: self.world.agents[agent].inbox.pair_failed(pair, "pair_aborted", "closed"))
 
 
 BOTH = {CUDA: ["nccl", "tcp"]}
@@ -109,22 +115,24 @@ class World:
         self.near, self.far = Agent(self, "near", near), Agent(self, "far", far)
         self.agents = {"near": self.near, "far": self.far}
 
-    def send(self, page: int, device: str = "cuda:0", deadline: float = NEVER) -> int:
-        peer = self.near.transport.reach(self.far.handle(device))
+    def send(self, page: int, device: str = "cuda:0", deadline: float = NEVER) -> Transfer:
+        peer = self.near.transport.connect(self.far.handle(device))
         parts = [Descriptor(page * SIZE, page * SIZE, SIZE)]
         self.far.bytes_of(device)[page * SIZE : (page + 1) * SIZE] = b"%d" % (page % 10) * SIZE
         source = SourcePages([page], [100 + page])
-        return self.near.transport.post(Direction.READ, self.near.regions[device], peer, parts, deadline, source)
+        transfer = Transfer(self.near.pools[device], peer, parts, deadline, source)
+        self.near.transport.post(transfer)
+        return transfer
 
-    def settle(self, num_rounds: int = 20) -> dict[int, str]:
-        ended: list[Completion] = []
+    def settle(self, num_rounds: int = 20) -> dict[Transfer, str]:
+        ended: list[Transfer] = []
         for _ in range(num_rounds):
             while self.post:
                 self.post.popleft()()
             self.far.transport.poll(self.now)
             ended += self.near.transport.poll(self.now)
-        assert len({one.handle for one in ended}) == len(ended)
-        return {one.handle: one.error.code if one.error else "" for one in ended}
+        assert len(set(ended)) == len(ended)
+        return {one: one.error.code if one.error else "" for one in ended}
 
     def has(self, page: int, device: str = "cuda:0") -> bool:
         here = slice(page * SIZE, (page + 1) * SIZE)
@@ -137,13 +145,15 @@ class World:
 def test_it_is_a_transport() -> None:
     world = World()
     transport: Transport = world.near.transport
-    assert transport.export(0) == world.near.pools["cuda:0"].path
-    with pytest.raises(TransferError, match="by their agents"):
-        transport.connect("/some/path")
-    with pytest.raises(TransferError, match="only read"):
-        transport.post(Direction.WRITE, 0, world.near.transport.reach(world.far.handle()), [], NEVER)
-    with pytest.raises(PagesElsewhere, match="no transport is configured"):
-        world.near.transport.reach(world.far.handle(CPU))
+    outside = Transfer(
+        world.near.pools[CPU], world.near.transport.connect(world.far.handle()), [Descriptor(0, -1, 4)], NEVER,
+        SourcePages([1], [101]),
+    )  # fmt: skip
+    with pytest.raises(TransferError, match="outside the pools"):
+        transport.post(outside)
+    assert world.near.transport.names == ["cuda_ipc", "nccl", "shm", "tcp"]
+    with pytest.raises(PagesElsewhere, match="cannot be copied by this agent"):
+        Selection({}).connect(world.far.handle(CPU))
     assert (transport.num_posted, transport.pause_s) == (0, 0.0)
     transport.close()
 
@@ -242,10 +252,10 @@ def test_a_pair_that_breaks_at_work_ends_its_transfers_and_nothing_else_is_tried
 def test_what_is_wrong_with_a_pool_is_no_reason_for_another_transport() -> None:
     world = World()
     handle = msgspec.structs.replace(world.far.handle(), incarnation=2)
-    peer = world.near.transport.reach(handle)
-    posted = world.near.transport.post(
-        Direction.READ, 0, peer, [Descriptor(0, 0, SIZE)], NEVER, SourcePages([1], [101])
-    )
+    peer = world.near.transport.connect(handle)
+    parts, source = [Descriptor(0, 0, SIZE)], SourcePages([1], [101])
+    posted = Transfer(world.near.pools["cuda:0"], peer, parts, NEVER, source)
+    world.near.transport.post(posted)
     assert world.settle() == {posted: "source_changed"}
     assert world.near.transport.fallbacks == {}
 
@@ -256,7 +266,6 @@ def test_a_transfer_whose_time_is_over_or_that_was_cancelled_does_not_go_on() ->
     late, cancelled = world.send(1, deadline=4.0), world.send(2)
     world.settle()
     world.near.transport.cancel(cancelled)
-    world.near.transport.cancel(99)
     world.now = 4.0
     assert world.settle() == {late: "deadline_exceeded", cancelled: "cancelled"}
     world.now = 5.0
@@ -272,7 +281,7 @@ def test_each_kind_of_memory_has_its_own_choice() -> None:
     assert world.has(1)
     assert world.has(2, CPU)
     assert world.num_pairs() == (1, 1)
-    assert [transport.name for transport in world.near.transport.transports] == ["nccl", "tcp"]
+    assert {kind: [one.name for one in far] for kind, far in world.near.transport.far.items()} == choices
 
 
 def test_draining_and_disconnecting_end_everything_once() -> None:
@@ -281,11 +290,8 @@ def test_draining_and_disconnecting_end_everything_once() -> None:
         wire.is_slow = True
     handle = world.send(1)
     world.settle()
-    peer = next(posted.peer for posted in world.near.transport._posted.values())
-    world.near.transport.disconnect(peer)
-    assert [(one.handle, one.error.code) for one in world.near.transport.drain() if one.error] == [
-        (handle, "source_lost")
-    ]
+    world.near.transport.disconnect(handle.peer)
+    assert [(one, one.error.code) for one in world.near.transport.drain() if one.error] == [(handle, "source_lost")]
     assert world.near.transport.num_posted == 0
 
 
@@ -311,8 +317,8 @@ STEPS = st.lists(
 @given(steps=STEPS)
 def test_every_transfer_ends_once_whatever_fails(steps: list[tuple[str, str | int]]) -> None:
     world = World()
-    pages: dict[int, int] = {}
-    ended: dict[int, str] = {}
+    pages: dict[Transfer, int] = {}
+    ended: dict[Transfer, str] = {}
 
     def settle(num_rounds: int) -> None:
         for handle, code in world.settle(num_rounds).items():
@@ -330,7 +336,8 @@ def test_every_transfer_ends_once_whatever_fails(steps: list[tuple[str, str | in
         elif what == "wait":
             world.now += int(value)
         elif what == "cancel":
-            world.near.transport.cancel(int(value))
+            for transfer in list(pages)[int(value) - 1 : int(value)]:
+                world.near.transport.cancel(transfer)
         elif what == "lost":
             (world.near if value == "far" else world.far).transport.agent_lost(str(value))
         elif what in ("missing", "there"):
@@ -346,5 +353,4 @@ def test_every_transfer_ends_once_whatever_fails(steps: list[tuple[str, str | in
     settle(40)
     assert ended.keys() == pages.keys()
     assert world.near.transport.num_posted == 0
-    assert not world.near.transport._posted
-    assert all(isinstance(one, RemotePeer) for one in [world.near.transport.reach(world.far.handle())])
+    assert all(isinstance(one, RemotePeer) for one in [world.near.transport.connect(world.far.handle())])

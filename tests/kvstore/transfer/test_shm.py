@@ -1,15 +1,18 @@
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageEntry
 from kvstore.errors import PoolMissing, TransferError
 from kvstore.layout import KVLayout
+from kvstore.pool.mapping import handle_of
 from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo, ShmHost
-from kvstore.transfer.base import Descriptor, Direction, Transport
+from kvstore.transfer.base import Transfer, Transport
 from kvstore.transfer.mapped.shm import MappedPeer, ShmTransport
+from kvstore.transfer.plan import Descriptor
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded, StartCopy
 
@@ -41,20 +44,32 @@ class Pair:
         self.destination = make_pool(host, "d")
         self.source.pages_view[:] = random.Random(1).randbytes(len(self.source.pages_view))
         self.transport = ShmTransport(host, quantum_bytes)
-        self.region = self.transport.register(self.destination)
-        self.peer = self.transport.connect(self.source.path)
+        self.transport.register(self.destination)
+        self.peer = self.transport.connect(handle_of(self.source))
 
-    def post(self, parts: list[Descriptor], deadline: float = NEVER) -> int:
-        return self.transport.post(Direction.READ, self.region, self.peer, parts, deadline)
+    def post(self, parts: list[Descriptor], deadline: float = NEVER) -> Transfer:
+        transfer = Transfer(self.destination, self.peer, parts, deadline)
+        self.transport.post(transfer)
+        return transfer
+
+
+class Stranger:
+    """A pool that another transport has reached."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.info, self.transport = pair.peer.info, pair.transport
+
+    def generations(self, pages: list[int]) -> list[int]:
+        return [100 + page for page in pages]
 
 
 def test_it_is_a_transport(host: MemoryHost) -> None:
     transport: Transport = ShmTransport(host)
     pool = make_pool(host, "d")
-    region = transport.register(pool)
-    assert (transport.name, transport.export(region)) == ("shm", pool.path)
+    transport.register(pool)
+    assert (transport.name, transport.kinds) == ("shm", {"cpu"})
     with pytest.raises(PoolMissing):
-        transport.connect(host.path("nothing"))
+        transport.connect(msgspec.structs.replace(handle_of(pool), path=host.path("nothing")))
     transport.close()
 
 
@@ -63,13 +78,13 @@ def test_bytes_arrive_in_quanta_and_transfers_take_turns(host: MemoryHost) -> No
     long = pair.post([Descriptor(SIZE, 2 * SIZE, 3 * SIZE), Descriptor(5 * SIZE, 6 * SIZE, 10)])
     short = pair.post([Descriptor(7 * SIZE, SIZE, SIZE)])
     assert pair.transport.num_posted == 2
-    ended: list[int] = []
+    ended: list[Transfer] = []
     polls = 0
     while pair.transport.num_posted:
         polls += 1
         for completion in pair.transport.poll(0.0):
             assert completion.error is None
-            ended.append(completion.handle)
+            ended.append(completion)
     assert ended == [short, long]
     assert polls == 5
     view, source = pair.destination.pages_view, pair.source.pages_view
@@ -101,7 +116,7 @@ def test_bytes_outside_the_pools_are_refused(host: MemoryHost, part: Descriptor)
 def test_only_reading_from_what_it_mapped(host: MemoryHost) -> None:
     pair = Pair(host)
     with pytest.raises(TransferError, match="only reads"):
-        pair.transport.post(Direction.WRITE, pair.region, pair.peer, [], NEVER)
+        pair.transport.post(Transfer(pair.destination, Stranger(pair), [], NEVER))
     assert pair.peer.generations([1, 8, 0]) == [101, 108, 0]
     for outside in ([9], [3, -1]):
         with pytest.raises(ValueError, match="of a table of 9"):
@@ -118,11 +133,11 @@ def test_a_deadline_a_cancel_and_a_lost_source_each_end_a_transfer_once(host: Me
     assert pair.transport.poll(0.0) == []
     pair.transport.cancel(unwanted)
     pair.transport.cancel(unwanted)
-    pair.transport.cancel(999)
-    codes = {ended.handle: ended.error.code for ended in pair.transport.poll(1.0) if ended.error}
+    pair.transport.cancel(Transfer(pair.destination, pair.peer, [], NEVER))
+    codes = {ended: ended.error.code for ended in pair.transport.poll(1.0) if ended.error}
     assert codes == {late: "deadline_exceeded", unwanted: "cancelled"}
     pair.transport.disconnect(pair.peer)
-    codes = {ended.handle: ended.error.code for ended in pair.transport.poll(1.0) if ended.error}
+    codes = {ended: ended.error.code for ended in pair.transport.poll(1.0) if ended.error}
     assert codes == {orphaned: "source_lost"}
     assert pair.transport.num_posted == 0
     pair.transport.disconnect(pair.peer)
@@ -130,7 +145,7 @@ def test_a_deadline_a_cancel_and_a_lost_source_each_end_a_transfer_once(host: Me
 
 def test_disconnecting_one_peer_leaves_the_others(host: MemoryHost) -> None:
     pair = Pair(host)
-    other = pair.transport.connect(pair.source.path)
+    other = pair.transport.connect(handle_of(pair.source))
     pair.post([Descriptor(0, 0, SIZE)])
     pair.transport.disconnect(other)
     [completion] = pair.transport.poll(0.0)
@@ -153,13 +168,19 @@ def test_draining_ends_everything_at_once(host: MemoryHost) -> None:
     pair = Pair(host, quantum_bytes=8)
     handles = [pair.post([Descriptor(0, 0, SIZE)]) for _ in range(3)]
     ended = pair.transport.drain()
-    assert [completion.handle for completion in ended] == handles
+    assert ended == handles
     assert {completion.error.code for completion in ended if completion.error} == {"cancelled"}
     assert pair.transport.poll(0.0) == []
     pair.transport.close()
 
 
 # puller
+
+
+def pulling(pair: Pair) -> PagePuller:
+    puller = PagePuller(pair.transport)
+    puller.add("d", [pair.destination])
+    return puller
 
 
 def start_copy(copy_id: int = 1, pages: tuple[int, ...] = (2, 3, 5), targets: tuple[int, ...] = (4, 5, 1)) -> StartCopy:
@@ -170,10 +191,9 @@ def start_copy(copy_id: int = 1, pages: tuple[int, ...] = (2, 3, 5), targets: tu
 
 def test_pages_are_pulled_and_compared(host: MemoryHost) -> None:
     pair = Pair(host)
-    puller = PagePuller(pair.transport)
-    target = puller.target(pair.destination)
+    puller = pulling(pair)
     assert not puller.is_busy
-    assert puller.start("grant", start_copy(), target, pair.peer) is None
+    assert puller.start("grant", start_copy(), "d", [pair.peer]) is None
     assert puller.is_busy
     [ended] = puller.pump(0.0)
     assert (ended.grant_id, ended.event, ended.num_bytes) == ("grant", CopyEnded(1), 3 * SIZE)
@@ -186,8 +206,7 @@ def test_pages_are_pulled_and_compared(host: MemoryHost) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_page_that_moved_on_fails_the_copy(host: MemoryHost, side: str, when: str) -> None:
     pair = Pair(host)
-    puller = PagePuller(pair.transport)
-    target = puller.target(pair.destination)
+    puller = pulling(pair)
     table = (pair.source if side == "source" else pair.destination).table()
     page = 3 if side == "source" else 1
 
@@ -196,11 +215,11 @@ def test_a_page_that_moved_on_fails_the_copy(host: MemoryHost, side: str, when: 
 
     if when == "before":
         move_on()
-        ended = puller.start("grant", start_copy(), target, pair.peer)
+        ended = puller.start("grant", start_copy(), "d", [pair.peer])
         assert ended is not None
         assert not any(pair.destination.pages_view)
     else:
-        assert puller.start("grant", start_copy(), target, pair.peer) is None
+        assert puller.start("grant", start_copy(), "d", [pair.peer]) is None
         move_on()
         [ended] = puller.pump(0.0)
     assert ended.event.code == "stale_pages"
@@ -209,8 +228,8 @@ def test_a_page_that_moved_on_fails_the_copy(host: MemoryHost, side: str, when: 
 
 def test_pages_that_are_not_there_fail_the_copy(host: MemoryHost) -> None:
     pair = Pair(host)
-    puller = PagePuller(pair.transport)
-    ended = puller.start("grant", start_copy(pages=(2, 3, 99)), puller.target(pair.destination), pair.peer)
+    puller = pulling(pair)
+    ended = puller.start("grant", start_copy(pages=(2, 3, 99)), "d", [pair.peer])
     assert ended is not None
     assert ended.event.code == "source_lost"
     assert "pages 2 to 99 of a table of 9" in ended.event.message
@@ -218,10 +237,9 @@ def test_pages_that_are_not_there_fail_the_copy(host: MemoryHost) -> None:
 
 def test_cancelling_a_copy_still_says_when_it_ended(host: MemoryHost) -> None:
     pair = Pair(host, quantum_bytes=8)
-    puller = PagePuller(pair.transport)
-    target = puller.target(pair.destination)
-    puller.start("grant", start_copy(1), target, pair.peer)
-    puller.start("other", start_copy(1), target, pair.peer)
+    puller = pulling(pair)
+    puller.start("grant", start_copy(1), "d", [pair.peer])
+    puller.start("other", start_copy(1), "d", [pair.peer])
     puller.pump(0.0)
     puller.cancel("grant", 1)
     puller.cancel("grant", 2)
@@ -233,25 +251,18 @@ def test_cancelling_a_copy_still_says_when_it_ended(host: MemoryHost) -> None:
 
 def test_a_copy_that_the_transport_refuses_ends_at_once(host: MemoryHost) -> None:
     pair = Pair(host)
-    puller = PagePuller(pair.transport)
+    puller = pulling(pair)
 
-    class Stranger:
-        info = pair.peer.info
-
-        def generations(self, pages: list[int]) -> list[int]:
-            return [100 + page for page in pages]
-
-    ended = puller.start("grant", start_copy(), puller.target(pair.destination), Stranger())  # type: ignore[arg-type]
+    ended = puller.start("grant", start_copy(), "d", [Stranger(pair)])
     assert ended is not None
     assert ended.event.code == "unsupported"
 
 
 def test_a_source_unmapped_under_a_copy_fails_it(host: MemoryHost) -> None:
     pair = Pair(host)
-    puller = PagePuller(pair.transport)
-    target = puller.target(pair.destination)
+    puller = pulling(pair)
     pair.transport.disconnect(pair.peer)
-    ended = puller.start("grant", start_copy(), target, pair.peer)
+    ended = puller.start("grant", start_copy(), "d", [pair.peer])
     assert ended is not None
     assert ended.event.code == "source_lost"
     assert isinstance(pair.peer, MappedPeer)

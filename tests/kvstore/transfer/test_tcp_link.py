@@ -19,8 +19,8 @@ from fake_devices import FakeCards, FakeDeviceMemory
 from kvstore.errors import DeviceUnavailable, TransferError
 from kvstore.pool.cuda.memory import HostBuffer
 from kvstore.pool.device import CPU, DevicePages
-from kvstore.transfer import tcp_listener
 from kvstore.transfer.paired.link import Broken, LinkMaker, Memory, Moved, News, PairLink, Ready, Stopped
+from kvstore.transfer.paired.tcp import listener as tcp_listener
 from kvstore.transfer.paired.tcp.link import TcpLinks, TcpSettings
 from kvstore.transfer.paired.tcp.wire import (
     MIN_CHUNK_BYTES,
@@ -136,7 +136,7 @@ def test_bytes_arrive_where_they_belong_and_nowhere_else(kinds: str) -> None:
 
 def test_whoever_waits_for_news_is_woken(ends: Ends) -> None:
     woken = threading.Semaphore(0)
-    ends.makers[0].wake = woken.release
+    ends.makers[0].open(woken.release)
     for link in ends.links:
         link.begin()
     assert woken.acquire(timeout=20)
@@ -458,7 +458,7 @@ def test_a_process_that_is_killed_in_the_middle_of_a_transfer(ends: Ends) -> Non
 def test_an_address_that_cannot_be_listened_at() -> None:
     for settings in (TcpSettings(host="192.0.2.1"), TcpSettings(port=1, host="192.0.2.1")):
         with pytest.raises(TransferError, match=r"kv_agent\.tcp") as caught:
-            TcpLinks(settings, no_devices).open()
+            TcpLinks(settings, no_devices).open(lambda: None)
         assert caught.value.code == "tcp_unavailable"
 
 

@@ -23,7 +23,6 @@ from mesh.simulation.network import SimulatedNetwork
 from mesh.system import ActorSystem
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
-from nodes.kv_agent.pullers import chosen_names
 from nodes.registry.actor import RegistryActor
 from nodes.roles import NODE_CODEC
 
@@ -65,9 +64,8 @@ class Process:
         self.memory = FakeDeviceMemory(cards)
         self.host = CudaHost(tables, lambda: self.memory)
 
-    def links(self, settings: KVAgentConfig, wire: FakeWire) -> dict[str, LinkMaker]:
-        names = {name for names in chosen_names(settings).values() for name in names}
-        return {name: FakeLinks(wire, self.memory, name) for name in names}
+    def links(self, wire: FakeWire) -> dict[str, LinkMaker]:
+        return {name: FakeLinks(wire, self.memory, name) for name in ("nccl", "tcp")}
 
     def bytes_of(self, pool: PagePool) -> memoryview:
         return pool.pages_view if pool.info.device == CPU else self.memory.view(pool.device_pages.pointer)
@@ -103,7 +101,7 @@ class World:
 
     async def agent(self, actor_id: str, settings: KVAgentConfig, epoch: int = 1) -> KVAgent:
         process = self.processes[actor_id] = Process(self.tables, self.cards)
-        agent = KVAgent(settings, process.host, None if self.has_sockets else process.links(settings, self.wire))
+        agent = KVAgent(settings, process.host, None if self.has_sockets else process.links(self.wire))
         await self.add(actor_id, agent, epoch)
         return agent
 

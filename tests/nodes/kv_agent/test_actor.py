@@ -228,7 +228,7 @@ def test_an_ask_that_was_given_up_is_not_answered() -> None:
         await world.pool(world.d, "agent-0", "d")
         await world.ask(world.d, "agent-0", grant([1, 2]))
         world.p.ctx.tell("agent-0", ready(source, [1, 2]))
-        while not agent._puller.is_busy:
+        while not agent._pulls.is_busy:
             await asyncio.sleep(0.0005)
         closing = asyncio.ensure_future(world.ask(world.d, "agent-0", CloseGrant(grant_id="g")))
         while not agent._calls:

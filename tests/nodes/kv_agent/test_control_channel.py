@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.protocol import ClosePair, OfferPair, PagesSent, PairAccepted, SendPages
 from mesh.errors import RemoteError
-from nodes.kv_agent.control_channel import MeshCourier
+from nodes.kv_agent.control_channel import MeshChannel
 
 OFFER = OfferPair(
     pair="p1", unique_id=b"", group="p", incarnation=1, layout_digest=b"", timeout_s=1.0, transport="tcp"
@@ -25,8 +25,8 @@ class Recorded:
         self.answer = answer
         self.ctx = self
         self.heard: list[tuple[Any, ...]] = []
-        self.courier = MeshCourier(self, lambda: self.heard.append(("wake",)))  # type: ignore[arg-type]
-        self.courier.transport = self  # type: ignore[assignment]
+        self.channel = MeshChannel(self, lambda: self.heard.append(("wake",)))  # type: ignore[arg-type]
+        self.channel.attach(self)  # type: ignore[arg-type]
         self.message = answer
 
     def spawn(self, work: Any, name: str) -> None:
@@ -58,15 +58,15 @@ class Recorded:
 )
 def test_orders(answer: Any, heard: Any) -> None:
     recorded = Recorded(answer)
-    recorded.courier.order("far", ORDER)
+    recorded.channel.order("far", ORDER)
     assert recorded.heard == [heard, ("wake",)]
 
 
 def test_offers() -> None:
     recorded = Recorded(PairAccepted(pair="p1"))
-    recorded.courier.offer("far", OFFER)
-    recorded.courier.close("far", "p1")
+    recorded.channel.offer("far", OFFER)
+    recorded.channel.close("far", "p1")
     assert recorded.heard == [("wake",), ("far", ClosePair(pair="p1"))]
     recorded = Recorded(RemoteError("unknown_group", "no such pool"))
-    recorded.courier.offer("far", OFFER)
+    recorded.channel.offer("far", OFFER)
     assert recorded.heard == [("p1", "unknown_group", "far makes no pair: no such pool"), ("wake",)]

@@ -19,11 +19,11 @@ from kvstore.protocol import (
     TransferFailed,
 )
 from kvstore.transfer.paired.tcp.link import TcpSettings
+from kvstore.transfer.selection import Selection
 from mesh.address import Address
 from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, PoolConfig
-from nodes.kv_agent.pullers import Pullers
 
 
 def run(main: Callable[[World], Awaitable[None]], tables: MemoryHost | None = None) -> None:
@@ -88,7 +88,7 @@ def test_pages_of_another_agent_come_by_nccl_where_that_is_chosen() -> None:
         assert near.stats()["mesh_kv_transfer_bytes_total"] == 3 * SIZE
         assert world.processes["agent-0"].memory.num_open == 0, "no handle is opened"
         world.network.crash(Address("agent-0", 1))
-        while far._pairs is None or far._pairs.transport.transports[0]._halves:
+        while far._transports.far["cuda"][0]._halves:  # type: ignore[attr-defined]
             await asyncio.sleep(0.1)
 
     run(main)
@@ -170,7 +170,7 @@ def test_an_agent_that_dies_in_the_middle_of_a_transfer(dies: str) -> None:
             await asyncio.sleep(0.01)
         world.network.crash(Address(dies, 1))
         survivor = agents[0] if dies == "agent-1" else agents[1]
-        while survivor._puller.is_busy:
+        while survivor._pulls.is_busy:
             await asyncio.sleep(0.01)
         if dies == "agent-1":
             await world.scheduler.ends()
@@ -274,7 +274,7 @@ def test_a_device_that_fails_under_what_is_sent_to_others_ends_the_agent(monkeyp
         agent.ctx.end = ends.append  # type: ignore[method-assign]
         agent._pump()
         assert ends == []
-        monkeypatch.setattr(Pullers, "device_failure", "an illegal address")
+        monkeypatch.setattr(Selection, "device_failure", "an illegal address")
         agent._pump()
         assert ends == ["a device failed: an illegal address"]
 

@@ -14,19 +14,20 @@ from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageEntry
 from kvstore.errors import PoolBusy, TransferError
 from kvstore.layout import KVLayout
+from kvstore.pool.mapping import handle_of
 from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo, ShmHost
 from kvstore.protocol import GrantOpened, MapPool, PagesPulled, PoolHandle
 from kvstore.transfer.base import Peer
 from kvstore.transfer.mapped.shm import ShmTransport
 from kvstore.transfer.paired.orders import RemotePeer
 from kvstore.transfer.plan import held_heads
+from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import SessionLimits, StartCopy
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
+from nodes.kv_agent.pools.foreign import require_ranks
 from nodes.kv_agent.pools.taking import take_group
-from nodes.kv_agent.pullers import Pullers
-from nodes.kv_agent.rank_pulls import RankPulls, require_ranks
 
 NUM_PAGES = 12
 SIZES = [(1, 1), (2, 2), (2, 1), (1, 2), (4, 2), (2, 4), (8, 2), (2, 8), (8, 8), (1, 8)]
@@ -69,10 +70,10 @@ class Bench:
         self.source = self.make("p", source_tp)
         self.destination = self.make("d", destination_tp)
         fill(self.source)
-        self.puller = Pullers({"cpu": ShmTransport(self.host, quantum_bytes)})
-        self.pulls = RankPulls(self.puller)
+        self.transport = ShmTransport(self.host, quantum_bytes)
+        self.pulls = PagePuller(self.transport)
         self.pulls.add("d", self.destination)
-        self.peers: list[Peer] = [self.puller.connect_own(pool) for pool in self.source]
+        self.peers: list[Peer] = [self.transport.connect(handle_of(pool)) for pool in self.source]
 
     def make(self, group: str, tp_size: int) -> list[PagePool]:
         pools = [
@@ -90,7 +91,7 @@ class Bench:
     def finish(self, now: float = 0.0) -> list[Any]:
         ended: list[Any] = []
         for _ in range(10_000):
-            if not self.puller.is_busy:
+            if not self.pulls.is_busy:
                 return ended
             ended += self.pulls.pump(now)
         raise AssertionError("it never ends")
@@ -127,7 +128,7 @@ def test_a_copy_ends_once_and_then_writes_no_more(seed: int, sizes: tuple[int, i
             raise AssertionError("these can begin")
     stale, cancelled = dice.choice([0, 1, 2]), dice.choice([0, 1, 2])
     for turn in range(1000):
-        if not bench.puller.is_busy:
+        if not bench.pulls.is_busy:
             break
         if turn == 3 and stale in shares:
             table = bench.source[0].table()
@@ -167,20 +168,24 @@ def test_what_cannot_be_copied_is_refused() -> None:
     """Never a copy of something else: another number of ranks on a device, ranks on another host."""
     bench = Bench(2, 1)
 
+    class Paired:
+        cuts_pages = False
+
     class OnDevice:
+        transport = Paired
         info = PoolInfo(group="p", num_pages=4, layout=layouts(2)[0], incarnation=1, device="cuda:0")
 
     refused = bench.pulls.start("g", bench.copy([2], [3]), "d", [OnDevice(), OnDevice()])  # type: ignore[list-item]
     assert refused is not None
-    assert refused.event.code == "unequal_ranks"
+    assert refused.event.code == "mixed_memory"
     far = [
-        RemotePeer(PoolHandle(group="p", agent="x", path="", num_pages=4, layout=layout, incarnation=1))
+        RemotePeer(PoolHandle(group="p", agent="x", path="", num_pages=4, layout=layout, incarnation=1), Paired)  # type: ignore[arg-type]
         for layout in layouts(2)
     ]
     refused = bench.pulls.start("g", bench.copy([2], [3]), "d", far)
     assert refused is not None
     assert refused.event.code == "unequal_ranks"
-    assert not bench.puller.is_busy
+    assert not bench.pulls.is_busy
 
 
 def test_a_source_is_all_ranks_of_one_making() -> None:
@@ -190,7 +195,7 @@ def test_a_source_is_all_ranks_of_one_making() -> None:
         require_ranks([bench.peers[1], bench.peers[0]])
     again = bench.host.create("x", PoolInfo(group="p", num_pages=NUM_PAGES, layout=layouts(2)[1], incarnation=2))
     with pytest.raises(TransferError) as caught:
-        require_ranks([bench.peers[0], bench.puller.connect_own(again)])
+        require_ranks([bench.peers[0], bench.transport.connect(handle_of(again))])
     assert caught.value.code == "source_changed"
 
 

@@ -169,7 +169,7 @@ def test_a_copy_is_waited_for_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         await world.ask(world.d, "agent-0", grant([4, 5]))
         monkeypatch.setattr(agent, "_keep_pumping", lambda: None)
         world.p.ctx.tell("agent-0", ready(source, [1, 2]))
-        while not agent._puller.is_busy:
+        while not agent._pulls.is_busy:
             await asyncio.sleep(0.01)
         for _ in range(20):
             (found, _) = (await world.ask(world.d, "agent-0", ReleaseMemory())).groups
@@ -219,7 +219,7 @@ def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
         async def let_go() -> None:
             order = LetGo(group="p", number=1, is_kv=True, weights="")
             assert (await far.ctx.ask("agent-0", order, timeout_s=2.0)).message == HasLetGo(group="p", number=1)
-            assert not near._puller.transports[0]._peers  # type: ignore[attr-defined]
+            assert not near._transports.transports[0]._peers  # type: ignore[attr-defined]
 
         async def ask_and_let_go(agent: str, question: Any, **options: Any) -> Any:
             answer = await ask(agent, question, **options)
@@ -245,7 +245,7 @@ def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
             assert end.code == "memory_released"
             await let_go()
         await asyncio.sleep(0.5)
-        assert not near._puller.transports[0]._peers  # type: ignore[attr-defined]
+        assert not near._transports.transports[0]._peers  # type: ignore[attr-defined]
         assert near.stats()["mesh_kv_foreign_pools"] == 0
 
     run(main)
@@ -270,7 +270,7 @@ def test_a_pool_whose_header_says_that_it_is_released_is_not_mapped(monkeypatch:
         end = await world.d.ends()
         assert isinstance(end, TransferFailed)
         assert end.code == "memory_released"
-        assert not near._puller.transports[0]._peers  # type: ignore[attr-defined]
+        assert not near._transports.transports[0]._peers  # type: ignore[attr-defined]
 
     run(main)
 

@@ -92,7 +92,7 @@ def test_pages_that_are_being_sent_stay_until_nothing_reads_them() -> None:
         # The sender's kernel goes on after its pair was given up.
         world.wire.is_slow = world.wire.is_stuck = True
         await world.order(source, "agent-0", [8], [4])
-        while not far._puller.is_sending("p"):
+        while not far._transports.is_sending("p"):
             await asyncio.sleep(0.01)
         world.network.crash(Address("agent-0", 1))
         for _ in range(100):
@@ -101,7 +101,7 @@ def test_pages_that_are_being_sent_stay_until_nothing_reads_them() -> None:
         assert (found.state, found.waiting_for, found.pool_bytes) == ("releasing", [], NUM_PAGES * SIZE)
         stop_sender(world)
         await becomes(world, ReleaseMemory(), "released")
-        assert not far._puller.is_sending("p")
+        assert not far._transports.is_sending("p")
 
     run(main)
 
@@ -143,7 +143,7 @@ def test_the_table_of_pages_that_a_worker_made_is_made_again_when_nothing_reads_
         await world.pool("agent-0", "d")
         world.wire.is_slow = world.wire.is_stuck = True
         await world.order(source, "agent-0", [8], [4])
-        while not far._puller.is_sending("p"):
+        while not far._transports.is_sending("p"):
             await asyncio.sleep(0.01)
         for address in (Address("agent-0", 1), Address("W", 1)):
             world.network.crash(address)

@@ -79,7 +79,7 @@ def test_an_agent_that_dies_before_it_has_sent() -> None:
         await world.order(agents.source, "agent-0", [8], [4])
         end = await world.scheduler.ends()
         assert isinstance(end, TransferFailed)
-        while agents.near._puller.is_busy:
+        while agents.near._pulls.is_busy:
             await asyncio.sleep(0.01)
 
     run(main)
@@ -107,7 +107,7 @@ def test_a_transfer_that_is_late_is_quiet_when_its_threads_have_ended(
         agents = await two(world, "cpu")
         # The source's half meets nobody and sends nothing, as one does whose process was stopped.
         idle = FakeLinks(world.wire, world.worker.memory, "tcp").link("cpu", b"", 1)
-        monkeypatch.setattr(agents.far._links["tcp"], "link", lambda *_: idle)
+        monkeypatch.setattr(agents.far._transports.far["cpu"][0]._links, "link", lambda *_: idle)
         await world.order(agents.source, "agent-0", [8], [4], timeout_s=1.0)
         end = await world.scheduler.ends()
         assert isinstance(end, TransferFailed)
@@ -121,13 +121,13 @@ def test_a_transfer_that_is_late_is_quiet_when_its_threads_have_ended(
 def test_a_pool_that_is_withdrawn_is_not_sent_and_offered_again_it_is() -> None:
     async def main(world: World) -> None:
         agents = await two(world, "cpu")
-        assert not agents.far._puller.is_sending("p")
-        agents.far._puller.withdraw("p")
+        assert not agents.far._transports.is_sending("p")
+        agents.far._transports.withdraw("p")
         await world.order(agents.source, "agent-0", [8], [4])
         end = await world.scheduler.ends()
         assert isinstance(end, TransferFailed)
         assert end.code == "unknown_group"
-        agents.far._puller.target(agents.far._ranks["p"][0])
+        agents.far._transports.register(agents.far._ranks["p"][0])
         world.scheduler.heard.clear()
         await world.order(agents.source, "agent-0", [8], [4], grant_id="again")
         assert await world.scheduler.ends() == PagesPulled(grant_id="again", num_pages=1, complete=True)
@@ -153,7 +153,7 @@ def test_pools_of_one_agent_are_copied_in_memory_all_the_same() -> None:
         await world.pool("agent-0", "d")
         await world.order(source, "agent-0", [8], [NUM_PAGES - 1])
         assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
-        assert not agent._pairs.transport.transports[0]._halves  # type: ignore[union-attr]
+        assert not agent._transports.far["cpu"][0]._halves  # type: ignore[attr-defined]
 
     run(main)
 

@@ -89,10 +89,7 @@ class _Job(NamedTuple):
 
 
 class TcpLinks:
-    """See `LinkMaker`. `load` gives the devices' memory, for pools that lie there.
-
-    `wake` may be set: it is called, in any thread, when one of its halves has news.
-    """
+    """See `LinkMaker`. `load` gives the devices' memory, for pools that lie there."""
 
     name: ClassVar[str] = TCP
     kinds: ClassVar[frozenset[str]] = frozenset({CPU, CUDA})
@@ -103,13 +100,12 @@ class TcpLinks:
         self._settings = settings
         self._load = load
         self._listener: TcpListener | None = None
-        self.wake: Callable[[], None] = _nobody
+        self._wake: Callable[[], None] = _nobody
 
-    def open(self) -> tuple[str, int]:
+    def open(self, wake: Callable[[], None]) -> str:
         """Listen; returns address and port. Raises TransferError `tcp_unavailable`."""
-        if self._listener is None:
-            self._listener = TcpListener(self._settings.host, self._settings.port)
-        return self._listener.host, self._listener.port
+        self._wake = wake
+        return self._listening().address
 
     @property
     def num_refused(self) -> int:
@@ -118,9 +114,7 @@ class TcpLinks:
 
     def unique_id(self) -> bytes:
         """See `LinkMaker`: a `Meeting`."""
-        self.open()
-        assert self._listener is not None
-        expected = self._listener.expect(self._settings.num_streams, self._settings.chunk_bytes)
+        expected = self._listening().expect(self._settings.num_streams, self._settings.chunk_bytes)
         return encode_meeting(expected.meeting)
 
     def link(self, device: str, unique_id: bytes, rank: int) -> "TcpLink":
@@ -139,7 +133,12 @@ class TcpLinks:
                 return HostCarrier()
             return StagedCarrier(memory, cuda_ordinal(device), meeting.chunk_bytes)
 
-        return TcpLink(meeting, rank, carrier, self._listener, expected, lambda: self.wake())
+        return TcpLink(meeting, rank, carrier, self._listener, expected, lambda: self._wake())
+
+    def _listening(self) -> TcpListener:
+        if self._listener is None:
+            self._listener = TcpListener(self._settings.host, self._settings.port)
+        return self._listener
 
     def close(self) -> None:
         """See `LinkMaker`."""

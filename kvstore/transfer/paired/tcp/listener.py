@@ -75,6 +75,11 @@ class TcpListener:
         self._thread = threading.Thread(target=self._run, name="tcp-listener", daemon=True)
         self._thread.start()
 
+    @property
+    def address(self) -> str:
+        """Where it listens, as the log names it."""
+        return f"{self.host}:{self.port}"
+
     def expect(self, num_streams: int, chunk_bytes: int) -> Expected:
         """Take connections of a new pair from now on."""
         key, secret = secrets.token_bytes(KEY_BYTES), secrets.token_bytes(SECRET_BYTES)

@@ -1,0 +1,48 @@
+"""Transports that are installed besides ours: entry points of the group `kvmesh.transfers`.
+
+An entry point's name is what `host_transport` or `device_transport` of the kv_agent names; what it points to is called
+with a `TransferContext` when an agent is made, and returns a `Transport`. docs/architecture.md says how to write one.
+"""
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Final, NamedTuple
+
+from kvstore.errors import TransferError
+from kvstore.pool.page_pool import MemoryHost
+from kvstore.transfer.base import Transport
+from kvstore.transfer.paired.orders import ControlChannel
+
+GROUP: Final = "kvmesh.transfers"
+
+
+class TransferContext(NamedTuple):
+    """What an agent has for its transports: its host's pools, a way to other agents, seconds to meet one of them."""
+
+    host: MemoryHost
+    channel: ControlChannel
+    pair_timeout_s: float
+
+
+TransportFactory = Callable[[TransferContext], Transport]
+
+
+def installed_transports() -> list[str]:
+    """Names of the transports that are installed besides ours."""
+    return sorted({point.name for point in entry_points(group=GROUP)})
+
+
+def load_transport(name: str, context: TransferContext) -> Transport:
+    """Make the installed transport of this name. Raises TransferError `transport_unusable`."""
+    for point in entry_points(group=GROUP, name=name):
+        try:
+            transport = point.load()(context)
+        except Exception as error:
+            why = f"{point.value} raised {type(error).__name__}: {error}"
+            raise TransferError("transport_unusable", f"the transport {name} cannot be made: {why}") from error
+        if isinstance(transport, Transport):
+            return transport
+        why = f"{point.value} returned {type(transport).__name__}, no Transport"
+        raise TransferError("transport_unusable", f"the transport {name} cannot be used: {why}")
+    have = ", ".join(installed_transports()) or "none"
+    raise TransferError("transport_unusable", f"no transport {name} is installed (entry points of {GROUP}: {have})")
