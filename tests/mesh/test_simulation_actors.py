@@ -2,18 +2,16 @@
 
 import asyncio
 import time
-from random import Random
 
 import pytest
 
 from mesh.actor import Actor
 from mesh.address import Address
 from mesh.errors import CallError, PeerLost
-from mesh.options import SystemOptions
 from mesh.simulation.faults import Faults
 from mesh.simulation.network import SimulatedNetwork
 from mesh.simulation.virtual_time import run
-from mesh.system import ActorSystem
+from mesh.testing.actors import Actors
 from mesh.wire.codec import Codec
 from mesh.wire.message import Message
 from nodes.registry.actor import RegistryActor
@@ -35,30 +33,12 @@ class Echo(Actor):
         call.reply(Pong(number=call.message.number))
 
 
-class Place:
-    """Where the simulation's registry is."""
-
-    def __init__(self):
-        self.target = None
-
-    def lookup(self):
-        return self.target
-
-
-class Simulation:
+class Simulation(Actors):
     def __init__(self, seed, faults=None):
-        self.network = SimulatedNetwork(seed, faults)
-        self.place = Place()
-        self.systems = {}
+        super().__init__(SimulatedNetwork(seed, faults))
 
-    async def start(self, actor, actor_id, epoch=1):
-        address = Address(actor_id, epoch)
-        options = SystemOptions(host="sim", pid=1, random=Random(f"{self.network.seed}/{address}"))
-        system = ActorSystem(actor, address, self.network.transport(address), self.place, options)
-        self.systems[actor_id] = system
-        await system.start()
-        if actor_id == "registry":
-            self.place.target = (address, system.describe().endpoint)
+    async def start(self, actor, actor_id, epoch=0):
+        await super().start(actor_id, actor, epoch=epoch, waits=False)
         return actor
 
     async def joined(self):
@@ -70,10 +50,6 @@ class Simulation:
         async with asyncio.timeout(60):
             while any(actor.ctx.members.get(actor_id) is None for actor_id in actor_ids):
                 await asyncio.sleep(0.05)
-
-    async def stop(self):
-        for system in reversed(list(self.systems.values())):
-            await system.stop()
 
 
 async def mesh(seed, faults=None):

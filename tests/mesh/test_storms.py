@@ -10,13 +10,11 @@ from random import Random
 import pytest
 from mesh_under_test import Count, Number, Recorder
 
-from mesh.address import Address
 from mesh.errors import CallError
-from mesh.options import SystemOptions
 from mesh.simulation.faults import Faults
 from mesh.simulation.network import SimulatedNetwork
 from mesh.simulation.virtual_time import run
-from mesh.system import ActorSystem
+from mesh.testing.actors import Actors
 from nodes.registry.actor import RegistryActor
 
 STORM = Faults(drop=0.02, duplicate=0.05, slow=0.1, reset=0.002, silent_down=0.2, partition=0.1)
@@ -41,33 +39,17 @@ class Follower(Recorder):
         got.append(sequence)
 
 
-class Storm:
+class Storm(Actors):
     def __init__(self, seed, faults):
-        self.network = SimulatedNetwork(seed, faults)
+        super().__init__(SimulatedNetwork(seed, faults))
         self.random = Random(f"storm/{seed}")
-        self.systems = {}
-        self.epochs = {}
-
-    def lookup(self):
-        registry = self.systems.get("registry")
-        return None if registry is None else (registry.address, registry.describe().endpoint)
 
     async def start(self, actor_id):
-        epoch = self.epochs[actor_id] = self.epochs.get(actor_id, 0) + 1
-        address = Address(actor_id, epoch)
         actor = RegistryActor() if actor_id == "registry" else Follower()
-        options = SystemOptions(host="sim", pid=1, random=Random(f"{self.network.seed}/{address}"))
-        system = ActorSystem(actor, address, self.network.transport(address), self, options)
-        self.systems[actor_id] = system
-        await system.start()
+        await super().start(actor_id, actor, waits=False)
         for other in NAMES:
             if actor_id != "registry" and other != actor_id:
                 actor.ctx.subscribe(other, "t")
-
-    async def crash(self, actor_id):
-        system = self.systems.pop(actor_id)
-        self.network.crash(system.address)
-        await system.stop()
 
     def members(self):
         return [system for actor_id, system in sorted(self.systems.items()) if actor_id != "registry"]
@@ -117,7 +99,7 @@ async def storm(seed, *, crashes):
             tasks.append(asyncio.create_task(stream(system, other.address.actor_id)))
         if crashes and mesh.random.random() < 0.05:
             victim = mesh.random.choice(("registry", *NAMES))
-            await mesh.crash(victim)
+            await mesh.kill(victim)
             await asyncio.sleep(mesh.random.uniform(0.0, 1.0))
             await mesh.start(victim)
     mesh.network.calm()

@@ -7,7 +7,7 @@ from mesh.actor import Actor
 from mesh.address import Address
 from mesh.options import SystemOptions
 from mesh.simulation.network import SimulatedNetwork
-from mesh.system import ActorSystem
+from mesh.testing.actors import Actors
 from nodes.detokenizer.actor import DetokenizerActor
 from nodes.detokenizer.config import DetokenizerConfig, DetokenizerLimits
 from nodes.protocol import Resend, ResendFrom, StopAt, StreamFinish, StreamOpen, TextBatch, TokenBatch
@@ -37,30 +37,6 @@ class Peer(Actor):
         return "".join(delta.text for delta in self.deltas)
 
 
-class Mesh:
-    def __init__(self):
-        self.network = SimulatedNetwork(seed=0)
-        self.systems = {}
-
-    def lookup(self):
-        registry = self.systems["registry"]
-        return registry.address, registry.describe().endpoint
-
-    async def start(self, actor_id, actor, epoch=1):
-        address = Address(actor_id, epoch)
-        system = ActorSystem(actor, address, self.network.transport(address), self, QUICK)
-        self.systems[actor_id] = system
-        await system.start()
-        if actor.joins:
-            await asyncio.wait_for(system.joined(), 5)
-        return actor
-
-    async def kill(self, actor_id):
-        system = self.systems.pop(actor_id)
-        self.network.crash(system.address)
-        await system.stop()
-
-
 async def until(condition):
     async with asyncio.timeout(5):
         while not condition():
@@ -69,18 +45,17 @@ async def until(condition):
 
 @contextlib.asynccontextmanager
 async def mesh_with(**config):
-    mesh = Mesh()
+    mesh = Actors(SimulatedNetwork(seed=0), QUICK)
     await mesh.start("registry", RegistryActor(lease_s=1.0))
-    mesh.scheduler = await mesh.start("s0", Peer(SCHEDULER))
-    mesh.gateway = await mesh.start("gw", Peer(GATEWAY))
-    mesh.detokenizer = await mesh.start("detok", DetokenizerActor(DetokenizerConfig(model="echo", **config)))
+    mesh.scheduler = (await mesh.start("s0", Peer(SCHEDULER))).actor
+    mesh.gateway = (await mesh.start("gw", Peer(GATEWAY))).actor
+    mesh.detokenizer = (await mesh.start("detok", DetokenizerActor(DetokenizerConfig(model="echo", **config)))).actor
     members = [mesh.scheduler.ctx.members, mesh.detokenizer.ctx.members]
     await until(lambda: all({"s0", "gw", "detok"} <= {m.actor_id for m in view.all()} for view in members))
     try:
         yield mesh
     finally:
-        for system in reversed(mesh.systems.values()):
-            await system.stop()
+        await mesh.stop()
 
 
 def running(**config):

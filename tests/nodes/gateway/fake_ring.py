@@ -9,7 +9,6 @@ import asyncio
 import codecs
 import contextlib
 import threading
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -21,7 +20,7 @@ from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.options import SystemOptions
 from mesh.simulation.network import SimulatedNetwork
-from mesh.system import ActorSystem
+from mesh.testing.actors import Actors
 from nodes.gateway.actor import Gateway
 from nodes.gateway.config import GatewayConfig
 from nodes.protocol import (
@@ -281,24 +280,18 @@ class Silent(Actor):
         self.role = role  # type: ignore[misc]
 
 
-class Ring:
+class Ring(Actors):
     """Registry, gateway and fakes on one loop. `start` may be called again for what was killed."""
 
     def __init__(self, config: GatewayConfig = CONFIG, *, serve_http: bool = True) -> None:
+        super().__init__(SimulatedNetwork(seed=0), QUICK)
         self.config = config
         self.faults = Faults()
         self.seen = Seen()
-        self.network = SimulatedNetwork(seed=0)
-        self.systems: dict[str, ActorSystem] = {}
-        self.registry: ActorSystem | None = None
         self.serve_http = serve_http
-        self.epochs: Counter[str] = Counter()
-
-    def lookup(self) -> Any:
-        return None if self.registry is None else (self.registry.address, self.registry.describe().endpoint)
 
     async def __aenter__(self) -> Self:
-        self.registry = await self.start("registry", RegistryActor(lease_s=1.0))
+        await self.start("registry", RegistryActor(lease_s=1.0))
         await self.start("tok0", FakeTokenizer(self.faults, self.seen))
         await self.start("d0", FakeScheduler(self.faults, self.seen), group="a", policy="priority")
         await self.start("w0", Silent(WORKER), group="a")
@@ -308,26 +301,7 @@ class Ring:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for system in reversed(list(self.systems.values())):
-            await system.stop()
-
-    async def start(self, actor_id: str, actor: Actor, **attributes: Any) -> ActorSystem:
-        self.epochs[actor_id] += 1
-        address = Address(actor_id, self.epochs[actor_id])
-        system = ActorSystem(actor, address, self.network.transport(address), self, QUICK)
-        self.systems[actor_id] = system
-        await system.start()
-        if attributes:
-            system.announce(None, **attributes)
-        if actor.joins:
-            async with asyncio.timeout(5):
-                await system.joined()
-        return system
-
-    async def kill(self, actor_id: str) -> None:
-        system = self.systems.pop(actor_id)
-        self.network.crash(system.address)
-        await system.stop()
+        await self.stop()
 
     @property
     def gateway(self) -> Gateway:

@@ -1,7 +1,6 @@
 """The registry's actor on virtual time: leases end, absences are forgiven, the run directory is told."""
 
 import asyncio
-from random import Random
 
 import msgspec
 import pytest
@@ -14,7 +13,7 @@ from mesh.options import SystemOptions
 from mesh.runtime.run_directory import RunDirectory
 from mesh.simulation.network import SimulatedNetwork
 from mesh.simulation.virtual_time import run
-from mesh.system import ActorSystem
+from mesh.testing.actors import Actors
 from mesh.wire.codec import Codec
 from mesh.wire.frames import Join, MembersChanged, Ping
 from nodes.registry.actor import RegistryActor
@@ -26,25 +25,16 @@ class Nobody(Actor):
     codec = Codec(Ping)
 
 
-class Mesh:
-    def __init__(self, run_directory=None):
-        self.network = SimulatedNetwork(1)
-        self.run_directory = run_directory
-        self.registry = None
+class Mesh(Actors):
+    def __init__(self):
+        super().__init__(SimulatedNetwork(1), SystemOptions(host="h", pid=1))
 
-    def lookup(self):
-        return None if self.registry is None else (self.registry.address, self.registry.describe().endpoint)
+    async def start(self, actor, actor_id, epoch=0):
+        return await super().start(actor_id, actor, epoch=epoch)
 
-    async def start(self, actor, actor_id, epoch=1):
-        address = Address(actor_id, epoch)
-        options = SystemOptions(host="h", pid=1, random=Random(0))
-        system = ActorSystem(actor, address, self.network.transport(address), self, options)
-        await system.start()
-        if isinstance(actor, RegistryActor):
-            self.registry = system
-        else:
-            await system.joined()
-        return system
+    @property
+    def registry(self):
+        return self.systems["registry"]
 
     def members(self):
         return [str(m.address) for m in self.registry.actor.core.members()]

@@ -14,11 +14,10 @@ import structlog
 from kvstore.hashing import chain_hashes, root_hash
 from kvstore.protocol import CacheEvents, PageStored
 from mesh.actor import Actor
-from mesh.address import Address
 from mesh.errors import RemoteError
 from mesh.options import SystemOptions
 from mesh.simulation.network import SimulatedNetwork
-from mesh.system import ActorSystem
+from mesh.testing.actors import Actors
 from nodes.model_spec import ModelDamaged, resolve_model
 from nodes.protocol import ChooseRoute, Detokenize, Detokenized, Load, Prepare, Prepared, StopAt
 from nodes.registry.actor import RegistryActor
@@ -39,32 +38,6 @@ class Peer(Actor):
         self.role = role
 
 
-class Mesh:
-    def __init__(self):
-        self.network = SimulatedNetwork(seed=0)
-        self.systems = {}
-
-    def lookup(self):
-        registry = self.systems["registry"]
-        return registry.address, registry.describe().endpoint
-
-    async def start(self, actor_id, actor, epoch=1, **attributes):
-        address = Address(actor_id, epoch)
-        system = ActorSystem(actor, address, self.network.transport(address), self, QUICK)
-        self.systems[actor_id] = system
-        await system.start()
-        if actor.joins:
-            await asyncio.wait_for(system.joined(), 5)
-            if attributes:
-                system.announce("ready", **attributes)
-        return system
-
-    async def kill(self, actor_id):
-        system = self.systems.pop(actor_id)
-        self.network.crash(system.address)
-        await system.stop()
-
-
 async def until(condition):
     async with asyncio.timeout(5):
         while not condition():
@@ -73,7 +46,7 @@ async def until(condition):
 
 @contextlib.asynccontextmanager
 async def mesh_with(model="echo", schedulers=("s0", "s1"), **config):
-    mesh = Mesh()
+    mesh = Actors(SimulatedNetwork(seed=0), QUICK)
     await mesh.start("registry", RegistryActor(lease_s=1.0))
     for actor_id in schedulers:
         await mesh.start(actor_id, Peer(SCHEDULER), group=actor_id, phase="mixed", page_size=16)
@@ -89,8 +62,7 @@ async def mesh_with(model="echo", schedulers=("s0", "s1"), **config):
     try:
         yield mesh
     finally:
-        for system in reversed(mesh.systems.values()):
-            await system.stop()
+        await mesh.stop()
 
 
 def running(model="echo", **config):
@@ -283,7 +255,7 @@ async def test_routes_follow_caches_loads_and_members(mesh):
     assert (await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))).decode == "s1"
 
     await mesh.kill("s1")
-    await mesh.start("s1", Peer(SCHEDULER), epoch=2, group="s1")
+    await mesh.start("s1", Peer(SCHEDULER), group="s1")
     await until(lambda: mesh.tokenizer.stats()["mesh_tokenizer_indexed_pages"] == 0)
     await until(lambda: mesh.tokenizer._routing._schedulers["s1"].ready)
     assert (await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))).overlap_tokens == 0
