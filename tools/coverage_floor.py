@@ -102,7 +102,7 @@ ON_DEVICE: Final = (
     "nodes/worker/pool/device_view.py",
 )
 """Have no floor: most of them runs only where there is a CUDA device, under `tests/gpu`."""
-PARTLY_ON_DEVICE: Final = {"nodes/worker/cuda/runner.py": 90.0}
+PARTLY_ON_DEVICE: Final = {"nodes/worker/ops/torch/runner.py": 90.0}
 """The floors of what is tested on CPU tensors but for its events, streams and pinned memory."""
 
 

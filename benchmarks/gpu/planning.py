@@ -49,7 +49,7 @@ def ahead(loaded: Loaded, batch: int, context: int, num_steps: int, *, sampled: 
 
 def on_the_host(loaded: Loaded, batch: int, context: int) -> float:
     """Seconds to lay out the arrays of one step."""
-    from nodes.worker.cuda.batch import host_batch, pack
+    from nodes.worker.ops.torch.batch import host_batch, pack
 
     step = decode_steps(loaded.layout, batch, context, 2, GREEDY)[1]
     times: list[float] = []

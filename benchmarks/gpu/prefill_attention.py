@@ -33,8 +33,8 @@ def chunk_step(new: int, cached: int, num_sequences: int, page_size: int) -> Run
 
 def backend(spec: ModelSpec, view: Any, num_rows: int, *, merged: bool) -> Any:
     """The worker's attention on a device, plain torch on the CPU."""
-    from nodes.worker.cuda.attention import TorchAttention
     from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, load_flashinfer
+    from nodes.worker.ops.torch.attention import TorchAttention
 
     if view.pages.device.type == "cpu":
         return TorchAttention(view, spec.num_heads, merged=merged)
@@ -45,7 +45,7 @@ def seconds_of(attention: Any, spec: ModelSpec, view: Any, step: RunnableStep, r
     """Seconds of one step's attention through all layers, the best of `repeats`."""
     import torch
 
-    from nodes.worker.cuda.batch import host_batch, pack, pinned, unpack
+    from nodes.worker.ops.torch.batch import host_batch, pack, pinned, unpack
 
     device = view.pages.device
     batch = host_batch(step, view.layout.page_size)

@@ -1,7 +1,7 @@
 """What a network asks of whatever computes it: some ten coarse operations on values that only they look into.
 
-Implemented on the CPU over torch (`nodes.worker.network`), the oracle, and by recording a program of native kernels
-(`nodes.worker.ops.native.recording`), and by kernels of a device (`nodes.worker.cuda.network`).
+Implemented over torch for any device (`nodes.worker.ops.torch.network`) and for the CPU alone (`host_network`, the
+oracle), and by recording a program of native kernels (`nodes.worker.ops.native.recording`).
 An implementation is given a model's parts when it loads their weights, and a step before the network runs: token ids,
 positions and pages, which rows are sampled. Where it is one rank of a group it also adds up what ranks hold parts of,
 as the cuts of the tensors say. Nothing that a network asks depends on numbers, so a run can be captured and replayed.

@@ -27,7 +27,7 @@ from nodes.model_spec import ModelSpec
 from nodes.models.parts import Experts, Gated, Linear, parts_of
 from nodes.worker.attention.base import AttentionBackend, Span
 from nodes.worker.attention.torch_paged import SPLIT, TorchPagedAttention
-from nodes.worker.network import TorchNetwork
+from nodes.worker.ops.torch.host_network import TorchNetwork
 from nodes.worker.pool.view import PoolView
 
 Rule = Literal["any", "rows4", "tile16", "varies"]

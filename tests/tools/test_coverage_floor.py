@@ -58,8 +58,8 @@ def test_a_core_that_is_not_measured_falls_short():
         ("mesh/link/links.py", 94.9, True),
         ("nodes/a/b.py", 95.0, False),
         ("cli/commands/up.py", 0.0, False),
-        ("nodes/worker/cuda/runner.py", 90.0, False),
-        ("nodes/worker/cuda/runner.py", 89.9, True),
+        ("nodes/worker/ops/torch/runner.py", 90.0, False),
+        ("nodes/worker/ops/torch/runner.py", 89.9, True),
         ("nodes/worker/cuda/graphs.py", 0.0, False),
     ],
 )

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from nodes.models.parts import Activation
 from nodes.worker.attention.kinds import AttentionKind
-from nodes.worker.cuda.attention import check_mergeable
-from nodes.worker.cuda.batch import DeviceBatch, HostBatch, PageTable
 from nodes.worker.cuda.flashinfer_cross import CrossAttention
 from nodes.worker.cuda.flashinfer_merged import MergedPrefill
 from nodes.worker.cuda.flashinfer_plans import Captured, Planner
 from nodes.worker.errors import BackendMissing
+from nodes.worker.ops.torch.attention import check_mergeable
+from nodes.worker.ops.torch.batch import DeviceBatch, HostBatch, PageTable
 from nodes.worker.pool.view import PoolView
 
 HEAD_DIMS: Final = (64, 128, 256)

@@ -8,8 +8,8 @@ where no sequence has any, it is not called. Not captured in graphs: no model he
 from torch import Tensor
 
 from nodes.worker.attention.kinds import CROSS
-from nodes.worker.cuda.batch import PageTable, pinned
 from nodes.worker.cuda.flashinfer_plans import Planner
+from nodes.worker.ops.torch.batch import PageTable, pinned
 
 
 class CrossAttention:

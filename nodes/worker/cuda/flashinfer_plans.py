@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from nodes.worker.attention.kinds import FULL, AttentionKind
-from nodes.worker.cuda.batch import DeviceBatch, PageTable, pinned
+from nodes.worker.ops.torch.batch import DeviceBatch, PageTable, pinned
 from nodes.worker.pool.view import PoolView
 
 _WORKSPACE_BYTES: Final = 128 << 20

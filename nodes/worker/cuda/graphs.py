@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nodes.worker.cuda.attention import DeviceAttention
-from nodes.worker.cuda.batch import KNOWN, DeviceBatch, HostBatch, PageTable, unpack
 from nodes.worker.cuda.buckets import Buckets
-from nodes.worker.cuda.network import DeviceNetwork
+from nodes.worker.ops.torch.attention import DeviceAttention
+from nodes.worker.ops.torch.batch import KNOWN, DeviceBatch, HostBatch, PageTable, unpack
+from nodes.worker.ops.torch.network import DeviceNetwork
 
 Replay = Callable[[], None]
 

@@ -10,16 +10,16 @@ from kvstore.pool.page_pool import PagePool
 from nodes.model_spec import ModelSpec
 from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.config import WorkerConfig
-from nodes.worker.cuda.attention import DeviceAttention, TorchAttention, check_mergeable
 from nodes.worker.cuda.buckets import MAX_BUCKET, Buckets, bucket_sizes
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInferKernels, load_flashinfer
 from nodes.worker.cuda.graphs import DecodeGraphs, GraphRecorder
-from nodes.worker.cuda.kernels import Kernels, TorchKernels
 from nodes.worker.cuda.memory import measured_activation_bytes
 from nodes.worker.cuda.memory_saver import load_memory_saver
-from nodes.worker.cuda.network import DeviceNetwork
-from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.errors import BackendMissing, DeviceMemoryShort, DeviceUnfit, WorkerError
+from nodes.worker.ops.torch.attention import DeviceAttention, TorchAttention, check_mergeable
+from nodes.worker.ops.torch.kernels import Kernels, TorchKernels
+from nodes.worker.ops.torch.network import DeviceNetwork
+from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.device_memory import Footprint, activation_bytes, check_fit, weight_bytes
 from nodes.worker.pool.device_view import view_device_pages
@@ -32,7 +32,7 @@ TILE_ROWS: Final = 64
 
 def load_cuda_runner(
     spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives | None = None
-) -> CudaRunner:
+) -> DeviceRunner:
     """Load `spec`'s weights onto the pool's device. Raises WorkerError, ModelError, PoolError or CollectiveFailed.
 
     With `collectives` only this rank's parts are loaded, and all ranks must load.
@@ -86,7 +86,7 @@ def _view_of(pool: PagePool) -> PoolView:
     return view_device_pages(pool.device_pages, pool.info.layout)
 
 
-def load_host_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives) -> CudaRunner:
+def load_host_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives) -> DeviceRunner:
     """One rank of a group on the CPU: the device's network over a pool in the host's memory, not the CPU's own.
 
     Its bits are not those of one worker alone. Raises WorkerError, ModelError or CollectiveFailed. Must be called in
@@ -99,7 +99,7 @@ def load_host_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool, coll
 
 def build_runner(
     spec: ModelSpec, config: WorkerConfig, view: PoolView, collectives: Collectives | None = None
-) -> tuple[CudaRunner, DeviceNetwork, DeviceAttention]:
+) -> tuple[DeviceRunner, DeviceNetwork, DeviceAttention]:
     """A runner over `view` on whatever device that is; on the CPU, where tests build it, with the torch backend only.
 
     Raises WorkerError or ModelError.
@@ -118,7 +118,7 @@ def build_runner(
         numerics = fingerprint(
             device, dtype, version, graphs=graphs is not None, deterministic=config.deterministic, tp_size=shard.size
         )
-        runner = CudaRunner(network, attention, view.layout.page_size, config.max_batch_tokens, numerics, graphs)
+        runner = DeviceRunner(network, attention, view.layout.page_size, config.max_batch_tokens, numerics, graphs)
 
         def over(other: PoolView) -> tuple[DeviceAttention, DecodeGraphs | None]:
             _, attention, _ = _backends(spec, config, other, shard.num_heads)

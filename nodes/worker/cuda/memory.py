@@ -5,9 +5,9 @@ from array import array
 import torch
 
 from kvstore.layout import PADDING_PAGE
-from nodes.worker.cuda.attention import DeviceAttention
-from nodes.worker.cuda.batch import host_batch, pack, pinned, unpack
-from nodes.worker.cuda.network import DeviceNetwork
+from nodes.worker.ops.torch.attention import DeviceAttention
+from nodes.worker.ops.torch.batch import host_batch, pack, pinned, unpack
+from nodes.worker.ops.torch.network import DeviceNetwork
 from nodes.worker.steps.step import RunnableRow, RunnableStep
 
 

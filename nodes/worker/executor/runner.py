@@ -16,10 +16,10 @@ from nodes.worker.attention.base import Span, sort_key
 from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.config import WorkerConfig
-from nodes.worker.network import TorchNetwork
 from nodes.worker.numerics import TILE_ROWS, check_torch
 from nodes.worker.ops.native.load import load_native_runner
 from nodes.worker.ops.native.runner import NativeRunner
+from nodes.worker.ops.torch.host_network import TorchNetwork
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.sampler import Draw, sample
 from nodes.worker.steps.step import RunnableStep, StepOutcome, drawn_outcome

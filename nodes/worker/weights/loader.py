@@ -13,8 +13,7 @@ from torch import Tensor
 
 from nodes.model_spec import ModelSpec
 from nodes.model_spec.weight_index import expected_shapes
-from nodes.models.parts import Parameter
-from nodes.models.tensor_parallel import Part, Shard
+from nodes.models.tensor_parallel import Part
 from nodes.worker.errors import WeightsUnfit
 
 
@@ -31,19 +30,6 @@ class WeightSource(Protocol):
         No more of a file is read than the part.
         """
         ...
-
-
-class RankWeights:
-    """What one rank of a tensor-parallel group holds of a model's weights."""
-
-    def __init__(self, source: WeightSource, shard: Shard) -> None:
-        self._source = source
-        self._shard = shard
-
-    def tensor(self, parameter: Parameter) -> Tensor:
-        """This rank's part of a tensor, or all of it; raises as `WeightSource` does."""
-        part = self._shard.part_of(parameter.cut)
-        return self._source.tensor(parameter.name) if part is None else self._source.part(parameter.name, part)
 
 
 class SafetensorsWeights:

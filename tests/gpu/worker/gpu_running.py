@@ -9,10 +9,10 @@ import torch
 
 from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
-from nodes.worker.cuda.attention import DeviceAttention
 from nodes.worker.cuda.load import build_runner
-from nodes.worker.cuda.network import DeviceNetwork
-from nodes.worker.cuda.runner import CudaRunner
+from nodes.worker.ops.torch.attention import DeviceAttention
+from nodes.worker.ops.torch.network import DeviceNetwork
+from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.device_view import view_device_pages
 from nodes.worker.pool.view import PoolView
@@ -40,7 +40,7 @@ class Pages:
 class Built(NamedTuple):
     """A runner and what it runs on; keeps the pool's memory."""
 
-    runner: CudaRunner
+    runner: DeviceRunner
     network: DeviceNetwork
     attention: DeviceAttention
     view: PoolView

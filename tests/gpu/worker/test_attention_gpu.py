@@ -6,8 +6,8 @@ from attention_cases import KINDS, MIXED, NUM_PAGES, Shape, attend, batch_of, la
 from gpu_running import GPU, NEEDS_FLASHINFER, SLOW, Pages
 
 from nodes.worker.attention.kinds import CROSS, FULL
-from nodes.worker.cuda.attention import TorchAttention
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, load_flashinfer
+from nodes.worker.ops.torch.attention import TorchAttention
 from nodes.worker.pool.device_view import view_device_pages
 from nodes.worker.pool.view import PoolView
 

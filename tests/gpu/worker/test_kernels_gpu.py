@@ -7,8 +7,8 @@ from gpu_running import GPU, NEEDS_FLASHINFER, SLOW, Pages
 from nodes.model_spec import resolve_model
 from nodes.request import Sampling
 from nodes.worker.cuda.flashinfer_backend import FlashInferKernels, load_flashinfer
-from nodes.worker.cuda.kernels import TorchKernels, cos_sin_table
-from nodes.worker.cuda.sampler import sample_on_device
+from nodes.worker.ops.torch.kernels import TorchKernels, cos_sin_table
+from nodes.worker.ops.torch.sampler import sample_on_device
 from nodes.worker.pool.device_view import view_device_pages
 from nodes.worker.sampler import NOT_DRAWN, Draw, sample
 

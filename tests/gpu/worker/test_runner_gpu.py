@@ -10,7 +10,7 @@ from test_parity import save_model
 from torch_running import Row, logits_by_chunks, step
 
 from nodes.worker.cuda.memory import measured_activation_bytes
-from nodes.worker.cuda.runner import CudaRunner
+from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.pool.device_memory import activation_bytes
 
 pytestmark = GPU
@@ -86,7 +86,7 @@ def test_rows_of_a_mixed_step_do_not_see_each_other(attention: str) -> None:
         assert all(torch.allclose(alone[i].float(), together[i].float(), atol=0.02, rtol=0.02) for i in alone)
 
 
-def ahead(runner: CudaRunner, num_sequences: int, num_steps: int) -> list[list[int]]:
+def ahead(runner: DeviceRunner, num_sequences: int, num_steps: int) -> list[list[int]]:
     """What `text` draws, every step launched before the one before is asked for."""
     rows = [Row(0, IDS[i : i + 10 + i], list(range(1 + 8 * i, 9 + 8 * i)), prompt=10 + i) for i in range(num_sequences)]
     launched = [runner.launch(step(*rows))]

@@ -20,12 +20,12 @@ from nodes.models.registry import decoder
 from nodes.worker.attention.base import Span
 from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.attention.torch_paged import TorchPagedAttention
-from nodes.worker.network import TorchNetwork
 from nodes.worker.ops.native.library import Library
 from nodes.worker.ops.native.program import ProgramUnfit
 from nodes.worker.ops.native.runner import columns_of
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.ops.native.weights import pack_weights
+from nodes.worker.ops.torch.host_network import TorchNetwork
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.steps.step import RunnableRow, RunnableStep
 from nodes.worker.weights.part_weights import PartWeights
@@ -86,7 +86,7 @@ def case_of(monkeypatch: pytest.MonkeyPatch, library: Library, name: str, dtype:
     """A model's program, over pages full of what others left, and that is NaN; and torch on the same weights."""
     spec = SPECS[name]
     model = decoder_of(spec)
-    monkeypatch.setattr("nodes.worker.network.decoder", lambda _: model)
+    monkeypatch.setattr("nodes.worker.ops.torch.host_network.decoder", lambda _: model)
     weights: Any = RandomWeights(model, TORCH_DTYPES[dtype])
     layout, kinds = spec.kv_layout(dtype), kinds_of(spec.layer_windows)
     size = (1 + NUM_COPIES * PAGES_EACH) * layout.page_bytes

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from nodes.request import LOWEST_TEMPERATURE, Sampling
-from nodes.worker.cuda.sampler import sample_on_device
+from nodes.worker.ops.torch.sampler import sample_on_device
 from nodes.worker.sampler import NOT_DRAWN, Draw, sample
 
 # Below, at and above what float32 holds as a normal, a subnormal and any number at all.

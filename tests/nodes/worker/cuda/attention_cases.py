@@ -13,7 +13,7 @@ from torch_running import Row, step
 
 from kvstore.layout import KVLayout
 from nodes.worker.attention.kinds import CROSS, FULL, AttentionKind
-from nodes.worker.cuda.batch import HostBatch, PageTable, host_batch, pack, unpack
+from nodes.worker.ops.torch.batch import HostBatch, PageTable, host_batch, pack, unpack
 from nodes.worker.pool.view import PoolView
 
 PAGE = 16

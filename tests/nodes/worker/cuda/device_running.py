@@ -9,13 +9,13 @@ from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
 from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.config import WorkerConfig
-from nodes.worker.cuda.attention import TorchAttention
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.cuda.graphs import DecodeGraphs
-from nodes.worker.cuda.kernels import TorchKernels
 from nodes.worker.cuda.load import build_runner
-from nodes.worker.cuda.network import DeviceNetwork
-from nodes.worker.cuda.runner import CudaRunner
+from nodes.worker.ops.torch.attention import TorchAttention
+from nodes.worker.ops.torch.kernels import TorchKernels
+from nodes.worker.ops.torch.network import DeviceNetwork
+from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.weights.loader import SafetensorsWeights
 from nodes.worker.weights.random_weights import RandomWeights
@@ -50,14 +50,14 @@ def host_pool(model: str, dtype: str, num_pages: int = 200, page_size: int = 16)
 
 def device_runner(
     model: str | Path, dtype: str = "auto", *, num_pages: int = 200, page_size: int = 16, **options: object
-) -> CudaRunner:
+) -> DeviceRunner:
     """`options` are fields of WorkerConfig."""
     name = str(model)
     config = WorkerConfig(group="g", model=name, agent="a", dtype=dtype, **options)
     return build_runner(resolve_model(name), config, host_pool(name, dtype, num_pages, page_size))[0]
 
 
-def replaying_runner(model: str | Path, sizes: list[int], dtype: str = "auto") -> tuple[CudaRunner, Repeater]:
+def replaying_runner(model: str | Path, sizes: list[int], dtype: str = "auto") -> tuple[DeviceRunner, Repeater]:
     spec = resolve_model(str(model))
     view = host_pool(str(model), dtype)
     torch_dtype = TORCH_DTYPES[spec.compute_dtype(dtype)]
@@ -66,4 +66,4 @@ def replaying_runner(model: str | Path, sizes: list[int], dtype: str = "auto") -
         network = DeviceNetwork(spec, source(spec, torch_dtype), TorchKernels(), torch.device("cpu"))
         attention, recorder = TorchAttention(view, spec.num_heads, kinds_of(spec.layer_windows)), Repeater()
         graphs = DecodeGraphs(network, attention, Buckets(sizes), recorder, 400)
-    return CudaRunner(network, attention, 16, 256, "test", graphs), recorder
+    return DeviceRunner(network, attention, 16, 256, "test", graphs), recorder

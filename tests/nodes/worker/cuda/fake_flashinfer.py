@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from nodes.worker.cuda.kernels import TorchKernels
+from nodes.worker.ops.torch.kernels import TorchKernels
 
 __version__ = "fake"
 _KERNELS = TorchKernels()

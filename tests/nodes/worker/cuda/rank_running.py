@@ -12,7 +12,7 @@ from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.load import build_runner
-from nodes.worker.cuda.runner import CudaRunner
+from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.parallel.shm_collectives import ShmCollectivesMaker
 from nodes.worker.pool.view import PoolView
@@ -45,7 +45,7 @@ def rank_runner(
     *,
     num_pages: int = 60,
     **options: Any,
-) -> CudaRunner:
+) -> DeviceRunner:
     """The runner of one rank over a pool of its own, in the host's memory."""
     spec = model if isinstance(model, ModelSpec) else resolve_model(str(model))
     rank, size = (0, 1) if group is None else (group.rank, group.size)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from nodes.worker.attention.kinds import CROSS, FULL, AttentionKind
 from nodes.worker.attention.torch_paged import TorchPagedAttention
-from nodes.worker.cuda.attention import TorchAttention
-from nodes.worker.cuda.batch import HostBatch
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention
 from nodes.worker.errors import BackendMissing
+from nodes.worker.ops.torch.attention import TorchAttention
+from nodes.worker.ops.torch.batch import HostBatch
 from nodes.worker.pool.view import PoolView
 
 SHAPES = st.lists(

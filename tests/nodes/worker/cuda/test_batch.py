@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_running import GREEDY, Row, step
 
-from nodes.worker.cuda.batch import HostBatch, host_batch, pack, unpack
+from nodes.worker.ops.torch.batch import HostBatch, host_batch, pack, unpack
 
 PAGE = 4
 

@@ -16,8 +16,8 @@ from nodes.model_spec import resolve_model
 from nodes.protocol import Adopt, StepPlan
 from nodes.request import Sampling
 from nodes.worker.core import AdoptArrived, RunStep, SendResult, StepArrived, StepDone, WorkerCore
-from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.executor.steps_ahead import StepsAhead
+from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import POISONED, RunnableStep
 from tests.nodes.step_plans import Row as PlannedRow
@@ -82,7 +82,7 @@ def mixed_step(base: int) -> RunnableStep:
     )
 
 
-def fill(runner: CudaRunner, base: int) -> None:
+def fill(runner: DeviceRunner, base: int) -> None:
     for first, count in ((0, 32), (4, 47), (10, 40)):
         pages = [base + first + i for i in range(4)][: -(-count // 16)]
         runner.run(step(Row(0, IDS[:count], pages, None, prompt=150)))
@@ -123,12 +123,12 @@ def decode_step(tokens: list[int], positions: list[int], *, from_rows: list[int]
     return plan._replace(rows=found)
 
 
-def prefilled(runner: CudaRunner, count: int) -> list[int]:
+def prefilled(runner: DeviceRunner, count: int) -> list[int]:
     rows = [Row(0, IDS[i : i + 10 + i], list(range(1 + 8 * i, 9 + 8 * i)), GREEDY, prompt=10 + i) for i in range(count)]
     return list(runner.run(step(*rows)).token_ids)
 
 
-def text(runner: CudaRunner, num_sequences: int, num_steps: int) -> list[list[int]]:
+def text(runner: DeviceRunner, num_sequences: int, num_steps: int) -> list[list[int]]:
     tokens = prefilled(runner, num_sequences)
     output = [tokens]
     for number in range(num_steps):

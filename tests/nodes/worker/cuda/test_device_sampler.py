@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodes.request import Sampling
-from nodes.worker.cuda.sampler import sample_on_device
+from nodes.worker.ops.torch.sampler import sample_on_device
 from nodes.worker.sampler import NOT_DRAWN, Draw, sample
 
 GREEDY = Sampling(temperature=0.0)
@@ -105,7 +105,7 @@ def test_greedy_takes_the_first_of_equal_ones() -> None:
 
 
 def test_a_number_near_one_draws_the_last_token_that_has_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("nodes.worker.sampler", "nodes.worker.cuda.sampler"):
+    for module in ("nodes.worker.sampler", "nodes.worker.ops.torch.sampler"):
         monkeypatch.setattr(f"{module}.uniform", lambda *_: 1 - 2.0**-53)
     rows = torch.full((1, 3000), -math.inf)
     rows[0, :1500] = 0.1

@@ -16,10 +16,10 @@ from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, FlashInferKernels, load_flashinfer
 from nodes.worker.cuda.graphs import DecodeGraphs
-from nodes.worker.cuda.kernels import TorchKernels
-from nodes.worker.cuda.network import DeviceNetwork
-from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.errors import BackendMissing
+from nodes.worker.ops.torch.kernels import TorchKernels
+from nodes.worker.ops.torch.network import DeviceNetwork
+from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.weights.random_weights import RandomWeights
 
 MODELS = ["random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-mistral", "random:tiny-qwen2-sliding"]
@@ -27,7 +27,7 @@ MODELS = ["random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-mistral", "rand
 
 def fake_runner(
     model: str, sizes: list[int] | None = None, *, deterministic: bool = False, merged: bool = False
-) -> CudaRunner:
+) -> DeviceRunner:
     spec = resolve_model(model)
     view = host_pool(model, "bfloat16")
     with torch.inference_mode():
@@ -43,7 +43,7 @@ def fake_runner(
         kernels, weights = FlashInferKernels(fake_flashinfer), RandomWeights(spec, torch.bfloat16)
         network = DeviceNetwork(spec, weights, kernels, torch.device("cpu"))
         graphs = DecodeGraphs(network, attention, Buckets(sizes), Repeater(), 400) if sizes else None
-    return CudaRunner(network, attention, 16, 512, "test", graphs)
+    return DeviceRunner(network, attention, 16, 512, "test", graphs)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -95,7 +95,7 @@ def test_replayed_steps_draw_the_same(model: str) -> None:
         assert text(replaying, count, 6) == text(plain, count, 6)
 
 
-def plans_of(runner: CudaRunner, size: int) -> list[list[str]]:
+def plans_of(runner: DeviceRunner, size: int) -> list[list[str]]:
     return [wrapper.plans for wrapper in runner._graphs._captured[size].attention._captured.wrappers.values()]
 
 

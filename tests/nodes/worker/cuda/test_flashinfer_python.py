@@ -16,10 +16,10 @@ from fake_flashinfer import _attend
 from torch import Tensor
 
 from nodes.worker.attention.kinds import CROSS, FULL, AttentionKind
-from nodes.worker.cuda.attention import TorchAttention
-from nodes.worker.cuda.batch import DeviceBatch, pack, unpack
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, load_flashinfer
 from nodes.worker.cuda.graphs import padding_batch
+from nodes.worker.ops.torch.attention import TorchAttention
+from nodes.worker.ops.torch.batch import DeviceBatch, pack, unpack
 
 pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("flashinfer"), reason="needs flashinfer"),

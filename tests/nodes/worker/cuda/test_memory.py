@@ -6,10 +6,10 @@ from rank_running import in_ranks, rank_runner
 
 from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
-from nodes.worker.cuda.batch import host_batch
 from nodes.worker.cuda.load import build_runner
 from nodes.worker.cuda.memory import largest_step
 from nodes.worker.errors import DeviceMemoryShort
+from nodes.worker.ops.torch.batch import host_batch
 from nodes.worker.pool.device_memory import Footprint, activation_bytes, check_fit, weight_bytes
 
 GIB = 1 << 30

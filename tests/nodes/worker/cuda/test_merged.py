@@ -12,8 +12,8 @@ from torch_running import Row, logits_by_chunks, step
 from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.load import build_runner
-from nodes.worker.cuda.merged import attend_part, merge
 from nodes.worker.errors import BackendMissing
+from nodes.worker.ops.torch.merged import attend_part, merge
 
 MODEL = "random:tiny-qwen3"
 

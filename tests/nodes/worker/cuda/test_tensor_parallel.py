@@ -22,12 +22,12 @@ from nodes.request import Sampling
 from nodes.worker.cuda import nccl_collectives
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.cuda.graphs import DecodeGraphs
-from nodes.worker.cuda.kernels import TorchKernels
 from nodes.worker.cuda.nccl_collectives import NcclCollectivesMaker
-from nodes.worker.cuda.network import DeviceNetwork
-from nodes.worker.cuda.runner import CudaRunner
 from nodes.worker.errors import CollectiveFailed, WeightsUnfit
 from nodes.worker.executor.isolation import run_isolated
+from nodes.worker.ops.torch.kernels import TorchKernels
+from nodes.worker.ops.torch.network import DeviceNetwork
+from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.device_memory import weight_bytes
 from nodes.worker.weights.loader import SafetensorsWeights
@@ -141,7 +141,7 @@ def test_each_rank_keeps_its_heads_of_the_pages(saved: Any, name: str, size: int
         assert torch.allclose(part, whole[..., heads.start : heads.stop, :], atol=1e-5, rtol=0)
 
 
-def decoded(runner: CudaRunner, num_steps: int = 12) -> list[list[int]]:
+def decoded(runner: DeviceRunner, num_steps: int = 12) -> list[list[int]]:
     """Tokens of two sequences, one drawn and one greedy, prompts and then steps of single rows, one ahead."""
     prompts, pages = [IDS[:40], IDS[40:60]], [PAGES[:5], PAGES[5:]]
     runner.run(step(Row(0, prompts[0][:16], pages[0], None, prompt=40)))
@@ -217,7 +217,7 @@ def test_captured_steps_draw_what_eager_ones_draw() -> None:
         recorder = Repeater()
         with torch.inference_mode():
             graphs = DecodeGraphs(eager._network, eager._attention, Buckets([1, 2]), recorder, 400)
-        runner = CudaRunner(eager._network, eager._attention, 16, 256, "test", graphs)
+        runner = DeviceRunner(eager._network, eager._attention, 16, 256, "test", graphs)
         return decoded(runner), recorder.num_replays
 
     expected = decoded(rank_runner(MODEL, None))

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec, RopeParameters
-from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm, Parameter, parts_of
+from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm, parts_of
 from nodes.models.registry import decoder
 from nodes.worker.attention.base import AttentionBackend, Span
-from nodes.worker.layers.linear import Linear as LinearKernel
 from nodes.worker.layers.linear import can_pack, make_linear, padded_rows
 from nodes.worker.layers.mixture import mixture
 from nodes.worker.layers.rotary import RotaryTable, rotate
 from nodes.worker.weights.loader import WeightSource
+from nodes.worker.weights.part_weights import PartWeights
 
 
 class _Step(NamedTuple):
@@ -32,31 +32,23 @@ class _Step(NamedTuple):
 
 
 class TorchNetwork:
-    """The weights of one model, ready to compute, and `Ops` on tensors. Raises what `weights` raises.
+    """The weights of one model, ready to compute, and `Ops` on tensors. Raises what `source` raises.
 
     `tile_rows` as for `make_linear`.
     """
 
-    def __init__(self, spec: ModelSpec, weights: WeightSource, attention: AttentionBackend, tile_rows: int = 0) -> None:
+    def __init__(self, spec: ModelSpec, source: WeightSource, attention: AttentionBackend, tile_rows: int = 0) -> None:
         self.model = model = decoder(spec)
         self._tile_rows = tile_rows
         self._spec = spec
         self._attention = attention
-        self._linears: dict[str, LinearKernel] = {}
-        self._norms: dict[str, Tensor] = {}
-        self._embedding = weights.tensor(model.embedding.weight.name)
+        weights = PartWeights(model, source, spec.shard())
+        self._embedding = weights.embedding
         self.dtype = self._embedding.dtype
         parts = (model.layers, model.norm, model.head)
-        for part in parts_of((Linear, Norm), parts):
-            if isinstance(part, Norm):
-                weight = weights.tensor(part.weight.name)
-                self._norms[part.weight.name] = weight.float() + part.offset if part.offset else weight
-            else:
-                self._linears[part.name] = make_linear(
-                    self._joined(weights, part.weights),
-                    self._joined(weights, part.biases) if part.biases else None,
-                    tile_rows,
-                )
+        self._norms = {norm.weight.name: weights.norm(norm) for norm in parts_of((Norm,), parts)}
+        linears = parts_of((Linear,), parts)
+        self._linears = {one.name: make_linear(*weights.product(one), tile_rows) for one in linears}
         attentions = list(parts_of((Attention,), parts))
         self._rotary = {one.rope: RotaryTable(one.rope, spec.head_dim) for one in attentions}
         self._qk_norms = {one.layer: self._qk_norm(one.q_norm, one.k_norm) for one in attentions if one.q_norm}
@@ -66,10 +58,6 @@ class TorchNetwork:
     def kernels(self) -> str:
         """What computes products: oneDNN on packed weights, or torch on plain ones."""
         return "plain" if self._tile_rows or not can_pack(self.dtype) else "packed"
-
-    def set_threads(self, num_threads: int) -> None:
-        """Compute with so many, in the calling thread."""
-        torch.set_num_threads(num_threads)
 
     def forward(self, token_ids: Tensor, spans: Sequence[Span], sampled: Tensor) -> Tensor:
         """Logits `[len(sampled), vocab]` of the rows `sampled`; KV of all rows is written to the pages.
@@ -95,9 +83,7 @@ class TorchNetwork:
     def norm(self, x: Tensor, by: Norm, add: Tensor | None = None) -> Tensor:
         """See `Ops`. In float32, returned in `x`'s dtype."""
         weight = self._norms[by.weight.name]
-        # An offset is added in float32, where it loses nothing of the weight.
-        rows = x if weight.dtype == x.dtype else x.float()
-        normed = torch.rms_norm(rows, list(weight.shape), weight, by.eps).to(x.dtype)
+        normed = torch.rms_norm(x.float(), list(weight.shape), weight, by.eps).to(x.dtype)
         return normed if add is None else normed.add_(add)
 
     def linear(self, x: Tensor, by: Linear, add: Tensor | None = None) -> Tensor:
@@ -154,7 +140,7 @@ class TorchNetwork:
         """Weights of all query heads, then of all key heads, float32 `[heads + kv_heads, head_dim]`."""
         assert k_norm is not None, "norms of queries and keys go together"
         counts = zip((q_norm, k_norm), (self._spec.num_heads, self._spec.num_kv_heads), strict=True)
-        weights = [(self._norms[norm.weight.name].float(), count) for norm, count in counts]
+        weights = [(self._norms[norm.weight.name], count) for norm, count in counts]
         return torch.cat([weight.view(-1, self._spec.head_dim).expand(count, -1) for weight, count in weights])
 
     def _normed_heads(self, heads: Tensor, eps: float, weight: Tensor) -> Tensor:
@@ -165,13 +151,6 @@ class TorchNetwork:
         parts = [part.flatten(1) for part in (heads[:, :num_heads], heads[:, num_heads:])]
         normed = [torch.rms_norm(part, [part.shape[1]], None, eps) for part in parts]
         return torch.cat(normed, 1).view(heads.shape).mul_(weight)
-
-    def _joined(self, weights: WeightSource, parameters: Sequence[Parameter]) -> Tensor:
-        if parameters[0].name == self.model.embedding.weight.name:
-            return self._embedding
-        tensors = [weights.tensor(parameter.name) for parameter in parameters]
-        # One alone is not copied: it may be a whole matrix that is still in its file.
-        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def _padded(x: Tensor) -> Tensor:

@@ -17,14 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec, RopeParameters
-from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm, Parameter, parts_of
+from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm, parts_of
 from nodes.models.registry import decoder
-from nodes.worker.cuda.attention import DeviceAttention
-from nodes.worker.cuda.kernels import Kernels, cos_sin_table
 from nodes.worker.layers.mixture import mixture
+from nodes.worker.ops.torch.attention import DeviceAttention
+from nodes.worker.ops.torch.kernels import Kernels, cos_sin_table
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.device_memory import SUMMED_ROWS
-from nodes.worker.weights.loader import RankWeights, WeightSource
+from nodes.worker.weights.loader import WeightSource
+from nodes.worker.weights.part_weights import PartWeights
 
 
 class _Hidden:
@@ -62,13 +63,13 @@ class DeviceNetwork:
     `tile_rows` > 0 runs every product in calls of so many rows: a row's bits then do not depend on how many rows are
     computed with it, as far as one kernel is chosen for one shape. Sums over ranks are then taken in the ranks' order.
 
-    Raises TensorParallelUnfit, or what `weights` raises, which are always the whole model's.
+    Raises TensorParallelUnfit, or what `source` raises, whose tensors are always the whole model's.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
-        weights: WeightSource,
+        source: WeightSource,
         kernels: Kernels,
         device: torch.device,
         tile_rows: int = 0,
@@ -78,17 +79,19 @@ class DeviceNetwork:
         self.model = model = decoder(spec)
         self.collectives = collectives
         self._shard = shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
-        self._parts = RankWeights(weights, shard)
+        weights = PartWeights(model, source, shard, device)
         self.device = device
         self.kernels = kernels
         self._tile_rows = tile_rows
-        self._embedding = self._on_device(model.embedding.weight)
+        self._embedding = weights.embedding
         self.dtype = self._embedding.dtype
-        self._norms: dict[str, Tensor] = {}
-        self._products: dict[str, _Product] = {}
         parts = (model.layers, model.norm, model.head)
-        for part in parts_of((Norm, Gated, Linear), parts):
-            self._load(part)
+        # In the dtype of what they are multiplied with, as devices' kernels take them.
+        self._norms = {one.weight.name: weights.norm(one).to(self.dtype) for one in parts_of((Norm,), parts)}
+        self._products: dict[str, _Product] = {}
+        for part in parts_of((Gated, Linear), parts):
+            own = (part.gate, part.up) if isinstance(part, Gated) else (part,)
+            self._products[part.name] = _Product(*weights.product(*own))
         ropes = dict.fromkeys(attention.rope for attention in parts_of((Attention,), parts))
         self._cos_sin: dict[RopeParameters, Tensor] = {rope: cos_sin_table(spec, rope, device) for rope in ropes}
         self._step: _Step | None = None
@@ -207,25 +210,6 @@ class DeviceNetwork:
     def _planned(self) -> _Step:
         assert self._step is not None, "an operation outside of a step"
         return self._step
-
-    def _load(self, part: Norm | Gated | Linear) -> None:
-        if isinstance(part, Norm):
-            weight = self._on_device(part.weight)
-            self._norms[part.weight.name] = (weight.float() + part.offset).to(weight.dtype) if part.offset else weight
-            return
-        if isinstance(part, Gated):
-            part = Linear(part.gate.weights + part.up.weights, part.gate.biases + part.up.biases)
-        if part.name == self.model.embedding.weight.name:
-            self._products[part.name] = _Product(self._embedding, None)
-            return
-        weight = torch.cat([self._on_device(parameter) for parameter in part.weights])
-        # What is added to a sum over all ranks is added by one of them.
-        has_bias = bool(part.biases) and not (part.is_summed and self._shard.rank)
-        bias = torch.cat([self._on_device(parameter) for parameter in part.biases]) if has_bias else None
-        self._products[part.name] = _Product(weight, bias)
-
-    def _on_device(self, parameter: Parameter) -> Tensor:
-        return self._parts.tensor(parameter).to(self.device)
 
     def _summed(self, x: Tensor) -> Tensor:
         """The sum of `x` over all ranks; may overwrite it."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from nodes.worker.attention.kinds import FULL, AttentionKind
-from nodes.worker.cuda.batch import DeviceBatch, HostBatch, PageTable
-from nodes.worker.cuda.merged import attend_part, merge
 from nodes.worker.errors import BackendMissing
+from nodes.worker.ops.torch.batch import DeviceBatch, HostBatch, PageTable
+from nodes.worker.ops.torch.merged import attend_part, merge
 from nodes.worker.pool.view import PoolView
 
 
@@ -67,7 +67,7 @@ class TorchAttention:
     """Gathers each sequence's pages and attends in float32. Slow, right, on any device.
 
     `kinds` are those of the layers, all of them seeing everything by default. `merged`: sequences with several rows go
-    the way of `nodes.worker.cuda.merged`; raises BackendMissing where a layer has a window.
+    the way of `nodes.worker.ops.torch.merged`; raises BackendMissing where a layer has a window.
     """
 
     def __init__(

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from kvstore.pool.page_pool import PagePool
 from nodes.protocol import RowError
-from nodes.worker.cuda.attention import DeviceAttention
-from nodes.worker.cuda.batch import KNOWN, DeviceBatch, HostBatch, host_batch, pack, pinned, unpack
 from nodes.worker.cuda.graphs import DecodeGraphs
-from nodes.worker.cuda.network import DeviceNetwork
-from nodes.worker.cuda.sampler import sample_on_device
 from nodes.worker.errors import CollectiveFailed
+from nodes.worker.ops.torch.attention import DeviceAttention
+from nodes.worker.ops.torch.batch import KNOWN, DeviceBatch, HostBatch, host_batch, pack, pinned, unpack
+from nodes.worker.ops.torch.network import DeviceNetwork
+from nodes.worker.ops.torch.sampler import sample_on_device
 from nodes.worker.pool.view import PoolView
 from nodes.worker.sampler import NOT_DRAWN
 from nodes.worker.steps.step import MISSING_INPUT, POISONED, RunnableRow, RunnableStep, StepOutcome
@@ -49,7 +49,7 @@ class Launched(NamedTuple):
         return {self.rows[index].row: token for index, token in zip(self.sampling, tokens, strict=True)}
 
 
-class CudaRunner:
+class DeviceRunner:
     """See `Runner` and `PipelinedRunner`. Owns the device's stream; called from one thread but for `finish`."""
 
     def __init__(

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nodes.worker.cuda.batch import pinned
+from nodes.worker.ops.torch.batch import pinned
 from nodes.worker.sampler import NOT_DRAWN, Draw, uniform
 
 _PIECE: Final = 1024
