@@ -140,9 +140,13 @@ class SchedulerActor(Actor):
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
         """Results, transfers, handoffs, streams; see `Actor.on_tell`."""
-        self._handle(Told(sender, message))
         if isinstance(message, StepResult):
+            # What it wakes at once needs no timer to wake it at the end of the turn.
+            self._is_waking = True
+            self._handle(Told(sender, message))
             self._wake()
+        else:
+            self._handle(Told(sender, message))
 
     def on_ask(self, call: Call) -> None:
         """Attempts and prefills, and memory to let go of; see `Actor.on_ask`."""
