@@ -328,8 +328,8 @@ class WorkerActor(Actor):
             self._leave(mismatch.reason)
 
     def _run(self, step: RunnableStep) -> None:
-        self._watch.begun(step)
         if self._engine.is_threaded:
+            self._watch.begun(step)
             self.ctx.spawn(self._run_in_thread(step), name="step")
             return
         started = self.ctx.now()
@@ -339,6 +339,7 @@ class WorkerActor(Actor):
             self._die_of(step, error)
             return
         if outcome.delay_s > 0:
+            self._watch.begun(step)  # Not before: no timer of a loop that computes can end what it computes.
             self.ctx.later(outcome.delay_s, self._done, step, outcome, started)
         else:
             self._done(step, outcome, started)
