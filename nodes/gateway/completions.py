@@ -84,7 +84,7 @@ class CompletionEndpoint:
             self._service.leave_call()
 
     async def _generate(self, call: HttpCall, job: Job, arrived_at: float) -> None:
-        watcher = asyncio.ensure_future(call.until_gone())
+        watcher = call.watch()
         generation: Generation | None = None
         try:
             prepared = await self._prepare(job, watcher)
@@ -102,7 +102,7 @@ class CompletionEndpoint:
 
     async def _prepare(self, job: Job, watcher: asyncio.Future[None]) -> Prepared:
         asking = asyncio.ensure_future(self._service.prepare(job.prepare, prompt_param=job.prompt_param))
-        stopping = asyncio.ensure_future(self._service.stopping.wait())
+        stopping = self._service.stopping
         try:
             await asyncio.wait((asking, watcher, stopping), return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
@@ -112,7 +112,6 @@ class CompletionEndpoint:
             raise self._service.error_of(Failure("shutting_down", "this gateway is shutting down"), "")
         finally:
             asking.cancel()
-            stopping.cancel()
 
     async def _answer(self, call: HttpCall, job: Job, generation: Generation) -> None:
         output = generation.output

@@ -27,7 +27,12 @@ DRAIN_TIMEOUT_S = 5.0
 
 
 class PieceWriter(Protocol):
-    """Writes to the connection of one exchange whose stream has begun, on the caller's stack."""
+    """Writes to the connection of one exchange whose stream has begun, on the caller's stack.
+
+    `gone` is done when the client has left before the answer's end.
+    """
+
+    gone: asyncio.Future[None]
 
     @property
     def can_write(self) -> bool:
@@ -101,8 +106,11 @@ class HttpCall:
         if self._arriving is not None:
             self._arriving.close()
 
-    async def until_gone(self) -> None:
-        """Return when the client has left."""
+    def watch(self) -> asyncio.Future[None]:
+        """Done when the client has left, after the body was read; whoever watches cancels it."""
+        return asyncio.ensure_future(self._until_gone()) if self._pieces is None else self._pieces.gone
+
+    async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 

@@ -82,6 +82,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._has_ended = False
         self._is_deaf = False
         self._answering: RequestResponseCycle | None = None
+        self._gone: asyncio.Future[None] | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -280,7 +281,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        cycle.scope["extensions"] = {PIECES: {"writer": _Pieces(cycle)}}
+        self._gone = self.loop.create_future()
+        cycle.scope["extensions"] = {PIECES: {"writer": _Pieces(cycle, self._gone)}}
         if not self.pipeline:
             self._forget_line()
         super()._start_asgi_task(cycle, app)
@@ -291,6 +293,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
+            if self._gone is not None and not self._gone.done():
+                self._gone.set_result(None)
 
     def _count_in_line(self, num_bytes: int) -> None:
         now = self.loop.time()
@@ -348,10 +352,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 class _Pieces:
     """What uvicorn's `send` does with a piece in the middle of a stream, without a coroutine for each token."""
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_cycle", "gone")
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, cycle: RequestResponseCycle, gone: asyncio.Future[None]) -> None:
         self._cycle = cycle
+        self.gone = gone
 
     @property
     def can_write(self) -> bool:

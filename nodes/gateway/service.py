@@ -92,7 +92,7 @@ class GatewayService:
         self.is_draining = False
         self._turns_away = False
         self.num_calls = 0
-        self.stopping = asyncio.Event()
+        self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ctx = ctx
         gateway = ctx.address.actor_id
         self._core = GatewayCore(gateway, config)
@@ -213,7 +213,8 @@ class GatewayService:
     def stop(self) -> None:
         """End every request, so that every call gets its error while there is still a connection for it."""
         self.begin_drain(turn_away=True)
-        self.stopping.set()
+        if not self.stopping.done():
+            self.stopping.set_result(None)
         self.handle(Stopping())
         # Where the core has failed it ends nothing any more.
         failure = Failure("shutting_down", "this gateway is shutting down")

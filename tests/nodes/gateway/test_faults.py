@@ -371,6 +371,7 @@ class KeepsUp:
     def __init__(self, num_pieces: int, sent: list[bytes]) -> None:
         self.num_left = num_pieces
         self.sent = sent
+        self.gone = asyncio.get_running_loop().create_future()
         self.tasks: set[asyncio.Task[Any] | None] = set()
 
     @property

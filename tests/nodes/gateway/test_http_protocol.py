@@ -42,6 +42,9 @@ class HandTurnedLoop:
     def create_task(self, *args: Any, **more: Any) -> asyncio.Task[Any]:
         return self.loop.create_task(*args, **more)
 
+    def create_future(self) -> asyncio.Future[Any]:
+        return self.loop.create_future()
+
     def time(self) -> float:
         return 0.0
 
@@ -220,6 +223,7 @@ class Streaming(Connection):
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         pieces = scope["extensions"][PIECES]["writer"]
+        self.gone = pieces.gone
         assert not pieces.can_write, "nothing goes before the head"
         await send({"type": "http.response.start", "status": 200, "headers": []})
         could = []
@@ -241,11 +245,14 @@ async def test_a_piece_is_written_at_once_as_send_would_write_it() -> None:
     one = Streaming()
     written = await one.take(GET + b"\r\n")
     assert one.asked == ["True", "False", "True"]
+    assert not one.gone.done()
     assert written.endswith(b"\r\n\r\na\r\n0123456789\r\n4\r\nlate\r\n3\r\nend\r\n0\r\n\r\n")
     gone = Streaming()
     gone.may_answer.clear()
     before = await gone.take(GET + b"\r\n")
+    assert not gone.gone.done()
     gone.protocol.connection_lost(None)
+    assert gone.gone.done()
     gone.may_answer.set()
     await settle()
     assert gone.transport.written == before
