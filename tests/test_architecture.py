@@ -98,6 +98,7 @@ def test_each_optional_library_is_known_in_one_place() -> None:
     places = {
         r"""(import |["'])cupy""": CUPY_FILES,
         r"""(import |import_module\(["'])torch_memory_saver\b""": ("nodes/worker/cuda/memory_saver.py",),
+        r"""(import |import_module\(["'])pynvml\b""": ("cli/supervisor/device_memory.py",),
         r"""(import |import_module\(["'])flashinfer\b""": ("nodes/worker/cuda/flashinfer_backend.py",),
     }
     for mark, files in places.items():

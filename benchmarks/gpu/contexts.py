@@ -15,7 +15,7 @@ from typing import NamedTuple
 from benchmarks.gpu.figures import say
 from benchmarks.gpu.served import READY_S, ask
 from benchmarks.server import mesh
-from cli.supervisor.nvidia_smi import ask_device
+from cli.supervisor.device_memory import ask_device
 from kvstore.pool.device import cuda_ordinal
 
 KINDS = {"pool of the kv_agent": (), "pool of the worker": ("--pool-in-worker",)}

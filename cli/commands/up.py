@@ -19,8 +19,8 @@ from cli.exit_codes import ExitCode
 from cli.plan.model import names_hub, plan_model
 from cli.plan.settings import Settings, foreign_variables, load_settings
 from cli.plan.topology import Machine, Topology, plan_topology
+from cli.supervisor.device_memory import ask_devices
 from cli.supervisor.mesh_directory import MeshDirectory
-from cli.supervisor.nvidia_smi import ask_devices
 from cli.supervisor.progress import READY_MARK, Progress
 from mesh.membership.view import SUPERVISOR
 

@@ -1,5 +1,9 @@
 """Meshes on a CUDA device: who is spawned, who is told the device, and how its memory is shared out."""
 
+import sys
+import time
+import types
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -17,8 +21,8 @@ from cli.plan.devices import (
 )
 from cli.plan.settings import KVSettings, Settings, SupervisionSettings
 from cli.plan.topology import Machine, check_config, plan_topology
-from cli.supervisor import nvidia_smi
-from cli.supervisor.nvidia_smi import ask_device, ask_devices, device_id, parse_memory
+from cli.supervisor import device_memory
+from cli.supervisor.device_memory import ask_device, ask_devices, device_id
 from cli.supervisor.role import exit_code_of
 from kvstore.errors import DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
 from nodes.model_spec import resolve_model
@@ -208,35 +212,77 @@ def test_devices_that_are_hidden(visible, ordinal):
         device_id(ordinal, {"CUDA_VISIBLE_DEVICES": visible})
 
 
-def test_what_nvidia_smi_answers():
-    assert parse_memory("cuda:0", "143771, 143160\n") == DeviceMemory("cuda:0", 143771 << 20, 143160 << 20)
-    for text in ("", "[N/A], [N/A]", "1\n2", "143771, 143160\n143771, 143160\n"):
-        with pytest.raises(BadConfig, match="cannot be used"):
-            parse_memory("cuda:0", text)
+class Nvml:
+    """What `ask_device` uses of the module `pynvml`, with two devices."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self):
+        self.is_open = False
+        self.is_hung = False
+        self.devices = {"0": (143771 << 20, 143160 << 20), "GPU-77": (81559 << 20, 80991 << 20)}
+
+    def nvmlInit(self):
+        if not self.devices:
+            raise self.NVMLError("Driver Not Loaded")
+        if self.is_hung:
+            time.sleep(0.5)
+        self.is_open = True
+
+    def nvmlShutdown(self):
+        self.is_open = False
+
+    def nvmlDeviceGetCount(self):
+        return len(self.devices)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        assert self.is_open
+        if index >= len(self.devices):
+            raise self.NVMLError("Invalid Argument")
+        return list(self.devices.values())[index]
+
+    def nvmlDeviceGetHandleByUUID(self, name):
+        assert self.is_open
+        if name not in self.devices:
+            raise self.NVMLError("Not Found")
+        return self.devices[name]
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return types.SimpleNamespace(total=handle[0], free=handle[1])
 
 
-def stand_in(directory, script):
-    tool = directory / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\n{script}\n")
-    tool.chmod(0o700)
+def test_nvml_is_asked_and_let_go(monkeypatch):
+    nvml = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert ask_device(0, {}) == DeviceMemory("cuda:0", 143771 << 20, 143160 << 20)
+    assert ask_device(0, {"CUDA_VISIBLE_DEVICES": "GPU-77"}) == DeviceMemory("cuda:0", 81559 << 20, 80991 << 20)
+    assert [device.name for device in ask_devices("cuda", {})] == ["cuda:0", "cuda:1"]
+    assert not nvml.is_open
 
 
-def test_nvidia_smi_is_asked_and_its_refusals_are_passed_on(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BadConfig) as caught:
-        ask_device(0, {})
-    assert "no nvidia-smi" in caught.value.why
-    assert "--device cpu" in caught.value.do
-    stand_in(tmp_path, 'if [ "$4" = 1 ]; then echo 81559, 80991; else echo "No devices were found"; exit 6; fi')
-    assert ask_device(1, {}) == DeviceMemory("cuda:1", 81559 << 20, 80991 << 20)
-    with pytest.raises(BadConfig) as caught:
-        ask_device(0, {})
-    assert "No devices were found" in caught.value.why
-    monkeypatch.setattr(nvidia_smi, "_TIMEOUT_S", 0.1)
-    stand_in(tmp_path, "exec /bin/sleep 5")
+def test_refusals_of_nvml_are_passed_on(monkeypatch):
+    nvml = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    for visible in ("GPU-5f", "7"):
+        with pytest.raises(BadConfig, match="cuda:0 cannot be used") as caught:
+            ask_device(0, {"CUDA_VISIBLE_DEVICES": visible})
+        assert caught.value.why.startswith("NVML says: ")
+    assert not nvml.is_open
+    nvml.is_hung = True
+    monkeypatch.setattr(device_memory, "_TIMEOUT_S", 0.1)
     with pytest.raises(BadConfig) as caught:
         ask_device(0, {})
     assert "does not answer" in caught.value.why
+    nvml.devices.clear()
+    with pytest.raises(BadConfig) as caught:
+        ask_devices("cuda", {})
+    assert "Driver Not Loaded" in caught.value.why
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(BadConfig) as caught:
+        ask_device(0, {})
+    assert "kvmesh[cuda13]" in caught.value.why
+    assert "--device cpu" in caught.value.do
 
 
 @pytest.mark.parametrize(
@@ -309,11 +355,12 @@ def test_groups_that_devices_cannot_hold(options, match):
         planned("random:qwen3-8b", *two(), **options)
 
 
-def test_devices_as_named_and_as_visible(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    stand_in(tmp_path, 'if [ "$3" = -i ] || [ "$4" = -i ]; then echo 100, 90; else echo 1, 1; echo 1, 1; echo 1, 1; fi')
+def test_devices_as_named_and_as_visible(monkeypatch):
+    nvml = Nvml()
+    nvml.devices = {str(number): (100 << 20, 90 << 20) for number in range(4)}
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert ask_devices("cpu", {}) == ()
-    assert [one.name for one in ask_devices("cuda", {})] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert [one.name for one in ask_devices("cuda", {})] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
     assert [one.name for one in ask_devices("cuda", {"CUDA_VISIBLE_DEVICES": "3,1"})] == ["cuda:0", "cuda:1"]
     assert [one.name for one in ask_devices("cuda:2,cuda:0", {})] == ["cuda:2", "cuda:0"]
     with pytest.raises(BadConfig, match="cannot be used") as caught:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cli.supervisor.nvidia_smi import ask_device
+from cli.supervisor.device_memory import ask_device
 from tests.chaos.chaos_mesh import ChaosMesh
 from tests.chaos.streams import differences
 from tests.process.device_mesh import MIXED, answers_of, mesh_on

@@ -1,6 +1,5 @@
 """A start that cannot succeed says what, why and what to do, exits with its code, and leaves nothing behind."""
 
-import os
 import resource
 import shutil
 import signal
@@ -119,15 +118,22 @@ def test_a_host_without_a_device(host):
     host.assert_nothing_left(within_s=1.0)
 
 
+SEEN_BY_THE_PLAN = """
+from types import SimpleNamespace as NVMLMemory
+NVMLError = OSError
+nvmlInit = nvmlShutdown = lambda: None
+nvmlDeviceGetCount = lambda: 1
+nvmlDeviceGetHandleByIndex = lambda index: index
+nvmlDeviceGetMemoryInfo = lambda handle: NVMLMemory(total=81559 << 20, free=80991 << 20)
+"""
+
+
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed here")
 def test_a_device_that_only_the_plan_has_seen(host):
     """An agent that cannot use CUDA says so once, and nobody starts it again and again."""
-    tool = host.base / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 81559, 80991\n")
-    tool.chmod(0o700)
+    (host.base / "pynvml.py").write_text(SEEN_BY_THE_PLAN)
     options = ("--model", "random:tiny-qwen3", "--mixed", "1", "--kv-memory", "16MiB", "--port", str(host.port))
-    path = f"{host.base}:{os.environ['PATH']}"
-    failed = host.meshctl("up", *options, "--device", "cuda", PATH=path)
+    failed = host.meshctl("up", *options, "--device", "cuda", PYTHONPATH=str(host.base))
     assert_says(failed, 5, "CuPy cannot be imported")
     assert "kvmesh[cuda13]" in failed.stderr
     host.assert_nothing_left()

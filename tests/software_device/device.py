@@ -15,9 +15,8 @@ def environment(directory: Path, *, num_devices: int = 1, num_bytes: int = 1 << 
         "SOFTWARE_DEVICE": str(directory),
         "SOFTWARE_DEVICE_BYTES": str(num_bytes),
         "SOFTWARE_DEVICES": str(num_devices),
-        "SOFTWARE_DEVICE_SITE": site,
         "PYTHONPATH": os.pathsep.join(part for part in (site, os.environ.get("PYTHONPATH", "")) if part),
-        "PATH": os.pathsep.join((str(HERE / "bin"), str(Path(sys.executable).parent), os.environ["PATH"])),
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
     }
 
 
