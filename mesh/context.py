@@ -78,9 +78,7 @@ class Context:
 
     def suspect(self, actor_id: str) -> None:
         """What had to come from this peer did not: have it asked whether it is there. If not, it is lost."""
-        peer = self._system.links.get(actor_id)
-        if peer is not None:
-            self._system.suspect(peer.address)
+        self._system.links.suspect(actor_id)
 
     def end(self, reason: str) -> None:
         """End this actor's process without a drain: what it stands on is gone. Its supervisor starts it anew."""

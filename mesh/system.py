@@ -24,7 +24,6 @@ from mesh.context import Context
 from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.membership.heartbeats import Heartbeats
-from mesh.membership.probing import Probing
 from mesh.membership.registration import Registration
 from mesh.membership.view import DRAINING, READY, STARTING, SUPERVISOR, Bootstrap, Member, MemberChange
 from mesh.options import SystemOptions
@@ -102,9 +101,7 @@ class ActorSystem:
         self.tells = Tells(links, bodies, actor, boundary)
         self.asking = Asking(links, bodies, options.max_pending_calls, boundary.call)
         self.serving = Serving(links, bodies, actor, boundary, options.mailbox_capacity)
-        self._probing = Probing(links, self.asking, boundary, options.hello_timeout_s)
-        self.suspect = self.asking.suspect = self._probing.suspect
-        self.publishing = Publishing(links, self.tells, actor, boundary, self.suspect, options)
+        self.publishing = Publishing(links, self.tells, actor, boundary, options)
         self.registration = Registration(
             self.asking, bootstrap, options, self.describe, self.members_changed, self.superseded, boundary
         )
@@ -169,7 +166,6 @@ class ActorSystem:
             self._drained.cancel()
         self.heartbeats.close()
         self.publishing.close()
-        self._probing.close()
         try:
             await self.actor.stop()
         except Exception as error:  # noqa: BLE001
@@ -227,7 +223,6 @@ class ActorSystem:
     def peer_lost(self, peer: Peer, reason: str) -> None:
         """An incarnation is gone or cut off: everybody who waits for it is told, then the actor."""
         self._log.debug("peer lost", peer=str(peer.address), reason=reason)
-        self.heartbeats.forget(peer.address)
         self.asking.lose(peer, reason)
         self.serving.lose(peer, reason)
         self.publishing.lose(peer)

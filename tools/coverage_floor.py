@@ -42,12 +42,12 @@ CORES: Final = {
     "credit": ("mesh/calls/credit.py",),
     "leases": (
         "mesh/runtime/deadlines.py",
-        "mesh/membership/liveness.py",
         "mesh/membership/view.py",
         "mesh/calls/retrier.py",
         "nodes/registry/core.py",
         "nodes/gateway/cancels.py",
     ),
+    "links": ("mesh/link/core.py", "mesh/link/peer.py", "mesh/link/refusals.py", "mesh/link/backoff.py"),
     "handoff": (
         "nodes/scheduler/core.py",
         "nodes/scheduler/handoff/decode.py",
@@ -72,12 +72,11 @@ CORES: Final = {
     ),
     "calls": (
         "mesh/calls/table.py",
-        "mesh/link/sequence.py",
         "mesh/pubsub/topics.py",
         "mesh/wire/header.py",
         "mesh/wire/codec.py",
     ),
-    "restarts": ("mesh/supervision/core.py", "mesh/link/redial.py", "cli/plan/topology.py"),
+    "restarts": ("mesh/supervision/core.py", "cli/plan/topology.py"),
     "requests": (
         "nodes/gateway/core.py",
         "nodes/gateway/requests.py",

@@ -112,13 +112,12 @@ Then = Callable[[Answer | MeshError], None]
 
 
 class Asking:
-    """All calls this actor has made. `suspect` is told of peers that have not answered in time.
+    """All calls this actor has made. Peers that have not answered in time are suspected.
 
     `guard` runs what an actor gave to `ask_then` inside its boundary.
     """
 
     def __init__(self, links: Links, bodies: BodyCodec, capacity: int, guard: Callable[..., object]) -> None:
-        self.suspect: Callable[[Address], None] = lambda _: None
         self._guard = guard
         self._is_closed = False
         self._links = links
@@ -227,7 +226,7 @@ class Asking:
         """A peer is gone: whoever waits for it is answered at once."""
         for asked in self._pending.lose(peer.address):
             lost = PeerLost(f"{peer.address} is lost: {reason}")
-            lost.was_heard = any(peer.num_heard)
+            lost.was_heard = peer.was_heard
             asked.failed(lost)
 
     def close(self) -> None:
@@ -282,7 +281,7 @@ class Asking:
         for message_id, address, asked in self._pending.expire(now):
             asked.failed(DeadlineExceeded(f"{address} has not answered in time"))
             self._tell_cancel(message_id, address, "deadline")
-            self.suspect(address)
+            self._links.suspect(address.actor_id)
 
     def _tell_cancel(self, message_id: int, address: Address, reason: str) -> None:
         peer = self._links.get(address.actor_id)

@@ -1,62 +1,22 @@
-"""What an actor remembers of a peer and of the one or two links with it. Owned by `mesh/link/links.py`."""
+"""What is remembered of a peer, and of the one or two connections with it. Owned by `mesh/link/core.py`.
 
+A sequence number makes repeats and gaps visible where a transport promises neither. Its upper half counts the sender's
+connections, its lower half the messages on one lane of one of them: numbers of one sender only grow, so a late message
+of an older connection is a repeat, and a connection that begins again shows.
+"""
+
+import enum
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from mesh.address import Address
-from mesh.link.sequence import IncomingSequence, OutgoingSequence, connection_of
-from mesh.transport.base import Buffer, Link
-from mesh.wire.header import SYSTEM_FLAG
+from mesh.transport.base import Buffer, Lane, Link
+from mesh.wire.header import SYSTEM_FLAG, Header, Verb
 
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Sequence
-
-    from mesh.membership.view import Member
-
-
-class Wire:
-    """One link's numbering and state. `waiting` holds what goes to an accepted lane that has not said hello yet."""
-
-    __slots__ = ("greeted", "hello_timer", "incoming", "is_self", "link", "outgoing", "peer", "said_bye", "waiting")
-
-    def __init__(self, link: Link, peer: "Peer", connection: int, remote_connection: int = 0) -> None:
-        self.link = link
-        self.peer = peer
-        self.outgoing = (OutgoingSequence(connection), OutgoingSequence(connection))
-        self.incoming = (IncomingSequence(remote_connection), IncomingSequence(remote_connection))
-        self.greeted = [False, False]
-        self.is_self = False
-        self.said_bye = [False, False]
-        self.waiting: tuple[deque[Sequence[Buffer]], deque[Sequence[Buffer]]] = (deque(), deque())
-        self.hello_timer: asyncio.TimerHandle | None = None
-
-
-class Peer:
-    """One incarnation that this actor has a link with.
-
-    `path` is where messages to it go, `is_watched` says that its life signs are waited for, `num_heard` counts its
-    messages by lane.
-    """
-
-    __slots__ = ("accepted", "address", "capabilities", "dialed", "is_watched", "member", "num_heard", "path")
-
-    def __init__(self, address: Address) -> None:
-        self.address = address
-        self.member: Member | None = None
-        self.capabilities: dict[str, Any] = {}
-        self.dialed: Wire | None = None
-        self.accepted: Wire | None = None
-        self.path: Wire | None = None
-        self.is_watched = False
-        self.num_heard = [0, 0]
-
-    def is_older_than(self, connection: int) -> bool:
-        """Whether a link is of a time before the peer's connection number `connection`."""
-        for wire in (self.accepted, self.dialed):
-            if wire is not None and any(0 < connection_of(n.last) < connection for n in wire.incoming):
-                return True
-        return False
+UNNUMBERED: Final = 0
+"""Of an error about a connection that its sender has no record of."""
+_SHIFT: Final = 32
 
 
 class Meta(NamedTuple):
@@ -71,3 +31,87 @@ class Meta(NamedTuple):
 
 PLAIN: Final = Meta()
 SYSTEM: Final = Meta(flags=SYSTEM_FLAG)
+
+
+def answer_to(header: Header) -> Meta:
+    """Of the answer to a message about the link itself."""
+    return Meta(correlation_id=header.message_id, flags=SYSTEM_FLAG)
+
+
+class Phase(enum.Enum):
+    """How far a lane of a connection is; the table is in `mesh/link/core.py`."""
+
+    HELD = enum.auto()
+    GREETING = enum.auto()
+    OPEN = enum.auto()
+    CLOSED = enum.auto()
+
+
+Message = tuple[Verb, bytes, Sequence[Buffer], Meta, str]
+"""Verb, body, buffers, rest of the header and trace of a message; it gets its number when it goes."""
+
+
+class LaneState:
+    """One lane of a connection: its phase, the last numbers sent and received, and what waits while it is held."""
+
+    __slots__ = ("phase", "received", "sent", "waiting")
+
+    def __init__(self, phase: Phase, number: int, remote: int) -> None:
+        self.phase = phase
+        self.sent = number << _SHIFT
+        self.received = remote << _SHIFT
+        self.waiting: deque[Message] = deque()
+
+
+def connection_of(sequence: int) -> int:
+    """The number of the connection that a message was sent on, as its sender counts."""
+    return sequence >> _SHIFT
+
+
+class Connection:
+    """One connection: this actor's `number`, and number `remote` of the peer, 0 until that has said something."""
+
+    __slots__ = ("lanes", "link", "peer", "remote")
+
+    def __init__(self, link: Link, peer: "Peer", number: int, remote: int) -> None:
+        self.link = link
+        self.peer = peer
+        phase = Phase.GREETING if link.dialed else Phase.HELD
+        self.remote = remote
+        self.lanes = LaneState(phase, number, remote), LaneState(phase, number, remote)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether both lanes have been greeted."""
+        return all(lane.phase in (Phase.OPEN, Phase.CLOSED) for lane in self.lanes)
+
+
+class Peer:
+    """One incarnation that this actor has a link with. `route` is where messages to it go; None once it is lost.
+
+    `is_watched`: life signs are expected until it is lost. `pings` are those that are not answered: by lane the message
+    id, and what `heard` said before.
+    """
+
+    __slots__ = (
+        "address", "capabilities", "connections", "heard_by_beat", "is_watched", "pings", "route", "silent_beats",
+    )  # fmt: skip
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.capabilities: dict[str, Any] = {}
+        self.connections: list[Connection] = []
+        self.route: Connection | None = None
+        self.is_watched = False
+        self.heard_by_beat = -1
+        self.silent_beats = 0
+        self.pings: dict[Lane, tuple[int, int]] = {}
+
+    @property
+    def was_heard(self) -> bool:
+        """Whether anything ever came from it."""
+        return any(map(self.heard, Lane))
+
+    def heard(self, lane: Lane) -> int:
+        """A number that grows with every message that comes on a lane; 0 before the first."""
+        return sum(connection.lanes[lane].received for connection in self.connections)

@@ -1,58 +1,63 @@
-"""What becomes of a frame that is refused: it is counted, a kind of it complained of once, and its sender told why.
+"""Which greetings are refused, who is told that a frame was refused, and which refusals are logged. Pure.
 
-    linked      error with the frame's message id, so that a call fails at once; 0 where the header told none
+    linked      error with the frame's message id, so that a call fails at once
     not linked  error with sequence 0, which ends the sender's link: to members, to incarnations that are over, and to
                 whoever renews a lease, who would wait for an answer here and take this actor for gone
     never       to errors and answers, or two peers could keep each other busy; nor to who claims another's name
 
-Owned by `mesh/link/links.py`, which sends.
+Owned by `mesh/link/core.py`.
 """
 
-from typing import Final, NamedTuple
-
-import structlog
+from typing import Final, TypeVar
 
 from mesh.address import Address
 from mesh.errors import SUPERSEDED, FrameRefused
-from mesh.link.complaints import Complaints
-from mesh.runtime.telemetry import Metrics
-from mesh.wire.frames import SYSTEM_CODEC, ErrorBody
-from mesh.wire.header import Header, Verb
+from mesh.link.outputs import Frames
+from mesh.wire.frames import SYSTEM_CODEC, Hello, Welcome
+from mesh.wire.header import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, Header, Verb
 
 _UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.ITEM, Verb.END, Verb.CREDIT, Verb.CANCEL, Verb.BYE))
+_MAX_REMEMBERED: Final = 1024
+
+Greeting = TypeVar("Greeting", Hello, Welcome)
 
 
-class Answer(NamedTuple):
-    """An `error` to send, its body encoded."""
+def check_greeting(parts: Frames, kind: type[Greeting]) -> Greeting:
+    """The hello or welcome in a message; raises `FrameRefused` if there is none, or no version in common."""
+    body = SYSTEM_CODEC.decode(parts[1])
+    if not isinstance(body, kind):
+        raise FrameRefused("bad_body", f"the body of a {kind.__name__.lower()} is expected")
+    first, last = (body.min_version, body.max_version) if isinstance(body, Hello) else (body.version, body.version)
+    if last < MIN_PROTOCOL_VERSION or first > PROTOCOL_VERSION:
+        raise FrameRefused("wrong_version", f"versions {first} to {last} offered, {PROTOCOL_VERSION} is spoken here")
+    return body
 
-    correlation_id: int
-    body: bytes
+
+def is_answered(header: Header, code: str, *, is_linked: bool, is_member: bool) -> bool:
+    """Whether the sender of a frame is told that it was refused with `code`."""
+    if header.verb in _UNANSWERED or code == "wrong_sender":
+        return False
+    return is_linked or is_member or code == SUPERSEDED or header.verb == Verb.HEARTBEAT
 
 
-class Refusals:
-    """The refusals of one actor."""
+class LogOnce:
+    """Which refusals are worth a warning: each kind from each actor once, and none that only came late. Bounded."""
 
-    def __init__(self, metrics: Metrics, log: structlog.stdlib.BoundLogger) -> None:
-        self._metrics = metrics
-        self._log = log
-        self._complaints = Complaints()
+    def __init__(self) -> None:
+        self._logged: set[tuple[str, str]] = set()
+        self._ended: dict[Address, None] = {}
 
     def link_ended(self, peer: Address) -> None:
-        """What still comes from this incarnation comes late, and is not worth a word."""
-        self._complaints.link_ended(peer)
+        """What this incarnation sent before it knew, or before it died, may still come and has no hello before it."""
+        self._ended[peer] = None
+        if len(self._ended) > _MAX_REMEMBERED:
+            del self._ended[next(iter(self._ended))]
 
-    def note(self, peer: Address, refusal: FrameRefused) -> None:
-        """Count it, and log the first of its kind."""
-        self._metrics.count("mesh_frames_refused_total", code=refusal.code)
-        if self._complaints.is_new(peer, refusal.code):
-            self._log.warning("frame refused", peer=str(peer), code=refusal.code, why=refusal.message)
-
-    @staticmethod
-    def answer(header: Header | None, refusal: FrameRefused, *, is_linked: bool, is_member: bool) -> Answer | None:
-        """What its sender is told; None for nothing. `header` is None where it could not be read."""
-        if header is None or header.verb in _UNANSWERED or refusal.code == "wrong_sender":
-            return None
-        if not (is_linked or is_member or refusal.code == SUPERSEDED or header.verb == Verb.HEARTBEAT):
-            return None
-        body = SYSTEM_CODEC.encode(ErrorBody(code=refusal.code, message=refusal.message))
-        return Answer(header.message_id if is_linked else 0, body)
+    def is_new(self, peer: Address, code: str) -> bool:
+        """Whether to log a refusal; it is not new a second time."""
+        kind = (peer.actor_id, code)
+        is_late = code == "no_hello" and peer in self._ended
+        if is_late or kind in self._logged or len(self._logged) >= _MAX_REMEMBERED:
+            return False
+        self._logged.add(kind)
+        return True

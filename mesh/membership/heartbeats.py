@@ -12,7 +12,6 @@ from mesh.address import Address
 from mesh.errors import CallError, FrameRefused
 from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
-from mesh.membership.liveness import LivenessMonitor
 from mesh.options import SystemOptions
 from mesh.runtime.boundary import Boundary
 from mesh.transport.base import Buffer, Lane
@@ -52,10 +51,8 @@ class Heartbeats:
         self._ticked = ticked
         self._answered = answered
         self._loop = asyncio.get_running_loop()
-        self._monitor = LivenessMonitor(options.heartbeat_s, options.allowed_misses)
         self._timer: asyncio.TimerHandle | None = None
         links.handlers[Verb.HEARTBEAT] = self._on_heartbeat
-        links.heard = self._heard
 
     def start(self) -> None:
         """Send the first, and go on until `close`."""
@@ -70,11 +67,7 @@ class Heartbeats:
             except CallError:
                 continue
             if self._links.send(peer, Lane.CONTROL, Verb.HEARTBEAT, body, (), SYSTEM):
-                self._watch(peer)
-
-    def forget(self, peer: Address) -> None:
-        """A peer is lost already."""
-        self._monitor.forget(peer)
+                peer.is_watched = True
 
     def close(self) -> None:
         """Send none any more."""
@@ -84,19 +77,9 @@ class Heartbeats:
 
     def _tick(self) -> None:
         self._ticked()
-        now = self._loop.time()
-        for peer in self._monitor.tick(now):
-            self._links.metrics.count("mesh_heartbeats_lost_total")
-            self._links.lose(peer, "its heartbeats stopped")
+        self._links.beat()
         self.send_now()
         self._timer = self._loop.call_later(self._interval_s, self._tick)
-
-    def _watch(self, peer: Peer) -> None:
-        peer.is_watched = True
-        self._monitor.watch(peer.address, self._loop.time())
-
-    def _heard(self, peer: Address) -> None:
-        self._monitor.heard(peer, self._loop.time())
 
     def _progress(self) -> str:
         try:
@@ -112,7 +95,7 @@ class Heartbeats:
         if isinstance(beat, Heartbeat):
             self._answered(peer.address, beat)
             return
-        self._watch(peer)
+        peer.is_watched = True
         answer = SYSTEM_CODEC.encode(self._actor.heartbeat_to(peer.address))
         self._links.send(peer, Lane.CONTROL, Verb.HEARTBEAT, answer, (), SYSTEM)
         self._boundary.call("on_heartbeat", self._actor.on_heartbeat, peer.address, beat.state, beat.progress)

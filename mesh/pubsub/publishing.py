@@ -8,7 +8,7 @@ that has forgotten it. Owned by `ActorSystem`; the numbering is `mesh/pubsub/top
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -36,23 +36,14 @@ class _Followed(NamedTuple):
 
 
 class Publishing:
-    """Both sides of topics. `suspect` is told of publishers that have not confirmed a subscription."""
+    """Both sides of topics. Publishers that have not confirmed a subscription are suspected."""
 
-    def __init__(
-        self,
-        links: Links,
-        tells: Tells,
-        actor: "Actor",
-        boundary: Boundary,
-        suspect: Callable[[Address], None],
-        options: SystemOptions,
-    ) -> None:
+    def __init__(self, links: Links, tells: Tells, actor: "Actor", boundary: Boundary, options: SystemOptions) -> None:
         self._links = links
         self._tells = tells
         self._codec = actor.codec
         self._actor = actor
         self._boundary = boundary
-        self._suspect = suspect
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._logs: dict[str, TopicLog[bytes]] = {}
@@ -153,9 +144,8 @@ class Publishing:
         quiet_since = self._loop.time() - self._options.renew_subscription_s
         for (actor_id, topic), followed in list(self._followed.items()):
             if followed.last_heard[0] <= quiet_since:
-                peer = self._links.get(actor_id)
-                if peer is not None and followed.subscription.waiting:
-                    self._suspect(peer.address)
+                if followed.subscription.waiting:
+                    self._links.suspect(actor_id)
                 self._request(actor_id, topic)
         if self._followed:
             self._timer = self._loop.call_later(self._options.renew_subscription_s, self._renew)

@@ -1,4 +1,4 @@
-"""One loop timer for many deadlines. Used by both sides of calls, which may have thousands in flight."""
+"""One loop timer for many deadlines. Used by links and by both sides of calls, which may have thousands in flight."""
 
 import asyncio
 from collections.abc import Callable

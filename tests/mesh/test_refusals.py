@@ -275,7 +275,7 @@ def test_a_hello_after_the_welcome_means_the_welcome_is_forgotten(on_rig):
         rig.hello()
         assert rig.actor.lost == [(PEER, "it has begun again")]
         assert rig.wire.closed == [TO_PEER]
-        assert rig.system.links.get("peer").accepted
+        assert not rig.system.links.get("peer").route.link.dialed
 
     on_rig(test)
 
@@ -301,7 +301,7 @@ def test_a_silent_peer_is_lost_after_an_ask_ran_out(on_rig):
         await until(lambda: rig.actor.lost)
         assert rig.actor.lost == [(PEER, "it does not answer")]
         assert rig.system.metrics.value("mesh_silent_peers_total") == 1
-        rig.system.suspect(PEER)
+        rig.system.links.suspect(PEER.actor_id)
 
     on_rig(test)
 
@@ -309,8 +309,8 @@ def test_a_silent_peer_is_lost_after_an_ask_ran_out(on_rig):
 def test_a_peer_that_says_anything_is_not_silent(on_rig):
     async def test(rig):
         rig.hello()
-        rig.system.suspect(PEER)
-        rig.system.suspect(PEER)
+        rig.system.links.suspect(PEER.actor_id)
+        rig.system.links.suspect(PEER.actor_id)
         await until(lambda: sum(isinstance(body, Ping) for *_, body in rig.wire.sent) == 2)
         number = rig.wire.sent[-2][2].message_id
         rig.say(Verb.ERROR, ErrorBody(code="not_served", message=""), correlation_id=number)

@@ -119,7 +119,7 @@ def test_equal_seeds_give_equal_runs_and_others_differ():
 
 def test_no_dependence_on_the_hash_seed():
     program = (
-        "import runpy, sys; from mesh.testing.virtual_time import run;"
+        "import runpy, sys; from mesh.simulation.virtual_time import run;"
         "module = runpy.run_path(sys.argv[1]);"
         "print(run(module['storm'](11)).network.trace.fingerprint)"
     )

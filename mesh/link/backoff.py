@@ -1,7 +1,6 @@
-"""Pauses between dials of an incarnation that could not be reached. Pure.
+"""Pauses between dials of an incarnation that could not be reached. Pure; owned by `mesh/link/core.py`.
 
-Whoever tells a member that is dead, and not yet known to be, would dial it again for every message; with growing pauses
-that costs next to nothing. Owned by `mesh/link/links.py`.
+Whoever tells a member that is dead, and not yet known to be, would dial it again for every message.
 """
 
 from collections import OrderedDict
@@ -12,7 +11,7 @@ from mesh.address import Address
 _MAX_REMEMBERED: Final = 1024
 
 
-class RedialPauses:
+class ReconnectBackoff:
     """How long to leave an incarnation alone: `min_s` after the first failure, twice as long after each, to `max_s`."""
 
     def __init__(self, min_s: float, max_s: float) -> None:

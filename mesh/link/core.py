@@ -1,0 +1,388 @@
+"""All links of one actor: frames, connection events and time in; frames, messages, events and a deadline out. Pure.
+
+A connection is dialed by this actor or accepted from a peer; a peer has at most one of each, and messages to it take
+one of them, its route, while that lives. A connection has two lanes (control, data), and each of them a phase:
+
+    phase      lane of a dialed connection                    lane of an accepted connection
+    HELD                                                      no hello yet: messages wait, 1,000 at most
+    GREETING   hello sent: messages follow it at once
+    OPEN       welcome came                                   hello came: welcome sent, then what waited
+    CLOSED     bye came, nothing follows                      the same
+
+    what happens                 without a link with that incarnation      with one
+    a message is to be sent      dial, hello on both lanes                 it goes on the route
+    hello                        accept; if an older epoch is linked it    of a later connection than known: lost,
+                                 is lost, if a newer: `superseded`         and accepted anew
+    welcome on both lanes        refused                                   the dial is done; of two connections: lost
+    bye on both lanes            nothing                                   lost
+    error with number 0          refused                                   lost
+    any other frame              refused, `no_hello`                       delivered; dropped if its number is not above
+                                                                           the last of its lane
+    suspected                    nothing                                   ping on both lanes; one stays silent: lost
+    connection down              nothing                                   lost; so without a welcome in time, and when
+                                                                           a peer that is watched falls silent
+
+Who is lost is forgotten whole, with both connections; the next message dials again, after a pause if the dial before
+led to no welcome. Invariants under any order of these (`tests/mesh/test_link_core.py`):
+1. Each connection is one of its peer's two; the route is one of them, and does not change before the peer is lost.
+2. Numbers sent on a lane of a connection grow by one.
+3. What is delivered of a peer on a lane was sent in that order, by one incarnation, each message once.
+4. A peer is lost once, and nothing of it is delivered afterwards.
+5. A dialed connection that is not up has a deadline, and so has each ping.
+
+Driven by `mesh/link/links.py`.
+"""
+
+from collections import deque
+from typing import Final, Protocol
+
+from mesh.address import Address, Endpoint
+from mesh.errors import SUPERSEDED, FrameRefused, Unreachable
+from mesh.link.backoff import ReconnectBackoff
+from mesh.link.outputs import Close, Dial, Frames, Lost, Output, Refused, Send, Superseded
+from mesh.link.peer import SYSTEM, UNNUMBERED, Connection, Message, Meta, Peer, Phase, answer_to, connection_of
+from mesh.link.refusals import LogOnce, check_greeting, is_answered
+from mesh.link.writer import FrameWriter
+from mesh.membership.view import Member
+from mesh.options import SystemOptions
+from mesh.runtime.deadlines import Deadlines
+from mesh.runtime.telemetry import Metrics
+from mesh.transport.base import Lane, Link
+from mesh.wire.frames import SYSTEM_CODEC, Bye, ErrorBody, Hello, Ping, Welcome
+from mesh.wire.header import (
+    MIN_PROTOCOL_VERSION,
+    PROTOCOL_VERSION,
+    SYSTEM_FLAG,
+    Header,
+    Verb,
+    check_sizes,
+    open_envelope,
+)
+
+_LINK_VERBS: Final = frozenset((Verb.HELLO, Verb.WELCOME, Verb.BYE))
+_ANSWERS: Final = frozenset((Verb.REPLY, Verb.ERROR))
+_VERSIONS: Final = {"min_version": MIN_PROTOCOL_VERSION, "max_version": PROTOCOL_VERSION}
+_WELCOME: Final = "welcome"
+# Bulk may be before a ping on the data lane.
+_PATIENCE: Final = {Lane.CONTROL: 1.0, Lane.DATA: 3.0}
+
+
+class Directory(Protocol):
+    """Who is who, as far as this actor knows; asked, and told nothing."""
+
+    def describe(self) -> Member:
+        """This actor, for `hello` and `welcome`."""
+        ...
+
+    def locate(self, actor_id: str) -> tuple[Address, Endpoint] | None:
+        """The living incarnation of an actor and where it listens."""
+        ...
+
+
+class LinkCore:
+    """The links of one incarnation. Whoever calls a method then carries out `outputs`, oldest first."""
+
+    def __init__(self, address: Address, options: SystemOptions, metrics: Metrics, directory: Directory) -> None:
+        self.outputs: deque[Output] = deque()
+        self.peers: dict[str, Peer] = {}
+        self.writer = FrameWriter(address)
+        self._address = address
+        self._actor_id, self._epoch = address
+        self._options = options
+        self._max_header_bytes = options.limits.max_header_bytes
+        self._max_body_bytes = options.limits.max_body_bytes
+        self._metrics = metrics
+        self._describe, self._locate = directory.describe, directory.locate
+        self._connections: dict[Link, Connection] = {}
+        self._deadlines = Deadlines()
+        self._backoff = ReconnectBackoff(options.retry_min_s, options.retry_max_s)
+        self._log_once = LogOnce()
+        self._now, self._last_beat = 0.0, float("inf")
+        self._num_connections = 0
+        self.next_deadline = self._deadlines.next
+
+    # From the actor
+
+    def reach(self, actor_id: str, now: float, trace: str) -> Peer:
+        """The peer with this actor id, dialed if need be; raises `Unreachable`."""
+        peer = self.peers.get(actor_id)
+        if peer is not None:
+            return peer
+        if actor_id == self._actor_id:
+            return self._connect(Link(self._address, dialed=True)).peer
+        located = self._locate(actor_id)
+        if located is None:
+            raise Unreachable(f"{actor_id} is not a member of the mesh")
+        address, endpoint = located
+        pause_s = self._backoff.remaining_s(address, now)
+        if pause_s:
+            raise Unreachable(f"{address} could not be reached; it is tried again in {pause_s:.2f} s")
+        if len(self.peers) >= self._options.max_peers:
+            raise Unreachable(f"{self._options.max_peers} peers are linked already")
+        self._now = now
+        self.outputs.append(Dial(address, endpoint))
+        connection = self._connect(Link(address, dialed=True))
+        self._deadlines.set((_WELCOME, actor_id), now + self._options.hello_timeout_s)
+        hello = Hello(**_VERSIONS, member=self._describe(), capabilities=self._options.capabilities)
+        body = SYSTEM_CODEC.encode(hello)
+        for lane in Lane:
+            self._say(connection, lane, Verb.HELLO, body, (), SYSTEM, trace)
+        return connection.peer
+
+    def lose(self, address: Address, reason: str, keep: Link | None = None) -> None:
+        """Forget an incarnation and tell of it; nothing happens if it is not linked. `keep` is not closed."""
+        peer = self.peers.get(address.actor_id)
+        if peer is None or peer.address != address:
+            return
+        self._forget(peer)
+        self._log_once.link_ended(address)
+        for connection in peer.connections:
+            if address != self._address and connection.link != keep:
+                self.outputs.append(Close(connection.link))
+        self._metrics.count("mesh_peers_lost_total")
+        self.outputs.append(Lost(peer, reason))
+
+    def close(self) -> None:
+        """Say bye to everybody and forget them; nobody is lost."""
+        body = SYSTEM_CODEC.encode(Bye())
+        for peer in list(self.peers.values()):
+            if peer.route is not None and peer.address != self._address:
+                for lane in Lane:
+                    self._say(peer.route, lane, Verb.BYE, body, (), SYSTEM, "")
+            self._forget(peer)
+
+    # From the network
+
+    def receive(self, link: Link, lane: Lane, parts: Frames) -> tuple[Peer, Header] | None:
+        """A frame came; who sent it and its header if it is to be delivered, and then there are no new `outputs`."""
+        header: Header | None = None
+        try:
+            header = open_envelope(parts)
+            if len(parts) > 2 or len(parts[0]) > self._max_header_bytes or len(parts[1]) > self._max_body_bytes:
+                check_sizes(parts, self._options.limits)
+            if header.receiver_epoch != self._epoch:
+                raise FrameRefused("wrong_epoch", f"meant for epoch {header.receiver_epoch} of {self._actor_id}")
+            if link.peer != (header.sender, header.sender_epoch):
+                raise FrameRefused("wrong_sender", f"says it is {header.sender}#{header.sender_epoch}")
+            connection = self._connections.get(link)
+            if connection is None:
+                if header.verb == Verb.BYE:
+                    return None  # it is lost already, by the registry's word for example
+                connection = self._accept(link, header, parts)
+            state = connection.lanes[lane]
+            if header.sequence == state.received + 1:
+                state.received = header.sequence
+            else:
+                connection = self._out_of_order(connection, lane, header, parts)
+                if connection is None:
+                    return None
+            peer = connection.peer
+            if header.verb in _LINK_VERBS:
+                self._on_link_verb(connection, lane, header, parts)
+                return None
+            if peer.pings and header.verb in _ANSWERS and header.correlation_id == peer.pings.get(lane, (0,))[0]:
+                self._end_ping(peer, lane)
+                return None
+        except FrameRefused as refusal:
+            self.refuse(link, lane, header, refusal)
+            return None
+        return peer, header
+
+    def refuse(self, link: Link, lane: Lane, header: Header | None, refusal: FrameRefused) -> None:
+        """A frame is none, or not for here; `header` is None where it could not be read."""
+        self._metrics.count("mesh_frames_refused_total", code=refusal.code)
+        if self._log_once.is_new(link.peer, refusal.code):
+            self.outputs.append(Refused(link.peer, refusal))
+        connection = self._connections.get(link)
+        if refusal.code == "wrong_sender" and link.dialed and connection is not None:
+            self._fail(connection, "another actor listens there")
+            return
+        located = self._locate(link.peer.actor_id)
+        is_member = located is not None and located[0] == link.peer
+        if header is not None and is_answered(
+            header, refusal.code, is_linked=connection is not None, is_member=is_member
+        ):
+            body = SYSTEM_CODEC.encode(ErrorBody(code=refusal.code, message=refusal.message))
+            if connection is not None:
+                self._say(connection, lane, Verb.ERROR, body, (), answer_to(header), header.trace)
+            else:
+                error = self.writer.header(link.peer, Verb.ERROR, UNNUMBERED, SYSTEM, header.trace)
+                self.outputs.append(Send(link, lane, (error, body)))
+        if connection is None:
+            self.outputs.append(Close(link))
+
+    def not_taken(self, output: Send) -> None:
+        """An outbox is full. Who takes nothing is slow, and not silent: its transport says when it is gone."""
+        self._metrics.count("mesh_outbox_full_total")
+        connection = self._connections.get(output.link)
+        if connection is not None:
+            self._end_ping(connection.peer, output.lane)
+
+    def down(self, link: Link, reason: str, now: float) -> None:
+        """A connection is gone, and with it the incarnation as far as this actor can tell."""
+        connection = self._connections.get(link)
+        self._now = now
+        if connection is not None:
+            self._fail(connection, reason)
+
+    # By the clock
+
+    def suspect(self, actor_id: str, now: float) -> None:
+        """A peer has not answered: it is pinged unless it is already; nothing happens without a link.
+
+        Ordinary actors send each other no heartbeats, and a connection may die without a word (a host gone, a cut
+        cable). This costs nothing while nobody waits in vain.
+        """
+        peer = self.peers.get(actor_id)
+        if peer is None or peer.route is None or peer.pings or actor_id == self._actor_id:
+            return
+        body = SYSTEM_CODEC.encode(Ping())
+        for lane in Lane:
+            timeout_s = _PATIENCE[lane] * self._options.hello_timeout_s
+            meta = Meta(self.writer.next_id(), 0, int(timeout_s * 1e6), SYSTEM_FLAG)
+            peer.pings[lane] = meta.message_id, peer.heard(lane)
+            self._deadlines.set((lane.name, actor_id), now + timeout_s)
+            self._say(peer.route, lane, Verb.ASK, body, (), meta, "")
+
+    def beat(self, now: float) -> None:
+        """Called every heartbeat: who is watched and has said nothing between as many as are allowed is lost.
+
+        Who was stopped or starved sees everybody as silent when it wakes: after a late beat the count begins anew.
+        """
+        overslept = now - self._last_beat > 2 * self._options.heartbeat_s
+        self._last_beat = self._now = now
+        for peer in [peer for peer in self.peers.values() if peer.is_watched]:
+            before, peer.heard_by_beat = peer.heard_by_beat, -1 if overslept else sum(map(peer.heard, Lane))
+            peer.silent_beats = peer.silent_beats + 1 if before == peer.heard_by_beat >= 0 else 0
+            if peer.silent_beats >= self._options.allowed_misses:
+                self._metrics.count("mesh_heartbeats_lost_total")
+                self.lose(peer.address, "its heartbeats stopped")
+
+    def due(self, now: float) -> None:
+        """What has not come in time."""
+        self._now = now
+        while (key := self._deadlines.pop_due(now)) is not None:
+            kind, actor_id = key
+            peer = self.peers[actor_id]
+            if kind == _WELCOME:
+                self.down(Link(peer.address, dialed=True), "no welcome to hello", now)
+            elif peer.pings.pop(Lane[kind])[1] == peer.heard(Lane[kind]):
+                self._metrics.count("mesh_silent_peers_total")
+                self.lose(peer.address, "it does not answer")
+
+    # Parts of these
+
+    def _accept(self, link: Link, header: Header, parts: Frames) -> Connection:
+        """A connection that a peer has made begins; only a hello begins one.
+
+        A peer dials only when it has no record of this actor, or has lost it. So a link with it from before, accepted
+        from it or dialed and welcomed by it under a lower connection number, is one that the peer has forgotten.
+        """
+        if header.verb != Verb.HELLO or link.dialed:
+            raise FrameRefused("no_hello", "a message without hello before it")
+        check_greeting(parts, Hello)
+        address, number = link.peer, connection_of(header.sequence)
+        peer = self.peers.get(address.actor_id)
+        located = self._locate(address.actor_id) if peer is None else None
+        newest = peer.address.epoch if peer is not None else located[0].epoch if located is not None else 0
+        if newest > address.epoch:
+            raise FrameRefused(SUPERSEDED, f"{address} says hello, epoch {newest} is known")
+        if address.actor_id in ("", self._actor_id):
+            raise FrameRefused("wrong_epoch", f"{address} says hello to {self._address}")
+        connections = peer.connections if peer is not None else []
+        if peer is not None and newest < address.epoch:
+            self.lose(peer.address, f"replaced by epoch {address.epoch}")
+        elif link in self._connections or any(0 < connection.remote < number for connection in connections):
+            self.lose(address, "it has begun again", keep=link)
+        if address.actor_id not in self.peers and len(self.peers) >= self._options.max_peers:
+            raise FrameRefused("too_many_peers", f"{self._options.max_peers} peers are linked already")
+        return self._connect(link, number)
+
+    def _connect(self, link: Link, remote: int = 0) -> Connection:
+        self._num_connections += 1
+        peer = self.peers.setdefault(link.peer.actor_id, Peer(link.peer))
+        connection = self._connections[link] = Connection(link, peer, self._num_connections, remote)
+        peer.connections.append(connection)
+        peer.route = peer.route or connection
+        return connection
+
+    def _forget(self, peer: Peer) -> None:
+        del self.peers[peer.address.actor_id]
+        peer.route = None
+        for connection in peer.connections:
+            del self._connections[connection.link]
+        for kind in (_WELCOME, *(lane.name for lane in peer.pings)):
+            self._deadlines.clear((kind, peer.address.actor_id))
+
+    def _out_of_order(self, connection: Connection, lane: Lane, header: Header, parts: Frames) -> Connection | None:
+        """The connection of a frame that is not the next of its lane; None if the frame goes no further."""
+        sequence, last = header.sequence, connection.lanes[lane].received
+        remote, number = connection.remote, connection_of(sequence)
+        if sequence == UNNUMBERED and header.verb == Verb.ERROR:
+            body = SYSTEM_CODEC.decode(parts[1])
+            error = body if isinstance(body, ErrorBody) else ErrorBody(code="refused", message="")
+            if error.code == SUPERSEDED:
+                self.outputs.append(Superseded(connection.link.peer, error.message))
+            self._fail(connection, f"the peer refuses the link ({error.code}: {error.message})")
+            return None
+        if sequence <= last or number < remote:
+            self._metrics.count("mesh_frames_repeated_total")
+            return None
+        if number == remote:
+            if last:
+                self._metrics.count("mesh_frames_missing_total", sequence - last - 1)
+        elif not connection.link.dialed:
+            connection = self._accept(connection.link, header, parts)
+        elif remote:
+            # It has answered a hello of before, or has forgotten this connection and taken it for another.
+            self.lose(connection.link.peer, "it has begun again")
+            return None
+        connection.remote = number
+        connection.lanes[lane].received = sequence
+        return connection
+
+    def _on_link_verb(self, connection: Connection, lane: Lane, header: Header, parts: Frames) -> None:
+        link, peer, state = connection.link, connection.peer, connection.lanes[lane]
+        match header.verb:
+            case Verb.HELLO:
+                hello = check_greeting(parts, Hello)
+                if link.dialed:
+                    raise FrameRefused("unexpected", "a hello from the dialed side")
+                peer.capabilities = hello.capabilities
+                state.phase = Phase.OPEN
+                welcome = Welcome(
+                    version=PROTOCOL_VERSION, member=self._describe(), capabilities=self._options.capabilities
+                )
+                self._say(
+                    connection, lane, Verb.WELCOME, SYSTEM_CODEC.encode(welcome), (), answer_to(header), header.trace
+                )
+                while state.waiting:
+                    self._say(connection, lane, *state.waiting.popleft())
+            case Verb.WELCOME:
+                welcome = check_greeting(parts, Welcome)
+                if not link.dialed:
+                    raise FrameRefused("unexpected", "a welcome from the dialing side")
+                peer.capabilities = welcome.capabilities
+                state.phase = Phase.OPEN
+            case _:
+                # Bulk may still be on its way when the control lane says bye; the peer is gone when both have said it.
+                state.phase = Phase.CLOSED
+                if all(state.phase is Phase.CLOSED for state in connection.lanes):
+                    self.lose(link.peer, "it said bye")
+        if link.dialed and connection.is_up and self._deadlines.clear((_WELCOME, link.peer.actor_id)):
+            self._backoff.succeeded(link.peer)
+
+    def _end_ping(self, peer: Peer, lane: Lane) -> None:
+        peer.pings.pop(lane, None)
+        self._deadlines.clear((lane.name, peer.address.actor_id))
+
+    def _fail(self, connection: Connection, reason: str) -> None:
+        """A connection has ended, or never was one; if that, the core was told the time when it was dialed."""
+        if connection.link.dialed and not connection.is_up:
+            self._backoff.failed(connection.link.peer, self._now)
+        self.lose(connection.link.peer, reason)
+
+    def _say(self, connection: Connection, lane: Lane, *message: *Message) -> None:
+        parts = self.writer.write(connection, lane, *message)
+        if parts:
+            self.outputs.append(Send(connection.link, lane, parts))

@@ -1,0 +1,56 @@
+"""What `LinkCore` wants done. Carried out by `mesh/link/links.py`."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mesh.address import Address, Endpoint
+from mesh.errors import FrameRefused
+from mesh.link.peer import Peer
+from mesh.transport.base import Buffer, Lane, Link
+
+Frames = Sequence[Buffer]
+
+
+class Dial(NamedTuple):
+    """Make a connection; its link is `Link(address, dialed=True)`."""
+
+    address: Address
+    endpoint: Endpoint
+
+
+class Send(NamedTuple):
+    """Send a frame; `LinkCore.not_taken` is to be told if the transport does not take it."""
+
+    link: Link
+    lane: Lane
+    parts: Frames
+
+
+class Close(NamedTuple):
+    """End a connection without a word."""
+
+    link: Link
+
+
+class Lost(NamedTuple):
+    """An incarnation is gone or cut off, and forgotten already."""
+
+    peer: Peer
+    reason: str
+
+
+class Superseded(NamedTuple):
+    """A peer knows a later incarnation of this actor."""
+
+    by: Address
+    reason: str
+
+
+class Refused(NamedTuple):
+    """A frame was refused, the first of its kind from this actor."""
+
+    peer: Address
+    refusal: FrameRefused
+
+
+Output = Dial | Send | Close | Lost | Superseded | Refused

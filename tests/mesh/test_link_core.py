@@ -1,0 +1,478 @@
+"""Links of two actors over a network that loses, repeats, delays and resets: any order of events keeps the invariants.
+
+The network is ZeroMQ at its worst: a ROUTER knows who dialed by its identity alone, so what an older connection has
+sent still comes, and neither side need be told that the other has closed.
+"""
+
+from collections import defaultdict, deque
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rig import PEER
+
+from mesh.address import Address, Endpoint
+from mesh.errors import Unreachable
+from mesh.link.core import LinkCore
+from mesh.link.outputs import Close, Dial, Lost, Refused, Send, Superseded
+from mesh.link.peer import PLAIN, answer_to
+from mesh.membership.view import Member
+from mesh.options import SystemOptions
+from mesh.runtime.telemetry import Metrics
+from mesh.transport.base import Lane, Link
+from mesh.wire.frames import SYSTEM_CODEC, Pong
+from mesh.wire.header import Header, Verb
+
+NAMES = ("a", "b")
+OPTIONS = SystemOptions(host="h", pid=1)
+NOWHERE = Endpoint("", "")
+
+
+def header_of(parts):
+    return msgspec.msgpack.decode(parts[0], type=Header)
+
+
+class Pipe:
+    """One connection: what is under way to either side, by lane."""
+
+    def __init__(self, dialer, acceptor):
+        self.dialer, self.acceptor = dialer, acceptor
+        self.to_dialer, self.to_acceptor = ([deque(), deque()] for _ in range(2))
+
+
+class Node:
+    """One incarnation: its core, and a check of everything that it hands out."""
+
+    def __init__(self, world, address):
+        self.world, self.address = world, address
+        self.view = {}
+        self.pipes = {}
+        self.is_full = False
+        self.num_said = 0
+        self.sent = {}
+        self.lost, self.superseded, self.refused = [], [], []
+        self.seen = set()
+        self.routes = {}
+        self.last_payload = defaultdict(int)
+        member = Member(actor_id=address.actor_id, role="r", epoch=address.epoch, endpoint=NOWHERE)
+        self.describe = lambda: member
+        self.core = LinkCore(address, OPTIONS, Metrics(), self)
+
+    def locate(self, actor_id):
+        return (self.view[actor_id], NOWHERE) if actor_id in self.view else None
+
+    def say(self, actor_id, lane):
+        """Send the next payload; whether it was taken."""
+        try:
+            peer = self.core.reach(actor_id, self.world.now, "")
+        except Unreachable:
+            return False
+        self.num_said += 1
+        body = msgspec.msgpack.encode([self.address, peer.address, self.num_said])
+        return self.send(peer, lane, Verb.TELL, body, PLAIN)
+
+    def send(self, peer, lane, verb, body, meta):
+        """As `Links.send` does it."""
+        self.carry_out()
+        if peer.route is None:
+            return False
+        route = peer.route
+        parts = self.core.writer.write(route, lane, verb, body, (), meta, "")
+        if parts:
+            self.number(route.link, lane, parts)
+            if not self.put(route.link, lane, parts):
+                self.core.writer.take_back(route, lane)
+                self.sent[route.link, lane] -= 1
+                return False
+        return parts is not None
+
+    def number(self, link, lane, parts):
+        """Numbers grow by one on a connection, and the next connection's are higher."""
+        number, last = header_of(parts).sequence, self.sent.get((link, lane), 0)
+        if number:
+            assert number == last + 1 or (number >> 32 > last >> 32 and number & 0xFFFFFFFF == 1)
+            self.sent[link, lane] = number
+
+    def put(self, link, lane, parts):
+        pipe = self.pipes.get(link)
+        if pipe is None:
+            return False
+        queue = (pipe.to_acceptor if link.dialed else pipe.to_dialer)[lane]
+        if self.is_full and queue:
+            return False
+        queue.append(parts)
+        return True
+
+    def carry_out(self):
+        while self.core.outputs:
+            output = self.core.outputs.popleft()
+            match output:
+                case Send(link, lane, parts):
+                    self.number(link, lane, parts)
+                    if not self.put(link, lane, parts):
+                        self.core.not_taken(output)
+                case Dial(address, _):
+                    self.world.dial(self, address)
+                case Close(link):
+                    self.pipes.pop(link, None)
+                case Lost(peer, reason):
+                    assert peer not in [lost for lost, _ in self.lost]
+                    assert self.core.peers.get(peer.address.actor_id) is not peer
+                    self.lost.append((peer, reason))
+                case Superseded(by, _):
+                    self.superseded.append(by)
+                case Refused(_, refusal):
+                    self.refused.append(refusal.code)
+
+    def receive(self, link, lane, parts):
+        assert not self.core.outputs
+        delivered = self.core.receive(link, lane, parts)
+        if delivered is None:
+            self.carry_out()
+            return
+        assert not self.core.outputs
+        peer, header = delivered
+        assert self.core.peers[link.peer.actor_id] is peer
+        assert peer.address == link.peer
+        if header.verb == Verb.ASK:
+            self.send(peer, lane, Verb.REPLY, SYSTEM_CODEC.encode(Pong()), answer_to(header))
+        elif header.verb == Verb.TELL:
+            sender, receiver, number = msgspec.msgpack.decode(parts[1], type=tuple[Address, Address, int])
+            assert (sender, receiver) == (peer.address, self.address)
+            assert (sender, number) not in self.seen, "twice"
+            assert self.last_payload[id(peer), lane] < number, "out of order"
+            self.last_payload[id(peer), lane] = number
+            self.seen.add((sender, number))
+        else:
+            assert header.verb in (Verb.REPLY, Verb.ERROR), "a pong that came too late, or a refusal"
+
+    def tick(self):
+        self.core.due(self.world.now)
+        self.core.beat(self.world.now)
+        self.carry_out()
+
+
+class World:
+    """Two actors, whatever incarnations they have had, and what is between them."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.pipes = []
+        self.history = []
+        self.nodes = {}
+        for name in NAMES:
+            self.start(name, 1)
+        self.learn()
+
+    def start(self, name, epoch):
+        self.nodes[name] = Node(self, Address(name, epoch))
+
+    def learn(self):
+        for node in self.nodes.values():
+            node.view = {name: other.address for name, other in self.nodes.items()}
+
+    def alive(self, address):
+        node = self.nodes[address.actor_id]
+        return node if node.address == address else None
+
+    def dial(self, node, address):
+        pipe = Pipe(node.address, address)
+        node.pipes[Link(address, dialed=True)] = pipe
+        acceptor = self.alive(address)
+        if acceptor is not None:
+            acceptor.pipes[Link(node.address, dialed=False)] = pipe
+        self.pipes.append(pipe)
+
+    def queues(self):
+        """Everything under way: pipe, whether to its acceptor, lane."""
+        found = []
+        for pipe in self.pipes:
+            for to_acceptor in (True, False):
+                queues = pipe.to_acceptor if to_acceptor else pipe.to_dialer
+                found += [(pipe, to_acceptor, lane) for lane in Lane if queues[lane]]
+        return found
+
+    def head(self, queue):
+        pipe, to_acceptor, lane = queue
+        return header_of((pipe.to_acceptor if to_acceptor else pipe.to_dialer)[lane][0])
+
+    def take(self, queue, fate="deliver"):
+        pipe, to_acceptor, lane = queue
+        waiting = (pipe.to_acceptor if to_acceptor else pipe.to_dialer)[lane]
+        parts = waiting[0] if fate == "repeat" else waiting.popleft()
+        if fate == "drop":
+            return
+        if to_acceptor:
+            self.history.append((pipe.acceptor.actor_id, Link(pipe.dialer, dialed=False), lane, parts, pipe))
+            self.arrive(*self.history[-1])
+        else:
+            node = self.alive(pipe.dialer)
+            link = Link(pipe.acceptor, dialed=True)
+            if node is not None and node.pipes.get(link) is pipe:
+                node.receive(link, lane, parts)
+
+    def arrive(self, actor_id, link, lane, parts, pipe):
+        """At a ROUTER, which knows the newest connection of an identity, and makes a record of one it has forgotten."""
+        node = self.nodes[actor_id]
+        node.pipes.setdefault(link, pipe)
+        node.receive(link, lane, parts)
+
+    def down(self, node, link):
+        if node.pipes.pop(link, None) is not None:
+            node.core.down(link, "reset", self.now)
+            node.carry_out()
+
+    def advance(self, seconds):
+        self.now += seconds
+        for node in self.nodes.values():
+            node.tick()
+
+    def settle(self):
+        """The network is calm: what was sent arrives, and who dials nobody is told so."""
+        self.learn()
+        for node in self.nodes.values():
+            node.is_full = False
+            for link in list(node.pipes):
+                if link.dialed and self.alive(link.peer) is None:
+                    self.down(node, link)
+        while queues := self.queues():
+            self.take(queues[0])
+
+    # Events; `pick` chooses among what there is
+
+    def say(self, pick):
+        self.nodes[NAMES[pick % 2]].say(NAMES[1 - pick % 2], Lane(pick // 2 % 2))
+
+    def move(self, pick, fate="deliver"):
+        queues = self.queues()
+        if queues:
+            self.take(queues[pick % len(queues)], fate)
+
+    def flush(self, pick):
+        """Everything arrives, and the answers to it."""
+        for _ in range(200):
+            self.move(pick)
+
+    def drop(self, pick):
+        """A frame is lost; but a hello only with its connection, as TCP has it."""
+        queues = self.queues()
+        if queues and self.head(queues[pick % len(queues)]).verb != Verb.HELLO:
+            self.move(pick, "drop")
+
+    def repeat(self, pick):
+        self.move(pick, "repeat")
+
+    def late(self, pick):
+        """What has come already comes again, perhaps of a connection before, or for an incarnation before.
+
+        No hello does, with which a whole connection would have come again.
+        """
+        if self.history:
+            arrived = self.history[-1 - pick % len(self.history)]
+            if header_of(arrived[3]).verb != Verb.HELLO:
+                self.arrive(*arrived)
+
+    def reset(self, pick):
+        """A connection ends, for one side or for both."""
+        node = self.nodes[NAMES[pick % 2]]
+        links = list(node.pipes)
+        if links:
+            link = links[pick // 4 % len(links)]
+            pipe, far = node.pipes[link], self.alive(link.peer)
+            self.down(node, link)
+            back = Link(node.address, dialed=not link.dialed)
+            if pick & 2 and far is not None and far.pipes.get(back) is pipe:
+                self.down(far, back)
+
+    def restart(self, pick):
+        """An incarnation ends, with a word or without, and others may learn of the next before it speaks."""
+        node = self.nodes[NAMES[pick % 2]]
+        if pick & 2:
+            node.core.close()
+            node.carry_out()
+            assert not node.core.peers
+            assert node.core.next_deadline() is None
+        self.start(node.address.actor_id, node.address.epoch + 1)
+        self.nodes[node.address.actor_id].view = dict(node.view)
+        if pick & 4:
+            self.learn()
+
+    def wait(self, pick):
+        self.advance((0.06, 0.5, 2.0, 7.0)[pick % 4])
+
+    def suspect(self, pick):
+        self.with_peers(pick, lambda core, peer: core.suspect(peer.address.actor_id, self.now))
+
+    def watch(self, pick):
+        self.with_peers(pick, lambda core, peer: setattr(peer, "is_watched", True))
+
+    def leave(self, pick):
+        """The registry says that a peer has left."""
+        self.with_peers(pick, lambda core, peer: core.lose(peer.address, "it left the mesh"))
+
+    def fill(self, pick):
+        """Outboxes are full from now on, or no longer."""
+        self.nodes[NAMES[pick % 2]].is_full ^= True
+
+    def with_peers(self, pick, do):
+        node = self.nodes[NAMES[pick % 2]]
+        for peer in list(node.core.peers.values()):
+            do(node.core, peer)
+        node.carry_out()
+
+    def check(self):
+        for node in self.nodes.values():
+            core, wanted = node.core, set()
+            connections = [c for peer in core.peers.values() for c in peer.connections]
+            assert {c.link: c for c in connections} == core._connections
+            for actor_id, peer in core.peers.items():
+                assert peer.address.actor_id == actor_id
+                assert peer.route in peer.connections
+                assert node.routes.setdefault(id(peer), peer.route) is peer.route
+                assert all(c.peer is peer and c.link.peer == peer.address for c in peer.connections)
+                if any(c.link.dialed and not c.is_up for c in peer.connections):
+                    wanted.add(("welcome", actor_id))
+                wanted |= {(lane.name, actor_id) for lane in peer.pings}
+            assert wanted == set(core._deadlines._at)
+
+    def check_reach(self, who, to):
+        """In a calm network each can reach the other again, however broken what is between them is."""
+        for _ in range(8):
+            self.settle()
+            sender, receiver = self.nodes[who], self.nodes[to]
+            sender.say(to, Lane.DATA)
+            self.settle()
+            if (sender.address, sender.num_said) in receiver.seen:
+                return
+            self.suspect(NAMES.index(who))
+            self.settle()
+            self.advance(7.0)
+        raise AssertionError(f"{who} cannot reach {to} any more: {sender.lost}")
+
+
+OFTEN = [World.say] * 4 + [World.move] * 8 + [World.flush] * 2
+SELDOM = [World.drop, World.repeat, World.late, World.reset, World.restart, World.wait, World.suspect]
+RARELY = [World.watch, World.leave, World.fill]
+EVENTS = st.tuples(st.sampled_from(OFTEN * 2 + SELDOM * 2 + RARELY), st.integers(0, 63))
+
+
+@settings(max_examples=400)
+@given(st.lists(EVENTS, max_size=80))
+def test_any_order_of_events_keeps_the_invariants(events):
+    world = World()
+    for event, pick in events:
+        event(world, pick)
+        world.check()
+    for who, to in (NAMES, NAMES[::-1]):
+        world.check_reach(who, to)
+
+
+def linked():
+    """A world in which a has dialed b and both are up."""
+    world = World()
+    world.nodes["a"].say("b", Lane.DATA)
+    world.flush(0)
+    return world
+
+
+def test_what_waits_for_a_hello_goes_after_the_welcome():
+    world = World()
+    a, b = world.nodes["a"], world.nodes["b"]
+    a.say("b", Lane.CONTROL)
+    world.take(world.queues()[0])
+    assert all(b.say("a", Lane.DATA) for _ in range(1000))
+    assert not b.say("a", Lane.DATA), "no room"
+    world.flush(0)
+    while world.queues():
+        world.flush(0)
+    assert len(a.seen) == 1000, "none of them is taken for a repeat"
+
+
+def test_who_is_watched_is_lost_after_the_allowed_misses():
+    world = linked()
+    a, b = world.nodes.values()
+    a.core.peers["b"].is_watched = b.core.peers["a"].is_watched = True
+    for _ in range(6):
+        world.advance(0.5)
+        if world.now < 2.0:
+            a.say("b", Lane.DATA)
+            world.flush(0)
+    assert [reason for _, reason in a.lost] == ["its heartbeats stopped"]
+    assert not b.lost, "a was heard at 1.5, and 3.0 is not more than three beats later"
+
+
+def test_who_overslept_forgives():
+    world = linked()
+    a = world.nodes["a"]
+    a.core.peers["b"].is_watched = True
+    for seconds in (0.5, 60.0, 0.5, 0.5, 0.5):
+        world.advance(seconds)
+    assert not a.lost
+    world.advance(0.5)
+    assert [reason for _, reason in a.lost] == ["its heartbeats stopped"]
+
+
+def test_who_takes_nothing_is_not_silent():
+    world = linked()
+    a = world.nodes["a"]
+    a.say("b", Lane.CONTROL)
+    a.say("b", Lane.DATA)
+    a.is_full = True
+    a.core.suspect("b", world.now)
+    a.carry_out()
+    world.advance(7.0)
+    assert not a.lost
+    a.is_full = False
+    a.core.suspect("b", world.now)
+    a.carry_out()
+    world.advance(2.0)
+    assert [reason for _, reason in a.lost] == ["it does not answer"]
+
+
+def test_who_cannot_be_reached_is_left_alone_for_a_while():
+    world = World()
+    a = world.nodes["a"]
+    world.start("b", 2)
+    for _ in range(2):
+        assert a.say("b", Lane.DATA)
+        world.down(a, Link(Address("b", 1), dialed=True))
+        assert not a.say("b", Lane.DATA)
+        world.advance(0.1)
+    assert not a.lost[2:]
+    world.learn()
+    assert a.say("b", Lane.DATA)
+
+
+def test_a_hello_of_an_older_epoch_than_the_one_known_is_told_so():
+    world = World()
+    old = world.nodes["b"]
+    world.start("b", 2)
+    world.learn()
+    world.dial(old, Address("a", 1))
+    world.nodes["b"].say("a", Lane.DATA)
+    old.say("a", Lane.DATA)
+    world.flush(0)
+    assert "superseded" in world.nodes["a"].refused
+    assert world.nodes["a"].core.peers["b"].address.epoch == 2
+
+
+def test_who_counts_its_connections_from_0_begins_again_as_others_do(on_rig):
+    async def test(rig):
+        for number in range(3):
+            rig.sequences = [number << 32, number << 32]
+            rig.hello()
+        assert rig.actor.lost == [(PEER, "it has begun again")] * 2
+        rig.system.links.lose(PEER, "it left the mesh")
+
+    on_rig(test)
+
+
+def test_who_claims_anothers_name_is_refused_and_told_nothing():
+    world = linked()
+    b = world.nodes["b"]
+    thief = Link(Address("c", 1), dialed=False)
+    parts = world.history[0][3]
+    b.receive(thief, Lane.DATA, parts)
+    assert b.refused == ["wrong_sender"]
+    assert "c" not in b.core.peers
+    assert not world.queues()
