@@ -348,7 +348,7 @@ class LinkCore:
                 hello = check_greeting(parts, Hello)
                 if link.dialed:
                     raise FrameRefused("unexpected", "a hello from the dialed side")
-                peer.capabilities = hello.capabilities
+                peer.member, peer.capabilities = hello.member, hello.capabilities
                 state.phase = Phase.OPEN
                 welcome = Welcome(
                     version=PROTOCOL_VERSION, member=self._describe(), capabilities=self._options.capabilities
@@ -362,7 +362,7 @@ class LinkCore:
                 welcome = check_greeting(parts, Welcome)
                 if not link.dialed:
                     raise FrameRefused("unexpected", "a welcome from the dialing side")
-                peer.capabilities = welcome.capabilities
+                peer.member, peer.capabilities = welcome.member, welcome.capabilities
                 state.phase = Phase.OPEN
             case _:
                 # Bulk may still be on its way when the control lane says bye; the peer is gone when both have said it.

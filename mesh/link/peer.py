@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from mesh.address import Address
+from mesh.membership.view import Member
 from mesh.transport.base import Buffer, Lane, Link
 from mesh.wire.header import SYSTEM_FLAG, Header, Verb
 
@@ -89,16 +90,18 @@ class Connection:
 class Peer:
     """One incarnation that this actor has a link with. `route` is where messages to it go; None once it is lost.
 
-    `is_watched`: life signs are expected until it is lost. `pings` are those that are not answered: by lane the message
+    `member` is what it said of itself when the link was made. `is_watched`: life signs are expected until it is lost. `pings` are those that are not answered: by lane the message
     id, and what `heard` said before.
     """
 
     __slots__ = (
-        "address", "capabilities", "connections", "heard_by_beat", "is_watched", "pings", "route", "silent_beats",
+        "address", "capabilities", "connections", "heard_by_beat", "is_watched", "member", "pings", "route",
+        "silent_beats",
     )  # fmt: skip
 
     def __init__(self, address: Address) -> None:
         self.address = address
+        self.member: Member | None = None
         self.capabilities: dict[str, Any] = {}
         self.connections: list[Connection] = []
         self.route: Connection | None = None

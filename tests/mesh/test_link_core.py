@@ -388,6 +388,13 @@ def test_what_waits_for_a_hello_goes_after_the_welcome():
     assert len(a.seen) == 1000, "none of them is taken for a repeat"
 
 
+def test_each_knows_what_the_other_said_of_itself():
+    """The supervisor asks so whether who said hello is ready, before the registry says it."""
+    a, b = linked().nodes.values()
+    said = {peer.member.actor_id for node in (a, b) for peer in node.core.peers.values() if peer.member is not None}
+    assert said == {"a", "b"}
+
+
 def test_who_is_watched_is_lost_after_the_allowed_misses():
     world = linked()
     a, b = world.nodes.values()
