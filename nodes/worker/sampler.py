@@ -71,7 +71,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     altered = [i for i, draw in enumerate(draws) if not draw.is_plain]
     if len(altered) < len(draws):
         plain = sorted(set(range(len(draws))).difference(altered))
-        for i, (_, token) in zip(plain, _most_likely(logits[plain] if altered else logits), strict=True):
+        for i, (_, token) in zip(plain, most_likely(logits[plain] if altered else logits), strict=True):
             drawn[i] = token
     if altered:
         tokens = _sample_altered(_padded(logits, altered), logits.shape[1], [draws[i] for i in altered])
@@ -85,7 +85,7 @@ def _sample_altered(rows: Tensor, vocab_size: int, draws: Sequence[Draw]) -> lis
     for row, draw in zip(rows, draws, strict=True):
         _add_bias(row[:vocab_size], draw.bias())
         _penalize(row, draw, vocab_size)
-    likely = _most_likely(rows)
+    likely = most_likely(rows)
     drawn = [token for _, token in likely]
     random = [i for i, draw in enumerate(draws) if not draw.sampling.is_greedy and drawn[i] != NOT_DRAWN]
     if random:
@@ -145,7 +145,7 @@ def _padded(logits: Tensor, altered: list[int]) -> Tensor:
     return rows
 
 
-def _most_likely(rows: Tensor) -> list[tuple[float, int]]:
+def most_likely(rows: Tensor) -> list[tuple[float, int]]:
     """Highest logit of each row and the lowest id that has it; `NOT_DRAWN` if there is a NaN or nothing finite.
 
     Exact in any type, so rows are not converted. Looked up by piece, because `argmax` over a whole vocabulary takes

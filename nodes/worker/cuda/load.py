@@ -16,6 +16,9 @@ from nodes.worker.cuda.graphs import DecodeGraphs, GraphRecorder
 from nodes.worker.cuda.memory import measured_activation_bytes
 from nodes.worker.cuda.memory_saver import load_memory_saver
 from nodes.worker.errors import BackendMissing, DeviceMemoryShort, DeviceUnfit, WorkerError
+from nodes.worker.executor.runner import default_threads
+from nodes.worker.ops.native.load import load_native_runner
+from nodes.worker.ops.native.runner import NativeRunner
 from nodes.worker.ops.torch.attention import DeviceAttention, TorchAttention, check_mergeable
 from nodes.worker.ops.torch.kernels import Kernels, TorchKernels
 from nodes.worker.ops.torch.network import DeviceNetwork
@@ -86,15 +89,24 @@ def _view_of(pool: PagePool) -> PoolView:
     return view_device_pages(pool.device_pages, pool.info.layout)
 
 
-def load_host_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives) -> DeviceRunner:
-    """One rank of a group on the CPU: the device's network over a pool in the host's memory, not the CPU's own.
+def load_host_runner(
+    spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives
+) -> NativeRunner | DeviceRunner:
+    """One rank of a group on the CPU, by native kernels; by torch where they do not compute it.
 
     Its bits are not those of one worker alone. Raises WorkerError, ModelError or CollectiveFailed. Must be called in
     the thread that will run the steps: the number of threads is a thread's own setting.
     """
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
-    return build_runner(spec, config, PoolView(pool.pages_view, pool.layout), collectives)[0]
+    own_threads = default_threads()
+    num_threads = config.num_threads or own_threads
+    torch.set_num_threads(num_threads)
+    view = PoolView(pool.pages_view, pool.layout)
+    with torch.inference_mode():
+        source = open_weights(spec, TORCH_DTYPES[view.layout.dtype], collectives.size)
+        if (native := load_native_runner(spec, config, source, view, num_threads, collectives)) is not None:
+            return native
+    torch.set_num_threads(num_threads)
+    return build_runner(spec, config, view, collectives)[0]
 
 
 def build_runner(

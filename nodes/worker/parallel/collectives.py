@@ -4,10 +4,13 @@ Implemented by `shm_collectives` (processes of one host, tensors in its memory) 
 exists once: whatever fails in it ends it, and another group is made under another unique id by new workers.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvstore.pool.device import CPU
 from nodes.worker.config import WorkerConfig
+from nodes.worker.errors import CollectiveFailed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +61,23 @@ class Collectives(Protocol):
     def close(self) -> None:
         """Let go of everything. Nothing runs any more, and no captured operation will be replayed."""
         ...
+
+
+@contextmanager
+def of_all_ranks(collectives: Collectives | None, what: str) -> Generator[None]:
+    """Make whatever goes wrong in a rank's step its group's end: the others may be in the middle of it, and cannot be
+    told to begin it again. Raises CollectiveFailed then; without `collectives` what was raised.
+    """
+    try:
+        yield
+    except CollectiveFailed:
+        raise
+    except Exception as error:
+        if collectives is None:
+            raise
+        collectives.abort()
+        message = f"{what} failed at rank {collectives.rank}: {type(error).__name__}: {error}"
+        raise CollectiveFailed(message) from error
 
 
 class CollectivesMaker(Protocol):

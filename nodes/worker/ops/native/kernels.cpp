@@ -66,5 +66,7 @@ EXPORT void kvmesh_norm(
   }
 }
 
-// All of a step of a model. Its columns are the caller's until this returns.
-EXPORT void kvmesh_step(Program* program, const Step* step) { compute_step(*program, *step); }
+// Operations first .. last - 1 of a step of a model. Its columns are the caller's until this returns.
+EXPORT void kvmesh_step(Program* program, const Step* step, int first, int last) {
+  compute_step(*program, *step, first, last);
+}

@@ -27,7 +27,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "kvmesh_pack": (None, [c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
     "kvmesh_linear": (None, [c_int, c_int, *[c_void_p] * 5, *[c_int64] * 3]),
     "kvmesh_norm": (None, [c_int, *[c_void_p] * 3, c_int64, c_int64, c_float]),
-    "kvmesh_step": (None, [c_void_p, c_void_p]),
+    "kvmesh_step": (None, [c_void_p, c_void_p, c_int, c_int]),
 }
 
 

@@ -6,13 +6,14 @@ from nodes.model_spec import ModelSpec
 from nodes.models.registry import decoder
 from nodes.worker.config import WorkerConfig
 from nodes.worker.numerics import check_numerics
-from nodes.worker.ops.native.library import choose_library
+from nodes.worker.ops.native.library import Library, choose_library
 from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
 from nodes.worker.ops.native.probe import program_results
 from nodes.worker.ops.native.program import ProgramUnfit
 from nodes.worker.ops.native.runner import NativeRunner
 from nodes.worker.ops.native.steps import NativeSteps
 from nodes.worker.ops.native.weights import pack_weights
+from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.weights.load_progress import current_load
 from nodes.worker.weights.loader import WeightSource
@@ -20,28 +21,58 @@ from nodes.worker.weights.part_weights import PartWeights
 
 
 def load_native_runner(
-    spec: ModelSpec, config: WorkerConfig, source: WeightSource, view: PoolView, num_threads: int
+    spec: ModelSpec,
+    config: WorkerConfig,
+    source: WeightSource,
+    view: PoolView,
+    num_threads: int,
+    collectives: Collectives | None = None,
 ) -> NativeRunner | None:
     """The model as a recorded program; None, and said to whom waits for the load, where torch has to compute it.
 
-    Nothing that was loaded is left then. Raises what `source` raises.
+    Nothing that was loaded is left then. With `collectives` it is this rank's part, and all ranks must load; what one
+    of them cannot compute none does. Raises what `source` raises, and CollectiveFailed.
     """
-    choice = choose_library(config.kernels)
-    library, dtype = choice.library, TORCH_DTYPES[view.layout.dtype]
-    if library is None:
-        return _unfit(choice.note)
-    if not (difference := disagreement(library, dtype)) <= TOLERANCE[dtype]:
-        # Not an error: torch is right, and somebody waits for the mesh.
-        return _unfit(
-            f"torch kernels: the native ones ({library.name}) compute something else on this CPU (logits differ by"
-            f" {difference:.2g} of their deviation); please report it with /proc/cpuinfo"
-        )
-    model = decoder(spec)
-    weights = pack_weights(model, PartWeights(model, source, spec.shard()), library)
+    library, why = _fitting_library(config, TORCH_DTYPES[view.layout.dtype])
+    if (
+        collectives is not None
+        and collectives.all_reduce(torch.tensor([float(library is not None)])) < collectives.size
+    ):
+        library, why = None, why or "torch kernels: another rank has no native ones"
+    found = None if library is None else _load(spec, source, view, num_threads, library, collectives)
+    if isinstance(found, str):
+        found, why = None, found
+    _say(why)
+    return found
+
+
+def _fitting_library(config: WorkerConfig, dtype: torch.dtype) -> tuple[Library | None, str]:
+    """What computes here, or None and why not."""
+    library, note = choose_library(config.kernels)
+    if library is None or (difference := disagreement(library, dtype)) <= TOLERANCE[dtype]:
+        return library, note
+    # Not an error: torch is right, and somebody waits for the mesh.
+    return None, (
+        f"torch kernels: the native ones ({library.name}) compute something else on this CPU (logits differ by"
+        f" {difference:.2g} of their deviation); please report it with /proc/cpuinfo"
+    )
+
+
+def _load(
+    spec: ModelSpec,
+    source: WeightSource,
+    view: PoolView,
+    num_threads: int,
+    library: Library,
+    collectives: Collectives | None,
+) -> NativeRunner | str:
+    model, dtype = decoder(spec), TORCH_DTYPES[view.layout.dtype]
+    shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
+    weights = pack_weights(model, PartWeights(model, source, shard), library)
     try:
-        steps = NativeSteps(spec, library, weights, model, view)
+        steps = NativeSteps(spec, library, weights, model, view, collectives)
     except ProgramUnfit as error:
-        return _unfit(f"torch kernels: {error}")
+        return f"torch kernels: {error}"
 
     def set_threads(count: int) -> None:
         library.set_threads(count)
@@ -49,21 +80,17 @@ def load_native_runner(
         torch.set_num_threads(1)
 
     numerics = check_numerics(
-        lambda: list(program_results(spec, library, weights, model, view.layout)),
+        lambda: list(program_results(spec, library, weights, model, view.layout, collectives)),
         "any",
         dtype,
-        f"native-{library.name}",
+        # Sums over the inner dimension are cut otherwise.
+        f"native-{library.name}" + (f"-tp{shard.size}" if shard.size > 1 else ""),
         num_threads,
         set_threads,
     )
     if numerics.rule == "varies":
-        return _unfit("torch kernels: bits of the native ones vary with the batch here")
-    _say("")
+        return "torch kernels: bits of the native ones vary with the batch here"
     return NativeRunner(steps, numerics.fingerprint)
-
-
-def _unfit(why: str) -> None:
-    _say(why)
 
 
 def _say(kernels_note: str) -> None:

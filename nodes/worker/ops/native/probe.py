@@ -16,6 +16,7 @@ from nodes.models.decoder import Decoder
 from nodes.worker.ops.native.library import Library
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.ops.native.weights import Weights
+from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.view import PoolView
 
 _EDGES: Final = (0, 1, 37, 64, 73)
@@ -31,7 +32,12 @@ class _Rows(NamedTuple):
 
 
 def program_results(
-    spec: ModelSpec, library: Library, weights: Weights, model: Decoder, layout: KVLayout
+    spec: ModelSpec,
+    library: Library,
+    weights: Weights,
+    model: Decoder,
+    layout: KVLayout,
+    collectives: Collectives | None = None,
 ) -> Iterator[tuple[bool, Tensor]]:
     """Whether some positions have the same bits in one piece, in chunks and as single rows; and their logits."""
     first = copy.copy(model)
@@ -39,7 +45,7 @@ def program_results(
     layout = msgspec.structs.replace(layout, num_layers=1)
     num_pages = layout.num_pages_for(_EDGES[-1])
     pool = PoolView(bytearray((1 + _COPIES * num_pages) * layout.page_bytes), layout)
-    steps = NativeSteps(spec, library, weights, first, pool)
+    steps = NativeSteps(spec, library, weights, first, pool, collectives)
     token_ids = np.random.default_rng(1).integers(0, spec.vocab_size, _EDGES[-1], dtype=np.int32)
 
     def logits(*rows: _Rows, ends: Sequence[int] = ()) -> Tensor:

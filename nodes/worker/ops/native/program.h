@@ -44,7 +44,7 @@ struct Program {
   int64_t scratch_bytes;
   float* best;                     // [rows][2 * panels of the head]: highest logits, then their columns
   int32_t *chosen, *ends;          // [most experts + 1] and [most experts]: see group_by_expert
-  int32_t num_operations, num_attends, dtype;
+  int32_t num_attends, dtype;
   int32_t number;                  // of the step, for the tags
 };
 
@@ -63,7 +63,7 @@ struct Step {
 struct StepCall {
   const Program* program;
   const Step* step;
-  int32_t num_phases;
+  int32_t first, num_phases;       // operations: a phase each
 };
 
 // With so few rows each thread norms them itself, which is shorter than to wait for each other once more.
@@ -275,9 +275,9 @@ static void run_rows(const Program& program, const Operation& one, const Step& s
 }
 
 template <class Type>
-static void run_item(const Program& program, const Step& step, int phase, int item, int thread) {
+static void run_item(const Program& program, const Step& step, int number, int item, int thread) {
   typedef typename Type::Scalar Scalar;
-  const Operation& one = program.operations[phase];
+  const Operation& one = program.operations[number];
   switch (one.kind) {
     case PRODUCT:
     case GATED:
@@ -298,10 +298,11 @@ static void run_item(const Program& program, const Step& step, int phase, int it
 static bool run_step(const StepCall& call, const Turn& turn) {
   // Until an item is taken nothing may be looked at but the call: the step may be over, and its memory gone.
   for (int phase = 0; phase < call.num_phases; phase++)
-    if (!turn.each_published(phase, turn.phases ? nullptr : call.program->counts, [&](int item) {
+    if (!turn.each_published(phase, turn.phases ? nullptr : call.program->counts + call.first, [&](int item) {
           const Program& program = *call.program;
-          if (program.dtype == BFLOAT16) run_item<PairsOfBfloat16>(program, *call.step, phase, item, turn.thread);
-          else run_item<Float32>(program, *call.step, phase, item, turn.thread);
+          const int number = call.first + phase;
+          if (program.dtype == BFLOAT16) run_item<PairsOfBfloat16>(program, *call.step, number, item, turn.thread);
+          else run_item<Float32>(program, *call.step, number, item, turn.thread);
         }))
       return false;
   return true;
@@ -347,7 +348,8 @@ static int cut_blocks(const Step& step, int tokens, int32_t* has_chunks) {
   return num_blocks;
 }
 
-static void compute_step(Program& program, const Step& step) {
+// Operations first .. last - 1, of which those before have been computed: all, or what lies between two sums over ranks.
+static void compute_step(Program& program, const Step& step, int first, int last) {
   const int threads = __atomic_load_n(&pool.threads, __ATOMIC_RELAXED);
   int num_blocks = 0;
   for (int i = 0; i < program.num_attends; i++) {
@@ -361,7 +363,7 @@ static void compute_step(Program& program, const Step& step) {
     call.num_blocks = num_blocks;
   }
   program.number++;
-  for (int i = 0; i < program.num_operations; i++)
+  for (int i = first; i < last; i++)
     program.counts[i] = count_items(program, program.operations[i], step, num_blocks, threads);
-  run_job(run_step, StepCall{&program, &step, program.num_operations}, program.num_operations, program.counts);
+  run_job(run_step, StepCall{&program, &step, first, last - first}, last - first, program.counts + first);
 }

@@ -10,8 +10,12 @@ from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from typing import Any, Final, NamedTuple
 
+import torch
+from torch import Tensor
+
 from nodes.worker.ops.native.attention import AttendCall
 from nodes.worker.ops.native.library import Library
+from nodes.worker.parallel.collectives import Collectives
 
 EMBED: Final = 0
 NORM: Final = 1
@@ -85,7 +89,7 @@ class _Program(ctypes.Structure):
         *((name, c_void_p) for name in ("operations", "buffers", "attends", "counts", "scratch")),
         ("scratch_bytes", c_int64),
         *((name, c_void_p) for name in ("best", "chosen", "ends")),
-        *((name, c_int32) for name in ("num_operations", "num_attends", "dtype", "number")),
+        *((name, c_int32) for name in ("num_attends", "dtype", "number")),
     )
 
 
@@ -102,6 +106,14 @@ class Value(NamedTuple):
     per_row: int = 1
 
 
+class Sum(NamedTuple):
+    """Before operation `before`: `value` becomes the sum of all ranks', and is added to `add` if there is one."""
+
+    before: int
+    value: Value
+    add: Value | None
+
+
 class Recorder:
     """Takes operations down, one after the other; `Program` makes a list of them that runs."""
 
@@ -110,6 +122,7 @@ class Recorder:
         self.operations: list[Operation] = []
         self.attends: list[AttendCall] = []
         self.attended: list[tuple[Value, Value]] = []
+        self.sums: list[Sum] = []
         self.owned: list[object] = []
         """What operations point to."""
         self._made: list[int] = []
@@ -129,6 +142,15 @@ class Recorder:
             if read is not None:
                 self._last[read.number] = len(self.operations)
         self.operations.append(operation(kind, x, y, **fields))
+
+    def sum_over_ranks(self, value: Value, add: Value | None = None) -> Value:
+        """What was made last is a part of a sum; returns where the sum is."""
+        self.sums.append(Sum(len(self.operations), value, add))
+        for one in (value, add):
+            if one is not None:
+                # As if the next operation read it: what that one makes must not lie in the same place.
+                self._last[one.number] = len(self.operations)
+        return value if add is None else add
 
     def append_experts(self, experts: Sequence[Operation], x: Value, y: Value) -> None:
         """One operation that makes `y` of `x`, of each row by the product of the expert that it was gathered for."""
@@ -189,7 +211,7 @@ class Program:
         self._buffers = (_Buffer * len(recorder.values))()
         self.attends = (AttendCall * len(recorder.attends))(*recorder.attends)
         self._counts = (c_int32 * len(recorder.operations))()
-        self._owned = recorder.owned
+        self._owned, self._sums = recorder.owned, recorder.sums
         num_experts = max(one.num_experts for one in recorder.operations)
         self._chosen, self._ends = (c_int32 * (num_experts + 1))(), (c_int32 * num_experts)()
         self._head_width = sum(one.n for one in recorder.operations if one.kind == HEAD)
@@ -205,7 +227,6 @@ class Program:
             scratch_bytes=scratch_bytes,
             chosen=ctypes.addressof(self._chosen),
             ends=ctypes.addressof(self._ends),
-            num_operations=len(recorder.operations),
             num_attends=len(recorder.attends),
             dtype=dtype,
         )
@@ -213,11 +234,30 @@ class Program:
         self._memory: _Memory | None = None
         self._capacity = 0
 
-    def run(self, step: Step) -> None:
-        """Compute a step; what it points to must live until this returns."""
+    def run(self, step: Step, collectives: Collectives | None = None) -> None:
+        """Compute a step; what it points to must live until this returns. Raises CollectiveFailed.
+
+        `collectives` if it was recorded for one of several ranks.
+        """
         if step.num_rows > self._capacity:
             self._reserve(step.num_rows)
-        self._functions.kvmesh_step(ctypes.byref(self._program), ctypes.byref(step))
+        done = 0
+        for before, value, add in self._sums:
+            self._functions.kvmesh_step(ctypes.byref(self._program), ctypes.byref(step), done, before)
+            done = before
+            assert collectives is not None, "a rank's program without its group"
+            total = collectives.all_reduce(self._rows(value, step.num_rows))
+            if add is not None:
+                self._rows(add, step.num_rows).add_(total)
+            else:
+                self._rows(value, step.num_rows).copy_(total)
+        self._functions.kvmesh_step(ctypes.byref(self._program), ctypes.byref(step), done, len(self._operations))
+
+    def _rows(self, value: Value, num_rows: int) -> Tensor:
+        """A float32 value of the step that runs, `[rows, width]`, where it lies."""
+        floats = c_float * (num_rows * value.width)
+        at: int = self._buffers[value.number].at
+        return torch.frombuffer(floats.from_address(at), dtype=torch.float32).view(num_rows, value.width)
 
     def _reserve(self, num_rows: int) -> None:
         """Buffers for so many rows, and some more, for what comes next is often a little longer."""

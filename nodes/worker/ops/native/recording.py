@@ -11,6 +11,7 @@ from kvstore.layout import KVLayout
 from nodes.model_spec import ModelSpec, RopeParameters
 from nodes.models.decoder import Decoder
 from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm
+from nodes.models.tensor_parallel import Shard
 from nodes.worker.ops.native.attention import MAX_BLOCK_ROWS, MAX_HEAD_DIM, AttendCall
 from nodes.worker.ops.native.library import Library
 from nodes.worker.ops.native.linear import DTYPES
@@ -43,8 +44,9 @@ _CHOICE_BYTES: Final = 12
 class Recording:
     """See `Ops`. Raises ProgramUnfit for what the kernels have no operation for."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, layout: KVLayout) -> None:
+    def __init__(self, spec: ModelSpec, weights: Weights, layout: KVLayout, shard: Shard) -> None:
         self._spec = spec
+        self._shard = shard
         self._weights = weights
         self._layout = layout
         self._dtype = weights.embedding.dtype
@@ -64,7 +66,8 @@ class Recording:
         # Rounded as the weights are.
         scale = float(torch.tensor(by.scale, dtype=self._dtype))
         self._recorder.append(EMBED, None, y, n=y.width, weight=weight.data_ptr(), scale=scale)
-        return y
+        # Of a token that another rank has these are zeros.
+        return self._recorder.sum_over_ranks(y) if self._shard.size > 1 else y
 
     def norm(self, x: Value, by: Norm, add: Value | None = None) -> Value:
         """See `Ops`. What is added to is a hidden state, and stays one."""
@@ -81,10 +84,10 @@ class Recording:
     def linear(self, x: Value, by: Linear, add: Value | None = None) -> Value:
         """Records a product; what is added to is written in place."""
         x = self._narrow(x)
-        fields = self._product(by)
-        y = self._wide(fields["n"], is_selected=x.is_selected) if add is None else add
-        self._recorder.append(PRODUCT, x, y, add=add, **fields)
-        return y
+        fields, is_part = self._product(by), by.is_summed and self._shard.size > 1
+        y = self._wide(fields["n"], is_selected=x.is_selected) if add is None or is_part else add
+        self._recorder.append(PRODUCT, x, y, add=None if is_part else add, **fields)
+        return self._recorder.sum_over_ranks(y, add) if is_part else y
 
     def gated(self, x: Value, by: Gated) -> Value:
         """Records gate and up as one product, the activation in its epilogue."""
@@ -110,12 +113,16 @@ class Recording:
         recorder.append_experts([operation(GATED, gathered, inner, **fields) for fields in gated], gathered, inner)
         outer = recorder.value(add.width, _FLOAT_BYTES, per_row=by.top_k)
         recorder.append_experts([operation(PRODUCT, inner, outer, **fields) for fields in down], inner, outer)
-        recorder.append(COMBINE, outer, add, add=add, choices=choices, n=add.width, **routed)
-        return add
+        if self._shard.size == 1:
+            recorder.append(COMBINE, outer, add, add=add, choices=choices, n=add.width, **routed)
+            return add
+        total = self._wide(add.width)
+        recorder.append(COMBINE, outer, total, choices=choices, n=add.width, **routed)
+        return recorder.sum_over_ranks(total, add)
 
     def attend(self, qkv: Value, by: Attention) -> Value:
         """Records the writing of keys and values, then attention over the pages."""
-        layout, heads, index = self._layout, self._spec.num_heads, len(self._recorder.attends)
+        layout, heads, index = self._layout, self._shard.num_heads, len(self._recorder.attends)
         if by.layer != index:
             raise ProgramUnfit(f"layer {by.layer} is the {index + 1}. to attend: its pages would be others'")
         if layout.head_dim > MAX_HEAD_DIM or layout.head_dim % 2 or heads // layout.num_kv_heads > MAX_BLOCK_ROWS:
@@ -160,7 +167,7 @@ class Recording:
         return y
 
     def head(self, x: Value, by: Linear) -> Value:
-        """See `Ops`. The logits are the step's own; what comes back is never read."""
+        """See `Ops`. The logits, or a rank's of them, are the step's own; what comes back is never read."""
         x, fields = self._narrow(x), self._product(by)
         self._recorder.append(HEAD, x, x, **fields)
         self._recorder.append(DRAW, x, x, n=fields["n"])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvstore.pool.page_pool import PagePool
 from nodes.worker.ops.native.steps import Columns, NativeSteps
+from nodes.worker.parallel.collectives import of_all_ranks
 from nodes.worker.pool.view import PoolView
 from nodes.worker.sampler import Draw, sample
 from nodes.worker.steps.step import RunnableStep, StepOutcome, drawn_outcome
@@ -34,7 +35,14 @@ class NativeRunner:
         self._steps.remap(PoolView(pool.pages_view, pool.layout))
 
     def run(self, step: RunnableStep) -> StepOutcome:
-        """Write KV of all rows, draw tokens for those that sample. Raises if the step cannot be computed."""
+        """Write KV of all rows, draw tokens for those that sample. Raises if the step cannot be computed.
+
+        Raises CollectiveFailed for whatever goes wrong in a group of ranks.
+        """
+        with of_all_ranks(self._steps.collectives, f"step {step.step}"):
+            return self._run(step)
+
+    def _run(self, step: RunnableStep) -> StepOutcome:
         columns, sampling = columns_of(step)
         draws = [
             Draw(row.sampling, row.output_position, row.history)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nodes.model_spec import ModelSpec
@@ -14,7 +15,9 @@ from nodes.worker.ops.native.library import Library
 from nodes.worker.ops.native.program import Step
 from nodes.worker.ops.native.recording import Recording
 from nodes.worker.ops.native.weights import Weights
+from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.view import PoolView
+from nodes.worker.sampler import most_likely
 
 Ints = npt.NDArray[np.int32]
 
@@ -31,10 +34,27 @@ class Columns(NamedTuple):
 
 
 class NativeSteps:
-    """A model's program over `pool`, whose memory may be another one later. Raises ProgramUnfit."""
+    """A model's program over `pool`, whose memory may be another one later. Raises ProgramUnfit.
 
-    def __init__(self, spec: ModelSpec, library: Library, weights: Weights, model: Decoder, pool: PoolView) -> None:
-        recording = Recording(spec, weights, pool.layout)
+    With `collectives` it is one rank's part of it: between its operations sums are taken over all ranks, and the logits
+    are gathered, so that every rank has the same ones.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        library: Library,
+        weights: Weights,
+        model: Decoder,
+        pool: PoolView,
+        collectives: Collectives | None = None,
+    ) -> None:
+        self._shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
+        self.collectives = collectives
+        if collectives is not None:
+            # One row more: what tokens that another rank has look up.
+            weights = weights._replace(embedding=F.pad(weights.embedding, (0, 0, 0, 1)))
+        recording = Recording(spec, weights, pool.layout, self._shard)
         self._program = recording.program(library, model)
         self._weights = weights
         self._vocab_size = spec.vocab_size
@@ -54,14 +74,18 @@ class NativeSteps:
     def run(self, columns: Columns, *, wants_logits: bool = True) -> tuple[Ints, Tensor | None]:
         """The most likely token of each sampled row, -1 where a logit is not finite; their logits, `[sampled, vocab]`.
 
-        Logits are float32. KV of all rows is written to the pages.
+        Logits are float32. KV of all rows is written to the pages. Raises CollectiveFailed.
         """
         assert self._pool is not None, "it was unmapped"
         token_ids, spans, pages, sampled = columns
         num_rows, num_sampled = len(token_ids), len(sampled)
         self._reach(int((spans[:, 0] + spans[:, 1]).max()))
         drawn = np.empty(num_sampled, dtype=np.int32)
-        logits = torch.empty(num_sampled, self._vocab_size) if wants_logits else None
+        if self.collectives is not None:
+            own = self._shard.vocab
+            token_ids = np.where((token_ids >= own.start) & (token_ids < own.stop), token_ids - own.start, len(own))
+            token_ids, wants_logits = token_ids.astype(np.int32), True
+        logits = torch.empty(num_sampled, len(self._shard.vocab)) if wants_logits else None
         blocks = np.empty((num_rows, 3), dtype=np.int32)
         self._program.run(
             Step(
@@ -76,8 +100,12 @@ class NativeSteps:
                 num_rows=num_rows,
                 num_spans=len(spans),
                 num_sampled=num_sampled,
-            )
+            ),
+            self.collectives,
         )
+        if self.collectives is not None and logits is not None:
+            logits = self.collectives.all_gather(logits)[:, : self._vocab_size]
+            drawn = np.array([token for _, token in most_likely(logits)], dtype=np.int32)
         return drawn, logits
 
     def _reach(self, num_positions: int) -> None:

@@ -16,11 +16,11 @@ from torch import Tensor
 from kvstore.pool.page_pool import PagePool
 from nodes.protocol import RowError
 from nodes.worker.cuda.graphs import DecodeGraphs
-from nodes.worker.errors import CollectiveFailed
 from nodes.worker.ops.torch.attention import DeviceAttention
 from nodes.worker.ops.torch.batch import KNOWN, DeviceBatch, HostBatch, host_batch, pack, pinned, unpack
 from nodes.worker.ops.torch.network import DeviceNetwork
 from nodes.worker.ops.torch.sampler import sample_on_device
+from nodes.worker.parallel.collectives import of_all_ranks
 from nodes.worker.pool.view import PoolView
 from nodes.worker.sampler import NOT_DRAWN
 from nodes.worker.steps.step import MISSING_INPUT, POISONED, RunnableRow, RunnableStep, StepOutcome
@@ -81,19 +81,8 @@ class DeviceRunner:
 
     def launch(self, step: RunnableStep) -> Launched:
         """See `PipelinedRunner.launch`. Raises CollectiveFailed for whatever goes wrong in a group of ranks."""
-        collectives = self._network.collectives
-        try:
+        with of_all_ranks(self._network.collectives, f"step {step.step}"):
             return self._launch(step)
-        except CollectiveFailed:
-            raise
-        except Exception as error:
-            if collectives is None:
-                raise
-            # The other ranks may be in the middle of this step, and cannot be told to begin it again.
-            collectives.abort()
-            raise CollectiveFailed(
-                f"step {step.step} failed at rank {collectives.rank}: {type(error).__name__}: {error}"
-            ) from error
 
     def _launch(self, step: RunnableStep) -> Launched:
         with torch.inference_mode():
