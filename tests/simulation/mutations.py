@@ -14,6 +14,7 @@ from kvstore.cache.rebuild import Orphans
 from kvstore.cache.sequence_pages import SequencePages
 from kvstore.protocol import GrantClosed
 from kvstore.transfer import puller
+from kvstore.transfer.session import Phase as TransferPhase
 from kvstore.transfer.session import SenderLost, TransferSession
 from mesh.membership.view import MemberChange, Membership
 from nodes.detokenizer.step import Step
@@ -194,6 +195,23 @@ def _close_at_once(close: Any) -> Any:
     return mutated
 
 
+def _leave_no_tombstone(quiesced: Any) -> Any:
+    def mutated(self: AgentCore, session: TransferSession) -> None:
+        quiesced(self, session)
+        if session.phase is TransferPhase.SUCCESS:
+            self._forget(session.grant.grant_id)
+
+    return mutated
+
+
+def _answer_no_repeats(on_announced: Any) -> Any:
+    def mutated(self: TransferSession, event: Any, now: float) -> Any:
+        commands = on_announced(self, event, now)
+        return commands[1:] if self.phase is TransferPhase.SUCCESS else commands
+
+    return mutated
+
+
 def _count_all_pages(progress: Any) -> Any:
     return lambda self: msgspec.structs.replace(progress(self), num_pages=self.num_pages)
 
@@ -295,6 +313,10 @@ PLANTED: dict[str, Patches] = OPENINGS_PLANTED | {
     "pages are journalled before the step is acknowledged": [around(Sequence, "journal", _journal_what_is_scheduled)],
     "locked pages are evicted": [around(RadixTree, "lock", _unlocked)],
     "a grant is closed while a copy writes": [around(AgentCore, "_close", _close_at_once)],
+    "a grant that closes itself leaves no tombstone": [around(AgentCore, "_quiesced", _leave_no_tombstone)],
+    "a grant that has closed itself answers its sender alone": [
+        around(TransferSession, "_on_announced", _answer_no_repeats),
+    ],
     "what nobody claims is held for good": [around(Orphans, "release", lambda _: nothing)],
     "orphans are claimed for other tokens": [around(Orphans, "claim", _claim_any)],
     "deltas are taken wherever they belong": [around(RequestLog, "accept", _count_tokens_twice)],

@@ -14,6 +14,8 @@ KNOWN_SEEDS = {
     "pages are journalled before the step is acknowledged": 102,
     "locked pages are evicted": 1,
     "a grant is closed while a copy writes": 9,
+    "a grant that closes itself leaves no tombstone": 40,
+    "a grant that has closed itself answers its sender alone": 40,
     "what nobody claims is held for good": 0,
     "orphans are claimed for other tokens": 22,
     "deltas are taken wherever they belong": 5,

@@ -43,6 +43,7 @@ from tests.simulation.bad_moments import BadMoments
 from tests.simulation.deaths import MortalHost, MortalTransport
 from tests.simulation.hardware import Lockstep, SlowWorker, corrupt_pages, extra_of, slow_down
 from tests.simulation.speeds import draw_speeds
+from tests.simulation.watches import LateAsks, Tombstones
 
 CONTEXT_LENGTH = 512
 SETTLE_S = 60.0
@@ -89,7 +90,8 @@ class SimulatedMesh:
     systems: dict[str, ActorSystem] = field(default_factory=dict[str, ActorSystem])
     actors: dict[str, Any] = field(default_factory=dict[str, Any])
     processes: dict[str, SimulatedProcess] = field(default_factory=dict[str, SimulatedProcess])
-    late_asks: list[str] = field(default_factory=list[str])
+    late_asks: LateAsks = field(default_factory=LateAsks)
+    tombstones: Tombstones = field(default_factory=Tombstones)
     failed_cores: list[str] = field(default_factory=list[str])
     deaths: Counter[str] = field(default_factory=Counter[str])
     gone: set[str] = field(default_factory=set[str])
@@ -219,10 +221,11 @@ class SimulatedMesh:
         self.processes[actor_id] = process
         system = self.systems[actor_id] = await process.spawn(make())
         self.actors[actor_id] = actor
-        self._watch_asks(actor, actor_id)
+        self.late_asks.watch(actor, process)
         if isinstance(actor, KVAgent):
             dice = random.Random(f"cancels/{self.seed}/{epoch}")
             slow_down(actor, self.speeds.copy_s, self.speeds.most_late, self.moments, dice)
+            self.tombstones.watch(actor)
         started = process.spawn(system.start())
         if actor_id == "registry":
             await asyncio.wait([started], timeout=1.0)
@@ -279,22 +282,6 @@ class SimulatedMesh:
             process.kill()
         else:
             process.go_on()
-
-    def _watch_asks(self, actor: Actor, actor_id: str) -> None:
-        """Note every ask that outlives its deadline, unless the whole process stood still."""
-        ask, process = actor.ctx.ask, self.processes[actor_id]
-        loop = asyncio.get_running_loop()
-
-        async def timed(to: str, message: Any, *, timeout_s: float, **options: Any) -> Any:
-            deadline, num_stops = loop.time() + timeout_s, process.num_stops
-            try:
-                return await ask(to, message, timeout_s=timeout_s, **options)
-            finally:
-                stood_still = process.num_stops != num_stops or process.state is not ProcessState.RUNNING
-                if loop.time() > deadline + 1e-6 and not stood_still:
-                    self.late_asks.append(f"{actor_id} -> {to} {type(message).__name__}")
-
-        actor.ctx.ask = timed  # type: ignore[method-assign]
 
     async def request(self, body: bytes, request_id: str, *, abandon_after_s: float | None = None) -> list[Outcome]:
         """One client's call, its samples' outcomes; abandoned ones return what came until then.
