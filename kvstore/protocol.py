@@ -107,7 +107,8 @@ class PagesReady(Message, frozen=True):
 class PagesPulled(Message, frozen=True):
     """The agent tells both schedulers how far the transfer is; `complete` is said exactly when all pages are in.
 
-    The first `num_pages` pages of the grant are in; they are not written again, however the transfer ends.
+    That end goes to the grant's holder, and to both in answer to a repeated `PagesReady`. The first `num_pages` pages
+    of the grant are in; they are not written again, however the transfer ends.
     """
 
     grant_id: str

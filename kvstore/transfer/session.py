@@ -10,11 +10,12 @@
     TRANSFERRING --CopyEnded, the last page--> SUCCESS
     any but SUCCESS --deadline, refusal, Revoked, SenderLost--> FAILED
 
-Every state has a deadline. The end is told to both sides. A failure goes to the holder again and again until it closes
-the grant, since a tell may be lost. A success closes the grant by itself, and what is left is a tombstone: the sender
-repeats its announcements until the holder wants nothing more of it, and each of them is answered to both. While a
-cancelled copy may still write, `quiesced` is False and `CloseGrant` is not answered; the end of that copy is what
-settles it. Pages and generations are compared before and after each copy by `puller`.
+Every state has a deadline. A failure is told to both sides, and to the holder again and again until it closes the
+grant, since a tell may be lost. A success is told to the holder, from which the sender hears as it cancels its order.
+It closes the grant by itself, and what is left is a tombstone: the sender repeats its announcements until the holder
+wants nothing more of it, and each of them is answered to both. While a cancelled copy may still write, `quiesced` is
+False and `CloseGrant` is not answered; the end of that copy is what settles it. Pages and generations are compared
+before and after each copy by `puller`.
 
 Pure: events and the time in, commands out. Owned by `nodes/kv_agent/core.py`.
 """
@@ -276,7 +277,8 @@ class TransferSession:
             self.phase = Phase.SUCCESS
             self.is_closed = True
             self._settle(now)
-            return self._tell(self._progress(), holder=True)
+            # The sender hears it as the holder's cancel; where that does not come it repeats, and is answered.
+            return [Send(self.grant.holder, self._progress())]
         return self._tell_both(self._progress()) + self._copy_next(now)
 
     def _on_revoked(self, event: Revoked, now: float) -> list[Command]:

@@ -42,8 +42,11 @@ async def pull(world: World, source_agent: str, agent: str = "agent-0") -> None:
     assert await world.ask(world.d, agent, grant([4, 5, 2])) == GrantOpened(grant_id="g")
     world.p.ctx.tell(agent, ready(source, [8, 9], total=3))
     world.p.ctx.tell(agent, ready(source, [3], first=2, total=3))
-    for scheduler in (world.d, world.p):
-        assert await scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
+    end = PagesPulled(grant_id="g", num_pages=3, complete=True)
+    assert await world.d.ends() == end
+    assert end not in world.p.heard, "it hears of it as D cancels its order"
+    world.p.ctx.tell(agent, ready(source, [3], first=2, total=3))
+    assert await world.p.ends() == end
     for page, copied in ((8, 4), (9, 5), (3, 2)):
         assert to_pool.page(copied) == from_pool.page(page)
     assert await world.ask(world.d, agent, CloseGrant(grant_id="g")) == GrantClosed(grant_id="g")
