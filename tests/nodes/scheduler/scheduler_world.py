@@ -12,21 +12,15 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.layout import KVLayout
-from kvstore.protocol import (
-    CloseGrant,
-    GrantClosed,
-    GrantOpened,
-    OpenGrant,
-    PagesPulled,
-    PagesReady,
-    PoolHandle,
-    TransferFailed,
-)
+from kvstore.protocol import CloseGrant, OpenGrant, PagesReady, PoolHandle
+from kvstore.transfer.session import CopyEnded
 from mesh.address import Address
+from nodes.kv_agent import events as agent_events
+from nodes.kv_agent.config import Bounds
+from nodes.kv_agent.core import AgentCore
+from nodes.kv_agent.pools.facts import Pool
 from nodes.protocol import (
     Adopt,
     Adopted,
@@ -197,71 +191,55 @@ class Worker:
 
 
 class Agent:
-    """Pulls pages between the pools of all groups, as the destination's agent does. Copies at once."""
+    """The agent of one group: its own core decides, and copies are done at once."""
 
-    def __init__(self, world: "World", name: str) -> None:
+    def __init__(self, world: "World", pool: PoolHandle) -> None:
         self.world = world
-        self.name = name
-        self.grants: dict[str, OpenGrant] = {}
-        self.tombstones: dict[str, tuple[str, PagesPulled]] = {}
-        self.copied: dict[str, set[int]] = {}
+        self.name = pool.agent
+        self.core = AgentCore(pool.agent, [Pool(pool.group, pool.path, pool.num_pages, pool.layout, 1)], Bounds())
+        self.layout_digest = pool.layout.digest
+        self.calls: dict[int, Packet] = {}
         self.fail_next = False
 
-    def ask(self, sender: Address, message: Any) -> Any:
-        if isinstance(message, OpenGrant):
-            if message.grant_id in self.tombstones:
-                return None
-            if message.grant_id not in self.grants:
-                for grant_id, grant in self.grants.items():
-                    shared = set(grant.pages) & set(message.pages)
-                    if grant.group == message.group and shared:
-                        # What is copied is not copied again, so its pages are free for others before the grant closes.
-                        copied = {grant.pages[index] for index in self.copied[grant_id]}
-                        assert not copied or shared <= copied, "a page may be written twice"
-                        return None
-                self.grants[message.grant_id] = message
-                self.copied[message.grant_id] = set()
-            return GrantOpened(grant_id=message.grant_id)
-        assert isinstance(message, CloseGrant)
-        self.grants.pop(message.grant_id, None)
-        return GrantClosed(grant_id=message.grant_id)
+    def take(self, packet: "Packet") -> None:
+        self.calls[packet.ask_id] = packet
+        match packet.message:
+            case OpenGrant():
+                self.event(agent_events.OpenAsked(packet.ask_id, packet.sender, packet.message))
+            case CloseGrant():
+                self.event(agent_events.CloseAsked(packet.ask_id, packet.sender, packet.message))
+            case PagesReady():
+                self.event(agent_events.PagesAnnounced(packet.sender, packet.message))
 
-    def ready(self, sender: Address, message: PagesReady) -> None:
-        if message.grant_id in self.tombstones:
-            holder, pulled = self.tombstones[message.grant_id]
-            self.world.put(self.name, sender.actor_id, pulled)
-            self.world.put(self.name, holder, pulled)
-            return
-        grant = self.grants.get(message.grant_id)
-        failed = TransferFailed(grant_id=message.grant_id, code="unknown_grant", message="")
-        if grant is None:
-            self.world.put(self.name, sender.actor_id, failed)
-            return
-        source, target = self.world.cores[message.source_group], self.world.cores[grant.group]
-        book, own = source.cache.book, target.cache.book
-        assert message.total == len(grant.pages)
-        for offset, (page, generation) in enumerate(zip(message.pages, message.generations, strict=True)):
-            index = message.first + offset
-            if index in self.copied[message.grant_id]:
-                continue
-            if book.generation(page) != generation or self.fail_next:
-                self.fail_next = False
-                del self.grants[message.grant_id]
-                self.world.put(self.name, sender.actor_id, msgspec.structs.replace(failed, code="stale_page"))
-                self.world.put(self.name, grant.holder, msgspec.structs.replace(failed, code="stale_page"))
-                return
-            destination = grant.pages[index]
-            assert own.generation(destination) == grant.generations[index], "a granted page was allocated again"
-            self.world.memories[grant.group][destination][:] = self.world.memories[message.source_group][page]
-            self.copied[message.grant_id].add(index)
-        done = self.copied[message.grant_id]
-        num_first = next(index for index in range(len(grant.pages) + 1) if index not in done)
-        pulled = PagesPulled(grant_id=message.grant_id, num_pages=num_first, complete=num_first == len(grant.pages))
-        self.world.put(self.name, sender.actor_id, pulled)
-        self.world.put(self.name, grant.holder, pulled)
-        if pulled.complete:
-            del self.grants[message.grant_id]
-            self.tombstones[message.grant_id] = (grant.holder, pulled)
+    def event(self, event: agent_events.Event) -> None:
+        pending = [event]
+        while pending:
+            for command in self.core.handle(pending.pop(0), self.world.now):
+                match command:
+                    case agent_events.Reply(call, message):
+                        self.world.reply(self.calls.pop(call), message)
+                    case agent_events.Refuse(call, code):
+                        self.world.refuse(self.calls.pop(call), code)
+                    case agent_events.Tell(receiver, message):
+                        self.world.put(self.name, receiver, message)
+                    case agent_events.MapForeign(source):
+                        pending.append(agent_events.SourceMapped(source, 1, self.layout_digest))
+                    case agent_events.StartPull():
+                        ended = CopyEnded(command.copy.copy_id, self.copy(command))
+                        pending.append(agent_events.CopyDone(command.grant_id, ended, 0))
+
+    def copy(self, pull: agent_events.StartPull) -> str:
+        """Copy pages as they are now; returns why that cannot be."""
+        source, target = self.world.cores[pull.source.group].cache.book, self.world.cores[pull.group].cache.book
+        copy = pull.copy
+        pages = list(zip(copy.source_pages, copy.source_generations, copy.pages, copy.generations, strict=True))
+        if self.fail_next or any(source.generation(page) != generation for page, generation, _, _ in pages):
+            self.fail_next = False
+            return "stale_pages"
+        for page, _, destination, generation in pages:
+            assert target.generation(destination) == generation, "a granted page was allocated again"
+            self.world.memories[pull.group][destination][:] = self.world.memories[pull.source.group][page]
+        return ""
 
 
 @dataclass
@@ -335,7 +313,7 @@ class World:
         self.memories[name] = {page: [-9] * PAGE for page in range(num_pages)}
         self.cores[name] = SchedulerCore(config, Address(name, epoch), pool, cache)
         self.workers[f"w-{name}"] = Worker(self.memories[name])
-        self.agents[f"a-{name}"] = Agent(self, f"a-{name}")
+        self.agents[f"a-{name}"] = Agent(self, pool)
         return self.cores[name]
 
     # the wire
@@ -386,15 +364,7 @@ class World:
         elif receiver in self.workers:
             self.at_worker(receiver, packet)
         elif receiver in self.agents:
-            agent = self.agents[receiver]
-            if packet.ask_id:
-                answer = agent.ask(packet.sender, message)
-                if answer is None:
-                    self.refuse(packet, "page_granted")
-                else:
-                    self.reply(packet, answer)
-            else:
-                agent.ready(packet.sender, message)
+            self.agents[receiver].take(packet)
         else:
             self.at_edge(packet.sender, message)
 
@@ -617,6 +587,7 @@ class World:
     def next_time(self) -> float | None:
         times = [at for _, _, at in self.asks.values()]
         times += [at for core in self.cores.values() if (at := core.next_deadline()) is not None]
+        times += [at for agent in self.agents.values() if (at := agent.core.next_deadline) is not None]
         return min(times, default=None)
 
     def advance(self, to: float) -> None:
@@ -638,6 +609,9 @@ class World:
                     self.perform(core, core.handle(Wake(), self.now))
                     after = core.next_deadline()
                     assert after is None or after > self.now, f"{name} wants to be woken again and again"
+            for agent in self.agents.values():
+                if (deadline := agent.core.next_deadline) is not None and deadline <= self.now:
+                    agent.event(agent_events.Tick())
         self.now = max(self.now, to)
 
     def settle(self, limit_s: float = 300.0) -> None:
@@ -668,4 +642,4 @@ class World:
         for core in self.cores.values():
             core.assert_idle()
         for agent in self.agents.values():
-            assert not agent.grants
+            assert not agent.core.num_live
