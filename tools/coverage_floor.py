@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 REST_PERCENT: Final = 95.0
 REST: Final = ("mesh/", "kvstore/", "nodes/")
 CORES: Final = {
-    "allocator": ("kvstore/cache/allocator.py", "kvstore/cache/page_book.py", "kvstore/cache/sequence_pages.py"),
+    "allocator": ("kvstore/cache/allocator.py", "kvstore/cache/block_pool.py", "kvstore/cache/block_table.py"),
     "radix tree": (
         "kvstore/cache/radix_tree.py",
         "kvstore/cache/prefix_cache.py",

@@ -3,7 +3,7 @@
     match = cache.match(token_ids)              # how much is cached; takes nothing
     sequence = cache.start(token_ids)           # locks the cached prefix
     sequence.reserve(len(token_ids))            # allocates the rest, evicting what nobody holds; False: not enough
-    sequence.advance(token_ids[a:b])            # a step was acknowledged: journalled, full pages shared at once
+    sequence.advance(token_ids[a:b])            # a step was acknowledged: committed, full pages shared at once
     sequence.release()                          # once, however it ended
 
 Pure: no clock, no I/O but the page table's memory. Owned by one scheduler, the only writer of the pool's page table.
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvstore.cache.allocator import PageAllocator, PageState, Violation
+from kvstore.cache.block_pool import BlockPool
+from kvstore.cache.block_table import BlockTable
 from kvstore.cache.events import EventLog
 from kvstore.cache.eviction import EvictionPolicy
-from kvstore.cache.page_book import PageBook
 from kvstore.cache.page_table import PageTable, TableScan
 from kvstore.cache.radix_tree import Node, RadixTree, TreeMatch
-from kvstore.cache.sequence_pages import SequencePages
 from kvstore.hashing import pack_tokens, root_hash
 from kvstore.layout import PADDING_PAGE
 
@@ -46,13 +46,13 @@ class PrefixCache:
         found: TableScan | None = None,
     ) -> None:
         tree = RadixTree(page_size, policy)
-        self._book = PageBook(allocator, tree, table, group=group, epoch=epoch, found=found)
+        self._blocks = BlockPool(allocator, tree, table, group=group, epoch=epoch, found=found)
         self._weight_version = weight_version
-        self._live: dict[int, SequencePages] = {}
+        self._live: dict[int, BlockTable] = {}
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
         self.page_size = page_size
-        self._book.log.cleared()
+        self._blocks.log.cleared()
 
     @classmethod
     def fresh(
@@ -76,13 +76,13 @@ class PrefixCache:
             weight_version=weight_version,
             policy=policy,
         )
-        cache._book.clear_table()
+        cache._blocks.clear_table()
         return cache
 
     @property
-    def book(self) -> PageBook:
+    def blocks(self) -> BlockPool:
         """The books themselves, for `rebuild`."""
-        return self._book
+        return self._blocks
 
     @property
     def weight_version(self) -> str:
@@ -92,7 +92,7 @@ class PrefixCache:
     @property
     def events(self) -> EventLog:
         """What entered and left the cache; `events.drain_message()` is the next publication."""
-        return self._book.log
+        return self._blocks.log
 
     @property
     def num_sequences(self) -> int:
@@ -102,54 +102,52 @@ class PrefixCache:
     @property
     def num_pages(self) -> int:
         """Pages that sequences can use at all, the padding page left out."""
-        return self._book.allocator.num_pages - 1
+        return self._blocks.allocator.num_pages - 1
 
     @property
     def num_violations(self) -> int:
         """Pages found in two books, ever; each was quarantined."""
-        return self._book.num_violations
+        return self._blocks.num_violations
 
     @property
     def num_evicted_pages(self) -> int:
         """Pages that left the cache, ever."""
-        return self._book.num_evicted_pages
+        return self._blocks.num_evicted_pages
 
     def num_available(self) -> int:
         """Pages that new reservations can have: free ones, and cached ones that nobody holds."""
-        return self._book.num_available()
+        return self._blocks.num_available()
 
     def num_pages_in(self, state: PageState) -> int:
         """Pages in one state."""
-        return self._book.allocator.count(state)
+        return self._blocks.allocator.count(state)
 
     def match(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> PrefixMatch:
         """The cached prefix of a prompt, short of its last token, which must be computed to have logits."""
         found = self._find(token_ids, extra_key, lora)
         return PrefixMatch(found.pages, len(found.pages) * self.page_size)
 
-    def start(
-        self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "", share: bool = True
-    ) -> SequencePages:
+    def start(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "", share: bool = True) -> BlockTable:
         """Begin a sequence with what is cached of it. `share` False keeps its pages out of the cache while it runs."""
         found = self._find(token_ids, extra_key, lora)
         self.num_query_tokens += len(token_ids)
         self.num_hit_tokens += len(found.pages) * self.page_size
-        return self._hold(self._book.tree.lock(found), found.pages, extra_key, share)
+        return self._hold(self._blocks.tree.lock(found), found.pages, extra_key, share)
 
     def clear_quarantined(self, pages: Sequence[int]) -> None:
         """Nothing can write these pages any more (the agent answered `GrantClosed`): they are free again."""
-        cleared = self._book.move(self._book.allocator.clear, pages)
-        self._book.write_states(cleared, PageState.FREE)
+        cleared = self._blocks.move(self._blocks.allocator.clear, pages)
+        self._blocks.write_states(cleared, PageState.FREE)
 
     def reset(self, weight_version: str | None = None) -> None:
         """Forget every cached prefix; running sequences keep their pages, but share no more."""
         if weight_version is not None:
             self._weight_version = weight_version
-        self._book.clear_tree()
+        self._blocks.clear_tree()
 
     def check(self) -> list[Violation]:
         """Compare all books; linear in the pool, for idle moments and tests. What disagrees is quarantined."""
-        cached = {page for node, _ in self._book.tree.runs() for page in node.pages}
+        cached = {page for node, _ in self._blocks.tree.runs() for page in node.pages}
         claims = dict.fromkeys(cached, PageState.CACHED)
         doubles: list[Violation] = []
         for sequence in self._live.values():
@@ -159,12 +157,12 @@ class PrefixCache:
                     claims[page] = state
                 else:
                     doubles.append(Violation(page, f"another holder's, {held.name}", state.name))
-        violations = doubles + self._book.allocator.check(claims)
+        violations = doubles + self._blocks.allocator.check(claims)
         if violations:
             self._contain(violations, cached)
         return violations
 
-    def resume(self, node: Node, pages: list[int], tail_page: int, tail_tokens: bytes) -> SequencePages:
+    def resume(self, node: Node, pages: list[int], tail_page: int, tail_tokens: bytes) -> BlockTable:
         """A handle on what an earlier scheduler's sequence left; `node` is locked. Called by `rebuild` only."""
         sequence = self._hold(node, pages, "", share=True)
         sequence.adopt_tail(tail_page, tail_tokens)
@@ -175,31 +173,31 @@ class PrefixCache:
     def _find(self, token_ids: Sequence[int], extra_key: str, lora: str) -> TreeMatch:
         usable = max(0, (len(token_ids) - 1) // self.page_size * self.page_size)
         root = root_hash(extra_key, lora=lora, weight_version=self._weight_version)
-        return self._book.tree.match_prefix(root, pack_tokens(token_ids[:usable]))
+        return self._blocks.tree.match_prefix(root, pack_tokens(token_ids[:usable]))
 
-    def _hold(self, node: Node, pages: list[int], extra_key: str, share: bool) -> SequencePages:
+    def _hold(self, node: Node, pages: list[int], extra_key: str, share: bool) -> BlockTable:
         hashes: list[bytes] = []
         step: Node | None = node
         while step is not None:
             hashes[:0] = step.hashes
             step = step.parent
-        sequence = SequencePages(
-            self._book, node, pages, hashes, extra_key=extra_key, share=share, on_release=self._forget
+        sequence = BlockTable(
+            self._blocks, node, pages, hashes, extra_key=extra_key, share=share, on_release=self._forget
         )
         self._live[id(sequence)] = sequence
         return sequence
 
-    def _forget(self, sequence: SequencePages) -> None:
+    def _forget(self, sequence: BlockTable) -> None:
         del self._live[id(sequence)]
 
     def _contain(self, violations: list[Violation], cached: set[int]) -> None:
         """Quarantine; a cached page in doubt may hold another prompt's KV, so the cache starts again."""
         doubtful = {violation.page for violation in violations}
-        self._book.report(violations)
-        self._book.move(self._book.allocator.quarantine, [p for p in doubtful if self._is_loose(p)])
-        self._book.write_states(sorted(doubtful - {PADDING_PAGE}), PageState.QUARANTINED)
+        self._blocks.report(violations)
+        self._blocks.move(self._blocks.allocator.quarantine, [p for p in doubtful if self._is_loose(p)])
+        self._blocks.write_states(sorted(doubtful - {PADDING_PAGE}), PageState.QUARANTINED)
         if doubtful & cached:
             self.reset()
 
     def _is_loose(self, page: int) -> bool:
-        return self._book.allocator.state(page) is not PageState.QUARANTINED
+        return self._blocks.allocator.state(page) is not PageState.QUARANTINED

@@ -1,6 +1,6 @@
 """A prefix cache from what a page table says, after its scheduler died.
 
-Full pages whose chain reaches a root are cached again. A partly filled page of a running sequence becomes an orphan: a
+Full pages whose chain reaches a root are cached again. A partly filled page of a running sequence becomes an one: a
 handle that holds it and its prefix until somebody claims it or the recovery lease is over. Pages lent to a transfer,
 and torn ones, are quarantined until nothing can write them. Everything else is free.
 
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.cache.allocator import PageAllocator, PageState
+from kvstore.cache.block_table import BlockTable
 from kvstore.cache.eviction import EvictionPolicy
 from kvstore.cache.page_table import (
     FLAG_FIRST,
@@ -33,7 +34,6 @@ from kvstore.cache.page_table import (
     TableScan,
 )
 from kvstore.cache.prefix_cache import PrefixCache
-from kvstore.cache.sequence_pages import SequencePages
 from kvstore.hashing import HASH_BYTES, NO_HASH, TOKEN_BYTES, chain_hashes, content_hash, pack_tokens, root_hash
 from kvstore.layout import PADDING_PAGE
 
@@ -65,19 +65,19 @@ class _Full(NamedTuple):
         return bool(self.slots["flags"][number] & FLAG_FIRST)
 
 
-class Orphans:
+class RecoveredSequences:
     """Sequences that ran when their scheduler died, each until it is claimed or the lease is over."""
 
-    def __init__(self, cache: PrefixCache, handles: Iterable[SequencePages] = ()) -> None:
+    def __init__(self, cache: PrefixCache, handles: Iterable[BlockTable] = ()) -> None:
         self._cache = cache
-        self._by_parent: dict[bytes, list[SequencePages]] = {}
+        self._by_parent: dict[bytes, list[BlockTable]] = {}
         for handle in handles:
             self._by_parent.setdefault(handle.parent_hash, []).append(handle)
 
     def __len__(self) -> int:
         return sum(len(handles) for handles in self._by_parent.values())
 
-    def claim(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> SequencePages | None:
+    def claim(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> BlockTable | None:
         """The orphan that has most of these tokens, but not all: the last one must be computed. None: no such orphan.
 
         A claimed handle is the caller's to release; `num_cached_tokens` says how much of it is reused.
@@ -86,7 +86,7 @@ class Orphans:
         parents = [root, *chain_hashes(root, token_ids, self._cache.page_size)]
         packed = pack_tokens(token_ids)
         for index in range(len(parents) - 1, -1, -1):
-            rest = packed[index * self._cache.book.stride :]
+            rest = packed[index * self._cache.blocks.stride :]
             fitting = [
                 handle
                 for handle in self._by_parent.get(parents[index], ())
@@ -114,7 +114,7 @@ class Rebuilt(NamedTuple):
     """
 
     cache: PrefixCache
-    orphans: Orphans
+    recovered: RecoveredSequences
     quarantined: list[int]
     num_torn: int
     num_dropped: int
@@ -162,35 +162,35 @@ def rebuild(
     full = _full_pages(found, sound, table.page_size)
     cached = _rebuild_tree(cache, full)
     unsafe = np.flatnonzero(torn | sound & np.isin(state, _UNSAFE)).tolist()
-    cache.book.adopt(unsafe, PageState.QUARANTINED)
-    cache.book.write_states(unsafe, PageState.QUARANTINED)
+    cache.blocks.adopt(unsafe, PageState.QUARANTINED)
+    cache.blocks.write_states(unsafe, PageState.QUARANTINED)
     left = sound & np.isin(state, _IN_USE)
     left[[full.pages[number] for number in cached.values()]] = False
     entries = {
         page: entry for page in np.flatnonzero(left).tolist() if isinstance(entry := found.entry(page), PageEntry)
     }
-    orphans = _resume_all(cache, entries, full, cached, dropped)
-    cache.book.write_states(sorted(dropped), PageState.FREE)
+    recovered = _resume_all(cache, entries, full, cached, dropped)
+    cache.blocks.write_states(sorted(dropped), PageState.FREE)
     cache.events.restate()
-    return Rebuilt(cache, Orphans(cache, orphans), unsafe, int(torn.sum()), len(dropped))
+    return Rebuilt(cache, RecoveredSequences(cache, recovered), unsafe, int(torn.sum()), len(dropped))
 
 
 def _resume_all(
     cache: PrefixCache, entries: dict[int, PageEntry], full: _Full, cached: dict[bytes, int], dropped: set[int]
-) -> list[SequencePages]:
+) -> list[BlockTable]:
     """Handles on what was running; pages in use that are neither cached nor resumed become free."""
-    orphans: list[SequencePages] = []
+    recovered: list[BlockTable] = []
     resumed: list[int] = []
     for page, entry in entries.items():
         if not _can_be_true(entry, cached, cache.page_size):
             dropped.add(page)
-        elif (orphan := _resume(cache, page, entry, full, cached)) is not None:
-            orphans.append(orphan)
+        elif (one := _resume(cache, page, entry, full, cached)) is not None:
+            recovered.append(one)
             resumed.append(page)
         else:
-            cache.book.write_states([page], PageState.FREE)
-    cache.book.adopt(resumed, PageState.RUNNING)
-    return orphans
+            cache.blocks.write_states([page], PageState.FREE)
+    cache.blocks.adopt(resumed, PageState.RUNNING)
+    return recovered
 
 
 def _can_be_true(entry: PageEntry, cached: Container[bytes], page_size: int) -> bool:
@@ -223,7 +223,7 @@ def _hashes(column: Slots) -> list[bytes]:
 
 def _rebuild_tree(cache: PrefixCache, full: _Full) -> dict[bytes, int]:
     """Insert every chain that begins at a root; returns indices in `full` of the pages that are cached now, by hash."""
-    book, pages, names = cache.book, full.pages, full.names
+    blocks, pages, names = cache.blocks, full.pages, full.names
     # No hash is there twice, and a first page continues none: nobody is come upon twice.
     firsts, next_of, several = _links(full)
     starts: list[tuple[Node | None, bytes, int]] = [(None, full.parents[number], number) for number in firsts]
@@ -234,12 +234,12 @@ def _rebuild_tree(cache: PrefixCache, full: _Full) -> dict[bytes, int]:
         while (number := next_of[number]) >= 0:
             run.append(number)
         hashes = [names[one] for one in run]
-        end = book.tree.insert(root, full.key(run), [pages[one] for one in run], hashes, above).end.node
+        end = blocks.tree.insert(root, full.key(run), [pages[one] for one in run], hashes, above).end.node
         starts.extend((end, root, child) for child in several.get(run[-1], ()))
         cached += run
     is_running: list[bool] = (full.slots["state"] == PageState.RUNNING).tolist()
     for number in (number for number in cached if is_running[number]):
-        book.write(
+        blocks.write(
             pages[number],
             PageState.CACHED,
             page_hash=names[number],
@@ -247,7 +247,7 @@ def _rebuild_tree(cache: PrefixCache, full: _Full) -> dict[bytes, int]:
             tokens=full.key([number]),
             is_first=full.is_first(number),
         )
-    book.adopt([pages[number] for number in cached], PageState.CACHED)
+    blocks.adopt([pages[number] for number in cached], PageState.CACHED)
     return {names[number]: number for number in cached}
 
 
@@ -271,7 +271,7 @@ def _links(full: _Full) -> tuple[list[int], list[int], dict[int, list[int]]]:
 
 def _resume(
     cache: PrefixCache, page: int, entry: PageEntry, full: _Full, cached: dict[bytes, int]
-) -> SequencePages | None:
+) -> BlockTable | None:
     """A handle on a running sequence's last page and everything before it, if all of that is there."""
     is_partial = entry.page_hash == NO_HASH and entry.parent_hash != NO_HASH and not entry.is_private
     if entry.state is not PageState.RUNNING or not is_partial:
@@ -284,5 +284,5 @@ def _resume(
             return None
         run.append(above)
         parent, is_first = full.parents[above], full.is_first(above)
-    match = cache.book.tree.match_prefix(parent, full.key(run[::-1]))
-    return cache.resume(cache.book.tree.lock(match), match.pages, page, entry.tokens)
+    match = cache.blocks.tree.match_prefix(parent, full.key(run[::-1]))
+    return cache.resume(cache.blocks.tree.lock(match), match.pages, page, entry.tokens)

@@ -95,7 +95,7 @@ class SchedulerActor(Actor):
         # Lent to transfers or torn, and nothing writes them any more.
         found.cache.clear_quarantined(found.quarantined)
         self._report(found)
-        core = self._core = SchedulerCore(self._config, address, handle, found.cache, found.orphans)
+        core = self._core = SchedulerCore(self._config, address, handle, found.cache, found.recovered)
         self._driver = CoreDriver(
             self,
             "scheduler",
@@ -217,7 +217,7 @@ class SchedulerActor(Actor):
     def _report(self, found: Rebuilt) -> None:
         """Say what was found, if anything; damage is loud, because no death of ours leaves any."""
         num_cached, num_lent = found.cache.num_pages_in(PageState.CACHED), len(found.quarantined) - found.num_torn
-        figures = {"cached": num_cached, "orphans": len(found.orphans), "lent": num_lent}
+        figures = {"cached": num_cached, "orphans": len(found.recovered), "lent": num_lent}
         if not (found.num_torn or found.num_dropped):
             if num_cached:
                 self.ctx.log.info("cache rebuilt", **figures)

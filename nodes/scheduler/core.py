@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from kvstore.cache.prefix_cache import PrefixCache
-from kvstore.cache.rebuild import Orphans
+from kvstore.cache.rebuild import RecoveredSequences
 from kvstore.protocol import GrantClosed, GrantOpened, PagesPulled, PoolHandle, TransferFailed
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
@@ -88,12 +88,12 @@ class SchedulerCore:
         address: Address,
         pool: PoolHandle,
         cache: PrefixCache,
-        orphans: Orphans | None = None,
+        recovered: RecoveredSequences | None = None,
     ) -> None:
         self.config = config
         self.address = address
         self.cache = cache
-        self.orphans = Orphans(cache) if orphans is None else orphans
+        self.recovered = RecoveredSequences(cache) if recovered is None else recovered
         self.outbox = Outbox()
         self.deadlines = Deadlines()
         self.asks = PersistentAsks(self.outbox, self.deadlines)
@@ -115,7 +115,7 @@ class SchedulerCore:
         self.results = Results(config.page_size, self.running, self.orders, self.streams, self.endings)
         self.deaths = WorkerDeaths(config, self.running, self.results, self.orders, self.endings)
         self.admission = Admission(
-            config, cache, self.queue, self.running, self.growth, self.grants, self.orders, self.orphans
+            config, cache, self.queue, self.running, self.growth, self.grants, self.orders, self.recovered
         )
         self.calls = Calls(
             config, cache, self.queue, self.attempts, self.orders, self.streams, self.endings, self.outbox
@@ -133,7 +133,7 @@ class SchedulerCore:
     def start(self, now: float) -> list[Command]:
         """Take the worker over; all else waits for that."""
         self.pipeline.adopt(now)
-        if len(self.orphans):
+        if len(self.recovered):
             self.deadlines.set((RECOVERY, ""), now + self.config.lease_s)
         return self.outbox.take()
 
@@ -354,12 +354,12 @@ class SchedulerCore:
             self._steps_since_admission, step_tokens = 0, self._step_tokens()
             max_running = min(self.config.max_running, max(1, step_tokens - self.config.page_size))
             self.admission.admit(step_tokens, max_running, self._can_prefill, now)
-        if len(self.queue) and len(self.orphans) and not (len(self.running) or len(self.grants)):
+        if len(self.queue) and len(self.recovered) and not (len(self.running) or len(self.grants)):
             # Those who wait need the pages of those who have not come back.
             self._release_orphans()
 
     def _release_orphans(self) -> None:
-        self.orphans.release()
+        self.recovered.release()
         self.deadlines.clear((RECOVERY, ""))
         self.admission.is_due = True
 
@@ -374,7 +374,7 @@ class SchedulerCore:
 
     def _unstick(self, sequence: Sequence, now: float) -> None:
         """The last one running has no page for its next token: whatever else holds pages must go, or will."""
-        if len(self.orphans):
+        if len(self.recovered):
             self._release_orphans()
         elif len(self.grants):
             # Whoever has nothing yet but lent pages gives them back.

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kvstore.cache.allocator import PageState
 from kvstore.cache.prefix_cache import PrefixCache
-from kvstore.cache.rebuild import Orphans
+from kvstore.cache.rebuild import RecoveredSequences
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.attempts import Attempts
 from nodes.scheduler.batch.running import Running
@@ -48,7 +48,7 @@ class Parts(Protocol):
     endings: Endings
     results: Results
     admission: Admission
-    orphans: Orphans
+    recovered: RecoveredSequences
     calls: Calls
     news: CacheNews
 
@@ -64,7 +64,7 @@ def gauges(core: Parts) -> dict[str, float]:
         "mesh_scheduler_num_running": len(core.running),
         "mesh_scheduler_num_waiting": len(core.queue),
         "mesh_scheduler_num_handoffs": len(grants),
-        "mesh_scheduler_num_orphans": len(core.orphans),
+        "mesh_scheduler_num_orphans": len(core.recovered),
         "mesh_scheduler_num_leaving": core.running.num_leaving,
         "mesh_scheduler_num_orders": len(orders),
         "mesh_scheduler_num_grants_closing": grants.num_closing,
@@ -116,7 +116,7 @@ def leaks(core: Parts) -> list[str]:
         "steps in flight": core.pipeline.num_inflight,
         "attempts neither running nor finished": len(core.attempts) - core.attempts.num_finished,
         "asks without an answer": len(core.asks) + core.grants.num_cancelling,
-        "orphans": len(core.orphans),
+        "orphans": len(core.recovered),
         "page handles": cache.num_sequences,
     }
     counts |= {f"{state.name.lower()} pages": cache.num_pages_in(state) for state in OWNERSHIP[2:]}

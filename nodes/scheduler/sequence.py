@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from kvstore.cache.sequence_pages import SequencePages
+from kvstore.cache.block_table import BlockTable
 from mesh.address import Address
 from nodes.protocol import PrefillOrder, Submit
 from nodes.protocol.steps import LAST_SEQUENCE, Open
@@ -49,6 +49,7 @@ class Sequence:
         "arrived_at",
         "attempt",
         "capacity",
+        "commit_at",
         "detokenizer",
         "entered_at",
         "extra_key",
@@ -57,7 +58,6 @@ class Sequence:
         "gateway",
         "grant_s",
         "is_open",
-        "journal_at",
         "kv",
         "length",
         "max_length",
@@ -129,11 +129,11 @@ class Sequence:
         self.slot = -1
         self.table = self.num_placed = 0
 
-        self.kv: SequencePages | None = None
+        self.kv: BlockTable | None = None
         self.page_ids = array("i")
         self.capacity = 0
         # Computed tokens at which another page is full.
-        self.journal_at = 0
+        self.commit_at = 0
 
         # When it left the queue for the first time; -1 before that. The rest is of a prefill elsewhere.
         self.entered_at = -1.0
@@ -222,7 +222,7 @@ class Sequence:
             self.extras[self.num_output_tokens] = extra
         self.token_ids.append(token_id)
 
-    def hold(self, kv: SequencePages) -> None:
+    def hold(self, kv: BlockTable) -> None:
         """Take pages; what they hold already counts as computed."""
         self.kv = kv
         self.num_computed = self.num_scheduled = kv.num_tokens
@@ -232,12 +232,12 @@ class Sequence:
     def receive(self, first_page: int, page_size: int) -> None:
         """The pages from index `first_page` on were lent, and hold the KV of all tokens now."""
         assert self.kv is not None, "lent pages are still the sequence's"
-        self.kv.receive(self.token_ids[first_page * page_size :])
+        self.kv.commit(self.token_ids[first_page * page_size :])
         self.num_computed = self.num_scheduled = len(self.token_ids)
         self.page_ids = array("i", self.kv.pages)
         self.table = 0
         self.capacity = len(self.page_ids) * page_size
-        self.journal_at = (self.kv.num_tokens // page_size + 1) * page_size
+        self.commit_at = (self.kv.num_tokens // page_size + 1) * page_size
 
     def reserve(self, num_tokens: int, page_size: int) -> bool:
         """Have pages for `num_tokens` tokens; False if the pool cannot give them now."""
@@ -246,7 +246,7 @@ class Sequence:
             return False
         self.page_ids.extend(self.kv.pages[len(self.page_ids) :])
         self.capacity = len(self.page_ids) * page_size
-        self.journal_at = (self.kv.num_tokens // page_size + 1) * page_size
+        self.commit_at = (self.kv.num_tokens // page_size + 1) * page_size
         return True
 
     def drop_pages(self) -> None:
@@ -258,8 +258,8 @@ class Sequence:
         self.page_ids = array("i")
         self.capacity = self.num_computed = self.num_scheduled = self.table = 0
 
-    def journal(self, page_size: int) -> None:
-        """Tell page table and cache of full pages that are acknowledged and known to neither; due at `journal_at`.
+    def commit_full_pages(self, page_size: int) -> None:
+        """Tell page table and cache of full pages that are acknowledged and known to neither; due at `commit_at`.
 
         Whole pages only: after a crash at most a page is computed again, and a step costs no write for most rows.
         """
@@ -268,7 +268,7 @@ class Sequence:
         end = min(self.num_computed, len(self.token_ids)) // page_size * page_size
         if end > kv.num_tokens:
             kv.advance(self.token_ids[kv.num_tokens : end])
-        self.journal_at = (kv.num_tokens // page_size + 1) * page_size
+        self.commit_at = (kv.num_tokens // page_size + 1) * page_size
 
     def finish_reason_now(self) -> str:
         """Why the sequence ends with the last token it has, or an empty string."""

@@ -138,7 +138,7 @@ def test_a_handle_checks_its_own_use() -> None:
     sequence.advance([1, 2, 3])
     sequence.release()
     assert sequence.release() == []
-    for use in (lambda: sequence.reserve(9), lambda: sequence.advance([1]), sequence.lend):
+    for use in (lambda: sequence.reserve(9), lambda: sequence.advance([1]), sequence.export):
         with pytest.raises(SequenceError, match="released already"):
             use()
 
@@ -151,14 +151,14 @@ def test_lent_pages_come_back_with_their_tokens() -> None:
     sequence = cache.start(prompt)
     assert sequence.num_cached_tokens == 4
     assert sequence.reserve(10)
-    lent = sequence.lend()
+    lent = sequence.export()
     assert (lent.first, lent.pages) == (1, sequence.pages[1:])
     assert lent.generations == sequence.generations(1) == [table.generation(page) for page in lent.pages]
-    assert cache.num_pages_in(PageState.GRANTED) == sequence.num_lent_pages == 2
+    assert cache.num_pages_in(PageState.GRANTED) == sequence.num_exported_pages == 2
     assert cache.check() == []
-    with pytest.raises(SequenceError, match="lent"):
-        sequence.lend()
-    with pytest.raises(SequenceError, match="lent"):
+    with pytest.raises(SequenceError, match="exported"):
+        sequence.export()
+    with pytest.raises(SequenceError, match="exported"):
         sequence.reserve(100)
     with pytest.raises(SequenceError, match="past the 0"):
         sequence.advance([1])
@@ -167,9 +167,9 @@ def test_lent_pages_come_back_with_their_tokens() -> None:
         assert cache.num_pages_in(PageState.IN_FLIGHT) == 2
     assert cache.check() == []
     with pytest.raises(SequenceError, match="9 tokens do not fit"):
-        sequence.receive([0] * 9)
-    sequence.receive(prompt[4:])
-    assert (sequence.num_tokens, sequence.num_full_pages, sequence.num_lent_pages) == (10, 2, 0)
+        sequence.commit([0] * 9)
+    sequence.commit(prompt[4:])
+    assert (sequence.num_tokens, sequence.num_full_pages, sequence.num_exported_pages) == (10, 2, 0)
     assert cache.match([*prompt, 1]).num_tokens == 8
     assert cache.check() == []
     sequence.release()
@@ -188,11 +188,11 @@ def test_an_entry_is_written_when_its_page_is_lent_and_when_it_is_back(monkeypat
 
     monkeypatch.setattr(PageTable, "write", counted)
     sequence = cache.start(list(range(8)))
-    assert sequence.lend(100) is None
+    assert sequence.export(100) is None
     assert not written
-    lent = sequence.lend(8)
+    lent = sequence.export(8)
     sequence.mark_in_flight()
-    sequence.receive(list(range(8)))
+    sequence.commit(list(range(8)))
     assert written == [(page, state) for state in (PageState.GRANTED, PageState.CACHED) for page in lent.pages]
     sequence.release()
 
@@ -202,14 +202,14 @@ def test_the_first_lent_pages_can_come_back_alone() -> None:
     prompt = list(range(10))
     sequence = cache.start(prompt)
     sequence.reserve(10)
-    lent = sequence.lend().pages
+    lent = sequence.export().pages
     sequence.mark_in_flight()
     with pytest.raises(SequenceError, match="not whole pages"):
-        sequence.receive_first(prompt[:3])
-    sequence.receive_first(prompt[:4])
+        sequence.commit_first(prompt[:3])
+    sequence.commit_first(prompt[:4])
     assert cache.match(prompt).pages == lent[:1]
     assert cache.check() == []
-    assert sequence.take_back(quiesced=False) == lent[1:]
+    assert sequence.abort(quiesced=False) == lent[1:]
     sequence.release()
     cache.clear_quarantined(lent[1:])
     assert cache.match(prompt).num_tokens == 4
@@ -221,23 +221,23 @@ def test_a_failed_transfer_frees_or_quarantines_its_pages() -> None:
     cache = make_cache(table=table)
     sequence = cache.start(list(range(9)))
     sequence.reserve(9)
-    first = sequence.lend().pages
+    first = sequence.export().pages
     sequence.mark_in_flight()
-    assert sequence.take_back(quiesced=True) == []
+    assert sequence.abort(quiesced=True) == []
     assert sequence.pages == []
     assert cache.num_available() == 11
     sequence.reserve(9)
-    second = sequence.lend()
+    second = sequence.export()
     assert second.pages == first
     assert min(second.generations) > max(0, 0)
-    assert sequence.take_back(quiesced=False) == second.pages
+    assert sequence.abort(quiesced=False) == second.pages
     assert cache.num_pages_in(PageState.QUARANTINED) == 3
     assert table.read(second.pages[0]) == PageEntry(PageState.QUARANTINED, second.generations[0], 1)
     assert cache.check() == []
     cache.clear_quarantined(second.pages)
     assert cache.num_available() == 11
     sequence.reserve(5)
-    lent = sequence.lend().pages
+    lent = sequence.export().pages
     assert sequence.release() == lent
     assert cache.num_pages_in(PageState.QUARANTINED) == 2
     cache.clear_quarantined(lent)
@@ -250,9 +250,9 @@ def test_lending_gives_up_a_partly_filled_page() -> None:
     sequence = cache.start([1] * 9)
     sequence.reserve(9)
     sequence.advance([1] * 6)
-    assert sequence.lend().first == 1
+    assert sequence.export().first == 1
     assert sequence.num_tokens == 4
-    sequence.receive([1] * 5)
+    sequence.commit([1] * 5)
     assert sequence.num_tokens == 9
     sequence.release()
 
@@ -380,7 +380,7 @@ def test_a_doubtful_cached_page_clears_the_cache() -> None:
     sequence.release()
     assert cache.check() == []
     assert cache.num_available() == 10
-    violations = list(cache.book.violations)
+    violations = list(cache.blocks.violations)
     assert all(isinstance(violation, Violation) for violation in violations)
 
 
@@ -388,7 +388,7 @@ def test_a_page_freed_behind_its_sequence_is_not_published() -> None:
     cache = make_cache()
     sequence = cache.start([1] * 9)
     sequence.reserve(9)
-    cache.book.allocator.release([sequence.pages[0]])
+    cache.blocks.allocator.release([sequence.pages[0]])
     sequence.advance([1] * 9)
     assert cache.num_violations == 1
     assert cache.match([1] * 9).num_tokens == 0
@@ -401,7 +401,7 @@ def test_a_page_freed_behind_its_sequence_is_not_published() -> None:
 def test_an_eviction_that_the_books_refuse_is_only_too_few_pages() -> None:
     cache = make_cache(num_pages=3)
     fill(cache, [3] * 8)
-    cache.book.allocator.quarantine(cache.match([3] * 8).pages)
+    cache.blocks.allocator.quarantine(cache.match([3] * 8).pages)
     sequence = cache.start([1] * 8)
     assert not sequence.reserve(8)
     assert cache.num_violations == 1

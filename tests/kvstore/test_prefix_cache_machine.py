@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from kvstore.cache.allocator import PageState
+from kvstore.cache.block_table import BlockTable
 from kvstore.cache.events import CacheEvent
 from kvstore.cache.page_table import PageEntry, PageTable
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import rebuild
-from kvstore.cache.sequence_pages import SequencePages
 from kvstore.hashing import root_hash
 from kvstore.protocol import CacheCleared, PageStored
 
@@ -25,7 +25,7 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
 class Running:
     """A sequence as its scheduler knows it."""
 
-    def __init__(self, key: str, token_ids: list[int], pages: SequencePages) -> None:
+    def __init__(self, key: str, token_ids: list[int], pages: BlockTable) -> None:
         self.key = key
         self.token_ids = token_ids
         self.pages = pages
@@ -48,13 +48,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.generations: dict[int, int] = {}
 
     def alive(self, sequence: Running) -> bool:
-        return sequence.pages._book is self.cache.book and not sequence.pages.is_released
+        return sequence.pages._blocks is self.cache.blocks and not sequence.pages.is_released
 
     def write(self, sequence: Running, start: int, stop: int) -> None:
         """The worker's part: compute KV of positions start .. stop - 1 into their pages."""
         for position in range(start, stop):
             page = sequence.pages.pages[position // PAGE_SIZE]
-            state = self.cache.book.allocator.state(page)
+            state = self.cache.blocks.allocator.state(page)
             assert state in (PageState.RUNNING, PageState.GRANTED, PageState.IN_FLIGHT), "shared pages are not written"
             self.content[page] = (sequence.key, tuple(sequence.token_ids[: position + 1]))
 
@@ -79,7 +79,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(sequence=running, extra=st.integers(0, 4))
     def reserve(self, sequence: Running, extra: int) -> None:
-        if self.alive(sequence) and not sequence.pages.num_lent_pages:
+        if self.alive(sequence) and not sequence.pages.num_exported_pages:
             before = list(sequence.pages.pages)
             missing = sequence.pages.num_missing(len(sequence.token_ids) + extra)
             available = self.cache.num_available()
@@ -94,7 +94,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(sequence=running, count=st.integers(1, 5))
     def advance(self, sequence: Running, count: int) -> None:
-        if self.alive(sequence) and not sequence.pages.num_lent_pages:
+        if self.alive(sequence) and not sequence.pages.num_exported_pages:
             start = sequence.pages.num_tokens
             stop = min(start + count, len(sequence.token_ids), len(sequence.pages.pages) * PAGE_SIZE)
             if stop > start:
@@ -106,13 +106,13 @@ class CacheMachine(RuleBasedStateMachine):
         sequence.token_ids.extend(token_ids)
 
     @rule(sequence=running, is_posted=st.booleans(), count=st.integers(0, 12))
-    def lend(self, sequence: Running, is_posted: bool, count: int) -> None:
-        if self.alive(sequence) and not sequence.pages.num_lent_pages:
+    def export(self, sequence: Running, is_posted: bool, count: int) -> None:
+        if self.alive(sequence) and not sequence.pages.num_exported_pages:
             num_pages, num_missing = len(sequence.pages.pages), sequence.pages.num_missing(count)
-            lent = sequence.pages.lend(count)
+            lent = sequence.pages.export(count)
             if lent is None:
                 assert num_missing > self.cache.num_available()
-                assert (len(sequence.pages.pages), sequence.pages.num_lent_pages) == (num_pages, 0)
+                assert (len(sequence.pages.pages), sequence.pages.num_exported_pages) == (num_pages, 0)
                 return
             assert len(sequence.pages.pages) == num_pages + num_missing
             assert {self.reader.read(page).state for page in lent.pages} <= {PageState.GRANTED}
@@ -122,16 +122,16 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(sequence=running)
     def receive(self, sequence: Running) -> None:
-        if self.alive(sequence) and sequence.pages.num_lent_pages:
+        if self.alive(sequence) and sequence.pages.num_exported_pages:
             start = sequence.pages.num_tokens
             stop = min(len(sequence.token_ids), len(sequence.pages.pages) * PAGE_SIZE)
             self.write(sequence, start, max(start, stop))
-            sequence.pages.receive(sequence.token_ids[start:stop])
+            sequence.pages.commit(sequence.token_ids[start:stop])
 
     @rule(sequence=running, quiesced=st.booleans())
-    def take_back(self, sequence: Running, quiesced: bool) -> None:
+    def abort(self, sequence: Running, quiesced: bool) -> None:
         if self.alive(sequence):
-            self.quarantined += sequence.pages.take_back(quiesced=quiesced)
+            self.quarantined += sequence.pages.abort(quiesced=quiesced)
 
     @rule()
     def quiesce(self) -> None:
@@ -153,35 +153,35 @@ class CacheMachine(RuleBasedStateMachine):
     def scheduler_dies(self, data: st.DataObject) -> None:
         """A successor reads the table; it must not offer anything that is not in the pool, nor hand out lent pages."""
         lent = {page for page in range(1, NUM_PAGES) if self.is_lent(page)}
-        cached = {page for node, _ in self.cache.book.tree.runs() for page in node.pages}
+        cached = {page for node, _ in self.cache.blocks.tree.runs() for page in node.pages}
         self.epoch += 1
         rebuilt = rebuild(self.table, group="g", epoch=self.epoch)
         self.cache = rebuilt.cache
         self.followed = set()
         assert lent <= set(rebuilt.quarantined)
         assert rebuilt.num_torn == 0
-        assert cached <= {page for node, _ in self.cache.book.tree.runs() for page in node.pages}
+        assert cached <= {page for node, _ in self.cache.blocks.tree.runs() for page in node.pages}
         self.quarantined = rebuilt.quarantined
-        for handles in rebuilt.orphans._by_parent.values():
+        for handles in rebuilt.recovered._by_parent.values():
             for handle in handles:
                 if handle.tail_tokens:
                     key, tokens = self.content[handle.pages[-1]]
                     self.check_pages(Running(key, list(tokens), handle))
         self.claim(data, rebuilt)
         self.books_agree()
-        rebuilt.orphans.release()
+        rebuilt.recovered.release()
 
     def claim(self, data: st.DataObject, rebuilt: object) -> None:
         token_ids = data.draw(TOKENS)
         key = data.draw(st.sampled_from(KEYS))
-        handle = rebuilt.orphans.claim(token_ids, key)  # type: ignore[attr-defined]
+        handle = rebuilt.recovered.claim(token_ids, key)  # type: ignore[attr-defined]
         if handle is not None:
             assert handle.num_tokens < len(token_ids)
             self.check_pages(Running(key, token_ids, handle))
             handle.release()
 
     def is_lent(self, page: int) -> bool:
-        return self.cache.book.allocator.state(page) in (
+        return self.cache.blocks.allocator.state(page) in (
             PageState.GRANTED,
             PageState.IN_FLIGHT,
             PageState.QUARANTINED,
@@ -196,18 +196,18 @@ class CacheMachine(RuleBasedStateMachine):
         for page in range(1, NUM_PAGES):
             entry = self.reader.read(page)
             assert isinstance(entry, PageEntry)
-            state = cache.book.allocator.state(page)
+            state = cache.blocks.allocator.state(page)
             # To whoever reads the table a page is lent, posted or not.
             assert entry.state is (PageState.GRANTED if state is PageState.IN_FLIGHT else state)
             if entry.state is not PageState.FREE:
-                assert entry.generation == cache.book.generation(page)
+                assert entry.generation == cache.blocks.generation(page)
 
     @invariant()
     def cached_pages_hold_what_they_say(self) -> None:
         roots = {root_hash(key): key for key in KEYS}
         prefixes: dict[bytes, list[int]] = {root: [] for root in roots}
         keys = dict(roots)
-        for node, parent_hash in self.cache.book.tree.runs():
+        for node, parent_hash in self.cache.blocks.tree.runs():
             for page, hashed in zip(node.pages, node.hashes, strict=True):
                 entry = self.reader.read(page)
                 assert isinstance(entry, PageEntry)
@@ -220,7 +220,7 @@ class CacheMachine(RuleBasedStateMachine):
     def followers_know_the_cache(self) -> None:
         for event in self.cache.events.drain():
             self.follow(event)
-        hashes = {hashed for node, _ in self.cache.book.tree.runs() for hashed in node.hashes}
+        hashes = {hashed for node, _ in self.cache.blocks.tree.runs() for hashed in node.hashes}
         assert self.followed == hashes
 
     def follow(self, event: CacheEvent) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 import pytest
 
 from kvstore.cache.allocator import PageAllocator, PageState
+from kvstore.cache.block_table import BlockTable
 from kvstore.cache.page_table import PageEntry, PageTable, Torn
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import Rebuilt, rebuild
-from kvstore.cache.sequence_pages import SequencePages
 from kvstore.hashing import pack_tokens, root_hash
 from kvstore.protocol import CacheCleared, PageStored
 
@@ -23,7 +23,7 @@ class Dead:
         self.table = PageTable(memoryview(self.memory), NUM_PAGES, PAGE_SIZE)
         self.cache = PrefixCache.fresh(NUM_PAGES, PAGE_SIZE, group="g", epoch=1, table=self.table)
 
-    def run(self, token_ids: list[int], key: str = "", num_filled: int | None = None) -> SequencePages:
+    def run(self, token_ids: list[int], key: str = "", num_filled: int | None = None) -> BlockTable:
         sequence = self.cache.start(token_ids, key)
         assert sequence.reserve(len(token_ids))
         stop = len(token_ids) if num_filled is None else num_filled
@@ -47,7 +47,7 @@ def test_a_cache_is_the_same_after_its_scheduler_died() -> None:
     for (key, prompt), match in before.items():
         assert rebuilt.cache.match(prompt, key) == match
     assert rebuilt.cache.num_available() == NUM_PAGES - 1
-    assert (len(rebuilt.orphans), rebuilt.quarantined, rebuilt.num_torn) == (0, [], 0)
+    assert (len(rebuilt.recovered), rebuilt.quarantined, rebuilt.num_torn) == (0, [], 0)
     events = rebuilt.cache.events.drain()
     assert events[0] == CacheCleared(group="g")
     known = {root_hash(), root_hash("salt")}
@@ -63,14 +63,14 @@ def test_a_running_sequence_can_be_claimed_with_its_partly_filled_page() -> None
     tokens = list(range(11))
     pages = list(dead.run(tokens, "salt", num_filled=10).pages)
     rebuilt = dead.rebuild()
-    assert len(rebuilt.orphans) == 1
-    assert rebuilt.orphans.claim(tokens) is None, "another extra key"
-    assert rebuilt.orphans.claim(tokens[:10], "salt") is None, "its last token must be computed"
-    assert rebuilt.orphans.claim([*tokens[:9], 99, 1], "salt") is None
-    claimed = rebuilt.orphans.claim(tokens, "salt")
+    assert len(rebuilt.recovered) == 1
+    assert rebuilt.recovered.claim(tokens) is None, "another extra key"
+    assert rebuilt.recovered.claim(tokens[:10], "salt") is None, "its last token must be computed"
+    assert rebuilt.recovered.claim([*tokens[:9], 99, 1], "salt") is None
+    claimed = rebuilt.recovered.claim(tokens, "salt")
     assert claimed is not None
     assert (claimed.pages, claimed.num_tokens, claimed.num_cached_tokens) == (pages, 10, 8)
-    assert len(rebuilt.orphans) == 0
+    assert len(rebuilt.recovered) == 0
     rebuilt.cache.events.drain()
     claimed.reserve(13)
     claimed.advance([10, 11])
@@ -90,11 +90,11 @@ def test_the_longest_orphan_is_claimed_first() -> None:
     dead.run([2, 2], num_filled=2)
     dead.run([2], num_filled=0)
     rebuilt = dead.rebuild()
-    assert len(rebuilt.orphans) == 5
-    lengths = [claimed.num_tokens for _ in range(3) if (claimed := rebuilt.orphans.claim([1] * 9))]
+    assert len(rebuilt.recovered) == 5
+    lengths = [claimed.num_tokens for _ in range(3) if (claimed := rebuilt.recovered.claim([1] * 9))]
     assert lengths == [7, 6, 5]
-    first = rebuilt.orphans.claim([2, 2, 2])
-    second = rebuilt.orphans.claim([2, 2, 2])
+    first = rebuilt.recovered.claim([2, 2, 2])
+    second = rebuilt.recovered.claim([2, 2, 2])
     assert first is not None
     assert second is not None
     assert (first.num_tokens, second.num_tokens) == (2, 0)
@@ -107,7 +107,7 @@ def test_pages_of_orphans_are_held_until_the_lease_is_over() -> None:
     assert rebuilt.cache.num_available() == NUM_PAGES - 1 - 3
     other = rebuilt.cache.start([5])
     assert not other.reserve(13 * PAGE_SIZE)
-    rebuilt.orphans.release()
+    rebuilt.recovered.release()
     assert rebuilt.cache.num_available() == NUM_PAGES - 1
     assert rebuilt.cache.match([1] * 9).num_tokens == 8
     assert other.reserve(13 * PAGE_SIZE)
@@ -117,10 +117,10 @@ def test_lent_and_torn_pages_are_quarantined() -> None:
     dead = Dead()
     sequence = dead.cache.start([1] * 5)
     sequence.reserve(5)
-    lent = sequence.lend().pages
+    lent = sequence.export().pages
     posted = dead.cache.start([2])
     posted.reserve(1)
-    lent += posted.lend().pages
+    lent += posted.export().pages
     posted.mark_in_flight()
     slot = PageTable.num_bytes(1, PAGE_SIZE) // 2
     for offset in (20, slot + 20):
@@ -145,8 +145,8 @@ def test_equal_pages_are_cached_once() -> None:
         sequence.advance([1] * 8)
     rebuilt = dead.rebuild()
     assert rebuilt.cache.match([1] * 9).pages == one.pages[:2]
-    assert len(rebuilt.orphans) == 2
-    rebuilt.orphans.release()
+    assert len(rebuilt.recovered) == 2
+    rebuilt.recovered.release()
     assert rebuilt.cache.num_available() == NUM_PAGES - 1
 
 
@@ -166,7 +166,7 @@ def test_private_pages_and_broken_chains_are_free() -> None:
     rebuilt = dead.rebuild()
     assert rebuilt.cache.match([7] * 9).num_tokens == 0
     assert rebuilt.cache.match([1] * 9).pages == [first]
-    assert len(rebuilt.orphans) == 0
+    assert len(rebuilt.recovered) == 0
     for page in (second, third, *hidden.pages):
         found = dead.table.read(page)
         assert isinstance(found, PageEntry)
@@ -185,7 +185,7 @@ def test_a_running_full_page_that_nobody_cached_is_cached() -> None:
     dead.table.write(page, PageEntry(PageState.RUNNING, *fields))
     rebuilt = dead.rebuild()
     assert rebuilt.cache.match([1] * 5).pages == [page]
-    assert len(rebuilt.orphans) == 1
+    assert len(rebuilt.recovered) == 1
     found = dead.table.read(page)
     assert isinstance(found, PageEntry)
     assert found.state is PageState.CACHED
@@ -209,7 +209,7 @@ def test_a_rebuild_goes_through_the_free_list_as_often_for_many_pages_as_for_few
     for first in range(10, 13):
         dead.run([first] * 7, num_filled=6)
     rebuilt = dead.rebuild()
-    assert len(rebuilt.orphans) == 3
+    assert len(rebuilt.recovered) == 3
     assert sorted(calls) == [0, 3, 9], "quarantined, running, cached"
 
 

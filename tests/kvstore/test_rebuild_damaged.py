@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.cache.allocator import PageState
+from kvstore.cache.block_table import BlockTable
 from kvstore.cache.page_table import MAX_GENERATION, PLAUSIBLE_GENERATIONS, PageEntry, PageTable
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import Rebuilt, rebuild
-from kvstore.cache.sequence_pages import SequencePages
 from kvstore.hashing import HASH_BYTES, NO_HASH, pack_tokens, page_hash, root_hash
 
 PAGE_SIZE = 4
@@ -40,7 +40,7 @@ class Pool:
     def cache(self) -> PrefixCache:
         return PrefixCache.fresh(NUM_PAGES, PAGE_SIZE, group="g", epoch=1, table=self.table)
 
-    def run(self, cache: PrefixCache, prompt: list[int]) -> SequencePages | None:
+    def run(self, cache: PrefixCache, prompt: list[int]) -> BlockTable | None:
         """Compute a prompt into pages, a token at a time, as a worker does before the scheduler writes it down."""
         self.prompts.append(prompt)
         sequence = cache.start(prompt)
@@ -65,10 +65,10 @@ class Pool:
         for prompt in self.prompts:
             match = found.cache.match([*prompt, 0])
             self.check_pages([*prompt, 0], match.pages, match.num_tokens)
-            while (orphan := found.orphans.claim([*prompt, 0])) is not None:
+            while (orphan := found.recovered.claim([*prompt, 0])) is not None:
                 self.check_pages([*prompt, 0], orphan.pages, orphan.num_tokens)
                 orphan.release()
-        found.orphans.release()
+        found.recovered.release()
         assert found.cache.num_available() == NUM_PAGES - 1
         assert found.cache.check() == []
         for page, entry in self.table.scan():
@@ -86,7 +86,7 @@ def lived(seed: int) -> Pool:
     """A pool after a life of many requests: pages were evicted and used again, some sequences still run."""
     dice, pool = random.Random(seed), Pool()
     cache = pool.cache()
-    running: list[SequencePages] = []
+    running: list[BlockTable] = []
     for _ in range(dice.randrange(1, 14)):
         start = dice.choice([[1] * 4, [1] * 8, [2] * 4, []])
         sequence = pool.run(cache, start + [dice.randrange(1, 5) for _ in range(dice.randrange(1, 18))])
@@ -155,14 +155,14 @@ def test_entries_that_others_wrote_never_keep_a_scheduler_from_starting(
     found = rebuild(pool.table, group="g", epoch=2)
     assert found.cache.check() == []
     found.cache.clear_quarantined(found.quarantined)
-    found.orphans.release()
+    found.recovered.release()
     assert found.cache.check() == []
     assert found.cache.num_available() == NUM_PAGES - 1
     sequence = found.cache.start([900])
     assert sequence.reserve((NUM_PAGES - 1) * PAGE_SIZE)
     sequence.release()
     again = rebuild(pool.table, group="g", epoch=3)
-    assert (again.num_torn, again.num_dropped, len(again.orphans)) == (0, 0, 0), "what is dropped is written anew"
+    assert (again.num_torn, again.num_dropped, len(again.recovered)) == (0, 0, 0), "what is dropped is written anew"
 
 
 def entry_of(pool: Pool, page: int) -> PageEntry:
@@ -264,7 +264,7 @@ def test_the_tail_of_a_sequence_whose_prefix_contradicts_it_is_not_claimed() -> 
     change(pool, sequence.pages[2], is_first=True)
     found = rebuild(pool.table, group="g", epoch=2)
     for prefix in ([], [1, 2, 3, 4]):
-        assert found.orphans.claim([*prefix, 9, 10, 11, 12]) is None
+        assert found.recovered.claim([*prefix, 9, 10, 11, 12]) is None
     assert found.cache.check() == []
 
 

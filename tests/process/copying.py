@@ -3,7 +3,7 @@
 kernel   out of another process's pool, scattered, by the kernel of `kvstore/pool/cuda/gather.py`
 calls    the same, each page by a call
 tcp      out of another process's pool, over raw connections and page-locked memory at both ends
-source   the other end of `tcp`: reads the meeting from stdin
+source   the other end of `tcp`: reads the rendezvous from stdin
 """
 
 import random

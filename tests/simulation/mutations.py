@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from kvstore.cache.block_table import BlockTable
 from kvstore.cache.radix_tree import RadixTree
-from kvstore.cache.rebuild import Orphans
-from kvstore.cache.sequence_pages import SequencePages
+from kvstore.cache.rebuild import RecoveredSequences
 from kvstore.protocol import GrantClosed
 from kvstore.transfer import puller
 from kvstore.transfer.session import Phase as TransferPhase
@@ -60,7 +60,7 @@ def _leave_at_once(leave: Any) -> Any:
     return mutated
 
 
-def _journal_what_is_scheduled(journal: Any) -> Any:
+def _commit_what_is_scheduled(journal: Any) -> Any:
     def mutated(self: Sequence, page_size: int) -> None:
         computed, self.num_computed = self.num_computed, self.num_scheduled
         journal(self, page_size)
@@ -95,8 +95,8 @@ def _take_any_result(on_result: Any) -> Any:
     return mutated
 
 
-def _free_at_once(take_back: Any) -> Any:
-    return lambda self, *, quiesced: take_back(self, quiesced=True)
+def _free_at_once(abort: Any) -> Any:
+    return lambda self, *, quiesced: abort(self, quiesced=True)
 
 
 def _off_by_one(reopen: Any) -> Any:
@@ -224,7 +224,7 @@ def _ignore_unknown_grants(on_transfer_failed: Any) -> Any:
 
 
 def _claim_any(_: Any) -> Any:
-    def mutated(self: Orphans, token_ids: Any, extra_key: str = "", *, lora: str = "") -> Any:
+    def mutated(self: RecoveredSequences, token_ids: Any, extra_key: str = "", *, lora: str = "") -> Any:
         for handles in self._by_parent.values():
             for handle in handles:
                 if handle.num_tokens < len(token_ids):
@@ -310,15 +310,17 @@ PLANTED: dict[str, Patches] = OPENINGS_PLANTED | {
     "any result is taken for the oldest step": [around(Pipeline, "on_result", _take_any_result)],
     "only the last result is kept": [around(WorkerCore, "_keep", _keep_one_result)],
     "pages are given back under a step that writes them": [around(Running, "leave", _leave_at_once)],
-    "pages are journalled before the step is acknowledged": [around(Sequence, "journal", _journal_what_is_scheduled)],
+    "pages are committed before the step is acknowledged": [
+        around(Sequence, "commit_full_pages", _commit_what_is_scheduled)
+    ],
     "locked pages are evicted": [around(RadixTree, "lock", _unlocked)],
     "a grant is closed while a copy writes": [around(AgentCore, "_close", _close_at_once)],
     "a grant that closes itself leaves no tombstone": [around(AgentCore, "_quiesced", _leave_no_tombstone)],
     "a grant that has closed itself answers its sender alone": [
         around(TransferSession, "_on_announced", _answer_no_repeats),
     ],
-    "what nobody claims is held for good": [around(Orphans, "release", lambda _: nothing)],
-    "orphans are claimed for other tokens": [around(Orphans, "claim", _claim_any)],
+    "what nobody claims is held for good": [around(RecoveredSequences, "release", lambda _: nothing)],
+    "orphans are claimed for other tokens": [around(RecoveredSequences, "claim", _claim_any)],
     "deltas are taken wherever they belong": [around(RequestLog, "accept", _count_tokens_twice)],
     "a detokenizer takes tokens behind a gap": [around(Step, "_take_run", _take_gaps)],
     "a cancel is asked once": [
@@ -338,7 +340,7 @@ PLANTED: dict[str, Patches] = OPENINGS_PLANTED | {
     "a stand-in has the last word on what fits": [around(Peers, "is_stand_in", lambda _: nothing)],
     "leases at the registry never end": [around(RegistryCore, "expire", lambda _: nothing)],
     "a new incarnation is taken for the old one": [around(Membership, "_update", _same_incarnation)],
-    "pages of a failed transfer are free at once": [around(SequencePages, "take_back", _free_at_once)],
+    "pages of a failed transfer are free at once": [around(BlockTable, "abort", _free_at_once)],
     # The agent hears of it in three ways: the link, the next incarnation's first message, and its asking for the pool.
     "a dead scheduler's grants stay open": [
         around(AgentCore, "_revoke_older", lambda _: lambda *_: []),

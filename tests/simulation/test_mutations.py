@@ -11,7 +11,7 @@ KNOWN_SEEDS = {
     "any result is taken for the oldest step": 13,
     "only the last result is kept": 13,
     "pages are given back under a step that writes them": 32,
-    "pages are journalled before the step is acknowledged": 102,
+    "pages are committed before the step is acknowledged": 102,
     "locked pages are evicted": 1,
     "a grant is closed while a copy writes": 9,
     "a grant that closes itself leaves no tombstone": 40,

@@ -59,13 +59,13 @@ Command = Initialise | Run | Abort | Finished
 
 
 class _Transfer:
-    __slots__ = ("deadline", "error", "is_moved", "is_vouched", "number")
+    __slots__ = ("deadline", "error", "is_moved", "is_source_verified", "number")
 
-    def __init__(self, number: int, deadline: float, *, is_vouched: bool) -> None:
+    def __init__(self, number: int, deadline: float, *, is_source_verified: bool) -> None:
         self.number = number
         self.deadline = deadline
         self.is_moved = False
-        self.is_vouched = is_vouched
+        self.is_source_verified = is_source_verified
         self.error: TransferError | None = None
 
 
@@ -109,7 +109,7 @@ class Pair:
         """A transfer, after those queued before."""
         if self.is_over:
             return [Finished(number, self._reason)]
-        self._waiting.append(_Transfer(number, deadline, is_vouched=not self._is_receiver))
+        self._waiting.append(_Transfer(number, deadline, is_source_verified=not self._is_receiver))
         return self._next()
 
     def moved(self, number: int) -> list[Command]:
@@ -120,12 +120,12 @@ class Pair:
         current.is_moved = True
         return self._finish_current()
 
-    def vouched(self, number: int, error: TransferError | None, *, is_sent: bool) -> list[Command]:
+    def source_verified(self, number: int, error: TransferError | None, *, is_sent: bool) -> list[Command]:
         """The sender's word on a transfer. What it did not send would be waited for for ever: the pair is aborted."""
         current = self._current
         if current is None or current.number != number or self.is_over:
             return []
-        current.is_vouched = True
+        current.is_source_verified = True
         if error is not None and current.error is None:
             current.error = error
         if not is_sent:
@@ -180,7 +180,7 @@ class Pair:
 
     def _finish_current(self) -> list[Command]:
         current = self._current
-        if current is None or self.is_over or not (current.is_moved and current.is_vouched):
+        if current is None or self.is_over or not (current.is_moved and current.is_source_verified):
             return []
         self._current = None
         return [Finished(current.number, current.error), *self._next()]

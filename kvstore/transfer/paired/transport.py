@@ -256,7 +256,7 @@ class PairTransport(Transport):
         receipt = self._receipts.get(answer.number)
         if receipt is not None and receipt.half.name == answer.pair:
             error = TransferError(_foreign(answer.code), answer.message) if answer.code else None
-            commands = receipt.half.state.vouched(answer.number, error, is_sent=answer.is_sent)
+            commands = receipt.half.state.source_verified(answer.number, error, is_sent=answer.is_sent)
             self._perform(receipt.half, commands)
 
     def pair_failed(self, pair: str, code: str, why: str) -> None:

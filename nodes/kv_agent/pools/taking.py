@@ -23,19 +23,19 @@ from nodes.kv_agent.config import PoolConfig
 MEMORY_RETRY_S: Final = 0.25
 
 
-class Possession(NamedTuple):
+class PoolAcquisition(NamedTuple):
     """A pool that this agent owns now. `found`: `made`, `reopened`, `released`, or why it was replaced."""
 
     pool: PagePool
     found: str
 
 
-def take_group(host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], incarnation: int) -> list[Possession]:
+def take_group(host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], incarnation: int) -> list[PoolAcquisition]:
     """Take the pools of all ranks of a group; if one has to be made again, all are. Raises what `take_pool` raises.
 
     Nothing is held when it raises, but segments that were made stay for the next try.
     """
-    taken: list[Possession] = []
+    taken: list[PoolAcquisition] = []
     try:
         # One by one: those taken before one that cannot be are given back.
         for one in wanted:
@@ -60,7 +60,7 @@ def take_group(host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], inca
     return taken
 
 
-def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int) -> Possession:
+def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int) -> PoolAcquisition:
     """Reopen the segment called `name` if it is sound and as configured, keeping its content and incarnation.
 
     Otherwise it is made again under `incarnation`. Raises PoolBusy (its owner lives), PoolDenied (another user's),
@@ -77,7 +77,7 @@ def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int)
     else:
         problem = _difference(pool.info, wanted)
         if problem is None:
-            return Possession(pool, "released" if pool.info.is_freed else "reopened")
+            return PoolAcquisition(pool, "released" if pool.info.is_freed else "reopened")
         released = pool.info if pool.info.is_released else None
         pool.close()
         found = f"replaced: {problem}"
@@ -93,12 +93,12 @@ def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int)
     if released is not None:
         unwanted = released.is_unwanted
         info = msgspec.structs.replace(info, weights=released.weights, is_unwanted=unwanted, is_freed=unwanted)
-    return Possession(host.create(name, info), found)
+    return PoolAcquisition(host.create(name, info), found)
 
 
 async def take_when_free(
     ctx: Context, host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], wait_s: float
-) -> list[Possession]:
+) -> list[PoolAcquisition]:
     """`take_group`, again and again while its device is full: who maps pages of a dead agent is just ending."""
     deadline = ctx.now() + wait_s
     while True:

@@ -45,8 +45,8 @@ class Results:
             else:
                 end = sequence.num_computed = start + count
                 self.num_computed_tokens += count
-                if end >= sequence.journal_at:
-                    sequence.journal(self._page_size)
+                if end >= sequence.commit_at:
+                    sequence.commit_full_pages(self._page_size)
                     # More of a prompt is cached: others may wait for it.
                     has_room |= count > 1
                 if sequence.stage is Stage.ENDED:

@@ -16,7 +16,7 @@ the sequence as the returned outcome says.
 
 from typing import NamedTuple
 
-from kvstore.cache.sequence_pages import Lent
+from kvstore.cache.block_table import ExportedPages
 from kvstore.protocol import CloseGrant, GrantClosed, GrantOpened, OpenGrant, PagesPulled, PoolHandle, TransferFailed
 from mesh.address import Address
 from mesh.calls.retrier import Retrier
@@ -68,7 +68,7 @@ class _Handoff:
         "opened_at", "prefill", "sequence",
     )  # fmt: skip
 
-    def __init__(self, grant_id: str, sequence: Sequence, lent: Lent, now: float, deadline: float) -> None:
+    def __init__(self, grant_id: str, sequence: Sequence, lent: ExportedPages, now: float, deadline: float) -> None:
         self.grant_id = grant_id
         self.sequence = sequence
         self.lent = lent
@@ -124,7 +124,7 @@ class Grants:
         """Sequences whose prefill is elsewhere, oldest first."""
         return [handoff.sequence for handoff in self._handoffs.values()]
 
-    def open(self, sequence: Sequence, lent: Lent, now: float) -> None:
+    def open(self, sequence: Sequence, lent: ExportedPages, now: float) -> None:
         """Begin a handoff with pages that were lent to it."""
         self._count += 1
         grant_id = f"{self._holder}/{self._count}"
@@ -304,7 +304,7 @@ class Grants:
         else:
             self._keep_first(handoff)
             # Pages come to nobody who has not been told to send them: without an order none can be on the way.
-            self._closing[handoff.grant_id] = kv.take_back(quiesced=not handoff.is_ordered)
+            self._closing[handoff.grant_id] = kv.abort(quiesced=not handoff.is_ordered)
             handoff.sequence.drop_pages()
         self.num_failed += 1
         return HandoffFailed(handoff.sequence, reason, handoff.is_pulled)
@@ -319,7 +319,7 @@ class Grants:
             if handoff.sequence.num_cached_tokens < 0:
                 # What is received now must not count as found in a cache.
                 handoff.sequence.num_cached_tokens = kv.num_cached_tokens
-            kv.receive_first(token_ids[:whole])
+            kv.commit_first(token_ids[:whole])
 
     def _end(self, handoff: _Handoff, now: float) -> None:
         grant_id = handoff.grant_id

@@ -18,7 +18,7 @@ Pure; owned by the core.
 from collections.abc import Callable, Iterable
 
 from kvstore.cache.prefix_cache import PrefixCache
-from kvstore.cache.rebuild import Orphans
+from kvstore.cache.rebuild import RecoveredSequences
 from nodes.scheduler.batch.growth import GrowthEstimate
 from nodes.scheduler.batch.running import Running
 from nodes.scheduler.config import SchedulerConfig
@@ -78,10 +78,10 @@ class Admission:
         growth: GrowthEstimate,
         grants: Grants,
         orders: Orders,
-        orphans: Orphans,
+        recovered: RecoveredSequences,
     ) -> None:
         self._config = config
-        self._orphans = orphans
+        self._recovered = recovered
         self._cache = cache
         self._queue = queue
         self._running = running
@@ -137,13 +137,13 @@ class Admission:
 
     def _enter(self, sequence: Sequence, is_elsewhere: bool, now: float) -> bool:
         """Take pages; False if locking the cached prefix left too few."""
-        kv = self._orphans.claim(sequence.token_ids, sequence.extra_key) if len(self._orphans) else None
+        kv = self._recovered.claim(sequence.token_ids, sequence.extra_key) if len(self._recovered) else None
         if kv is None:
             kv = self._cache.start(sequence.token_ids, sequence.extra_key)
         sequence.hold(kv)
         lent, num_computed = None, kv.num_tokens
         if is_elsewhere:
-            lent = kv.lend(sequence.num_tokens)
+            lent = kv.export(sequence.num_tokens)
         if lent is None and (is_elsewhere or not sequence.reserve(sequence.num_tokens, self._config.page_size)):
             sequence.drop_pages()
             return False

@@ -39,9 +39,9 @@ def test_a_receiver_waits_for_bytes_and_for_the_senders_word() -> None:
     pair = ready()
     assert pair.queue(1, 9.0) == [Run(1)]
     assert pair.moved(1) == []
-    assert pair.vouched(1, None, is_sent=True) == [Finished(1, None)]
+    assert pair.source_verified(1, None, is_sent=True) == [Finished(1, None)]
     assert pair.queue(2, 9.0) == [Run(2)]
-    assert pair.vouched(2, STALE, is_sent=True) == []
+    assert pair.source_verified(2, STALE, is_sent=True) == []
     assert ends(pair.moved(2)) == {2: "stale_pages"}
     assert pair.phase is PairPhase.READY, "its bytes came, so the order of both ends is the same still"
 
@@ -50,7 +50,7 @@ def test_what_is_not_sent_takes_the_pair_with_it() -> None:
     pair = ready()
     pair.queue(1, 9.0)
     pair.queue(2, 9.0)
-    commands = pair.vouched(1, STALE, is_sent=False)
+    commands = pair.source_verified(1, STALE, is_sent=False)
     assert Abort() in commands
     assert ends(commands) == {2: "pair_aborted"}
     assert pair.moved(1) == []
@@ -106,7 +106,7 @@ class PairMachine(RuleBasedStateMachine):
         self.ended: dict[int, TransferError | None] = {}
         self.begun: list[int] = []
         self.moved: set[int] = set()
-        self.vouched: set[int] = set()
+        self.source_verified: set[int] = set()
         self.is_aborting = False
         self.has_stopped = False
 
@@ -123,9 +123,9 @@ class PairMachine(RuleBasedStateMachine):
                 assert command.number in self.queued
                 assert command.number not in self.ended
                 if command.number in self.begun and not self.has_stopped:
-                    assert command.number in self.moved & self.vouched, "it may still write"
+                    assert command.number in self.moved & self.source_verified, "it may still write"
                 if command.error is None:
-                    assert command.number in self.moved & self.vouched
+                    assert command.number in self.moved & self.source_verified
                 self.ended[command.number] = command.error
 
     @property
@@ -156,13 +156,13 @@ class PairMachine(RuleBasedStateMachine):
     @rule(is_stale=st.booleans(), is_sent=st.booleans())
     def vouch(self, is_stale: bool, is_sent: bool) -> None:
         if self.current is not None:
-            self.vouched.add(self.current)
-            self.take(self.pair.vouched(self.current, STALE if is_stale else None, is_sent=is_sent))
+            self.source_verified.add(self.current)
+            self.take(self.pair.source_verified(self.current, STALE if is_stale else None, is_sent=is_sent))
 
     @rule(number=st.integers(1, 12))
     def late_news(self, number: int) -> None:
         if number != self.current:
-            self.take(self.pair.moved(number) + self.pair.vouched(number, None, is_sent=True))
+            self.take(self.pair.moved(number) + self.pair.source_verified(number, None, is_sent=True))
 
     @rule(number=st.integers(1, 12))
     def cancel(self, number: int) -> None:

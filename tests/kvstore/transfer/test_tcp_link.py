@@ -24,11 +24,11 @@ from kvstore.transfer.paired.tcp import listener as tcp_listener
 from kvstore.transfer.paired.tcp.link import TcpLinks, TcpSettings
 from kvstore.transfer.paired.tcp.wire import (
     MIN_CHUNK_BYTES,
-    Meeting,
-    decode_meeting,
+    Rendezvous,
+    decode_rendezvous,
     encode_header,
     encode_hello,
-    encode_meeting,
+    encode_rendezvous,
 )
 
 SIZE = 600_000
@@ -75,9 +75,9 @@ class Ends:
                 self.bytes.append(self.memories[rank].view(pointer))
             devices.append(CPU if kind == "host" else "cuda:0")
         self.bytes[1][:] = random.Random(1).randbytes(SIZE)
-        self.meeting = self.makers[0].unique_id()
+        self.rendezvous = self.makers[0].unique_id()
         self.links = [
-            maker.link(device, self.meeting, rank)
+            maker.link(device, self.rendezvous, rank)
             for rank, (maker, device) in enumerate(zip(self.makers, devices, strict=True))
         ]
 
@@ -112,7 +112,7 @@ def ends() -> Iterator[Ends]:
 def test_it_is_a_maker_of_links(ends: Ends) -> None:
     maker: LinkMaker = ends.makers[0]
     assert (maker.name, maker.kinds) == ("tcp", {"cpu", "cuda"})
-    assert decode_meeting(ends.meeting).host == "127.0.0.1"
+    assert decode_rendezvous(ends.rendezvous).host == "127.0.0.1"
 
 
 @pytest.mark.parametrize("kinds", ["host host", "device device", "host device", "device host"])
@@ -197,8 +197,8 @@ def test_page_locked_memory_that_runs_out_is_given_back_and_said(
 
 def test_an_end_that_was_stopped_before_it_met_anybody_takes_no_connection(ends: Ends) -> None:
     ends.links[0].stop()
-    with dial(ends.meeting) as connection:
-        connection.sendall(encode_hello(decode_meeting(ends.meeting), 0))
+    with dial(ends.rendezvous) as connection:
+        connection.sendall(encode_hello(decode_rendezvous(ends.rendezvous), 0))
         assert is_refused(connection)
     ends.links[0].begin()
     assert "it was given up" in broken(ends.links[0]).message
@@ -268,8 +268,8 @@ def test_shares_of_other_sizes_than_ordered_are_refused(ends: Ends) -> None:
     assert not any(ends.bytes[0])
 
 
-def dial(meeting: bytes) -> socket.socket:
-    wanted = decode_meeting(meeting)
+def dial(rendezvous: bytes) -> socket.socket:
+    wanted = decode_rendezvous(rendezvous)
     return socket.create_connection((wanted.host, wanted.port), timeout=10)
 
 
@@ -282,19 +282,19 @@ def is_refused(connection: socket.socket) -> bool:
 
 @pytest.mark.parametrize("what", ["garbage", "another secret", "another pair", "a connection too many", "the same one"])
 def test_strangers_are_refused_and_the_pair_comes_about_all_the_same(ends: Ends, what: str) -> None:
-    meeting = decode_meeting(ends.meeting)
+    rendezvous = decode_rendezvous(ends.rendezvous)
     hello = {
         "garbage": bytes(64),
-        "another secret": encode_hello(msgspec.structs.replace(meeting, secret=b"x" * 32), 0),
-        "another pair": encode_hello(msgspec.structs.replace(meeting, key=b"x" * 16), 0),
-        "a connection too many": encode_hello(meeting, 3),
-        "the same one": encode_hello(meeting, 0),
+        "another secret": encode_hello(msgspec.structs.replace(rendezvous, secret=b"x" * 32), 0),
+        "another pair": encode_hello(msgspec.structs.replace(rendezvous, key=b"x" * 16), 0),
+        "a connection too many": encode_hello(rendezvous, 3),
+        "the same one": encode_hello(rendezvous, 0),
     }[what]
     if what == "the same one":
         ends.meet()
-    with dial(ends.meeting) as stranger:
-        stranger.sendall(hello)
-        assert is_refused(stranger)
+    with dial(ends.rendezvous) as peer:
+        peer.sendall(hello)
+        assert is_refused(peer)
     if what != "the same one":
         ends.meet()
     assert ends.makers[0].num_refused == 1
@@ -302,16 +302,16 @@ def test_strangers_are_refused_and_the_pair_comes_about_all_the_same(ends: Ends,
 
 def test_who_says_nothing_is_closed_after_a_while(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_listener, "_HELLO_S", 0.1)
-    with dial(ends.meeting) as stranger:
-        stranger.sendall(b"KVME")
-        assert is_refused(stranger)
+    with dial(ends.rendezvous) as peer:
+        peer.sendall(b"KVME")
+        assert is_refused(peer)
 
 
 def test_one_that_resets_its_connection_is_dropped(ends: Ends) -> None:
-    stranger = dial(ends.meeting)
-    stranger.sendall(b"KVME")
-    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    stranger.close()
+    peer = dial(ends.rendezvous)
+    peer.sendall(b"KVME")
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
     ends.meet()
     listener = ends.makers[0]
     deadline = time.monotonic() + 20
@@ -340,28 +340,28 @@ def test_who_dials_while_there_are_no_descriptors_left_waits(ends: Ends, monkeyp
 def test_a_listener_that_is_closed_ends_what_waits_and_drops_who_has_said_nothing(ends: Ends) -> None:
     listener = tcp_listener.TcpListener("127.0.0.1", 0)
     expected = listener.expect(1, 1 << 20)
-    with socket.create_connection((listener.host, listener.port)) as stranger:
+    with socket.create_connection((listener.host, listener.port)) as peer:
         deadline = time.monotonic() + 20
-        while not listener._strangers:
+        while not listener._unauthenticated:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         listener.close()
-        assert is_refused(stranger)
+        assert is_refused(peer)
     assert expected.arrived.get(timeout=5) is None
 
 
 def test_there_is_a_bound_on_strangers(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_listener, "_MAX_STRANGERS", 2)
+    monkeypatch.setattr(tcp_listener, "_MAX_UNAUTHENTICATED", 2)
     with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(dial(ends.meeting)) for _ in range(3)]
+        strangers = [stack.enter_context(dial(ends.rendezvous)) for _ in range(3)]
         assert is_refused(strangers[0]), "the one that has been silent longest"
         ends.meet()
 
 
 def test_an_impostor_that_listens_is_sent_no_page() -> None:
     with socket.create_server(("127.0.0.1", 0)) as impostor:
-        meeting = Meeting("127.0.0.1", impostor.getsockname()[1], b"k" * 16, b"s" * 32, 1, MIN_CHUNK_BYTES)
-        link = TcpLinks(SETTINGS, no_devices).link(CPU, encode_meeting(meeting), 1)
+        rendezvous = Rendezvous("127.0.0.1", impostor.getsockname()[1], b"k" * 16, b"s" * 32, 1, MIN_CHUNK_BYTES)
+        link = TcpLinks(SETTINGS, no_devices).link(CPU, encode_rendezvous(rendezvous), 1)
         link.begin()
         connection, _ = impostor.accept()
         with connection:
@@ -374,8 +374,8 @@ def test_an_impostor_that_listens_is_sent_no_page() -> None:
 def test_nobody_at_the_address_that_was_offered() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    meeting = Meeting("127.0.0.1", port, b"k" * 16, b"s" * 32, 1, MIN_CHUNK_BYTES)
-    link = TcpLinks(SETTINGS, no_devices).link(CPU, encode_meeting(meeting), 1)
+    rendezvous = Rendezvous("127.0.0.1", port, b"k" * 16, b"s" * 32, 1, MIN_CHUNK_BYTES)
+    link = TcpLinks(SETTINGS, no_devices).link(CPU, encode_rendezvous(rendezvous), 1)
     link.begin()
     assert "refused" in broken(link).message
     link.stop()
@@ -383,12 +383,12 @@ def test_nobody_at_the_address_that_was_offered() -> None:
 
 def sender(ends: Ends) -> list[socket.socket]:
     """What dials in place of the other end, properly introduced."""
-    meeting = decode_meeting(ends.meeting)
+    rendezvous = decode_rendezvous(ends.rendezvous)
     connections = []
     ends.links[0].begin()
-    for index in range(meeting.num_streams):
-        connection = dial(ends.meeting)
-        connection.sendall(encode_hello(meeting, index))
+    for index in range(rendezvous.num_streams):
+        connection = dial(ends.rendezvous)
+        connection.sendall(encode_hello(rendezvous, index))
         assert len(connection.recv(32, socket.MSG_WAITALL)) == 32
         connections.append(connection)
     assert until(ends.links[0], bool) == [Ready()]
@@ -440,7 +440,7 @@ time.sleep(60)
 
 def test_a_process_that_is_killed_in_the_middle_of_a_transfer(ends: Ends) -> None:
     root = Path(__file__).parents[3]
-    words = [sys.executable, "-c", OTHER_PROCESS, ends.meeting.hex()]
+    words = [sys.executable, "-c", OTHER_PROCESS, ends.rendezvous.hex()]
     other = subprocess.Popen(words, cwd=root)
     ends.links[0].begin()
     assert until(ends.links[0], bool) == [Ready()]

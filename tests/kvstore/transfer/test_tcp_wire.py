@@ -13,24 +13,24 @@ from kvstore.transfer.paired.tcp.wire import (
     HELLO_BYTES,
     MAX_PIECES,
     MIN_CHUNK_BYTES,
-    Meeting,
+    Rendezvous,
     answer_to,
     decode_hello,
-    decode_meeting,
+    decode_rendezvous,
     encode_header,
     encode_hello,
-    encode_meeting,
+    encode_rendezvous,
     is_proven,
     num_bytes_of,
     require_header,
     shares,
 )
 
-MEETING = Meeting("127.0.0.1", 5, b"k" * 16, b"s" * 32, 4, MIN_CHUNK_BYTES)
+MEETING = Rendezvous("127.0.0.1", 5, b"k" * 16, b"s" * 32, 4, MIN_CHUNK_BYTES)
 
 
 def test_an_offer_is_read_as_it_was_written() -> None:
-    assert decode_meeting(encode_meeting(MEETING)) == MEETING
+    assert decode_rendezvous(encode_rendezvous(MEETING)) == MEETING
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_an_offer_is_read_as_it_was_written() -> None:
 )
 def test_an_offer_that_asks_for_what_is_not_given_is_refused(change: dict) -> None:
     with pytest.raises(TransferError, match="nothing sound") as caught:
-        decode_meeting(encode_meeting(msgspec.structs.replace(MEETING, **change)))
+        decode_rendezvous(encode_rendezvous(msgspec.structs.replace(MEETING, **change)))
     assert caught.value.code == "bad_offer"
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_offer_or_a_typed_refusal(data: bytes) -> None:
     with contextlib.suppress(TransferError):
-        assert 1 <= decode_meeting(data).num_streams <= 16
+        assert 1 <= decode_rendezvous(data).num_streams <= 16
 
 
 @given(st.binary(min_size=HELLO_BYTES, max_size=HELLO_BYTES))

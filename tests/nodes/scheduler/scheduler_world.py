@@ -230,7 +230,7 @@ class Agent:
 
     def copy(self, pull: agent_events.StartPull) -> str:
         """Copy pages as they are now; returns why that cannot be."""
-        source, target = self.world.cores[pull.source.group].cache.book, self.world.cores[pull.group].cache.book
+        source, target = self.world.cores[pull.source.group].cache.blocks, self.world.cores[pull.group].cache.blocks
         copy = pull.copy
         pages = list(zip(copy.source_pages, copy.source_generations, copy.pages, copy.generations, strict=True))
         if self.fail_next or any(source.generation(page) != generation for page, generation, _, _ in pages):

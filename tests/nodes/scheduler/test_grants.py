@@ -58,7 +58,7 @@ class Bench:
         one.request_id, one.attempt, one.prefill, one.extra_key = "r", 4, prefill, ""
         one.hold(self.cache.start(one.token_ids))
         assert one.reserve(10, PAGE)
-        self.grants.open(one, one.kv.lend(), 0.0)
+        self.grants.open(one, one.kv.export(), 0.0)
         return one
 
     def ordered(self, **more) -> Sequence:

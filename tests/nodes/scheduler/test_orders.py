@@ -50,7 +50,7 @@ class Bench:
 
     def computed(self, one: Sequence, num_tokens: int, now: float) -> None:
         one.num_computed = num_tokens
-        one.journal(PAGE)
+        one.commit_full_pages(PAGE)
         self.orders.on_computed(one, now)
 
     def told(self) -> list[tuple[str, object]]:

@@ -25,9 +25,9 @@ class Heirs:
         cache = PrefixCache.fresh(num_pages, PAGE, group="m", epoch=1, table=self.table)
         self.core = self._follow(cache, None, 1)
 
-    def _follow(self, cache, orphans, epoch) -> SchedulerCore:
+    def _follow(self, cache, recovered, epoch) -> SchedulerCore:
         old = self.world.cores["m"]
-        core = SchedulerCore(old.config, Address("m", epoch), old.grants._pool, cache, orphans)
+        core = SchedulerCore(old.config, Address("m", epoch), old.grants._pool, cache, recovered)
         self.world.cores["m"] = core
         self.world.perform(core, core.start(self.world.now))
         self.world.members()
@@ -39,7 +39,7 @@ class Heirs:
         world.lose("m", 1)
         found = rebuild(self.table, group="m", epoch=2)
         found.cache.clear_quarantined(found.quarantined)
-        core = self._follow(found.cache, found.orphans, 2)
+        core = self._follow(found.cache, found.recovered, 2)
         for request in world.requests.values():
             request.attempt += 1
             request.is_accepted = False
@@ -62,11 +62,11 @@ def test_who_comes_again_computes_at_most_a_page_again() -> None:
     heirs = Heirs()
     requests = running(heirs, 21, 9)
     core = heirs.die()
-    assert len(core.orphans) == 2
+    assert len(core.recovered) == 2
     while core.pipeline.adopted is None or len(core.queue):
         for link in heirs.world.busy_links():
             heirs.world.deliver(link)
-    assert len(core.orphans) == 0, "claimed, and not let go when the lease was over"
+    assert len(core.recovered) == 0, "claimed, and not let go when the lease was over"
     heirs.world.settle()
     for request in requests:
         assert request.finish == "length"
@@ -95,13 +95,13 @@ def test_who_is_here_does_not_wait_for_those_who_may_not_come() -> None:
     running(heirs, 25)
     heirs.world.requests.clear()
     core = heirs.die()
-    assert len(core.orphans) == 1
+    assert len(core.recovered) == 1
     other = heirs.world.submit(prompt(30, 7), "m", max_tokens=8)
     began = heirs.world.now
     while not other.finish:
         heirs.world.flush()
     assert heirs.world.now - began < 1.0
-    assert len(core.orphans) == 0
+    assert len(core.recovered) == 0
 
 
 def test_the_last_one_running_gets_the_pages_of_those_who_may_not_come() -> None:
@@ -112,5 +112,5 @@ def test_the_last_one_running_gets_the_pages_of_those_who_may_not_come() -> None
     other = heirs.world.submit(prompt(9, 7), "m", max_tokens=30, ignore_eos=True)
     while not other.finish:
         heirs.world.flush()
-    assert len(core.orphans) == 0
+    assert len(core.recovered) == 0
     assert other.finish == "length"

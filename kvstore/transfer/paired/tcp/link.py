@@ -24,20 +24,20 @@ from kvstore.pool.device import CPU, CUDA, cuda_ordinal
 from kvstore.transfer.paired.link import Broken, Memory, Moved, News, Ready, Stopped
 from kvstore.transfer.paired.pair import PAIR_ABORTED
 from kvstore.transfer.paired.tcp.listener import Expected, TcpListener
-from kvstore.transfer.paired.tcp.staging import Carrier, HostCarrier, StagedCarrier, receive_all, send_all
+from kvstore.transfer.paired.tcp.staging import Copier, HostCopier, StagedCopier, receive_all, send_all
 from kvstore.transfer.paired.tcp.wire import (
     ANSWER_BYTES,
     HEADER_BYTES,
     MAX_CHUNK_BYTES,
     MAX_STREAMS,
     MIN_CHUNK_BYTES,
-    Meeting,
     Part,
+    Rendezvous,
     answer_to,
-    decode_meeting,
+    decode_rendezvous,
     encode_header,
     encode_hello,
-    encode_meeting,
+    encode_rendezvous,
     num_bytes_of,
     require_header,
     shares,
@@ -113,14 +113,14 @@ class TcpLinks:
         return self._listener.num_refused if self._listener is not None else 0
 
     def unique_id(self) -> bytes:
-        """See `LinkMaker`: a `Meeting`."""
+        """See `LinkMaker`: a `Rendezvous`."""
         expected = self._listening().expect(self._settings.num_streams, self._settings.chunk_bytes)
-        return encode_meeting(expected.meeting)
+        return encode_rendezvous(expected.rendezvous)
 
     def link(self, device: str, unique_id: bytes, rank: int) -> "TcpLink":
         """See `LinkMaker`. Raises TransferError `bad_offer`, DeviceError."""
-        meeting = decode_meeting(unique_id)
-        expected = self._listener.expected(meeting.key) if self._listener is not None and not rank else None
+        rendezvous = decode_rendezvous(unique_id)
+        expected = self._listener.expected(rendezvous.key) if self._listener is not None and not rank else None
         try:
             memory = None if device == CPU else self._load()
         except KVError:
@@ -128,12 +128,12 @@ class TcpLinks:
                 self._listener.forget(expected)
             raise
 
-        def carrier() -> Carrier:
+        def copier() -> Copier:
             if memory is None:
-                return HostCarrier()
-            return StagedCarrier(memory, cuda_ordinal(device), meeting.chunk_bytes)
+                return HostCopier()
+            return StagedCopier(memory, cuda_ordinal(device), rendezvous.chunk_bytes)
 
-        return TcpLink(meeting, rank, carrier, self._listener, expected, lambda: self._wake())
+        return TcpLink(rendezvous, rank, copier, self._listener, expected, lambda: self._wake())
 
     def _listening(self) -> TcpListener:
         if self._listener is None:
@@ -152,21 +152,21 @@ class TcpLink:
 
     def __init__(
         self,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         rank: int,
-        carrier: Callable[[], Carrier],
+        copier: Callable[[], Copier],
         listener: TcpListener | None,
         expected: Expected | None,
         wake: Callable[[], None],
     ) -> None:
         self._wake = wake
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._rank = rank
-        self._carrier = carrier
+        self._copier = copier
         self._listener = listener
         self._expected = expected
         self._news: SimpleQueue[News] = SimpleQueue()
-        self._jobs: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in range(meeting.num_streams)]
+        self._jobs: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in range(rendezvous.num_streams)]
         self._threads: list[threading.Thread] = []
         # Of what follows under the lock: connections in use, connections that have a transfer's share to do, and
         # whether all is over.
@@ -181,7 +181,7 @@ class TcpLink:
 
     def move(self, number: int, memory: Memory, parts: Sequence[Part]) -> None:
         """See `PairLink`."""
-        dealt = shares(parts, self._meeting.num_streams, self._meeting.chunk_bytes)
+        dealt = shares(parts, self._rendezvous.num_streams, self._rendezvous.chunk_bytes)
         busy = [(queue, chunks) for queue, chunks in zip(self._jobs, dealt, strict=True) if chunks]
         if not busy:
             self._say(Moved(number))
@@ -240,31 +240,31 @@ class TcpLink:
     def _initialise(self) -> None:
         try:
             connections = self._dial() if self._rank else self._await()
-            carriers = self._carriers(len(connections))
+            copiers = self._copiers(len(connections))
         except (OSError, KVError) as error:
             self._say(_broken("meeting the other end over tcp", error))
             return
-        for index, (connection, carrier) in enumerate(zip(connections, carriers, strict=True)):
-            self._start(self._work, f"stream-{index}", index, connection, carrier)
+        for index, (connection, copier) in enumerate(zip(connections, copiers, strict=True)):
+            self._start(self._work, f"stream-{index}", index, connection, copier)
         self._say(Ready())
 
-    def _carriers(self, count: int) -> list[Carrier]:
-        carriers: list[Carrier] = []
+    def _copiers(self, count: int) -> list[Copier]:
+        copiers: list[Copier] = []
         try:
-            while len(carriers) < count:
-                carriers.append(self._carrier())
+            while len(copiers) < count:
+                copiers.append(self._copier())
         except BaseException:
-            for carrier in carriers:
-                carrier.close()
+            for copier in copiers:
+                copier.close()
             raise
-        return carriers
+        return copiers
 
     def _await(self) -> list[socket.socket]:
         """Rank 0: the connections, in their order, when all have come."""
         if self._expected is None:
             raise TransferError("bad_offer", "nobody listens for this pair here")
         came: dict[int, socket.socket] = {}
-        while len(came) < self._meeting.num_streams:
+        while len(came) < self._rendezvous.num_streams:
             arrived = self._expected.arrived.get()
             if arrived is None:
                 raise ConnectionAbortedError("it was given up")
@@ -273,17 +273,17 @@ class TcpLink:
 
     def _dial(self) -> list[socket.socket]:
         """Rank 1: the connections. Each proves itself, and has the other end prove itself, before a page is read."""
-        host, port = self._meeting.host, self._meeting.port
+        host, port = self._rendezvous.host, self._rendezvous.port
         dialled: list[socket.socket] = []
-        for index in range(self._meeting.num_streams):
+        for index in range(self._rendezvous.num_streams):
             connection = self._adopt(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
             dialled.append(connection)
             connection.settimeout(_DIAL_S)
             connection.connect((host, port))
-            connection.sendall(encode_hello(self._meeting, index))
+            connection.sendall(encode_hello(self._rendezvous, index))
             answer = bytearray(ANSWER_BYTES)
             receive_all(connection, [memoryview(answer)])
-            if bytes(answer) != answer_to(self._meeting, index):
+            if bytes(answer) != answer_to(self._rendezvous, index):
                 raise TransferError("bad_stream", f"who listens at {host}:{port} is not the agent that made the offer")
             connection.settimeout(None)
         return dialled
@@ -299,11 +299,11 @@ class TcpLink:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return connection
 
-    def _work(self, index: int, connection: socket.socket, carrier: Carrier) -> None:
+    def _work(self, index: int, connection: socket.socket, copier: Copier) -> None:
         """One connection's shares, one after another, until there is no more."""
         try:
             while (job := self._jobs[index].get()) is not None and not self._is_aborted:
-                (self._send if self._rank else self._receive)(connection, carrier, job)
+                (self._send if self._rank else self._receive)(connection, copier, job)
                 with self._lock:
                     self._left[job.number] -= 1
                     is_last = not self._left[job.number]
@@ -314,18 +314,18 @@ class TcpLink:
         except (OSError, KVError) as error:
             self._say(_broken("moving pages over tcp", error))
         finally:
-            carrier.close()
+            copier.close()
 
-    def _send(self, connection: socket.socket, carrier: Carrier, job: _Job) -> None:
+    def _send(self, connection: socket.socket, copier: Copier, job: _Job) -> None:
         header = encode_header(job.number, num_bytes_of(job.chunks))
         send_all(connection, [memoryview(header)])
-        carrier.send(connection, job.memory, job.chunks)
+        copier.send(connection, job.memory, job.chunks)
 
-    def _receive(self, connection: socket.socket, carrier: Carrier, job: _Job) -> None:
+    def _receive(self, connection: socket.socket, copier: Copier, job: _Job) -> None:
         header = bytearray(HEADER_BYTES)
         receive_all(connection, [memoryview(header)])
         require_header(bytes(header), job.number, num_bytes_of(job.chunks))
-        carrier.receive(connection, job.memory, job.chunks)
+        copier.receive(connection, job.memory, job.chunks)
 
 
 def _nobody() -> None:

@@ -1,8 +1,8 @@
 """The port at which an agent is dialled for pages: takes the connections that prove a pair's secret, and no others.
 
 One thread, one selector; nothing in it waits for a single peer. A stranger has a few seconds and 64 bytes to say who it
-is, and there are at most `_MAX_STRANGERS` of them: one more, and the one that has been silent longest goes. Who speaks
-but cannot prove anything is closed without an answer. Used by `tcp/link.py`.
+is, and there are at most `_MAX_UNAUTHENTICATED` of them: one more, and the one that has been silent longest
+goes. Who speaks but cannot prove anything is closed without an answer. Used by `tcp/link.py`.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from kvstore.transfer.paired.tcp.wire import (
     HELLO_BYTES,
     KEY_BYTES,
     SECRET_BYTES,
-    Meeting,
+    Rendezvous,
     answer_to,
     decode_hello,
     is_proven,
 )
 
-_MAX_STRANGERS: Final = 64
+_MAX_UNAUTHENTICATED: Final = 64
 _HELLO_S: Final = 5.0
 _NO_DESCRIPTORS_S: Final = 0.1
 
@@ -33,13 +33,13 @@ _NO_DESCRIPTORS_S: Final = 0.1
 class Expected:
     """Connections of one pair on their way; `arrived` gives those that came, and None when there is no more waiting."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        self.meeting = meeting
-        self.missing = set(range(meeting.num_streams))
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self.rendezvous = rendezvous
+        self.missing = set(range(rendezvous.num_streams))
         self.arrived: SimpleQueue[tuple[int, socket.socket] | None] = SimpleQueue()
 
 
-class _Stranger:
+class _UnauthenticatedPeer:
     __slots__ = ("connection", "data", "deadline")
 
     def __init__(self, connection: socket.socket, deadline: float) -> None:
@@ -65,7 +65,7 @@ class TcpListener:
         self.port: int = self._socket.getsockname()[1]
         self._lock = threading.Lock()
         self._expected: dict[bytes, Expected] = {}
-        self._strangers: dict[socket.socket, _Stranger] = {}
+        self._unauthenticated: dict[socket.socket, _UnauthenticatedPeer] = {}
         self._is_closed = False
         self.num_refused = 0
         self._wake, self._woken = socket.socketpair()
@@ -83,7 +83,7 @@ class TcpListener:
     def expect(self, num_streams: int, chunk_bytes: int) -> Expected:
         """Take connections of a new pair from now on."""
         key, secret = secrets.token_bytes(KEY_BYTES), secrets.token_bytes(SECRET_BYTES)
-        expected = Expected(Meeting(self.host, self.port, key, secret, num_streams, chunk_bytes))
+        expected = Expected(Rendezvous(self.host, self.port, key, secret, num_streams, chunk_bytes))
         with self._lock:
             self._expected[key] = expected
         return expected
@@ -96,7 +96,7 @@ class TcpListener:
     def forget(self, expected: Expected) -> None:
         """Take no more connections of a pair, and end the waiting for them."""
         with self._lock:
-            self._expected.pop(expected.meeting.key, None)
+            self._expected.pop(expected.rendezvous.key, None)
         expected.arrived.put(None)
 
     def close(self) -> None:
@@ -114,16 +114,16 @@ class TcpListener:
     def _run(self) -> None:
         try:
             while not self._is_closed:
-                soonest = min((one.deadline for one in self._strangers.values()), default=None)
+                soonest = min((one.deadline for one in self._unauthenticated.values()), default=None)
                 pause = None if soonest is None else max(0.0, soonest - time.monotonic())
                 for key, _ in self._selector.select(pause):
                     if key.fileobj is self._socket:
                         self._accept()
-                    elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._strangers:
-                        self._read(self._strangers[key.fileobj])
+                    elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._unauthenticated:
+                        self._read(self._unauthenticated[key.fileobj])
                 self._drop_silent()
         finally:
-            for one in list(self._strangers.values()):
+            for one in list(self._unauthenticated.values()):
                 self._drop(one)
             self._selector.close()
             for own in (self._socket, self._wake, self._woken):
@@ -139,63 +139,63 @@ class TcpListener:
             time.sleep(_NO_DESCRIPTORS_S)
             return
         connection.setblocking(False)
-        if len(self._strangers) >= _MAX_STRANGERS:
-            self._drop(next(iter(self._strangers.values())))
-        self._strangers[connection] = _Stranger(connection, time.monotonic() + _HELLO_S)
+        if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
+            self._drop(next(iter(self._unauthenticated.values())))
+        self._unauthenticated[connection] = _UnauthenticatedPeer(connection, time.monotonic() + _HELLO_S)
         self._selector.register(connection, selectors.EVENT_READ)
 
-    def _read(self, stranger: _Stranger) -> None:
+    def _read(self, peer: _UnauthenticatedPeer) -> None:
         try:
-            data = stranger.connection.recv(HELLO_BYTES - len(stranger.data))
+            data = peer.connection.recv(HELLO_BYTES - len(peer.data))
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        stranger.data += data
+        peer.data += data
         if not data:
-            self._drop(stranger)
-        elif len(stranger.data) == HELLO_BYTES:
-            self._introduce(stranger)
+            self._drop(peer)
+        elif len(peer.data) == HELLO_BYTES:
+            self._introduce(peer)
 
-    def _introduce(self, stranger: _Stranger) -> None:
-        hello = decode_hello(bytes(stranger.data))
+    def _introduce(self, peer: _UnauthenticatedPeer) -> None:
+        hello = decode_hello(bytes(peer.data))
         if hello is None:
-            self._drop(stranger)
+            self._drop(peer)
             return
         with self._lock:
             expected = self._expected.get(hello.key)
             is_known = expected is not None and hello.stream in expected.missing
-            if expected is None or not is_known or not is_proven(hello, expected.meeting.secret):
+            if expected is None or not is_known or not is_proven(hello, expected.rendezvous.secret):
                 expected = None
             else:
                 expected.missing.discard(hello.stream)
                 if not expected.missing:
                     del self._expected[hello.key]
         if expected is None:
-            self._drop(stranger)
+            self._drop(peer)
             return
-        self._forget(stranger)
+        self._forget(peer)
         try:
             # 32 bytes into the empty buffer of a new connection: they fit, or the peer is gone.
-            stranger.connection.send(answer_to(expected.meeting, hello.stream))
-            stranger.connection.setblocking(True)
+            peer.connection.send(answer_to(expected.rendezvous, hello.stream))
+            peer.connection.setblocking(True)
         except OSError:
-            stranger.connection.close()
+            peer.connection.close()
             expected.arrived.put(None)
             return
-        expected.arrived.put((hello.stream, stranger.connection))
+        expected.arrived.put((hello.stream, peer.connection))
 
     def _drop_silent(self) -> None:
         now = time.monotonic()
-        for one in [one for one in self._strangers.values() if one.deadline <= now]:
+        for one in [one for one in self._unauthenticated.values() if one.deadline <= now]:
             self._drop(one)
 
-    def _drop(self, stranger: _Stranger) -> None:
+    def _drop(self, peer: _UnauthenticatedPeer) -> None:
         self.num_refused += 1
-        self._forget(stranger)
+        self._forget(peer)
         with contextlib.suppress(OSError):
-            stranger.connection.close()
+            peer.connection.close()
 
-    def _forget(self, stranger: _Stranger) -> None:
-        self._selector.unregister(stranger.connection)
-        del self._strangers[stranger.connection]
+    def _forget(self, peer: _UnauthenticatedPeer) -> None:
+        self._selector.unregister(peer.connection)
+        del self._unauthenticated[peer.connection]

@@ -1,7 +1,7 @@
 """Bytes of a pool to and from one connection: straight from host memory, or over page-locked buffers from a device.
 
 A device's bytes go through two buffers in turns: while one is on the connection, the other is on its way between host
-and device, in a stream of its own. Used by the threads of `tcp/link.py`, each of which has a `Carrier` to itself; all
+and device, in a stream of its own. Used by the threads of `tcp/link.py`, each of which has a `Copier` to itself; all
 calls block. Logic tested over a fake device; not yet run on a GPU.
 """
 
@@ -19,7 +19,7 @@ from kvstore.transfer.paired.tcp.wire import Part
 _WAIT_ALL = getattr(socket, "MSG_WAITALL", 0)
 
 
-class Carrier(Protocol):
+class Copier(Protocol):
     """Moves the chunks of one transfer between a pool and a connection."""
 
     def send(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
@@ -35,25 +35,25 @@ class Carrier(Protocol):
         ...
 
 
-class HostCarrier:
-    """`Carrier` for pools in host memory: the kernel copies between socket and pages."""
+class HostCopier:
+    """`Copier` for pools in host memory: the kernel copies between socket and pages."""
 
     def send(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
-        """See `Carrier`."""
+        """See `Copier`."""
         for chunk in chunks:
             send_all(connection, _views(memory, chunk))
 
     def receive(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
-        """See `Carrier`."""
+        """See `Copier`."""
         for chunk in chunks:
             receive_all(connection, _views(memory, chunk))
 
     def close(self) -> None:
-        """See `Carrier`."""
+        """See `Copier`."""
 
 
-class StagedCarrier:
-    """`Carrier` for pools on a device. Raises DeviceError."""
+class StagedCopier:
+    """`Copier` for pools on a device. Raises DeviceError."""
 
     def __init__(self, memory: DeviceMemory, device: int, chunk_bytes: int) -> None:
         self._memory = memory
@@ -69,7 +69,7 @@ class StagedCarrier:
             raise
 
     def send(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
-        """See `Carrier`. The device is one chunk ahead of the connection."""
+        """See `Copier`. The device is one chunk ahead of the connection."""
         for number, chunk in enumerate(chunks):
             self._begin(number % 2, memory, chunk, is_reading=True)
             if number:
@@ -78,7 +78,7 @@ class StagedCarrier:
             self._push(connection, (len(chunks) - 1) % 2, chunks[-1])
 
     def receive(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
-        """See `Carrier`. The connection is one chunk ahead of the device."""
+        """See `Copier`. The connection is one chunk ahead of the device."""
         for number, chunk in enumerate(chunks):
             slot = number % 2
             self._settle(slot)
@@ -88,7 +88,7 @@ class StagedCarrier:
             self._settle(slot)
 
     def close(self) -> None:
-        """See `Carrier`."""
+        """See `Copier`."""
         for slot in range(2):
             # A device that failed runs nothing any more.
             with contextlib.suppress(DeviceError):

@@ -1,6 +1,6 @@
 """What two agents say to each other over the raw connections of a pair, and how a transfer is dealt out over them.
 
-    mesh      OfferPair.unique_id   `Meeting`: where rank 0 listens, a key and a secret
+    mesh      OfferPair.unique_id   `Rendezvous`: where rank 0 listens, a key and a secret
     dialler   HELLO                 magic, key of the pair, number of the connection, proof of the secret
     listener  ANSWER                proof of the secret
     dialler   for each transfer and connection that has a share of it: HEADER, then that share's bytes
@@ -42,7 +42,7 @@ Part = tuple[int, int]
 """Offset from page 0, and number of bytes."""
 
 
-class Meeting(msgspec.Struct, frozen=True, array_like=True):
+class Rendezvous(msgspec.Struct, frozen=True, array_like=True):
     """Where and how the two ends of a pair meet; as bytes it is what both are given as `unique_id`."""
 
     host: Annotated[str, msgspec.Meta(max_length=64)]
@@ -61,24 +61,24 @@ class Hello(NamedTuple):
     proof: bytes
 
 
-def encode_meeting(meeting: Meeting) -> bytes:
-    """The bytes of a meeting."""
-    return msgspec.msgpack.encode(meeting)
+def encode_rendezvous(rendezvous: Rendezvous) -> bytes:
+    """The bytes of a rendezvous."""
+    return msgspec.msgpack.encode(rendezvous)
 
 
-def decode_meeting(data: bytes) -> Meeting:
+def decode_rendezvous(data: bytes) -> Rendezvous:
     """What another agent offers. Raises TransferError `bad_offer`."""
     try:
-        meeting = msgspec.msgpack.decode(data, type=Meeting)
-        ipaddress.ip_address(meeting.host)
+        rendezvous = msgspec.msgpack.decode(data, type=Rendezvous)
+        ipaddress.ip_address(rendezvous.host)
     except (msgspec.MsgspecError, ValueError) as error:
         raise TransferError("bad_offer", f"an offer of tcp that says nothing sound: {error}") from None
-    return meeting
+    return rendezvous
 
 
-def encode_hello(meeting: Meeting, index: int) -> bytes:
+def encode_hello(rendezvous: Rendezvous, index: int) -> bytes:
     """What the dialler says first on connection `index`."""
-    return _HELLO.pack(_HELLO_MAGIC, meeting.key, index, _proof(meeting.secret, meeting.key, index, b"dial"))
+    return _HELLO.pack(_HELLO_MAGIC, rendezvous.key, index, _proof(rendezvous.secret, rendezvous.key, index, b"dial"))
 
 
 def decode_hello(data: bytes) -> Hello | None:
@@ -92,9 +92,9 @@ def is_proven(hello: Hello, secret: bytes) -> bool:
     return hmac.compare_digest(hello.proof, _proof(secret, hello.key, hello.stream, b"dial"))
 
 
-def answer_to(meeting: Meeting, index: int) -> bytes:
+def answer_to(rendezvous: Rendezvous, index: int) -> bytes:
     """What the listener says to a dialler that has proven itself."""
-    return _proof(meeting.secret, meeting.key, index, b"listen")
+    return _proof(rendezvous.secret, rendezvous.key, index, b"listen")
 
 
 def encode_header(number: int, num_bytes: int) -> bytes:

@@ -1,23 +1,23 @@
-"""The pages of one running sequence: what it shares with others, what is its own, what is lent to a transfer.
+"""The pages of one running sequence: what it shares with others, what is its own, what is exported to a transfer.
 
-    [ cached prefix, locked ][ own full pages (duplicates) ][ own, partly filled ][ own, reserved or lent ]
+    [ cached prefix, locked ][ own full pages (duplicates) ][ own, partly filled ][ own, reserved or exported ]
 
 A handle is made by `PrefixCache.start` and ended by one `release`, whatever happened in between; until then its pages
-cannot be evicted or given to anyone else. Only tokens whose KV is known to be written (`advance`, `receive`) are
-journalled and shared. The scheduler keeps handles in its sequences; nothing else does.
+cannot be evicted or given to anyone else. Only tokens whose KV is known to be written (`advance`, `commit`) are
+committed and shared. The scheduler keeps handles in its sequences; nothing else does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvstore.cache.allocator import PageState
-from kvstore.cache.page_book import PageBook
+from kvstore.cache.block_pool import BlockPool
 from kvstore.cache.radix_tree import Node
 from kvstore.errors import SequenceError
 from kvstore.hashing import TOKEN_BYTES, pack_tokens, page_hash
 
 
-class Lent(NamedTuple):
+class ExportedPages(NamedTuple):
     """Pages given to a transfer: `pages[i]` is page `first + i` of the sequence."""
 
     first: int
@@ -25,7 +25,7 @@ class Lent(NamedTuple):
     generations: list[int]
 
 
-class SequencePages:
+class BlockTable:
     """Pages of one sequence, in order of position. Read `pages`, `num_tokens`, `num_cached_tokens`; call the rest.
 
     `num_tokens` counts the tokens whose KV is written, `num_cached_tokens` those that were found in the cache at start.
@@ -33,20 +33,20 @@ class SequencePages:
 
     def __init__(
         self,
-        book: PageBook,
+        blocks: BlockPool,
         node: Node,
         pages: list[int],
         hashes: list[bytes],
         *,
         extra_key: str,
         share: bool,
-        on_release: Callable[["SequencePages"], None],
+        on_release: Callable[["BlockTable"], None],
     ) -> None:
         self.pages = pages
-        self.num_tokens = len(pages) * book.page_size
+        self.num_tokens = len(pages) * blocks.page_size
         self.num_cached_tokens = self.num_tokens
         self.is_released = False
-        self._book = book
+        self._blocks = blocks
         self._node = node
         self._hashes = hashes
         self._extra_key = extra_key
@@ -55,8 +55,8 @@ class SequencePages:
         self._own: set[int] = set()
         self._tail = b""
         self._unshared_key = b""
-        self._num_lent = 0
-        self._lent_state = PageState.GRANTED
+        self._num_exported = 0
+        self._exported_state = PageState.GRANTED
 
     @property
     def num_full_pages(self) -> int:
@@ -64,9 +64,9 @@ class SequencePages:
         return len(self._hashes)
 
     @property
-    def num_lent_pages(self) -> int:
+    def num_exported_pages(self) -> int:
         """Pages that a transfer has; they are the last of `pages`."""
-        return self._num_lent
+        return self._num_exported
 
     @property
     def page_hashes(self) -> Sequence[bytes]:
@@ -86,11 +86,11 @@ class SequencePages:
     def generations(self, first: int = 0, count: int | None = None) -> list[int]:
         """Generations of `count` pages from index `first` on, as `PagesReady` and `OpenGrant` carry them."""
         end = len(self.pages) if count is None else first + count
-        return [self._book.generation(page) for page in self.pages[first:end]]
+        return [self._blocks.generation(page) for page in self.pages[first:end]]
 
     def num_missing(self, num_tokens: int) -> int:
         """Pages that `reserve(num_tokens)` would have to allocate."""
-        return max(0, -(-num_tokens // self._book.page_size) - len(self.pages))
+        return max(0, -(-num_tokens // self._blocks.page_size) - len(self.pages))
 
     def reserve(self, num_tokens: int) -> bool:
         """Make the pages cover positions `0 .. num_tokens - 1`. False if there are not enough; nothing changes then."""
@@ -101,10 +101,10 @@ class SequencePages:
         missing = self.num_missing(num_tokens)
         if missing == 0:
             return True
-        if self._num_lent:
-            raise SequenceError("pages are lent to a transfer: receive or take them back before reserving more")
+        if self._num_exported:
+            raise SequenceError("pages are exported to a transfer: commit or abort that before reserving more")
         parent = self.parent_hash if len(self.pages) == len(self._hashes) else None
-        taken = self._book.take(missing, parent, not self.pages, state)
+        taken = self._blocks.take(missing, parent, not self.pages, state)
         if taken is None:
             return False
         self.pages.extend(taken)
@@ -118,97 +118,97 @@ class SequencePages:
         """
         self._require_held()
         packed = self._tail + pack_tokens(token_ids)
-        room = (len(self.pages) - self._num_lent) * self._book.page_size - self.num_tokens
+        room = (len(self.pages) - self._num_exported) * self._blocks.page_size - self.num_tokens
         if len(token_ids) > room:
             raise SequenceError(f"{len(token_ids)} tokens advance past the {room} that reserved pages have room for")
-        num_full = len(packed) // self._book.stride
-        cut = num_full * self._book.stride
+        num_full = len(packed) // self._blocks.stride
+        cut = num_full * self._blocks.stride
         self._tail = packed[cut:]
         self.num_tokens += len(token_ids)
         if num_full:
             self._fill(packed[:cut], num_full)
-        self._journal_tail()
+        self._write_tail()
 
-    def lend(self, num_tokens: int = 0) -> Lent | None:
-        """Lend every page that is not full to a transfer, those that `num_tokens` tokens take besides among them.
+    def export(self, num_tokens: int = 0) -> ExportedPages | None:
+        """Export every page that is not full to a transfer, those that `num_tokens` tokens take besides among them.
 
         None if there are not enough; nothing changes then. Tokens of a partly filled page are given up. The pages are
-        GRANTED until `mark_in_flight`, and the sequence's again by `receive` or `take_back`; the table says GRANTED all
+        GRANTED until `mark_in_flight`, and the sequence's again by `commit` or `abort`; the table says GRANTED all
         that time, since whoever reads it can make nothing of the difference.
         """
         self._require_held()
-        if self._num_lent:
-            raise SequenceError("pages of this sequence are lent already; a transfer takes them all at once")
+        if self._num_exported:
+            raise SequenceError("pages of this sequence are exported already; a transfer takes them all at once")
         first, written = len(self._hashes), len(self.pages)
         if not self._reserve(num_tokens, PageState.GRANTED):
             return None
-        self._book.write_states(self.pages[first:written], PageState.GRANTED)
-        pages = self._book.move(self._book.allocator.grant, self.pages[first:])
+        self._blocks.write_states(self.pages[first:written], PageState.GRANTED)
+        pages = self._blocks.move(self._blocks.allocator.grant, self.pages[first:])
         self._own.difference_update(pages)
         self.pages[first:] = pages
-        self._num_lent = len(pages)
-        self._lent_state = PageState.GRANTED
+        self._num_exported = len(pages)
+        self._exported_state = PageState.GRANTED
         self._tail = b""
-        self.num_tokens = first * self._book.page_size
-        return Lent(first, list(pages), [self._book.generation(page) for page in pages])
+        self.num_tokens = first * self._blocks.page_size
+        return ExportedPages(first, list(pages), [self._blocks.generation(page) for page in pages])
 
     def mark_in_flight(self) -> None:
-        """From now on the transfer may write the lent pages. Again is harmless."""
-        if self._num_lent and self._lent_state is PageState.GRANTED:
-            self._book.move(self._book.allocator.start_transfer, self._lent_pages())
-            self._lent_state = PageState.IN_FLIGHT
+        """From now on the transfer may write the exported pages. Again is harmless."""
+        if self._num_exported and self._exported_state is PageState.GRANTED:
+            self._blocks.move(self._blocks.allocator.start_transfer, self._exported_pages())
+            self._exported_state = PageState.IN_FLIGHT
 
-    def receive(self, token_ids: Sequence[int]) -> None:
-        """The transfer is complete: the lent pages hold the KV of these tokens and are the sequence's own again."""
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """The transfer is complete: the exported pages hold the KV of these tokens and are the sequence's own again."""
         self._require_held()
-        lent = self._lent_pages()
-        if len(token_ids) > len(lent) * self._book.page_size:
-            raise SequenceError(f"{len(token_ids)} tokens do not fit the {len(lent)} pages that are lent")
-        self._num_lent = 0
-        self._own.update(self._book.move(self._book.allocator.accept, lent))
+        exported = self._exported_pages()
+        if len(token_ids) > len(exported) * self._blocks.page_size:
+            raise SequenceError(f"{len(token_ids)} tokens do not fit the {len(exported)} pages that are exported")
+        self._num_exported = 0
+        self._own.update(self._blocks.move(self._blocks.allocator.accept, exported))
         self.advance(token_ids)
-        self._book.write_states(self.pages[len(self._hashes) + 1 :], PageState.RUNNING)
+        self._blocks.write_states(self.pages[len(self._hashes) + 1 :], PageState.RUNNING)
 
-    def receive_first(self, token_ids: Sequence[int]) -> None:
-        """The first lent pages hold the KV of these tokens and are the sequence's own; the others stay lent."""
+    def commit_first(self, token_ids: Sequence[int]) -> None:
+        """The first exported pages hold the KV of these tokens and are the sequence's own; the others stay exported."""
         self._require_held()
-        if len(token_ids) % self._book.page_size:
+        if len(token_ids) % self._blocks.page_size:
             raise SequenceError(f"{len(token_ids)} tokens are not whole pages")
-        received = self._lent_pages()[: len(token_ids) // self._book.page_size]
-        self._num_lent -= len(received)
-        self._own.update(self._book.move(self._book.allocator.accept, received))
+        received = self._exported_pages()[: len(token_ids) // self._blocks.page_size]
+        self._num_exported -= len(received)
+        self._own.update(self._blocks.move(self._blocks.allocator.accept, received))
         self.advance(token_ids)
 
-    def take_back(self, *, quiesced: bool) -> list[int]:
+    def abort(self, *, quiesced: bool) -> list[int]:
         """The transfer is over without its pages, which leave the sequence; a retry reserves new ones.
 
         Where something can still write them (`quiesced` False) they are quarantined and returned, for
         `PrefixCache.clear_quarantined` once the agent has answered `GrantClosed`.
         """
-        lent = self._lent_pages()
-        del self.pages[len(self.pages) - len(lent) :]
-        self._num_lent = 0
+        exported = self._exported_pages()
+        del self.pages[len(self.pages) - len(exported) :]
+        self._num_exported = 0
         if quiesced:
-            self._book.write_states(self._book.move(self._book.allocator.revoke, lent), PageState.FREE)
+            self._blocks.write_states(self._blocks.move(self._blocks.allocator.revoke, exported), PageState.FREE)
             return []
-        kept = self._book.move(self._book.allocator.quarantine, lent)
-        self._book.write_states(kept, PageState.QUARANTINED)
+        kept = self._blocks.move(self._blocks.allocator.quarantine, exported)
+        self._blocks.write_states(kept, PageState.QUARANTINED)
         return kept
 
     def release(self, *, insert: bool = True) -> list[int]:
         """End the handle: locks go, own pages become free, full ones stay in the cache. Again is harmless.
 
         `insert` matters where the sequence was started with `share=False`: its full pages enter the cache now, or
-        never. Pages still lent are quarantined and returned, as by `take_back(quiesced=False)`.
+        never. Pages still exported are quarantined and returned, as by `abort(quiesced=False)`.
         """
         if self.is_released:
             return []
-        quarantined = self.take_back(quiesced=False) if self._num_lent else []
+        quarantined = self.abort(quiesced=False) if self._num_exported else []
         if insert and not self._share and self._unshared_key:
-            self._publish(self._unshared_key, len(self._unshared_key) // self._book.stride)
+            self._publish(self._unshared_key, len(self._unshared_key) // self._blocks.stride)
         self.is_released = True
-        self._book.give_back([page for page in self.pages if page in self._own])
-        self._book.drop(self._book.tree.unlock(self._node))
+        self._blocks.give_back([page for page in self.pages if page in self._own])
+        self._blocks.drop(self._blocks.tree.unlock(self._node))
         self._own.clear()
         self._on_release(self)
         return quarantined
@@ -220,7 +220,7 @@ class SequencePages:
             yield from ((page, PageState.CACHED) for page in node.pages)
             node = node.parent
         yield from ((page, PageState.RUNNING) for page in self._own)
-        yield from ((page, self._lent_state) for page in self._lent_pages())
+        yield from ((page, self._exported_state) for page in self._exported_pages())
 
     def name_extra_key(self, extra_key: str) -> None:
         """Whoever claims a rebuilt sequence knows the extra key that its pages were made under."""
@@ -231,41 +231,41 @@ class SequencePages:
         self.pages.append(page)
         self._own.add(page)
         self._tail = tokens
-        self.num_tokens = len(self._hashes) * self._book.page_size + len(tokens) // TOKEN_BYTES
-        self._journal_tail()
+        self.num_tokens = len(self._hashes) * self._blocks.page_size + len(tokens) // TOKEN_BYTES
+        self._write_tail()
 
     # inside
 
-    def _lent_pages(self) -> list[int]:
-        return self.pages[len(self.pages) - self._num_lent :]
+    def _exported_pages(self) -> list[int]:
+        return self.pages[len(self.pages) - self._num_exported :]
 
     def _fill(self, key: bytes, num_full: int) -> None:
         parent = self.parent_hash
         for index in range(num_full):
-            stride = self._book.stride
+            stride = self._blocks.stride
             parent = page_hash(parent, key[index * stride : (index + 1) * stride])
             self._hashes.append(parent)
         if self._share:
             self._publish(key, num_full)
         else:
             self._unshared_key += key
-            self._journal_own(key, num_full, is_private=True)
+            self._write_own(key, num_full, is_private=True)
 
     def _publish(self, key: bytes, num_full: int) -> None:
         """Share the last `num_full` full pages, unless the cache was cleared since this sequence began."""
         last = len(self._hashes)
         pages = self.pages[last - num_full : last]
-        if not self._book.tree.is_current(self._node) or not self._own.issuperset(pages):
-            self._journal_own(key, num_full, is_private=True)
+        if not self._blocks.tree.is_current(self._node) or not self._own.issuperset(pages):
+            self._write_own(key, num_full, is_private=True)
             return
-        self._node, added = self._book.publish(self._node, key, pages, self._hashes[-num_full:], self._extra_key)
+        self._node, added = self._blocks.publish(self._node, key, pages, self._hashes[-num_full:], self._extra_key)
         self._own.difference_update(added)
 
-    def _journal_own(self, key: bytes, num_full: int, *, is_private: bool) -> None:
-        stride, last = self._book.stride, len(self._hashes)
+    def _write_own(self, key: bytes, num_full: int, *, is_private: bool) -> None:
+        stride, last = self._blocks.stride, len(self._hashes)
         for index in range(last - num_full, last):
             offset = (index - last + num_full) * stride
-            self._book.write(
+            self._blocks.write(
                 self.pages[index],
                 PageState.RUNNING,
                 page_hash=self._hashes[index],
@@ -275,11 +275,11 @@ class SequencePages:
                 is_private=is_private,
             )
 
-    def _journal_tail(self) -> None:
+    def _write_tail(self) -> None:
         """Also for an empty page: its parent's hash is what tells a later scheduler whose it was."""
         index = len(self._hashes)
-        if index < len(self.pages) - self._num_lent:
-            self._book.write(
+        if index < len(self.pages) - self._num_exported:
+            self._blocks.write(
                 self.pages[index],
                 PageState.RUNNING,
                 parent=self.parent_hash,

@@ -1,7 +1,7 @@
 """The books of one pool, kept together: allocator, radix tree, page table, event log.
 
 Every change of a page's owner goes through here, so that the allocator's state, the tree and the table in shared memory
-say the same. Called by `prefix_cache` and `sequence_pages` only. A move that the allocator refuses quarantines the page
+say the same. Called by `prefix_cache` and `block_table` only. A move that the allocator refuses quarantines the page
 and is reported in `violations`; serving goes on.
 """
 
@@ -23,7 +23,7 @@ from kvstore.protocol import PageStored
 _MAX_VIOLATIONS: Final = 256
 
 
-class PageBook:
+class BlockPool:
     """Allocator, tree, table and event log of one pool, changed together.
 
     Generations go on from what the table has, whoever wrote it: `found` is its scan, made here if it is not given.
@@ -81,7 +81,7 @@ class PageBook:
             return None
         shortage = num_pages - self.allocator.num_free
         if shortage > 0:
-            # Not journalled: each of these pages is allocated again below, and until then its entry is still true.
+            # Not written: each of these pages is allocated again below, and until then its entry is still true.
             self._forget(self.tree.evict(shortage))
         pages = self.allocator.allocate(num_pages)
         if pages is None:
@@ -95,11 +95,11 @@ class PageBook:
 
     def give_back(self, pages: Sequence[int]) -> None:
         """A sequence's own pages become free."""
-        self._journal_free(self.move(self.allocator.release, pages))
+        self._write_free(self.move(self.allocator.release, pages))
 
     def drop(self, removed: Sequence[Removed]) -> None:
         """Pages that left the tree become free."""
-        self._journal_free(self._forget(removed))
+        self._write_free(self._forget(removed))
 
     def publish(
         self, node: Node, key: bytes, pages: Sequence[int], hashes: Sequence[bytes], extra_key: str
@@ -199,7 +199,7 @@ class PageBook:
         self.log.removed([one.page_hash for one in removed])
         return self.move(self.allocator.evict, [one.page for one in removed])
 
-    def _journal_free(self, pages: Sequence[int]) -> None:
+    def _write_free(self, pages: Sequence[int]) -> None:
         self.write_states(pages, PageState.FREE)
 
     def _stored_pages(self) -> Iterable[PageStored]:
