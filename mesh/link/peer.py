@@ -8,12 +8,14 @@ of an older connection is a repeat, and a connection that begins again shows.
 import enum
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mesh.address import Address
-from mesh.membership.view import Member
 from mesh.transport.base import Buffer, Lane, Link
 from mesh.wire.header import SYSTEM_FLAG, Header, Verb
+
+if TYPE_CHECKING:
+    from mesh.membership.view import Member
 
 UNNUMBERED: Final = 0
 """Of an error about a connection that its sender has no record of."""
@@ -90,8 +92,8 @@ class Connection:
 class Peer:
     """One incarnation that this actor has a link with. `route` is where messages to it go; None once it is lost.
 
-    `member` is what it said of itself when the link was made. `is_watched`: life signs are expected until it is lost. `pings` are those that are not answered: by lane the message
-    id, and what `heard` said before.
+    `member` is what it said of itself when the link was made. `is_watched`: life signs are expected until it is lost.
+    `pings` are those that are not answered: by lane the message id, and what `heard` said before.
     """
 
     __slots__ = (
