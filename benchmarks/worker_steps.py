@@ -3,7 +3,10 @@
 A decode step cannot be shorter than reading the weights once, a prefill not shorter than its multiplications at the
 speed of one big product; both limits are measured in the same run, around each row. Kernels are compared in turns.
 
-    python -m benchmarks.worker_steps [--model random:qwen2.5-0.5b] [--dtype auto] [--threads 2] [--kernels auto,torch]
+    python -m benchmarks.worker_steps [--model random:qwen2.5-0.5b] [--dtype auto] [--threads 2]
+                                      [--kernels auto/int8,auto,torch]
+
+`KERNELS/int8` are those kernels on weights of int8, whose limit is that of so many bytes.
 """
 
 import argparse
@@ -54,11 +57,12 @@ def prefill_step(num_tokens: int) -> RunnableStep:
 
 
 class Measured(NamedTuple):
-    """A runner by some kernels, with as many threads of torch as it is to have."""
+    """A runner by some kernels, with as many threads of torch as it is to have, and the bytes of one weight."""
 
     name: str
     runner: Runner
     torch_threads: int
+    item_bytes: int
 
     def seconds(self, step: RunnableStep, budget_s: float) -> list[float]:
         """Times of single steps, after one that warms up."""
@@ -104,7 +108,7 @@ def main() -> None:
     parser.add_argument("--model", default="random:qwen2.5-0.5b")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--kernels", default="auto,torch", help="compared with each other, in turns")
+    parser.add_argument("--kernels", default="auto/int8,auto,torch", help="compared with each other, in turns")
     parser.add_argument("--batches", default="1,4,16")
     parser.add_argument("--context", type=int, default=160)
     parser.add_argument("--prompts", default="128,512")
@@ -126,20 +130,22 @@ def main() -> None:
         times = compare(measured, decode_step(batch, args.context), args.seconds, args.rounds)
         bandwidth = max(before, read_gb_s(args.threads))
         print(f"decode, batch {batch}, context {args.context}; memory {bandwidth:.0f} GB/s")
-        report(measured, times, read * ITEM_BYTES[layout.dtype] / bandwidth / 1e9, batch)
+        report(measured, times, [read * one.item_bytes / bandwidth / 1e9 for one in measured], batch)
     for num_tokens in prompts:
         before = product_gflops(layout.dtype, args.threads)
         times = compare(measured, prefill_step(num_tokens), args.seconds, args.rounds)
         gflops = max(before, product_gflops(layout.dtype, args.threads))
         print(f"prefill {num_tokens}; one big product of torch {gflops:.0f} GFLOP/s")
-        report(measured, times, 2 * multiplied * num_tokens / gflops / 1e9, num_tokens)
+        report(measured, times, [2 * multiplied * num_tokens / gflops / 1e9] * len(measured), num_tokens)
 
 
-def load(kernels: str, spec: ModelSpec, args: argparse.Namespace, pool: PagePool) -> Measured:
+def load(name: str, spec: ModelSpec, args: argparse.Namespace, pool: PagePool) -> Measured:
     import torch
 
     from nodes.worker.executor.runners import make_runner
 
+    kernels, _, quantization = name.partition("/")
+    spec = spec.quantized(quantization or "none")  # type: ignore[arg-type]
     config = WorkerConfig(
         group="bench",
         model=args.model,
@@ -151,13 +157,14 @@ def load(kernels: str, spec: ModelSpec, args: argparse.Namespace, pool: PagePool
     start = time.perf_counter()
     runner = make_runner(spec, config, pool)
     print(f"{spec.name}, {args.threads} threads, loaded in {time.perf_counter() - start:.1f} s: {runner.numerics}")
-    return Measured(kernels, runner, torch.get_num_threads())
+    item_bytes = 1 if quantization else ITEM_BYTES[pool.layout.dtype]
+    return Measured(name, runner, torch.get_num_threads(), item_bytes)
 
 
-def report(measured: list[Measured], times: list[list[float]], floor: float, num_tokens: int) -> None:
+def report(measured: list[Measured], times: list[list[float]], floors: list[float], num_tokens: int) -> None:
     """One line each: median and best beside the floor, and the last one's median over it."""
     against = statistics.median(times[-1])
-    for one, of_one in zip(measured, times, strict=True):
+    for one, of_one, floor in zip(measured, times, floors, strict=True):
         median = statistics.median(of_one)
         print(
             f"  {one.name:12} {median * 1e3:8.2f} ms (best {min(of_one) * 1e3:.2f}, {len(of_one)} steps)"

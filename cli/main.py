@@ -78,6 +78,7 @@ def up(
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
     cors_origin: OriginsOption = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
+    quantize: Annotated[str | None, typer.Option(help="Round weights when they are loaded: none or int8.")] = None,
     device: DeviceOption = None,
     mem_fraction: Annotated[
         float | None, typer.Option(help="Share of a device's memory for weights, activations and KV.")
@@ -114,8 +115,8 @@ def up(
         "model": model, "name": name, "prefill": prefill, "decode": decode, "mixed": mixed,
         "tp": tp, "prefill_tp": prefill_tp, "decode_tp": decode_tp, "host": host, "port": port,
         "cors_origins": cors_origin or None,
-        "dtype": dtype, "device": device, "mem_fraction": mem_fraction, "deterministic": deterministic,
-        "memory_saver": memory_saver, "pool_in_worker": pool_in_worker,
+        "dtype": dtype, "quantize": quantize, "device": device, "mem_fraction": mem_fraction,
+        "deterministic": deterministic, "memory_saver": memory_saver, "pool_in_worker": pool_in_worker,
         "gateways": gateways, "tokenizers": tokenizers, "detokenizers": detokenizers,
         "context_length": context_length, "kv__pages": kv_pages, "kv__memory": kv_memory,
         "max_running": max_running, "chunk": chunk, "max_step_ms": max_step_ms, "local_prefill_max": local_prefill_max,

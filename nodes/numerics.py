@@ -34,6 +34,12 @@ def kernels_note(members: Iterable[Member]) -> str:
     return "; ".join(sorted(notes - {""}))
 
 
+def quantization_note(members: Iterable[Member]) -> str:
+    """That workers compute with rounded weights, and to what; else empty."""
+    found = {_text(one, "quantization") for one in members if one.role == WORKER} - {"", "none"}
+    return f"weights are {' and '.join(sorted(found))}, rounded when they were loaded" if found else ""
+
+
 def _text(member: Member, name: str) -> str:
     value = member.attributes.get(name)
     return value if isinstance(value, str) else ""

@@ -106,8 +106,14 @@ def _gib(num_bytes: int) -> str:
 
 
 def check_device_options(settings: Settings, tp_size: int) -> None:
-    """Raises BadConfig where what is asked for takes a device, or goes not with the rest."""
+    """Raises BadConfig where what is asked for takes a device, or the CPU, or goes not with the rest."""
     device = settings.device
+    if settings.quantize != "none" and (device != CPU or tp_size > 1):
+        raise BadConfig(
+            f"--quantize {settings.quantize} is not for {f'--tp {tp_size}' if device == CPU else f'--device {device}'}",
+            why="only the CPU's own kernels compute with such weights, in workers that compute alone",
+            do="leave --quantize out, or compute on the CPU without --tp",
+        )
     if settings.memory_saver and device == CPU:
         raise BadConfig(
             "there is no memory saver on the CPU",

@@ -55,7 +55,7 @@ def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> Mode
         ) from error
     dtype = choose_dtype(settings.dtype, spec, settings.device, _cpu_flags())
     settings = msgspec.structs.replace(settings, dtype=dtype.dtype, chat_template=template)
-    return ModelPlan(settings, spec, argument, origin, _notes(spec, dtype))
+    return ModelPlan(settings, spec.quantized(settings.quantize), argument, origin, _notes(spec, dtype))
 
 
 def names_hub(model: str) -> bool:

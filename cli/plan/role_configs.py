@@ -40,6 +40,8 @@ PLANNED: Final = {
     "pools": "kv.memory or kv.pages",
     "port": "port",
     "prefix": "name",
+    "quantization": "quantize",
+    "quantize": "quantize",
     "reuse_port": "gateways",
     "tp_rank": _GROUPS,
     "tp_size": _GROUPS,

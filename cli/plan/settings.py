@@ -18,6 +18,7 @@ from cli.plan.faults import Fault, find_fault, unknown_name
 from cli.plan.role_configs import CONFIG_TYPES
 from mesh.errors import BadSetting
 from mesh.runtime.telemetry import LogSettings
+from nodes.model_spec import Quantization
 
 ENVIRONMENT_PREFIX: Final = "KVMESH_"
 
@@ -87,6 +88,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     while streams run, so many prompt tokens join a step that it takes about so long, which is then the longest gap in a
     stream; 200 if left alone on the CPU. 0 sets no such limit, as on a device, where it has not been tried.
 
+    `quantize` rounds weights when they are loaded: to `int8` on the CPU, by workers that compute alone. A step of one
+    row reads half of bfloat16's bytes then; logits differ, and pages of KV are not those of other workers.
+
     `prefill` and `decode` count worker groups of each kind, `mixed` groups that do both; with `mixed` set and the other
     two left alone there are only mixed ones. `tp` tensor-parallel ranks compute together in each group, `prefill_tp`
     and `decode_tp` in groups of that kind. `served_name` is what clients call the model, by default the model's own
@@ -101,6 +105,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     served_name: str | list[str] = ""
     chat_template: str = ""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    quantize: Quantization = "none"
     device: Device = "cpu"
     mem_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=0.98)] = 0.9
     deterministic: bool = False

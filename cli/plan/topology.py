@@ -151,6 +151,10 @@ class _Planner:
                 why=f"{spec.name} was made for {spec.context_length}",
                 do="give --context-length at most that",
             )
+        if settings.quantize != "none" and spec.source == "echo":
+            raise BadConfig(
+                "echo cannot be quantised", why="it has no weights", do="leave --quantize out, or give a model"
+            )
         if settings.device != CPU and spec.source == "echo":
             raise BadConfig(
                 f"echo cannot run on {settings.device}",
@@ -236,6 +240,7 @@ class _Planner:
             context_length=context.length,
             context=context,
             model=self._origin or self._model,
+            quantization=settings.quantize,
             vocab_size=self._spec.vocab_size,
             host=settings.host,
             port=settings.port,
@@ -281,6 +286,7 @@ class _Planner:
             model=self._model,
             agent=_KV_AGENT_ID,
             dtype=self._settings.dtype,
+            quantize=self._settings.quantize,
             page_size=self._settings.kv.page_size,
             num_threads=self._num_threads,
             max_batch_tokens=self._max_batch_tokens,

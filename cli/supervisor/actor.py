@@ -25,7 +25,7 @@ from mesh.transport.base import Lane
 from mesh.wire.codec import Codec
 from mesh.wire.frames import Leave, PeerDown
 from nodes.actor_figures import ActorFigures, actor_figures
-from nodes.numerics import kernels_note, numerics_note
+from nodes.numerics import kernels_note, numerics_note, quantization_note
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
 from nodes.roles import SupervisorAttributes
 from nodes.stats import ask_stats
@@ -107,7 +107,11 @@ class SupervisorActor(Actor):
                 ],
                 notes=[
                     *answer.notes,
-                    *(note for told in (numerics_note, kernels_note) if (note := told(members.values()))),
+                    *(
+                        note
+                        for told in (quantization_note, numerics_note, kernels_note)
+                        if (note := told(members.values()))
+                    ),
                 ],
             )
         )

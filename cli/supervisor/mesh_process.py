@@ -31,7 +31,7 @@ from mesh.runtime.process_usage import process_usage
 from mesh.runtime.telemetry import LogSettings, setup_log
 from mesh.system import ActorSystem
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
-from nodes.numerics import kernels_note
+from nodes.numerics import kernels_note, quantization_note
 
 _PROBE_INTERVAL_S: Final = 0.05
 _ORPHAN_GRACE_S: Final = 2.0
@@ -174,7 +174,8 @@ class _MeshProcess:
         self._actor.ctx.log.info("mesh_ready", elapsed_s=round(self._progress.elapsed_s, 3))
         topology = self._topology
         mesh, seconds = self._directory.mesh, self._progress.elapsed_s
-        note = kernels_note(self._actor.ctx.members.all())
+        members = self._actor.ctx.members.all()
+        note = "\n".join(filter(None, (quantization_note(members), kernels_note(members))))
         text = ready_text(topology.url, topology.model_name, mesh, seconds, str(topology.context), note)
         self._progress.ready(text)
 

@@ -100,7 +100,7 @@ class Progress:
 def ready_text(url: str, model: str, mesh: str, seconds: float, context: str, note: str = "") -> str:
     """What a user sees at the end of a good start. `context`: how long requests may be, in words.
 
-    `note` is what makes it slower than it could be, if anything does.
+    `note` is what makes its weights others than the model's, or it slower than it could be, if anything does.
     """
     name = "" if mesh == "default" else f" --name {mesh}"
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is 37 + 45?"}}]}}'

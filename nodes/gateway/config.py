@@ -6,6 +6,7 @@ Made by `cli` from the topology; read by the files of this folder only.
 import msgspec
 
 from nodes.context_length import ServedContext
+from nodes.model_spec import Quantization
 from nodes.request import SamplingDefaults
 
 
@@ -14,7 +15,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `model` says what is served (a directory, or a name such as `echo`), `model_name` is what clients ask for; they may
     ask for one of `aliases` as well. `sampling_defaults` hold where a request does not say how it is sampled.
-    `context` says to people how `context_length` came about.
+    `quantization` is what weights are rounded to. `context` says to people how `context_length` came about.
     `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only. A scheduler that dies is given
     `comeback_s` to return to the KV that it has computed, before its requests are computed again elsewhere. A request
     that took `slow_request_s` says in the log where its time went; 0: none does.
@@ -27,6 +28,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     context: ServedContext | None = None
     model: str = ""
+    quantization: Quantization = "none"
     vocab_size: int = 0
     host: str = "127.0.0.1"
     port: int = 8000

@@ -137,7 +137,14 @@ class Pages:
 
     def _card(self, name: str) -> ModelCard:
         config = self._config
-        return ModelCard(id=name, created=self._created, max_model_len=config.context_length, root=config.model)
+        quantization = None if config.quantization == "none" else config.quantization
+        return ModelCard(
+            id=name,
+            created=self._created,
+            max_model_len=config.context_length,
+            root=config.model,
+            quantization=quantization,
+        )
 
 
 class GatewayApp:
@@ -146,7 +153,8 @@ class GatewayApp:
     def __init__(self, service: GatewayService, scraper: Scraper, observer: HttpObserver, budget: BodyBudget) -> None:
         config, validator = service.config, Validator(service.config)
         pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
-        identity = f"{server_version()} {config.model} {config.model_name} {config.context_length}"
+        served = f"{config.model} {config.model_name} {config.context_length} {config.quantization}"
+        identity = f"{server_version()} {served}"
         fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
         self._observer = observer
 

@@ -194,13 +194,14 @@ class Completion(Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
-    """One served model."""
+    """One served model. `quantization` is what its weights are rounded to, if they are."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     max_model_len: int
     root: str
+    quantization: str | None = None
     owned_by: str = "kvmesh"
 
 

@@ -6,7 +6,7 @@ from html import escape
 from mesh.membership.view import Member
 from nodes.actor_figures import FIGURE_NAMES, ActorFigures, figure_texts
 from nodes.gateway.config import GatewayConfig
-from nodes.numerics import numerics_note
+from nodes.numerics import numerics_note, quantization_note
 
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -37,7 +37,7 @@ def status_page(
         f'  -d \'{{"model": "{config.model_name}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''
     )
     name = escape(config.model_name)
-    note = numerics_note(members)
+    note = "; ".join(filter(None, (quantization_note(members), numerics_note(members))))
     context = f"context {config.context_length} tokens" if config.context is None else escape(str(config.context))
     page = (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>kvmesh: {name}</title><style>{_STYLE}</style>"

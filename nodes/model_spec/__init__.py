@@ -6,7 +6,7 @@ before anything is started. Needs no torch; `nodes.model_spec.vocabulary` loads 
 
 from nodes.model_spec.resolve import known_models, resolve_model
 from nodes.models.errors import ModelDamaged, ModelError, ModelNotFound, ModelUnsupported, TensorParallelUnfit
-from nodes.models.spec import EchoTimings, ModelSpec, RopeParameters
+from nodes.models.spec import EchoTimings, ModelSpec, Quantization, RopeParameters
 
 __all__ = [
     "EchoTimings",
@@ -15,6 +15,7 @@ __all__ = [
     "ModelNotFound",
     "ModelSpec",
     "ModelUnsupported",
+    "Quantization",
     "RopeParameters",
     "TensorParallelUnfit",
     "known_models",

@@ -9,6 +9,7 @@ from kvstore.layout import KVLayout
 from nodes.models.tensor_parallel import Shard, shard_of
 from nodes.request import SamplingDefaults
 
+Quantization = Literal["none", "int8"]
 COMPUTE_DTYPES: Final = ("float32", "bfloat16")
 
 
@@ -59,6 +60,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `experts_per_token` of so many, `intermediate_size` wide each, weighted by their shares of one (`norm_topk_prob`: of
     the chosen ones) in the router's softmax. `sliding_rope` is of sliding layers, where it is another one.
 
+    With `quantization` `int8` weights are rounded to it when they are loaded (`quantized`).
+
     In the layers `sliding_layers` a position sees `sliding_window` positions, itself among them (0: no layer slides).
     """
 
@@ -100,12 +103,19 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     sliding_layers: tuple[int, ...] = ()
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     not_computed: tuple[str, ...] = ()
+    quantization: Quantization = "none"
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
         """Per layer, how many positions a position sees, itself among them; 0: all before it."""
         sliding = frozenset(self.sliding_layers)
         return tuple(self.sliding_window if layer in sliding else 0 for layer in range(self.num_layers))
+
+    def quantized(self, how: Quantization) -> "ModelSpec":
+        """The model with weights of `how`: another fingerprint, for pages of keys and values are not the same."""
+        if how == "none" or self.source == "echo":
+            return self
+        return msgspec.structs.replace(self, quantization=how, fingerprint=f"{self.fingerprint}-{how}")
 
     def compute_dtype(self, dtype: str = "auto") -> str:
         """The dtype to compute in: `auto` is the model's own; others must be float32 or bfloat16 (ValueError).

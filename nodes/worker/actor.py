@@ -118,7 +118,7 @@ class WorkerActor(Actor):
         Raises ModelError, PoolError, WorkerError, DeviceError or CallError.
         """
         config = self._config
-        spec = resolve_model(config.model)
+        spec = resolve_model(config.model).quantized(config.quantize)
         handle = await ask_for_pool(self.ctx, self._persistent, config, self._on_refusal)
         pool = self._pool = take_pool(self._host, config, spec, handle)
         if config.pool_in_worker:
@@ -141,7 +141,7 @@ class WorkerActor(Actor):
         model |= {"max_batch_tokens": config.max_batch_tokens}
         own = {"incarnation": pool.info.incarnation, "group_epoch": self._ranks.epoch if self._ranks else 0}
         self._adopted = Adopted(worker_epoch=self.ctx.address.epoch, **own, **model)
-        model |= {"model": spec.name, "kernels": self._engine.kernels_note}
+        model |= {"model": spec.name, "kernels": self._engine.kernels_note, "quantization": spec.quantization}
         saves_memory = config.memory_saver and self._releases_in_place
         self.ctx.announce("ready", group=config.group, memory_saver=saves_memory, **model)
 

@@ -4,6 +4,9 @@ from typing import Literal
 
 import msgspec
 
+from kvstore.pool.device import CPU
+from nodes.model_spec import Quantization
+
 
 class ConfigError(ValueError):
     """A setting contradicts another one; the message says which and what to set."""
@@ -14,6 +17,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `dtype` is `auto` (the model's own), `float32` or `bfloat16`. `num_threads` 0 leaves torch's own choice.
     `max_batch_tokens` bounds the tokens of one step, and with them the memory of activations.
+
+    `quantize` rounds weights to `int8` when they are loaded, on the CPU and where there is one rank.
 
     `kernels` computes on the CPU: `auto` is the best that this CPU has of the project's own kernels, which the other
     names ask for singly (`avx512_bf16`, `avx512`, `avx2`), and torch where there are none; `torch` is torch.
@@ -37,6 +42,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     agent: str
     dtype: str = "auto"
+    quantize: Quantization = "none"
     page_size: int = 16
     num_threads: int = 0
     kernels: Literal["auto", "avx512_bf16", "avx512", "avx2", "torch"] = "auto"
@@ -57,6 +63,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefill_attention: Literal["paged", "merged"] = "paged"
 
     def __post_init__(self) -> None:
+        if self.quantize != "none" and (self.device != CPU or self.tp_size > 1):
+            raise ConfigError(f"only one rank alone on the CPU computes with {self.quantize}: set quantize to none")
         if self.tp_size > 1 and len(set(self.workers)) != self.tp_size:
             raise ConfigError(f"workers must name {self.tp_size} ranks, not {', '.join(self.workers) or 'nobody'}")
         if not 0 <= self.tp_rank < self.tp_size:

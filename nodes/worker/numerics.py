@@ -54,13 +54,19 @@ def check_torch(
     def tried() -> list[tuple[bool, Tensor]]:
         return [*_linear_results(spec, network), *_attention_results(attention, network.dtype)]
 
-    return check_numerics(tried, rule, network.dtype, network.kernels, num_threads)
+    return check_numerics(tried, rule, numbers_of(spec, network.dtype), network.kernels, num_threads)
+
+
+def numbers_of(spec: ModelSpec, dtype: torch.dtype) -> str:
+    """What is computed with: `bfloat16`, or `bfloat16-int8` if weights were rounded."""
+    name = str(dtype).removeprefix("torch.")
+    return name if spec.quantization == "none" else f"{name}-{spec.quantization}"
 
 
 def check_numerics(
     tried: Callable[[], list[tuple[bool, Tensor]]],
     rule: Rule,
-    dtype: torch.dtype,
+    numbers: str,
     kernels: str,
     num_threads: int,
     set_threads: Callable[[int], None] = torch.set_num_threads,
@@ -82,8 +88,7 @@ def check_numerics(
         digest.update(whole.contiguous().view(torch.uint8).numpy().tobytes())
     found: Rule = rule if holds else "varies"
     isa = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}".lower()
-    name = str(dtype).removeprefix("torch.")
-    return Numerics(found, f"torch-{torch.__version__}/{isa}/{name}/{kernels}/{found}/{digest.hexdigest()}")
+    return Numerics(found, f"torch-{torch.__version__}/{isa}/{numbers}/{kernels}/{found}/{digest.hexdigest()}")
 
 
 def _linear_results(spec: ModelSpec, network: TorchNetwork) -> Iterator[tuple[bool, Tensor]]:

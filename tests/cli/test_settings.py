@@ -39,6 +39,7 @@ def test_roles_tables_are_kept(tmp_path):
         ("[kv]\npages = 1", "pages"),
         ("port = ", "not TOML"),
         ("dtype = 'int4'", "dtype"),
+        ("quantize = 'int4'", "quantize"),
     ],
 )
 def test_a_bad_file_says_which_value(tmp_path, text, words):

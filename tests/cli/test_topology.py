@@ -52,6 +52,17 @@ def test_what_several_actors_go_by_is_not_set_for_one_role(role, field, setting)
     assert planned(roles={"kv_agent": {"tcp": {"port": 8009}}}), "the same word, and nobody else's business"
 
 
+def test_rounded_weights_are_told_to_workers_and_gateways():
+    topology = planned("random:tiny-qwen2", quantize="int8")
+    assert {one.quantize for one in configs(topology, "worker")} == {"int8"}
+    assert [one.quantization for one in configs(topology, "gateway")] == ["int8"]
+    assert {one.quantize for one in configs(planned("random:tiny-qwen2"), "worker")} == {"none"}
+    with pytest.raises(BadConfig, match="echo cannot be quantised"):
+        planned(quantize="int8")
+    with pytest.raises(BadConfig, match=r"quantize cannot be set in \[roles.worker\]"):
+        planned("random:tiny-qwen2", roles={"worker": {"quantize": "int8"}})
+
+
 def test_torch_workers_fork_and_share_the_cores():
     topology = planned("random:tiny-qwen2", prefill=1, decode=2)
     assert "nodes.worker.executor.runner" in topology.preloads

@@ -12,7 +12,7 @@ from nodes.gateway.config import GatewayConfig
 from nodes.gateway.events import SchedulersChanged
 from nodes.gateway.scheduler_view import SchedulerView
 from nodes.gateway.status_page import status_page
-from nodes.numerics import kernels_note, numerics_note
+from nodes.numerics import kernels_note, numerics_note, quantization_note
 
 NOTE = "worker groups of unequal numerics give unequal bits: g-a, g-c (x); g-b (<y>)"
 
@@ -38,6 +38,14 @@ def test_slow_kernels_are_told_once() -> None:
     slow = [member(f"w{number}", role="worker", kernels="torch kernels: no compiler") for number in range(2)]
     assert kernels_note([*slow, member("w3", role="worker", kernels=""), *UNEQUAL]) == "torch kernels: no compiler"
     assert kernels_note(UNEQUAL) == ""
+
+
+def test_rounded_weights_are_told_once_and_at_the_root() -> None:
+    workers = [member(f"w{number}", role="worker", quantization="int8") for number in range(2)]
+    assert quantization_note(workers) == "weights are int8, rounded when they were loaded"
+    assert quantization_note([member("w", role="worker", quantization="none"), *UNEQUAL]) == ""
+    config = GatewayConfig(model_name="m", context_length=100)
+    assert "weights are int8" in status_page(config, workers, {}, [], "http://x").decode()
 
 
 def test_the_page_at_the_root_says_which_groups_have_unequal_numerics() -> None:

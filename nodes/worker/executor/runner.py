@@ -24,6 +24,7 @@ from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.sampler import Draw, sample
 from nodes.worker.steps.step import RunnableStep, StepOutcome, drawn_outcome
 from nodes.worker.weights.opening import open_weights
+from nodes.worker.weights.quantization import QuantizedWeights
 
 
 def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> "HostRunner":
@@ -41,6 +42,7 @@ def load_torch_runner(spec: ModelSpec, config: WorkerConfig, pool: PagePool) -> 
         if (native := load_native_runner(spec, config, weights, view, num_threads)) is not None:
             return native
         torch.set_num_threads(num_threads)
+        weights = QuantizedWeights(weights, spec)
         attention = TorchPagedAttention(view, spec.num_heads, kinds_of(spec.layer_windows))
         network = TorchNetwork(spec, weights, attention)
         numerics = check_torch(spec, network, attention, "rows4", num_threads)

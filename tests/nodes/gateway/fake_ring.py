@@ -45,6 +45,7 @@ from nodes.roles import DETOKENIZER, NODE_CODEC, SCHEDULER, TOKENIZER, WORKER
 END_OF_TEXT = 256
 QUICK = SystemOptions(heartbeat_s=0.1, hello_timeout_s=1.0, join_timeout_s=1.0, retry_min_s=0.01, retry_max_s=0.1)
 CONFIG = GatewayConfig(
+    quantization="int8",
     model_name="bytes",
     model="test",
     aliases=("other-bytes",),

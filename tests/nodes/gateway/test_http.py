@@ -134,6 +134,7 @@ def test_sampling_reaches_the_scheduler(served: Any, client: httpx.Client) -> No
 def test_models(client: httpx.Client) -> None:
     card, other = client.get("/v1/models").json()["data"]
     assert (card["id"], card["max_model_len"], card["object"]) == ("bytes", 200, "model")
+    assert card["quantization"] == "int8"
     assert client.get("/v1/models/bytes").json() == card
     assert client.get("/v1/models/other-bytes").json() == other == card | {"id": "other-bytes"}
     assert completion(client, model="other-bytes").json()["model"] == "bytes"

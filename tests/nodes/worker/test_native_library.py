@@ -143,6 +143,7 @@ class WrongFunctions:
 def test_builds_agree_with_torch(name: str, dtype: torch.dtype) -> None:
     with torch.inference_mode():
         assert disagreement(library_of(name), dtype) < TOLERANCE[dtype] / 5
+        assert disagreement(library_of(name), dtype, "int8") < TOLERANCE[dtype] / 5
 
 
 def test_a_build_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from native_builds import NAMES, library_of
 
+from nodes.worker.errors import WeightsUnfit
 from nodes.worker.ops.native.library import Library
 from nodes.worker.ops.native.linear import NativeGated, NativeLinear, NativeNorm
+from nodes.worker.weights.quantization import rounded_to_int8
 
 DTYPES = [torch.float32, torch.bfloat16]
 LENIENT = list(HealthCheck)
@@ -41,17 +43,20 @@ class Shape(NamedTuple):
     is_biased: bool
     dtype: torch.dtype
     threads: int
+    is_int8: bool = False
 
 
 def check_linear(library: Library, shape: Shape) -> None:
-    n, k, cuts, is_biased, dtype, threads = shape
+    n, k, cuts, is_biased, dtype, threads, is_int8 = shape
     rows, deviation = cuts[-1], k**-0.5
     gate, up = ((drawn(seed, n, k) * deviation).to(dtype) for seed in (1, 2))
     x, other = drawn(3, rows, k, dtype=dtype), drawn(4, rows, n, dtype=dtype)
     biases = tuple(drawn(seed, n, dtype=dtype) for seed in (5, 6)) if is_biased else ()
     library.set_threads(1)
-    linear = NativeLinear(library, gate, biases[0] if biases else None)
-    products = [x.double() @ weight.double().T for weight in (gate, up)]
+    linear = NativeLinear(library, gate, biases[0] if biases else None, is_int8=is_int8)
+    # In float32, since bfloat16 has not all that int8 and a scale can express.
+    rights = [rounded_to_int8(weight.float()) if is_int8 else weight for weight in (gate, up)]
+    products = [x.double() @ weight.double().T for weight in rights]
     if biases:
         products = [product + bias.double() for product, bias in zip(products, biases, strict=True)]
     activations = {"silu": torch.nn.functional.silu, "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh")}
@@ -60,7 +65,7 @@ def check_linear(library: Library, shape: Shape) -> None:
         (lambda x: linear(x, other[: x.shape[0]]), products[0] + other.double()),
     ]
     for name, activation in activations.items():
-        gated = NativeGated(library, gate, up, name, biases)  # type: ignore[arg-type]
+        gated = NativeGated(library, gate, up, name, biases, is_int8=is_int8)  # type: ignore[arg-type]
         cases.append((gated, activation(products[0]) * products[1]))
     rounding = 2.0 ** (-8 if dtype == torch.bfloat16 else -20)
     for compute, right in cases:
@@ -79,14 +84,42 @@ def test_any_shape_is_right_and_any_cut_gives_the_same_bits(library: Library, da
     dtype = data.draw(st.sampled_from(DTYPES))
     n, k = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 300))
     cuts = sorted(data.draw(st.sets(st.integers(1, 70), min_size=1, max_size=6)))
-    check_linear(library, Shape(n, k, cuts, data.draw(st.booleans()), dtype, data.draw(st.integers(1, 3))))
+    is_biased, threads, is_int8 = data.draw(st.booleans()), data.draw(st.integers(1, 3)), data.draw(st.booleans())
+    check_linear(library, Shape(n, k, cuts, is_biased, dtype, threads, is_int8))
+
+
+@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_several_blocks_of_rows_and_of_depth(library: Library, dtype: torch.dtype, is_int8: bool) -> None:
+    """More panels than threads want, and fewer: items are then panels, or blocks of rows of one."""
+    check_linear(library, Shape(1600, 1027, [1, 61, 200], True, dtype, 3, is_int8))
+    check_linear(library, Shape(70, 1027, [1, 5, 61, 290], True, dtype, 3, is_int8))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_several_blocks_of_rows_and_of_depth(library: Library, dtype: torch.dtype) -> None:
-    """More panels than threads want, and fewer: items are then panels, or blocks of rows of one."""
-    check_linear(library, Shape(1600, 1027, [1, 61, 130], True, dtype, 3))
-    check_linear(library, Shape(70, 1027, [1, 5, 61, 190], True, dtype, 3))
+def test_int8_is_what_torch_rounds_to(library: Library, dtype: torch.dtype) -> None:
+    """Every number of every row: those of zeros, of one number, of numbers next to nothing, ties, the largest."""
+    weight = drawn(8, 130, 67) * 0.02
+    weight[3], weight[4] = 0, 1e-39
+    weight[5] = torch.arange(67) - 33.5
+    weight[6, :], weight[6, 9] = 0, -3e38
+    weight = weight.to(dtype)
+    expected = rounded_to_int8(weight)
+    assert float((expected.double() - weight.double()).abs().max() / weight.double().abs().max()) < 0.005
+    assert not expected[3].any()
+    assert not expected[4].any()
+    # The product by a unit vector is a column of it.
+    assert torch.equal(NativeLinear(library, weight, None, is_int8=True)(torch.eye(67, dtype=dtype)), expected.T)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_int8_of_what_is_not_finite_is_refused(library: Library, bad: float) -> None:
+    weight = drawn(9, 70, 5)
+    weight[69, 4] = bad
+    with pytest.raises(WeightsUnfit, match="not finite"):
+        NativeGated(library, drawn(9, 70, 5), weight, "silu", is_int8=True)
+    with pytest.raises(WeightsUnfit, match="not finite"):
+        rounded_to_int8(weight)
 
 
 def test_extremes_stay_in_their_own_rows(library: Library) -> None:

@@ -29,6 +29,7 @@ from nodes.worker.ops.torch.host_network import TorchNetwork
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.steps.step import RunnableRow, RunnableStep
 from nodes.worker.weights.part_weights import PartWeights
+from nodes.worker.weights.quantization import QuantizedWeights, quantized_names
 
 LENIENT = list(HealthCheck)
 LENGTH = 90
@@ -82,17 +83,19 @@ class Case(NamedTuple):
     oracle: TorchNetwork
 
 
-def case_of(monkeypatch: pytest.MonkeyPatch, library: Library, name: str, dtype: str) -> Case:
+def case_of(monkeypatch: pytest.MonkeyPatch, library: Library, name: str, computed_in: str) -> Case:
     """A model's program, over pages full of what others left, and that is NaN; and torch on the same weights."""
-    spec = SPECS[name]
+    dtype, _, quantization = computed_in.partition("/")
+    spec = SPECS[name].quantized(quantization or "none")  # type: ignore[arg-type]
     model = decoder_of(spec)
     monkeypatch.setattr("nodes.worker.ops.torch.host_network.decoder", lambda _: model)
     weights: Any = RandomWeights(model, TORCH_DTYPES[dtype])
     layout, kinds = spec.kv_layout(dtype), kinds_of(spec.layer_windows)
     size = (1 + NUM_COPIES * PAGES_EACH) * layout.page_bytes
     pools = [PoolView(bytearray(byte * size), layout) for byte in (b"\xff", b"\0")]
-    packed = pack_weights(model, PartWeights(model, weights, spec.shard()), library)
+    packed = pack_weights(model, PartWeights(model, weights, spec.shard()), library, quantized_names(spec))
     steps = NativeSteps(spec, library, packed, model, pools[0])
+    weights = QuantizedWeights(weights, spec)
     return Case(steps, TorchNetwork(spec, weights, TorchPagedAttention(pools[1], spec.num_heads, kinds)))
 
 
@@ -136,7 +139,8 @@ def test_logits_are_torchs_and_the_same_bits_in_any_mix(
 ) -> None:
     if library.name == WIDE and name not in ("llama", "gemma3"):
         pytest.skip("it is slow, and two show its logic")
-    for dtype in ("float32", "bfloat16"):
+    rounded = ("float32/int8", "bfloat16/int8") if name in ("qwen2", "gemma3", "experts") else ()
+    for dtype in ("float32", "bfloat16", *rounded):
         with torch.inference_mode():
             library.set_threads(1)
             steps, oracle = case_of(monkeypatch, library, name, dtype)
@@ -148,7 +152,7 @@ def test_logits_are_torchs_and_the_same_bits_in_any_mix(
         deviation = float(expected.std())
         for end, (drawn, logits) in alone.items():
             error = float((logits[0] - expected[end - 1]).abs().max())
-            assert error <= (1e-4 if dtype == "float32" else 0.1 * deviation), (dtype, end, error, deviation)
+            assert error <= (1e-4 if "float32" in dtype else 0.1 * deviation), (dtype, end, error, deviation)
             assert drawn == [int(logits[0].argmax())]
         check_mixes(library, steps, {end: logits[0] for end, (_, logits) in alone.items()})
 

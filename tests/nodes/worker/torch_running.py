@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from kvstore.pool.page_pool import HeapHost, PoolInfo
-from nodes.model_spec import ModelSpec, resolve_model
+from nodes.model_spec import ModelSpec, Quantization, resolve_model
 from nodes.request import Sampling
 from nodes.worker.config import WorkerConfig
 from nodes.worker.executor.runner import HostRunner, load_torch_runner
@@ -24,8 +24,9 @@ def make_runner(
     page_size: int = 16,
     num_threads: int = 1,
     kernels: str = "auto",
+    quantize: Quantization = "none",
 ) -> HostRunner:
-    spec: ModelSpec = resolve_model(str(model))
+    spec: ModelSpec = resolve_model(str(model)).quantized(quantize)
     layout = spec.kv_layout(dtype, page_size)
     pool = HeapHost().create("g", PoolInfo(group="g", num_pages=num_pages, layout=layout, incarnation=1))
     config = WorkerConfig(

@@ -203,7 +203,7 @@ static void attend_block(const AttendCall& call, const Block& block) {
     for (int t = 0; t < tiles; t++) {
       const int row = rows * t / tiles, tile = rows * (t + 1) / tiles - row;
       float* weights = scratch.weights + row * SPLIT;
-      multiply<Float32>(tile, scratch.queries + row * width, width, (const char*)scratch.keys, STEP_BYTES, dim, weights,
+      multiply<Float32>(tile, scratch.queries + row * width, width, (const char*)scratch.keys, Float32::STEP_BYTES, dim, weights,
                         SPLIT, SPLIT / LANES, true);
       for (int r = row; r < row + tile; r++) weigh_row(call, block.first + r / group, base, r, width, scratch);
       multiply<Float32>(tile, weights, SPLIT, (const char*)scratch.values, width * 4, count, scratch.sums + row * width,

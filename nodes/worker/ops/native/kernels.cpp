@@ -41,18 +41,22 @@ EXPORT void* kvmesh_allocate(int64_t bytes) {
 EXPORT void kvmesh_free(void* memory, int64_t bytes) { munmap(memory, whole_pages(bytes)); }
 
 // Bytes that a weight of n outputs and k inputs takes when it is packed, or two for a gated layer of n outputs.
-EXPORT int64_t kvmesh_packed_bytes(int dtype, int is_gated, int64_t n, int64_t k) {
-  return num_panels(n, is_gated) * (dtype == BFLOAT16 ? panel_bytes<PairsOfBfloat16>(k) : panel_bytes<Float32>(k));
+EXPORT int64_t kvmesh_packed_bytes(int dtype, int is_int8, int is_gated, int64_t n, int64_t k) {
+  return num_panels(n, is_gated) * with_weights(dtype, is_int8, [&](auto type) { return panel_bytes<decltype(type)>(k); });
 }
 
-EXPORT void kvmesh_pack(int dtype, const void* weight, const void* second, int64_t n, int64_t k, void* packed) {
-  run_job(run_pack, PackCall{weight, second, packed, n, k, dtype}, 1);
+// 0, or 1 if a number that is to become int8 is not finite.
+EXPORT int kvmesh_pack(
+    int dtype, int is_int8, const void* weight, const void* second, int64_t n, int64_t k, void* packed) {
+  int has_bad = 0;
+  run_job(run_pack, PackCall{weight, second, packed, &has_bad, n, k, dtype, is_int8}, 1);
+  return has_bad;
 }
 
 EXPORT void kvmesh_linear(
-    int dtype, int epilogue, const void* x, const void* weight, const float* bias, const void* other, void* y,
-    int64_t rows, int64_t n, int64_t k) {
-  run_job(run_linear, LinearCall{x, weight, bias, other, y, rows, n, k, dtype, epilogue}, 1);
+    int dtype, int is_int8, int epilogue, const void* x, const void* weight, const float* bias, const void* other,
+    void* y, int64_t rows, int64_t n, int64_t k) {
+  run_job(run_linear, LinearCall{x, weight, bias, other, y, rows, n, k, dtype, is_int8, epilogue}, 1);
 }
 
 EXPORT void kvmesh_norm(

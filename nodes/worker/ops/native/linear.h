@@ -3,8 +3,9 @@
 #include "product.h"
 #include "threads.h"
 
-constexpr int BLOCK_ROWS = 60;       // ten tiles: their sums stay in the first cache
-constexpr int64_t BLOCK_STEPS = 256; // of a panel at a time, 64 KB for all of these rows
+constexpr int BLOCK_ROWS = 132;      // 22 tiles for which a panel is read, and widened, once
+constexpr int LEAST_ROWS = 24;       // of a part of a panel: with fewer, widening it shows
+constexpr int64_t BLOCK_K = 256;     // of a panel at a time, 64 KB of it when it is widened
 
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1 };
 enum Epilogue { PLAIN = 0, PLUS = 1, GATED_SILU = 2, GATED_GELU = 3 };
@@ -16,15 +17,16 @@ struct LinearCall {
   const void* other;    // [rows, n], of PLUS
   void* y;              // [rows, n]
   int64_t rows, n, k;
-  int dtype, epilogue;
+  int dtype, is_int8, epilogue; // dtype: of x, other and y, and of the weight if that is not int8
 };
 
 struct PackCall {
   const void* weight;   // [n, k]
   const void* second;   // [n, k], or null; panels then are half of the one (the gate), half of the other
   void* packed;
+  int* has_bad;         // set to 1 if int8 is asked for and a number is not finite
   int64_t n, k;
-  int dtype;
+  int dtype, is_int8;
 };
 
 // Outputs of a panel: a gated layer's are made of two columns each.
@@ -35,27 +37,71 @@ INLINE int64_t num_panels(int64_t n, bool is_gated) {
 
 template <class Type>
 INLINE int64_t panel_bytes(int64_t k) {
-  return (k + Type::K_PER_STEP - 1) / Type::K_PER_STEP * STEP_BYTES;
+  return Type::HEAD_BYTES + (k + Type::K_PER_STEP - 1) / Type::K_PER_STEP * Type::STEP_BYTES;
+}
+
+// Where column `column` of `panel` lies in the weight that is packed; null: it is beyond the last.
+template <class Scalar>
+INLINE const Scalar* column_of(const PackCall& call, int64_t panel, int column) {
+  const int outputs = panel_outputs(call.second);
+  const int64_t n = panel * outputs + column % outputs;
+  return n < call.n ? (const Scalar*)(column < outputs ? call.weight : call.second) + n * call.k : nullptr;
 }
 
 template <class Type>
 static void pack_panel(const PackCall& call, int64_t panel) {
   typedef typename Type::Scalar Scalar;
   constexpr int PER = Type::K_PER_STEP;
-  const int outputs = panel_outputs(call.second);
   Scalar* to = (Scalar*)((char*)call.packed + panel * panel_bytes<Type>(call.k));
-  const int64_t steps = panel_bytes<Type>(call.k) / STEP_BYTES;
+  const int64_t steps = panel_bytes<Type>(call.k) / Type::STEP_BYTES;
   // A few columns at a time: their rows of the weight are read in order, and what is written stays in the cache.
   for (int64_t begin = 0; begin < steps; begin += 64)
     for (int column = 0; column < PANEL; column++) {
-      const int64_t n = panel * outputs + column % outputs;
-      const Scalar* weight = (const Scalar*)(column < outputs ? call.weight : call.second);
+      const Scalar* weight = column_of<Scalar>(call, panel, column);
       for (int64_t step = begin; step < begin + 64 && step < steps; step++)
         for (int i = 0; i < PER; i++) {
           const int64_t k = step * PER + i;
-          to[(step * PANEL + column) * PER + i] = n < call.n && k < call.k ? weight[n * call.k + k] : Scalar{};
+          to[(step * PANEL + column) * PER + i] = weight && k < call.k ? weight[k] : Scalar{};
         }
     }
+}
+
+INLINE float to_float(float x) { return x; }
+INLINE float to_float(Bfloat16 x) { return __builtin_bit_cast(float, (uint32_t)x << 16); }
+
+// Each column as whole numbers up to 127, times a 127th of the largest.
+template <class Scalar>
+static void pack_panel_int8(const PackCall& call, int64_t panel) {
+  typedef Int8Of<Scalar> Type;
+  char* packed = (char*)call.packed + panel * panel_bytes<Type>(call.k);
+  float* scales = (float*)packed;
+  int8_t* to = (int8_t*)(packed + Type::HEAD_BYTES);
+  for (int column = 0; column < PANEL; column++) {
+    const Scalar* weight = column_of<Scalar>(call, panel, column);
+    float largest = 0;
+    bool is_good = true;
+    for (int64_t k = 0; weight && k < call.k; k++) {
+      const float x = __builtin_fabsf(to_float(weight[k]));
+      largest = x > largest ? x : largest;
+      is_good = is_good && x <= __FLT_MAX__;
+    }
+    if (!is_good) __atomic_store_n(call.has_bad, 1, __ATOMIC_RELAXED);
+    // What is all zeros, or so small that a 127th is no normal number, is zeros: there is nothing to divide by.
+    const float scale = is_good && largest / 127.0f >= __FLT_MIN__ ? largest / 127.0f : 0;
+    scales[column] = scale;
+    for (int64_t k = 0; scale && k < call.k; k++)
+      to[k * PANEL + column] = (int8_t)__builtin_lrintf(to_float(weight[k]) / scale);
+  }
+}
+
+// Output `n` of a packed int8 weight of `k` inputs, times `scale`.
+template <class Scalar>
+static void unpack_row(const void* packed, int64_t k, int64_t n, float scale, float* to) {
+  typedef Int8Of<Scalar> Type;
+  const char* panel = (const char*)packed + n / PANEL * panel_bytes<Type>(k);
+  const int8_t* from = (const int8_t*)panel + Type::HEAD_BYTES + n % PANEL;
+  scale *= ((const float*)panel)[n % PANEL];
+  for (int64_t i = 0; i < k; i++) to[i] = (float)from[i * PANEL] * scale;
 }
 
 // SiLU, or GELU by its tanh, which is x times the sigmoid of a cubic.
@@ -105,51 +151,91 @@ INLINE const typename Type::Factor* factors(
   return copied;
 }
 
+// A block of k of one panel, times rows that are cut into tiles.
+template <class Type>
+static void multiply_block(
+    const typename Type::Scalar* x, int64_t x_stride, int rows, const char* weight, int64_t count, float* sums,
+    bool is_first) {
+  typedef typename Type::Factor Factor;
+  typedef typename Type::Kernel Kernel;
+  typedef typename Type::Wide Wide;
+  alignas(64) Factor copied[TILE_ROWS * BLOCK_K];
+  const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  const int64_t steps = (count + Type::K_PER_STEP - 1) / Type::K_PER_STEP;
+  const bool is_in_place = sizeof(Factor) == sizeof *x && count % Type::K_PER_STEP == 0;
+  alignas(64) char wide[Kernel::IS_WIDE ? 1 : BLOCK_K * PANEL * sizeof(Factor)];
+  const char* shared = weight;
+  if constexpr (!Kernel::IS_WIDE)
+    if (tiles > 1) {
+      widen(Kernel{}, weight, steps, wide);
+      shared = wide;
+    }
+  for (int tile = 0; tile < tiles; tile++) {
+    // Tiles of nearly equal size: of seven rows, three and four.
+    const int first = rows * tile / tiles, size = rows * (tile + 1) / tiles - first;
+    const typename Type::Scalar* from = x + first * x_stride;
+    const Factor* by = is_in_place ? (const Factor*)from : factors<Type>(from, x_stride, size, count, copied, BLOCK_K);
+    const int64_t by_stride = is_in_place ? x_stride : BLOCK_K;
+    float* to = sums + first * PANEL;
+    if (tiles == 1) {
+      // Nothing is fetched ahead here: the processor's own guesses do better, by a tenth.
+      multiply<Kernel>(size, by, by_stride, weight, Type::STEP_BYTES, steps, to, PANEL, PANEL / LANES, is_first);
+      return;
+    }
+    const int64_t bytes = steps * Type::STEP_BYTES;
+    const Ahead ahead = {weight + bytes + bytes * tile / tiles, bytes / tiles};
+    const int64_t wide_steps = (count + Wide::K_PER_STEP - 1) / Wide::K_PER_STEP;
+    multiply<Wide>(
+        size, by, by_stride, shared, Wide::STEP_BYTES, wide_steps, to, PANEL, PANEL / LANES, is_first, ahead);
+  }
+}
+
 // Rows first_row .. last_row - 1 of `x_rows`, `[rows, k_size]`, times one panel of a packed weight; `finish(row, sums)`
 // gets the 64 sums of each row.
 template <class Type, class Finish>
 static void multiply_panel(
     const void* x_rows, const void* packed, int64_t k_size, int64_t panel, int64_t first_row, int64_t last_row,
     Finish finish) {
-  typedef typename Type::Scalar Scalar;
-  typedef typename Type::Factor Factor;
-  constexpr int64_t BLOCK_K = BLOCK_STEPS * Type::K_PER_STEP;
   alignas(64) float sums[BLOCK_ROWS * PANEL];
-  alignas(64) Factor copied[TILE_ROWS * BLOCK_K];
-  const char* weight = (const char*)packed + panel * panel_bytes<Type>(k_size);
-  for (int64_t row = first_row; row < last_row; row += BLOCK_ROWS) {
-    const int rows = last_row - row < BLOCK_ROWS ? (int)(last_row - row) : BLOCK_ROWS;
-    const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    for (int64_t k = 0; k < k_size; k += BLOCK_K) {
-      const int64_t count = k_size - k < BLOCK_K ? k_size - k : BLOCK_K;
-      const bool is_in_place = sizeof(Factor) == sizeof(Scalar) && count % Type::K_PER_STEP == 0;
-      for (int tile = 0; tile < tiles; tile++) {
-        // Tiles of nearly equal size: of seven rows, three and four.
-        const int first = rows * tile / tiles, last = rows * (tile + 1) / tiles;
-        const Scalar* x = (const Scalar*)x_rows + (row + first) * k_size + k;
-        multiply<Type>(
-            last - first, is_in_place ? (const Factor*)x : factors<Type>(x, k_size, last - first, count, copied, BLOCK_K),
-            is_in_place ? k_size : BLOCK_K, weight + k / Type::K_PER_STEP * STEP_BYTES, STEP_BYTES,
-            (count + Type::K_PER_STEP - 1) / Type::K_PER_STEP, sums + first * PANEL, PANEL, PANEL / LANES, k == 0);
-      }
+  const char* head = (const char*)packed + panel * panel_bytes<Type>(k_size);
+  const int64_t blocks = (last_row - first_row + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  for (int64_t block = 0; block < blocks; block++) {
+    const int64_t begin = first_row + (last_row - first_row) * block / blocks;
+    const int rows = (int)(first_row + (last_row - first_row) * (block + 1) / blocks - begin);
+    const char* weight = head + Type::HEAD_BYTES;
+    for (int64_t k = 0; k < k_size; k += BLOCK_K, weight += BLOCK_K / Type::K_PER_STEP * Type::STEP_BYTES)
+      multiply_block<Type>(
+          (const typename Type::Scalar*)x_rows + begin * k_size + k, k_size, rows, weight,
+          k_size - k < BLOCK_K ? k_size - k : BLOCK_K, sums, k == 0);
+    for (int r = 0; r < rows; r++) {
+      if constexpr (Type::HEAD_BYTES != 0)
+        for (int column = 0; column < PANEL; column += LANES)
+          store(sums + r * PANEL + column, load(sums + r * PANEL + column) * load((const float*)head + column));
+      finish(begin + r, sums + r * PANEL);
     }
-    for (int r = 0; r < rows; r++) finish(row + r, sums + r * PANEL);
   }
 }
 
 // Into how many items a panel is cut. It is read once for all rows, unless there are too few panels to go round.
 INLINE int parts_of_panel(int64_t panels, int64_t rows, int threads) {
-  return panels >= 8 * threads ? 1 : (int)((rows + BLOCK_ROWS - 1) / BLOCK_ROWS);
+  const int64_t wanted = (8 * threads + panels - 1) / panels, most = rows / LEAST_ROWS;
+  return (int)(wanted < most ? wanted : most > 1 ? most : 1);
 }
 
 template <class Type, class Finish>
 static void multiply_part(
     const void* x, const void* packed, int64_t k, int64_t rows, int parts, int item, Finish finish) {
-  const int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, panel = item / parts, part = item % parts;
-  const int64_t first = blocks * part / parts * BLOCK_ROWS, last = blocks * (part + 1) / parts * BLOCK_ROWS;
-  multiply_panel<Type>(x, packed, k, panel, first, last < rows ? last : rows, [&](int64_t row, float* sums) {
-    finish(panel, row, sums);
-  });
+  const int64_t panel = item / parts, part = item % parts;
+  multiply_panel<Type>(
+      x, packed, k, panel, rows * part / parts, rows * (part + 1) / parts,
+      [&](int64_t row, float* sums) { finish(panel, row, sums); });
+}
+
+// `run` with the type of weights by which rows of `dtype` are multiplied.
+template <class Run>
+INLINE auto with_weights(int dtype, bool is_int8, Run run) {
+  if (dtype == BFLOAT16) return is_int8 ? run(Int8Of<Bfloat16>{}) : run(PairsOfBfloat16{});
+  return is_int8 ? run(Int8Of<float>{}) : run(Float32{});
 }
 
 template <class Type>
@@ -164,14 +250,13 @@ static bool run_linear(const LinearCall& call, const Turn& turn) {
   const int panels = (int)num_panels(call.n, call.epilogue >= GATED_SILU);
   const int parts = parts_of_panel(panels, call.rows, turn.threads);
   return turn.each(0, panels * parts, [&](int item) {
-    if (call.dtype == BFLOAT16) linear_part<PairsOfBfloat16>(call, parts, item);
-    else linear_part<Float32>(call, parts, item);
+    with_weights(call.dtype, call.is_int8, [&](auto type) { linear_part<decltype(type)>(call, parts, item); });
   });
 }
 
 static bool run_pack(const PackCall& call, const Turn& turn) {
   return turn.each(0, (int)num_panels(call.n, call.second), [&](int panel) {
-    if (call.dtype == BFLOAT16) pack_panel<PairsOfBfloat16>(call, panel);
-    else pack_panel<Float32>(call, panel);
+    if (call.is_int8) return call.dtype == BFLOAT16 ? pack_panel_int8<Bfloat16>(call, panel) : pack_panel_int8<float>(call, panel);
+    call.dtype == BFLOAT16 ? pack_panel<PairsOfBfloat16>(call, panel) : pack_panel<Float32>(call, panel);
   });
 }

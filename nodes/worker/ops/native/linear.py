@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nodes.models.parts import Activation
+from nodes.worker.errors import WeightsUnfit
 from nodes.worker.ops.native.library import Library
 
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
@@ -20,22 +21,31 @@ class PackedWeight:
     """One weight, or gate and up of a gated layer, packed in memory of its own, which ends with this object.
 
     Weights are `[out, in]`, of one shape and dtype (float32 or bfloat16), and are not kept; nor are biases, `[out]`.
+    With `is_int8` they are rounded to it, a row each with a scale (`weights/quantization.py` says how), and raise
+    WeightsUnfit where they are not finite.
     """
 
-    def __init__(self, library: Library, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] = ()) -> None:
+    def __init__(
+        self, library: Library, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] = (), *, is_int8: bool = False
+    ) -> None:
         functions = library.functions
         weights = tuple(weight.contiguous() for weight in weights)
         first, is_gated = weights[0], len(weights) == 2
         assert all(weight.shape == first.shape and weight.dtype == first.dtype for weight in weights)
         self.width, self.depth = first.shape
         self.torch_dtype, self.dtype = first.dtype, DTYPES[first.dtype]
-        num_bytes = functions.kvmesh_packed_bytes(self.dtype, is_gated, self.width, self.depth)
+        self.is_int8 = is_int8
+        num_bytes = functions.kvmesh_packed_bytes(self.dtype, is_int8, is_gated, self.width, self.depth)
         self.at: int = functions.kvmesh_allocate(num_bytes)
         if not self.at:
             raise MemoryError(f"no {num_bytes:,} bytes for a weight of {self.width} x {self.depth}")
         weakref.finalize(self, functions.kvmesh_free, self.at, num_bytes).atexit = False
         second = weights[1].data_ptr() if is_gated else None
-        functions.kvmesh_pack(self.dtype, first.data_ptr(), second, self.width, self.depth, self.at)
+        if functions.kvmesh_pack(self.dtype, is_int8, first.data_ptr(), second, self.width, self.depth, self.at):
+            raise WeightsUnfit(
+                f"a weight of {self.width} x {self.depth} has numbers that are not finite, which int8 cannot express."
+                " Download the model again."
+            )
         self._bias = torch.cat(biases).to(torch.float32) if biases else None
         self.bias_at = None if self._bias is None else self._bias.data_ptr()
 
@@ -60,6 +70,7 @@ class _Product:
             assert add.dtype == y.dtype, (add.dtype, y.dtype)
         self._run(
             weight.dtype,
+            weight.is_int8,
             epilogue,
             x.data_ptr(),
             weight.at,
@@ -76,8 +87,8 @@ class _Product:
 class NativeLinear(_Product):
     """`x @ weight.T + bias`, plus `add` if it is given, rounded once."""
 
-    def __init__(self, library: Library, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__(library, PackedWeight(library, (weight,), () if bias is None else (bias,)))
+    def __init__(self, library: Library, weight: Tensor, bias: Tensor | None, *, is_int8: bool = False) -> None:
+        super().__init__(library, PackedWeight(library, (weight,), () if bias is None else (bias,), is_int8=is_int8))
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         """`[rows, in]` to `[rows, out]`."""
@@ -88,9 +99,16 @@ class NativeGated(_Product):
     """`activation(gate(x)) * up(x)` in one call, rounded once."""
 
     def __init__(
-        self, library: Library, gate: Tensor, up: Tensor, activation: Activation, biases: tuple[Tensor, ...] = ()
+        self,
+        library: Library,
+        gate: Tensor,
+        up: Tensor,
+        activation: Activation,
+        biases: tuple[Tensor, ...] = (),
+        *,
+        is_int8: bool = False,
     ) -> None:
-        super().__init__(library, PackedWeight(library, (gate, up), biases))
+        super().__init__(library, PackedWeight(library, (gate, up), biases, is_int8=is_int8))
         self._epilogue = _GATED[activation]
 
     def __call__(self, x: Tensor) -> Tensor:

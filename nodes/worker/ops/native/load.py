@@ -2,10 +2,10 @@
 
 import torch
 
-from nodes.model_spec import ModelSpec
+from nodes.model_spec import ModelSpec, Quantization
 from nodes.models.registry import decoder
 from nodes.worker.config import WorkerConfig
-from nodes.worker.numerics import check_numerics
+from nodes.worker.numerics import check_numerics, numbers_of
 from nodes.worker.ops.native.library import Library, choose_library
 from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
 from nodes.worker.ops.native.probe import program_results
@@ -18,6 +18,7 @@ from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.weights.load_progress import current_load
 from nodes.worker.weights.loader import WeightSource
 from nodes.worker.weights.part_weights import PartWeights
+from nodes.worker.weights.quantization import quantized_names
 
 
 def load_native_runner(
@@ -33,7 +34,7 @@ def load_native_runner(
     Nothing that was loaded is left then. With `collectives` it is this rank's part, and all ranks must load; what one
     of them cannot compute none does. Raises what `source` raises, and CollectiveFailed.
     """
-    library, why = _fitting_library(config, TORCH_DTYPES[view.layout.dtype])
+    library, why = _fitting_library(config, TORCH_DTYPES[view.layout.dtype], spec.quantization)
     if (
         collectives is not None
         and collectives.all_reduce(torch.tensor([float(library is not None)])) < collectives.size
@@ -46,10 +47,12 @@ def load_native_runner(
     return found
 
 
-def _fitting_library(config: WorkerConfig, dtype: torch.dtype) -> tuple[Library | None, str]:
+def _fitting_library(
+    config: WorkerConfig, dtype: torch.dtype, quantization: Quantization
+) -> tuple[Library | None, str]:
     """What computes here, or None and why not."""
     library, note = choose_library(config.kernels)
-    if library is None or (difference := disagreement(library, dtype)) <= TOLERANCE[dtype]:
+    if library is None or (difference := disagreement(library, dtype, quantization)) <= TOLERANCE[dtype]:
         return library, note
     # Not an error: torch is right, and somebody waits for the mesh.
     return None, (
@@ -68,7 +71,7 @@ def _load(
 ) -> NativeRunner | str:
     model, dtype = decoder(spec), TORCH_DTYPES[view.layout.dtype]
     shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
-    weights = pack_weights(model, PartWeights(model, source, shard), library)
+    weights = pack_weights(model, PartWeights(model, source, shard), library, quantized_names(spec))
     try:
         steps = NativeSteps(spec, library, weights, model, view, collectives)
     except ProgramUnfit as error:
@@ -82,7 +85,7 @@ def _load(
     numerics = check_numerics(
         lambda: list(program_results(spec, library, weights, model, view.layout, collectives)),
         "any",
-        dtype,
+        numbers_of(spec, dtype),
         # Sums over the inner dimension are cut otherwise.
         f"native-{library.name}" + (f"-tp{shard.size}" if shard.size > 1 else ""),
         num_threads,

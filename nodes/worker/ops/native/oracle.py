@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
-from nodes.model_spec import resolve_model
+from nodes.model_spec import Quantization, resolve_model
 from nodes.models.registry import decoder
 from nodes.worker.attention.base import Span
 from nodes.worker.attention.kinds import kinds_of
@@ -21,6 +21,7 @@ from nodes.worker.ops.native.weights import pack_weights
 from nodes.worker.ops.torch.host_network import TorchNetwork
 from nodes.worker.pool.view import PoolView
 from nodes.worker.weights.part_weights import PartWeights
+from nodes.worker.weights.quantization import QuantizedWeights, quantized_names
 from nodes.worker.weights.random_weights import RandomWeights
 
 TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.2}
@@ -29,7 +30,7 @@ _PROMPT: Final = 70
 _AT_ONCE: Final = 66
 
 
-def disagreement(library: Library, dtype: torch.dtype) -> float:
+def disagreement(library: Library, dtype: torch.dtype, quantization: Quantization = "none") -> float:
     """Largest difference of a logit from torch's, in units of their deviation; infinite where one is no number.
 
     A chunk over two splits, the rest of the prompt, then a single row, through two layers with norms of heads, one of
@@ -38,24 +39,24 @@ def disagreement(library: Library, dtype: torch.dtype) -> float:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _disagreement(library, dtype)
+        return _disagreement(library, dtype, quantization)
     finally:
         torch.set_num_threads(num_threads)
 
 
-def _disagreement(library: Library, dtype: torch.dtype) -> float:
+def _disagreement(library: Library, dtype: torch.dtype, quantization: Quantization) -> float:
     spec = msgspec.structs.replace(
         resolve_model("random:tiny-qwen3"), num_layers=2, hidden_size=64, intermediate_size=112, num_heads=4,
         num_kv_heads=2, head_dim=32, vocab_size=130, sliding_window=48, sliding_layers=(1,),
-    )  # fmt: skip
+    ).quantized(quantization)  # fmt: skip
     weights = RandomWeights(spec, dtype)
     layout = spec.kv_layout("bfloat16" if dtype == torch.bfloat16 else "float32")
     kinds, num_pages = kinds_of(spec.layer_windows), layout.num_pages_for(_PROMPT)
     pools = [PoolView(bytearray((1 + num_pages) * layout.page_bytes), layout) for _ in range(2)]
     model = decoder(spec)
-    packed = pack_weights(model, PartWeights(model, weights, spec.shard()), library)
+    packed = pack_weights(model, PartWeights(model, weights, spec.shard()), library, quantized_names(spec))
     steps = NativeSteps(spec, library, packed, model, pools[0])
-    oracle = TorchNetwork(spec, weights, TorchPagedAttention(pools[1], spec.num_heads, kinds))
+    oracle = TorchNetwork(spec, QuantizedWeights(weights, spec), TorchPagedAttention(pools[1], spec.num_heads, kinds))
     tokens = np.random.default_rng(1).integers(0, spec.vocab_size, _PROMPT, dtype=np.int32)
     pages = np.arange(1, 1 + num_pages, dtype=np.int32)
     worst = 0.0

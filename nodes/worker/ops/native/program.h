@@ -27,6 +27,7 @@ struct Operation {
   int32_t choices;                 // of GATHER and COMBINE: buffer of Choice [rows][top_k]
   int32_t num_experts, top_k;      // of ROUTE to COMBINE
   int32_t is_normalized;           // of ROUTE: shares of one among those chosen
+  int32_t is_int8;                 // the weight, which then is packed of EMBED too
   int64_t n, k;                    // outputs and inputs of a product; n: width of a norm, at `k` of the row
   const Operation* experts;        // of EXPERTS, [num_experts]: a PRODUCT or GATED for what was gathered
   const void* weight;              // packed, but for EMBED and NORM
@@ -78,8 +79,9 @@ INLINE Scalar* row_of(const Program& program, int buffer, int64_t row) {
 
 template <class Scalar>
 static void embed_row(const Program& program, const Operation& one, const Step& step, int row) {
-  const Scalar* from = (const Scalar*)one.weight + step.token_ids[row] * one.n;
   float* to = row_of<float>(program, one.y, row);
+  if (one.is_int8) return unpack_row<Scalar>(one.weight, one.n, step.token_ids[row], one.scale, to);
+  const Scalar* from = (const Scalar*)one.weight + step.token_ids[row] * one.n;
   for (int64_t i = 0; i < one.n; i += LANES) {
     const int count = one.n - i < LANES ? (int)(one.n - i) : LANES;
     store_first(to + i, load_first(from + i, count) * one.scale, count);
@@ -281,7 +283,9 @@ static void run_item(const Program& program, const Step& step, int number, int i
   switch (one.kind) {
     case PRODUCT:
     case GATED:
-    case HEAD: return run_product<Type>(program, one, step, item, thread);
+    case HEAD:
+      if (one.is_int8) return run_product<Int8Of<Scalar>>(program, one, step, item, thread);
+      return run_product<Type>(program, one, step, item, thread);
     case WRITE: return write_block<Scalar>(program.attends[one.attend], block_of(program.attends[one.attend], item));
     case ATTEND: {
       const AttendCall& call = program.attends[one.attend];
@@ -290,7 +294,9 @@ static void run_item(const Program& program, const Step& step, int number, int i
       return attend_block<Scalar>(call, block);
     }
     case ROUTE: return route_rows<Scalar>(program, one, one.is_selected ? step.num_sampled : step.num_rows);
-    case EXPERTS: return run_experts<Type>(program, one, item);
+    case EXPERTS:
+      if (one.experts->is_int8) return run_experts<Int8Of<Scalar>>(program, one, item);
+      return run_experts<Type>(program, one, item);
     default: return run_rows<Scalar>(program, one, step, item);
   }
 }

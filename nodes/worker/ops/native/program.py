@@ -60,7 +60,7 @@ class Operation(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("kind", "is_selected", "x", "y", "add", "norm", "is_gelu", "attend")),
-        *((name, c_int32) for name in ("choices", "num_experts", "top_k", "is_normalized")),
+        *((name, c_int32) for name in ("choices", "num_experts", "top_k", "is_normalized", "is_int8")),
         ("n", c_int64),
         ("k", c_int64),
         ("experts", c_void_p),

@@ -14,7 +14,7 @@ from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Nor
 from nodes.models.tensor_parallel import Shard
 from nodes.worker.ops.native.attention import MAX_BLOCK_ROWS, MAX_HEAD_DIM, AttendCall
 from nodes.worker.ops.native.library import Library
-from nodes.worker.ops.native.linear import DTYPES
+from nodes.worker.ops.native.linear import DTYPES, PackedWeight
 from nodes.worker.ops.native.program import (
     ATTEND,
     COMBINE,
@@ -49,7 +49,7 @@ class Recording:
         self._shard = shard
         self._weights = weights
         self._layout = layout
-        self._dtype = weights.embedding.dtype
+        self._dtype = weights.dtype
         self._recorder = Recorder()
         self.ropes: list[RopeParameters] = []
         """Of each attention that was recorded."""
@@ -62,10 +62,12 @@ class Recording:
     def embed(self, by: Embedding) -> Value:
         """Records the look-up of the step's tokens."""
         weight = self._weights.embedding
-        y = self._wide(weight.shape[1])
+        is_packed = isinstance(weight, PackedWeight)
+        y = self._wide(weight.depth if is_packed else weight.shape[1])
         # Rounded as the weights are.
         scale = float(torch.tensor(by.scale, dtype=self._dtype))
-        self._recorder.append(EMBED, None, y, n=y.width, weight=weight.data_ptr(), scale=scale)
+        at = weight.at if is_packed else weight.data_ptr()
+        self._recorder.append(EMBED, None, y, n=y.width, weight=at, is_int8=is_packed, scale=scale)
         # Of a token that another rank has these are zeros.
         return self._recorder.sum_over_ranks(y) if self._shard.size > 1 else y
 
@@ -175,7 +177,8 @@ class Recording:
 
     def _product(self, by: Linear | Gated) -> dict[str, Any]:
         weight = self._weights.products[by.name]
-        return {"n": weight.width, "k": weight.depth, "weight": weight.at, "bias": weight.bias_at}
+        shape = {"n": weight.width, "k": weight.depth}
+        return {**shape, "weight": weight.at, "bias": weight.bias_at, "is_int8": weight.is_int8}
 
     def _gated(self, by: Gated) -> dict[str, Any]:
         return {**self._product(by), "is_gelu": by.activation == "gelu_tanh"}

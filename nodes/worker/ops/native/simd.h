@@ -24,6 +24,7 @@ typedef float Floats __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 INLINE Floats splat(float x) { return x - Floats{}; }
 INLINE Ints splat_bits(int32_t x) { return x - Ints{}; }
@@ -40,6 +41,19 @@ INLINE void store(float* to, Floats x) { memcpy(to, &x, sizeof x); }
 
 INLINE Floats load(const Bfloat16* from) {
   return (Floats)(__builtin_convertvector(load_as<Halves>(from), Words) << 16);
+}
+
+// Compilers take a conversion of vectors apart here: the instruction is named.
+INLINE Floats load(const int8_t* from) {
+#if LANES == 16 && defined(__AVX512F__)
+  // The form without a mask has an operand that some compilers warn of.
+  const Ints wide = (Ints)_mm512_maskz_cvtepi8_epi32(0xffff, load_as<__m128i>(from));
+#elif LANES == 8
+  const Ints wide = (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+  const Ints wide = __builtin_convertvector(load_as<Bytes>(from), Ints);
+#endif
+  return __builtin_convertvector(wide, Floats);
 }
 
 // Rounds to the nearest, ties to even; not-a-number stays one, whose mantissa rounding up could carry away.

@@ -52,6 +52,7 @@ class NativeSteps:
         self._shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
         self.collectives = collectives
         if collectives is not None:
+            assert isinstance(weights.embedding, Tensor), "ranks have no int8 weights"
             # One row more: what tokens that another rank has look up.
             weights = weights._replace(embedding=F.pad(weights.embedding, (0, 0, 0, 1)))
         recording = Recording(spec, weights, pool.layout, self._shard)

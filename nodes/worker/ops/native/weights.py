@@ -1,7 +1,9 @@
 """A model's weights as the kernels read them."""
 
+from collections.abc import Container
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from nodes.models.decoder import Decoder
@@ -12,22 +14,38 @@ from nodes.worker.weights.part_weights import PartWeights
 
 
 class Weights(NamedTuple):
-    """Products, packed, and norms, float32, by the names of their parts and of their weights."""
+    """Products, packed, and norms, float32, by the names of their parts and of their weights.
 
-    embedding: Tensor
+    `dtype` is computed in. An embedding of int8 is packed, and is the head's own weight where they are tied.
+    """
+
+    dtype: torch.dtype
+    embedding: Tensor | PackedWeight
     products: dict[str, PackedWeight]
     norms: dict[str, Tensor]
 
 
-def pack_weights(model: Decoder, weights: PartWeights, library: Library) -> Weights:
-    """Read and pack everything that `model` computes with. Raises what `weights` raises, and MemoryError."""
-    packed = Weights(weights.embedding, {}, {})
+def pack_weights(
+    model: Decoder, weights: PartWeights, library: Library, quantized: Container[str] = frozenset()
+) -> Weights:
+    """Read and pack everything that `model` computes with; what is named in `quantized` as int8.
+
+    Raises what `weights` raises, MemoryError, and WeightsUnfit where int8 cannot express a weight.
+    """
+    name, embedding = model.embedding.weight.name, weights.embedding
+    table = PackedWeight(library, (embedding,), is_int8=True) if name in quantized else embedding
+    packed = Weights(embedding.dtype, table, {}, {})
     for part in parts_of((Norm, Gated, Linear), (model.layers, model.norm, model.head)):
         if isinstance(part, Norm):
             packed.norms[part.weight.name] = weights.norm(part).contiguous()
             continue
+        if part.name == name and isinstance(table, PackedWeight):
+            packed.products[name] = table
+            continue
         own = (part.gate, part.up) if isinstance(part, Gated) else (part,)
         found = [weights.product(one) for one in own]
         biases = tuple(bias for _, bias in found if bias is not None)
-        packed.products[part.name] = PackedWeight(library, tuple(weight for weight, _ in found), biases)
+        packed.products[part.name] = PackedWeight(
+            library, tuple(weight for weight, _ in found), biases, is_int8=part.name in quantized
+        )
     return packed
