@@ -103,11 +103,8 @@ class LinkCore:
 
     # From the actor
 
-    def reach(self, actor_id: str, now: float, trace: str) -> Peer:
-        """The peer with this actor id, dialed if need be; raises `Unreachable`."""
-        peer = self.peers.get(actor_id)
-        if peer is not None:
-            return peer
+    def dial(self, actor_id: str, now: float, trace: str) -> Peer:
+        """Begin a link with an actor that is not in `peers`; raises `Unreachable`."""
         if actor_id == self._actor_id:
             return self._connect(Link(self._address, dialed=True)).peer
         located = self._locate(actor_id)
@@ -206,7 +203,7 @@ class LinkCore:
             if connection is not None:
                 self._say(connection, lane, Verb.ERROR, body, (), answer_to(header), header.trace)
             else:
-                error = self.writer.header(link.peer, Verb.ERROR, UNNUMBERED, SYSTEM, header.trace)
+                error = self.writer.unnumbered(link.peer, Verb.ERROR, header.trace)
                 self.outputs.append(Send(link, lane, (error, body)))
         if connection is None:
             self.outputs.append(Close(link))

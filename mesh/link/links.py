@@ -71,7 +71,7 @@ class Links:
         """The peer with this actor id, dialed if need be; raises `Unreachable`."""
         peer = self._peers.get(actor_id)
         if peer is None:
-            peer = self._core.reach(actor_id, self._time(), current_trace.get())
+            peer = self._core.dial(actor_id, self._time(), current_trace.get())
             self._carry_out()
         return peer
 

@@ -4,9 +4,9 @@ from typing import Final
 
 from mesh.address import Address
 from mesh.link.outputs import Frames
-from mesh.link.peer import Connection, Meta, Phase
+from mesh.link.peer import UNNUMBERED, Connection, Meta, Phase
 from mesh.transport.base import Lane
-from mesh.wire.header import PROTOCOL_VERSION, Header, Verb, encode_header
+from mesh.wire.header import PROTOCOL_VERSION, SYSTEM_FLAG, Header, Verb, encode_header
 
 _MAX_WAITING: Final = 1000
 _HELD: Final = Phase.HELD
@@ -37,19 +37,21 @@ class FrameWriter:
             # It gets its number when it goes: after the welcome's.
             state.waiting.append((verb, body, buffers, meta, trace))
             return ()
-        state.sent += 1
-        header = self.header(connection.link.peer, verb, state.sent, meta, trace)
+        message_id, correlation_id, timeout_us, flags, position = meta
+        state.sent = sequence = state.sent + 1
+        header = encode_header(
+            Header(
+                PROTOCOL_VERSION, _NUMBERS[verb], message_id or self.next_id(), sequence, correlation_id,
+                self._actor_id, self._epoch, connection.link.peer.epoch, timeout_us, flags, position, trace,
+            )
+        )  # fmt: skip
         return (header, body, *buffers) if buffers else (header, body)
 
     def take_back(self, connection: Connection, lane: Lane) -> None:
         """The frame that `write` has just returned was not taken: its number is free again."""
         connection.lanes[lane].sent -= 1
 
-    def header(self, receiver: Address, verb: Verb, sequence: int, meta: Meta, trace: str) -> bytes:
-        """The header of a message."""
-        message_id, correlation_id, timeout_us, flags, position = meta
-        header = Header(
-            PROTOCOL_VERSION, _NUMBERS[verb], message_id or self.next_id(), sequence, correlation_id, self._actor_id,
-            self._epoch, receiver.epoch, timeout_us, flags, position, trace,
-        )  # fmt: skip
-        return encode_header(header)
+    def unnumbered(self, receiver: Address, verb: Verb, trace: str) -> bytes:
+        """The header of a system message that belongs to no connection."""
+        ids, epochs = (self.next_id(), UNNUMBERED, 0), (self._actor_id, self._epoch, receiver.epoch)
+        return encode_header(Header(PROTOCOL_VERSION, _NUMBERS[verb], *ids, *epochs, 0, SYSTEM_FLAG, 0, trace))

@@ -64,7 +64,7 @@ class Node:
     def say(self, actor_id, lane):
         """Send the next payload; whether it was taken."""
         try:
-            peer = self.core.reach(actor_id, self.world.now, "")
+            peer = self.core.peers.get(actor_id) or self.core.dial(actor_id, self.world.now, "")
         except Unreachable:
             return False
         self.num_said += 1
@@ -373,6 +373,11 @@ def linked():
     world.nodes["a"].say("b", Lane.DATA)
     world.flush(0)
     return world
+
+
+def test_each_side_keeps_what_the_other_says_of_itself():
+    a, b = linked().nodes.values()
+    assert (a.core.peers["b"].member, b.core.peers["a"].member) == (b.describe(), a.describe())
 
 
 def test_what_waits_for_a_hello_goes_after_the_welcome():
