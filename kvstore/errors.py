@@ -172,5 +172,12 @@ class TransferError(KVError):
         self.code = code
 
 
+class TransportUnusable(TransferError):
+    """A transport that the configuration names is not installed, cannot be made, or does not move such pages."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("transport_unusable", message)
+
+
 class PairUnmade(TransferError):
     """Two agents did not come together over a transport; nothing was moved, and another transport may be tried."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Final, NamedTuple
 
-from kvstore.errors import TransferError
+from kvstore.errors import TransportUnusable
 from kvstore.pool.page_pool import MemoryHost
 from kvstore.transfer.base import Transport
 from kvstore.transfer.paired.orders import ControlChannel
@@ -33,16 +33,16 @@ def installed_transports() -> list[str]:
 
 
 def load_transport(name: str, context: TransferContext) -> Transport:
-    """Make the installed transport of this name. Raises TransferError `transport_unusable`."""
+    """Make the installed transport of this name. Raises TransportUnusable."""
     for point in entry_points(group=GROUP, name=name):
         try:
             transport = point.load()(context)
         except Exception as error:
             why = f"{point.value} raised {type(error).__name__}: {error}"
-            raise TransferError("transport_unusable", f"the transport {name} cannot be made: {why}") from error
+            raise TransportUnusable(f"the transport {name} cannot be made: {why}") from error
         if isinstance(transport, Transport):
             return transport
         why = f"{point.value} returned {type(transport).__name__}, no Transport"
-        raise TransferError("transport_unusable", f"the transport {name} cannot be used: {why}")
+        raise TransportUnusable(f"the transport {name} cannot be used: {why}")
     have = ", ".join(installed_transports()) or "none"
-    raise TransferError("transport_unusable", f"no transport {name} is installed (entry points of {GROUP}: {have})")
+    raise TransportUnusable(f"no transport {name} is installed (entry points of {GROUP}: {have})")

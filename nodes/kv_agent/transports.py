@@ -9,7 +9,7 @@ memory and devices: such a pair of pools is refused.
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kvstore.errors import DeviceUnavailable, TransferError
+from kvstore.errors import DeviceUnavailable, TransportUnusable
 from kvstore.pool.cuda.memory import DeviceMemory
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.device import CPU, CUDA, memory_kind
@@ -42,7 +42,7 @@ def make_transports(
 ) -> Selection:
     """All of one agent. `links` are used in place of the engines of these names; `changed` hears of fallbacks.
 
-    Raises TypeError where `host` cannot hold CUDA pools, TransferError for an installed transport that cannot be used.
+    Raises TypeError where `host` cannot hold CUDA pools, TransportUnusable for an installed one that cannot be used.
     """
     near: dict[str, Transport] = {}
     kinds = {memory_kind(pool.device) for pool in config.pools} or {CPU}
@@ -63,7 +63,7 @@ def make_transports(
                 made[name] = load_transport(name, TransferContext(host, channel, config.pair_timeout_s))
         if kind not in made[name].kinds:
             moved = " and ".join(sorted(made[name].kinds))
-            raise TransferError("transport_unusable", f"the transport {name} moves {moved} pages, not those of {kind}")
+            raise TransportUnusable(f"the transport {name} moves {moved} pages, not those of {kind}")
         return made[name]
 
     far = {kind: [make(name, kind) for name in names] for kind, names in _far_names(config).items()}

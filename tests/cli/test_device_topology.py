@@ -24,7 +24,7 @@ from cli.plan.topology import Machine, check_config, plan_topology
 from cli.supervisor import device_memory
 from cli.supervisor.device_memory import ask_device, ask_devices, device_id
 from cli.supervisor.role import exit_code_of
-from kvstore.errors import DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
+from kvstore.errors import DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable, TransportUnusable
 from nodes.model_spec import resolve_model
 from nodes.worker.errors import BackendMissing, DeviceMemoryShort, GroupNotFormed
 
@@ -292,6 +292,7 @@ def test_refusals_of_nvml_are_passed_on(monkeypatch):
     ("error", "code"),
     [
         (DeviceUnavailable("no CUDA"), ExitCode.BAD_CONFIG),
+        (TransportUnusable("no transport rdma is installed"), ExitCode.BAD_CONFIG),
         (BackendMissing("no FlashInfer"), ExitCode.BAD_CONFIG),
         (DeviceExhaustedMemory("cuda:0", 2, 1, 3), ExitCode.NO_MEMORY),
         (DeviceMemoryShort("too much"), ExitCode.NO_MEMORY),
