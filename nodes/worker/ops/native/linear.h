@@ -5,7 +5,7 @@
 
 constexpr int BLOCK_ROWS = 132;      // 22 tiles for which a panel is read, and widened, once
 constexpr int LEAST_ROWS = 24;       // of a part of a panel: with fewer, widening it shows
-constexpr int64_t BLOCK_K = 256;     // of a panel at a time, 64 KB of it when it is widened
+constexpr int64_t BLOCK_K = 128;     // of a panel at a time, 32 KB of it when it is widened: in the first cache
 
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1 };
 enum Epilogue { PLAIN = 0, PLUS = 1, GATED_SILU = 2, GATED_GELU = 3 };
