@@ -26,7 +26,7 @@ Who is lost is forgotten whole, with both connections; the next message dials ag
 led to no welcome. Invariants under any order of these (`tests/mesh/test_link_core.py`):
 1. Each connection is one of its peer's two; the route is one of them, and does not change before the peer is lost.
 2. Numbers sent on a lane of a connection grow by one.
-3. What is delivered of a peer on a lane was sent in that order, by one incarnation, each message once.
+3. What is delivered of a connection on a lane was sent in that order, by one incarnation, each message once.
 4. A peer is lost once, and nothing of it is delivered afterwards.
 5. A dialed connection that is not up has a deadline, and so has each ping.
 

@@ -139,9 +139,9 @@ class Node:
         elif header.verb == Verb.TELL:
             sender, receiver, number = msgspec.msgpack.decode(parts[1], type=tuple[Address, Address, int])
             assert (sender, receiver) == (peer.address, self.address)
-            assert (sender, number) not in self.seen, "twice"
-            assert self.last_payload[id(peer), lane] < number, "out of order"
-            self.last_payload[id(peer), lane] = number
+            # On one connection, while the peer is not lost: what comes late of another cannot be told from what is new.
+            assert self.last_payload[id(peer), link, lane] < number, "out of order, or twice"
+            self.last_payload[id(peer), link, lane] = number
             self.seen.add((sender, number))
         else:
             assert header.verb in (Verb.REPLY, Verb.ERROR), "a pong that came too late, or a refusal"
