@@ -11,7 +11,7 @@ from cli.exit_codes import ExitCode
 from cli.plan.topology import check_config
 from cli.supervisor.children import name_process
 from cli.supervisor.mesh_directory import MeshDirectory, StartError
-from kvstore.errors import DeviceError, DeviceUnavailable, PoolDenied, PoolExhaustedMemory, TransportUnusable
+from kvstore.errors import DeviceError, DeviceUnavailable, PoolDenied, PoolExhaustedMemory, TransferError
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.device import CPU
 from kvstore.pool.page_pool import ShmHost
@@ -25,7 +25,7 @@ from nodes.model_spec import ModelError
 from nodes.worker.errors import DeviceMemoryShort, GroupNotFormed, WorkerError
 
 _Failure = ModelError | BadSetting | BindError | PoolDenied | PoolExhaustedMemory | DeviceError | WorkerError
-StartFailure = CliError | _Failure | TransportUnusable
+StartFailure = CliError | _Failure | TransferError
 """What an actor's start may end with that a person has to know of."""
 _FAILURES: Final = (
     ModelError,
@@ -35,7 +35,7 @@ _FAILURES: Final = (
     PoolExhaustedMemory,
     DeviceError,
     WorkerError,
-    TransportUnusable,
+    TransferError,
 )
 _REMEDIES: Final = {
     ExitCode.BAD_CONFIG: "correct its configuration or environment",
@@ -107,7 +107,7 @@ def exit_code_of(error: StartFailure) -> ExitCode:
         case GroupNotFormed():
             # Another rank was not there in time; the next one may be.
             return ExitCode.FAILED
-        case BadSetting() | PoolDenied() | DeviceUnavailable() | WorkerError() | TransportUnusable():
+        case BadSetting() | PoolDenied() | DeviceUnavailable() | WorkerError() | TransferError():
             return ExitCode.BAD_CONFIG
         case DeviceError():
             # The agent that made the pages has just died, or the device failed in this process: the next one may do.

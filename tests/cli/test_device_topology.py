@@ -24,7 +24,14 @@ from cli.plan.topology import Machine, check_config, plan_topology
 from cli.supervisor import device_memory
 from cli.supervisor.device_memory import ask_device, ask_devices, device_id
 from cli.supervisor.role import exit_code_of
-from kvstore.errors import DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable, TransportUnusable
+from kvstore.errors import (
+    DeviceExhaustedMemory,
+    DeviceFault,
+    DeviceHandleInvalid,
+    DeviceUnavailable,
+    TransferError,
+    TransportUnusable,
+)
 from nodes.model_spec import resolve_model
 from nodes.worker.errors import BackendMissing, DeviceMemoryShort, GroupNotFormed
 
@@ -293,6 +300,7 @@ def test_refusals_of_nvml_are_passed_on(monkeypatch):
     [
         (DeviceUnavailable("no CUDA"), ExitCode.BAD_CONFIG),
         (TransportUnusable("no transport rdma is installed"), ExitCode.BAD_CONFIG),
+        (TransferError("tcp_unavailable", "nobody can listen at 203.0.113.1"), ExitCode.BAD_CONFIG),
         (BackendMissing("no FlashInfer"), ExitCode.BAD_CONFIG),
         (DeviceExhaustedMemory("cuda:0", 2, 1, 3), ExitCode.NO_MEMORY),
         (DeviceMemoryShort("too much"), ExitCode.NO_MEMORY),
