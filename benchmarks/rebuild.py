@@ -32,7 +32,7 @@ def full_table(num_pages: int) -> bytes:
     own_tokens = (PROMPT_PAGES - COMMON_PAGES) * PAGE_SIZE
     common: list[int] = []
     number = 0
-    while cache.num_available() - cache.book.tree.num_evictable > PROMPT_PAGES:
+    while cache.num_available() - cache.blocks.tree.num_evictable > PROMPT_PAGES:
         if number % 16 == 0:
             common = [draw.randrange(32_000) for _ in range(COMMON_PAGES * PAGE_SIZE)]
         tokens = common + [draw.randrange(32_000) for _ in range(own_tokens + 5)]
@@ -56,7 +56,7 @@ def measure(before: bytes, num_pages: int) -> tuple[float, float, int]:
         began = time.process_time()
         found = rebuild(PageTable(memoryview(memory), num_pages, PAGE_SIZE), group="m", epoch=2)
         took.append(time.process_time() - began)
-        num_cached = found.cache.book.tree.num_pages
+        num_cached = found.cache.blocks.tree.num_pages
         began = time.process_time()
         for start in range(0, len(before), 2 * size):
             zlib.crc32(before[start : start + size])

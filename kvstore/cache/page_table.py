@@ -30,18 +30,20 @@ One slot, little-endian, `64 + 4 * page_size` bytes:
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from kvstore.cache.allocator import PageState
 from kvstore.cache.memory_order import STORES_ARE_ORDERED, fence
 from kvstore.hashing import NO_HASH, TOKEN_BYTES, unpack_tokens
 
-Slots = npt.NDArray[np.void]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Slots = npt.NDArray[np.void]
 
 HEADER_BYTES: Final = 64
 HASH_OFFSET: Final = 32
@@ -109,7 +111,7 @@ class TableScan:
     `slots` has a page's newest slot as fields (`slot_dtype`), shape (pages,), zeros where `is_torn` (bool, same shape).
     """
 
-    def __init__(self, slots: Slots, is_torn: npt.NDArray[np.bool_]) -> None:
+    def __init__(self, slots: "Slots", is_torn: "npt.NDArray[np.bool_]") -> None:
         self.slots = slots
         self.is_torn = is_torn
 
@@ -120,14 +122,18 @@ class TableScan:
     def generations(self) -> list[int]:
         """Generation of every page; 0 where it cannot be believed."""
         generation = self.slots["generation"]
-        return np.where(generation <= PLAUSIBLE_GENERATIONS, generation, 0).tolist()
+        return (generation * (generation <= PLAUSIBLE_GENERATIONS)).tolist()
 
     def __iter__(self) -> Iterator[tuple[int, "PageEntry | Torn"]]:
         return ((page, self.entry(page)) for page in range(len(self.slots)))
 
 
-def slot_dtype(page_size: int) -> np.dtype[np.void]:
+def slot_dtype(page_size: int) -> "np.dtype[np.void]":
     """Fields of one slot of a table of pages of `page_size` tokens; hashes and tokens as raw bytes."""
+    # Imported where it is wanted: the process that actors are forked from knows page tables too, and OpenBLAS starts
+    # threads when numpy is imported, with which it could not fork.
+    import numpy as np
+
     numbers = [("sequence", "<u8"), ("crc", "<u4"), ("state", "u1"), ("flags", "u1"), ("fill", "<u2")]
     wide = [("generation", "<u8"), ("owner_epoch", "<u8"), ("page_hash", "V16"), ("parent_hash", "V16")]
     return np.dtype([*numbers, *wide, ("tokens", f"V{TOKEN_BYTES * page_size}")])
@@ -152,7 +158,6 @@ class PageTable:
         self._slot_bytes = HEADER_BYTES + TOKEN_BYTES * page_size
         skipped = self._slot_bytes - _GENERATION_END
         self._pair = struct.Struct(f"<Q{_GENERATION_OFFSET - 8}xQ{skipped}xQ{_GENERATION_OFFSET - 8}xQ{skipped}x")
-        self._dtype = slot_dtype(page_size)
         self._body = struct.Struct(f"{_CHECKED_OFFSET}x{self._slot_bytes - _CHECKED_OFFSET}s")
         self._scratch = bytearray(self._slot_bytes)
         self._scratch_sequence = memoryview(self._scratch)[:_MARK_OFFSET]
@@ -240,24 +245,28 @@ class PageTable:
 
     def scan(self) -> "TableScan":
         """What `read` has of every page, for a successor that reads them all: the checks are made for many at once."""
-        size = self._slot_bytes
-        newest = np.zeros(self.num_pages, self._dtype)
+        import numpy as np
+
+        size, dtype = self._slot_bytes, slot_dtype(self.page_size)
+        newest = np.zeros(self.num_pages, dtype)
         is_torn = np.zeros(self.num_pages, np.bool_)
         table = np.frombuffer(self._view, np.uint8, 2 * size * self.num_pages).reshape(self.num_pages, 2 * size)
         for first in range(0, self.num_pages, _SCANNED_AT_ONCE):
             # Copied first: a writer at work must not change what has been looked at.
-            chunk = table[first : first + _SCANNED_AT_ONCE].copy().view(self._dtype)
+            chunk = table[first : first + _SCANNED_AT_ONCE].copy().view(dtype)
             pages = np.arange(first, first + len(chunk))
             newest[pages] = chunk[pages - first, (chunk["sequence"][:, 1] > chunk["sequence"][:, 0]).astype(np.intp)]
             # The others: a writer at work, or one that stopped, or damage.
             for page in pages[~self._are_sound(chunk, pages)].tolist():
                 slot = self._newest(page)
                 is_torn[page] = slot is None
-                newest[page] = np.frombuffer(slot or self._blank, self._dtype)[0]
+                newest[page] = np.frombuffer(slot or self._blank, dtype)[0]
         return TableScan(newest, is_torn)
 
-    def _are_sound(self, pairs: Slots, pages: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _are_sound(self, pairs: "Slots", pages: "npt.NDArray[np.int64]") -> "npt.NDArray[np.bool_]":
         """Which of these pages, `pairs` of slots, have two that count, of which the newer is the newest (`_newest`)."""
+        import numpy as np
+
         sequence = pairs["sequence"]
         mixed = pages[:, None].astype(np.uint64) * np.uint64(_CRC_FACTOR) ^ sequence ^ sequence >> np.uint64(32)
         starts = (mixed & np.uint64(0xFFFFFFFF)).ravel().tolist()

@@ -30,7 +30,6 @@ from kvstore.cache.page_table import (
     PLAUSIBLE_GENERATIONS,
     PageEntry,
     PageTable,
-    Slots,
     TableScan,
 )
 from kvstore.cache.prefix_cache import PrefixCache
@@ -38,6 +37,7 @@ from kvstore.hashing import HASH_BYTES, NO_HASH, TOKEN_BYTES, chain_hashes, cont
 from kvstore.layout import PADDING_PAGE
 
 if TYPE_CHECKING:
+    from kvstore.cache.page_table import Slots
     from kvstore.cache.radix_tree import Node
 
 _UNSAFE: Final = [PageState.GRANTED, PageState.IN_FLIGHT, PageState.QUARANTINED]
@@ -51,7 +51,7 @@ class _Full(NamedTuple):
     """
 
     pages: list[int]
-    slots: Slots
+    slots: "Slots"
     names: list[bytes]
     parents: list[bytes]
     known: dict[bytes, int]
@@ -217,7 +217,7 @@ def _full_pages(found: TableScan, sound: npt.NDArray[np.bool_], page_size: int) 
     return _Full(pages.tolist(), chosen, names, parents, known)
 
 
-def _hashes(column: Slots) -> list[bytes]:
+def _hashes(column: "Slots") -> list[bytes]:
     return [one for (one,) in struct.iter_unpack(f"{HASH_BYTES}s", column.tobytes())]
 
 

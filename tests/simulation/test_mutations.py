@@ -27,7 +27,7 @@ KNOWN_SEEDS = {
     "requests that never fit are taken": 15,
     "a stand-in has the last word on what fits": 179,
     "leases at the registry never end": 7,
-    "a new incarnation is taken for the old one": 130,
+    "a new incarnation is taken for the old one": 172,
     "pages of a failed transfer are free at once": 9,
     "a dead scheduler's grants stay open": 59,
     "a pool is mapped while copies write": 153,

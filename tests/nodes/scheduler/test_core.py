@@ -947,6 +947,6 @@ def test_figures() -> None:
 def test_a_page_in_two_books_is_named() -> None:
     world = started()
     core = world.cores["m"]
-    core.cache.book.allocator._states[5] = core.cache.book.allocator.state(0)
+    core.cache.blocks.allocator._states[5] = core.cache.blocks.allocator.state(0)
     with pytest.raises(AssertionError, match="page 5 is"):
         core.assert_idle()

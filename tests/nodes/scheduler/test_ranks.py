@@ -183,7 +183,7 @@ class RankWorker(Worker):
         self.world = world
 
     def write(self, pages: list[int], start: int, tokens: list[int]) -> None:
-        allocator = self.world.cores["m"].cache.book.allocator
+        allocator = self.world.cores["m"].cache.blocks.allocator
         written = range(start // PAGE, (start + len(tokens) - 1) // PAGE + 1)
         assert all(allocator.state(pages[index]) is PageState.RUNNING for index in written), "written when given back"
         super().write(pages, start, tokens)

@@ -96,7 +96,7 @@ class NativeAttention:
         self._rows = torch.zeros(3 * MAX_TOKENS, (heads + 2 * shape.kv_heads) * dim, dtype=dtype)
         self._width = heads * dim
         head = PackedWeight(library, (torch.zeros(1, self._width, dtype=dtype),))
-        weights = Weights(self._rows, {"head": head}, dict(zip(("q", "k"), norms, strict=False)))
+        weights = Weights(dtype, self._rows, {"head": head}, dict(zip(("q", "k"), norms, strict=False)))
         spec = msgspec.structs.replace(
             resolve_model("random:tiny-qwen3"), num_layers=NUM_LAYERS, num_heads=heads, num_kv_heads=shape.kv_heads,
             head_dim=dim, vocab_size=1, sliding_window=shape.window,
