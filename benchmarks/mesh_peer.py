@@ -42,6 +42,7 @@ class PickledFrame:
     opens: list[object]
     finishes: list[object]
     closes: list[int]
+    extras: list[bytes]
 
 
 class Clock:
