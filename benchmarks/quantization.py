@@ -47,7 +47,7 @@ class Rounded:
         self._names = quantized_names(spec.quantized("int8")) if scaled else frozenset()
 
     def tensor(self, name: str) -> Tensor:
-        """See `WeightSource`."""
+        """The tensor of this name as rounding leaves it, float32, where it is one that is rounded."""
         found = self._source.tensor(name)
         if name not in self._names:
             return found

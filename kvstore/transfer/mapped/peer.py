@@ -16,5 +16,5 @@ class MappedPeer:
         self._table = pool.table()
 
     def generations(self, pages: Sequence[int]) -> list[int]:
-        """See `Peer`."""
+        """Generation of each of `pages` as its table has it now; nothing waits, and a torn entry is no generation."""
         return self._table.peek_generations(pages)

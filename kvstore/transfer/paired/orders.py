@@ -91,12 +91,12 @@ class Inbox:
         next(knowing, self.transports[0]).take_order(agent, order, reply)
 
     def sent(self, answer: PagesSent) -> None:
-        """See `Paired`."""
+        """Hand on what the other side says of an order; only the transport that made the pair knows it."""
         for transport in self.transports:
             transport.sent(answer)
 
     def pair_failed(self, pair: str, code: str, why: str) -> None:
-        """See `Paired`."""
+        """Hand on that the other side gave a pair up; only the transport that made it knows it."""
         for transport in self.transports:
             transport.pair_failed(pair, code, why)
 

@@ -141,7 +141,7 @@ class TcpLinks:
         return self._listener
 
     def close(self) -> None:
-        """See `LinkMaker`."""
+        """Stop listening; links that were made go on."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -176,11 +176,11 @@ class TcpLink:
         self._is_aborted = False
 
     def begin(self) -> None:
-        """See `PairLink`."""
+        """Meet the other side in threads; `news` says when it has come, or that it has not."""
         self._start(self._initialise, "meet")
 
     def move(self, number: int, memory: Memory, parts: Sequence[Part]) -> None:
-        """See `PairLink`."""
+        """Copy `parts` over all connections, named `number` in `news`; returns at once."""
         dealt = shares(parts, self._rendezvous.num_streams, self._rendezvous.chunk_bytes)
         busy = [(queue, chunks) for queue, chunks in zip(self._jobs, dealt, strict=True) if chunks]
         if not busy:
@@ -192,11 +192,11 @@ class TcpLink:
             queue.put(_Job(number, memory, chunks))
 
     def abort(self) -> None:
-        """See `PairLink`."""
+        """End it from a thread: closing may wait for a copy that runs, which the loop must not."""
         threading.Thread(target=self.stop, name="tcp-abort", daemon=True).start()
 
     def news(self) -> list[News]:
-        """See `PairLink`."""
+        """What has happened since the last call, oldest first."""
         found: list[News] = []
         while True:
             try:
@@ -205,7 +205,7 @@ class TcpLink:
                 return found
 
     def stop(self) -> None:
-        """See `PairLink`."""
+        """Cut the connections, so that no thread writes any more, and wait for the threads."""
         with self._lock:
             self._is_aborted = True
             for connection in self._sockets:

@@ -39,17 +39,17 @@ class HostCopier:
     """`Copier` for pools in host memory: the kernel copies between socket and pages."""
 
     def send(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
-        """See `Copier`."""
+        """Write `chunks` of `memory` to the connection; blocks. Raises OSError."""
         for chunk in chunks:
             send_all(connection, _views(memory, chunk))
 
     def receive(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
-        """See `Copier`."""
+        """Read `chunks` of `memory` from the connection; blocks. Raises OSError."""
         for chunk in chunks:
             receive_all(connection, _views(memory, chunk))
 
     def close(self) -> None:
-        """See `Copier`."""
+        """It holds nothing."""
 
 
 class StagedCopier:
@@ -88,7 +88,7 @@ class StagedCopier:
             self._settle(slot)
 
     def close(self) -> None:
-        """See `Copier`."""
+        """Wait for what the device has begun, and give its buffers back."""
         for slot in range(2):
             # A device that failed runs nothing any more.
             with contextlib.suppress(DeviceError):
