@@ -2,7 +2,7 @@
 
 One extension for each instruction set, of the same sources. They are no Python modules: ctypes loads them. Each is
 optional, since torch computes without them; what went wrong then is seen by `pip install -v -e .` only, and said by
-the worker (see nodes/worker/ops/native/library.py).
+the worker (see nodes/worker/ops/native/builds.py).
 """
 
 import copy

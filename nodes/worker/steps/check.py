@@ -36,10 +36,12 @@ def check_rows(limits: Limits, columns: Columns, found: Sequence[OpenSequence], 
     pages: list[array[int]] = []
     errors: list[RowError] = []
     page_size, vocab_size, context_length = limits.page_size, limits.vocab_size, limits.context_length
+    # One look at all tokens, so that rows of a step whose inputs are all known, most of them, are not looked at again.
     are_known = min(token_ids, default=0) >= 0 and max(token_ids, default=0) < vocab_size
     row, token_end, page_offset = -1, 0, 0
     rows = zip(found, columns.starts, columns.counts, columns.draws, strict=True)
     for one, start, count, is_drawn in rows:
+        # By hand: `enumerate` makes another tuple a row.
         row += 1
         first, token_end, end = token_end, token_end + count, start + count
         num_pages, source = (end + page_size - 1) // page_size, -1

@@ -102,9 +102,11 @@ def _problem(columns: Columns, limits: Limits) -> str:
         return f"{sizes} are not those of rows with {num_tokens} tokens and {num_pages} pages"
     if max(slots) >= MAX_SLOTS:
         return f"slots are 0..{MAX_SLOTS - 1}"
+    # What the step under way draws is known by slot, so two rows of one would take each other's.
     if len(set(slots)) < len(slots):
         return "a slot has one row in a step"
     if page_ids:
+        # Page 0 is padding (kvstore/layout.py) and no sequence's: its KV would be read as a context.
         if min(page_ids) < 1 or max(page_ids) >= limits.num_pages:
             return f"a page is not in 1..{limits.num_pages - 1}"
         if (last := max(map(add, firsts, numbers))) > limits.most_pages:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes.worker.ops.native.library import Library, choose_library, compiler, cpu_flags, load_build
+from nodes.worker.ops.native.builds import Library, choose_library, compiler, cpu_flags, load_build
 from nodes.worker.ops.native.sources import BUILDS, DIRECTORY, FLAGS, has_builds, sources_digest
 
 ROOT = Path(__file__).parents[3]

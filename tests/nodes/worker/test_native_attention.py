@@ -20,7 +20,7 @@ from nodes.worker.attention.base import Span, sort_key
 from nodes.worker.attention.kinds import AttentionKind
 from nodes.worker.attention.torch_paged import TorchPagedAttention
 from nodes.worker.layers.rotary import RotaryTable, rotate
-from nodes.worker.ops.native.library import Library
+from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.linear import PackedWeight
 from nodes.worker.ops.native.program import ProgramUnfit
 from nodes.worker.ops.native.steps import Columns, NativeSteps

@@ -18,8 +18,8 @@ from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
 from nodes.worker.executor.runner import load_torch_runner
 from nodes.worker.layers.linear import PackedLinear
-from nodes.worker.ops.native import library
-from nodes.worker.ops.native.library import Choice, choose_library
+from nodes.worker.ops.native import builds
+from nodes.worker.ops.native.builds import Choice, choose_library
 from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
 from nodes.worker.ops.native.sources import BUILDS, DIRECTORY
 from nodes.worker.ops.native.steps import Columns, NativeSteps
@@ -52,14 +52,14 @@ def test_without_a_build_torch_computes_and_says_why(monkeypatch: pytest.MonkeyP
     assert native is not None
     assert choose_library("torch").library is None
     with monkeypatch.context() as patch:
-        patch.setattr(library, "sources_digest", lambda: "edited")
+        patch.setattr(builds, "sources_digest", lambda: "edited")
         assert choose_library("avx2").note.endswith("was built from other sources; run make setup")
     (tmp_path / "_avx2.so").write_bytes(b"not a library")
-    monkeypatch.setattr(library, "library_path", lambda name: tmp_path / f"_{name}.so")
+    monkeypatch.setattr(builds, "path_of", lambda name: tmp_path / f"_{name}.so")
     assert "_avx2.so cannot be loaded (" in choose_library("avx2").note
     (tmp_path / "_avx2.so").unlink()
     assert "was not built; run make setup" in choose_library("avx2").note
-    monkeypatch.setattr(library, "compiler", lambda: None)
+    monkeypatch.setattr(builds, "compiler", lambda: None)
     assert choose_library().note == "torch kernels: no compiler; install g++, then make setup"
     runner, note = loaded_with_note()
     assert note == "torch kernels: no compiler; install g++, then make setup"
@@ -68,7 +68,7 @@ def test_without_a_build_torch_computes_and_says_why(monkeypatch: pytest.MonkeyP
 
 
 def test_a_cpu_without_the_instructions_gets_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "cpu_flags", lambda: frozenset({"sse2"}))
+    monkeypatch.setattr(builds, "cpu_flags", lambda: frozenset({"sse2"}))
     assert choose_library().note == "torch kernels: this CPU has no AVX2"
     assert choose_library("avx512_bf16").note == "torch kernels: this CPU has no AVX512_BF16"
     assert choose_library("avx512_bf16").library is None

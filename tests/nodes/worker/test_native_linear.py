@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from native_builds import NAMES, library_of
 
 from nodes.worker.errors import WeightsUnfit
-from nodes.worker.ops.native.library import Library
+from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.linear import NativeGated, NativeLinear, NativeNorm
 from nodes.worker.weights.quantization import rounded_to_int8
 

@@ -20,7 +20,7 @@ from nodes.models.registry import decoder
 from nodes.worker.attention.base import Span
 from nodes.worker.attention.kinds import kinds_of
 from nodes.worker.attention.torch_paged import TorchPagedAttention
-from nodes.worker.ops.native.library import Library
+from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.program import ProgramUnfit
 from nodes.worker.ops.native.runner import columns_of
 from nodes.worker.ops.native.steps import Columns, NativeSteps

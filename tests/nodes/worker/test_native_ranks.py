@@ -16,7 +16,7 @@ from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.load import load_host_runner
 from nodes.worker.errors import CollectiveFailed
 from nodes.worker.ops.native import load
-from nodes.worker.ops.native.library import Choice
+from nodes.worker.ops.native.builds import Choice
 from nodes.worker.ops.native.runner import NativeRunner
 from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.parallel.collectives import Collectives

@@ -12,7 +12,7 @@ from torch_running import Row, logits_by_chunks, make_runner, step
 
 from nodes.worker.attention import torch_paged
 from nodes.worker.executor.runner import HostRunner
-from nodes.worker.ops.native.library import choose_library
+from nodes.worker.ops.native.builds import choose_library
 from nodes.worker.ops.native.runner import NativeRunner
 
 MODELS = [

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nodes.models.parts import Activation
 from nodes.worker.errors import WeightsUnfit
-from nodes.worker.ops.native.library import Library
+from nodes.worker.ops.native.builds import Library
 
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
 

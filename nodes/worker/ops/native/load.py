@@ -6,7 +6,7 @@ from nodes.model_spec import ModelSpec, Quantization
 from nodes.models.registry import decoder
 from nodes.worker.config import WorkerConfig
 from nodes.worker.numerics import check_numerics, numbers_of
-from nodes.worker.ops.native.library import Library, choose_library
+from nodes.worker.ops.native.builds import Library, choose_library
 from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
 from nodes.worker.ops.native.probe import program_results
 from nodes.worker.ops.native.program import ProgramUnfit

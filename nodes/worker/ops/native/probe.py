@@ -13,7 +13,7 @@ from torch import Tensor
 from kvstore.layout import KVLayout
 from nodes.model_spec import ModelSpec
 from nodes.models.decoder import Decoder
-from nodes.worker.ops.native.library import Library
+from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.ops.native.weights import Weights
 from nodes.worker.parallel.collectives import Collectives

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nodes.worker.ops.native.attention import AttendCall
-from nodes.worker.ops.native.library import Library
+from nodes.worker.ops.native.builds import Library
 from nodes.worker.parallel.collectives import Collectives
 
 EMBED: Final = 0

@@ -13,7 +13,7 @@ from nodes.models.decoder import Decoder
 from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm
 from nodes.models.tensor_parallel import Shard
 from nodes.worker.ops.native.attention import MAX_BLOCK_ROWS, MAX_HEAD_DIM, AttendCall
-from nodes.worker.ops.native.library import Library
+from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.linear import DTYPES, PackedWeight
 from nodes.worker.ops.native.program import (
     ATTEND,

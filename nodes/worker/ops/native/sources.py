@@ -1,4 +1,4 @@
-"""What the kernels are built from and for: read by `setup.py`, and by `library.py` to see whether a build is this one.
+"""What the kernels are built from and for: read by `setup.py`, and by `builds.py` to see whether a build is this one.
 
 Needs nothing but the standard library, for it runs where the project is not installed yet.
 """

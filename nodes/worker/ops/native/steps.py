@@ -11,7 +11,7 @@ from torch import Tensor
 from nodes.model_spec import ModelSpec
 from nodes.models.decoder import Decoder
 from nodes.worker.layers.rotary import RotaryTable
-from nodes.worker.ops.native.library import Library
+from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.program import Step
 from nodes.worker.ops.native.recording import Recording
 from nodes.worker.ops.native.weights import Weights

@@ -67,7 +67,7 @@ def choose_library(wanted: str = AUTO) -> Choice:
     reasons: list[str] = []
     for name in names:
         try:
-            return Choice(load_build(name, library_path(name)), "")
+            return Choice(load_build(name, path_of(name)), "")
         except BuildUnfit as error:
             reasons.append(str(error))
     return Choice(None, f"torch kernels: {reasons[0]}")
@@ -88,7 +88,7 @@ def compiler() -> str | None:
     return shutil.which("g++")
 
 
-def library_path(name: str) -> Path:
+def path_of(name: str) -> Path:
     """Where the build of this name lies, if it was built."""
     return DIRECTORY / f"_{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
