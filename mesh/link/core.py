@@ -23,7 +23,7 @@ one of them, its route, while that lives. A connection has two lanes (control, d
                                                                            a peer that is watched falls silent
 
 Who is lost is forgotten whole, with both connections; the next message dials again, after a pause if the dial before
-led to no welcome. Invariants under any order of these (`tests/mesh/test_link_core.py`):
+led to no welcome. Invariants under any order of these (`tests/mesh/link/test_core.py`):
 1. Each connection is one of its peer's two; the route is one of them, and does not change before the peer is lost.
 2. Numbers sent on a lane of a connection grow by one.
 3. What is delivered of a connection on a lane was sent in that order, by one incarnation, each message once.

@@ -19,7 +19,7 @@ may be there to say so. What a death costs, and how long an actor waits after it
 one at a time is drained, and started again; the next one follows when it is ready. That costs no budget, and forgives
 what was spent of it.
 
-Invariants, checked by tests/mesh/test_supervision_machine.py: a new incarnation is spawned only after the one before
+Invariants, checked by tests/mesh/supervision/test_machine.py: a new incarnation is spawned only after the one before
 was reaped (or never came to be), with a higher epoch; no more restarts than the budget; none while stopping; actors
 drain in the order of their tiers. An `Exited` is the only proof of a death: heartbeats raise suspicion, and suspicion
 only ever leads to a kill. Called by `cli/supervisor/actor.py`, which performs the commands; it persists an epoch

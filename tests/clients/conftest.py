@@ -1,17 +1,12 @@
-"""Makes the gateway's `fake_ring` importable here."""
-
-import sys
-from pathlib import Path
+"""One gateway for all client libraries."""
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "nodes" / "gateway"))
 
 
 @pytest.fixture(scope="session")
 def served():
     """A real gateway on a real port, with a ring of bytes behind it."""
-    from fake_ring import ServedRing
+    from tests.nodes.gateway.fake_ring import ServedRing
 
     with ServedRing() as ring:
         yield ring

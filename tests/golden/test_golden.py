@@ -5,22 +5,17 @@ If a test here fails, the protocol has changed. Was that meant, and can older pe
 """
 
 import json
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from mesh.wire.header import Header, open_envelope
+from tools.protocol_reference.samples import CODECS, message_types, plain
+from tools.protocol_reference.session import record
+from tools.protocol_reference.tables import fill
 
-# tools/ is not part of the installed distribution: its tests read it from the checkout.
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tools.protocol_reference.samples import CODECS, message_types, plain  # noqa: E402
-from tools.protocol_reference.session import record  # noqa: E402
-from tools.protocol_reference.tables import fill  # noqa: E402
-
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
 SESSION = json.loads((Path(__file__).parent / "session.json").read_text())
 

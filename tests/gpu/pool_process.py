@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpu_pool import LAYOUT, bytes_at, digest, put_bytes, random_bytes
-
 from kvstore.errors import KVError
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
+from tests.gpu.gpu_pool import LAYOUT, bytes_at, digest, put_bytes, random_bytes
 
 
 class PoolProcess:

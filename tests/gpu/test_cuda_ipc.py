@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_pool import LAYOUT, Child, bytes_at, put_bytes, random_bytes
 
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.mapping import handle_of
@@ -16,6 +15,7 @@ from kvstore.protocol import PoolHandle
 from kvstore.transfer.base import Transfer
 from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
 from kvstore.transfer.plan import Descriptor, coalesce, page_descriptors
+from tests.gpu.gpu_pool import LAYOUT, Child, bytes_at, put_bytes, random_bytes
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_pool import LAYOUT, Child, bytes_at, digest
 
 from kvstore.errors import DeviceExhaustedMemory, DeviceHandleInvalid
 from kvstore.pool.cuda.memory import load_cupy_memory
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
+from tests.gpu.gpu_pool import LAYOUT, Child, bytes_at, digest
 
 pytestmark = [
     pytest.mark.gpu,

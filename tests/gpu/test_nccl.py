@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gpu_pool import bytes_at, put_bytes, random_bytes
 
 from kvstore.errors import PairUnmade
 from kvstore.layout import KVLayout
@@ -20,6 +19,7 @@ from kvstore.transfer.paired.nccl import NcclLinks
 from kvstore.transfer.paired.orders import Paired
 from kvstore.transfer.paired.transport import PairTransport
 from kvstore.transfer.plan import Descriptor
+from tests.gpu.gpu_pool import bytes_at, put_bytes, random_bytes
 
 pytestmark = [
     pytest.mark.gpu,

@@ -3,12 +3,11 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from fake_devices import FakeDeviceMemory
-
 from kvstore.errors import DeviceUnavailable
 from kvstore.pool.device import CPU, CUDA, DevicePages
 from kvstore.transfer.paired.link import Broken, Memory, Moved, News, Ready, Stopped
 from kvstore.transfer.paired.nccl import UNIQUE_ID_BYTES
+from tests.kvstore.fake_devices import FakeDeviceMemory
 
 
 class FakeWire:

@@ -1,8 +1,7 @@
-"""Makes `mesh_under_test` importable beside the tests, and runs coroutines that may leave nothing behind."""
+"""Runs coroutines that may leave nothing behind, on meshes and beside a single system."""
 
 import asyncio
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from hypothesis import settings
 
 settings.register_profile("mesh", deadline=None, max_examples=80, stateful_step_count=40)
 settings.load_profile("mesh")
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture
@@ -54,9 +52,8 @@ def once_per_process():
 @pytest.fixture(params=["simulated", "zeromq", "zeromq on asyncio"])
 def on_mesh(request, run, short_path, once_per_process):
     """Run `async def test(mesh)` on a mesh; nothing may be left of it. `on_mesh.kind` says over what."""
-    from mesh_under_test import simulated_mesh, zeromq_mesh
-
     from mesh.testing.leaks import assert_no_leaks
+    from tests.mesh.mesh_under_test import simulated_mesh, zeromq_mesh
 
     def runner(test):
         async def main():
@@ -73,7 +70,7 @@ def on_mesh(request, run, short_path, once_per_process):
 @pytest.fixture
 def on_rig(run):
     """Run `async def test(rig)` with a started system and a wiretap for its transport."""
-    from rig import Rig
+    from tests.mesh.rig import Rig
 
     def runner(test):
         async def main():

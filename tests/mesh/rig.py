@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import msgspec
-from mesh_under_test import CODEC, QUICK, Recorder
 
 from mesh.address import Address, Endpoint
 from mesh.membership.view import Member, StaticBootstrap
@@ -11,6 +10,7 @@ from mesh.system import ActorSystem
 from mesh.transport.base import Lane, Link
 from mesh.wire.frames import SYSTEM_CODEC, ErrorBody, Hello
 from mesh.wire.header import PROTOCOL_VERSION, SYSTEM_FLAG, Header, Verb, encode_header
+from tests.mesh.mesh_under_test import CODEC, QUICK, Recorder
 
 ME, PEER = Address("me", 5), Address("peer", 2)
 FROM_PEER = Link(PEER, dialed=False)

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from mesh_under_test import Say, SystemOptions
+
+from tests.mesh.mesh_under_test import Say, SystemOptions
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text()

@@ -10,9 +10,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
-from mesh_under_test import QUICK, Recorder, Say, until
 
 from mesh.address import Address
 from mesh.errors import PeerLost
@@ -21,6 +21,7 @@ from mesh.runtime.run_directory import RunDirectory
 from mesh.system import ActorSystem
 from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
 from mesh.wire.frames import Drain, Shutdown
+from tests.mesh.mesh_under_test import QUICK, Recorder, Say, until
 
 pytestmark = pytest.mark.process
 
@@ -28,8 +29,8 @@ PROGRAM = textwrap.dedent(
     """
     import asyncio, os, sys
     from pathlib import Path
-    sys.path.insert(0, {tests!r})
-    from mesh_under_test import QUICK, Recorder
+    sys.path.insert(0, {root!r})
+    from tests.mesh.mesh_under_test import QUICK, Recorder
     from mesh.address import Address
     from mesh.run import run_actor
     from mesh.runtime.run_directory import RunDirectory
@@ -66,7 +67,7 @@ class Processes:
         self.all = []
 
     def start(self, kind, actor_id, epoch=1, fd=None):
-        program = PROGRAM.format(tests=os.path.dirname(__file__))
+        program = PROGRAM.format(root=str(Path(__file__).parents[2]))
         arguments = [sys.executable, "-c", program, kind, actor_id, str(epoch), str(self.directory.path)]
         process = subprocess.Popen(
             [*arguments, str(fd) if fd is not None else "-"],

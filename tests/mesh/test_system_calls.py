@@ -5,7 +5,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from mesh_under_test import QUICK, Count, Number, Recorder, Say, Step, until
 from structlog.testing import capture_logs
 
 from mesh.address import Address
@@ -33,6 +32,7 @@ from mesh.wire.frames import (
     StatsRequest,
 )
 from mesh.wire.header import Limits
+from tests.mesh.mesh_under_test import QUICK, Count, Number, Recorder, Say, Step, until
 
 HI = Say(text="hi")
 

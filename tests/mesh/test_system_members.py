@@ -4,13 +4,13 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from mesh_under_test import QUICK, Number, Recorder, Say, until
 
 from mesh.address import Address, Endpoint
 from mesh.errors import CallError, PeerLost, RemoteError
 from mesh.membership.view import SUPERVISOR, Member
 from mesh.transport.base import Lane
 from mesh.wire.frames import Join, Leave, ListMembers, MembersChanged, PeerDown, StatsRequest
+from tests.mesh.mesh_under_test import QUICK, Number, Recorder, Say, until
 
 HI = Say(text="hi")
 

@@ -12,10 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
-
-from gpu_pool import LAYOUT, Child, bytes_at, put_bytes, random_bytes
-
 from kvstore.pool.cuda.memory import load_cupy_memory
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
@@ -26,6 +22,7 @@ from kvstore.transfer.paired.link import Broken, LinkMaker, Moved, News, PairLin
 from kvstore.transfer.paired.nccl import NcclLinks
 from kvstore.transfer.paired.tcp.link import TcpLinks, TcpSettings
 from kvstore.transfer.plan import coalesce, page_descriptors
+from tests.gpu.gpu_pool import LAYOUT, Child, bytes_at, put_bytes, random_bytes
 
 SIZE = LAYOUT.page_bytes
 NUM_PAGES = 17

@@ -18,9 +18,6 @@ import pytest
 
 from mesh.testing.ports import free_port
 
-# For the helpers beside the tests.
-sys.path.insert(0, str(Path(__file__).parent))
-
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 MOST_MESHES = 2

@@ -5,7 +5,8 @@ import json
 from typing import Any
 
 import pytest
-from held import assert_nothing_held
+
+from tests.serving.held import assert_nothing_held
 
 pytestmark = pytest.mark.process
 

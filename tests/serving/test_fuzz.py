@@ -5,10 +5,11 @@ import socket
 from typing import Any
 
 import pytest
-from fuzzing import HOSTILE, Client, Route, bodies, check, check_error, routes_of, served_fields
-from held import assert_nothing_held
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from tests.serving.fuzzing import HOSTILE, Client, Route, bodies, check, check_error, routes_of, served_fields
+from tests.serving.held import assert_nothing_held
 
 pytestmark = pytest.mark.process
 

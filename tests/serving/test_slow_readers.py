@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from held import assert_nothing_held
+
+from tests.serving.held import assert_nothing_held
 
 pytestmark = pytest.mark.process
 

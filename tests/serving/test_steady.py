@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from held import assert_nothing_held
-from test_slow_readers import resident_bytes
+
+from tests.serving.held import assert_nothing_held
+from tests.serving.test_slow_readers import resident_bytes
 
 pytestmark = pytest.mark.process
 

@@ -9,13 +9,13 @@ import sys
 import time
 
 import torch
-from gpu_running import build
-from test_device_runner import IDS, text
-from torch_running import logits_by_chunks
 
 from nodes.worker.cuda.nccl_collectives import NcclCollectivesMaker
 from nodes.worker.errors import CollectiveFailed
 from nodes.worker.parallel.collectives import Collectives
+from tests.gpu.worker.gpu_running import build
+from tests.nodes.worker.cuda.test_device_runner import IDS, text
+from tests.nodes.worker.torch_running import logits_by_chunks
 
 MODEL = "random:tiny-qwen2"
 SIZES = [16, 48, 33, 1, 22, 29, 1]

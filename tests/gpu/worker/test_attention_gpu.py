@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from attention_cases import KINDS, MIXED, NUM_PAGES, Shape, attend, batch_of, layout_of, rows_of
-from gpu_running import GPU, NEEDS_FLASHINFER, SLOW, Pages
 
 from nodes.worker.attention.kinds import CROSS, FULL
 from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, load_flashinfer
 from nodes.worker.ops.torch.attention import TorchAttention
 from nodes.worker.pool.device_view import view_device_pages
 from nodes.worker.pool.view import PoolView
+from tests.gpu.worker.gpu_running import GPU, NEEDS_FLASHINFER, SLOW, Pages
+from tests.nodes.worker.cuda.attention_cases import KINDS, MIXED, NUM_PAGES, Shape, attend, batch_of, layout_of, rows_of
 
 pytestmark = [*GPU, NEEDS_FLASHINFER, SLOW]
 NEAR = {"atol": 0.02, "rtol": 0.02}

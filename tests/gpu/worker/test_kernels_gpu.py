@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from gpu_running import GPU, NEEDS_FLASHINFER, SLOW, Pages
 
 from nodes.model_spec import resolve_model
 from nodes.request import Sampling
@@ -11,6 +10,7 @@ from nodes.worker.ops.torch.kernels import TorchKernels, cos_sin_table
 from nodes.worker.ops.torch.sampler import sample_on_device
 from nodes.worker.pool.device_view import view_device_pages
 from nodes.worker.sampler import NOT_DRAWN, Draw, sample
+from tests.gpu.worker.gpu_running import GPU, NEEDS_FLASHINFER, SLOW, Pages
 
 pytestmark = GPU
 # One rounding to bfloat16 apart.

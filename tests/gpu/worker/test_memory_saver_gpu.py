@@ -4,14 +4,14 @@ import importlib.util
 
 import pytest
 import torch
-from gpu_running import BACKENDS, GPU, Pages
-from test_device_runner import IDS
-from torch_running import logits_by_chunks
 
 from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.load import build_runner
 from nodes.worker.pool.device_view import view_device_pages
+from tests.gpu.worker.gpu_running import BACKENDS, GPU, Pages
+from tests.nodes.worker.cuda.test_device_runner import IDS
+from tests.nodes.worker.torch_running import logits_by_chunks
 
 pytestmark = [
     *GPU,

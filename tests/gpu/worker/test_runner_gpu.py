@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_running import BACKENDS, GPU, NEEDS_FLASHINFER, SLOW, Built, build
-from test_device_runner import IDS, decode_step, mixed_step, text
-from test_parity import save_model
-from torch_running import Row, logits_by_chunks, step
 
 from nodes.worker.cuda.memory import measured_activation_bytes
 from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.pool.device_memory import activation_bytes
+from tests.gpu.worker.gpu_running import BACKENDS, GPU, NEEDS_FLASHINFER, SLOW, Built, build
+from tests.nodes.worker.cuda.test_device_runner import IDS, decode_step, mixed_step, text
+from tests.nodes.worker.test_parity import save_model
+from tests.nodes.worker.torch_running import Row, logits_by_chunks, step
 
 pytestmark = GPU
 MODEL = "random:tiny-qwen3"

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_rank import MODEL, computed
-from gpu_running import GPU, SLOW, build
 from safetensors.torch import load_file
-from test_device_runner import text
 
 from nodes.worker.cuda.graphs import GraphRecorder
 from nodes.worker.cuda.nccl_collectives import NcclCollectives, NcclCollectivesMaker
 from nodes.worker.errors import GroupNotFormed
+from tests.gpu.worker.gpu_rank import MODEL, computed
+from tests.gpu.worker.gpu_running import GPU, SLOW, build
+from tests.nodes.worker.cuda.test_device_runner import text
 
 pytestmark = [*GPU, pytest.mark.skipif(not importlib.util.find_spec("cupy"), reason="needs cupy"), SLOW]
 PROCESS = Path(__file__).parent / "gpu_rank.py"

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import structlog
-from fake_ring import Ring, play, until
 
 from nodes.gateway import acceptor
 from nodes.gateway.acceptor import Acceptor
+from tests.nodes.gateway.fake_ring import Ring, play, until
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

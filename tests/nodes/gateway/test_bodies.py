@@ -6,10 +6,10 @@ from typing import Any
 import hypothesis.strategies as st
 import msgspec
 import pytest
-from fake_ring import CONFIG, Ring, play, until
 from hypothesis import given
 
 from nodes.gateway.bodies import SMALL_BYTES, ArrivingBody, BodyBudget, client_of
+from tests.nodes.gateway.fake_ring import CONFIG, Ring, play, until
 
 MIB = 1 << 20
 REAL = msgspec.structs.replace(CONFIG, max_buffered_bytes=256 * MIB, max_inflight=2048, body_timeout_s=30.0)

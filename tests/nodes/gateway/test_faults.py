@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 import structlog
-from fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, Silent, play, until
 
 from mesh.runtime.recording import Reader
 from mesh.runtime.telemetry import setup_log
@@ -26,6 +25,7 @@ from nodes.gateway.requests import RequestLog
 from nodes.gateway.scrape import Scraper
 from nodes.request import AttemptRef
 from nodes.roles import DETOKENIZER, TOKENIZER
+from tests.nodes.gateway.fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, Silent, play, until
 
 PROMPT = "the quick brown fox"
 
@@ -130,7 +130,7 @@ def test_a_killed_tokenizer_is_asked_no_more() -> None:
 
 def test_a_tokenizer_that_hangs_costs_its_deadline_only() -> None:
     async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        from fake_ring import Faults
+        from tests.nodes.gateway.fake_ring import Faults
 
         await ring.start("tok1", FakeTokenizer(Faults(prepare_silent=True), ring.seen))
         await until(lambda: len(ring.gateway.ctx.members.by_role("tokenizer")) == 2)

@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_ring import Ring, play, until
+
+from tests.nodes.gateway.fake_ring import Ring, play, until
 
 READY = ("/health", "/ping", "/health/ready")
 LIVE = ("/healthz", "/health/live")

@@ -5,13 +5,13 @@ import socket
 
 import msgspec
 import pytest
-from fake_ring import CONFIG, Ring
 
 from mesh.errors import BindError
 from nodes.gateway import http_protocol, server
 from nodes.gateway.actor import Gateway
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.server import HttpServer, bind
+from tests.nodes.gateway.fake_ring import CONFIG, Ring
 
 
 def test_a_taken_port_says_what_to_do() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, until
 
 from nodes.gateway.actor import Gateway
 from nodes.gateway.errors import ApiError
@@ -25,6 +24,7 @@ from nodes.protocol import (
     TextBatch,
     TextDelta,
 )
+from tests.nodes.gateway.fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, until
 
 VALIDATOR = Validator(CONFIG)
 

@@ -4,9 +4,6 @@ import asyncio
 import random
 from typing import Any
 
-from fake_devices import FakeCards, FakeDeviceMemory
-from fake_links import FakeLinks, FakeWire
-
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageEntry
 from kvstore.layout import KVLayout
@@ -25,6 +22,8 @@ from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
 from nodes.registry.actor import RegistryActor
 from nodes.roles import NODE_CODEC
+from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
+from tests.kvstore.fake_links import FakeLinks, FakeWire
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, page_size=4)
 SIZE = LAYOUT.page_bytes

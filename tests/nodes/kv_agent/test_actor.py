@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from two_schedulers import LAYOUT, NUM_PAGES, SIZE, Nonsense, SlowAgent, World, config, grant, ready, run
 
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageEntry
@@ -32,6 +31,18 @@ from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
 from nodes.kv_agent.events import OpenAsked, PeerGone
 from nodes.protocol import Load
 from nodes.registry.actor import RegistryActor
+from tests.nodes.kv_agent.two_schedulers import (
+    LAYOUT,
+    NUM_PAGES,
+    SIZE,
+    Nonsense,
+    SlowAgent,
+    World,
+    config,
+    grant,
+    ready,
+    run,
+)
 
 
 async def pull(world: World, source_agent: str, agent: str = "agent-0") -> None:

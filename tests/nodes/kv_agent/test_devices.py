@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_world import LAYOUT, NUM_PAGES, SIZE, World, config
 
 from kvstore.errors import DeviceExhaustedMemory, DeviceUnavailable, PoolBusy, PoolMissing
 from kvstore.pool.page_pool import HeapHost, MemoryHost, ShmHost
@@ -24,6 +23,7 @@ from mesh.address import Address
 from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, PoolConfig
+from tests.nodes.kv_agent.agent_world import LAYOUT, NUM_PAGES, SIZE, World, config
 
 
 def run(main: Callable[[World], Awaitable[None]], tables: MemoryHost | None = None) -> None:

@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from agent_world import SIZE, World, config
 
 from kvstore.errors import TransferError
 from kvstore.protocol import PagesPulled
 from nodes.kv_agent.config import ConfigError
+from tests.nodes.kv_agent.agent_world import SIZE, World, config
 
 MODULE = """
 from kvstore.pool.device import CPU

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_schedulers import World, grant, ready, run
 
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageEntry
@@ -28,6 +27,7 @@ from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
 from nodes.kv_agent.pools.foreign import require_ranks
 from nodes.kv_agent.pools.taking import take_group
+from tests.nodes.kv_agent.two_schedulers import World, grant, ready, run
 
 NUM_PAGES = 12
 SIZES = [(1, 1), (2, 2), (2, 1), (1, 2), (4, 2), (2, 4), (8, 2), (2, 8), (8, 8), (1, 8)]

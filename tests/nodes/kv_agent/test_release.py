@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_devices import FakeCards, FakeDeviceMemory
-from two_schedulers import LAYOUT, NUM_PAGES, SIZE, Scheduler, World, config, grant, ready, run
 
 from kvstore.errors import PoolDenied, PoolMismatch
 from kvstore.pool.cuda.pool import CudaHost
@@ -24,6 +22,8 @@ from nodes.kv_agent.config import PoolConfig
 from nodes.kv_agent.pools.taking import mark_pools
 from nodes.protocol import HasLetGo, HasTakenUp, LetGo, ListMemory, MemoryList, ReleaseMemory, ResumeMemory, TakeUp
 from nodes.roles import NODE_CODEC
+from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
+from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Scheduler, World, config, grant, ready, run
 
 
 class Worker(Actor):

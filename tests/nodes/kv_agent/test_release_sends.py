@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from agent_world import LAYOUT, NUM_PAGES, SIZE, Process, Scheduler, World, config
 
 from kvstore.protocol import MakePages, MapPool, OfferPages, OfferPair, PagesOffered, PagesPulled, PoolHandle
 from mesh.actor import Call
@@ -15,6 +14,7 @@ from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import PoolConfig
 from nodes.protocol.memory import GroupMemory, HasLetGo, LetGo, ReleaseMemory, ResumeMemory
+from tests.nodes.kv_agent.agent_world import LAYOUT, NUM_PAGES, SIZE, Process, Scheduler, World, config
 
 
 class Holder(Scheduler):

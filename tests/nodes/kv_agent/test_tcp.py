@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from agent_world import LAYOUT, NUM_PAGES, SIZE, World, config
-from fake_links import FakeLinks
 
 from kvstore.errors import TransferError
 from kvstore.protocol import MapPool, PagesPulled, PoolHandle, TransferFailed
@@ -16,6 +14,8 @@ from kvstore.transfer.paired.tcp.link import TcpSettings
 from mesh.address import Address
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import PoolConfig
+from tests.kvstore.fake_links import FakeLinks
+from tests.nodes.kv_agent.agent_world import LAYOUT, NUM_PAGES, SIZE, World, config
 
 TCP = TcpSettings(num_streams=2, chunk_bytes=1 << 16)
 

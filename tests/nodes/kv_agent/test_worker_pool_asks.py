@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from agent_world import LAYOUT, NUM_PAGES, Scheduler, World, config
 
 from kvstore.errors import PoolMissing
 from kvstore.protocol import MakePages, OfferPages, PagesOffered
@@ -14,6 +13,7 @@ from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import PoolConfig
 from nodes.protocol.memory import ReleaseMemory
+from tests.nodes.kv_agent.agent_world import LAYOUT, NUM_PAGES, Scheduler, World, config
 
 
 class Maker(Scheduler):

@@ -2,13 +2,13 @@
 
 import hypothesis.strategies as st
 from hypothesis import given
-from scheduler_world import PAGE, World
 
 from nodes.protocol.steps import RowColumn
 from nodes.request import Sampling
 from nodes.scheduler.batch.growth import FIRST_RATIO, GROWTH_HORIZON_TOKENS, LEAST_RATIO, GrowthEstimate
 from nodes.scheduler.queue.admission import Credit, num_shared_tokens
 from nodes.scheduler.sequence import Sequence, Stage
+from tests.nodes.scheduler.scheduler_world import PAGE, World
 from tests.nodes.step_plans import column
 
 

@@ -3,7 +3,6 @@
 from array import array
 
 import pytest
-from scheduler_world import EDGE, EOS, Request, World, expected, next_token
 
 from kvstore.protocol import CacheCleared, CacheEvents, PageStored
 from mesh.address import Address
@@ -40,6 +39,7 @@ from nodes.scheduler.events import (
     Wake,
 )
 from nodes.scheduler.sequence import Stage
+from tests.nodes.scheduler.scheduler_world import EDGE, EOS, Request, World, expected, next_token
 from tests.nodes.step_plans import column
 
 

@@ -1,10 +1,9 @@
 """What a scheduler gives up, and when: handoffs that take too long, a worker that stays away, ends nobody fetches."""
 
-from scheduler_world import EDGE, World
-
 from nodes.protocol import Submitted
 from nodes.scheduler.events import Answered
 from nodes.scheduler.sequence import Stage
+from tests.nodes.scheduler.scheduler_world import EDGE, World
 
 
 def prompt(length: int, base: int = 0) -> list[int]:

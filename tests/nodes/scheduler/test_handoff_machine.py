@@ -7,7 +7,8 @@ the wire is healed, every request has ended exactly once, with the tokens of the
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from scheduler_world import EDGE, World
+
+from tests.nodes.scheduler.scheduler_world import EDGE, World
 
 GROUPS = ("d", "e", "p")
 

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_world import VOCAB, World
 
 from mesh.address import Address
 from nodes.protocol import RowError, StepResult
 from nodes.scheduler.events import Told
+from tests.nodes.scheduler.scheduler_world import VOCAB, World
 
 Lie = Callable[[StepResult], list[StepResult]]
 

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_world import PAGE, Packet, Worker, World
 
 from kvstore.cache.allocator import PageState
 from mesh.address import Address
@@ -17,6 +16,7 @@ from nodes.scheduler.config import ConfigError, SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import MembersChanged, ReadyPeer
 from nodes.scheduler.worker_link.ranks import AdoptedRanks, Disagreement
+from tests.nodes.scheduler.scheduler_world import PAGE, Packet, Worker, World
 
 TOKENS = [5, -1, 7]
 

@@ -1,13 +1,12 @@
 """A scheduler that follows a dead one: its cache is there, what ran is held for those who come again, for a while."""
 
-from scheduler_world import PAGE, World
-
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageTable
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import rebuild
 from mesh.address import Address
 from nodes.scheduler.core import SchedulerCore
+from tests.nodes.scheduler.scheduler_world import PAGE, World
 
 NUM_PAGES = 24
 

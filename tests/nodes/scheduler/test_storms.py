@@ -6,7 +6,8 @@ A storm that fails says its seed; `run_storm(SEED)` plays it again.
 import random
 
 import pytest
-from scheduler_world import EDGE, World
+
+from tests.nodes.scheduler.scheduler_world import EDGE, World
 
 POLICIES = ["fcfs", "longest_prefix", "depth_first", "shortest_first", "priority", "random"]
 

@@ -1,10 +1,9 @@
 """A worker that dies in the same step again: who does it is found out, everybody else goes on."""
 
-from scheduler_world import EDGE, World
-
 from nodes.protocol import StepPlan
 from nodes.protocol.steps import RowColumn
 from nodes.scheduler.worker_link.worker_deaths import POISONED
+from tests.nodes.scheduler.scheduler_world import EDGE, World
 from tests.nodes.step_plans import column
 
 

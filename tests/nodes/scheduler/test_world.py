@@ -1,6 +1,6 @@
 """Whole requests through the cores, undisturbed: the driver itself, and each way that a request can take."""
 
-from scheduler_world import World, expected
+from tests.nodes.scheduler.scheduler_world import World, expected
 
 
 def prompt(length: int, first: int = 5) -> list[int]:

@@ -25,11 +25,10 @@ def sums(group: Collectives) -> None:
 
 
 def decode(group: Collectives) -> None:
-    # As pytest has them: this folder's modules by their own names, others by way of `tests`.
-    here = Path(__file__).parent
-    sys.path[:0] = [str(here), str(here / "cuda"), str(here.parents[2])]
-    from rank_running import rank_runner
-    from test_tensor_parallel import MODEL, decoded
+    # A program's own folder is on its path, the one that has `tests` in it is not.
+    sys.path.insert(0, str(Path(__file__).parents[3]))
+    from tests.nodes.worker.cuda.rank_running import rank_runner
+    from tests.nodes.worker.cuda.test_tensor_parallel import MODEL, decoded
 
     print(decoded(rank_runner(MODEL, group), 4), flush=True)
 

@@ -8,7 +8,6 @@ import threading
 
 import msgspec
 import pytest
-from recorded_worker import SCHEDULER, RecordedCall, RecordedContext, adopt, config, plan, pool, started
 
 from kvstore.errors import PoolMissing
 from kvstore.pool.page_pool import HeapHost
@@ -21,6 +20,16 @@ from nodes.worker.actor import WorkerActor
 from nodes.worker.errors import LayoutMismatch
 from nodes.worker.steps.step import RunnableStep, StepOutcome
 from tests.nodes.step_plans import Row, plan_of
+from tests.nodes.worker.recorded_worker import (
+    SCHEDULER,
+    RecordedCall,
+    RecordedContext,
+    adopt,
+    config,
+    plan,
+    pool,
+    started,
+)
 
 
 def test_a_worker_whose_pool_was_made_again_ends() -> None:

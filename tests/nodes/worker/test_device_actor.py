@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_devices import FakeCards, FakeDeviceMemory
-from recorded_worker import SCHEDULER, RecordedContext, adopt, config, plan
 
 from kvstore.errors import PoolMismatch
 from kvstore.pool.cuda.pool import CudaHost
@@ -18,7 +16,9 @@ from mesh.membership.view import Member
 from nodes.model_spec import resolve_model
 from nodes.worker.actor import WorkerActor
 from nodes.worker.steps.step import RunnableStep, StepOutcome
+from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
 from tests.nodes.step_plans import Row, plan_of
+from tests.nodes.worker.recorded_worker import SCHEDULER, RecordedContext, adopt, config, plan
 
 MODEL = "random:tiny-llama"
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_parity import assert_agrees, assert_all_agree, assert_two_ranks_agree, save_model
-from torch_running import make_runner
 
 from nodes.model_spec import ModelUnsupported, resolve_model
+from tests.nodes.worker.test_parity import assert_agrees, assert_all_agree, assert_two_ranks_agree, save_model
+from tests.nodes.worker.torch_running import make_runner
 
 ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},

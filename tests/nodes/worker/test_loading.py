@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch_running import Row, make_runner, step
 
 from kvstore.layout import KVLayout
 from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo
@@ -41,6 +40,7 @@ from nodes.worker.weights.loader import SafetensorsWeights
 from nodes.worker.weights.opening import open_weights
 from nodes.worker.weights.random_weights import RandomWeights
 from tests.nodes.worker.cuda.rank_running import in_ranks, rank_runner
+from tests.nodes.worker.torch_running import Row, make_runner, step
 
 SPEC = resolve_model("random:tiny-llama")
 

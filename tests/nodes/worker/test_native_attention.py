@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_builds import NAMES, library_of
 
 from kvstore.layout import KVLayout
 from nodes.model_spec import RopeParameters, resolve_model
@@ -26,6 +25,7 @@ from nodes.worker.ops.native.program import ProgramUnfit
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.ops.native.weights import Weights
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
+from tests.nodes.worker.native_builds import NAMES, library_of
 
 MAX_TOKENS = 200
 NUM_LAYERS = 2

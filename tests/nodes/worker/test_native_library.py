@@ -10,8 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from native_builds import NAMES, ROOT, RUNNABLE, build_all, library_of
-from torch_running import Row, make_runner, step
 
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
@@ -25,6 +23,8 @@ from nodes.worker.ops.native.sources import BUILDS, DIRECTORY
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.residence.actions import give_back_heap
 from nodes.worker.weights.load_progress import LoadProgress, current_load
+from tests.nodes.worker.native_builds import NAMES, ROOT, RUNNABLE, build_all, library_of
+from tests.nodes.worker.torch_running import Row, make_runner, step
 
 
 def loaded_with_note() -> tuple[Any, str]:

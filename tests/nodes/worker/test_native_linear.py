@@ -12,12 +12,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_builds import NAMES, library_of
 
 from nodes.worker.errors import WeightsUnfit
 from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.linear import NativeGated, NativeLinear, NativeNorm
 from nodes.worker.weights.quantization import rounded_to_int8
+from tests.nodes.worker.native_builds import NAMES, library_of
 
 DTYPES = [torch.float32, torch.bfloat16]
 LENIENT = list(HealthCheck)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_builds import NAMES, WIDE, library_of
 
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.models.decoder import Decoder
@@ -30,6 +29,7 @@ from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.steps.step import RunnableRow, RunnableStep
 from nodes.worker.weights.part_weights import PartWeights
 from nodes.worker.weights.quantization import QuantizedWeights, quantized_names
+from tests.nodes.worker.native_builds import NAMES, WIDE, library_of
 
 LENIENT = list(HealthCheck)
 LENGTH = 90

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from native_builds import build_all
-from test_parity import LLAMA3, PLAIN, save_model
-from torch_running import Row, logits_by_chunks, step
 
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
@@ -21,6 +18,9 @@ from nodes.worker.ops.native.runner import NativeRunner
 from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.parallel.collectives import Collectives
 from tests.nodes.worker.cuda.rank_running import in_ranks
+from tests.nodes.worker.native_builds import build_all
+from tests.nodes.worker.test_parity import LLAMA3, PLAIN, save_model
+from tests.nodes.worker.torch_running import Row, logits_by_chunks, step
 
 IDS = [(37 * n) % 300 for n in range(150)]
 # Heads, KV heads that are repeated, and the vocabulary (300) over four ranks and more; experts cut in their columns.

@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from test_parity import LINEAR, PLAIN, assert_all_agree, save_model
 
 from nodes.model_spec import TensorParallelUnfit, resolve_model
+from tests.nodes.worker.test_parity import LINEAR, PLAIN, assert_all_agree, save_model
 
 
 @pytest.mark.parametrize(("heads", "rope", "tied"), [((4, 2), PLAIN, False), ((3, 3), LINEAR, True)])

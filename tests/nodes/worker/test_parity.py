@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch_running import Row, logits_by_chunks, make_runner, step
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
@@ -14,6 +13,7 @@ from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.steps.step import RunnableStep
 from tests.nodes.worker.cuda.device_running import device_runner
 from tests.nodes.worker.cuda.rank_running import in_ranks, rank_runner
+from tests.nodes.worker.torch_running import Row, logits_by_chunks, make_runner, step
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_parity import PLAIN, save_model
-from test_tiny import NUM_TOKENS, PROMPTS, encode, write
-from torch_running import GREEDY, logits_by_chunks, make_runner
 
 from nodes.model_spec import resolve_model
 from nodes.worker.config import ConfigError, WorkerConfig
 from nodes.worker.weights.quantization import QuantizedWeights, quantized_names
 from nodes.worker.weights.random_weights import RandomWeights
+from tests.nodes.worker.test_parity import PLAIN, save_model
+from tests.nodes.worker.test_tiny import NUM_TOKENS, PROMPTS, encode, write
+from tests.nodes.worker.torch_running import GREEDY, logits_by_chunks, make_runner
 
 TOKENS = [(37 * n) % 300 for n in range(90)]
 EXPERTS = {

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_parity import PLAIN, assert_all_agree, assert_two_ranks_agree, save_model
-from torch_running import logits_by_chunks, make_runner
 
 from nodes.model_spec import ModelDamaged, ModelUnsupported, resolve_model
+from tests.nodes.worker.test_parity import PLAIN, assert_all_agree, assert_two_ranks_agree, save_model
+from tests.nodes.worker.torch_running import logits_by_chunks, make_runner
 
 OPTIONS = {
     "heads": (4, 2), "hidden": 48, "rope": PLAIN, "tied": False, "moe_intermediate_size": 32, "num_experts": 6,

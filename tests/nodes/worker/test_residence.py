@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_worker import SCHEDULER, RecordedCall, RecordedContext, adopt, config, plan, pool, started
 
 from kvstore.layout import KVLayout
 from kvstore.pool.page_pool import HeapHost, PoolInfo
@@ -30,6 +29,16 @@ from nodes.worker.residence.core import (
     StopSteps,
 )
 from tests.nodes.step_plans import Row, plan_of
+from tests.nodes.worker.recorded_worker import (
+    SCHEDULER,
+    RecordedCall,
+    RecordedContext,
+    adopt,
+    config,
+    plan,
+    pool,
+    started,
+)
 
 AGENT = Address("agent-0", 1)
 HANDLE = PoolHandle(

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from recorded_worker import config, pool
 
 from kvstore.pool.page_pool import HeapHost
 from nodes.model_spec import resolve_model
@@ -13,6 +12,7 @@ from nodes.worker.cuda import load
 from nodes.worker.errors import BackendMissing, CollectiveFailed, GroupNotFormed
 from nodes.worker.executor.runners import make_runner
 from nodes.worker.pool.taking import make_pages
+from tests.nodes.worker.recorded_worker import config, pool
 
 MODEL = "random:tiny-llama"
 

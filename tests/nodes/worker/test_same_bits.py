@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch_running import Row, logits_by_chunks, make_runner, step
 
 from nodes.worker.attention import torch_paged
 from nodes.worker.executor.runner import HostRunner
 from nodes.worker.ops.native.builds import choose_library
 from nodes.worker.ops.native.runner import NativeRunner
+from tests.nodes.worker.torch_running import Row, logits_by_chunks, make_runner, step
 
 MODELS = [
     "random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-llama", "random:tiny-mistral", "random:tiny-qwen2-sliding",

@@ -16,15 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent / "cuda"))
-
-from rank_running import in_ranks, rank_runner
-from test_tensor_parallel import MODEL, decoded
-
 from nodes.worker.errors import CollectiveFailed, GroupNotFormed
 from nodes.worker.parallel import shm_collectives
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.parallel.shm_collectives import SLOT_BYTES, ShmCollectivesMaker
+from tests.nodes.worker.cuda.rank_running import in_ranks, rank_runner
+from tests.nodes.worker.cuda.test_tensor_parallel import MODEL, decoded
 
 PROCESS = Path(__file__).parent / "rank_process.py"
 SOON_S = 10.0

@@ -4,7 +4,6 @@ from array import array
 
 import pytest
 import torch
-from torch_running import Row, make_runner, step
 from transformers import AutoModelForCausalLM
 
 from nodes.model_spec import resolve_model
@@ -13,6 +12,7 @@ from nodes.request import Sampling
 from nodes.worker.executor.isolation import run_isolated
 from nodes.worker.executor.runner import HostRunner
 from nodes.worker.steps.step import POISONED, RunnableStep, StepOutcome
+from tests.nodes.worker.torch_running import Row, make_runner, step
 
 SPEC = resolve_model("tiny")
 PROMPTS = [

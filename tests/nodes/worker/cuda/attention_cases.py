@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch_running import Row, step
 
 from kvstore.layout import KVLayout
 from nodes.worker.attention.kinds import CROSS, FULL, AttentionKind
 from nodes.worker.ops.torch.batch import HostBatch, PageTable, host_batch, pack, unpack
 from nodes.worker.pool.view import PoolView
+from tests.nodes.worker.torch_running import Row, step
 
 PAGE = 16
 NUM_PAGES = 120

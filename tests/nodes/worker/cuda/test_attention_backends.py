@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-import fake_flashinfer
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_cases import KINDS, MIXED, Shape, attend, batch_of, random_pool, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +15,8 @@ from nodes.worker.errors import BackendMissing
 from nodes.worker.ops.torch.attention import TorchAttention
 from nodes.worker.ops.torch.batch import HostBatch
 from nodes.worker.pool.view import PoolView
+from tests.nodes.worker.cuda import fake_flashinfer
+from tests.nodes.worker.cuda.attention_cases import KINDS, MIXED, Shape, attend, batch_of, random_pool, rows_of
 
 SHAPES = st.lists(
     st.builds(Shape, st.integers(0, 60), st.sampled_from([1, 1, 2, 17, 40]), st.integers(0, 50)), min_size=1, max_size=5

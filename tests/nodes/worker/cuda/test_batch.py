@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_running import GREEDY, Row, step
 
 from nodes.worker.ops.torch.batch import HostBatch, host_batch, pack, unpack
+from tests.nodes.worker.torch_running import GREEDY, Row, step
 
 PAGE = 4
 

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from device_running import device_runner, replaying_runner
-from test_parity import CASES, save_model
-from torch_running import GREEDY, Row, logits_by_chunks, make_runner, step
 
 from nodes.model_spec import resolve_model
 from nodes.protocol import Adopt, StepPlan
@@ -22,6 +19,9 @@ from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import POISONED, RunnableStep
 from tests.nodes.step_plans import Row as PlannedRow
 from tests.nodes.step_plans import plan_of
+from tests.nodes.worker.cuda.device_running import device_runner, replaying_runner
+from tests.nodes.worker.test_parity import CASES, save_model
+from tests.nodes.worker.torch_running import GREEDY, Row, logits_by_chunks, make_runner, step
 
 MODELS = [
     "random:tiny-llama", "random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-mistral", "random:tiny-qwen2-sliding",

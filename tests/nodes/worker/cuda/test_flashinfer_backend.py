@@ -3,12 +3,8 @@
 import importlib.util
 import inspect
 
-import fake_flashinfer
 import pytest
 import torch
-from device_running import Repeater, device_runner, host_pool
-from test_device_runner import IDS, fill, mixed_step, text
-from torch_running import logits_by_chunks
 
 from nodes.model_spec import resolve_model
 from nodes.models.parts import Activation
@@ -21,6 +17,10 @@ from nodes.worker.ops.torch.kernels import TorchKernels
 from nodes.worker.ops.torch.network import DeviceNetwork
 from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.weights.random_weights import RandomWeights
+from tests.nodes.worker.cuda import fake_flashinfer
+from tests.nodes.worker.cuda.device_running import Repeater, device_runner, host_pool
+from tests.nodes.worker.cuda.test_device_runner import IDS, fill, mixed_step, text
+from tests.nodes.worker.torch_running import logits_by_chunks
 
 MODELS = ["random:tiny-qwen2", "random:tiny-qwen3", "random:tiny-mistral", "random:tiny-qwen2-sliding"]
 

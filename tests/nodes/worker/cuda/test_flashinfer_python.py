@@ -8,11 +8,8 @@ import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
-import fake_flashinfer
 import pytest
 import torch
-from attention_cases import KINDS, MIXED, Shape, attend, batch_of, random_pool, rows_of
-from fake_flashinfer import _attend
 from torch import Tensor
 
 from nodes.worker.attention.kinds import CROSS, FULL, AttentionKind
@@ -20,6 +17,9 @@ from nodes.worker.cuda.flashinfer_backend import FlashInferAttention, load_flash
 from nodes.worker.cuda.graphs import padding_batch
 from nodes.worker.ops.torch.attention import TorchAttention
 from nodes.worker.ops.torch.batch import DeviceBatch, pack, unpack
+from tests.nodes.worker.cuda import fake_flashinfer
+from tests.nodes.worker.cuda.attention_cases import KINDS, MIXED, Shape, attend, batch_of, random_pool, rows_of
+from tests.nodes.worker.cuda.fake_flashinfer import _attend
 
 pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("flashinfer"), reason="needs flashinfer"),

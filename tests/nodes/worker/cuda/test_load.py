@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from device_running import host_pool
 
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
@@ -11,6 +10,7 @@ from nodes.worker.cuda.load import build_runner, fingerprint
 from nodes.worker.errors import BackendMissing, DeviceUnfit
 from nodes.worker.executor.runners import make_runner
 from nodes.worker.pool.device_view import _CudaBytes, _in_place, view_device_pages
+from tests.nodes.worker.cuda.device_running import host_pool
 
 MODEL = "random:tiny-qwen3"
 

@@ -1,8 +1,6 @@
 """What fits and what does not, in numbers."""
 
 import pytest
-from device_running import host_pool
-from rank_running import in_ranks, rank_runner
 
 from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
@@ -11,6 +9,8 @@ from nodes.worker.cuda.memory import largest_step
 from nodes.worker.errors import DeviceMemoryShort
 from nodes.worker.ops.torch.batch import host_batch
 from nodes.worker.pool.device_memory import Footprint, activation_bytes, check_fit, weight_bytes
+from tests.nodes.worker.cuda.device_running import host_pool
+from tests.nodes.worker.cuda.rank_running import in_ranks, rank_runner
 
 GIB = 1 << 30
 

@@ -3,17 +3,17 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from device_running import device_runner, host_pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_device_runner import IDS, fill, mixed_step
-from torch_running import Row, logits_by_chunks, step
 
 from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.load import build_runner
 from nodes.worker.errors import BackendMissing
 from nodes.worker.ops.torch.merged import attend_part, merge
+from tests.nodes.worker.cuda.device_running import device_runner, host_pool
+from tests.nodes.worker.cuda.test_device_runner import IDS, fill, mixed_step
+from tests.nodes.worker.torch_running import Row, logits_by_chunks, step
 
 MODEL = "random:tiny-qwen3"
 

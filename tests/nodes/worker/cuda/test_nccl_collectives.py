@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from rank_running import FakeNccl
 
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda import nccl_collectives
@@ -13,6 +12,7 @@ from nodes.worker.cuda.nccl_collectives import NcclCollectives, NcclCollectivesM
 from nodes.worker.errors import BackendMissing, CollectiveFailed, GroupNotFormed
 from nodes.worker.parallel.collectives import Collectives, collectives_maker
 from nodes.worker.parallel.shm_collectives import ShmCollectivesMaker
+from tests.nodes.worker.cuda.rank_running import FakeNccl
 
 SOON_S = 10.0
 

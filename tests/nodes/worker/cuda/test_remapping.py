@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch_running import Row, step
 
 from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo
 from nodes.model_spec import resolve_model
@@ -20,6 +19,7 @@ from nodes.worker.cuda.memory_saver import load_memory_saver
 from nodes.worker.errors import MemorySaverMissing
 from nodes.worker.pool.view import PoolView
 from nodes.worker.steps.step import RemappableRunner
+from tests.nodes.worker.torch_running import Row, step
 
 MODEL = "random:tiny-qwen3"
 STEP = step(Row(0, [5, 6, 7], [3], prompt=3))

@@ -7,12 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from device_running import Repeater
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from rank_running import FakeNccl, in_ranks, rank_runner
-from test_parity import LLAMA3, PLAIN, save_model
-from torch_running import GREEDY, Row, logits_by_chunks, step
 
 from kvstore.transfer.plan import held_heads
 from nodes.model_spec import ModelSpec, resolve_model
@@ -32,6 +28,10 @@ from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.device_memory import weight_bytes
 from nodes.worker.weights.loader import SafetensorsWeights
 from nodes.worker.weights.random_weights import RandomWeights
+from tests.nodes.worker.cuda.device_running import Repeater
+from tests.nodes.worker.cuda.rank_running import FakeNccl, in_ranks, rank_runner
+from tests.nodes.worker.test_parity import LLAMA3, PLAIN, save_model
+from tests.nodes.worker.torch_running import GREEDY, Row, logits_by_chunks, step
 
 IDS = torch.randint(0, 300, (150,), generator=torch.Generator().manual_seed(1)).tolist()
 PAGES = list(range(20, 30))

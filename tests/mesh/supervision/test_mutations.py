@@ -11,7 +11,7 @@ import pytest
 from mesh.supervision.core import Supervisor, Watch
 from mesh.supervision.events import READY, Beat, Exited, Spawned, Tick
 from mesh.supervision.restarts import Restarts
-from tests.mesh.test_supervision_machine import ACTORS, POLICY, Processes
+from tests.mesh.supervision.test_machine import ACTORS, POLICY, Processes
 from tests.simulation.planting import Patches, around, first_caught, nothing
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_devices import FakeCards, FakeDeviceMemory
 
 from kvstore.errors import DeviceUnavailable, TransferError
 from kvstore.pool.cuda.memory import HostBuffer
@@ -30,6 +29,7 @@ from kvstore.transfer.paired.tcp.wire import (
     encode_hello,
     encode_rendezvous,
 )
+from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
 
 SIZE = 600_000
 SETTINGS = TcpSettings(num_streams=3, chunk_bytes=MIN_CHUNK_BYTES)
@@ -439,7 +439,7 @@ time.sleep(60)
 
 
 def test_a_process_that_is_killed_in_the_middle_of_a_transfer(ends: Ends) -> None:
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[5]
     words = [sys.executable, "-c", OTHER_PROCESS, ends.rendezvous.hex()]
     other = subprocess.Popen(words, cwd=root)
     ends.links[0].begin()

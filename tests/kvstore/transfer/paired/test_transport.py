@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from fake_devices import FakeCards, FakeDeviceMemory
-from fake_links import FakeLinks, FakeWire
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +23,8 @@ from kvstore.transfer.paired.transport import PairTransport
 from kvstore.transfer.plan import Descriptor
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded, StartCopy
+from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
+from tests.kvstore.fake_links import FakeLinks, FakeWire
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", page_size=4)
 SIZE = LAYOUT.page_bytes

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_devices import FakeCards, FakeDeviceMemory
 
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageEntry
@@ -22,6 +21,7 @@ from kvstore.pool.cuda.memory import HANDLE_BYTES
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.device import DevicePages, cuda_ordinal, memory_kind
 from kvstore.pool.page_pool import HeapHost, MemoryHost, PoolInfo, ShmHost
+from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, fingerprint="weights")
 INFO = PoolInfo(group="decode-0", num_pages=5, layout=LAYOUT, incarnation=7, device="cuda:0")

@@ -8,7 +8,6 @@ import asyncio
 from random import Random
 
 import pytest
-from mesh_under_test import Count, Number, Recorder
 
 from mesh.errors import CallError
 from mesh.simulation.faults import Faults
@@ -16,6 +15,7 @@ from mesh.simulation.network import SimulatedNetwork
 from mesh.simulation.virtual_time import run
 from mesh.testing.actors import Actors
 from nodes.registry.actor import RegistryActor
+from tests.mesh.mesh_under_test import Count, Number, Recorder
 
 STORM = Faults(drop=0.02, duplicate=0.05, slow=0.1, reset=0.002, silent_down=0.2, partition=0.1)
 NAMES = ("a", "b", "c")

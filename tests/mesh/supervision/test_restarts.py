@@ -3,7 +3,7 @@
 import pytest
 
 from mesh.supervision.events import Beat, Died, Exited, Kill, Policy, Spawn, Spawned, SpawnFailed, Supervised, Tick
-from tests.mesh.supervised_meshes import TWINS, done, ready_mesh, states
+from tests.mesh.supervision.supervised_meshes import TWINS, done, ready_mesh, states
 
 
 def dies(core, now, actor_id="a", **how):

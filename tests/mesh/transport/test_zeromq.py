@@ -9,7 +9,6 @@ import time
 
 import pytest
 import zmq
-from mesh_under_test import QUICK, Recorder, Say, Step, until, zeromq_mesh
 
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError, PeerLost
@@ -22,6 +21,7 @@ from mesh.transport.base import Lane, Link
 from mesh.transport.zeromq import NOBODY, ZeroMQOptions, ZeroMQTransport
 from mesh.transport.zeromq_socket import ZERO_COPY_BYTES, Outbox
 from mesh.wire.header import Limits
+from tests.mesh.mesh_under_test import QUICK, Recorder, Say, Step, until, zeromq_mesh
 
 HI = Say(text="hi")
 A, B = Address("a", 1), Address("b", 1)

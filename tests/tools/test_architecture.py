@@ -5,7 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("mesh", "kvstore", "nodes", "cli")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 EVERYTHING = SOURCES + sorted(

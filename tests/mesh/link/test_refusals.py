@@ -1,8 +1,6 @@
 """Frames that are no frames, or not for here: refused, counted, logged once; nobody crashes, nothing is held."""
 
 import pytest
-from mesh_under_test import Say, until
-from rig import FROM_PEER, PEER, TO_PEER
 from structlog.testing import capture_logs
 
 from mesh.address import Address, Endpoint
@@ -11,6 +9,8 @@ from mesh.membership.view import Member
 from mesh.transport.base import Lane, Link
 from mesh.wire.frames import Bye, Credit, ErrorBody, Hello, Ping, Renew, Subscribe, Welcome
 from mesh.wire.header import PROTOCOL_VERSION, Verb
+from tests.mesh.mesh_under_test import Say, until
+from tests.mesh.rig import FROM_PEER, PEER, TO_PEER
 
 
 def test_a_hello_is_welcomed_on_both_lanes(on_rig):

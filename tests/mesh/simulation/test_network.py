@@ -1,4 +1,4 @@
-"""The simulated network alone: order, faults, repeatability. Whole actors on it: test_simulation_actors.py."""
+"""The simulated network alone: order, faults, repeatability. Whole actors on it: test_actors.py."""
 
 import asyncio
 import os

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_devices import FakeCards, FakeDeviceMemory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from kvstore.transfer.mapped.shm import ShmTransport
 from kvstore.transfer.plan import Descriptor
 from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded, StartCopy
+from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", page_size=4)
 SIZE = LAYOUT.page_bytes

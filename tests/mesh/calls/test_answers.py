@@ -3,14 +3,14 @@
 import asyncio
 
 import pytest
-from mesh_under_test import Number, Say
-from rig import FROM_PEER, PEER, TO_PEER
 
 from mesh.address import Address
 from mesh.errors import Cancelled, PeerLost, RemoteError, Unreachable
 from mesh.transport.base import Lane, Link
 from mesh.wire.frames import Cancel, End, ErrorBody
 from mesh.wire.header import Verb
+from tests.mesh.mesh_under_test import Number, Say
+from tests.mesh.rig import FROM_PEER, PEER, TO_PEER
 
 HI = Say(text="hi")
 

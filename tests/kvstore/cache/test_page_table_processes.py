@@ -21,7 +21,7 @@ WRITER = """
 import itertools, sys
 sys.path.insert(0, sys.argv[3])
 from kvstore.pool.page_pool import ShmHost
-from test_page_table_processes import entry
+from tests.kvstore.cache.test_page_table_processes import entry
 pool = ShmHost(sys.argv[1]).open(sys.argv[1] + "/kv-g", writable=True)
 table = pool.table()
 print("ready", flush=True)
@@ -51,7 +51,7 @@ def test_no_reader_ever_sees_half_an_entry(tmp_path: Path) -> None:
     newest = 0
     num_reads = 0
     for start in range(1, 6):
-        command = [sys.executable, "-c", WRITER, str(tmp_path), str(start * 10**9), str(Path(__file__).parent)]
+        command = [sys.executable, "-c", WRITER, str(tmp_path), str(start * 10**9), str(Path(__file__).parents[3])]
         writer = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert writer.stdout
         with writer.stdout as ready:

@@ -1,6 +1,6 @@
 """The supervisor core by event lists.
 
-What deaths cost is in test_supervision_restarts.py, what any order of events keeps in test_supervision_machine.py.
+What deaths cost is in test_restarts.py, what any order of events keeps in test_machine.py.
 """
 
 import pytest
@@ -25,7 +25,7 @@ from mesh.supervision.events import (
     Terminate,
     Tick,
 )
-from tests.mesh.supervised_meshes import TWINS, comes, done, ready_mesh, states
+from tests.mesh.supervision.supervised_meshes import TWINS, comes, done, ready_mesh, states
 
 
 def test_start_goes_through_hello_to_ready():

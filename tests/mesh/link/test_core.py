@@ -9,7 +9,6 @@ from collections import defaultdict, deque
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rig import PEER
 
 from mesh.address import Address, Endpoint
 from mesh.errors import Unreachable
@@ -22,6 +21,7 @@ from mesh.runtime.telemetry import Metrics
 from mesh.transport.base import Lane, Link
 from mesh.wire.frames import SYSTEM_CODEC, Pong
 from mesh.wire.header import Header, Verb
+from tests.mesh.rig import PEER
 
 NAMES = ("a", "b")
 OPTIONS = SystemOptions(host="h", pid=1)
