@@ -306,7 +306,7 @@ class GatewayCore:
         if failure.code == "peer_lost" and log.output_ids:
             # Its KV outlives the scheduler, and the next incarnation finds it: anywhere else it is computed again.
             log.phase = Phase.WAITING
-            log.retry_at = now + self._config.comeback_s
+            log.retry_at = now + self._config.reconnect_grace_s
             log.awaited_epoch = lost_epoch + 1
             self._arm(log)
             self._on_return(log)
