@@ -176,7 +176,7 @@ class SendResend(NamedTuple):
     streams: list[ResendFrom]
 
 
-class Doubt(NamedTuple):
+class Suspect(NamedTuple):
     """Find out whether a scheduler is still there; if not, `PeerLost` follows."""
 
     scheduler: str
@@ -235,4 +235,4 @@ class SlowRequest(NamedTuple):
     route: Route
 
 
-Command = SendSubmit | AskRoute | SendCancel | SendResend | Doubt | Accepted | Deliver | End | SlowRequest
+Command = SendSubmit | AskRoute | SendCancel | SendResend | Suspect | Accepted | Deliver | End | SlowRequest

@@ -1,7 +1,7 @@
 """Output that does not come is asked for again, by the same way and then by another. Pure; owned by the core."""
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.events import Command, Doubt, SendResend
+from nodes.gateway.events import Command, SendResend, Suspect
 from nodes.gateway.peers import Peers
 from nodes.gateway.requests import RequestLog
 from nodes.gateway.retrying import MAX_RESEND_PAUSE_S, RESENDS_BEFORE_OTHER_DETOKENIZER
@@ -15,7 +15,7 @@ class Resends:
         self._config = config
         self._peers = peers
         self._streams: dict[tuple[str, str], list[ResendFrom]] = {}
-        self._doubts: list[Command] = []
+        self._suspects: list[Command] = []
         self.num_resends = 0
 
     def after_gap(self, log: RequestLog, position: int, now: float) -> None:
@@ -30,7 +30,7 @@ class Resends:
         in_vain = log.num_resends % RESENDS_BEFORE_OTHER_DETOKENIZER == 0
         if in_vain:
             # What is told may go into a link whose other end has let go of it.
-            self._doubts.append(Doubt(log.scheduler))
+            self._suspects.append(Suspect(log.scheduler))
         leave = in_vain or not self._peers.has_detokenizer(log.detokenizer)
         self.resend(log, position, now, leave=log.detokenizer if leave else "")
 
@@ -48,9 +48,9 @@ class Resends:
         """All that has gathered."""
         if not self._streams:
             return []
-        commands = self._doubts
+        commands = self._suspects
         for (scheduler, detokenizer), streams in self._streams.items():
             commands.append(SendResend(scheduler, detokenizer, streams))
             self.num_resends += len(streams)
-        self._streams, self._doubts = {}, []
+        self._streams, self._suspects = {}, []
         return commands

@@ -29,7 +29,6 @@ from nodes.gateway.events import (
     Command,
     Deliver,
     DetokenizersChanged,
-    Doubt,
     End,
     Event,
     Failure,
@@ -43,6 +42,7 @@ from nodes.gateway.events import (
     Stopping,
     SubmitAccepted,
     SubmitFailed,
+    Suspect,
     Tick,
 )
 from nodes.gateway.expansion import expand
@@ -298,7 +298,7 @@ class GatewayService:
             case SendResend():
                 resend = Resend(streams=command.streams, detokenizer=command.detokenizer)
                 self.ctx.tell(command.scheduler, resend, lane=Lane.CONTROL)
-            case Doubt(scheduler):
+            case Suspect(scheduler):
                 self.ctx.suspect(scheduler)
             case AskRoute():
                 self.ctx.spawn(self._ask_route(command), name="route")

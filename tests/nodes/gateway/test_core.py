@@ -16,7 +16,6 @@ from nodes.gateway.events import (
     ClientGone,
     Deliver,
     DetokenizersChanged,
-    Doubt,
     End,
     Failure,
     Opened,
@@ -31,6 +30,7 @@ from nodes.gateway.events import (
     Stopping,
     SubmitAccepted,
     SubmitFailed,
+    Suspect,
     Tick,
 )
 from nodes.protocol import AttemptFailed, ResendFrom, Route, TextBatch, TextDelta
@@ -218,7 +218,7 @@ def test_slow_output_is_not_silence(running: GatewayCore) -> None:
 def test_silence_in_the_end_tries_another_detokenizer(running: GatewayCore) -> None:
     running.handle(DetokenizersChanged(["t0", "t1"]), 0.0)
     commands = [command for t in range(1, 40) for command in running.handle(Tick(), float(t))]
-    assert commands[2] == Doubt("d0"), "it may be there no more"
+    assert commands[2] == Suspect("d0"), "it may be there no more"
     sent = [command for command in commands if isinstance(command, SendResend)]
     assert [command.detokenizer for command in sent[:4]] == ["", "", "t1", "t1"]
     assert "t0" in [command.detokenizer for command in sent[4:]]
