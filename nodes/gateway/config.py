@@ -17,8 +17,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     ask for one of `aliases` as well. `sampling_defaults` hold where a request does not say how it is sampled.
     `quantization` is what weights are rounded to. `context` says to people how `context_length` came about.
     `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only. A scheduler that dies is given
-    `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. A request
-    that took `slow_request_s` says in the log where its time went; 0: none does.
+    `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. A
+    request that took `slow_request_s` says in the log where its time went; 0: none does.
     A body has `body_timeout_s`, and each `body_pause_s` of them has to bring `min_body_bytes_per_s` on average.
     `cors_origins` are the pages that browsers let ask here (`*`: all), none by default. `/health/generate` waits
     `health_timeout_s` for its token.

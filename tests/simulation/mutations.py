@@ -43,7 +43,7 @@ from nodes.scheduler.worker_link.ranks import AdoptedRanks
 from nodes.worker.core import AnswerAdopt, WorkerCore
 from nodes.worker.executor import isolation
 from nodes.worker.executor.step_watch import StepWatch
-from nodes.worker.parallel.group import RankGroup as WorkerGroup
+from nodes.worker.parallel.group import RankGroup
 from nodes.worker.parallel.ranks import RankCore
 from nodes.worker.steps.step import StepOutcome
 from tests.simulation.planting import Patches, around, nothing
@@ -373,7 +373,7 @@ PLANTED: dict[str, Patches] = OPENINGS_PLANTED | {
     "a step is over when its first rank is done": [
         around(AdoptedRanks, "gather", lambda _: lambda self, rank, result: result),
     ],
-    "ranks go on without one that died": [around(WorkerGroup, "_end", lambda _: nothing)],
+    "ranks go on without one that died": [around(RankGroup, "_end", lambda _: nothing)],
     "a rank drops steps that another may have begun": [around(RankCore, "handle", lambda _: WorkerCore.handle)],
     "min_tokens are counted from the attempt": [around(Sequence, "from_submit", _count_from_the_attempt)],
     "what a sampler looks back at is another's": [around(Sequence, "opening", _open_with_others)],
