@@ -11,7 +11,7 @@ from mesh.membership.view import Member
 from nodes.protocol import GroupFormed, JoinGroup
 from nodes.worker.config import WorkerConfig
 from nodes.worker.parallel.collectives import Collectives, CollectivesMaker
-from nodes.worker.parallel.ranks import Answer, Meeting, Over, Refusal, who_is_missing
+from nodes.worker.parallel.ranks import Answer, Over, RankRendezvous, Refusal, who_is_missing
 
 JOIN_TIMEOUT_S: Final = 5.0
 """After which a rank asks rank 0 again: answers are lost, and rank 0 may be another one by then."""
@@ -30,7 +30,7 @@ class RankGroup:
         self._leave = leave
         self._makers = makers
         self._maker: CollectivesMaker | None = None
-        self._meeting: Meeting | None = None
+        self._rendezvous: RankRendezvous | None = None
         self._met = asyncio.Event()
         self._formed: GroupFormed | None = None
         self._collectives: Collectives | None = None
@@ -58,10 +58,10 @@ class RankGroup:
             unique_id = b""
             if thread is not None:
                 unique_id = await asyncio.get_running_loop().run_in_executor(thread, self._unique_id)
-            self._meeting = Meeting(own, ctx.address.epoch, unique_id)
+            self._rendezvous = RankRendezvous(own, ctx.address.epoch, unique_id)
             ctx.log.info("waiting", what="the other ranks", size=own.size)
             await self._met.wait()
-            self._formed = self._meeting.formed
+            self._formed = self._rendezvous.formed
         self.on_members(ctx, [])
 
     def connect(self) -> Collectives:
@@ -77,14 +77,14 @@ class RankGroup:
 
     def on_ask(self, call: Call) -> None:
         """Another rank asks to be in the group."""
-        if self._meeting is None:
+        if self._rendezvous is None:
             call.fail("not_ready", "rank 0 is starting", retryable=True)
             return
         rank = call.message.rank
         if not 0 < rank < len(self._config.workers) or call.sender.actor_id != self._config.workers[rank]:
             call.fail("group_mismatch", f"{call.sender.actor_id} is not rank {rank} of {self._config.group}")
             return
-        for command in self._meeting.join(call.message, call.sender.epoch, call):
+        for command in self._rendezvous.join(call.message, call.sender.epoch, call):
             match command:
                 case Answer(one, formed):
                     one.reply(formed)
@@ -92,7 +92,7 @@ class RankGroup:
                     one.fail(code, message, retryable=retryable)
                 case Over(reason):
                     self._end(reason)
-        if self._meeting.formed is not None:
+        if self._rendezvous.formed is not None:
             self._met.set()
 
     def on_members(self, ctx: Context, left: list[Member]) -> None:
@@ -102,10 +102,10 @@ class RankGroup:
             known = [member for one in ids if (member := ctx.members.get(one)) is not None]
             if reason := who_is_missing(ids, self._formed.epochs, [one.address for one in left], known):
                 self._end(reason)
-        elif self._meeting is not None:
+        elif self._rendezvous is not None:
             for member in left:
                 if member.actor_id in ids:
-                    self._meeting.lost(ids.index(member.actor_id), member.epoch)
+                    self._rendezvous.lost(ids.index(member.actor_id), member.epoch)
 
     def abort(self) -> None:
         """Let no thread hang in an operation with ranks that are gone, and tell the others at once."""

@@ -1,6 +1,6 @@
 """How the tensor-parallel ranks of a group find each other, and when a group is over: the decisions, without the mesh.
 
-    rank 0         gathers one incarnation of each other rank (`Meeting`), then answers all of them
+    rank 0         gathers one incarnation of each other rank (`RankRendezvous`), then answers all of them
     other ranks    ask rank 0 until it answers with a group that they are in
     afterwards     a group is these incarnations and no others: when one is gone, or another incarnation of it is seen,
                    the others end, for a collective operation with a dead rank never ends; all meet again anew
@@ -44,7 +44,7 @@ class Over(NamedTuple):
     reason: str
 
 
-class Meeting:
+class RankRendezvous:
     """Rank 0's part: who has asked to be in the group. `own` is what rank 0 would ask of itself."""
 
     def __init__(self, own: JoinGroup, epoch: int, unique_id: bytes) -> None:

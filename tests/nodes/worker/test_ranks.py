@@ -22,7 +22,7 @@ from nodes.worker.actor import WorkerActor
 from nodes.worker.config import ConfigError, WorkerConfig
 from nodes.worker.core import AdoptArrived, AnswerAdopt, RefuseAdopt, RunStep, StepArrived, StepDone
 from nodes.worker.parallel.group import RankGroup
-from nodes.worker.parallel.ranks import Answer, Meeting, Over, RankCore, Refusal, who_is_missing
+from nodes.worker.parallel.ranks import Answer, Over, RankCore, RankRendezvous, Refusal, who_is_missing
 from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import StepOutcome
 from tests.nodes.step_plans import Row, plan_of
@@ -38,42 +38,42 @@ def member(actor_id: str, epoch: int) -> Member:
     return Member(actor_id=actor_id, role="worker", epoch=epoch, endpoint=Endpoint("", ""))
 
 
-# the meeting
+# the rendezvous
 
 
 def test_all_ranks_hear_of_the_group_when_the_last_one_has_come() -> None:
-    meeting = Meeting(join(0), 4, b"id")
-    assert meeting.join(join(2), 7, "call 2") == []
+    rendezvous = RankRendezvous(join(0), 4, b"id")
+    assert rendezvous.join(join(2), 7, "call 2") == []
     formed = GroupFormed(epochs=[4, 9, 7], unique_id=b"id")
-    assert meeting.join(join(1), 9, "call 1") == [Answer("call 2", formed), Answer("call 1", formed)]
-    assert meeting.join(join(2), 7, "again") == [Answer("again", formed)], "its answer was lost"
+    assert rendezvous.join(join(1), 9, "call 1") == [Answer("call 2", formed), Answer("call 1", formed)]
+    assert rendezvous.join(join(2), 7, "again") == [Answer("again", formed)], "its answer was lost"
 
 
 def test_the_latest_incarnation_and_its_latest_call_count() -> None:
-    meeting = Meeting(join(0), 1, b"")
-    assert meeting.join(join(1), 3, "old") == []
-    assert meeting.join(join(1), 4, "first") == []
-    [refusal] = meeting.join(join(1), 3, "late")
+    rendezvous = RankRendezvous(join(0), 1, b"")
+    assert rendezvous.join(join(1), 3, "old") == []
+    assert rendezvous.join(join(1), 4, "first") == []
+    [refusal] = rendezvous.join(join(1), 3, "late")
     assert isinstance(refusal, Refusal)
     assert refusal.code == "stale_epoch"
-    assert meeting.join(join(1), 4, "second") == []
-    assert [answer.call for answer in meeting.join(join(2), 1, "other")] == ["second", "other"]  # type: ignore[union-attr]
+    assert rendezvous.join(join(1), 4, "second") == []
+    assert [answer.call for answer in rendezvous.join(join(2), 1, "other")] == ["second", "other"]  # type: ignore[union-attr]
 
 
 def test_who_has_gone_before_there_was_a_group_is_waited_for() -> None:
-    meeting = Meeting(join(0), 1, b"")
-    meeting.join(join(1), 3, "dead")
-    meeting.lost(1, 2)
-    meeting.lost(1, 3)
-    assert meeting.join(join(2), 1, "other") == []
-    assert meeting.formed is None
+    rendezvous = RankRendezvous(join(0), 1, b"")
+    rendezvous.join(join(1), 3, "dead")
+    rendezvous.lost(1, 2)
+    rendezvous.lost(1, 3)
+    assert rendezvous.join(join(2), 1, "other") == []
+    assert rendezvous.formed is None
 
 
 def test_another_incarnation_of_a_rank_ends_the_group() -> None:
-    meeting = Meeting(join(0), 1, b"")
-    meeting.join(join(1), 3, "a")
-    meeting.join(join(2), 1, "b")
-    refusal, over = meeting.join(join(1), 4, "c")
+    rendezvous = RankRendezvous(join(0), 1, b"")
+    rendezvous.join(join(1), 3, "a")
+    rendezvous.join(join(2), 1, "b")
+    refusal, over = rendezvous.join(join(1), 4, "c")
     assert isinstance(refusal, Refusal)
     assert refusal.retryable, "the next rank 0 will have it"
     assert isinstance(over, Over)
@@ -91,7 +91,7 @@ def test_another_incarnation_of_a_rank_ends_the_group() -> None:
     ],
 )
 def test_ranks_that_do_not_fit_are_refused(asked: JoinGroup, code: str, retryable: bool) -> None:
-    [refusal] = Meeting(join(0), 1, b"").join(asked, 1, "call")
+    [refusal] = RankRendezvous(join(0), 1, b"").join(asked, 1, "call")
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.retryable) == (code, retryable)
 
@@ -110,18 +110,18 @@ def test_ranks_meet_whatever_dies_in_any_order(seed: int, size: int) -> None:
     dice = random.Random(seed)
     epochs = [1] * size
     groups: list[list[int] | None] = [None] * size
-    meeting = Meeting(join(0, size=size), 1, b"")
+    rendezvous = RankRendezvous(join(0, size=size), 1, b"")
     num_deaths = dice.randrange(6)
 
     def restart(rank: int) -> None:
-        nonlocal meeting
+        nonlocal rendezvous
         epochs[rank] += 1
         groups[rank] = None
         if rank == 0:
-            meeting = Meeting(join(0, size=size), epochs[0], b"")
+            rendezvous = RankRendezvous(join(0, size=size), epochs[0], b"")
 
     def ask(rank: int, lossy: bool) -> None:
-        for one in meeting.join(join(rank, size=size), epochs[rank], (rank, epochs[rank])):
+        for one in rendezvous.join(join(rank, size=size), epochs[rank], (rank, epochs[rank])):
             if isinstance(one, Answer):
                 answered, epoch = one.call
                 if epoch == epochs[answered] and not (lossy and dice.random() < 0.3):

@@ -26,11 +26,11 @@ from kvstore.transfer.paired.tcp.wire import (
     shares,
 )
 
-MEETING = Rendezvous("127.0.0.1", 5, b"k" * 16, b"s" * 32, 4, MIN_CHUNK_BYTES)
+RENDEZVOUS = Rendezvous("127.0.0.1", 5, b"k" * 16, b"s" * 32, 4, MIN_CHUNK_BYTES)
 
 
 def test_an_offer_is_read_as_it_was_written() -> None:
-    assert decode_rendezvous(encode_rendezvous(MEETING)) == MEETING
+    assert decode_rendezvous(encode_rendezvous(RENDEZVOUS)) == RENDEZVOUS
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_an_offer_is_read_as_it_was_written() -> None:
 )
 def test_an_offer_that_asks_for_what_is_not_given_is_refused(change: dict) -> None:
     with pytest.raises(TransferError, match="nothing sound") as caught:
-        decode_rendezvous(encode_rendezvous(msgspec.structs.replace(MEETING, **change)))
+        decode_rendezvous(encode_rendezvous(msgspec.structs.replace(RENDEZVOUS, **change)))
     assert caught.value.code == "bad_offer"
 
 
@@ -63,20 +63,20 @@ def test_any_bytes_are_an_offer_or_a_typed_refusal(data: bytes) -> None:
 @given(st.binary(min_size=HELLO_BYTES, max_size=HELLO_BYTES))
 def test_a_stranger_proves_nothing(data: bytes) -> None:
     hello = decode_hello(data)
-    assert hello is None or not is_proven(hello, MEETING.secret)
+    assert hello is None or not is_proven(hello, RENDEZVOUS.secret)
 
 
 def test_a_proof_is_for_one_pair_one_connection_one_role() -> None:
-    sound = encode_hello(MEETING, 2)
+    sound = encode_hello(RENDEZVOUS, 2)
     assert len(sound) == HELLO_BYTES
     hello = decode_hello(sound)
     assert hello is not None
-    assert is_proven(hello, MEETING.secret)
+    assert is_proven(hello, RENDEZVOUS.secret)
     assert not is_proven(hello, b"t" * 32)
-    assert not is_proven(hello._replace(stream=3), MEETING.secret)
-    assert not is_proven(hello._replace(key=b"l" * 16), MEETING.secret)
-    assert not is_proven(hello._replace(proof=answer_to(MEETING, 2)), MEETING.secret)
-    assert answer_to(MEETING, 2) != answer_to(MEETING, 3)
+    assert not is_proven(hello._replace(stream=3), RENDEZVOUS.secret)
+    assert not is_proven(hello._replace(key=b"l" * 16), RENDEZVOUS.secret)
+    assert not is_proven(hello._replace(proof=answer_to(RENDEZVOUS, 2)), RENDEZVOUS.secret)
+    assert answer_to(RENDEZVOUS, 2) != answer_to(RENDEZVOUS, 3)
 
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
