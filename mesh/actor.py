@@ -23,7 +23,7 @@ __all__ = ["Actor", "Answer", "Call", "Context"]
 class Actor:
     """Base class of all actors; subclasses override what they need.
 
-    An exception in a handler is caught at the supervision boundary, counted
+    An exception in a handler is caught by its `TaskSupervisor`, counted
     (`mesh_handler_errors_total`) and logged; in `on_ask` it becomes the error reply `internal`.
     """
 

@@ -22,12 +22,12 @@ class Context:
 
     What is done elsewhere is bound here as it is, and described there:
 
-        tell                             `mesh/calls/tells.py`         send and forget
-        ask                              `mesh/calls/asking.py`        send and wait for the reply
-        ask_then                         `mesh/calls/asking.py`        send and be called back with the outcome
-        publish, subscribe, unsubscribe  `mesh/pubsub/publishing.py`   topics
-        later, spawn                     `mesh/runtime/boundary.py`    timers and tasks whose exceptions are caught
-        announce, describe, stats        `mesh/system.py`              what others are told of this actor
+        tell                             `mesh/calls/tells.py`             send and forget
+        ask                              `mesh/calls/asking.py`            send and wait for the reply
+        ask_then                         `mesh/calls/asking.py`            send and be called back with the outcome
+        publish, subscribe, unsubscribe  `mesh/pubsub/publishing.py`       topics
+        later, spawn                     `mesh/runtime/task_supervisor.py` timers and tasks whose exceptions are caught
+        announce, describe, stats        `mesh/system.py`                  what others are told of this actor
     """
 
     def __init__(self, system: "ActorSystem", log: structlog.stdlib.BoundLogger) -> None:
@@ -48,8 +48,8 @@ class Context:
         self.publish = system.publishing.publish
         self.subscribe = system.publishing.subscribe
         self.unsubscribe = system.publishing.unsubscribe
-        self.later = system.boundary.later
-        self.spawn = system.boundary.spawn
+        self.later = system.tasks.later
+        self.spawn = system.tasks.spawn
         self.announce = system.announce
         self.describe = system.describe
         self.stats = system.stats

@@ -28,8 +28,8 @@ from mesh.membership.registration import Registration
 from mesh.membership.view import DRAINING, READY, STARTING, SUPERVISOR, Bootstrap, Member, MemberChange
 from mesh.options import SystemOptions
 from mesh.pubsub.publishing import Publishing
-from mesh.runtime.boundary import Boundary
 from mesh.runtime.own_figures import OwnFigures
+from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.runtime.telemetry import Metrics
 from mesh.transport.base import Buffer, Lane, Transport
 from mesh.wire.codec import BodyCodec
@@ -88,27 +88,27 @@ class ActorSystem:
         self._drained: asyncio.Task[None] | None = None
         self._stopped = False
 
-        self.boundary = Boundary(self._log, self.metrics)
-        self._figures = OwnFigures(actor, self.metrics, self.boundary, self.options.usage)
+        self.tasks = TaskSupervisor(self._log, self.metrics)
+        self._figures = OwnFigures(actor, self.metrics, self.tasks, self.options.usage)
         self.links = Links(address, transport, self, self.options, self.metrics)
         self._add_parts(actor, bootstrap)
         actor.ctx = Context(self, self._log)
 
     def _add_parts(self, actor: Actor, bootstrap: Bootstrap) -> None:
         """What speaks over the links: each part takes its verbs."""
-        links, boundary, options = self.links, self.boundary, self.options
+        links, tasks, options = self.links, self.tasks, self.options
         bodies = BodyCodec(actor.codec, SYSTEM_CODEC, options.limits)
-        self.tells = Tells(links, bodies, actor, boundary)
-        self.asking = Asking(links, bodies, options.max_pending_calls, boundary.call)
-        self.serving = Serving(links, bodies, actor, boundary, options.mailbox_capacity)
-        self.publishing = Publishing(links, self.tells, actor, boundary, options)
+        self.tells = Tells(links, bodies, actor, tasks)
+        self.asking = Asking(links, bodies, options.max_pending_calls, tasks.call)
+        self.serving = Serving(links, bodies, actor, tasks, options.mailbox_capacity)
+        self.publishing = Publishing(links, self.tells, actor, tasks, options)
         self.registration = Registration(
-            self.asking, bootstrap, options, self.describe, self.members_changed, self.superseded, boundary
+            self.asking, bootstrap, options, self.describe, self.members_changed, self.superseded, tasks
         )
         self.heartbeats = Heartbeats(
             links,
             actor,
-            boundary,
+            tasks,
             options,
             hubs=self._hubs,
             state=lambda: self._member.state,
@@ -124,7 +124,7 @@ class ActorSystem:
             StatsRequest: lambda call: call.reply(self.stats()),
             DescribeRequest: self._answer_description,
             Ping: lambda call: call.reply(Pong()),
-            Drain: lambda call: boundary.spawn(self._drain_and_reply(call), "drain"),
+            Drain: lambda call: tasks.spawn(self._drain_and_reply(call), "drain"),
             Shutdown: self._answer_shutdown,
         }
 
@@ -169,8 +169,8 @@ class ActorSystem:
         try:
             await self.actor.stop()
         except Exception as error:  # noqa: BLE001
-            self.boundary.failed("stop", error)
-        await self.boundary.close()
+            self.tasks.failed("stop", error)
+        await self.tasks.close()
         self.serving.close()
         if self.actor.joins:
             await self.registration.leave(_LEAVE_S)
@@ -227,7 +227,7 @@ class ActorSystem:
         self.serving.lose(peer, reason)
         self.publishing.lose(peer)
         self.registration.peer_lost(peer.address)
-        self.boundary.call("on_peer_lost", self.actor.on_peer_lost, peer.address, reason)
+        self.tasks.call("on_peer_lost", self.actor.on_peer_lost, peer.address, reason)
 
     def superseded(self, by: Address, reason: str) -> None:
         """A peer knows a later incarnation of this actor: the registry is believed, and then this one is over."""
@@ -248,7 +248,7 @@ class ActorSystem:
                 self._loop.call_later(_BYE_GRACE_S, self.links.lose, member.address, "it left the mesh")
             else:
                 self.links.lose(member.address, "it left the mesh")
-        self.boundary.call("on_members", self.actor.on_members, change.joined, change.left, change.changed)
+        self.tasks.call("on_members", self.actor.on_members, change.joined, change.left, change.changed)
         for member in change.joined:
             self.publishing.appeared(member.actor_id)
 

@@ -114,7 +114,7 @@ Then = Callable[[Answer | MeshError], None]
 class Asking:
     """All calls this actor has made. Peers that have not answered in time are suspected.
 
-    `guard` runs what an actor gave to `ask_then` inside its boundary.
+    `guard` runs what an actor gave to `ask_then` under its `TaskSupervisor`.
     """
 
     def __init__(self, links: Links, bodies: BodyCodec, capacity: int, guard: Callable[..., object]) -> None:
@@ -160,7 +160,7 @@ class Asking:
     ) -> None:
         """Send; `then` is called once, with the answer or the `CallError` that `ask` would raise, but not after `stop`.
 
-        Costs no task. It is called inside the supervision boundary, and never before this returns.
+        Costs no task. It is called under the actor's `TaskSupervisor`, and never before this returns.
         """
         asked = _AskedThen(self, then)
         try:

@@ -13,7 +13,7 @@ from mesh.calls.table import Admission, Mailbox
 from mesh.errors import NOT_SERVED, Cancelled, DeadlineExceeded, FrameRefused, MeshError, PeerLost, TooLarge
 from mesh.link.links import Links
 from mesh.link.peer import Meta, Peer
-from mesh.runtime.boundary import Boundary
+from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer, Lane
 from mesh.wire.codec import AnyMessage, BodyCodec
@@ -139,7 +139,7 @@ class Call:
         self._wake()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            self._serving.boundary.call("on_cancel", callback)
+            self._serving.tasks.call("on_cancel", callback)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -152,8 +152,8 @@ class Serving:
     Those that the actor names in `system_asks` it answers itself.
     """
 
-    def __init__(self, links: Links, bodies: BodyCodec, actor: "Actor", boundary: Boundary, capacity: int) -> None:
-        self.boundary = boundary
+    def __init__(self, links: Links, bodies: BodyCodec, actor: "Actor", tasks: TaskSupervisor, capacity: int) -> None:
+        self.tasks = tasks
         self.of_system: dict[type, Callable[[Call], object]] = {}
         self._links = links
         self._bodies = bodies
@@ -232,7 +232,7 @@ class Serving:
         try:
             actor.on_ask(call)
         except Exception as error:  # noqa: BLE001
-            self.boundary.failed(f"on_ask({kind.__name__})", error, message)
+            self.tasks.failed(f"on_ask({kind.__name__})", error, message)
             if not call.done:
                 call.fail("internal", f"{actor.role} failed to answer {kind.__name__}")
 

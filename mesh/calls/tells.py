@@ -7,7 +7,7 @@ from mesh.address import Address
 from mesh.errors import CallError, FrameRefused
 from mesh.link.links import Links
 from mesh.link.peer import PLAIN, SYSTEM, Peer
-from mesh.runtime.boundary import Boundary
+from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.transport.base import Buffer, Lane
 from mesh.wire.codec import AnyMessage, BodyCodec
 from mesh.wire.frames import SYSTEM_CODEC
@@ -25,13 +25,13 @@ SystemTell = Callable[[Address, Any], bool]
 class Tells:
     """What one actor tells and is told. `of_system` takes the mesh's own frames, by their class."""
 
-    def __init__(self, links: Links, bodies: BodyCodec, actor: "Actor", boundary: Boundary) -> None:
+    def __init__(self, links: Links, bodies: BodyCodec, actor: "Actor", tasks: TaskSupervisor) -> None:
         self.of_system: dict[type, SystemTell] = {}
         self._links = links
         self._bodies = bodies
         self._decode = actor.codec.decode
         self._actor = actor
-        self._boundary = boundary
+        self._tasks = tasks
         links.handlers[_TELL] = self._on_tell
 
     def tell(
@@ -54,7 +54,7 @@ class Tells:
         try:
             self._actor.on_tell(peer.address, message, parts[2:])
         except Exception as error:  # noqa: BLE001
-            self._boundary.failed(f"on_tell({type(message).__name__})", error, message)
+            self._tasks.failed(f"on_tell({type(message).__name__})", error, message)
 
     def _on_system_tell(self, sender: Address, message: object) -> None:
         kind = type(message)

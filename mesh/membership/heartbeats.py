@@ -13,7 +13,7 @@ from mesh.errors import CallError, FrameRefused
 from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.options import SystemOptions
-from mesh.runtime.boundary import Boundary
+from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.transport.base import Buffer, Lane
 from mesh.wire.frames import SYSTEM_CODEC, Heartbeat, Renew
 from mesh.wire.header import Header, Verb
@@ -34,7 +34,7 @@ class Heartbeats:
         self,
         links: Links,
         actor: "Actor",
-        boundary: Boundary,
+        tasks: TaskSupervisor,
         options: SystemOptions,
         *,
         hubs: Callable[[], list[str]],
@@ -44,7 +44,7 @@ class Heartbeats:
     ) -> None:
         self._links = links
         self._actor = actor
-        self._boundary = boundary
+        self._tasks = tasks
         self._interval_s = options.heartbeat_s
         self._hubs = hubs
         self._state = state
@@ -85,7 +85,7 @@ class Heartbeats:
         try:
             return self._actor.progress()[:_MAX_PROGRESS_CHARS]
         except Exception as error:  # noqa: BLE001
-            self._boundary.failed("progress", error)
+            self._tasks.failed("progress", error)
             return ""
 
     def _on_heartbeat(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
@@ -98,4 +98,4 @@ class Heartbeats:
         peer.is_watched = True
         answer = SYSTEM_CODEC.encode(self._actor.heartbeat_to(peer.address))
         self._links.send(peer, Lane.CONTROL, Verb.HEARTBEAT, answer, (), SYSTEM)
-        self._boundary.call("on_heartbeat", self._actor.on_heartbeat, peer.address, beat.state, beat.progress)
+        self._tasks.call("on_heartbeat", self._actor.on_heartbeat, peer.address, beat.state, beat.progress)

@@ -15,7 +15,7 @@ from mesh.calls.asking import Asking
 from mesh.errors import STALE_EPOCH, CallError
 from mesh.membership.view import Bootstrap, Member, MemberChange, Membership
 from mesh.options import SystemOptions
-from mesh.runtime.boundary import Boundary
+from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.wire.frames import STOPPED, Heartbeat, Join, Joined, Leave, MembersChanged
 
 _MAX_EARLY: Final = 64
@@ -32,7 +32,7 @@ class Registration:
         describe: what to join as.
         changed: told of each change of the view that is not empty, and who of those that left did so in good order.
         superseded: told of the registry that knows a later incarnation of this actor, and why.
-        boundary: keeps the task that joins.
+        tasks: keeps the task that joins.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Registration:
         describe: Callable[[], Member],
         changed: Callable[[MemberChange, Collection[Address]], None],
         superseded: Callable[[Address, str], None],
-        boundary: Boundary,
+        tasks: TaskSupervisor,
     ) -> None:
         self.view = Membership()
         self.registry: Address | None = None
@@ -53,7 +53,7 @@ class Registration:
         self._describe = describe
         self._changed = changed
         self._superseded = superseded
-        self._boundary = boundary
+        self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._wanted = asyncio.Event()
         self._first = self._loop.create_future()
@@ -64,7 +64,7 @@ class Registration:
     def start(self) -> None:
         """Join as soon as there is a registry."""
         self._wanted.set()
-        self._task = self._boundary.spawn(self._keep_joined(), "registration")
+        self._task = self._tasks.spawn(self._keep_joined(), "registration")
 
     def announce(self) -> None:
         """What `describe` says has changed, or the registry has lost something: join again."""

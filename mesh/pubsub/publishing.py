@@ -20,7 +20,7 @@ from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.options import SystemOptions
 from mesh.pubsub.topics import Arrival, Subscription, TopicLog
-from mesh.runtime.boundary import Boundary
+from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.transport.base import Buffer, Lane
 from mesh.wire.codec import AnyMessage
 from mesh.wire.frames import SYSTEM_CODEC, Publication, Subscribe, Subscribed, Unsubscribe
@@ -38,12 +38,14 @@ class _Followed(NamedTuple):
 class Publishing:
     """Both sides of topics. Publishers that have not confirmed a subscription are suspected."""
 
-    def __init__(self, links: Links, tells: Tells, actor: "Actor", boundary: Boundary, options: SystemOptions) -> None:
+    def __init__(
+        self, links: Links, tells: Tells, actor: "Actor", tasks: TaskSupervisor, options: SystemOptions
+    ) -> None:
         self._links = links
         self._tells = tells
         self._codec = actor.codec
         self._actor = actor
-        self._boundary = boundary
+        self._tasks = tasks
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._logs: dict[str, TopicLog[bytes]] = {}
@@ -98,7 +100,7 @@ class Publishing:
         self._subscribers.setdefault(body.topic, {})[peer.address] = None
         if replay.reset:
             self._links.metrics.count("mesh_subscriber_resets_total")
-            self._boundary.call("on_subscriber_reset", self._actor.on_subscriber_reset, peer.address, body.topic)
+            self._tasks.call("on_subscriber_reset", self._actor.on_subscriber_reset, peer.address, body.topic)
 
     def _log(self, topic: str) -> TopicLog[bytes] | None:
         log = self._logs.get(topic)
@@ -173,13 +175,13 @@ class Publishing:
         subscription = followed.subscription
         if isinstance(body, Subscribed):
             if subscription.confirmed(address.epoch, body.next_sequence, body.reset):
-                self._boundary.call("on_subscription_reset", self._actor.on_subscription_reset, address, body.topic)
+                self._tasks.call("on_subscription_reset", self._actor.on_subscription_reset, address, body.topic)
             return
         arrival = subscription.arrived(address.epoch, body.sequence)
         if arrival is Arrival.NEXT:
             message = self._codec.decode(bytes(body.payload))
             publication = (address, body.topic, body.sequence, message)
-            self._boundary.call("on_publication", self._actor.on_publication, *publication)
+            self._tasks.call("on_publication", self._actor.on_publication, *publication)
         elif arrival is Arrival.GAP:
             self._links.metrics.count("mesh_publication_gaps_total")
             self._request(address.actor_id, body.topic)

@@ -112,7 +112,7 @@ class CoreDriver(Generic[Event, Command]):
         recorded = self._recorder.events()
         written = writer.write_newest(recorded)
         left_out = self._recorder.num_seen - len(written)
-        # The feeder's boundary logs the traceback.
+        # The feeder's task supervisor logs the traceback.
         setup = {name: writer.write(value) for name, value in self._setup.items()}
         ctx.log.error(
             CORE_FAILED, core=self._name, error=what, setup=setup, num_events=len(written), num_left_out=left_out

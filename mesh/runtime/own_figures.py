@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from mesh.actor import Actor
-from mesh.runtime.boundary import Boundary
 from mesh.runtime.process_usage import ProcessUsage
 from mesh.runtime.rates import Rates
+from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.runtime.telemetry import Metrics
 from mesh.wire.frames import StatsReply
 
@@ -17,11 +17,11 @@ class OwnFigures:
     """Owned by `ActorSystem`. `usage` is None where the actor shares its process with others."""
 
     def __init__(
-        self, actor: Actor, metrics: Metrics, boundary: Boundary, usage: Callable[[], ProcessUsage] | None
+        self, actor: Actor, metrics: Metrics, tasks: TaskSupervisor, usage: Callable[[], ProcessUsage] | None
     ) -> None:
         self._actor = actor
         self._metrics = metrics
-        self._boundary = boundary
+        self._tasks = tasks
         self._usage = usage
         self._rates = Rates()
 
@@ -42,7 +42,7 @@ class OwnFigures:
         try:
             figures |= self._actor.stats()
         except Exception as error:  # noqa: BLE001 - an actor that cannot count itself is still there
-            self._boundary.failed("stats", error)
+            self._tasks.failed("stats", error)
         return self._metrics.snapshot(figures)
 
     def _totals(self, usage: ProcessUsage | None) -> dict[str, float]:
@@ -50,5 +50,5 @@ class OwnFigures:
         try:
             return totals | self._actor.totals()
         except Exception as error:  # noqa: BLE001 - as above
-            self._boundary.failed("totals", error)
+            self._tasks.failed("totals", error)
             return totals

@@ -145,7 +145,7 @@ class Mesh:
         """As kill -9 would: nothing is said any more."""
         system.heartbeats.close()
         await self.kill_transport(system)
-        await system.boundary.close()
+        await system.tasks.close()
         system.asking.close()
         system.serving.close()
         system.publishing.close()

@@ -90,7 +90,7 @@ def test_errors_cross_as_data(on_mesh):
             await a.actor.ctx.ask("b", Say(text="raise"), timeout_s=5)
         assert caught.value.code == "internal"
         with capture_logs() as lines:
-            b.boundary.failed("on_ask", ValueError(), SimpleNamespace(request_id="cmpl-1"))
+            b.tasks.failed("on_ask", ValueError(), SimpleNamespace(request_id="cmpl-1"))
         assert lines[0]["request_id"] == "cmpl-1", "what a message is about is in the line of its handler's failure"
         a.actor.ctx.tell("b", Say(text="raise"))
         a.actor.ctx.tell("b", HI)

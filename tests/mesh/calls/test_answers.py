@@ -258,7 +258,7 @@ def test_who_asks_is_not_called_back_while_it_asks(on_rig):
     on_rig(test)
 
 
-def test_what_is_called_back_is_inside_the_boundary_and_not_after_the_end(on_rig):
+def test_what_is_called_back_is_supervised_and_not_after_the_end(on_rig):
     async def test(rig):
         rig.hello()
         outcomes = []

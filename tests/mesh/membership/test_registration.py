@@ -10,7 +10,7 @@ from mesh.errors import DeadlineExceeded, RemoteError
 from mesh.membership.registration import Registration
 from mesh.membership.view import Member, StaticBootstrap
 from mesh.options import SystemOptions
-from mesh.runtime.boundary import Boundary
+from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.runtime.telemetry import Metrics
 from mesh.wire.frames import Joined, MembersChanged
 
@@ -63,7 +63,7 @@ def run(answers, after=lambda registration: None):
         log = structlog.get_logger()
         registration = registry.registration = Registration(
             registry, StaticBootstrap(REGISTRY, NOWHERE), SystemOptions(), lambda: member("me"),
-            audience.members_changed, audience.superseded, Boundary(log, Metrics()),
+            audience.members_changed, audience.superseded, TaskSupervisor(log, Metrics()),
         )  # fmt: skip
         registration.start()
         await registration.joined()

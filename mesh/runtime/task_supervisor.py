@@ -1,4 +1,4 @@
-"""The supervision boundary: the one place where whatever an actor's code raises is caught, counted and logged.
+"""Supervised tasks: the one place where whatever an actor's code raises is caught, counted and logged.
 
 An actor goes on after an exception in one handler; the message it was about is named in the log.
 """
@@ -15,8 +15,8 @@ from mesh.runtime.telemetry import Metrics
 HANDLER_ERRORS: Final = "mesh_handler_errors_total"
 
 
-class Boundary:
-    """Runs callbacks, timers and tasks of one actor."""
+class TaskSupervisor:
+    """Runs callbacks, timers and tasks of one actor, and ends none of them for what another raised."""
 
     def __init__(self, log: structlog.stdlib.BoundLogger, metrics: Metrics) -> None:
         self._log = log
@@ -42,7 +42,7 @@ class Boundary:
         self._log.error("handler failed", handler=what, exc_info=error, **fields)
 
     def later(self, delay_s: float, callback: Callable[..., None], *args: Any) -> asyncio.TimerHandle:
-        """A timer whose callback runs inside the boundary."""
+        """A timer whose callback runs supervised."""
         what = getattr(callback, "__name__", "timer")
         return self._loop.call_later(max(0.0, delay_s), self.call, what, callback, *args)
 
