@@ -32,7 +32,7 @@ decode = msgspec.msgpack.decode
 
 
 class Connection:
-    """One connection with a peer, dialed by either side: two lanes, each numbered from 1 in both directions."""
+    """One connection with a peer, dialed by either side: two channels, each numbered from 1 in both directions."""
 
     def __init__(self, number: int, peer: tuple[str, int]) -> None:
         self.number = number
@@ -61,8 +61,8 @@ class PlainPeer:
         self.registry = ("", 0)
         self.answered_at = 0.0
         endpoints = []
-        for lane in "cd":
-            path = directory / "s" / f"{actor_id}.{epoch}.{lane}"
+        for channel in "cd":
+            path = directory / "s" / f"{actor_id}.{epoch}.{channel}"
             router = self.context.socket(zmq.ROUTER)
             router.setsockopt(zmq.LINGER, 0)
             router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -97,17 +97,17 @@ class PlainPeer:
         self.answered_at = time.monotonic()
 
     def dial(self, peer: tuple[str, int], endpoint: tuple[str, str]) -> None:
-        """Connect both lanes and say hello on each. What is sent after it need not wait for the welcome."""
+        """Connect both channels and say hello on each. What is sent after it need not wait for the welcome."""
         connection = self.dialed[peer] = Connection(next(self.numbers), peer)
-        for lane in (CONTROL, DATA):
+        for channel in (CONTROL, DATA):
             dealer = self.context.socket(zmq.DEALER)
             dealer.setsockopt(zmq.LINGER, 100)
             dealer.setsockopt(zmq.RECONNECT_IVL, 86_400_000)  # a connection that ends is never re-made silently
             dealer.setsockopt(zmq.ROUTING_ID, f"{self.actor_id}#{self.epoch}".encode())
-            dealer.connect(endpoint[lane])
+            dealer.connect(endpoint[channel])
             connection.dealers.append(dealer)
             hello = {"type": "Hello", "min_version": VERSION, "max_version": VERSION, "member": self.member}
-            self.send(connection, lane, HELLO, hello, system=True)
+            self.send(connection, channel, HELLO, hello, system=True)
 
     def ask(self, peer: tuple[str, int], body: dict, *, timeout_s: float = 5.0, system: bool = False) -> dict:
         """Ask and wait, answering others meanwhile; raises TimeoutError, or RuntimeError with what the peer says."""
@@ -151,18 +151,18 @@ class PlainPeer:
             self.turn(0.1)
 
     def leave(self) -> None:
-        """End the membership, say bye on every lane, remove the sockets' files."""
+        """End the membership, say bye on every channel, remove the sockets' files."""
         body = {"type": "Leave", "actor_id": self.actor_id, "epoch": self.epoch, "reason": "stopped"}
         with contextlib.suppress(TimeoutError, RuntimeError, KeyError):  # its lease runs out then
             self.ask(self.registry, body, timeout_s=1.0, system=True)
         for connection in (*self.dialed.values(), *self.accepted.values()):
-            for lane in (CONTROL, DATA):
-                self.send(connection, lane, BYE, {"type": "Bye"}, system=True)
+            for channel in (CONTROL, DATA):
+                self.send(connection, channel, BYE, {"type": "Bye"}, system=True)
         for peer in list(self.dialed):
             self.forget(peer)
-        for router, lane in zip(self.routers, "cd", strict=True):
+        for router, channel in zip(self.routers, "cd", strict=True):
             router.close()
-            (self.directory / "s" / f"{self.actor_id}.{self.epoch}.{lane}").unlink(missing_ok=True)
+            (self.directory / "s" / f"{self.actor_id}.{self.epoch}.{channel}").unlink(missing_ok=True)
         self.context.term()
 
     # Frames
@@ -170,7 +170,7 @@ class PlainPeer:
     def send(
         self,
         connection: Connection,
-        lane: int,
+        channel: int,
         verb: int,
         body: dict,
         *,
@@ -179,19 +179,19 @@ class PlainPeer:
         system: bool = False,
     ) -> int:
         """Send one message and return its id; what a connection that is gone does not take is lost with it."""
-        connection.sent[lane] += 1
-        sequence = connection.number << 32 | connection.sent[lane]
+        connection.sent[channel] += 1
+        sequence = connection.number << 32 | connection.sent[channel]
         number = next(self.ids)
         header = [VERSION, verb, number, sequence, correlation_id, self.actor_id, self.epoch, connection.peer[1]]
         parts = [encode([*header, timeout_us, SYSTEM if system else 0, 0, ""]), encode(body)]
         try:
             if connection.dealers:
-                connection.dealers[lane].send_multipart(parts, zmq.NOBLOCK)
+                connection.dealers[channel].send_multipart(parts, zmq.NOBLOCK)
             else:
                 name = f"{connection.peer[0]}#{connection.peer[1]}".encode()
-                self.routers[lane].send_multipart([name, *parts], zmq.NOBLOCK)
+                self.routers[channel].send_multipart([name, *parts], zmq.NOBLOCK)
         except zmq.ZMQError:
-            connection.sent[lane] -= 1
+            connection.sent[channel] -= 1
         return number
 
     def turn(self, wait_s: float) -> None:
@@ -203,16 +203,16 @@ class PlainPeer:
             for dealer in connection.dealers:
                 poller.register(dealer, zmq.POLLIN)
         ready = dict(poller.poll(wait_s * 1000))
-        for lane, router in enumerate(self.routers):
+        for channel, router in enumerate(self.routers):
             if router in ready:
                 name, *parts = router.recv_multipart()
-                self.arrived(name, lane, parts)
+                self.arrived(name, channel, parts)
         for connection in list(self.dialed.values()):
-            for lane, dealer in enumerate(connection.dealers):
+            for channel, dealer in enumerate(connection.dealers):
                 if dealer in ready and not dealer.closed:
-                    self.on_message(connection, lane, *read(dealer.recv_multipart()))
+                    self.on_message(connection, channel, *read(dealer.recv_multipart()))
 
-    def arrived(self, name: bytes, lane: int, parts: list[bytes]) -> None:
+    def arrived(self, name: bytes, channel: int, parts: list[bytes]) -> None:
         """Something on a bound socket: a connection begins with hello, and a later one of the same peer begins anew."""
         header, body = read(parts)
         if header is None or header[7] != self.epoch:
@@ -221,17 +221,17 @@ class PlainPeer:
         if header[1] == HELLO and (known is None or header[3] >> 32 > max(known.heard) >> 32):
             known = self.accepted[name] = Connection(next(self.numbers), (header[5], header[6]))
         if known is not None:
-            self.on_message(known, lane, header, body)
+            self.on_message(known, channel, header, body)
 
-    def on_message(self, connection: Connection, lane: int, header: list | None, body: dict) -> None:
+    def on_message(self, connection: Connection, channel: int, header: list | None, body: dict) -> None:
         """All verbs that a peer without streams and topics has to know."""
-        if header is None or 0 < header[3] <= connection.heard[lane]:
+        if header is None or 0 < header[3] <= connection.heard[channel]:
             return  # no message, or one that came before
-        connection.heard[lane] = max(header[3], connection.heard[lane])
+        connection.heard[channel] = max(header[3], connection.heard[channel])
         verb, number, correlation_id = header[1], header[2], header[4]
         if verb == HELLO:
             welcome = {"type": "Welcome", "version": VERSION, "member": self.member}
-            self.send(connection, lane, WELCOME, welcome, correlation_id=number, system=True)
+            self.send(connection, channel, WELCOME, welcome, correlation_id=number, system=True)
         elif verb in (REPLY, ERROR) and header[3]:
             if correlation_id in self.answers:
                 self.answers[correlation_id] = (verb, body)
@@ -239,10 +239,10 @@ class PlainPeer:
             is_system = bool(header[9] & SYSTEM)
             answer = self.service.answer_system(body) if is_system else self.service.answer(body)
             if answer is not None:
-                self.send(connection, lane, REPLY, answer, correlation_id=number, system=is_system)
+                self.send(connection, channel, REPLY, answer, correlation_id=number, system=is_system)
             else:
                 error = {"type": "ErrorBody", "code": "not_served", "message": f"no answer to {body.get('type')}"}
-                self.send(connection, lane, ERROR, error, correlation_id=number, system=True)
+                self.send(connection, channel, ERROR, error, correlation_id=number, system=True)
         elif verb == TELL and body.get("type") == "MembersChanged":
             for member in body.get("upserted", ()):
                 self.members[member["actor_id"]] = member
@@ -257,7 +257,7 @@ class PlainPeer:
                 self.view = (0, 0)  # it does not know this peer, or told of a change that did not arrive: join again
         elif verb == ERROR and body.get("code") == "superseded" and connection.peer == self.registry:
             raise RuntimeError(f"this incarnation is over: {body.get('message')}")
-        elif (verb == BYE and lane == DATA) or verb == ERROR:
+        elif (verb == BYE and channel == DATA) or verb == ERROR:
             self.forget(connection.peer)
 
     def must_join(self) -> bool:

@@ -9,7 +9,7 @@ import structlog
 from mesh.address import Address, Endpoint
 from mesh.calls.streaming import Stream
 from mesh.runtime.telemetry import Metrics, current_trace, new_traceparent
-from mesh.transport.base import Buffer, Lane
+from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import AnyMessage
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ class Context:
         timeout_s: float,
         window: int = 32,
         buffers: Sequence[Buffer] = (),
-        lane: Lane = Lane.DATA,
+        channel: Channel = Channel.DATA,
     ) -> Stream:
         """Send and iterate over the items of the answer, at most `window` of them unread; raises as `ask` does.
 
         Leaving the iteration early cancels at the peer.
         """
         asking = self._system.asking
-        return Stream(asking, actor_id, message, timeout_s=timeout_s, window=window, buffers=buffers, lane=lane)
+        return Stream(asking, actor_id, message, timeout_s=timeout_s, window=window, buffers=buffers, channel=channel)
 
     def suspect(self, actor_id: str) -> None:
         """What had to come from this peer did not: have it asked whether it is there. If not, it is lost."""

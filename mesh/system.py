@@ -31,7 +31,7 @@ from mesh.pubsub.publishing import Publishing
 from mesh.runtime.own_figures import OwnFigures
 from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.runtime.telemetry import Metrics
-from mesh.transport.base import Buffer, Lane, Transport
+from mesh.transport.base import Buffer, Channel, Transport
 from mesh.wire.codec import BodyCodec
 from mesh.wire.frames import (
     SYSTEM_CODEC,
@@ -153,7 +153,7 @@ class ActorSystem:
             self.announce(DRAINING)
             body = SYSTEM_CODEC.encode(Draining())
             for peer in self.links.peers():
-                self.links.send(peer, Lane.CONTROL, Verb.DRAINING, body, (), SYSTEM)
+                self.links.send(peer, Channel.CONTROL, Verb.DRAINING, body, (), SYSTEM)
             self._drained = self._loop.create_task(self.actor.drain(), name="drain")
         await asyncio.shield(self._drained)
 
@@ -267,7 +267,7 @@ class ActorSystem:
         self.members_changed(self.registration.view.forget(dead))
         return True
 
-    def _on_draining(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+    def _on_draining(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         self.members_changed(self.registration.view.mark_draining(peer.address))
 
     def _answer_description(self, call: Call) -> None:

@@ -21,7 +21,7 @@ from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.errors import CallError
 from mesh.membership.view import SUPERVISOR, Member
-from mesh.transport.base import Lane
+from mesh.transport.base import Channel
 from mesh.wire.codec import Codec
 from mesh.wire.frames import Leave, PeerDown
 from nodes.actor_figures import ActorFigures, actor_figures
@@ -133,7 +133,7 @@ class SupervisorActor(Actor):
         down = PeerDown(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
         for member in self.ctx.members.all():
             if member.actor_id not in (dead.actor_id, self.ctx.address.actor_id):
-                self.ctx.tell(member.actor_id, down, lane=Lane.CONTROL)
+                self.ctx.tell(member.actor_id, down, channel=Channel.CONTROL)
         self.ctx.spawn(self._leave(dead, reason), name=f"leave-{dead}")
 
     def tell_drained(self, drained: dict[str, int]) -> None:

@@ -22,7 +22,7 @@ from mesh.errors import (
 from mesh.link.links import Links
 from mesh.link.peer import Meta, Peer
 from mesh.runtime.timers import DeadlineTimer
-from mesh.transport.base import Buffer, Lane
+from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import AnyMessage, BodyCodec
 from mesh.wire.frames import SYSTEM_CODEC, Cancel, Credit, ErrorBody
 from mesh.wire.header import SYSTEM_FLAG, Header, Verb
@@ -141,14 +141,14 @@ class Asking:
         *,
         timeout_s: float,
         buffers: Sequence[Buffer] = (),
-        lane: Lane = Lane.CONTROL,
+        channel: Channel = Channel.CONTROL,
     ) -> Answer:
         """Send and wait for the reply; raises a `CallError`, at the deadline at the latest.
 
         Cancelling the task sends `cancel` to the peer.
         """
         future: asyncio.Future[Answer] = self._loop.create_future()
-        message_id = self.open(_AskedOnce(future), _ASK, actor_id, message, timeout_s, buffers, lane)
+        message_id = self.open(_AskedOnce(future), _ASK, actor_id, message, timeout_s, buffers, channel)
         try:
             return await future
         except asyncio.CancelledError:
@@ -156,7 +156,7 @@ class Asking:
             raise
 
     def ask_then(
-        self, actor_id: str, message: AnyMessage, then: Then, *, timeout_s: float, lane: Lane = Lane.CONTROL
+        self, actor_id: str, message: AnyMessage, then: Then, *, timeout_s: float, channel: Channel = Channel.CONTROL
     ) -> None:
         """Send; `then` is called once, with the answer or the `CallError` that `ask` would raise, but not after `stop`.
 
@@ -164,7 +164,7 @@ class Asking:
         """
         asked = _AskedThen(self, then)
         try:
-            self.open(asked, _ASK, actor_id, message, timeout_s, (), lane)
+            self.open(asked, _ASK, actor_id, message, timeout_s, (), channel)
         except CallError as error:
             asked.failed(error)
 
@@ -176,7 +176,7 @@ class Asking:
         message: AnyMessage,
         timeout_s: float,
         buffers: Sequence[Buffer],
-        lane: Lane,
+        channel: Channel,
         credit: int = 0,
     ) -> int:
         """Send a call; its message id. Raises `CallError`, and then `asked` hears nothing.
@@ -191,7 +191,7 @@ class Asking:
         deadline = self._loop.time() + timeout_s
         self._pending.open(message_id, peer.address, deadline, asked)
         meta = Meta(message_id, 0, max(1, int(timeout_s * 1e6)), flags, credit)
-        if not self._links.send(peer, lane, verb, body, buffers, meta):
+        if not self._links.send(peer, channel, verb, body, buffers, meta):
             self._pending.settle(message_id)
             raise Unreachable(f"the way to {peer.address} is full")
         self._timer.arm(deadline)
@@ -220,7 +220,7 @@ class Asking:
         peer = self._links.get(address.actor_id) if address is not None else None
         if peer is not None and peer.address == address:
             meta = Meta(correlation_id=message_id, flags=SYSTEM_FLAG)
-            self._links.send(peer, Lane.CONTROL, Verb.CREDIT, SYSTEM_CODEC.encode(Credit(limit=limit)), (), meta)
+            self._links.send(peer, Channel.CONTROL, Verb.CREDIT, SYSTEM_CODEC.encode(Credit(limit=limit)), (), meta)
 
     def lose(self, peer: Peer, reason: str) -> None:
         """A peer is gone: whoever waits for it is answered at once."""
@@ -236,14 +236,14 @@ class Asking:
         for asked in self._pending.close():
             asked.failed(Cancelled("the asking actor stops"))
 
-    def _on_reply(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+    def _on_reply(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         asked = self._pending.answered(header.correlation_id, peer.address)
         if asked is None:
             self._links.metrics.count("mesh_late_answers_total")
             return
         asked.arrived(header, Answer(self._decode(asked, header, parts), parts[2:], peer.address))
 
-    def _on_item(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+    def _on_item(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         number = header.correlation_id
         asked = self._pending.waiting(number, peer.address)
         if asked is None:
@@ -260,14 +260,14 @@ class Asking:
             asked.failed(RemoteError("bad_answer", f"{header.sender} answered with {refusal.message}"))
             raise
 
-    def _on_end(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+    def _on_end(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         asked = self._pending.answered(header.correlation_id, peer.address)
         if asked is not None:
             asked.ended(header)
         else:
             self._links.metrics.count("mesh_late_answers_total")
 
-    def _on_error(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+    def _on_error(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         body = SYSTEM_CODEC.decode(parts[1])
         if not isinstance(body, ErrorBody):
             raise FrameRefused("bad_body", "the body of an error is expected")
@@ -287,4 +287,4 @@ class Asking:
         peer = self._links.get(address.actor_id)
         if peer is not None and peer.address == address:
             meta = Meta(correlation_id=message_id, flags=SYSTEM_FLAG)
-            self._links.send(peer, Lane.CONTROL, Verb.CANCEL, SYSTEM_CODEC.encode(Cancel(reason=reason)), (), meta)
+            self._links.send(peer, Channel.CONTROL, Verb.CANCEL, SYSTEM_CODEC.encode(Cancel(reason=reason)), (), meta)

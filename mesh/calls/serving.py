@@ -15,7 +15,7 @@ from mesh.link.links import Links
 from mesh.link.peer import Meta, Peer
 from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.runtime.timers import DeadlineTimer
-from mesh.transport.base import Buffer, Lane
+from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import AnyMessage, BodyCodec
 from mesh.wire.frames import SYSTEM_CODEC, Cancel, Credit, End, ErrorBody
 from mesh.wire.header import SYSTEM_FLAG, Header, Verb
@@ -39,14 +39,24 @@ class Call:
     """
 
     __slots__ = (
-        "_callbacks", "_failure", "_gate", "_serving", "_waiter",
-        "buffers", "deadline", "key", "lane", "message", "peer", "traceparent",
+        "_callbacks",
+        "_failure",
+        "_gate",
+        "_serving",
+        "_waiter",
+        "buffers",
+        "channel",
+        "deadline",
+        "key",
+        "message",
+        "peer",
+        "traceparent",
     )  # fmt: skip
 
-    def __init__(self, serving: "Serving", peer: Peer, lane: Lane, header: Header, deadline: float) -> None:
+    def __init__(self, serving: "Serving", peer: Peer, channel: Channel, header: Header, deadline: float) -> None:
         self._serving = serving
         self.peer = peer
-        self.lane = lane
+        self.channel = channel
         self.key = peer.address, header.message_id
         self._gate = CreditGate(header.position) if header.verb == _STREAM else None
         self._waiter: asyncio.Future[None] | None = None
@@ -190,7 +200,7 @@ class Serving:
         except TooLarge as error:
             verb, buffers, flags = Verb.ERROR, (), SYSTEM_FLAG
             body = SYSTEM_CODEC.encode(ErrorBody(code=error.code, message=error.message))
-        return self._links.send(call.peer, call.lane, verb, body, buffers, Meta(0, call.key[1], 0, flags, position))
+        return self._links.send(call.peer, call.channel, verb, body, buffers, Meta(0, call.key[1], 0, flags, position))
 
     def lose(self, peer: Peer, reason: str) -> None:
         """An asker is gone."""
@@ -203,10 +213,10 @@ class Serving:
         for call in self._mailbox.close():
             call.dropped(Cancelled("the answering actor stops"), tell=True)
 
-    def _on_call(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+    def _on_call(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         now = self._loop.time()
         deadline = now + (header.timeout_us / 1e6 if header.timeout_us > 0 else NO_DEADLINE_S)
-        call = Call(self, peer, lane, header, deadline)
+        call = Call(self, peer, channel, header, deadline)
         call.message = self._bodies.decode(header, parts[1])
         call.buffers = parts[2:]
         admission = self._mailbox.admit(peer.address, header.message_id, deadline, call)
@@ -236,13 +246,13 @@ class Serving:
             if not call.done:
                 call.fail("internal", f"{actor.role} failed to answer {kind.__name__}")
 
-    def _on_cancel(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+    def _on_cancel(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         body = SYSTEM_CODEC.decode(parts[1])
         call = self._mailbox.cancel((peer.address, header.correlation_id))
         if call is not None:
             call.dropped(Cancelled(body.reason if isinstance(body, Cancel) else "cancelled"))
 
-    def _on_credit(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+    def _on_credit(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         body = SYSTEM_CODEC.decode(parts[1])
         if not isinstance(body, Credit):
             raise FrameRefused("bad_body", "the body of a credit is expected")

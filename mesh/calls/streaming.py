@@ -8,7 +8,7 @@ from functools import partial
 from mesh.calls.asking import Answer, Asking
 from mesh.calls.credit import Arrival, CreditWindow
 from mesh.errors import MeshError, PeerLost, RemoteError
-from mesh.transport.base import Buffer, Lane
+from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import AnyMessage
 from mesh.wire.header import Header, Verb
 
@@ -29,11 +29,11 @@ class Stream:
         timeout_s: float,
         window: int = 32,
         buffers: Sequence[Buffer] = (),
-        lane: Lane = Lane.DATA,
+        channel: Channel = Channel.DATA,
     ) -> None:
         arrivals = self._arrivals = _Arrivals(asking, window)
         self._open = partial(
-            asking.open, arrivals, Verb.STREAM, actor_id, message, timeout_s, buffers, lane, credit=window
+            asking.open, arrivals, Verb.STREAM, actor_id, message, timeout_s, buffers, channel, credit=window
         )
 
     def __aiter__(self) -> "Stream":

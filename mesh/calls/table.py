@@ -169,7 +169,7 @@ class Mailbox(CallTable[MailKey, Value]):
     def cancel(self, key: MailKey) -> Value | None:
         """Take out a call that is no longer wanted. One that is not there is remembered for a while.
 
-        `cancel` travels on the control lane and may come before a call that travels with bulk.
+        `cancel` travels on the control channel and may come before a call that travels with bulk.
         """
         value = self.settle(key)
         if value is None:

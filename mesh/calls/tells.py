@@ -8,7 +8,7 @@ from mesh.errors import CallError, FrameRefused
 from mesh.link.links import Links
 from mesh.link.peer import PLAIN, SYSTEM, Peer
 from mesh.runtime.task_supervisor import TaskSupervisor
-from mesh.transport.base import Buffer, Lane
+from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import AnyMessage, BodyCodec
 from mesh.wire.frames import SYSTEM_CODEC
 from mesh.wire.header import SYSTEM_FLAG, Header, Verb
@@ -35,18 +35,18 @@ class Tells:
         links.handlers[_TELL] = self._on_tell
 
     def tell(
-        self, actor_id: str, message: AnyMessage, buffers: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA
+        self, actor_id: str, message: AnyMessage, buffers: Sequence[Buffer] = (), *, channel: Channel = Channel.DATA
     ) -> bool:
-        """Send and forget. False, counted: unknown peer, or the way to it is full. FIFO per receiver and lane."""
+        """Send and forget. False, counted: unknown peer, or the way to it is full. FIFO per receiver and channel."""
         try:
             body, flags = self._bodies.encode(message, buffers)
             peer = self._links.reach(actor_id)
         except CallError as error:
             self._links.metrics.count("mesh_tells_dropped_total", code=error.code)
             return False
-        return self._links.send(peer, lane, _TELL, body, buffers, SYSTEM if flags else PLAIN)
+        return self._links.send(peer, channel, _TELL, body, buffers, SYSTEM if flags else PLAIN)
 
-    def _on_tell(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+    def _on_tell(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         if header.flags & SYSTEM_FLAG:
             self._on_system_tell(peer.address, SYSTEM_CODEC.decode(parts[1]))
             return

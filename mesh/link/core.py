@@ -1,32 +1,32 @@
 """All links of one actor: frames, connection events and time in; frames, messages, events and a deadline out. Pure.
 
 A connection is dialed by this actor or accepted from a peer; a peer has at most one of each, and messages to it take
-one of them, its route, while that lives. A connection has two lanes (control, data), and each of them a phase:
+one of them, its route, while that lives. A connection has two channels (control, data), and each of them a phase:
 
-    phase      lane of a dialed connection                    lane of an accepted connection
+    phase      channel of a dialed connection                    channel of an accepted connection
     HELD                                                      no hello yet: messages wait, 1,000 at most
     GREETING   hello sent: messages follow it at once
     OPEN       welcome came                                   hello came: welcome sent, then what waited
     CLOSED     bye came, nothing follows                      the same
 
     what happens                 without a link with that incarnation      with one
-    a message is to be sent      dial, hello on both lanes                 it goes on the route
+    a message is to be sent      dial, hello on both channels                 it goes on the route
     hello                        accept; if an older epoch is linked it    of a later connection than known: lost,
                                  is lost, if a newer: `superseded`         and accepted anew
-    welcome on both lanes        refused                                   the dial is done; of two connections: lost
-    bye on both lanes            nothing                                   lost
+    welcome on both channels        refused                                   the dial is done; of two connections: lost
+    bye on both channels            nothing                                   lost
     error with number 0          refused                                   lost
     any other frame              refused, `no_hello`                       delivered; dropped if its number is not above
-                                                                           the last of its lane
-    suspected                    nothing                                   ping on both lanes; one stays silent: lost
+                                                                           the last of its channel
+    suspected                    nothing                                   ping on both channels; one stays silent: lost
     connection down              nothing                                   lost; so without a welcome in time, and when
                                                                            a peer that is watched falls silent
 
 Who is lost is forgotten whole, with both connections; the next message dials again, after a pause if the dial before
 led to no welcome. Invariants under any order of these (`tests/mesh/link/test_core.py`):
 1. Each connection is one of its peer's two; the route is one of them, and does not change before the peer is lost.
-2. Numbers sent on a lane of a connection grow by one.
-3. What is delivered of a connection on a lane was sent in that order, by one incarnation, each message once.
+2. Numbers sent on a channel of a connection grow by one.
+3. What is delivered of a connection on a channel was sent in that order, by one incarnation, each message once.
 4. A peer is lost once, and nothing of it is delivered afterwards.
 5. A dialed connection that is not up has a deadline, and so has each ping.
 
@@ -47,7 +47,7 @@ from mesh.membership.view import Member
 from mesh.options import SystemOptions
 from mesh.runtime.deadlines import Deadlines
 from mesh.runtime.telemetry import Metrics
-from mesh.transport.base import Lane, Link
+from mesh.transport.base import Channel, Link
 from mesh.wire.frames import SYSTEM_CODEC, Bye, ErrorBody, Hello, Ping, Welcome
 from mesh.wire.header import (
     MIN_PROTOCOL_VERSION,
@@ -63,8 +63,8 @@ _LINK_VERBS: Final = frozenset((Verb.HELLO, Verb.WELCOME, Verb.BYE))
 _ANSWERS: Final = frozenset((Verb.REPLY, Verb.ERROR))
 _VERSIONS: Final = {"min_version": MIN_PROTOCOL_VERSION, "max_version": PROTOCOL_VERSION}
 _WELCOME: Final = "welcome"
-# Bulk may be before a ping on the data lane.
-_PATIENCE: Final = {Lane.CONTROL: 1.0, Lane.DATA: 3.0}
+# Bulk may be before a ping on the data channel.
+_PATIENCE: Final = {Channel.CONTROL: 1.0, Channel.DATA: 3.0}
 
 
 class Directory(Protocol):
@@ -122,8 +122,8 @@ class LinkCore:
         self._deadlines.set((_WELCOME, actor_id), now + self._options.hello_timeout_s)
         hello = Hello(**_VERSIONS, member=self._describe(), capabilities=self._options.capabilities)
         body = SYSTEM_CODEC.encode(hello)
-        for lane in Lane:
-            self._say(connection, lane, Verb.HELLO, body, (), SYSTEM, trace)
+        for channel in Channel:
+            self._say(connection, channel, Verb.HELLO, body, (), SYSTEM, trace)
         return connection.peer
 
     def lose(self, address: Address, reason: str, keep: Link | None = None) -> None:
@@ -144,13 +144,13 @@ class LinkCore:
         body = SYSTEM_CODEC.encode(Bye())
         for peer in list(self.peers.values()):
             if peer.route is not None and peer.address != self._address:
-                for lane in Lane:
-                    self._say(peer.route, lane, Verb.BYE, body, (), SYSTEM, "")
+                for channel in Channel:
+                    self._say(peer.route, channel, Verb.BYE, body, (), SYSTEM, "")
             self._forget(peer)
 
     # From the network
 
-    def receive(self, link: Link, lane: Lane, parts: Frames) -> tuple[Peer, Header] | None:
+    def receive(self, link: Link, channel: Channel, parts: Frames) -> tuple[Peer, Header] | None:
         """A frame came; who sent it and its header if it is to be delivered, and then there are no new `outputs`."""
         header: Header | None = None
         try:
@@ -166,26 +166,26 @@ class LinkCore:
                 if header.verb == Verb.BYE:
                     return None  # it is lost already, by the registry's word for example
                 connection = self._accept(link, header, parts)
-            state = connection.lanes[lane]
+            state = connection.channels[channel]
             if header.sequence == state.received + 1:
                 state.received = header.sequence
             else:
-                connection = self._out_of_order(connection, lane, header, parts)
+                connection = self._out_of_order(connection, channel, header, parts)
                 if connection is None:
                     return None
             peer = connection.peer
             if header.verb in _LINK_VERBS:
-                self._on_link_verb(connection, lane, header, parts)
+                self._on_link_verb(connection, channel, header, parts)
                 return None
-            if peer.pings and header.verb in _ANSWERS and header.correlation_id == peer.pings.get(lane, (0,))[0]:
-                self._end_ping(peer, lane)
+            if peer.pings and header.verb in _ANSWERS and header.correlation_id == peer.pings.get(channel, (0,))[0]:
+                self._end_ping(peer, channel)
                 return None
         except FrameRefused as refusal:
-            self.refuse(link, lane, header, refusal)
+            self.refuse(link, channel, header, refusal)
             return None
         return peer, header
 
-    def refuse(self, link: Link, lane: Lane, header: Header | None, refusal: FrameRefused) -> None:
+    def refuse(self, link: Link, channel: Channel, header: Header | None, refusal: FrameRefused) -> None:
         """A frame is none, or not for here; `header` is None where it could not be read."""
         self._metrics.count("mesh_frames_refused_total", code=refusal.code)
         if self._log_once.is_new(link.peer, refusal.code):
@@ -201,10 +201,10 @@ class LinkCore:
         ):
             body = SYSTEM_CODEC.encode(ErrorBody(code=refusal.code, message=refusal.message))
             if connection is not None:
-                self._say(connection, lane, Verb.ERROR, body, (), answer_to(header), header.trace)
+                self._say(connection, channel, Verb.ERROR, body, (), answer_to(header), header.trace)
             else:
                 error = self.writer.unnumbered(link.peer, Verb.ERROR, header.trace)
-                self.outputs.append(Send(link, lane, (error, body)))
+                self.outputs.append(Send(link, channel, (error, body)))
         if connection is None:
             self.outputs.append(Close(link))
 
@@ -213,7 +213,7 @@ class LinkCore:
         self._metrics.count("mesh_outbox_full_total")
         connection = self._connections.get(output.link)
         if connection is not None:
-            self._end_ping(connection.peer, output.lane)
+            self._end_ping(connection.peer, output.channel)
 
     def down(self, link: Link, reason: str, now: float) -> None:
         """A connection is gone, and with it the incarnation as far as this actor can tell."""
@@ -234,12 +234,12 @@ class LinkCore:
         if peer is None or peer.route is None or peer.pings or actor_id == self._actor_id:
             return
         body = SYSTEM_CODEC.encode(Ping())
-        for lane in Lane:
-            timeout_s = _PATIENCE[lane] * self._options.hello_timeout_s
+        for channel in Channel:
+            timeout_s = _PATIENCE[channel] * self._options.hello_timeout_s
             meta = Meta(self.writer.next_id(), 0, int(timeout_s * 1e6), SYSTEM_FLAG)
-            peer.pings[lane] = meta.message_id, peer.heard(lane)
-            self._deadlines.set((lane.name, actor_id), now + timeout_s)
-            self._say(peer.route, lane, Verb.ASK, body, (), meta, "")
+            peer.pings[channel] = meta.message_id, peer.heard(channel)
+            self._deadlines.set((channel.name, actor_id), now + timeout_s)
+            self._say(peer.route, channel, Verb.ASK, body, (), meta, "")
 
     def beat(self, now: float) -> None:
         """Called every heartbeat: who is watched and has said nothing between as many as are allowed is lost.
@@ -249,7 +249,7 @@ class LinkCore:
         overslept = now - self._last_beat > 2 * self._options.heartbeat_s
         self._last_beat = self._now = now
         for peer in [peer for peer in self.peers.values() if peer.is_watched]:
-            before, peer.heard_by_beat = peer.heard_by_beat, -1 if overslept else sum(map(peer.heard, Lane))
+            before, peer.heard_by_beat = peer.heard_by_beat, -1 if overslept else sum(map(peer.heard, Channel))
             peer.silent_beats = peer.silent_beats + 1 if before == peer.heard_by_beat >= 0 else 0
             if peer.silent_beats >= self._options.allowed_misses:
                 self._metrics.count("mesh_heartbeats_lost_total")
@@ -263,7 +263,7 @@ class LinkCore:
             peer = self.peers[actor_id]
             if kind == _WELCOME:
                 self.down(Link(peer.address, dialed=True), "no welcome to hello", now)
-            elif peer.pings.pop(Lane[kind])[1] == peer.heard(Lane[kind]):
+            elif peer.pings.pop(Channel[kind])[1] == peer.heard(Channel[kind]):
                 self._metrics.count("mesh_silent_peers_total")
                 self.lose(peer.address, "it does not answer")
 
@@ -308,12 +308,14 @@ class LinkCore:
         peer.route = None
         for connection in peer.connections:
             del self._connections[connection.link]
-        for kind in (_WELCOME, *(lane.name for lane in peer.pings)):
+        for kind in (_WELCOME, *(channel.name for channel in peer.pings)):
             self._deadlines.clear((kind, peer.address.actor_id))
 
-    def _out_of_order(self, connection: Connection, lane: Lane, header: Header, parts: Frames) -> Connection | None:
-        """The connection of a frame that is not the next of its lane; None if the frame goes no further."""
-        sequence, last = header.sequence, connection.lanes[lane].received
+    def _out_of_order(
+        self, connection: Connection, channel: Channel, header: Header, parts: Frames
+    ) -> Connection | None:
+        """The connection of a frame that is not the next of its channel; None if the frame goes no further."""
+        sequence, last = header.sequence, connection.channels[channel].received
         remote, number = connection.remote, connection_of(sequence)
         if sequence == UNNUMBERED and header.verb == Verb.ERROR:
             body = SYSTEM_CODEC.decode(parts[1])
@@ -335,11 +337,11 @@ class LinkCore:
             self.lose(connection.link.peer, "it has begun again")
             return None
         connection.remote = number
-        connection.lanes[lane].received = sequence
+        connection.channels[channel].received = sequence
         return connection
 
-    def _on_link_verb(self, connection: Connection, lane: Lane, header: Header, parts: Frames) -> None:
-        link, peer, state = connection.link, connection.peer, connection.lanes[lane]
+    def _on_link_verb(self, connection: Connection, channel: Channel, header: Header, parts: Frames) -> None:
+        link, peer, state = connection.link, connection.peer, connection.channels[channel]
         match header.verb:
             case Verb.HELLO:
                 hello = check_greeting(parts, Hello)
@@ -351,10 +353,10 @@ class LinkCore:
                     version=PROTOCOL_VERSION, member=self._describe(), capabilities=self._options.capabilities
                 )
                 self._say(
-                    connection, lane, Verb.WELCOME, SYSTEM_CODEC.encode(welcome), (), answer_to(header), header.trace
+                    connection, channel, Verb.WELCOME, SYSTEM_CODEC.encode(welcome), (), answer_to(header), header.trace
                 )
                 while state.waiting:
-                    self._say(connection, lane, *state.waiting.popleft())
+                    self._say(connection, channel, *state.waiting.popleft())
             case Verb.WELCOME:
                 welcome = check_greeting(parts, Welcome)
                 if not link.dialed:
@@ -362,16 +364,17 @@ class LinkCore:
                 peer.member, peer.capabilities = welcome.member, welcome.capabilities
                 state.phase = Phase.OPEN
             case _:
-                # Bulk may still be on its way when the control lane says bye; the peer is gone when both have said it.
+                # Bulk may still be on its way when the control channel says bye; the peer is gone when both have said
+                # it.
                 state.phase = Phase.CLOSED
-                if all(state.phase is Phase.CLOSED for state in connection.lanes):
+                if all(state.phase is Phase.CLOSED for state in connection.channels):
                     self.lose(link.peer, "it said bye")
         if link.dialed and connection.is_up and self._deadlines.clear((_WELCOME, link.peer.actor_id)):
             self._backoff.succeeded(link.peer)
 
-    def _end_ping(self, peer: Peer, lane: Lane) -> None:
-        peer.pings.pop(lane, None)
-        self._deadlines.clear((lane.name, peer.address.actor_id))
+    def _end_ping(self, peer: Peer, channel: Channel) -> None:
+        peer.pings.pop(channel, None)
+        self._deadlines.clear((channel.name, peer.address.actor_id))
 
     def _fail(self, connection: Connection, reason: str) -> None:
         """A connection has ended, or never was one; if that, the core was told the time when it was dialed."""
@@ -379,7 +382,7 @@ class LinkCore:
             self._backoff.failed(connection.link.peer, self._now)
         self.lose(connection.link.peer, reason)
 
-    def _say(self, connection: Connection, lane: Lane, *message: *Message) -> None:
-        parts = self.writer.write(connection, lane, *message)
+    def _say(self, connection: Connection, channel: Channel, *message: *Message) -> None:
+        parts = self.writer.write(connection, channel, *message)
         if parts:
-            self.outputs.append(Send(connection.link, lane, parts))
+            self.outputs.append(Send(connection.link, channel, parts))

@@ -5,7 +5,7 @@
                                   `- a peer is lost, superseded --> owner
 
 Owned by `ActorSystem`. What the owner or a handler does meanwhile comes back here; outputs are in one queue, and the
-first frame that is sent after them takes them along, so that a lane's frames go in the order of their numbers.
+first frame that is sent after them takes them along, so that a channel's frames go in the order of their numbers.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from mesh.link.peer import PLAIN, Meta, Peer
 from mesh.options import SystemOptions
 from mesh.runtime.telemetry import Metrics, current_trace
 from mesh.runtime.timers import DeadlineTimer
-from mesh.transport.base import Lane, Link, Transport
+from mesh.transport.base import Channel, Link, Transport
 from mesh.wire.header import Header, Verb
 
-Handler = Callable[[Peer, Lane, Header, Frames], None]
+Handler = Callable[[Peer, Channel, Header, Frames], None]
 
 
 class Owner(Directory, Protocol):
@@ -75,18 +75,20 @@ class Links:
             self._carry_out()
         return peer
 
-    def send(self, peer: Peer, lane: Lane, verb: Verb, body: bytes, buffers: Frames = (), meta: Meta = PLAIN) -> bool:
+    def send(
+        self, peer: Peer, channel: Channel, verb: Verb, body: bytes, buffers: Frames = (), meta: Meta = PLAIN
+    ) -> bool:
         """Send on the peer's route; False, counted, if that is full, and False if the peer is lost."""
         if self._outputs:
             self._carry_out()
         route = peer.route
         if route is None:
             return False
-        parts = self._writer.write(route, lane, verb, body, buffers, meta, current_trace.get())
+        parts = self._writer.write(route, channel, verb, body, buffers, meta, current_trace.get())
         if parts:
-            if self._put(route.link, lane, parts):
+            if self._put(route.link, channel, parts):
                 return True
-            self._writer.take_back(route, lane)
+            self._writer.take_back(route, channel)
         elif parts is not None:
             return True
         self.metrics.count("mesh_outbox_full_total")
@@ -115,9 +117,9 @@ class Links:
 
     # Listener
 
-    def on_frames(self, link: Link, lane: Lane, parts: Frames) -> None:
+    def on_frames(self, link: Link, channel: Channel, parts: Frames) -> None:
         """A message came: to the handler of its verb with it, if it is for the actor."""
-        delivered = self._receive(link, lane, parts)
+        delivered = self._receive(link, channel, parts)
         if delivered is None:
             self._carry_out()
             return
@@ -128,9 +130,9 @@ class Links:
                 raise FrameRefused("unknown_verb", f"verb {header.verb}")
             if header.trace != current_trace.get():
                 current_trace.set(header.trace)
-            handler(peer, lane, header, parts)
+            handler(peer, channel, header, parts)
         except FrameRefused as refusal:
-            self._core.refuse(link, lane, header, refusal)
+            self._core.refuse(link, channel, header, refusal)
             self._carry_out()
 
     def on_link_down(self, link: Link, reason: str) -> None:
@@ -163,9 +165,9 @@ class Links:
         if deadline is not None:
             self._timer.arm(deadline)
 
-    def _put(self, link: Link, lane: Lane, parts: Frames) -> bool:
+    def _put(self, link: Link, channel: Channel, parts: Frames) -> bool:
         """Messages to itself take the way of all others, but through the loop instead of a transport."""
         if link.peer is self.address:
-            self._loop.call_soon(self.on_frames, link, lane, parts)
+            self._loop.call_soon(self.on_frames, link, channel, parts)
             return True
-        return self._transport.send(link, lane, parts)
+        return self._transport.send(link, channel, parts)

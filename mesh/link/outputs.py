@@ -6,7 +6,7 @@ from typing import NamedTuple
 from mesh.address import Address, Endpoint
 from mesh.errors import FrameRefused
 from mesh.link.peer import Peer
-from mesh.transport.base import Buffer, Lane, Link
+from mesh.transport.base import Buffer, Channel, Link
 
 Frames = Sequence[Buffer]
 
@@ -22,7 +22,7 @@ class Send(NamedTuple):
     """Send a frame; `LinkCore.not_taken` is to be told if the transport does not take it."""
 
     link: Link
-    lane: Lane
+    channel: Channel
     parts: Frames
 
 

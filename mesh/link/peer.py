@@ -1,8 +1,8 @@
 """What is remembered of a peer, and of the one or two connections with it. Owned by `mesh/link/core.py`.
 
 A sequence number makes repeats and gaps visible where a transport promises neither. Its upper half counts the sender's
-connections, its lower half the messages on one lane of one of them: numbers of one sender only grow, so a late message
-of an older connection is a repeat, and a connection that begins again shows.
+connections, its lower half the messages on one channel of one of them: numbers of one sender only grow, so a late
+message of an older connection is a repeat, and a connection that begins again shows.
 """
 
 import enum
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mesh.address import Address
-from mesh.transport.base import Buffer, Lane, Link
+from mesh.transport.base import Buffer, Channel, Link
 from mesh.wire.header import SYSTEM_FLAG, Header, Verb
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def answer_to(header: Header) -> Meta:
 
 
 class Phase(enum.Enum):
-    """How far a lane of a connection is; the table is in `mesh/link/core.py`."""
+    """How far a channel of a connection is; the table is in `mesh/link/core.py`."""
 
     HELD = enum.auto()
     GREETING = enum.auto()
@@ -54,8 +54,8 @@ Message = tuple[Verb, bytes, Sequence[Buffer], Meta, str]
 """Verb, body, buffers, rest of the header and trace of a message; it gets its number when it goes."""
 
 
-class LaneState:
-    """One lane of a connection: its phase, the last numbers sent and received, and what waits while it is held."""
+class ChannelState:
+    """One channel of a connection: its phase, the last numbers sent and received, and what waits while it is held."""
 
     __slots__ = ("phase", "received", "sent", "waiting")
 
@@ -74,26 +74,26 @@ def connection_of(sequence: int) -> int:
 class Connection:
     """One connection: this actor's `number`, and number `remote` of the peer, 0 until that has said something."""
 
-    __slots__ = ("lanes", "link", "peer", "remote")
+    __slots__ = ("channels", "link", "peer", "remote")
 
     def __init__(self, link: Link, peer: "Peer", number: int, remote: int) -> None:
         self.link = link
         self.peer = peer
         phase = Phase.GREETING if link.dialed else Phase.HELD
         self.remote = remote
-        self.lanes = LaneState(phase, number, remote), LaneState(phase, number, remote)
+        self.channels = ChannelState(phase, number, remote), ChannelState(phase, number, remote)
 
     @property
     def is_up(self) -> bool:
-        """Whether both lanes have been greeted."""
-        return all(lane.phase in (Phase.OPEN, Phase.CLOSED) for lane in self.lanes)
+        """Whether both channels have been greeted."""
+        return all(channel.phase in (Phase.OPEN, Phase.CLOSED) for channel in self.channels)
 
 
 class Peer:
     """One incarnation that this actor has a link with. `route` is where messages to it go; None once it is lost.
 
     `member` is what it said of itself when the link was made. `is_watched`: life signs are expected until it is lost.
-    `pings` are those that are not answered: by lane the message id, and what `heard` said before.
+    `pings` are those that are not answered: by channel the message id, and what `heard` said before.
     """
 
     __slots__ = (
@@ -110,13 +110,13 @@ class Peer:
         self.is_watched = False
         self.heard_by_beat = -1
         self.silent_beats = 0
-        self.pings: dict[Lane, tuple[int, int]] = {}
+        self.pings: dict[Channel, tuple[int, int]] = {}
 
     @property
     def was_heard(self) -> bool:
         """Whether anything ever came from it."""
-        return any(map(self.heard, Lane))
+        return any(map(self.heard, Channel))
 
-    def heard(self, lane: Lane) -> int:
-        """A number that grows with every message that comes on a lane; 0 before the first."""
-        return sum(connection.lanes[lane].received for connection in self.connections)
+    def heard(self, channel: Channel) -> int:
+        """A number that grows with every message that comes on a channel; 0 before the first."""
+        return sum(connection.channels[channel].received for connection in self.connections)

@@ -5,7 +5,7 @@ from typing import Final
 from mesh.address import Address
 from mesh.link.outputs import Frames
 from mesh.link.peer import UNNUMBERED, Connection, Meta, Phase
-from mesh.transport.base import Lane
+from mesh.transport.base import Channel
 from mesh.wire.header import PROTOCOL_VERSION, SYSTEM_FLAG, Header, Verb, encode_header
 
 _MAX_WAITING: Final = 1000
@@ -27,10 +27,10 @@ class FrameWriter:
         return self._message_ids
 
     def write(
-        self, connection: Connection, lane: Lane, verb: Verb, body: bytes, buffers: Frames, meta: Meta, trace: str
+        self, connection: Connection, channel: Channel, verb: Verb, body: bytes, buffers: Frames, meta: Meta, trace: str
     ) -> Frames | None:
         """The frame of a message, to go after the core's outputs; empty if it has to wait, None if there is no room."""
-        state = connection.lanes[lane]
+        state = connection.channels[channel]
         if state.phase is _HELD:
             if len(state.waiting) >= _MAX_WAITING:
                 return None
@@ -47,9 +47,9 @@ class FrameWriter:
         )  # fmt: skip
         return (header, body, *buffers) if buffers else (header, body)
 
-    def take_back(self, connection: Connection, lane: Lane) -> None:
+    def take_back(self, connection: Connection, channel: Channel) -> None:
         """The frame that `write` has just returned was not taken: its number is free again."""
-        connection.lanes[lane].sent -= 1
+        connection.channels[channel].sent -= 1
 
     def unnumbered(self, receiver: Address, verb: Verb, trace: str) -> bytes:
         """The header of a system message that belongs to no connection."""

@@ -14,7 +14,7 @@ from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.options import SystemOptions
 from mesh.runtime.task_supervisor import TaskSupervisor
-from mesh.transport.base import Buffer, Lane
+from mesh.transport.base import Buffer, Channel
 from mesh.wire.frames import SYSTEM_CODEC, Heartbeat, Renew
 from mesh.wire.header import Header, Verb
 
@@ -66,7 +66,7 @@ class Heartbeats:
                 peer = self._links.reach(actor_id)
             except CallError:
                 continue
-            if self._links.send(peer, Lane.CONTROL, Verb.HEARTBEAT, body, (), SYSTEM):
+            if self._links.send(peer, Channel.CONTROL, Verb.HEARTBEAT, body, (), SYSTEM):
                 peer.is_watched = True
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Heartbeats:
             self._tasks.failed("progress", error)
             return ""
 
-    def _on_heartbeat(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+    def _on_heartbeat(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         beat = SYSTEM_CODEC.decode(parts[1])
         if not isinstance(beat, Heartbeat | Renew):
             raise FrameRefused("bad_body", "the body of a heartbeat is expected")
@@ -97,5 +97,5 @@ class Heartbeats:
             return
         peer.is_watched = True
         answer = SYSTEM_CODEC.encode(self._actor.heartbeat_to(peer.address))
-        self._links.send(peer, Lane.CONTROL, Verb.HEARTBEAT, answer, (), SYSTEM)
+        self._links.send(peer, Channel.CONTROL, Verb.HEARTBEAT, answer, (), SYSTEM)
         self._tasks.call("on_heartbeat", self._actor.on_heartbeat, peer.address, beat.state, beat.progress)

@@ -2,7 +2,7 @@
 
     subscriber ──subscribe(epoch, next)──> publisher ──Subscribed(next, reset), then publications from next on──>
 
-Everything goes on the data lane, so a confirmation and what follows it stay in order. A subscriber that sees a gap,
+Everything goes on the data channel, so a confirmation and what follows it stay in order. A subscriber that sees a gap,
 or nothing for a while, subscribes again from where it is; that also repairs a lost request and finds out a publisher
 that has forgotten it. Owned by `ActorSystem`; the numbering is `mesh/pubsub/topics.py`.
 """
@@ -21,7 +21,7 @@ from mesh.link.peer import SYSTEM, Peer
 from mesh.options import SystemOptions
 from mesh.pubsub.topics import Arrival, Subscription, TopicLog
 from mesh.runtime.task_supervisor import TaskSupervisor
-from mesh.transport.base import Buffer, Lane
+from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import AnyMessage
 from mesh.wire.frames import SYSTEM_CODEC, Publication, Subscribe, Subscribed, Unsubscribe
 from mesh.wire.header import Header, Verb
@@ -85,10 +85,10 @@ class Publishing:
                 followed.subscription.waiting = True
                 followed.last_heard[0] = float("-inf")
 
-    def _on_subscribe(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+    def _on_subscribe(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         body = SYSTEM_CODEC.decode(parts[1])
-        if not isinstance(body, Subscribe) or lane != Lane.DATA:
-            raise FrameRefused("bad_body", "the body of a subscribe on the data lane is expected")
+        if not isinstance(body, Subscribe) or channel != Channel.DATA:
+            raise FrameRefused("bad_body", "the body of a subscribe on the data channel is expected")
         log = self._log(body.topic)
         if log is None:
             raise FrameRefused("too_many_topics", f"{self._options.max_topics} topics are kept already")
@@ -111,7 +111,7 @@ class Publishing:
     def _send(self, address: Address, body: bytes) -> None:
         peer = self._links.get(address.actor_id)
         if peer is not None and peer.address == address:
-            self._links.send(peer, Lane.DATA, Verb.PUBLISH, body, (), SYSTEM)
+            self._links.send(peer, Channel.DATA, Verb.PUBLISH, body, (), SYSTEM)
 
     # Subscriber
 
@@ -161,9 +161,9 @@ class Publishing:
         followed.last_heard[0] = self._loop.time()
         epoch, next_sequence = followed.subscription.request(peer.address.epoch)
         body = Subscribe(topic=topic, publisher_epoch=epoch, next_sequence=next_sequence)
-        self._links.send(peer, Lane.DATA, Verb.SUBSCRIBE, SYSTEM_CODEC.encode(body), (), SYSTEM)
+        self._links.send(peer, Channel.DATA, Verb.SUBSCRIBE, SYSTEM_CODEC.encode(body), (), SYSTEM)
 
-    def _on_publish(self, peer: Peer, lane: Lane, header: Header, parts: Sequence[Buffer]) -> None:
+    def _on_publish(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
         body = SYSTEM_CODEC.decode(parts[1])
         if not isinstance(body, Publication | Subscribed):
             raise FrameRefused("bad_body", "the body of a publish is expected")

@@ -1,7 +1,7 @@
 """The run directory of one mesh on one host: where its sockets are, and which registry is the living one.
 
     <base>/kvmesh-<uid>/<mesh name>/        0700
-        s/<actor id>.<epoch>.c|.d           ipc sockets, control and data lane
+        s/<actor id>.<epoch>.c|.d           ipc sockets, control and data channel
         registry.json                       address and endpoint of the registry, which keeps it as it has to be
 
 Used by `mesh/run.py`, the registry actor and `cli`.
@@ -18,7 +18,7 @@ import msgspec
 
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError
-from mesh.transport.base import Lane
+from mesh.transport.base import Channel
 
 MAX_SOCKET_PATH_BYTES: Final = 100
 """A little under what the kernel takes (108), so that every system does."""
@@ -57,9 +57,9 @@ class RunDirectory:
                     f"{path} may be entered by other users: remove it, or set XDG_RUNTIME_DIR to a directory of yours"
                 )
 
-    def socket(self, address: Address, lane: Lane) -> Path:
-        """The socket of one lane of one incarnation; raises `BindError` if its path is too long for a socket."""
-        path = self._path(address, lane)
+    def socket(self, address: Address, channel: Channel) -> Path:
+        """The socket of one channel of one incarnation; raises `BindError` if its path is too long for a socket."""
+        path = self._path(address, channel)
         if len(os.fsencode(path)) >= MAX_SOCKET_PATH_BYTES:
             raise BindError(
                 f"{path} is too long for a socket (at most {MAX_SOCKET_PATH_BYTES - 1} bytes): "
@@ -69,8 +69,8 @@ class RunDirectory:
 
     def remove_sockets(self, address: Address) -> None:
         """Remove what an incarnation that is dead for certain has left; raises OSError."""
-        for lane in Lane:
-            self._path(address, lane).unlink(missing_ok=True)
+        for channel in Channel:
+            self._path(address, channel).unlink(missing_ok=True)
 
     def write_registry(self, address: Address, endpoint: Endpoint) -> None:
         """Say which registry is the living one, as `replace_file` does. Raises OSError."""
@@ -81,8 +81,8 @@ class RunDirectory:
         """Where the registry is, as the file says at each moment."""
         return FileBootstrap(self.registry_file)
 
-    def _path(self, address: Address, lane: Lane) -> Path:
-        return self.sockets / f"{address.actor_id}.{address.epoch}.{'c' if lane == Lane.CONTROL else 'd'}"
+    def _path(self, address: Address, channel: Channel) -> Path:
+        return self.sockets / f"{address.actor_id}.{address.epoch}.{'c' if channel == Channel.CONTROL else 'd'}"
 
 
 def replace_file(path: Path, content: bytes) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from mesh.address import Address
 from mesh.simulation.faults import Dice
-from mesh.transport.base import Lane, Link, Listener
+from mesh.transport.base import Channel, Link, Listener
 
 Frames = tuple[bytes, ...]
 Happening = tuple[int, Callable[..., None], tuple[Any, ...]]
@@ -34,21 +34,27 @@ class End:
 
 
 class Pipe:
-    """One direction of one lane of one connection. `num_queued` messages are under way or waiting.
+    """One direction of one channel of one connection. `num_queued` messages are under way or waiting.
 
     `link` is the connection's name at the receiver.
     """
 
     def __init__(
-        self, connection: "Connection", sender: Address, receiver: End | None, peer: Address, lane: Lane, link: Link
+        self,
+        connection: "Connection",
+        sender: Address,
+        receiver: End | None,
+        peer: Address,
+        channel: Channel,
+        link: Link,
     ) -> None:
         self.connection = connection
         self.receiver = receiver
-        self.lane = lane
+        self.channel = channel
         self.link = link
         self.sender_name, self.receiver_name = str(sender), str(peer)
         self.sender_id, self.receiver_id = sender.actor_id, peer.actor_id
-        self.dice = Dice(f"{connection.name}/{sender}/{lane.name}")
+        self.dice = Dice(f"{connection.name}/{sender}/{channel.name}")
         self.last_due = 0.0
         self.num_queued = 0
 
@@ -62,20 +68,20 @@ class Connection:
         self.name = name
         self.accepted_at = 0.0
         self.downs = Dice(f"{name}/down")
-        self.pipes: dict[tuple[bool, Lane], Pipe] = {}
+        self.pipes: dict[tuple[bool, Channel], Pipe] = {}
         here, there = Link(peer, dialed=True), Link(dialer.address, dialed=False)
-        for lane in Lane:
-            self.pipes[True, lane] = Pipe(self, dialer.address, acceptor, peer, lane, there)
-            self.pipes[False, lane] = Pipe(self, peer, dialer, dialer.address, lane, here)
+        for channel in Channel:
+            self.pipes[True, channel] = Pipe(self, dialer.address, acceptor, peer, channel, there)
+            self.pipes[False, channel] = Pipe(self, peer, dialer, dialer.address, channel, here)
 
     def sides(self) -> list[tuple[End, Link]]:
         """Each living end with the name that the connection has there."""
-        ends = [(self.dialer, self.pipes[False, Lane.CONTROL].link)]
+        ends = [(self.dialer, self.pipes[False, Channel.CONTROL].link)]
         if self.acceptor is not None:
-            ends.append((self.acceptor, self.pipes[True, Lane.CONTROL].link))
+            ends.append((self.acceptor, self.pipes[True, Channel.CONTROL].link))
         return ends
 
     def forget_receiver(self, unaware: End) -> None:
         """The end facing `unaware` is gone without its knowing: what it sends from now on piles up."""
-        for lane in Lane:
-            self.pipes[unaware is self.dialer, lane].receiver = None
+        for channel in Channel:
+            self.pipes[unaware is self.dialer, channel].receiver = None

@@ -15,7 +15,7 @@ class Faults:
 
     drop        the message is lost
     duplicate   it arrives again, up to `duplicate_s` later
-    slow        it takes up to `slow_s` longer; its lane waits behind it, other connections overtake
+    slow        it takes up to `slow_s` longer; its channel waits behind it, other connections overtake
     reset       its connection breaks with all that is under way; both ends hear of it
     silent_down per end of a connection that breaks: that end is not told
     partition   per pair of actors and window of `window_s`: the pair is cut for `partition_s`; by the dice in both

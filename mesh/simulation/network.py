@@ -3,11 +3,11 @@
 Owns every endpoint, connection and message in flight of one simulation. Tests make one `SimulatedNetwork`, hand
 `network.transport(address)` to each `ActorSystem`, and cut, crash or hang actors through it.
 
-What holds, whatever the faults: messages of one connection and lane arrive in the order they were sent, less those
+What holds, whatever the faults: messages of one connection and channel arrive in the order they were sent, less those
 lost; a duplicate arrives after its original, possibly much later; messages of different connections overtake each
 other freely; nothing arrives on a link after its `on_link_down`. Random choices come from a generator of their own per
-connection, direction and lane, seeded by names and never by hash order, so that a change in one conversation leaves the
-faults of the others where they were.
+connection, direction and channel, seeded by names and never by hash order, so that a change in one conversation leaves
+the faults of the others where they were.
 
 A hung actor's callbacks are withheld and its messages wait, as if it were stopped; its own timers still run, since they
 are the loop's.
@@ -25,13 +25,13 @@ from mesh.errors import BindError
 from mesh.simulation.connection import Connection, End, Frames, Pipe
 from mesh.simulation.faults import Cut, Faults, RandomCuts
 from mesh.simulation.trace import Trace, TraceEntry
-from mesh.transport.base import Buffer, Lane, Link, Listener
+from mesh.transport.base import Buffer, Channel, Link, Listener
 
 
 class SimulatedNetwork:
     """The network of one simulation. Not thread-safe; lives on one event loop, usually a `VirtualTimeLoop`.
 
-    `outbox_limit` bounds the messages under way per connection, direction and lane; `trace_limit` what
+    `outbox_limit` bounds the messages under way per connection, direction and channel; `trace_limit` what
     `trace` keeps; `counts` has one number per fault class; `trace.fingerprint` digests everything sent and when, equal
     for equal runs; `describe` puts a message's frames into words for `report`.
     """
@@ -179,7 +179,7 @@ class SimulatedNetwork:
             due = cut.until_s + dice.between(*faults.latency_s)
         arrives = pipe.receiver is not None and fate in ("sent", "held")
         due = max(due, pipe.last_due, pipe.connection.accepted_at)
-        self._trace(fate, pipe.sender_name, pipe.receiver_name, pipe.lane.name, due if arrives else None, frames)
+        self._trace(fate, pipe.sender_name, pipe.receiver_name, pipe.channel.name, due if arrives else None, frames)
         if fate != "sent":
             self.counts[fate] += 1
         if fate == "reset":
@@ -239,7 +239,7 @@ class SimulatedNetwork:
             self.counts["lost"] += 1
             return
         self.counts["delivered"] += 1
-        receiver.listener.on_frames(pipe.link, pipe.lane, frames)
+        receiver.listener.on_frames(pipe.link, pipe.channel, frames)
 
     def _down(self, end: End, link: Link, connection: Connection, reason: str) -> None:
         if end.links.get(link) is not connection:
@@ -325,12 +325,12 @@ class SimulatedTransport:
             self._end.links[link] = self._network.connect(self._end, link, endpoint)
         return link
 
-    def send(self, link: Link, lane: Lane, parts: Sequence[Buffer]) -> bool:
+    def send(self, link: Link, channel: Channel, parts: Sequence[Buffer]) -> bool:
         """Copy and queue one message."""
         connection = self._end.links.get(link)
         if connection is None:
             return False
-        pipe = connection.pipes[link.dialed, lane]
+        pipe = connection.pipes[link.dialed, channel]
         if pipe.num_queued >= self._network.outbox_limit:
             self._network.counts["refused"] += 1
             return False

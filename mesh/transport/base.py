@@ -13,7 +13,7 @@ from mesh.address import Address, Endpoint
 Buffer = bytes | bytearray | memoryview
 
 
-class Lane(enum.IntEnum):
+class Channel(enum.IntEnum):
     """One pipe is FIFO, so a cancel must not wait behind bulk: control and data travel apart."""
 
     CONTROL = 0
@@ -30,7 +30,7 @@ class Link(NamedTuple):
 class Listener(Protocol):
     """What a transport tells the system above it."""
 
-    def on_frames(self, link: Link, lane: Lane, parts: Sequence[Buffer]) -> None:
+    def on_frames(self, link: Link, channel: Channel, parts: Sequence[Buffer]) -> None:
         """A whole multipart message arrived: header, body, buffers. Never called from inside `send`."""
         ...
 
@@ -40,17 +40,17 @@ class Listener(Protocol):
 
 
 class Transport(Protocol):
-    """Moves multipart messages between actors. FIFO per (link, lane); gaps and duplicates are possible."""
+    """Moves multipart messages between actors. FIFO per (link, channel); gaps and duplicates are possible."""
 
     async def start(self, address: Address, listener: Listener) -> Endpoint:
-        """Bind both lanes and say where. Raises `mesh.errors.BindError`."""
+        """Bind both channels and say where. Raises `mesh.errors.BindError`."""
         ...
 
     def dial(self, peer: Address, endpoint: Endpoint) -> Link:
         """Begin a connection; frames sent meanwhile wait in the bounded outbox. Never blocks."""
         ...
 
-    def send(self, link: Link, lane: Lane, parts: Sequence[Buffer]) -> bool:
+    def send(self, link: Link, channel: Channel, parts: Sequence[Buffer]) -> bool:
         """Queue one message; False if the link is gone or its outbox is full. Memory is lent until sent."""
         ...
 

@@ -1,4 +1,4 @@
-"""Actors as ZeroMQ peers: two ROUTERs bound, two DEALERs per dialed peer, one of each per lane.
+"""Actors as ZeroMQ peers: two ROUTERs bound, two DEALERs per dialed peer, one of each per channel.
 
     identity = ID#EPOCH; on a host ipc:// in the run directory, across hosts tcp:// on a port of the kernel's choice
 
@@ -26,7 +26,7 @@ from mesh.address import Address, Endpoint
 from mesh.errors import BindError
 from mesh.options import MAX_PEERS
 from mesh.runtime.run_directory import RunDirectory
-from mesh.transport.base import Buffer, Lane, Link, Listener
+from mesh.transport.base import Buffer, Channel, Link, Listener
 from mesh.transport.zeromq_socket import LoopSocket, Outbox
 from mesh.wire.header import Limits
 
@@ -42,7 +42,7 @@ _NO_HANDSHAKE: Final = int(
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 )
 _SOCKETS_OF_A_LINK: Final = 2 * 3
-"""Of each lane: itself, what its events are told to, and what ZeroMQ tells them by. As many are bound."""
+"""Of each channel: itself, what its events are told to, and what ZeroMQ tells them by. As many are bound."""
 _RESERVED_SOCKETS: Final = 2 * _SOCKETS_OF_A_LINK
 """A socket that is closed counts until ZeroMQ's thread has seen to it."""
 _SPARE_DESCRIPTORS: Final = 16
@@ -90,7 +90,7 @@ class _Dialed:
 
 
 class _Accepted:
-    """A connection that a peer has made; the ROUTER of each lane knows it by its identity."""
+    """A connection that a peer has made; the ROUTER of each channel knows it by its identity."""
 
     __slots__ = ("identity", "is_cut", "link", "outboxes")
 
@@ -122,66 +122,68 @@ class ZeroMQTransport:
     # Transport
 
     async def start(self, address: Address, listener: Listener) -> Endpoint:
-        """Bind both lanes; raises `BindError`."""
+        """Bind both channels; raises `BindError`."""
         if len(str(address).encode()) > _MAX_IDENTITY_BYTES:
             raise BindError(f"{address} is too long for an identity (at most {_MAX_IDENTITY_BYTES} bytes)")
         self._address, self._listener = address, listener
         try:
-            control, data = (self._bind(address, lane) for lane in Lane)
+            control, data = (self._bind(address, channel) for channel in Channel)
         except BindError:
             await self.stop()
             raise
         return Endpoint(control, data)
 
     def dial(self, peer: Address, endpoint: Endpoint) -> Link:
-        """Connect both lanes; if that fails the link goes down soon."""
+        """Connect both channels; if that fails the link goes down soon."""
         assert self._listener is not None, "a transport dials between start and stop"
         on_frames = self._listener.on_frames
         link = Link(peer, dialed=True)
         dialed = self._dialed[link] = _Dialed(link, self._outboxes())
-        for lane, where in zip(Lane, (endpoint.control, endpoint.data), strict=True):
+        for channel, where in zip(Channel, (endpoint.control, endpoint.data), strict=True):
             try:
                 _check_descriptors()
-                self._connect(dialed, lane, where, partial(on_frames, link, lane))
+                self._connect(dialed, channel, where, partial(on_frames, link, channel))
             except (zmq.ZMQError, OSError) as error:
                 # No descriptor or socket is left, or the address is none: what is sent until then is lost with it.
                 self._loop.call_soon(self._gone, dialed, f"{where} cannot be dialed: {error}")
                 break
         return link
 
-    def _connect(self, dialed: _Dialed, lane: Lane, where: str, on_message: Callable[[list[Buffer]], None]) -> None:
+    def _connect(
+        self, dialed: _Dialed, channel: Channel, where: str, on_message: Callable[[list[Buffer]], None]
+    ) -> None:
         socket = self._socket(zmq.DEALER)
         socket.setsockopt(zmq.IPV6, 1)
         # Never, which cannot be said: -1, like IMMEDIATE, would throw away what arrived before a disconnect.
         socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         socket.setsockopt(zmq.ROUTING_ID, str(self._address).encode())
         try:
-            lane_socket = LoopSocket(self._loop, socket, on_message, partial(_flush, dialed, lane))
+            channel_socket = LoopSocket(self._loop, socket, on_message, partial(_flush, dialed, channel))
         except OSError:
             socket.close(0)
             raise
-        dialed.sockets.append(lane_socket)
-        lane_socket.watch(_ENDS, self._monitor_name(), partial(self._on_end, dialed))
+        dialed.sockets.append(channel_socket)
+        channel_socket.watch(_ENDS, self._monitor_name(), partial(self._on_end, dialed))
         socket.connect(where)
 
-    def send(self, link: Link, lane: Lane, parts: Sequence[Buffer]) -> bool:
+    def send(self, link: Link, channel: Channel, parts: Sequence[Buffer]) -> bool:
         """Hand to ZeroMQ, or keep in the outbox."""
         if link.dialed:
             dialed = self._dialed.get(link)
             if dialed is None:
                 return False
-            outbox = dialed.outboxes[lane]
-            has_socket = lane < len(dialed.sockets)
-            return (not outbox and has_socket and dialed.sockets[lane].send(parts)) or outbox.add(parts)
+            outbox = dialed.outboxes[channel]
+            has_socket = channel < len(dialed.sockets)
+            return (not outbox and has_socket and dialed.sockets[channel].send(parts)) or outbox.add(parts)
         accepted = self._accepted.get(link)
         if accepted is None:
             return False
-        outbox = accepted.outboxes[lane]
-        if not outbox and self._route(accepted, lane, parts):
+        outbox = accepted.outboxes[channel]
+        if not outbox and self._route(accepted, channel, parts):
             return True
         if not outbox.add(parts):
             return False
-        self._backlog[lane][link] = None
+        self._backlog[channel][link] = None
         self._retry_soon()
         return True
 
@@ -213,23 +215,23 @@ class ZeroMQTransport:
         self._context.term()
         if self._options.run_directory is not None:
             # libzmq 4.3.5 leaves the files of ipc sockets behind. There are as many as were bound, control first.
-            for lane, _ in zip(Lane, self._routers, strict=False):
-                self._options.run_directory.socket(self._address, lane).unlink(missing_ok=True)
+            for channel, _ in zip(Channel, self._routers, strict=False):
+                self._options.run_directory.socket(self._address, channel).unlink(missing_ok=True)
 
     # Incoming
 
-    def _routed(self, lane: Lane, parts: list[Buffer]) -> None:
+    def _routed(self, channel: Channel, parts: list[Buffer]) -> None:
         """A message came to a ROUTER; its first part is the sender's identity."""
         identity = parts.pop(0)
         assert isinstance(identity, bytes), "a router's socket hands on identities as bytes"
         link = self._links_by_identity.get(identity) or self._identify(identity)
         if self._listener is not None:
-            self._listener.on_frames(link, lane, parts)
+            self._listener.on_frames(link, channel, parts)
 
-    def _on_stranger(self, lane: Lane, event: list[Buffer]) -> None:
+    def _on_stranger(self, channel: Channel, event: list[Buffer]) -> None:
         """Somebody connected who does not speak ZeroMQ; an empty message lets it be refused and counted."""
         if self._listener is not None:
-            self._listener.on_frames(Link(NOBODY, dialed=False), lane, ())
+            self._listener.on_frames(Link(NOBODY, dialed=False), channel, ())
 
     def _on_end(self, dialed: _Dialed, event: list[Buffer]) -> None:
         what = zmq.Event(parse_monitor_message([bytes(part) for part in event])["event"])
@@ -260,18 +262,18 @@ class ZeroMQTransport:
 
     # Outgoing
 
-    def _flush_accepted(self, lane: Lane) -> None:
+    def _flush_accepted(self, channel: Channel) -> None:
         """A ROUTER may take more: try all links that have something waiting."""
-        for link in list(self._backlog[lane]):
+        for link in list(self._backlog[channel]):
             accepted = self._accepted[link]
-            outbox = accepted.outboxes[lane]
-            outbox.flush(partial(self._route, accepted, lane))
+            outbox = accepted.outboxes[channel]
+            outbox.flush(partial(self._route, accepted, channel))
             if not outbox:
-                self._backlog[lane].pop(link, None)
+                self._backlog[channel].pop(link, None)
 
-    def _route(self, accepted: _Accepted, lane: Lane, parts: Sequence[Buffer]) -> bool:
+    def _route(self, accepted: _Accepted, channel: Channel, parts: Sequence[Buffer]) -> bool:
         try:
-            taken = self._routers[lane].send((accepted.identity, *parts))
+            taken = self._routers[channel].send((accepted.identity, *parts))
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -299,15 +301,15 @@ class ZeroMQTransport:
 
     def _retry_backlog(self) -> None:
         self._retry = None
-        for lane in Lane:
-            self._flush_accepted(lane)
+        for channel in Channel:
+            self._flush_accepted(channel)
         if any(self._backlog):
             self._retry_soon()
 
     # Sockets
 
-    def _bind(self, address: Address, lane: Lane) -> str:
-        where = self._where(address, lane)
+    def _bind(self, address: Address, channel: Channel) -> str:
+        where = self._where(address, channel)
         socket = self._socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -317,18 +319,18 @@ class ZeroMQTransport:
         except zmq.ZMQError as error:
             socket.close(0)
             raise BindError(f"{where} cannot be listened on ({error}): is another process there already?") from error
-        router = LoopSocket(self._loop, socket, partial(self._routed, lane), partial(self._flush_accepted, lane))
-        router.watch(_NO_HANDSHAKE, self._monitor_name(), partial(self._on_stranger, lane))
+        router = LoopSocket(self._loop, socket, partial(self._routed, channel), partial(self._flush_accepted, channel))
+        router.watch(_NO_HANDSHAKE, self._monitor_name(), partial(self._on_stranger, channel))
         self._routers.append(router)
         bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         if self._options.advertised_host:
             return f"tcp://{self._options.advertised_host}:{bound.rpartition(':')[2]}"
         return bound
 
-    def _where(self, address: Address, lane: Lane) -> str:
+    def _where(self, address: Address, channel: Channel) -> str:
         options = self._options
         if options.run_directory is not None:
-            path = options.run_directory.socket(address, lane)
+            path = options.run_directory.socket(address, channel)
             if path.exists():
                 raise BindError(
                     f"{path} exists: epoch {address.epoch} of {address.actor_id} is running or was not cleaned up; "
@@ -378,10 +380,10 @@ def _check_descriptors() -> None:
             os.close(descriptor)
 
 
-def _flush(dialed: _Dialed, lane: Lane) -> None:
-    outbox = dialed.outboxes[lane]
+def _flush(dialed: _Dialed, channel: Channel) -> None:
+    outbox = dialed.outboxes[channel]
     if outbox:
-        outbox.flush(dialed.sockets[lane].send)
+        outbox.flush(dialed.sockets[channel].send)
 
 
 def _close(dialed: _Dialed, linger_ms: int) -> None:

@@ -15,7 +15,7 @@ from mesh.wire.message import Message, Part
 
 
 class Hello(Message, frozen=True):
-    """First frame of every dialed link, on both lanes: who dials and which protocol versions it speaks."""
+    """First frame of every dialed link, on both channels: who dials and which protocol versions it speaks."""
 
     min_version: int
     max_version: int
@@ -24,7 +24,7 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Answer to `Hello` on the same lane: the version that both will use."""
+    """Answer to `Hello` on the same channel: the version that both will use."""
 
     version: int
     member: Member

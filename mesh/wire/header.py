@@ -45,7 +45,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """First part of every message.
 
     `message_id` is unique per sender epoch; answers carry it as `correlation_id`. `sequence` grows by one per message
-    on a connection's lane and is higher on a later connection, see `mesh/link/peer.py`. `timeout_us` is what is
+    on a connection's channel and is higher on a later connection, see `mesh/link/peer.py`. `timeout_us` is what is
     left until the deadline, because hosts' clocks differ; 0 is none. `position` is the first credit limit in `stream`,
     the index of the item in `item`, and their number in `end`. `trace` is a W3C traceparent or empty.
     """

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from mesh.actor import Actor
 from mesh.address import Address
 from mesh.runtime.driver import CoreDriver
-from mesh.transport.base import Buffer, Lane
+from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import Codec
 from nodes.detokenizer.config import DetokenizerConfig
 from nodes.detokenizer.core import (
@@ -118,7 +118,7 @@ class DetokenizerActor(Actor):
         member = self.ctx.members.get(command.scheduler.actor_id)
         # Stream numbers mean nothing to the next incarnation.
         if member is None or member.epoch == command.scheduler.epoch:
-            self.ctx.tell(command.scheduler.actor_id, command.message, lane=Lane.CONTROL)
+            self.ctx.tell(command.scheduler.actor_id, command.message, channel=Channel.CONTROL)
 
     def _restart_drain_timer(self) -> None:
         if self._drain_timer is not None and not self._quiet.is_set():

@@ -16,7 +16,7 @@ from mesh.calls.persistent_ask import PersistentAsk
 from mesh.errors import CallError, MeshError
 from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver, CoreTimer
-from mesh.transport.base import Lane
+from mesh.transport.base import Channel
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.core import GatewayCore
 from nodes.gateway.errors import ApiError, BadRequest, Internal, TooManyRequests, Unavailable, error_from
@@ -297,7 +297,7 @@ class GatewayService:
                 )
             case SendResend():
                 resend = Resend(streams=command.streams, detokenizer=command.detokenizer)
-                self.ctx.tell(command.scheduler, resend, lane=Lane.CONTROL)
+                self.ctx.tell(command.scheduler, resend, channel=Channel.CONTROL)
             case Suspect(scheduler):
                 self.ctx.suspect(scheduler)
             case AskRoute():

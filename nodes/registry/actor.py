@@ -12,7 +12,7 @@ from mesh.address import Address, Endpoint
 from mesh.errors import STALE_EPOCH
 from mesh.membership.view import READY
 from mesh.runtime.run_directory import RunDirectory
-from mesh.transport.base import Lane
+from mesh.transport.base import Channel
 from mesh.wire.codec import Codec
 from mesh.wire.frames import (
     Heartbeat,
@@ -146,4 +146,4 @@ class RegistryActor(Actor):
             return
         for member in self.core.audience():
             if member.address not in (but, self.ctx.address):
-                self.ctx.tell(member.actor_id, change, lane=Lane.CONTROL)
+                self.ctx.tell(member.actor_id, change, channel=Channel.CONTROL)

@@ -22,7 +22,7 @@ from mesh.calls.persistent_ask import PersistentAsk
 from mesh.errors import CallError, MeshError
 from mesh.membership.view import DRAINING, READY, RELEASED, Member
 from mesh.runtime.driver import CoreDriver, CoreTimer
-from mesh.transport.base import Buffer, Lane
+from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import Codec
 from mesh.wire.message import HotMessage, Message
 from nodes.protocol import Adopt, Adopted, AttemptFailed, HasLetGo, LetGo, StepResult
@@ -267,17 +267,17 @@ class SchedulerActor(Actor):
     def _perform(self, command: Command) -> None:
         match command:
             case SendStep(worker, plan, buffers):
-                self.ctx.tell(worker, plan, buffers, lane=Lane.DATA)
-            case Tell(actor_id, message, lane):
+                self.ctx.tell(worker, plan, buffers, channel=Channel.DATA)
+            case Tell(actor_id, message, channel):
                 if isinstance(message, AttemptFailed):
                     self._say_failed(message)
-                self.ctx.tell(actor_id, message, lane=lane)
+                self.ctx.tell(actor_id, message, channel=channel)
             case Ask():
                 then = partial(self._on_outcome, command)
                 self.ctx.ask_then(command.actor_id, command.message, then, timeout_s=command.timeout_s)
             case DismissWorker(worker, message):
                 self.ctx.log.error("worker dismissed", worker=f"{worker}.{message.worker_epoch}", why=message.reason)
-                self.ctx.tell(worker, message, lane=Lane.CONTROL)
+                self.ctx.tell(worker, message, channel=Channel.CONTROL)
             case Reply(call, message):
                 call.reply(message)
             case Refuse(call, code, message, retryable, param):

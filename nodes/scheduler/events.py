@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mesh.address import Address
-from mesh.transport.base import Buffer, Lane
+from mesh.transport.base import Buffer, Channel
 from nodes.protocol import Dismiss, StepPlan
 from nodes.request import Stages
 
@@ -102,7 +102,7 @@ class Tell(NamedTuple):
 
     actor_id: str
     message: Any
-    lane: Lane = Lane.CONTROL
+    channel: Channel = Channel.CONTROL
 
 
 class Ask(NamedTuple):
@@ -185,9 +185,9 @@ class Outbox:
         """Have `command` performed after those before it."""
         self.commands.append(command)
 
-    def tell(self, actor_id: str, message: Any, lane: Lane = Lane.CONTROL) -> None:
+    def tell(self, actor_id: str, message: Any, channel: Channel = Channel.CONTROL) -> None:
         """Send; may be lost."""
-        self.commands.append(Tell(actor_id, message, lane))
+        self.commands.append(Tell(actor_id, message, channel))
 
     def take(self) -> list[Command]:
         """All commands so far."""

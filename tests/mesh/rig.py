@@ -7,7 +7,7 @@ import msgspec
 from mesh.address import Address, Endpoint
 from mesh.membership.view import Member, StaticBootstrap
 from mesh.system import ActorSystem
-from mesh.transport.base import Lane, Link
+from mesh.transport.base import Channel, Link
 from mesh.wire.frames import SYSTEM_CODEC, ErrorBody, Hello
 from mesh.wire.header import PROTOCOL_VERSION, SYSTEM_FLAG, Header, Verb, encode_header
 from tests.mesh.mesh_under_test import CODEC, QUICK, Recorder
@@ -35,12 +35,12 @@ class Wiretap:
         self.dialed.append(peer)
         return Link(peer, dialed=True)
 
-    def send(self, link, lane, parts):
+    def send(self, link, channel, parts):
         if self.full:
             return False
         header = msgspec.msgpack.decode(parts[0], type=Header)
         body = (SYSTEM_CODEC if header.flags & SYSTEM_FLAG else CODEC).decode(parts[1])
-        self.sent.append((link, lane, header, body))
+        self.sent.append((link, channel, header, body))
         return True
 
     def close_link(self, link):
@@ -59,25 +59,25 @@ class Rig:
         self.system = ActorSystem(self.actor, ME, self.wire, NOWHERE, replace(QUICK, hello_timeout_s=0.2, max_peers=64))
         self.sequences = [1 << 32, 1 << 32]
 
-    def say(self, verb, body=b"", *, link=FROM_PEER, lane=Lane.CONTROL, buffers=(), **fields):
-        self.sequences[lane] += 1
+    def say(self, verb, body=b"", *, link=FROM_PEER, channel=Channel.CONTROL, buffers=(), **fields):
+        self.sequences[channel] += 1
         values = {
             "version": PROTOCOL_VERSION, "verb": int(verb), "message_id": 7,
-            "sequence": self.sequences[lane], "correlation_id": 0,
+            "sequence": self.sequences[channel], "correlation_id": 0,
             "sender": link.peer.actor_id, "sender_epoch": link.peer.epoch, "receiver_epoch": ME.epoch,
         } | fields  # fmt: skip
         if not isinstance(body, bytes):
             values.setdefault("flags", SYSTEM_FLAG if type(body) in SYSTEM_CODEC.types else 0)
             body = CODEC.encode(body)
-        self.wire.listener.on_frames(link, lane, (encode_header(Header(**values)), body, *buffers))
+        self.wire.listener.on_frames(link, channel, (encode_header(Header(**values)), body, *buffers))
 
     def hello(self, link=FROM_PEER, **fields):
         member = Member(actor_id=link.peer.actor_id, role="r", epoch=link.peer.epoch, endpoint=Endpoint("", ""))
         versions = dict.fromkeys(("min_version", "max_version"), PROTOCOL_VERSION) | {
             k: fields.pop(k) for k in list(fields) if "_version" in k
         }
-        for lane in Lane:
-            self.say(Verb.HELLO, Hello(member=member, **versions), link=link, lane=lane, **fields)
+        for channel in Channel:
+            self.say(Verb.HELLO, Hello(member=member, **versions), link=link, channel=channel, **fields)
 
     def refused(self, code):
         return self.system.metrics.value("mesh_frames_refused_total", code=code)

@@ -17,7 +17,7 @@ from mesh.errors import (
     TooLarge,
     Unreachable,
 )
-from mesh.transport.base import Lane
+from mesh.transport.base import Channel
 from mesh.wire.frames import (
     Describe,
     DescribeRequest,
@@ -64,12 +64,12 @@ def test_an_actor_can_ask_itself(on_mesh):
     on_mesh(test)
 
 
-def test_tells_arrive_in_order_per_lane(on_mesh):
+def test_tells_arrive_in_order_per_channel(on_mesh):
     async def test(mesh):
         a, b = await mesh.pair()
         for number in range(500):
             assert a.actor.ctx.tell("b", Step(step=number), [b"x" * (number * 100)])
-            assert a.actor.ctx.tell("b", Number(value=number), lane=Lane.CONTROL)
+            assert a.actor.ctx.tell("b", Number(value=number), channel=Channel.CONTROL)
         await until(lambda: len(b.actor.told) == 1000)
         steps = [m.step for _, m, _ in b.actor.told if isinstance(m, Step)]
         numbers = [m.value for _, m, _ in b.actor.told if isinstance(m, Number)]

@@ -8,7 +8,7 @@ import pytest
 from mesh.address import Address, Endpoint
 from mesh.errors import CallError, PeerLost, RemoteError
 from mesh.membership.view import SUPERVISOR, Member
-from mesh.transport.base import Lane
+from mesh.transport.base import Channel
 from mesh.wire.frames import Join, Leave, ListMembers, MembersChanged, PeerDown, StatsRequest
 from tests.mesh.mesh_under_test import QUICK, Number, Recorder, Say, until
 
@@ -368,6 +368,6 @@ def test_the_number_of_topics_is_bounded(on_mesh):
             b.actor.ctx.publish("one more", HI)
         a.actor.ctx.subscribe("b", "another")
         await until(lambda: b.metrics.value("mesh_frames_refused_total", code="too_many_topics"))
-        assert a.actor.ctx.tell("b", HI, lane=Lane.CONTROL)
+        assert a.actor.ctx.tell("b", HI, channel=Channel.CONTROL)
 
     on_mesh(test)

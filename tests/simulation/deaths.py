@@ -9,7 +9,7 @@ from kvstore.pool.page_pool import HeapHost, PagePool
 from mesh.address import Address, Endpoint
 from mesh.simulation.network import SimulatedNetwork, SimulatedTransport
 from mesh.testing.processes import RUNNING_PROCESS, SimulatedProcess
-from mesh.transport.base import Buffer, Lane, Link, Listener
+from mesh.transport.base import Buffer, Channel, Link, Listener
 
 MARK = slice(6, 8)
 BODY = 8
@@ -29,12 +29,12 @@ class MortalTransport:
     def dial(self, peer: Address, endpoint: Endpoint) -> Link:
         return self._inner.dial(peer, endpoint)
 
-    def send(self, link: Link, lane: Lane, parts: Sequence[Buffer]) -> bool:
+    def send(self, link: Link, channel: Channel, parts: Sequence[Buffer]) -> bool:
         if self._process.is_last_point():
             if self._dice.random() < 0.5:
-                self._inner.send(link, lane, parts)
+                self._inner.send(link, channel, parts)
             self._process.die()
-        return self._inner.send(link, lane, parts)
+        return self._inner.send(link, channel, parts)
 
     def close_link(self, link: Link) -> None:
         self._inner.close_link(link)
@@ -50,8 +50,8 @@ class _AsProcess:
         self._process = process
         self._listener = listener
 
-    def on_frames(self, link: Link, lane: Lane, frames: Any) -> None:
-        self._process.enter(self._listener.on_frames, link, lane, frames)
+    def on_frames(self, link: Link, channel: Channel, frames: Any) -> None:
+        self._process.enter(self._listener.on_frames, link, channel, frames)
 
     def on_link_down(self, link: Link, reason: str) -> None:
         self._process.enter(self._listener.on_link_down, link, reason)

@@ -17,7 +17,7 @@ from mesh.options import SystemOptions
 from mesh.simulation import virtual_time
 from mesh.simulation.network import SimulatedNetwork, SimulatedTransport
 from mesh.system import ActorSystem
-from mesh.transport.base import Buffer, Lane, Link, Listener
+from mesh.transport.base import Buffer, Channel, Link, Listener
 from mesh.wire.frames import SYSTEM_CODEC
 from mesh.wire.header import SYSTEM_FLAG, Header, Verb
 from nodes.protocol import Detokenize, Detokenized
@@ -58,10 +58,10 @@ class _Recorder:
     def dial(self, peer: Address, endpoint: Endpoint) -> Link:
         return self._inner.dial(peer, endpoint)
 
-    def send(self, link: Link, lane: Lane, parts: Sequence[Buffer]) -> bool:
+    def send(self, link: Link, channel: Channel, parts: Sequence[Buffer]) -> bool:
         if NEWCOMER in (self._name, link.peer.actor_id):
-            self._frames.append(_describe(self._name, link, lane, [bytes(part) for part in parts]))
-        return self._inner.send(link, lane, parts)
+            self._frames.append(_describe(self._name, link, channel, [bytes(part) for part in parts]))
+        return self._inner.send(link, channel, parts)
 
     def close_link(self, link: Link) -> None:
         self._inner.close_link(link)
@@ -70,12 +70,13 @@ class _Recorder:
         await self._inner.stop()
 
 
-def _describe(sender: str, link: Link, lane: Lane, parts: list[bytes]) -> dict[str, Any]:
+def _describe(sender: str, link: Link, channel: Channel, parts: list[bytes]) -> dict[str, Any]:
     header = msgspec.msgpack.decode(parts[0], type=Header)
     codec = SYSTEM_CODEC if header.flags & SYSTEM_FLAG else NODE_CODEC
     body = codec.decode(parts[1])
     return {
-        "from": sender, "to": link.peer.actor_id, "lane": lane.name.lower(), "verb": Verb(header.verb).name.lower(),
+        "from": sender, "to": link.peer.actor_id,
+        "channel": channel.name.lower(), "verb": Verb(header.verb).name.lower(),
         "header": plain(header), "type": type(body).__name__, "body": plain(body),
         "parts": [part.hex() for part in parts],
     }  # fmt: skip

@@ -44,11 +44,11 @@ def verb_table() -> str:
 def session_list(session: list[dict[str, Any]]) -> str:
     """One line per frame."""
     rows = [
-        f"| {i} | {f['from']} → {f['to']} | {f['lane']} | {f['verb']} | `{f['type']}` | "
+        f"| {i} | {f['from']} → {f['to']} | {f['channel']} | {f['verb']} | `{f['type']}` | "
         f"{f['header']['message_id']} | {f['header']['correlation_id'] or ''} |"
         for i, f in enumerate(session)
     ]
-    head = "| # | from → to | lane | verb | body | message id | answers |\n|---|---|---|---|---|---|---|\n"
+    head = "| # | from → to | channel | verb | body | message id | answers |\n|---|---|---|---|---|---|---|\n"
     return head + "\n".join(rows) + "\n"
 
 
@@ -60,7 +60,7 @@ def dump(session: list[dict[str, Any]]) -> str:
         header, body = (bytes.fromhex(part) for part in frame["parts"])
         values = json.dumps(list(frame["header"].values()))
         blocks.append(
-            f"Frame {index}: {frame['verb']}, {frame['from']} → {frame['to']}, {frame['lane']} lane\n\n"
+            f"Frame {index}: {frame['verb']}, {frame['from']} → {frame['to']}, {frame['channel']} channel\n\n"
             f"```\npart 0, header, {len(header)} bytes\n{_hexdump(header)}\n= {values}\n\n"
             f"part 1, body, {len(body)} bytes\n{_hexdump(body)}\n"
             f"= {json.dumps({'type': frame['type'], **_given(frame['body'])})}\n```\n"

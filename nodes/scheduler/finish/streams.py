@@ -11,7 +11,7 @@ the detokenizer not to show it. Pure; owned by the core, which calls `flush` onc
 from collections.abc import Iterable, Mapping
 
 from mesh.address import Address
-from mesh.transport.base import Lane
+from mesh.transport.base import Channel
 from nodes.protocol import StreamFinish, StreamOpen, TokenBatch
 from nodes.roles import DETOKENIZER
 from nodes.scheduler.events import Measured, Outbox, ReadyPeer
@@ -211,4 +211,4 @@ class Streams:
         batch = self._batches.pop(detokenizer, None)
         if batch is not None:
             batch.closes += self._closes.pop(detokenizer, [])
-            self._outbox.tell(detokenizer, batch.message(), Lane.DATA)
+            self._outbox.tell(detokenizer, batch.message(), Channel.DATA)

@@ -6,7 +6,7 @@ import pytest
 
 from mesh.address import Address
 from mesh.errors import Cancelled, PeerLost, RemoteError, Unreachable
-from mesh.transport.base import Lane, Link
+from mesh.transport.base import Channel, Link
 from mesh.wire.frames import Cancel, End, ErrorBody
 from mesh.wire.header import Verb
 from tests.mesh.mesh_under_test import Number, Say
@@ -111,8 +111,8 @@ def test_a_stream_nobody_reads_any_more_ends_at_the_peer(on_rig):
         task.cancel()
         await asyncio.wait([task])
         del stream, task
-        ((_, lane, header, body),) = [sent for sent in rig.wire.sent if isinstance(sent[3], Cancel)]
-        assert (lane, header.correlation_id) == (Lane.CONTROL, number)
+        ((_, channel, header, body),) = [sent for sent in rig.wire.sent if isinstance(sent[3], Cancel)]
+        assert (channel, header.correlation_id) == (Channel.CONTROL, number)
         assert body.reason == "the stream is no longer read"
         unread = rig.actor.ctx.stream("peer", HI, timeout_s=5)
         await unread.aclose()
@@ -148,7 +148,7 @@ def test_calls_are_answered_as_they_were_asked(on_rig):
         rig.hello()
         calls = []
         rig.actor.on_ask = calls.append
-        rig.say(Verb.STREAM, HI, lane=Lane.DATA, position=2, message_id=11, timeout_us=0)
+        rig.say(Verb.STREAM, HI, channel=Channel.DATA, position=2, message_id=11, timeout_us=0)
         rig.say(Verb.ASK, HI, message_id=12, timeout_us=5_000_000)
         rig.say(Verb.ASK, HI, message_id=12, timeout_us=5_000_000)
         stream, ask = calls
@@ -159,8 +159,8 @@ def test_calls_are_answered_as_they_were_asked(on_rig):
         stream.reply(HI)
         ask.end()
         ask.reply(HI)
-        answers = [(lane, header.correlation_id, body.code) for _, lane, header, body in rig.wire.sent]
-        assert answers == [(Lane.DATA, 11, "bad_answer"), (Lane.CONTROL, 12, "bad_answer")]
+        answers = [(channel, header.correlation_id, body.code) for _, channel, header, body in rig.wire.sent]
+        assert answers == [(Channel.DATA, 11, "bad_answer"), (Channel.CONTROL, 12, "bad_answer")]
         assert rig.system.metrics.value("mesh_answers_ignored_total") == 1
 
     on_rig(test)
@@ -170,7 +170,7 @@ def test_a_cancel_overtakes_a_call(on_rig):
     async def test(rig):
         rig.hello()
         rig.say(Verb.CANCEL, Cancel(), correlation_id=31)
-        rig.say(Verb.ASK, HI, lane=Lane.DATA, message_id=31)
+        rig.say(Verb.ASK, HI, channel=Channel.DATA, message_id=31)
         assert rig.actor.calls == []
 
     on_rig(test)
@@ -212,7 +212,7 @@ def test_an_asker_that_is_gone_is_told_nothing(on_rig):
         rig.say(Verb.ASK, HI, message_id=51)
         peer = rig.system.links.get("peer")
         rig.wire.listener.on_link_down(FROM_PEER, "gone")
-        assert not rig.system.links.send(peer, Lane.DATA, Verb.TELL, b"")
+        assert not rig.system.links.send(peer, Channel.DATA, Verb.TELL, b"")
         rig.wire.sent.clear()
         calls[0].reply(HI)
         assert rig.wire.sent == []

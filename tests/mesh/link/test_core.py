@@ -18,7 +18,7 @@ from mesh.link.peer import PLAIN, answer_to
 from mesh.membership.view import Member
 from mesh.options import SystemOptions
 from mesh.runtime.telemetry import Metrics
-from mesh.transport.base import Lane, Link
+from mesh.transport.base import Channel, Link
 from mesh.wire.frames import SYSTEM_CODEC, Pong
 from mesh.wire.header import Header, Verb
 from tests.mesh.rig import PEER
@@ -33,7 +33,7 @@ def header_of(parts):
 
 
 class Pipe:
-    """One connection: what is under way to either side, by lane."""
+    """One connection: what is under way to either side, by channel."""
 
     def __init__(self, dialer, acceptor):
         self.dialer, self.acceptor = dialer, acceptor
@@ -61,7 +61,7 @@ class Node:
     def locate(self, actor_id):
         return (self.view[actor_id], NOWHERE) if actor_id in self.view else None
 
-    def say(self, actor_id, lane):
+    def say(self, actor_id, channel):
         """Send the next payload; whether it was taken."""
         try:
             peer = self.core.peers.get(actor_id) or self.core.dial(actor_id, self.world.now, "")
@@ -69,35 +69,35 @@ class Node:
             return False
         self.num_said += 1
         body = msgspec.msgpack.encode([self.address, peer.address, self.num_said])
-        return self.send(peer, lane, Verb.TELL, body, PLAIN)
+        return self.send(peer, channel, Verb.TELL, body, PLAIN)
 
-    def send(self, peer, lane, verb, body, meta):
+    def send(self, peer, channel, verb, body, meta):
         """As `Links.send` does it."""
         self.carry_out()
         if peer.route is None:
             return False
         route = peer.route
-        parts = self.core.writer.write(route, lane, verb, body, (), meta, "")
+        parts = self.core.writer.write(route, channel, verb, body, (), meta, "")
         if parts:
-            self.number(route.link, lane, parts)
-            if not self.put(route.link, lane, parts):
-                self.core.writer.take_back(route, lane)
-                self.sent[route.link, lane] -= 1
+            self.number(route.link, channel, parts)
+            if not self.put(route.link, channel, parts):
+                self.core.writer.take_back(route, channel)
+                self.sent[route.link, channel] -= 1
                 return False
         return parts is not None
 
-    def number(self, link, lane, parts):
+    def number(self, link, channel, parts):
         """Numbers grow by one on a connection, and the next connection's are higher."""
-        number, last = header_of(parts).sequence, self.sent.get((link, lane), 0)
+        number, last = header_of(parts).sequence, self.sent.get((link, channel), 0)
         if number:
             assert number == last + 1 or (number >> 32 > last >> 32 and number & 0xFFFFFFFF == 1)
-            self.sent[link, lane] = number
+            self.sent[link, channel] = number
 
-    def put(self, link, lane, parts):
+    def put(self, link, channel, parts):
         pipe = self.pipes.get(link)
         if pipe is None:
             return False
-        queue = (pipe.to_acceptor if link.dialed else pipe.to_dialer)[lane]
+        queue = (pipe.to_acceptor if link.dialed else pipe.to_dialer)[channel]
         if self.is_full and queue:
             return False
         queue.append(parts)
@@ -107,9 +107,9 @@ class Node:
         while self.core.outputs:
             output = self.core.outputs.popleft()
             match output:
-                case Send(link, lane, parts):
-                    self.number(link, lane, parts)
-                    if not self.put(link, lane, parts):
+                case Send(link, channel, parts):
+                    self.number(link, channel, parts)
+                    if not self.put(link, channel, parts):
                         self.core.not_taken(output)
                 case Dial(address, _):
                     self.world.dial(self, address)
@@ -124,9 +124,9 @@ class Node:
                 case Refused(_, refusal):
                     self.refused.append(refusal.code)
 
-    def receive(self, link, lane, parts):
+    def receive(self, link, channel, parts):
         assert not self.core.outputs
-        delivered = self.core.receive(link, lane, parts)
+        delivered = self.core.receive(link, channel, parts)
         if delivered is None:
             self.carry_out()
             return
@@ -135,13 +135,13 @@ class Node:
         assert self.core.peers[link.peer.actor_id] is peer
         assert peer.address == link.peer
         if header.verb == Verb.ASK:
-            self.send(peer, lane, Verb.REPLY, SYSTEM_CODEC.encode(Pong()), answer_to(header))
+            self.send(peer, channel, Verb.REPLY, SYSTEM_CODEC.encode(Pong()), answer_to(header))
         elif header.verb == Verb.TELL:
             sender, receiver, number = msgspec.msgpack.decode(parts[1], type=tuple[Address, Address, int])
             assert (sender, receiver) == (peer.address, self.address)
             # On one connection, while the peer is not lost: what comes late of another cannot be told from what is new.
-            assert self.last_payload[id(peer), link, lane] < number, "out of order, or twice"
-            self.last_payload[id(peer), link, lane] = number
+            assert self.last_payload[id(peer), link, channel] < number, "out of order, or twice"
+            self.last_payload[id(peer), link, channel] = number
             self.seen.add((sender, number))
         else:
             assert header.verb in (Verb.REPLY, Verb.ERROR), "a pong that came too late, or a refusal"
@@ -184,38 +184,38 @@ class World:
         self.pipes.append(pipe)
 
     def queues(self):
-        """Everything under way: pipe, whether to its acceptor, lane."""
+        """Everything under way: pipe, whether to its acceptor, channel."""
         found = []
         for pipe in self.pipes:
             for to_acceptor in (True, False):
                 queues = pipe.to_acceptor if to_acceptor else pipe.to_dialer
-                found += [(pipe, to_acceptor, lane) for lane in Lane if queues[lane]]
+                found += [(pipe, to_acceptor, channel) for channel in Channel if queues[channel]]
         return found
 
     def head(self, queue):
-        pipe, to_acceptor, lane = queue
-        return header_of((pipe.to_acceptor if to_acceptor else pipe.to_dialer)[lane][0])
+        pipe, to_acceptor, channel = queue
+        return header_of((pipe.to_acceptor if to_acceptor else pipe.to_dialer)[channel][0])
 
     def take(self, queue, fate="deliver"):
-        pipe, to_acceptor, lane = queue
-        waiting = (pipe.to_acceptor if to_acceptor else pipe.to_dialer)[lane]
+        pipe, to_acceptor, channel = queue
+        waiting = (pipe.to_acceptor if to_acceptor else pipe.to_dialer)[channel]
         parts = waiting[0] if fate == "repeat" else waiting.popleft()
         if fate == "drop":
             return
         if to_acceptor:
-            self.history.append((pipe.acceptor.actor_id, Link(pipe.dialer, dialed=False), lane, parts, pipe))
+            self.history.append((pipe.acceptor.actor_id, Link(pipe.dialer, dialed=False), channel, parts, pipe))
             self.arrive(*self.history[-1])
         else:
             node = self.alive(pipe.dialer)
             link = Link(pipe.acceptor, dialed=True)
             if node is not None and node.pipes.get(link) is pipe:
-                node.receive(link, lane, parts)
+                node.receive(link, channel, parts)
 
-    def arrive(self, actor_id, link, lane, parts, pipe):
+    def arrive(self, actor_id, link, channel, parts, pipe):
         """At a ROUTER, which knows the newest connection of an identity, and makes a record of one it has forgotten."""
         node = self.nodes[actor_id]
         node.pipes.setdefault(link, pipe)
-        node.receive(link, lane, parts)
+        node.receive(link, channel, parts)
 
     def down(self, node, link):
         if node.pipes.pop(link, None) is not None:
@@ -241,7 +241,7 @@ class World:
     # Events; `pick` chooses among what there is
 
     def say(self, pick):
-        self.nodes[NAMES[pick % 2]].say(NAMES[1 - pick % 2], Lane(pick // 2 % 2))
+        self.nodes[NAMES[pick % 2]].say(NAMES[1 - pick % 2], Channel(pick // 2 % 2))
 
     def move(self, pick, fate="deliver"):
         queues = self.queues()
@@ -332,7 +332,7 @@ class World:
                 assert all(c.peer is peer and c.link.peer == peer.address for c in peer.connections)
                 if any(c.link.dialed and not c.is_up for c in peer.connections):
                     wanted.add(("welcome", actor_id))
-                wanted |= {(lane.name, actor_id) for lane in peer.pings}
+                wanted |= {(channel.name, actor_id) for channel in peer.pings}
             assert wanted == set(core._deadlines._at)
 
     def check_reach(self, who, to):
@@ -340,7 +340,7 @@ class World:
         for _ in range(8):
             self.settle()
             sender, receiver = self.nodes[who], self.nodes[to]
-            sender.say(to, Lane.DATA)
+            sender.say(to, Channel.DATA)
             self.settle()
             if (sender.address, sender.num_said) in receiver.seen:
                 return
@@ -370,7 +370,7 @@ def test_any_order_of_events_keeps_the_invariants(events):
 def linked():
     """A world in which a has dialed b and both are up."""
     world = World()
-    world.nodes["a"].say("b", Lane.DATA)
+    world.nodes["a"].say("b", Channel.DATA)
     world.flush(0)
     return world
 
@@ -383,10 +383,10 @@ def test_each_side_keeps_what_the_other_says_of_itself():
 def test_what_waits_for_a_hello_goes_after_the_welcome():
     world = World()
     a, b = world.nodes["a"], world.nodes["b"]
-    a.say("b", Lane.CONTROL)
+    a.say("b", Channel.CONTROL)
     world.take(world.queues()[0])
-    assert all(b.say("a", Lane.DATA) for _ in range(1000))
-    assert not b.say("a", Lane.DATA), "no room"
+    assert all(b.say("a", Channel.DATA) for _ in range(1000))
+    assert not b.say("a", Channel.DATA), "no room"
     world.flush(0)
     while world.queues():
         world.flush(0)
@@ -407,7 +407,7 @@ def test_who_is_watched_is_lost_after_the_allowed_misses():
     for _ in range(6):
         world.advance(0.5)
         if world.now < 2.0:
-            a.say("b", Lane.DATA)
+            a.say("b", Channel.DATA)
             world.flush(0)
     assert [reason for _, reason in a.lost] == ["its heartbeats stopped"]
     assert not b.lost, "a was heard at 1.5, and 3.0 is not more than three beats later"
@@ -427,8 +427,8 @@ def test_who_overslept_forgives():
 def test_who_takes_nothing_is_not_silent():
     world = linked()
     a = world.nodes["a"]
-    a.say("b", Lane.CONTROL)
-    a.say("b", Lane.DATA)
+    a.say("b", Channel.CONTROL)
+    a.say("b", Channel.DATA)
     a.is_full = True
     a.core.suspect("b", world.now)
     a.carry_out()
@@ -446,13 +446,13 @@ def test_who_cannot_be_reached_is_left_alone_for_a_while():
     a = world.nodes["a"]
     world.start("b", 2)
     for _ in range(2):
-        assert a.say("b", Lane.DATA)
+        assert a.say("b", Channel.DATA)
         world.down(a, Link(Address("b", 1), dialed=True))
-        assert not a.say("b", Lane.DATA)
+        assert not a.say("b", Channel.DATA)
         world.advance(0.1)
     assert not a.lost[2:]
     world.learn()
-    assert a.say("b", Lane.DATA)
+    assert a.say("b", Channel.DATA)
 
 
 def test_a_hello_of_an_older_epoch_than_the_one_known_is_told_so():
@@ -461,8 +461,8 @@ def test_a_hello_of_an_older_epoch_than_the_one_known_is_told_so():
     world.start("b", 2)
     world.learn()
     world.dial(old, Address("a", 1))
-    world.nodes["b"].say("a", Lane.DATA)
-    old.say("a", Lane.DATA)
+    world.nodes["b"].say("a", Channel.DATA)
+    old.say("a", Channel.DATA)
     world.flush(0)
     assert "superseded" in world.nodes["a"].refused
     assert world.nodes["a"].core.peers["b"].address.epoch == 2
@@ -484,7 +484,7 @@ def test_who_claims_anothers_name_is_refused_and_told_nothing():
     b = world.nodes["b"]
     thief = Link(Address("c", 1), dialed=False)
     parts = world.history[0][3]
-    b.receive(thief, Lane.DATA, parts)
+    b.receive(thief, Channel.DATA, parts)
     assert b.refused == ["wrong_sender"]
     assert "c" not in b.core.peers
     assert not world.queues()

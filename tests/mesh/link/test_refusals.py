@@ -6,17 +6,19 @@ from structlog.testing import capture_logs
 from mesh.address import Address, Endpoint
 from mesh.errors import DeadlineExceeded
 from mesh.membership.view import Member
-from mesh.transport.base import Lane, Link
+from mesh.transport.base import Channel, Link
 from mesh.wire.frames import Bye, Credit, ErrorBody, Hello, Ping, Renew, Subscribe, Welcome
 from mesh.wire.header import PROTOCOL_VERSION, Verb
 from tests.mesh.mesh_under_test import Say, until
 from tests.mesh.rig import FROM_PEER, PEER, TO_PEER
 
 
-def test_a_hello_is_welcomed_on_both_lanes(on_rig):
+def test_a_hello_is_welcomed_on_both_channels(on_rig):
     async def test(rig):
         rig.hello()
-        assert [(lane, type(body)) for _, lane, _, body in rig.wire.sent] == [(lane, Welcome) for lane in Lane]
+        assert [(channel, type(body)) for _, channel, _, body in rig.wire.sent] == [
+            (channel, Welcome) for channel in Channel
+        ]
         rig.say(Verb.TELL, Say(text="hi"))
         assert rig.actor.told[0][:2] == (PEER, Say(text="hi"))
 
@@ -32,7 +34,7 @@ def test_garbage_is_refused_counted_and_logged_once_per_peer(on_rig):
                 # Nobody can tell whether it is an answer, which is never answered.
                 for link in (FROM_PEER, Link(Address("", 0), dialed=False)):
                     for _ in range(3):
-                        rig.wire.listener.on_frames(link, Lane.DATA, garbage)
+                        rig.wire.listener.on_frames(link, Channel.DATA, garbage)
         assert rig.refused("bad_header") == 30
         assert len(logs) == 2
         assert rig.wire.sent == []
@@ -103,7 +105,7 @@ def test_bodies_of_the_wrong_verb_are_refused(on_rig):
             before = rig.refused("bad_body")
             rig.say(verb, Bye())
             assert rig.refused("bad_body") == before + 1, verb
-        rig.say(Verb.SUBSCRIBE, Subscribe(topic="t", publisher_epoch=0), lane=Lane.CONTROL)
+        rig.say(Verb.SUBSCRIBE, Subscribe(topic="t", publisher_epoch=0), channel=Channel.CONTROL)
         rig.say(Verb.TELL, Ping())
         assert rig.refused("unexpected") == 1
         rig.say(Verb.CREDIT, Credit(limit=3), correlation_id=99)
@@ -141,7 +143,7 @@ def test_what_comes_after_the_end_of_its_link_is_refused_without_a_warning(on_ri
         rig.wire.listener.on_link_down(FROM_PEER, "gone")
         with capture_logs() as logs:
             rig.say(Verb.TELL, Say(text="late"))
-            rig.say(Verb.TELL, Say(text="late"), lane=Lane.CONTROL)
+            rig.say(Verb.TELL, Say(text="late"), channel=Channel.CONTROL)
         assert [entry["log_level"] for entry in logs if entry["log_level"] != "debug"] == []
         assert rig.refused("no_hello") == 2
         assert rig.actor.told == []
@@ -158,8 +160,8 @@ def test_a_member_without_hello_is_told_to_begin_again(on_rig):
         assert (link, header.sequence, body.code) == (FROM_PEER, 0, "no_hello")
         # And who is told so itself forgets the link, and dials anew.
         assert rig.system.actor.ctx.tell("peer", Say(text="x"))
-        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, lane=Lane.CONTROL)
-        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, lane=Lane.DATA)
+        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.CONTROL)
+        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.DATA)
         rig.say(Verb.ERROR, ErrorBody(code="no_hello", message="who?"), link=TO_PEER, sequence=0)
         assert rig.actor.lost == [(PEER, "the peer refuses the link (no_hello: who?)")]
         assert rig.system.actor.ctx.tell("peer", Say(text="x"))
@@ -214,7 +216,7 @@ def test_welcomes_have_to_fit(on_rig):
         rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member))
         rig.system.registration.view.reset(1, 1, [member])
         rig.say(Verb.BYE, Bye())
-        rig.say(Verb.BYE, Bye(), lane=Lane.DATA)
+        rig.say(Verb.BYE, Bye(), channel=Channel.DATA)
         assert rig.actor.lost == [(PEER, "it said bye")]
         rig.system.actor.ctx.tell("peer", Say(text="x"))
         rig.say(Verb.WELCOME, Welcome(version=9, member=member), link=TO_PEER)
@@ -230,7 +232,7 @@ def test_welcomes_have_to_fit(on_rig):
 def test_repeats_are_dropped_and_gaps_counted(on_rig):
     async def test(rig):
         rig.hello()
-        first = rig.sequences[Lane.CONTROL] + 1
+        first = rig.sequences[Channel.CONTROL] + 1
         rig.say(Verb.TELL, Say(text="1"))
         rig.say(Verb.TELL, Say(text="1"), sequence=first)
         rig.say(Verb.TELL, Say(text="5"), sequence=first + 4)
@@ -265,8 +267,8 @@ def test_a_hello_after_the_welcome_means_the_welcome_is_forgotten(on_rig):
     async def test(rig):
         member = rig.member()
         rig.actor.ctx.tell("peer", Say(text="x"))
-        for lane in Lane:
-            rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, lane=lane)
+        for channel in Channel:
+            rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=channel)
         # A hello that was on its way before the welcome has a lower number, and means nothing.
         rig.sequences = [0 << 32, 0 << 32]
         rig.hello()
@@ -284,9 +286,9 @@ def test_welcomes_of_two_times_are_none(on_rig):
     async def test(rig):
         member = rig.member()
         rig.actor.ctx.tell("peer", Say(text="x"))
-        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, lane=Lane.CONTROL)
-        rig.sequences[Lane.DATA] = 2 << 32
-        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, lane=Lane.DATA)
+        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.CONTROL)
+        rig.sequences[Channel.DATA] = 2 << 32
+        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.DATA)
         assert rig.actor.lost == [(PEER, "it has begun again")]
 
     on_rig(test)
@@ -314,7 +316,7 @@ def test_a_peer_that_says_anything_is_not_silent(on_rig):
         await until(lambda: sum(isinstance(body, Ping) for *_, body in rig.wire.sent) == 2)
         number = rig.wire.sent[-2][2].message_id
         rig.say(Verb.ERROR, ErrorBody(code="not_served", message=""), correlation_id=number)
-        rig.say(Verb.TELL, Say(text="busy"), lane=Lane.DATA)
+        rig.say(Verb.TELL, Say(text="busy"), channel=Channel.DATA)
         await until(lambda: len(rig.system.asking) == 0)
         assert rig.actor.lost == []
 
@@ -331,7 +333,7 @@ def test_a_new_epoch_ends_the_old_and_is_not_followed_by_it(on_rig):
         assert rig.refused("no_hello") == 1
         rig.wire.sent.clear()
         rig.hello()
-        # It is told on both lanes, so that it may end.
+        # It is told on both channels, so that it may end.
         assert rig.refused("superseded") == 2
         assert [(link, header.sequence, body.code) for link, _, header, body in rig.wire.sent] == [
             (FROM_PEER, 0, "superseded"),
@@ -354,13 +356,13 @@ def test_any_other_peers_word_that_there_is_a_later_one_only_ends_the_link(on_ri
     on_rig(test)
 
 
-def test_an_accepted_lane_waits_for_its_hello(on_rig):
+def test_an_accepted_channel_waits_for_its_hello(on_rig):
     async def test(rig):
         member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
         rig.say(
             Verb.HELLO,
             Hello(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=member),
-            lane=Lane.CONTROL,
+            channel=Channel.CONTROL,
         )
         rig.wire.sent.clear()
         for number in range(1100):
@@ -368,7 +370,9 @@ def test_an_accepted_lane_waits_for_its_hello(on_rig):
             assert sent == (number < 1000)
         assert rig.wire.sent == []
         rig.say(
-            Verb.HELLO, Hello(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=member), lane=Lane.DATA
+            Verb.HELLO,
+            Hello(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=member),
+            channel=Channel.DATA,
         )
         bodies = [body for _, _, _, body in rig.wire.sent]
         assert isinstance(bodies[0], Welcome)

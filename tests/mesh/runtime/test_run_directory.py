@@ -8,7 +8,7 @@ import pytest
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError
 from mesh.runtime.run_directory import RunDirectory, replace_file
-from mesh.transport.base import Lane
+from mesh.transport.base import Channel
 
 
 def test_it_belongs_to_the_user_alone(tmp_path, monkeypatch):
@@ -31,10 +31,10 @@ def test_without_a_runtime_directory_it_is_under_tmp(monkeypatch):
 
 def test_sockets_carry_the_epoch_and_are_short():
     directory = RunDirectory(Path("/run/x"))
-    assert str(directory.socket(Address("worker-0", 7), Lane.CONTROL)) == "/run/x/s/worker-0.7.c"
-    assert str(directory.socket(Address("worker-0", 7), Lane.DATA)) == "/run/x/s/worker-0.7.d"
+    assert str(directory.socket(Address("worker-0", 7), Channel.CONTROL)) == "/run/x/s/worker-0.7.c"
+    assert str(directory.socket(Address("worker-0", 7), Channel.DATA)) == "/run/x/s/worker-0.7.d"
     with pytest.raises(BindError, match="too long"):
-        directory.socket(Address("x" * 90, 1), Lane.DATA)
+        directory.socket(Address("x" * 90, 1), Channel.DATA)
 
 
 def test_the_registry_file_is_replaced_whole(tmp_path):

@@ -16,7 +16,7 @@ from mesh.errors import BindError
 from mesh.simulation.faults import Faults
 from mesh.simulation.network import SimulatedNetwork
 from mesh.simulation.virtual_time import run
-from mesh.transport.base import Lane, Link
+from mesh.transport.base import Channel, Link
 
 
 class Ear:
@@ -27,19 +27,19 @@ class Ear:
         self.downs = []
         self._on_message = on_message
 
-    def on_frames(self, link, lane, parts):
-        self.heard.append((link, lane, tuple(parts)))
+    def on_frames(self, link, channel, parts):
+        self.heard.append((link, channel, tuple(parts)))
         if self._on_message is not None:
-            self._on_message(link, lane, parts)
+            self._on_message(link, channel, parts)
 
     def on_link_down(self, link, reason):
         self.downs.append((link, reason))
 
-    def numbers(self, sender=None, lane=None):
+    def numbers(self, sender=None, channel=None):
         return [
             int.from_bytes(parts[0])
             for link, on, parts in self.heard
-            if (sender is None or link.peer == sender) and (lane is None or on == lane)
+            if (sender is None or link.peer == sender) and (channel is None or on == channel)
         ]
 
 
@@ -63,8 +63,8 @@ class Net:
     def dial(self, source, target):
         return self.ends[source].dial(target, self.endpoints[target])
 
-    def send(self, source, link, number, lane=Lane.DATA):
-        return self.ends[source].send(link, lane, [number.to_bytes(4), b"body"])
+    def send(self, source, link, number, channel=Channel.DATA):
+        return self.ends[source].send(link, channel, [number.to_bytes(4), b"body"])
 
 
 WILD = Faults(
@@ -87,7 +87,7 @@ async def storm(seed, faults=WILD, rounds=300):
         for source in everyone:
             for target in everyone:
                 if source != target:
-                    net.send(source, net.dial(source, target), number, Lane(number % 2))
+                    net.send(source, net.dial(source, target), number, Channel(number % 2))
         await asyncio.sleep(0.01)
     await asyncio.sleep(10)
     return net
@@ -100,12 +100,12 @@ def firsts(numbers):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32))
-def test_fifo_per_link_and_lane_whatever_the_faults(seed):
+def test_fifo_per_link_and_channel_whatever_the_faults(seed):
     net = run(storm(seed, replace(WILD, reset=0.0), rounds=60))
     for ear in net.ears.values():
         for sender in (A, B, C):
-            for lane in Lane:
-                numbers = firsts(ear.numbers(sender, lane))
+            for channel in Channel:
+                numbers = firsts(ear.numbers(sender, channel))
                 assert numbers == sorted(numbers)
 
 
@@ -164,9 +164,9 @@ def test_without_faults_everything_arrives_in_order_at_latency():
         assert net.ears[B].numbers() == list(range(100))
         back = net.ears[B].heard[0][0]
         assert back == Link(A, dialed=False)
-        assert net.send(B, back, 7, Lane.CONTROL)
+        assert net.send(B, back, 7, Channel.CONTROL)
         await asyncio.sleep(0.001)
-        assert net.ears[A].heard == [(link, Lane.CONTROL, ((7).to_bytes(4), b"body"))]
+        assert net.ears[A].heard == [(link, Channel.CONTROL, ((7).to_bytes(4), b"body"))]
 
     run(main())
 
@@ -175,7 +175,7 @@ def test_parts_are_copied_at_send():
     async def main():
         net = await Net().start(A, B)
         memory = bytearray(b"before")
-        net.ends[A].send(net.dial(A, B), Lane.DATA, [b"h", memoryview(memory)])
+        net.ends[A].send(net.dial(A, B), Channel.DATA, [b"h", memoryview(memory)])
         memory[:] = b"after!"
         await asyncio.sleep(1)
         assert net.ears[B].heard[0][2] == (b"h", b"before")
@@ -190,13 +190,13 @@ def test_outbox_is_bounded_while_the_receiver_hangs():
         net.network.hang(B)
         net.network.hang(B)
         assert [net.send(A, link, number) for number in range(12)] == [True] * 10 + [False] * 2
-        assert net.send(A, link, 0, Lane.CONTROL), "lanes do not share a queue"
+        assert net.send(A, link, 0, Channel.CONTROL), "channels do not share a queue"
         await asyncio.sleep(60)
         assert net.ears[B].heard == []
         net.network.resume(B)
         net.network.resume(B)
         await asyncio.sleep(0.001)
-        assert net.ears[B].numbers(lane=Lane.DATA) == list(range(10))
+        assert net.ears[B].numbers(channel=Channel.DATA) == list(range(10))
         assert net.send(A, link, 11)
         assert net.network.counts["refused"] == 2
         assert net.network.counts["hang"] == 1
@@ -382,12 +382,12 @@ def test_speed_of_a_ping_pong():
         left = [20_000]
 
         def answer(me):
-            def on_message(link, lane, parts):
+            def on_message(link, channel, parts):
                 left[0] -= 1
                 if left[0] == 0:
                     done.set_result(None)
                 elif left[0] > 0:
-                    ends[me].send(link, lane, parts)
+                    ends[me].send(link, channel, parts)
 
             return on_message
 
@@ -397,7 +397,7 @@ def test_speed_of_a_ping_pong():
             endpoints[address] = await ends[address].start(address, Ear(answer(address)))
         link = ends[A].dial(B, endpoints[B])
         for _ in range(32):
-            ends[A].send(link, Lane.DATA, [b"header", b"body"])
+            ends[A].send(link, Channel.DATA, [b"header", b"body"])
         await done
 
     began = time.process_time()

@@ -17,7 +17,7 @@ from mesh.options import SystemOptions
 from mesh.runtime.run_directory import RunDirectory
 from mesh.system import ActorSystem
 from mesh.testing.leaks import assert_no_leaks
-from mesh.transport.base import Lane, Link
+from mesh.transport.base import Channel, Link
 from mesh.transport.zeromq import NOBODY, ZeroMQOptions, ZeroMQTransport
 from mesh.transport.zeromq_socket import ZERO_COPY_BYTES, Outbox
 from mesh.wire.header import Limits
@@ -32,8 +32,8 @@ class Ear:
         self.heard = []
         self.down = []
 
-    def on_frames(self, link, lane, parts):
-        self.heard.append((link, lane, list(parts)))
+    def on_frames(self, link, channel, parts):
+        self.heard.append((link, channel, list(parts)))
 
     def on_link_down(self, link, reason):
         self.down.append((link, reason))
@@ -74,18 +74,18 @@ def test_messages_go_both_ways_on_one_link(on_sockets):
         b, ear_b, where = await start(B)
         link = a.dial(B, where)
         large = os.urandom(ZERO_COPY_BYTES * 4)
-        for lane in Lane:
-            assert a.send(link, lane, (b"h", b"b", memoryview(large), bytearray(b"small")))
+        for channel in Channel:
+            assert a.send(link, channel, (b"h", b"b", memoryview(large), bytearray(b"small")))
         await until(lambda: len(ear_b.heard) == 2)
         back = Link(A, dialed=False)
-        for heard_link, lane, parts in ear_b.heard:
+        for heard_link, channel, parts in ear_b.heard:
             assert heard_link == back
             assert [bytes(part) for part in parts] == [b"h", b"b", large, b"small"]
-            assert b.send(back, lane, (b"reply", large))
+            assert b.send(back, channel, (b"reply", large))
         await until(lambda: len(ear_a.heard) == 2)
         assert all(heard == link and bytes(parts[1]) == large for heard, _, parts in ear_a.heard)
-        assert not b.send(Link(Address("x", 1), dialed=False), Lane.DATA, (b"",))
-        assert not a.send(Link(Address("x", 1), dialed=True), Lane.DATA, (b"",))
+        assert not b.send(Link(Address("x", 1), dialed=False), Channel.DATA, (b"",))
+        assert not a.send(Link(Address("x", 1), dialed=True), Channel.DATA, (b"",))
 
     on_sockets(test)
 
@@ -96,14 +96,14 @@ def test_lent_memory_is_known_until_it_is_sent(on_sockets):
         _, ear, where = await start(B)
         link = a.dial(B, where)
         large = bytearray(os.urandom(8 << 20))
-        assert a.send(link, Lane.DATA, (b"h", memoryview(large)))
+        assert a.send(link, Channel.DATA, (b"h", memoryview(large)))
         await until(lambda: ear.heard)
         assert bytes(ear.heard[0][2][1]) == large
-        await until(lambda: a._dialed[link].sockets[Lane.DATA].num_lent == 0)
+        await until(lambda: a._dialed[link].sockets[Channel.DATA].num_lent == 0)
         for number in range(300):
-            assert a.send(link, Lane.DATA, (b"h", bytes([number % 256]) * ZERO_COPY_BYTES))
+            assert a.send(link, Channel.DATA, (b"h", bytes([number % 256]) * ZERO_COPY_BYTES))
         await until(lambda: len(ear.heard) == 301)
-        await until(lambda: a._dialed[link].sockets[Lane.DATA].num_lent == 0)
+        await until(lambda: a._dialed[link].sockets[Channel.DATA].num_lent == 0)
 
     on_sockets(test)
 
@@ -120,7 +120,7 @@ def test_a_full_pipe_fills_the_outbox_and_nothing_is_lost(on_sockets, short_path
         link = a.dial(B, where)
         body = b"x" * 10_000
         sent = 0
-        while a.send(link, Lane.DATA, (b"%d" % sent, body)):
+        while a.send(link, Channel.DATA, (b"%d" % sent, body)):
             sent += 1
         assert 500 <= sent < 1000
         await until(lambda: len(ear_b.heard) == sent)
@@ -128,7 +128,7 @@ def test_a_full_pipe_fills_the_outbox_and_nothing_is_lost(on_sockets, short_path
         # The same the other way, where a ROUTER would drop.
         back = Link(A, dialed=False)
         sent = 0
-        while b.send(back, Lane.DATA, (b"%d" % sent, body)):
+        while b.send(back, Channel.DATA, (b"%d" % sent, body)):
             sent += 1
         assert sent >= 500
         await until(lambda: len(ear_a.heard) == sent)
@@ -154,7 +154,7 @@ def test_a_dead_listener_is_a_link_that_goes_down(on_sockets, short_path):
             link = a.dial(B, Endpoint(where, where))
             await until(lambda: ear.down)
             assert ear.down.pop()[0] == link
-            assert not a.send(link, Lane.DATA, (b"x",))
+            assert not a.send(link, Channel.DATA, (b"x",))
             await asyncio.sleep(0.02)
             assert ear.down == []
 
@@ -172,15 +172,15 @@ def test_a_dial_without_descriptors_is_a_link_that_goes_down_and_can_be_dialed_a
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + num_left, hard))
         try:
             link = a.dial(B, where)
-            assert a.send(link, Lane.DATA, (b"lost",)), "it waits, as for any link that is not up yet"
+            assert a.send(link, Channel.DATA, (b"lost",)), "it waits, as for any link that is not up yet"
             await until(lambda: ear.down)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         ((gone, reason),) = ear.down
         assert gone == link
         assert "cannot be dialed" in reason
-        a.send(a.dial(B, where), Lane.DATA, (b"again",))
-        # A lane that was connected before descriptors ran out is gone in the middle of its handshake: a stranger.
+        a.send(a.dial(B, where), Channel.DATA, (b"again",))
+        # A channel that was connected before descriptors ran out is gone in the middle of its handshake: a stranger.
         await until(lambda: [b"again"] in [parts for _, _, parts in heard.heard])
         assert [b"lost"] not in [parts for _, _, parts in heard.heard]
 
@@ -193,7 +193,7 @@ def test_there_are_sockets_for_as_many_peers_as_may_be_linked(on_sockets):
         a, ear, _ = await start(A, tcp_host="127.0.0.1", max_peers=3)
         links = [a.dial(Address(f"b{number}", 1), where) for number, (_, _, where) in enumerate(peers)]
         for link in links:
-            assert a.send(link, Lane.DATA, (b"hi",))
+            assert a.send(link, Channel.DATA, (b"hi",))
         await until(lambda: all(heard.heard for _, heard, _ in peers))
         assert ear.down == []
         assert ZeroMQOptions().max_peers >= SystemOptions().max_peers
@@ -206,10 +206,10 @@ def test_who_stops_is_seen_and_what_was_sent_before_arrives(on_sockets):
         a, ear_a, _ = await start(A)
         b, ear_b, where = await start(B)
         link = a.dial(B, where)
-        a.send(link, Lane.CONTROL, (b"h", b""))
+        a.send(link, Channel.CONTROL, (b"h", b""))
         await until(lambda: ear_b.heard)
         for number in range(100):
-            b.send(Link(A, dialed=False), Lane.CONTROL, (b"%d" % number, b"x" * 100))
+            b.send(Link(A, dialed=False), Channel.CONTROL, (b"%d" % number, b"x" * 100))
         await b.stop()
         await until(lambda: ear_a.down)
         assert ear_a.down == [(link, "disconnected")]
@@ -226,15 +226,15 @@ def test_a_listener_that_raises_misses_one_message_only(on_sockets):
         asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context["exception"]))
         heard = ear.on_frames
 
-        def on_frames(link, lane, parts):
-            heard(link, lane, parts)
+        def on_frames(link, channel, parts):
+            heard(link, channel, parts)
             if len(ear.heard) % 10 == 1:
                 raise ValueError("a bug")
 
         ear.on_frames = on_frames
         link = a.dial(B, where)
         for _ in range(100):
-            a.send(link, Lane.DATA, (b"h", b"b"))
+            a.send(link, Channel.DATA, (b"h", b"b"))
         await until(lambda: len(ear.heard) == 100)
         assert len(raised) == 10
 
@@ -247,9 +247,9 @@ def test_a_redial_takes_over(on_sockets):
         b, ear_b, where = await start(B)
         for number in range(5):
             link = a.dial(B, where)
-            a.send(link, Lane.DATA, (b"%d" % number, b""))
+            a.send(link, Channel.DATA, (b"%d" % number, b""))
             await until(lambda n=number: len(ear_b.heard) == n + 1)
-            b.send(Link(A, dialed=False), Lane.DATA, (b"%d" % number, b""))
+            b.send(Link(A, dialed=False), Channel.DATA, (b"%d" % number, b""))
             await until(lambda n=number: len(ear_a.heard) == n + 1)
             a.close_link(link)
         assert ear_a.down == []
@@ -262,13 +262,13 @@ def test_an_accepted_peer_that_is_gone_is_a_link_that_goes_down(on_sockets):
         a, _, _ = await start(A)
         b, ear, where = await start(B)
         link = a.dial(B, where)
-        a.send(link, Lane.DATA, (b"h", b""))
+        a.send(link, Channel.DATA, (b"h", b""))
         await until(lambda: ear.heard)
         a.close_link(link)
         back = Link(A, dialed=False)
 
         def tried():
-            b.send(back, Lane.DATA, (b"x", b""))
+            b.send(back, Channel.DATA, (b"x", b""))
             return ear.down
 
         await until(tried)
@@ -283,23 +283,23 @@ def test_what_an_accepted_peer_sent_before_it_stopped_arrives_before_its_end(on_
         a, _, _ = await start(A)
         b, ear, where = await start(B)
         order = []
-        ear.on_frames = lambda link, lane, parts: order.append(lane)
+        ear.on_frames = lambda link, channel, parts: order.append(channel)
         ear.on_link_down = lambda link, reason: order.append(reason)
         link, back = a.dial(B, where), Link(A, dialed=False)
-        a.send(link, Lane.DATA, (b"h", b""))
+        a.send(link, Channel.DATA, (b"h", b""))
         await until(lambda: order)
         for _ in range(300):
-            a.send(link, Lane.DATA, (b"h", b"last words"))
+            a.send(link, Channel.DATA, (b"h", b"last words"))
         await a.stop()
         # Blocking, so that nothing of all that is read before what is sent there is refused.
         deadline = time.monotonic() + 5
         while not b._accepted[back].is_cut:
             assert time.monotonic() < deadline
-            b.send(back, Lane.DATA, (b"x", b""))
+            b.send(back, Channel.DATA, (b"x", b""))
             time.sleep(0.001)  # noqa: ASYNC251
-        assert order == [Lane.DATA]
-        await until(lambda: order[-1] != Lane.DATA)
-        assert order == [Lane.DATA] * 301 + ["it closed its connection"]
+        assert order == [Channel.DATA]
+        await until(lambda: order[-1] != Channel.DATA)
+        assert order == [Channel.DATA] * 301 + ["it closed its connection"]
 
     on_sockets(test)
 
@@ -309,7 +309,7 @@ def test_an_accepted_peer_that_has_dialed_again_is_not_gone(on_sockets):
         a, ear_a, _ = await start(A)
         b, ear_b, where = await start(B)
         first = a.dial(B, where)
-        a.send(first, Lane.DATA, (b"h", b""))
+        a.send(first, Channel.DATA, (b"h", b""))
         await until(lambda: ear_b.heard)
         a.close_link(first)
         back = Link(A, dialed=False)
@@ -317,13 +317,13 @@ def test_an_accepted_peer_that_has_dialed_again_is_not_gone(on_sockets):
         b._accepted_gone, gone = lambda late: None, b._accepted_gone
 
         def is_cut():
-            b.send(back, Lane.DATA, (b"x", b""))
+            b.send(back, Channel.DATA, (b"x", b""))
             return accepted.is_cut
 
         await until(is_cut)
-        a.send(a.dial(B, where), Lane.DATA, (b"again", b""))
+        a.send(a.dial(B, where), Channel.DATA, (b"again", b""))
         await until(lambda: len(ear_b.heard) == 2)
-        assert b.send(back, Lane.DATA, (b"welcome back", b""))
+        assert b.send(back, Channel.DATA, (b"welcome back", b""))
         gone(accepted)
         assert ear_b.down == []
         await until(lambda: ear_a.heard)
@@ -372,7 +372,7 @@ def test_tcp_listens_on_a_free_port_of_the_loopback_interface(on_sockets):
         assert where.control.startswith("tcp://127.0.0.1:")
         assert where.control != where.data
         link = a.dial(B, where)
-        a.send(link, Lane.DATA, (b"h", b"over tcp"))
+        a.send(link, Channel.DATA, (b"h", b"over tcp"))
         await until(lambda: ear.heard)
         assert ear.heard[0][2][1] == b"over tcp"
 
@@ -435,11 +435,11 @@ def test_a_frame_over_the_limit_ends_the_connection_not_the_actor(on_sockets, sh
         _, ear, where = await start(B, run_directory=RunDirectory(short_path), limits=limits)
         a, ear_a, _ = await start(A)
         link = a.dial(B, where)
-        a.send(link, Lane.DATA, (b"h", bytes(200_000)))
+        a.send(link, Channel.DATA, (b"h", bytes(200_000)))
         await until(lambda: ear_a.down)
         assert ear.heard == []
         link = a.dial(B, where)
-        a.send(link, Lane.DATA, (b"h", bytes(50_000)))
+        a.send(link, Channel.DATA, (b"h", bytes(50_000)))
         await until(lambda: ear.heard)
 
     on_sockets(test)

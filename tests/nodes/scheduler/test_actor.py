@@ -19,7 +19,7 @@ from mesh.errors import DeadlineExceeded, RemoteError, Unreachable
 from mesh.membership.view import Member
 from mesh.runtime.telemetry import Metrics
 from mesh.simulation.virtual_time import VirtualTimeLoop
-from mesh.transport.base import Lane
+from mesh.transport.base import Channel
 from nodes.protocol import (
     Adopt,
     Adopted,
@@ -82,8 +82,8 @@ class RecordingContext:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def tell(self, actor_id, message, buffers=(), *, lane=Lane.DATA) -> bool:
-        self.told.append((actor_id, message, [bytes(buffer) for buffer in buffers], lane))
+    def tell(self, actor_id, message, buffers=(), *, channel=Channel.DATA) -> bool:
+        self.told.append((actor_id, message, [bytes(buffer) for buffer in buffers], channel))
         return True
 
     async def ask(self, actor_id, message, *, timeout_s):
@@ -238,8 +238,8 @@ def test_one_request() -> None:
         await asyncio.sleep(0)
         assert first.answers == [Submitted(request_id="r", attempt=0)]
         assert [len(step.opens) for step in steps(ctx)] == [2, 0]
-        to, _, buffers, lane = next(told for told in ctx.told if isinstance(told[1], StepPlan))
-        assert (to, [len(buffer) for buffer in buffers], lane) == ("w", [56, 20, 8], Lane.DATA)
+        to, _, buffers, channel = next(told for told in ctx.told if isinstance(told[1], StepPlan))
+        assert (to, [len(buffer) for buffer in buffers], channel) == ("w", [56, 20, 8], Channel.DATA)
         one.on_tell(W, StepResult(scheduler_epoch=7, step=1, token_ids=[10, 11]), ())
         batches = [message for _, message, _, _ in ctx.told if isinstance(message, TokenBatch)]
         assert [batch.token_ids for batch in batches] == [[10, 11]], "a result is worked through at once"

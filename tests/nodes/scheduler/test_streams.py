@@ -1,7 +1,7 @@
 """Tokens on their way to detokenizers: one frame per step, resends, opens, other detokenizers."""
 
 from mesh.address import Address
-from mesh.transport.base import Lane
+from mesh.transport.base import Channel
 from nodes.protocol import StreamFinish, Submit, TokenBatch
 from nodes.request import Sampling, StopRules
 from nodes.scheduler.events import Measured, Outbox, ReadyPeer
@@ -38,7 +38,7 @@ class Bench:
     def sent(self) -> dict[str, TokenBatch]:
         self.streams.flush()
         commands = [command for command in self.outbox.take() if not isinstance(command, Measured)]
-        assert all(command.lane is Lane.DATA for command in commands)
+        assert all(command.channel is Channel.DATA for command in commands)
         assert len({command.actor_id for command in commands}) == len(commands)
         return {command.actor_id: command.message for command in commands}
 
