@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
 from mesh.actor import Actor
 from mesh.address import Address
@@ -31,21 +33,22 @@ class CacheWatch(Actor):
     def __init__(self) -> None:
         self._pages: dict[str, set[bytes]] = {}
 
+    @override
     def on_members(self, joined: Sequence[Member], left: Sequence[Member], changed: Sequence[Member]) -> None:
-        """See `Actor.on_members`. A subscription outlives its publisher: the next incarnation is followed."""
+        """A subscription outlives its publisher: the next incarnation is followed."""
         for member in joined:
             if member.role == SCHEDULER and member.actor_id not in self._pages:
                 self._pages[member.actor_id] = set()
                 self.ctx.subscribe(member.actor_id, KV_EVENTS_TOPIC)
                 self.ctx.subscribe(member.actor_id, LOAD_TOPIC)
 
+    @override
     def on_subscription_reset(self, publisher: Address, topic: str) -> None:
-        """See `Actor.on_subscription_reset`."""
         if topic == KV_EVENTS_TOPIC:
             self._pages[publisher.actor_id].clear()
 
+    @override
     def on_publication(self, publisher: Address, topic: str, sequence: int, message: Any) -> None:
-        """See `Actor.on_publication`."""
         name = publisher.actor_id
         match message:
             case CacheEvents(events=events):

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import ClassVar
 
+from typing_extensions import override
+
 from mesh.actor import Actor, Call
 from mesh.errors import CallError
 from mesh.membership.view import Member
@@ -39,8 +41,9 @@ class Words(Actor):
     role: ClassVar[str] = "custom"
     codec: ClassVar[Codec] = Codec(CountWords | WordsCounted)
 
+    @override
     def on_ask(self, call: Call) -> None:
-        """See `Actor.on_ask`. What is neither answered now nor later fails at the asker's deadline."""
+        """What is neither answered now nor later fails at the asker's deadline."""
         match call.message:
             case CountWords(text=text):
                 self.ctx.metrics.count("words_counted_total")
@@ -63,12 +66,13 @@ class Asker(Actor):
         self.outcome = f"{target} is not a member of the mesh"
         self.num_words = -1
 
+    @override
     async def start(self) -> None:
-        """See `Actor.start`."""
         self.ctx.later(self._wait_s, self.ctx.end, "nobody answers")
 
+    @override
     def on_members(self, joined: Sequence[Member], left: Sequence[Member], changed: Sequence[Member]) -> None:
-        """See `Actor.on_members`; called for the first time with all that are there."""
+        """Called for the first time with all that are there."""
         if not self._has_asked and any(member.actor_id == self._target for member in joined):
             self._has_asked = True
             self.outcome = f"{self._target} does not answer"

@@ -26,7 +26,7 @@ from mesh.membership.view import SUPERVISOR
 
 
 def up(file: Path | None, options: dict[str, Any], *, detach: bool, dry_run: bool) -> ExitCode:
-    """See `meshctl up --help`. Raises CliErrors; then nothing is left running."""
+    """Start a mesh and wait until it serves. Raises CliErrors; then nothing is left running."""
     settings = settings_in_force(file, options)
     # Asked before a child leaves the terminal.
     is_terminal = sys.stderr.isatty()

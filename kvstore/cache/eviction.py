@@ -6,6 +6,8 @@ is taken when it becomes evictable and again after each use, so it must not depe
 
 from typing import Protocol
 
+from typing_extensions import override
+
 
 class EvictableRun(Protocol):
     """What a policy may look at. Times are the tree's own ticks, one per use, not seconds."""
@@ -23,25 +25,25 @@ class EvictionPolicy(Protocol):
         ...
 
 
-class LeastRecentlyUsed:
+class LeastRecentlyUsed(EvictionPolicy):
     """The default: what was not used for longest goes first."""
 
+    @override
     def priority(self, run: EvictableRun) -> tuple[int, ...]:
-        """See `EvictionPolicy`."""
         return (run.last_used,)
 
 
-class LeastFrequentlyUsed:
+class LeastFrequentlyUsed(EvictionPolicy):
     """What was used least goes first; among equals, what was not used for longest."""
 
+    @override
     def priority(self, run: EvictableRun) -> tuple[int, ...]:
-        """See `EvictionPolicy`."""
         return (run.num_uses, run.last_used)
 
 
-class FirstInFirstOut:
+class FirstInFirstOut(EvictionPolicy):
     """What came first goes first, however often it is used."""
 
+    @override
     def priority(self, run: EvictableRun) -> tuple[int, ...]:
-        """See `EvictionPolicy`."""
         return (run.created,)

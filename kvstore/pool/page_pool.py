@@ -24,6 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
+from typing_extensions import override
+
 from kvstore.cache.page_table import PageTable
 from kvstore.errors import (
     PagesElsewhere,
@@ -170,7 +172,7 @@ class MemoryHost(Protocol):
         ...
 
 
-class HeapHost:
+class HeapHost(MemoryHost):
     """Pools as bytearrays of one process; the actors of one simulated machine share one `HeapHost`.
 
     Nothing is locked: inside one process a crashed owner cannot be told from a living one.
@@ -179,12 +181,12 @@ class HeapHost:
     def __init__(self) -> None:
         self._pools: dict[str, bytearray] = {}
 
+    @override
     def path(self, name: str) -> str:
-        """See `MemoryHost`."""
         return f"heap:{name}"
 
+    @override
     def create(self, name: str, info: PoolInfo) -> PagePool:
-        """See `MemoryHost`."""
         path = self.path(name)
         header = encode_header(info)
         memory = bytearray(info.file_bytes)
@@ -192,8 +194,9 @@ class HeapHost:
         self._pools[path] = memory
         return PagePool(path, info, memoryview(memory), _nothing)
 
+    @override
     def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
-        """See `MemoryHost`; `own` changes nothing here."""
+        """`own` changes nothing here."""
         memory = self._pools.get(path)
         if memory is None:
             raise PoolMissing(f"there is no pool at {path}: its kv_agent has not made it, or took it down")
@@ -201,12 +204,12 @@ class HeapHost:
         view = memoryview(memory)
         return PagePool(path, info, view if writable else view.toreadonly(), _nothing)
 
+    @override
     def unlink(self, path: str) -> None:
-        """See `MemoryHost`."""
         self._pools.pop(path, None)
 
+    @override
     def mark(self, path: str, info: PoolInfo) -> None:
-        """See `MemoryHost`."""
         if path not in self._pools:
             raise PoolMissing(f"there is no pool at {path}: it was removed")
         self._pools[path][:HEADER_BYTES] = encode_header(info)
@@ -216,7 +219,7 @@ class HeapHost:
         return sorted(self._pools)
 
 
-class ShmHost:
+class ShmHost(MemoryHost):
     """Pools as files, under /dev/shm or any other memory file system.
 
     The owner's flock tells a living pool from a leftover: `sweep` removes what nobody owns. A pool appears under its
@@ -226,12 +229,12 @@ class ShmHost:
     def __init__(self, directory: str | Path = "/dev/shm") -> None:
         self.directory = Path(directory)
 
+    @override
     def path(self, name: str) -> str:
-        """See `MemoryHost`."""
         return str(self.directory / name)
 
+    @override
     def create(self, name: str, info: PoolInfo) -> PagePool:
-        """See `MemoryHost`."""
         path = self.path(name)
         header = encode_header(info)
         with contextlib.suppress(PoolMissing):
@@ -251,8 +254,8 @@ class ShmHost:
             raise
         return pool
 
+    @override
     def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
-        """See `MemoryHost`."""
         descriptor = _open_own(path, os.O_RDWR if writable else os.O_RDONLY)
         try:
             if own:
@@ -269,13 +272,14 @@ class ShmHost:
             os.close(descriptor)
         return pool
 
+    @override
     def unlink(self, path: str) -> None:
-        """See `MemoryHost`."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
+    @override
     def mark(self, path: str, info: PoolInfo) -> None:
-        """See `MemoryHost`. One write of one page: a process that is killed has written all of it, or nothing."""
+        """One write of one page: a process that is killed has written all of it, or nothing."""
         descriptor = _open_own(path, os.O_RDWR)
         try:
             os.pwrite(descriptor, encode_header(info), 0)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
 from tokenizers import Tokenizer
+from typing_extensions import override
 
 from nodes.bundled.byte_tokenizer import byte_alphabet
 
@@ -53,7 +54,7 @@ class BytePieces(dict[int, str | bytes]):
         return piece
 
 
-class ByteDecoder:
+class ByteDecoder(TokenDecoder):
     """For byte-level vocabularies, where decoding is concatenation of bytes. Pending: under four bytes."""
 
     __slots__ = ("_pending", "_pieces")
@@ -62,8 +63,8 @@ class ByteDecoder:
         self._pieces = pieces
         self._pending = b""
 
+    @override
     def push(self, token_id: int) -> str:
-        """See `TokenDecoder.push`."""
         piece = self._pieces[token_id]
         if isinstance(piece, str) and not self._pending:
             return piece
@@ -72,13 +73,13 @@ class ByteDecoder:
         self._pending = data[num_used:]
         return text
 
+    @override
     def flush(self) -> str:
-        """See `TokenDecoder.flush`."""
         text, self._pending = self._pending.decode(errors="replace"), b""
         return text
 
 
-class WindowDecoder:
+class WindowDecoder(TokenDecoder):
     """For all other vocabularies, whose decoder sees neighbours (spaces, byte fallback, WordPiece).
 
     Decodes a window of the last tokens with and without the new ones and shows the difference, as text-generation
@@ -96,8 +97,8 @@ class WindowDecoder:
         self._num_context = len(self._window)
         self._context_text = decode(self._window)
 
+    @override
     def push(self, token_id: int) -> str:
-        """See `TokenDecoder.push`."""
         if not self._is_shown(token_id):
             return ""
         self._window.append(token_id)
@@ -108,8 +109,8 @@ class WindowDecoder:
         self._advance()
         return text
 
+    @override
     def flush(self) -> str:
-        """See `TokenDecoder.flush`."""
         text = self._new_text()
         self._advance()
         return text

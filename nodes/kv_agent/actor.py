@@ -9,6 +9,8 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, assert_never
 
+from typing_extensions import override
+
 from kvstore.errors import DeviceError, DeviceFault, KVError
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.page_pool import MemoryHost, PagePool, ShmHost
@@ -63,14 +65,14 @@ from nodes.kv_agent.events import (
 )
 from nodes.kv_agent.pools.facts import Pool
 from nodes.kv_agent.pools.foreign import ForeignPools
-from nodes.kv_agent.pools.held import HeldPools
+from nodes.kv_agent.pools.held import HeldBy, HeldPools
 from nodes.kv_agent.pools.own import held_bytes
 from nodes.kv_agent.pools.taking import take_when_free
 from nodes.kv_agent.transports import make_transports
 from nodes.roles import KV_AGENT, NODE_CODEC
 
 
-class KVAgent(Actor):
+class KVAgent(Actor, HeldBy):
     """See the module. `host` is where pools live: files by default, the heap in simulations.
 
     `links` are the engines of transports between agents, by name; given, they are used instead of the real ones.
@@ -131,20 +133,20 @@ class KVAgent(Actor):
     # what `HeldPools` needs
 
     @property
+    @override
     def core(self) -> AgentCore:
-        """See `HeldBy`."""
         return self._core
 
+    @override
     def feed(self, event: Event) -> None:
-        """See `HeldBy`."""
         self._handle(event)
 
+    @override
     def unmap(self, source: SourceId) -> None:
-        """See `HeldBy`."""
         self._unmap(source)
 
+    @override
     def let_go(self, source: SourceId) -> None:
-        """See `HeldBy`."""
         self._foreign.let_go(source)
         self._handle(SourceReleased(source))
 

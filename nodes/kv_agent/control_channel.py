@@ -5,42 +5,50 @@ Asks are made here and answered here; what to say is `kvstore/transfer/paired/tr
 
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from kvstore.errors import TransferError
 from kvstore.protocol import ClosePair, OfferPair, PagesSent, PairAccepted, SendPages
-from kvstore.transfer.paired.orders import Inbox, Paired
+from kvstore.transfer.paired.orders import ControlChannel, Inbox, Paired
 from mesh.actor import Actor, Call
 from mesh.errors import CallError
 
 
-class MeshChannel:
-    """See `ControlChannel`. `wake` is called when a transport has something to do that nobody has told it."""
+class MeshChannel(ControlChannel):
+    """The channel as messages of the mesh. `wake` is called when a transport has to act on what nobody has told it."""
 
     def __init__(self, actor: Actor, wake: Callable[[], None]) -> None:
         self._actor = actor
         self._wake = wake
         self.inbox = Inbox()
 
+    @override
     def attach(self, transport: Paired) -> None:
         """Tell it what other agents say about its pairs."""
         self.inbox.transports.append(transport)
 
     @property
+    @override
     def name(self) -> str:
         """Address and epoch of the agent."""
         return str(self._actor.ctx.address)
 
+    @override
     def now(self) -> float:
         """The actor's clock."""
         return self._actor.ctx.now()
 
+    @override
     def offer(self, agent: str, offer: OfferPair) -> None:
         """Ask for a pair; what comes of it is told later."""
         self._actor.ctx.spawn(self._offer(agent, offer), name=f"offer {offer.pair}")
 
+    @override
     def order(self, agent: str, order: SendPages) -> None:
         """Ask for pages; what comes of it is told later."""
         self._actor.ctx.spawn(self._order(agent, order), name=f"order {order.pair}")
 
+    @override
     def close(self, agent: str, pair: str) -> None:
         """If it is lost, the other end finds out by its own deadline, or when this agent is gone."""
         self._actor.ctx.tell(agent, ClosePair(pair=pair))

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, ClassVar, assert_never
 
 import msgspec
+from typing_extensions import override
 
 from kvstore.cache.allocator import PageState
 from kvstore.cache.rebuild import Rebuilt, rebuild
@@ -170,12 +171,12 @@ class SchedulerActor(Actor):
         """A tokenizer missed more cache events than are kept for it: state what is cached again."""
         self._handle(FollowerReset(topic))
 
+    @override
     def on_peer_lost(self, peer: Address, reason: str) -> None:
-        """See `Actor.on_peer_lost`."""
         self._handle(PeerLost(peer))
 
+    @override
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """See `Actor.on_members`."""
         self._persistent.members_changed()
         ready = {one.actor_id: ReadyPeer(one.role, one.epoch) for one in self.ctx.members.all() if one.state == READY}
         # One that has nothing to finish may be gone before anybody looks.
@@ -208,8 +209,9 @@ class SchedulerActor(Actor):
             "mesh_scheduler_output_tokens": float(results.num_output_tokens),
         }
 
+    @override
     def stats(self) -> dict[str, float]:
-        """See `Actor.stats`; names in `figures.py`."""
+        """Names in `figures.py`."""
         return {} if self._core is None else self._core.stats()
 
     # inside

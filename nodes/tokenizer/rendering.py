@@ -11,6 +11,7 @@ import sys
 from typing import Final, Protocol
 
 import msgspec
+from typing_extensions import override
 
 from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
 from nodes.tokenizer.config import RenderingLimits
@@ -37,25 +38,27 @@ class Renderer(Protocol):
         ...
 
 
-class InlineRenderer:
+class InlineRenderer(Renderer):
     """Renders where it is called; nothing bounds its time."""
 
     def __init__(self, template: str, special_tokens: dict[str, str], max_chars: int) -> None:
         self._template = ChatTemplate(template, special_tokens, max_chars)
 
+    @override
     async def start(self) -> str:
         """Nothing to do: the template was compiled when this was made."""
         return ""
 
+    @override
     async def render(self, request: ChatRequest) -> str:
-        """See `Renderer.render`."""
         return self._template.render(request)
 
+    @override
     async def stop(self) -> None:
         """Nothing to do."""
 
 
-class ChildRenderer:
+class ChildRenderer(Renderer):
     """One child process, one rendering at a time, others wait in line."""
 
     def __init__(self, template: str, special_tokens: dict[str, str], max_chars: int, limits: RenderingLimits) -> None:
@@ -74,14 +77,16 @@ class ChildRenderer:
         self._problem = ""
         self.num_killed = 0
 
+    @override
     async def start(self) -> str:
         """Warm the child. A template that does not compile is told here, and raised by each `render`."""
         async with self._turn:
             await self._ensure_child()
         return self._problem
 
+    @override
     async def render(self, request: ChatRequest) -> str:
-        """See `Renderer.render`. Raises Overloaded if too many wait or no process can be started."""
+        """Raises Overloaded if too many wait or no process can be started."""
         if self._num_waiting >= self._limits.max_waiting:
             raise Overloaded(f"{self._num_waiting} chats are waiting to be rendered; try again later")
         self._num_waiting += 1
@@ -97,6 +102,7 @@ class ChildRenderer:
             raise error(rendered.message, rendered.param)
         return rendered.text
 
+    @override
     async def stop(self) -> None:
         """Kill and reap the child."""
         child, self._child = self._child, None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, assert_never
 
 import msgspec
+from typing_extensions import override
 
 from kvstore.pool.device import CPU
 from kvstore.pool.page_pool import MemoryHost, PagePool
@@ -65,7 +66,7 @@ from nodes.worker.parallel.collectives import CollectivesMaker, collectives_make
 from nodes.worker.parallel.group import RankGroup
 from nodes.worker.parallel.ranks import RankCore
 from nodes.worker.pool.taking import ask_for_pool, make_pages, take_pool
-from nodes.worker.residence.actions import ResidenceActions
+from nodes.worker.residence.actions import ResidenceActions, Resident
 from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import RunnableStep, StepOutcome
 
@@ -78,7 +79,7 @@ def kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class WorkerActor(Actor):
+class WorkerActor(Actor, Resident):
     """One worker. `host` is where pools are mapped from; what follows it is for tests to give their own."""
 
     role: ClassVar[str] = "worker"
@@ -170,11 +171,11 @@ class WorkerActor(Actor):
             self._dispatch(AdoptArrived(call.message, call))
             self._watch_adoption()
 
+    @override
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """See `Actor.on_members`: a pool that was made again has to be mapped again.
+        """A pool that was made again has to be mapped again.
 
-        Pages on a device die with their agent, and their memory is free only when this process lets go of it too: the
-        next agent needs it.
+        Pages on a device die with their agent, whose successor gets their memory only when this process lets go too.
         """
         config, pool = self._config, self._pool
         if pool is not None and pool.info.device != CPU and any(one.actor_id == config.agent for one in left):
@@ -211,24 +212,22 @@ class WorkerActor(Actor):
         if self._pool is not None:
             self._pool.close()
 
+    @override
     def stats(self) -> dict[str, float]:
-        """See `Actor.stats`."""
         return {"mesh_worker_queued_steps": float(self._core.num_queued) if self._core else 0.0}
 
     def progress(self) -> str:
         """`loading 12/28 layers, 3.1 of 7.6 GB` while weights are read, otherwise empty."""
         return str(self._engine.progress or "")
 
-    # what `ResidenceActions` needs
-
+    @override
     def stop_steps(self, *, is_stopped: bool) -> bool:
-        """See `Resident`."""
         assert self._core is not None, "there is nothing to let go before the model is loaded"
         self._core.is_paused = is_stopped
         return self._core.is_running
 
+    @override
     async def release_memory(self, weights: str) -> None:
-        """See `Resident`."""
         if self._core is not None:
             self._core.forget()
         await self._engine.release(weights)
@@ -236,8 +235,8 @@ class WorkerActor(Actor):
         if pool is not None:
             pool.close()
 
+    @override
     async def take_memory(self, handle: PoolHandle) -> None:
-        """See `Resident`."""
         spec = resolve_model(self._config.model)
         pool = self._pool = take_pool(self._host, self._config, spec, handle)
         self._adopted = msgspec.structs.replace(self._adopted, incarnation=handle.incarnation)

@@ -49,7 +49,7 @@ class Numerics(NamedTuple):
 def check_torch(
     spec: ModelSpec, network: TorchNetwork, attention: TorchPagedAttention, rule: Rule, num_threads: int
 ) -> Numerics:
-    """See `check_numerics`; of the loaded layers, and of such an attention."""
+    """The rule and fingerprint of the loaded layers and of such an attention. Raises as `check_numerics`."""
 
     def tried() -> list[tuple[bool, Tensor]]:
         return [*_linear_results(spec, network), *_attention_results(attention, network.dtype)]

@@ -71,6 +71,19 @@ def test_torch_and_zeromq_stay_in_their_files() -> None:
     assert not [name for name in with_zmq if not name.startswith(ZMQ_FILES)], "only the transport knows ZeroMQ"
 
 
+def test_docstrings_say_more_than_where_to_look() -> None:
+    # What implements a protocol inherits it, and `@override` tells the linter whose docstring counts.
+    pointing = re.compile(r"See (`[^`]+`|the module)[^.]*\.?$")
+    found = [
+        f"{relative(path)}:{node.lineno}: {node.name}"
+        for path in EVERYTHING
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and pointing.match(ast.get_docstring(node) or "")
+    ]
+    assert not found, "say it, or inherit what says it and mark it with `@override`"
+
+
 def test_nothing_is_pickled() -> None:
     pickling = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
     assert not [relative(path) for path in SOURCES if imported(path) & pickling]

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from typing_extensions import override
+
 from kvstore.errors import DeviceError, DeviceExhaustedMemory, DeviceFault, DeviceHandleInvalid, DeviceUnavailable
 from kvstore.pool.cuda.gather import MAX_TABLE_BYTES, GatherKernel, table_of
 
@@ -153,26 +155,27 @@ def _cupy() -> Any:
         ) from None
 
 
-class CupyMemory:
-    """See `DeviceMemory`. `cupy` is the module."""
+class CupyMemory(DeviceMemory):
+    """Device memory by the CUDA runtime that CuPy binds; `cupy` is the module."""
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
 
+    @override
     def num_devices(self) -> int:
-        """See `DeviceMemory`."""
         with self._errors("counting devices"):
             return int(self._runtime.getDeviceCount())
 
+    @override
     def usage(self, device: int) -> tuple[int, int]:
-        """See `DeviceMemory`."""
         with self._on(device, "asking for its free memory"):
             free_bytes, total_bytes = self._runtime.memGetInfo()
         return int(free_bytes), int(total_bytes)
 
+    @override
     def allocate(self, device: int, num_bytes: int) -> int:
-        """See `DeviceMemory`. Takes whole 2 MiB; not from CuPy's memory pool, whose handles name other arrays too."""
+        """Takes whole 2 MiB; not from CuPy's memory pool, whose handles name other arrays too."""
         size = -(-num_bytes // _GRANULE_BYTES) * _GRANULE_BYTES
         with self._on(device, f"allocating {size} bytes"):
             try:
@@ -190,42 +193,44 @@ class CupyMemory:
                 raise
         return pointer
 
+    @override
     def free(self, device: int, pointer: int) -> None:
-        """See `DeviceMemory`."""
         with self._on(device, "freeing memory"):
             self._runtime.free(pointer)
 
+    @override
     def export(self, device: int, pointer: int) -> bytes:
-        """See `DeviceMemory`."""
         with self._on(device, "exporting memory"):
             return bytes(self._runtime.ipcGetMemHandle(pointer))
 
+    @override
     def open(self, device: int, handle: bytes) -> int:
-        """See `DeviceMemory`."""
         if len(handle) != HANDLE_BYTES:
             raise DeviceHandleInvalid(f"a handle of device memory has {HANDLE_BYTES} bytes, this one has {len(handle)}")
         with self._on(device, "opening another process's memory", DeviceHandleInvalid):
             return int(self._runtime.ipcOpenMemHandle(handle, _LAZY_ENABLE_PEER_ACCESS))
 
+    @override
     def close(self, device: int, pointer: int) -> None:
-        """See `DeviceMemory`."""
         with self._on(device, "closing another process's memory"):
             self._runtime.ipcCloseMemHandle(pointer)
 
+    @override
     def allocate_host(self, device: int, num_bytes: int) -> HostBuffer:
-        """See `DeviceMemory`. Portable: any device's copies may use it."""
+        """Portable: any device's copies may use it."""
         with self._on(device, f"allocating {num_bytes} bytes of page-locked host memory"):
             pointer = int(self._runtime.hostAlloc(num_bytes, _HOST_ALLOC_PORTABLE))
         return HostBuffer(pointer, memoryview((ctypes.c_ubyte * num_bytes).from_address(pointer)).cast("B"))
 
+    @override
     def free_host(self, device: int, buffer: HostBuffer) -> None:
-        """See `DeviceMemory`."""
         buffer.view.release()
         with self._on(device, "freeing page-locked host memory"):
             self._runtime.freeHost(buffer.pointer)
 
+    @override
     def stream(self, device: int, *, gathers: bool = False) -> "_CupyStream":
-        """See `DeviceMemory`. Non-blocking: it does not wait for the legacy default stream, nor that for it."""
+        """Non-blocking: it does not wait for the legacy default stream, nor that for it."""
         with self._on(device, "making a stream"):
             stream = self._cupy.cuda.Stream(non_blocking=True)
             return _CupyStream(self, device, stream, self._tables(device) if gathers else None)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
+from typing_extensions import override
 
 from kvstore.errors import DeviceHandleInvalid, PoolClosed
 from kvstore.pool.cuda.memory import HANDLE_BYTES, DeviceMemory, load_cupy_memory
@@ -28,8 +29,8 @@ class _Making(NamedTuple):
     incarnation: int
 
 
-class CudaHost:
-    """See `MemoryHost`. `tables` is where headers and page tables lie; `load` gives the devices' memory."""
+class CudaHost(MemoryHost):
+    """Pools with pages on CUDA devices. `tables` keeps headers and page tables; `load` gives the devices' memory."""
 
     def __init__(self, tables: MemoryHost, load: Callable[[], DeviceMemory] = load_cupy_memory) -> None:
         self._tables = tables
@@ -45,12 +46,13 @@ class CudaHost:
             self._memory = self._load()
         return self._memory
 
+    @override
     def path(self, name: str) -> str:
-        """See `MemoryHost`."""
         return self._tables.path(name)
 
+    @override
     def create(self, name: str, info: PoolInfo) -> PagePool:
-        """See `MemoryHost`. The pages of a pool on a device are freed when what this returns is closed.
+        """The pages of a pool on a device are freed when what this returns is closed.
 
         Raises DeviceError and DeviceExhaustedMemory too.
         """
@@ -97,8 +99,9 @@ class CudaHost:
         pool.attach_device(lambda: pages, free)
         return handle
 
+    @override
     def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:
-        """See `MemoryHost`. The pages of a pool on a device are opened by its `device_pages`, which raises DeviceError.
+        """The pages of a pool on a device are opened by its `device_pages`, which raises DeviceError.
 
         No work on the device may use them any more when the pool is closed.
         """
@@ -108,12 +111,12 @@ class CudaHost:
             pool.attach_device(use.pages, use.close)
         return pool
 
+    @override
     def unlink(self, path: str) -> None:
-        """See `MemoryHost`."""
         self._tables.unlink(path)
 
+    @override
     def mark(self, path: str, info: PoolInfo) -> None:
-        """See `MemoryHost`."""
         self._tables.mark(path, info)
 
     def is_made_here(self, pool: PagePool) -> bool:

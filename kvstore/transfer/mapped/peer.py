@@ -7,7 +7,7 @@ from kvstore.transfer.base import Transport
 
 
 class MappedPeer:
-    """See `Peer`; the pool is mapped read-only, with its page table."""
+    """A `Peer` whose pool is mapped read-only, with its page table."""
 
     def __init__(self, pool: PagePool, transport: Transport) -> None:
         self.pool = pool

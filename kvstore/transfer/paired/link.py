@@ -71,7 +71,7 @@ class LinkMaker(Protocol):
     eager_polls: ClassVar[int]
 
     def open(self, wake: Callable[[], None]) -> str:
-        """See `Transport`: the address at which others are waited for, or empty. Raises TransferError."""
+        """The address at which others are waited for, or empty. `wake` as in `Transport.open`. Raises TransferError."""
         ...
 
     def unique_id(self) -> bytes:

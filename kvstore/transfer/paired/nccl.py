@@ -17,9 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, NamedTuple
 
+from typing_extensions import override
+
 from kvstore.errors import DeviceUnavailable
 from kvstore.pool.device import CUDA, DevicePages, cuda_ordinal
-from kvstore.transfer.paired.link import Broken, Memory, Moved, News, Ready, Stopped
+from kvstore.transfer.paired.link import Broken, LinkMaker, Memory, Moved, News, PairLink, Ready, Stopped
 
 UNIQUE_ID_BYTES: Final = 128
 
@@ -28,8 +30,8 @@ _NOT_READY: Final = 600
 _SCRATCH_BYTES: Final = 256
 
 
-class NcclLinks:
-    """See `LinkMaker`."""
+class NcclLinks(LinkMaker):
+    """Links over NCCL, with one moving thread for each device of this process."""
 
     name: ClassVar[str] = "nccl"
     kinds: ClassVar[frozenset[str]] = frozenset({CUDA})
@@ -42,16 +44,18 @@ class NcclLinks:
         # pairs may be waiting for their other ends.
         self._scratch: dict[int, int] = {}
 
+    @override
     def open(self, wake: Callable[[], None]) -> str:
         """Nobody is waited for: NCCL meets by what `unique_id` says, and events are looked for."""
         return ""
 
+    @override
     def unique_id(self) -> bytes:
-        """See `LinkMaker`. 128 bytes; CuPy 13 had a tuple of them."""
+        """128 bytes; CuPy 13 had a tuple of them."""
         return bytes(_nccl().get_unique_id())
 
+    @override
     def link(self, device: str, unique_id: bytes, rank: int) -> "NcclLink":
-        """See `LinkMaker`."""
         cupy, nccl, ordinal = _cupy(), _nccl(), cuda_ordinal(device)
         if ordinal not in self._movers:
             try:
@@ -62,8 +66,8 @@ class NcclLinks:
             self._movers[ordinal] = ThreadPoolExecutor(1, thread_name_prefix=f"nccl-{ordinal}")
         return NcclLink(_Engine(cupy, nccl, self._movers[ordinal], ordinal, self._scratch[ordinal]), unique_id, rank)
 
+    @override
     def close(self) -> None:
-        """See `LinkMaker`."""
         for mover in self._movers.values():
             mover.shutdown(wait=False, cancel_futures=True)
         self._movers.clear()
@@ -79,8 +83,8 @@ class _Engine(NamedTuple):
     scratch: int
 
 
-class NcclLink:
-    """See `PairLink`."""
+class NcclLink(PairLink):
+    """One half of a pair: a communicator of two ranks, a stream, and events for what has moved."""
 
     def __init__(self, engine: _Engine, unique_id: bytes, rank: int) -> None:
         self._cupy, self._nccl, self._mover, self._device, self._scratch = engine
@@ -96,23 +100,25 @@ class NcclLink:
         # Made before it is initialised, so that an abort reaches it while initialising blocks.
         self._communicator = self._nccl.NcclCommunicator.__new__(self._nccl.NcclCommunicator)
 
+    @override
     def begin(self) -> None:
-        """See `PairLink`."""
         threading.Thread(target=self._initialise, name=f"nccl-init-{self._device}", daemon=True).start()
 
+    @override
     def move(self, number: int, memory: Memory, parts: Sequence[tuple[int, int]]) -> None:
-        """See `PairLink`. One group of sends or receives."""
+        """One group of sends or receives."""
         assert isinstance(memory, DevicePages)
         ranges = [(memory.pointer + offset, num_bytes) for offset, num_bytes in parts]
         self._mover.submit(self._move, number, ranges)
 
+    @override
     def abort(self) -> None:
-        """See `PairLink`."""
         self._is_aborted = True
         threading.Thread(target=self.stop, name=f"nccl-abort-{self._device}", daemon=True).start()
 
+    @override
     def stop(self) -> None:
-        """See `PairLink`. An abort ends the kernels of this communicator; the stream is empty after them."""
+        """An abort ends the kernels of this communicator; the stream is empty after them."""
         self._is_aborted = True
         try:
             self._runtime.setDevice(self._device)
@@ -123,8 +129,8 @@ class NcclLink:
             self._news.put(Broken(f"aborting: {error}"))
         self._news.put(Stopped())
 
+    @override
     def news(self) -> list[News]:
-        """See `PairLink`."""
         found: list[News] = []
         while True:
             try:

@@ -77,7 +77,7 @@ class Inbox:
         self.transports: list[Paired] = []
 
     def take_offer(self, agent: str, offer: OfferPair) -> None:
-        """See `Paired`. Raises TransferError, `not_served` for a transport that this agent does not have."""
+        """Raises TransferError, `not_served` for a transport that this agent does not have."""
         for transport in self.transports:
             if transport.name == offer.transport:
                 transport.take_offer(agent, offer)
@@ -86,7 +86,7 @@ class Inbox:
         raise TransferError("not_served", f"this agent has {have}, not {offer.transport}: configure agents alike")
 
     def take_order(self, agent: str, order: SendPages, reply: Reply) -> None:
-        """See `Paired`; of a pair that nobody knows the first says so."""
+        """Hand on that the other end receives; of a pair that nobody knows the first transport says so."""
         knowing = (transport for transport in self.transports if transport.knows(order.pair))
         next(knowing, self.transports[0]).take_order(agent, order, reply)
 
@@ -116,7 +116,7 @@ class RemotePeer:
         )
 
     def generations(self, pages: Sequence[int]) -> None:
-        """See `Peer`: not readable from here."""
+        """None: the page table is in another host's memory, so that its agent compares."""
 
 
 def fits(parts: Sequence[tuple[int, int]], info: PoolInfo) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
+from typing_extensions import override
 
 from kvstore.pool.header import incarnation_of
 from kvstore.pool.page_pool import MemoryHost, PagePool
@@ -20,7 +21,7 @@ from mesh.membership.view import Member
 from nodes.kv_agent.config import KVAgentConfig
 from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.events import Event, GroupHeld, GroupReleased, SourceId
-from nodes.kv_agent.memory.actions import MemoryActions
+from nodes.kv_agent.memory.actions import MemoryActions, PoolOwner
 from nodes.kv_agent.pools.facts import Pool
 from nodes.kv_agent.pools.own import absence, is_read, is_used
 from nodes.kv_agent.worker_pools.actions import WorkerPoolActions
@@ -51,8 +52,8 @@ class HeldBy(Protocol):
         ...
 
 
-class HeldPools:
-    """See `PoolOwner`. `ranks` are the actor's own pools, by group and rank; `config` says what they are called."""
+class HeldPools(PoolOwner):
+    """The pools of one agent. `ranks` are the actor's own, by group and rank; `config` says what they are called."""
 
     def __init__(
         self,
@@ -116,33 +117,33 @@ class HeldPools:
         """The actor ends."""
         self._memory.stop()
 
-    # see `PoolOwner`
+    # as `PoolOwner`
 
+    @override
     def pools(self, group: str) -> list[PagePool]:
-        """See `PoolOwner`."""
         return self._ranks[group]
 
+    @override
     def next_incarnation(self) -> int:
-        """See `PoolOwner`."""
         return incarnation_of(self.ctx.address.epoch, next(self._numbers))
 
+    @override
     def stop_copies(self, group: str) -> None:
-        """See `PoolOwner`."""
         self._take_away(group)
         self._announce()
 
+    @override
     def is_copying(self, group: str) -> bool:
-        """See `PoolOwner`."""
         own = SourceId(self.ctx.address.actor_id, group)
         return is_used(self._actor.core.sessions, own) or self._transports.is_sending(group)
 
+    @override
     def forget_pool(self, group: str) -> None:
-        """See `PoolOwner`."""
         self._pulls.remove(group)
         self._actor.unmap(SourceId(self.ctx.address.actor_id, group))
 
+    @override
     def put_pools(self, group: str, pools: list[PagePool], *, is_offered: bool) -> None:
-        """See `PoolOwner`."""
         self._ranks[group] = pools
         if not any(pool.info.is_freed for pool in pools) and (is_offered or group not in self._pulls):
             # Offered again it is registered again: other agents were refused its pages meanwhile.
@@ -153,16 +154,16 @@ class HeldPools:
             self._take_away(group)
         self._announce()
 
+    @override
     def handle(self, group: str) -> PoolHandle:
-        """See `PoolOwner`."""
         return self._actor.core.handle_of(group)
 
+    @override
     def mapped(self, group: str, holder: Address) -> None:
-        """See `PoolOwner`."""
         self._memory.on_mapped(group, holder)
 
+    @override
     def lost(self, address: Address) -> None:
-        """See `PoolOwner`."""
         self._made.on_lost(address)
 
     def _take_away(self, group: str) -> None:

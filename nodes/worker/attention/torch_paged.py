@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from nodes.worker.attention.base import Span
+from nodes.worker.attention.base import AttentionBackend, Span
 from nodes.worker.attention.kinds import FULL, AttentionKind
 from nodes.worker.errors import BackendMissing
 from nodes.worker.layers.linear import padded_rows
@@ -109,8 +110,8 @@ class PagedPlan(NamedTuple):
     out: Tensor
 
 
-class TorchPagedAttention:
-    """See `AttentionBackend`. `kinds` are those of the layers, all of them seeing everything by default.
+class TorchPagedAttention(AttentionBackend):
+    """On the CPU, with torch's products. `kinds` are those of the layers, all of them seeing everything by default.
 
     Raises BackendMissing for page sizes that do not divide the split, and for cross-attention.
     """
@@ -147,8 +148,9 @@ class TorchPagedAttention:
         """Compute over another pool of the same layout."""
         self._pool = pool
 
+    @override
     def plan(self, spans: Sequence[Span]) -> PagedPlan:
-        """See `AttentionBackend.plan`; `spans` sorted by `sort_key`."""
+        """`spans` sorted by `sort_key`."""
         reads = {kind: self._plan_reads(spans, kind.window) for kind in dict.fromkeys(self._kinds)}
         self._reserve(max(part.splits.num_items for read in reads.values() for part in (*read.decodes, *read.chunks)))
         num_rows = sum(span.num_tokens for span in spans)
@@ -157,8 +159,8 @@ class TorchPagedAttention:
         out = torch.zeros(padded_rows(num_rows), heads, self._group, dim)
         return PagedPlan(self._cells(spans), self._fresh(spans), reads, written, out)
 
+    @override
     def attend(self, layer: int, plan: PagedPlan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `AttentionBackend.attend`."""
         self._write(layer, plan, k, v)
         q, out = q.view(q.shape[0], self.layout.num_kv_heads, self._group, self.layout.head_dim), plan.out
         reads = plan.reads[self._kinds[layer]]

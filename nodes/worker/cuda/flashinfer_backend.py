@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from nodes.models.parts import Activation
 from nodes.worker.attention.kinds import AttentionKind
@@ -19,8 +20,9 @@ from nodes.worker.cuda.flashinfer_cross import CrossAttention
 from nodes.worker.cuda.flashinfer_merged import MergedPrefill
 from nodes.worker.cuda.flashinfer_plans import Captured, Planner
 from nodes.worker.errors import BackendMissing
-from nodes.worker.ops.torch.attention import check_mergeable
+from nodes.worker.ops.torch.attention import CrossAttending, DeviceAttention, check_mergeable
 from nodes.worker.ops.torch.batch import DeviceBatch, HostBatch, PageTable
+from nodes.worker.ops.torch.kernels import Kernels
 from nodes.worker.pool.view import PoolView
 
 HEAD_DIMS: Final = (64, 128, 256)
@@ -39,26 +41,26 @@ def load_flashinfer() -> Any:
         ) from error
 
 
-class FlashInferKernels:
-    """See `kernels.Kernels`."""
+class FlashInferKernels(Kernels):
+    """Each by one kernel of FlashInfer."""
 
     def __init__(self, flashinfer: Any) -> None:
         self._flashinfer = flashinfer
 
+    @override
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See `Kernels`."""
         return self._flashinfer.rmsnorm(input=x, weight=weight, eps=eps)
 
+    @override
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-        """See `Kernels`."""
         self._flashinfer.fused_add_rmsnorm(input=x, residual=residual, weight=weight, eps=eps)
 
+    @override
     def head_norm(self, heads: Tensor, weight: Tensor, eps: float) -> None:
-        """See `Kernels`."""
         self._flashinfer.rmsnorm(input=heads, weight=weight, eps=eps, out=heads)
 
+    @override
     def rotate(self, positions: Tensor, q: Tensor, k: Tensor, cos_sin: Tensor) -> None:
-        """See `Kernels`."""
         rows, _, dim = q.shape
         # Flattening heads keeps the view: they lie side by side inside a row, whatever the stride of rows.
         self._flashinfer.apply_rope_with_cos_sin_cache_inplace(
@@ -70,16 +72,15 @@ class FlashInferKernels:
             is_neox=True,
         )
 
+    @override
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """See `Kernels`."""
         if activation == "silu":
             return self._flashinfer.silu_and_mul(input=gate_up)
         return self._flashinfer.gelu_tanh_and_mul(input=gate_up)
 
 
-class FlashInferAttention:
-    """See `attention.DeviceAttention` and `CrossAttending`. Rows of decoding sequences go through one kernel, those of
-    chunks through another.
+class FlashInferAttention(DeviceAttention, CrossAttending):
+    """Rows of decoding sequences go through one kernel, those of chunks through another.
 
     `kinds` are those of the layers, all of them seeing everything by default; a plan is made for each that occurs.
     `merged`: chunks attend in two parts, see `flashinfer_merged`. Raises BackendMissing for shapes that FlashInfer has
@@ -115,8 +116,8 @@ class FlashInferAttention:
         self._arrays: DeviceBatch | None = None
         self._num_decodes = 0
 
+    @override
     def plan(self, batch: HostBatch, on_device: DeviceBatch) -> None:
-        """See `DeviceAttention`."""
         planner, table, split = self._planner, batch.table, batch.num_decodes
         first = int(table.indptr[split])
         planner.wait()
@@ -132,8 +133,8 @@ class FlashInferAttention:
         planner.planned()
         self._arrays, self._num_decodes = on_device, split
 
+    @override
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `DeviceAttention`."""
         planner, split = self._planner, self._num_decodes
         assert self._arrays is not None, "attention before its plan"
         kind, pages = planner.kinds[layer], planner.layers[layer]
@@ -148,16 +149,16 @@ class FlashInferAttention:
             self._prefill[kind].run(q=q[split:], paged_kv_cache=pages, out=out[split:])
         return out.view(q.shape[0], -1)
 
+    @override
     def attend_cross(self, layer: int, q: Tensor) -> Tensor:
-        """See `attention.CrossAttending`."""
         assert self._cross is not None, "cross-attention in a layer of another kind"
         assert self._planner.kinds[layer].cross, "cross-attention in a layer of another kind"
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         self._cross.run(q, self._planner.layers[layer], out)
         return out.view(q.shape[0], -1)
 
+    @override
     def for_bucket(self, num_rows: int, on_device: DeviceBatch) -> "FlashInferBucket":
-        """See `DeviceAttention`."""
         assert self.can_capture, "cross-attention is not captured"
         return FlashInferBucket(self._planner, num_rows, on_device)
 
@@ -170,7 +171,7 @@ class FlashInferAttention:
             self._planner.plan_prefill(wrapper, table, indices, kind)
 
 
-class FlashInferBucket:
+class FlashInferBucket(DeviceAttention):
     """Decode attention of a fixed number of rows, with its arrays at fixed addresses; see `DeviceAttention`."""
 
     def __init__(self, planner: Planner, num_rows: int, on_device: DeviceBatch) -> None:
@@ -179,20 +180,21 @@ class FlashInferBucket:
         self._arrays = on_device
         self._captured = Captured(planner, num_rows, on_device.indices)
 
+    @override
     def plan(self, batch: HostBatch, on_device: DeviceBatch) -> None:
-        """See `DeviceAttention`; `on_device.indices` are copied to where the captured graph reads them."""
+        """`on_device.indices` are copied to where the captured graph reads them."""
         planner = self._planner
         planner.wait()
         self._captured.plan(planner.on_host(batch.table), on_device.indices)
         planner.planned()
 
+    @override
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `DeviceAttention`."""
         planner = self._planner
         planner.append(layer, k, v, self._arrays)
         wrapper = self._captured.wrappers[planner.kinds[layer]]
         return wrapper.run(q=q, paged_kv_cache=planner.layers[layer]).view(q.shape[0], -1)
 
+    @override
     def for_bucket(self, num_rows: int, on_device: DeviceBatch) -> "FlashInferBucket":
-        """See `DeviceAttention`."""
         return FlashInferBucket(self._planner, num_rows, on_device)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.ops.torch.attention import DeviceAttention
@@ -28,7 +29,7 @@ class Recorder(Protocol):
         ...
 
 
-class GraphRecorder:
+class GraphRecorder(Recorder):
     """CUDA graphs that share one pool of memory. Not yet run on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
@@ -36,8 +37,9 @@ class GraphRecorder:
         self._stream = torch.cuda.Stream(device)
         self._pool: Any = None
 
+    @override
     def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
-        """See `Recorder`. Runs `work` before, so that kernels are compiled and libraries have their workspaces."""
+        """Runs `work` before, so that kernels are compiled and libraries have their workspaces."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):

@@ -23,9 +23,11 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from kvstore.pool.device import cuda_ordinal
 from nodes.worker.errors import BackendMissing, CollectiveFailed, GroupNotFormed
+from nodes.worker.parallel.collectives import Collectives, CollectivesMaker
 
 _SUM: Final = 0
 _DTYPES: Final = {torch.float32: 7, torch.float16: 6, torch.bfloat16: 9}
@@ -33,14 +35,15 @@ _DTYPES: Final = {torch.float32: 7, torch.float16: 6, torch.bfloat16: 9}
 _GRAPH_REGISTER: Final = "NCCL_GRAPH_REGISTER"
 
 
-class NcclCollectivesMaker:
-    """See `CollectivesMaker`. `form_timeout_s` bounds `connect`."""
+class NcclCollectivesMaker(CollectivesMaker):
+    """Groups of CUDA devices. `form_timeout_s` bounds `connect`."""
 
     def __init__(self, form_timeout_s: float) -> None:
         self._form_timeout_s = form_timeout_s
 
+    @override
     def unique_id(self) -> bytes:
-        """See `CollectivesMaker`. A thread of NCCL waits for the others at an address that is in it."""
+        """A thread of NCCL waits for the others at an address that is in it."""
         try:
             return bytes(_nccl().get_unique_id())
         except RuntimeError as error:
@@ -48,11 +51,13 @@ class NcclCollectivesMaker:
                 f"NCCL makes no unique id: {error}; see NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME for the interface"
             ) from error
 
+    @override
     def close(self) -> None:
-        """See `CollectivesMaker`. What NCCL keeps for a unique id ends with the process."""
+        """What NCCL keeps for a unique id ends with the process."""
 
+    @override
     def connect(self, unique_id: bytes, rank: int, size: int, device: str) -> "NcclCollectives":
-        """See `CollectivesMaker`. Raises BackendMissing where there is no NCCL."""
+        """Raises BackendMissing where there is no NCCL."""
         nccl, on = _nccl(), torch.device("cuda", cuda_ordinal(device))
         # Registered buffers would stay pinned for as long as a graph lives.
         os.environ.setdefault(_GRAPH_REGISTER, "0")
@@ -86,8 +91,8 @@ class NcclCollectivesMaker:
         return NcclCollectives(communicator, rank, size, on)
 
 
-class NcclCollectives:
-    """See `Collectives`."""
+class NcclCollectives(Collectives):
+    """One rank: a communicator of NCCL, used on torch's current stream."""
 
     def __init__(self, communicator: Any, rank: int, size: int, device: torch.device) -> None:
         self.rank = rank
@@ -97,34 +102,38 @@ class NcclCollectives:
         self._failure = ""
         self._lock = threading.Lock()
 
+    @override
     def all_reduce(self, x: Tensor) -> Tensor:
-        """See `Collectives`. In place, where `x` is contiguous."""
+        """In place, where `x` is contiguous."""
         x = x.contiguous()
         address = x.data_ptr()
         self._queue(x, self._communicator.allReduce, address, address, x.numel(), _DTYPES[x.dtype], _SUM)
         return x
 
+    @override
     def all_gather(self, x: Tensor) -> Tensor:
-        """See `Collectives`."""
         x = x.contiguous()
         num_rows, width = x.shape
         parts = torch.empty(self.size, num_rows, width, dtype=x.dtype, device=x.device)
         self._queue(x, self._communicator.allGather, x.data_ptr(), parts.data_ptr(), x.numel(), _DTYPES[x.dtype])
         return parts.transpose(0, 1).reshape(num_rows, self.size * width)
 
+    @override
     def check(self) -> None:
-        """See `Collectives`. Asks NCCL for what failed since, such as a lost connection."""
+        """Asks NCCL for what failed since, such as a lost connection."""
         if found := self._asynchronous_error():
             self._fail(found)
         if self._failure:
             raise CollectiveFailed(self._failure)
 
+    @override
     def abort(self) -> None:
-        """See `Collectives`. The others do not notice."""
+        """The others do not notice."""
         self._fail("the group was aborted")
 
+    @override
     def close(self) -> None:
-        """See `Collectives`. By an abort, because a gentler end waits for all other ranks."""
+        """By an abort, because a gentler end waits for all other ranks."""
         self._fail("the group was closed")
 
     def _asynchronous_error(self) -> str:

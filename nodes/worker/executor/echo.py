@@ -15,17 +15,19 @@ from itertools import chain
 from itertools import count as count_up
 from typing import Final
 
+from typing_extensions import override
+
 from kvstore.layout import KVLayout
 from mesh.transport.base import Buffer
 from nodes.model_spec import EchoTimings
 from nodes.protocol import RowError
 from nodes.request import Sampling
-from nodes.worker.steps.step import CORRUPT_PAGE, RunnableRow, RunnableStep, StepOutcome
+from nodes.worker.steps.step import CORRUPT_PAGE, RunnableRow, RunnableStep, Runner, StepOutcome
 
 _WORD_BYTES: Final = 4
 
 
-class EchoRunner:
+class EchoRunner(Runner):
     """Runs the echo model on `pages`, the writable bytes of a pool of `layout`.
 
     Raises ValueError if the layout is not one 4-byte cell for K and for V of a token.
@@ -42,8 +44,9 @@ class EchoRunner:
         self._timings = timings
         self._positions = memoryview(array("I"))
 
+    @override
     def run(self, step: RunnableStep) -> StepOutcome:
-        """See `Runner.run`; the delay is the configured time of a step, not spent here."""
+        """The delay is the configured time of a step, not spent here."""
         token_ids: list[int] = []
         errors: list[RowError] = []
         num_tokens = 0

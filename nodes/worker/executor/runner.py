@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from kvstore.pool.page_pool import PagePool
 from nodes.model_spec import ModelSpec
@@ -22,7 +23,7 @@ from nodes.worker.ops.native.runner import NativeRunner
 from nodes.worker.ops.torch.host_network import TorchNetwork
 from nodes.worker.pool.view import TORCH_DTYPES, PoolView
 from nodes.worker.sampler import Draw, sample
-from nodes.worker.steps.step import RunnableStep, StepOutcome, drawn_outcome
+from nodes.worker.steps.step import RemappableRunner, RunnableStep, StepOutcome, drawn_outcome
 from nodes.worker.weights.opening import open_weights
 from nodes.worker.weights.quantization import QuantizedWeights
 
@@ -59,27 +60,28 @@ def default_threads() -> int:
     return torch.get_num_threads()
 
 
-class TorchRunner:
-    """See `Runner`, and `RemappableRunner` if `attention`, which is the network's, is given."""
+class TorchRunner(RemappableRunner):
+    """Torch on the CPU. It can be unmapped and mapped again only if `attention`, which is the network's, is given."""
 
     def __init__(self, network: TorchNetwork, numerics: str, attention: TorchPagedAttention | None = None) -> None:
         self._network = network
         self._attention = attention
         self.numerics = numerics
 
+    @override
     def unmap(self, *, backs_up: bool) -> None:
-        """See `RemappableRunner`. In host memory there is nowhere else to keep weights."""
+        """In host memory there is nowhere else to keep weights."""
         assert not backs_up, "host memory is not backed up in host memory"
         assert self._attention is not None, "it was not made to be unmapped"
         self._attention.unmap()
 
+    @override
     def remap(self, pool: PagePool) -> None:
-        """See `RemappableRunner`."""
         assert self._attention is not None, "it was unmapped"
         self._attention.remap(PoolView(pool.pages_view, pool.layout))
 
+    @override
     def run(self, step: RunnableStep) -> StepOutcome:
-        """See `Runner.run`."""
         with torch.inference_mode():
             batch = _Batch(step)
             logits = self._forward(batch)

@@ -13,7 +13,7 @@ from nodes.worker.steps.step import Runner
 
 
 class RunnerFactory(Protocol):
-    """See `make_runner`."""
+    """What makes a runner: `make_runner`, or a test's own. Blocks for as long as weights load."""
 
     def __call__(
         self, spec: ModelSpec, config: WorkerConfig, pool: PagePool, collectives: Collectives | None = None, /

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 ROW_MULTIPLE: Final = 4
 _PACKED_FOR_ROWS: Final = 16
@@ -40,31 +41,31 @@ class Linear(Protocol):
         ...
 
 
-class PackedLinear:
+class PackedLinear(Linear):
     """oneDNN on a packed weight. The weight given is not kept."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight: Tensor = _reorder(weight, _PACKED_FOR_ROWS)
         self._bias = bias
 
+    @override
     def __call__(self, x: Tensor) -> Tensor:
-        """See `Linear`."""
         return _pointwise(x, self._weight, self._bias, "none", [], "")
 
+    @override
     def silu(self, x: Tensor) -> Tensor:
-        """See `Linear`."""
         return _pointwise(x, self._weight, self._bias, "swish", [], "")
 
+    @override
     def times(self, x: Tensor, other: Tensor) -> Tensor:
-        """See `Linear`."""
         return _pointwise_binary(x, other, self._weight, self._bias, "mul")
 
+    @override
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """See `Linear`."""
         return _pointwise_binary(x, other, self._weight, self._bias, "add")
 
 
-class PlainLinear:
+class PlainLinear(Linear):
     """`F.linear` on the weight as it is, in calls of a fixed number of rows if `tile_rows` is set."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, tile_rows: int = 0) -> None:
@@ -72,8 +73,8 @@ class PlainLinear:
         self._bias = bias
         self._tile_rows = tile_rows
 
+    @override
     def __call__(self, x: Tensor) -> Tensor:
-        """See `Linear`."""
         if not self._tile_rows:
             return F.linear(x, self._weight, self._bias)
         num_rows = x.shape[0]
@@ -81,18 +82,18 @@ class PlainLinear:
         tiles = torch.split(F.pad(x, (0, 0, 0, padding)), self._tile_rows)
         return torch.cat([F.linear(tile, self._weight, self._bias) for tile in tiles])[:num_rows]
 
+    @override
     def silu(self, x: Tensor) -> Tensor:
-        """See `Linear`."""
         product = self(x)
         # F.silu rounds the last few elements of a call differently: they go through scalar code.
         return product / (1 + torch.exp(-product))
 
+    @override
     def times(self, x: Tensor, other: Tensor) -> Tensor:
-        """See `Linear`."""
         return self(x) * other
 
+    @override
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """See `Linear`."""
         return self(x) + other
 
 

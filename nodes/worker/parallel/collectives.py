@@ -26,15 +26,10 @@ class Collectives(Protocol):
     seen at once that they will not come about; so do all that follow.
     """
 
-    @property
-    def rank(self) -> int:
-        """This rank, `0 .. size-1`."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Ranks of the group."""
-        ...
+    rank: int
+    """This rank, `0 .. size-1`."""
+    size: int
+    """Ranks of the group."""
 
     def all_reduce(self, x: "Tensor") -> "Tensor":
         """The sum over all ranks, of the same shape; the same bits at every rank. May be `x` itself, overwritten."""

@@ -11,6 +11,8 @@ So whatever dies, in any order, all ranks end up in one group of later incarnati
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from typing_extensions import override
+
 from mesh.address import Address
 from mesh.membership.view import Member
 from nodes.protocol import GroupFormed, JoinGroup
@@ -124,8 +126,8 @@ class RankCore(WorkerCore):
         """Adoptions that wait."""
         return len(self._deferred)
 
+    @override
     def handle(self, event: Event) -> list[Command]:
-        """See `WorkerCore.handle`."""
         if isinstance(event, AdoptArrived) and self.is_running:
             if event.adopt.scheduler_epoch > self.scheduler_epoch:
                 self._deferred = (*self._deferred[-MAX_DEFERRED + 1 :], event)

@@ -25,9 +25,11 @@ from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from kvstore.pool.device import CPU
 from nodes.worker.errors import CollectiveFailed, GroupNotFormed
+from nodes.worker.parallel.collectives import Collectives, CollectivesMaker
 
 SLOT_BYTES: Final = 1 << 20
 """Larger operations are done in pieces of so many bytes."""
@@ -43,8 +45,8 @@ _PEER_CREDENTIALS: Final = struct.Struct("3i")
 _ROUND_ROBIN: Final = 2
 
 
-class ShmCollectivesMaker:
-    """See `CollectivesMaker`. `form_timeout_s` bounds `connect`, `wait_timeout_s` the waiting for others in one piece.
+class ShmCollectivesMaker(CollectivesMaker):
+    """Groups on one host. `form_timeout_s` bounds `connect`, `wait_timeout_s` the waiting for others in one piece.
 
     The latter must be longer than ranks may be apart, which is most while they load weights; a hanging step is ended
     long before by the worker's own deadline.
@@ -55,8 +57,9 @@ class ShmCollectivesMaker:
         self._wait_timeout_s = wait_timeout_s
         self._listeners: dict[bytes, socket.socket] = {}
 
+    @override
     def unique_id(self) -> bytes:
-        """See `CollectivesMaker`. Whoever has it finds rank 0 listening, or knows that it is gone."""
+        """Whoever has it finds rank 0 listening, or knows that it is gone."""
         unique_id = secrets.token_bytes(_NAME_BYTES)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(_address(unique_id))
@@ -64,14 +67,14 @@ class ShmCollectivesMaker:
         self._listeners[unique_id] = listener
         return unique_id
 
+    @override
     def close(self) -> None:
-        """See `CollectivesMaker`."""
         for listener in self._listeners.values():
             listener.close()
         self._listeners.clear()
 
+    @override
     def connect(self, unique_id: bytes, rank: int, size: int, device: str) -> "ShmCollectives":
-        """See `CollectivesMaker`."""
         if device != CPU:
             raise GroupNotFormed(f"ranks on {device} are not connected through the host's memory")
         end = time.monotonic() + self._form_timeout_s
@@ -99,8 +102,8 @@ class _Links(NamedTuple):
     peers: dict[int, socket.socket]
 
 
-class ShmCollectives:
-    """See `Collectives`. Used from one thread but for `abort`."""
+class ShmCollectives(Collectives):
+    """One rank of a group over shared memory. Used from one thread but for `abort`."""
 
     def __init__(self, rank: int, size: int, links: _Links, wait_timeout_s: float) -> None:
         self.rank = rank
@@ -114,8 +117,9 @@ class ShmCollectives:
         # An abort comes from another thread, and must not shut sockets whose numbers are somebody else's by then.
         self._lock = threading.Lock()
 
+    @override
     def all_reduce(self, x: Tensor) -> Tensor:
-        """See `Collectives`. Summed in float32."""
+        """Summed in float32."""
         flat = torch.empty(x.numel(), dtype=x.dtype)
         source = x.reshape(-1)
         step = SLOT_BYTES // x.element_size()
@@ -127,8 +131,8 @@ class ShmCollectives:
             flat[begin : begin + step] = total
         return flat.view(x.shape)
 
+    @override
     def all_gather(self, x: Tensor) -> Tensor:
-        """See `Collectives`."""
         num_rows, width = x.shape
         gathered = torch.empty(self.size, num_rows * width, dtype=x.dtype)
         source = x.reshape(-1)
@@ -137,17 +141,18 @@ class ShmCollectives:
             gathered[:, begin : begin + step] = self._exchange(_GATHER, source[begin : begin + step], x.nbytes)
         return gathered.view(self.size, num_rows, width).transpose(0, 1).reshape(num_rows, self.size * width)
 
+    @override
     def check(self) -> None:
-        """See `Collectives`."""
         if self._failure:
             raise CollectiveFailed(self._failure)
 
+    @override
     def abort(self) -> None:
-        """See `Collectives`."""
         self._fail("the group was aborted")
 
+    @override
     def close(self) -> None:
-        """See `Collectives`. The others see it as the end of this rank."""
+        """The others see it as the end of this rank."""
         self._fail("the group was closed")
         with self._lock:
             for peer in self._peers.values():

@@ -51,7 +51,7 @@ class Resident(Protocol):
 
 
 class ResidenceActions:
-    """See the module."""
+    """Does what the residence core orders, for one worker at a time; its errors end the process."""
 
     def __init__(self, owner: Resident) -> None:
         self._owner = owner

@@ -20,7 +20,7 @@ SUPERSEDED: Final = "superseded"
 
 
 class Stage(enum.Enum):
-    """See the module."""
+    """Where the memory of a worker is on its way round; the names are those of the drawing above."""
 
     HELD = "held"
     STOPPING = "stopping"

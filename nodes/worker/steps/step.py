@@ -99,10 +99,8 @@ class Runner(Protocol):
     Running a step again writes the same bits to the same pages and draws the same tokens.
     """
 
-    @property
-    def numerics(self) -> str:
-        """Fingerprint of everything that bits depend on; equal at two workers exactly if their bits are."""
-        ...
+    numerics: str
+    """Fingerprint of everything that bits depend on; equal at two workers exactly if their bits are."""
 
     def run(self, step: RunnableStep) -> StepOutcome:
         """Write KV of all rows, draw tokens for those that sample. May raise for a step that cannot be computed."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from typing_extensions import override
 
 from nodes.model_spec import ModelSpec
 from nodes.model_spec.weight_index import expected_shapes
@@ -32,7 +33,7 @@ class WeightSource(Protocol):
         ...
 
 
-class SafetensorsWeights:
+class SafetensorsWeights(WeightSource):
     """The weights of a model directory."""
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
@@ -49,12 +50,12 @@ class SafetensorsWeights:
             self._files |= dict.fromkeys(cast("list[str]", file.keys()), file)
         self._directory = str(Path(spec.weight_files[0]).parent)
 
+    @override
     def tensor(self, name: str) -> Tensor:
-        """See `WeightSource`."""
         return self._checked(name, self._read(name, None)).to(self._dtype)
 
+    @override
     def part(self, name: str, part: Part) -> Tensor:
-        """See `WeightSource`."""
         return padded_part(self._checked(name, self._read(name, part)), part).to(self._dtype)
 
     def _read(self, name: str, part: Part | None) -> Tensor:

@@ -10,31 +10,34 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from nodes.model_spec import ModelSpec
 from nodes.models.registry import parameters
 from nodes.models.tensor_parallel import Part
-from nodes.worker.weights.loader import padded_part
+from nodes.worker.weights.loader import WeightSource, padded_part
 
 _PIECE: Final = 1_048_573
 _DEVIATION: Final = 0.02
 
 
-class RandomWeights:
-    """See `WeightSource`. Normal with deviation 0.02 around each parameter's mean, which is 1 for most norms."""
+class RandomWeights(WeightSource):
+    """Drawn, not read: normal with deviation 0.02 around each parameter's mean, which is 1 for most norms."""
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
         self._seed = spec.seed
         self._dtype = dtype
         self._parameters = parameters(spec)
 
+    @override
     def tensor(self, name: str) -> Tensor:
-        """See `WeightSource`; raises KeyError for a name that the model does not have."""
+        """Raises KeyError for a name that the model does not have."""
         shape = self._parameters[name].shape
         return self._numbers(name, 0, math.prod(shape)).view(shape)
 
+    @override
     def part(self, name: str, part: Part) -> Tensor:
-        """See `WeightSource`; the same numbers as in the whole tensor."""
+        """The same numbers as in the whole tensor."""
         shape = self._parameters[name].shape
         if part.dim:
             return self.tensor(name)[:, part.begin : part.end].contiguous()

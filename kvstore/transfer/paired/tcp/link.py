@@ -17,11 +17,12 @@ from queue import Empty, SimpleQueue
 from typing import ClassVar, Final, NamedTuple
 
 import msgspec
+from typing_extensions import override
 
 from kvstore.errors import KVError, TransferError
 from kvstore.pool.cuda.memory import DeviceMemory
 from kvstore.pool.device import CPU, CUDA, cuda_ordinal
-from kvstore.transfer.paired.link import Broken, Memory, Moved, News, Ready, Stopped
+from kvstore.transfer.paired.link import Broken, LinkMaker, Memory, Moved, News, PairLink, Ready, Stopped
 from kvstore.transfer.paired.pair import PAIR_ABORTED
 from kvstore.transfer.paired.tcp.listener import Expected, TcpListener
 from kvstore.transfer.paired.tcp.staging import Copier, HostCopier, StagedCopier, receive_all, send_all
@@ -88,8 +89,8 @@ class _Job(NamedTuple):
     chunks: list[list[Part]]
 
 
-class TcpLinks:
-    """See `LinkMaker`. `load` gives the devices' memory, for pools that lie there."""
+class TcpLinks(LinkMaker):
+    """Links over TCP. `load` gives the devices' memory, for pools that lie there."""
 
     name: ClassVar[str] = TCP
     kinds: ClassVar[frozenset[str]] = frozenset({CPU, CUDA})
@@ -102,6 +103,7 @@ class TcpLinks:
         self._listener: TcpListener | None = None
         self._wake: Callable[[], None] = _nobody
 
+    @override
     def open(self, wake: Callable[[], None]) -> str:
         """Listen; returns address and port. Raises TransferError `tcp_unavailable`."""
         self._wake = wake
@@ -112,13 +114,15 @@ class TcpLinks:
         """Connections of strangers that were closed."""
         return self._listener.num_refused if self._listener is not None else 0
 
+    @override
     def unique_id(self) -> bytes:
-        """See `LinkMaker`: a `Rendezvous`."""
+        """An encoded `Rendezvous`."""
         expected = self._listening().expect(self._settings.num_streams, self._settings.chunk_bytes)
         return encode_rendezvous(expected.rendezvous)
 
+    @override
     def link(self, device: str, unique_id: bytes, rank: int) -> "TcpLink":
-        """See `LinkMaker`. Raises TransferError `bad_offer`, DeviceError."""
+        """Raises TransferError `bad_offer`, DeviceError."""
         rendezvous = decode_rendezvous(unique_id)
         expected = self._listener.expected(rendezvous.key) if self._listener is not None and not rank else None
         try:
@@ -140,6 +144,7 @@ class TcpLinks:
             self._listener = TcpListener(self._settings.host, self._settings.port)
         return self._listener
 
+    @override
     def close(self) -> None:
         """Stop listening; links that were made go on."""
         if self._listener is not None:
@@ -147,8 +152,8 @@ class TcpLinks:
             self._listener = None
 
 
-class TcpLink:
-    """See `PairLink`. Rank 0 has what it `expected`."""
+class TcpLink(PairLink):
+    """One half of a pair over TCP connections. Rank 0 has what it `expected`, rank 1 connects to it."""
 
     def __init__(
         self,
@@ -175,10 +180,12 @@ class TcpLink:
         self._left: dict[int, int] = {}
         self._is_aborted = False
 
+    @override
     def begin(self) -> None:
         """Meet the other side in threads; `news` says when it has come, or that it has not."""
         self._start(self._initialise, "meet")
 
+    @override
     def move(self, number: int, memory: Memory, parts: Sequence[Part]) -> None:
         """Copy `parts` over all connections, named `number` in `news`; returns at once."""
         dealt = shares(parts, self._rendezvous.num_streams, self._rendezvous.chunk_bytes)
@@ -191,10 +198,12 @@ class TcpLink:
         for queue, chunks in busy:
             queue.put(_Job(number, memory, chunks))
 
+    @override
     def abort(self) -> None:
         """End it from a thread: closing may wait for a copy that runs, which the loop must not."""
         threading.Thread(target=self.stop, name="tcp-abort", daemon=True).start()
 
+    @override
     def news(self) -> list[News]:
         """What has happened since the last call, oldest first."""
         found: list[News] = []
@@ -204,6 +213,7 @@ class TcpLink:
             except Empty:
                 return found
 
+    @override
     def stop(self) -> None:
         """Cut the connections, so that no thread writes any more, and wait for the threads."""
         with self._lock:

@@ -10,6 +10,8 @@ import socket
 from collections.abc import Sequence
 from typing import Protocol
 
+from typing_extensions import override
+
 from kvstore.errors import DeviceError, TransferError
 from kvstore.pool.cuda.memory import CopyMark, CopyRange, DeviceMemory, HostBuffer
 from kvstore.pool.device import DevicePages
@@ -35,24 +37,27 @@ class Copier(Protocol):
         ...
 
 
-class HostCopier:
+class HostCopier(Copier):
     """`Copier` for pools in host memory: the kernel copies between socket and pages."""
 
+    @override
     def send(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
         """Write `chunks` of `memory` to the connection; blocks. Raises OSError."""
         for chunk in chunks:
             send_all(connection, _views(memory, chunk))
 
+    @override
     def receive(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
         """Read `chunks` of `memory` from the connection; blocks. Raises OSError."""
         for chunk in chunks:
             receive_all(connection, _views(memory, chunk))
 
+    @override
     def close(self) -> None:
         """It holds nothing."""
 
 
-class StagedCopier:
+class StagedCopier(Copier):
     """`Copier` for pools on a device. Raises DeviceError."""
 
     def __init__(self, memory: DeviceMemory, device: int, chunk_bytes: int) -> None:
@@ -68,8 +73,9 @@ class StagedCopier:
             self.close()
             raise
 
+    @override
     def send(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
-        """See `Copier`. The device is one chunk ahead of the connection."""
+        """The device is one chunk ahead of the connection."""
         for number, chunk in enumerate(chunks):
             self._begin(number % 2, memory, chunk, is_reading=True)
             if number:
@@ -77,8 +83,9 @@ class StagedCopier:
         if chunks:
             self._push(connection, (len(chunks) - 1) % 2, chunks[-1])
 
+    @override
     def receive(self, connection: socket.socket, memory: Memory, chunks: Sequence[Sequence[Part]]) -> None:
-        """See `Copier`. The connection is one chunk ahead of the device."""
+        """The connection is one chunk ahead of the device."""
         for number, chunk in enumerate(chunks):
             slot = number % 2
             self._settle(slot)
@@ -87,6 +94,7 @@ class StagedCopier:
         for slot in range(2):
             self._settle(slot)
 
+    @override
     def close(self) -> None:
         """Wait for what the device has begun, and give its buffers back."""
         for slot in range(2):

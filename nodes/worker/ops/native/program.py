@@ -47,7 +47,7 @@ class ProgramUnfit(Exception):
 
 
 class Operation(ctypes.Structure):
-    """See `Operation` in program.h."""
+    """`Operation` of program.h, field by field: sizes and offsets are the compiler's."""
 
     kind: int
     x: int
@@ -72,7 +72,7 @@ class Operation(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """See `Step` in program.h."""
+    """`Step` of program.h, field by field: sizes and offsets are the compiler's."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("pool", "token_ids", "spans", "pages", "sampled", "drawn", "logits", "blocks")),

@@ -6,10 +6,12 @@ Hidden states, and what products make of them, stay in float32; what products re
 from typing import Any, Final
 
 import torch
+from typing_extensions import override
 
 from kvstore.layout import KVLayout
 from nodes.model_spec import ModelSpec, RopeParameters
 from nodes.models.decoder import Decoder
+from nodes.models.ops import Ops
 from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm
 from nodes.models.tensor_parallel import Shard
 from nodes.worker.ops.native.attention import MAX_BLOCK_ROWS, MAX_HEAD_DIM, AttendCall
@@ -41,8 +43,8 @@ _FLOAT_BYTES: Final = 4
 _CHOICE_BYTES: Final = 12
 
 
-class Recording:
-    """See `Ops`. Raises ProgramUnfit for what the kernels have no operation for."""
+class Recording(Ops[Value]):
+    """`Ops` that compute nothing and list operations. Raises ProgramUnfit for what the kernels have none for."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, layout: KVLayout, shard: Shard) -> None:
         self._spec = spec
@@ -59,6 +61,7 @@ class Recording:
         model.run(self)
         return Program(library, self._recorder, DTYPES[self._dtype])
 
+    @override
     def embed(self, by: Embedding) -> Value:
         """Records the look-up of the step's tokens."""
         weight = self._weights.embedding
@@ -71,8 +74,9 @@ class Recording:
         # Of a token that another rank has these are zeros.
         return self._recorder.sum_over_ranks(y) if self._shard.size > 1 else y
 
+    @override
     def norm(self, x: Value, by: Norm, add: Value | None = None) -> Value:
-        """See `Ops`. What is added to is a hidden state, and stays one."""
+        """What is added to is a hidden state, and stays one."""
         self._require_wide(x)
         fields = {"n": x.width, "weight": self._weights.norms[by.weight.name].data_ptr(), "eps": by.eps}
         if add is None:
@@ -83,6 +87,7 @@ class Recording:
         self._recorder.append(NORM, x, add, add=add, **fields)
         return add
 
+    @override
     def linear(self, x: Value, by: Linear, add: Value | None = None) -> Value:
         """Records a product; what is added to is written in place."""
         x = self._narrow(x)
@@ -91,6 +96,7 @@ class Recording:
         self._recorder.append(PRODUCT, x, y, add=None if is_part else add, **fields)
         return self._recorder.sum_over_ranks(y, add) if is_part else y
 
+    @override
     def gated(self, x: Value, by: Gated) -> Value:
         """Records gate and up as one product, the activation in its epilogue."""
         x, fields = self._narrow(x), self._gated(by)
@@ -98,6 +104,7 @@ class Recording:
         self._recorder.append(GATED, x, y, **fields)
         return y
 
+    @override
     def moe(self, x: Value, by: Experts, add: Value) -> Value:
         """Records the choice of experts, the two products of those that were chosen, and their sum.
 
@@ -122,6 +129,7 @@ class Recording:
         recorder.append(COMBINE, outer, total, choices=choices, n=add.width, **routed)
         return recorder.sum_over_ranks(total, add)
 
+    @override
     def attend(self, qkv: Value, by: Attention) -> Value:
         """Records the writing of keys and values, then attention over the pages."""
         layout, heads, index = self._layout, self._shard.num_heads, len(self._recorder.attends)
@@ -161,6 +169,7 @@ class Recording:
         self._recorder.append(ATTEND, qkv, out, attend=index)
         return out
 
+    @override
     def select(self, x: Value) -> Value:
         """Records the choice of the rows that are sampled."""
         self._require_wide(x)
@@ -168,8 +177,9 @@ class Recording:
         self._recorder.append(SELECT, x, y, n=x.width)
         return y
 
+    @override
     def head(self, x: Value, by: Linear) -> Value:
-        """See `Ops`. The logits, or a rank's of them, are the step's own; what comes back is never read."""
+        """The logits, or a rank's of them, are the step's own; what comes back is never read."""
         x, fields = self._narrow(x), self._product(by)
         self._recorder.append(HEAD, x, x, **fields)
         self._recorder.append(DRAW, x, x, n=fields["n"])

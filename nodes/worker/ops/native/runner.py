@@ -9,31 +9,35 @@ from itertools import accumulate
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from kvstore.pool.page_pool import PagePool
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.parallel.collectives import of_all_ranks
 from nodes.worker.pool.view import PoolView
 from nodes.worker.sampler import Draw, sample
-from nodes.worker.steps.step import RunnableStep, StepOutcome, drawn_outcome
+from nodes.worker.steps.step import RemappableRunner, RunnableStep, StepOutcome, drawn_outcome
 
 
-class NativeRunner:
-    """See `Runner` and `RemappableRunner`."""
+class NativeRunner(RemappableRunner):
+    """One rank's runner on the CPU. `numerics` is the fingerprint of library, model and CPU."""
 
     def __init__(self, steps: NativeSteps, numerics: str) -> None:
         self._steps = steps
         self.numerics = numerics
 
+    @override
     def unmap(self, *, backs_up: bool) -> None:
-        """See `RemappableRunner`. In host memory there is nowhere else to keep weights."""
+        """In host memory there is nowhere else to keep weights."""
         assert not backs_up, "host memory is not backed up in host memory"
         self._steps.unmap()
 
+    @override
     def remap(self, pool: PagePool) -> None:
         """Compute over another pool of the same layout, with the same weights."""
         self._steps.remap(PoolView(pool.pages_view, pool.layout))
 
+    @override
     def run(self, step: RunnableStep) -> StepOutcome:
         """Write KV of all rows, draw tokens for those that sample. Raises if the step cannot be computed.
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from nodes.worker.attention.kinds import FULL, AttentionKind
 from nodes.worker.errors import BackendMissing
@@ -63,7 +64,7 @@ class CrossAttending(Protocol):
         ...
 
 
-class TorchAttention:
+class TorchAttention(DeviceAttention, CrossAttending):
     """Gathers each sequence's pages and attends in float32. Slow, right, on any device.
 
     `kinds` are those of the layers, all of them seeing everything by default. `merged`: sequences with several rows go
@@ -95,16 +96,16 @@ class TorchAttention:
         self._encoder: PageTable | None = None
         self._on_device: DeviceBatch | None = None
 
+    @override
     def plan(self, batch: HostBatch, on_device: DeviceBatch) -> None:
-        """See `DeviceAttention`."""
         self._table, self._encoder = batch.table, batch.encoder
         self._cached = batch.table.cached(self._pool.layout.page_size) if self._merged else None
         self._on_device = on_device if self._static is None else self._static
         if self._static is not None:
             self._static.indices[: on_device.indices.shape[0]].copy_(on_device.indices)
 
+    @override
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `DeviceAttention`."""
         table, arrays = self._table, self._on_device
         assert table is not None, "attention before its plan"
         assert arrays is not None, "attention before its plan"
@@ -122,8 +123,8 @@ class TorchAttention:
             out[rows] = self._attend_one(q[rows], found, int(table.lengths[i]), self._kinds[layer]).to(out.dtype)
         return out.view(q.shape[0], -1)
 
+    @override
     def attend_cross(self, layer: int, q: Tensor) -> Tensor:
-        """See `CrossAttending`."""
         encoder = self._encoder
         assert self._kinds[layer].cross, "cross-attention in a layer of another kind"
         assert encoder is not None, "cross-attention without a table of encoder states"
@@ -134,8 +135,9 @@ class TorchAttention:
             out[rows] = attend_part(q[rows], keys, values, causal=False)[0].to(out.dtype)
         return out.view(q.shape[0], -1)
 
+    @override
     def for_bucket(self, num_rows: int, on_device: DeviceBatch) -> "TorchAttention":
-        """See `DeviceAttention`. It cannot be captured, but a `Recorder` may run it again instead, as tests do."""
+        """It cannot be captured, but a `Recorder` may run it again instead, as tests do."""
         del num_rows
         return TorchAttention(self._pool, self._num_heads, self._kinds, on_device, merged=self._merged)
 

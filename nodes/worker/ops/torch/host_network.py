@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from nodes.model_spec import ModelSpec, RopeParameters
+from nodes.models.ops import Ops
 from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm, parts_of
 from nodes.models.registry import decoder
 from nodes.worker.attention.base import AttentionBackend, Span
@@ -31,7 +33,7 @@ class _Step(NamedTuple):
     angles: dict[RopeParameters, tuple[Tensor, Tensor]]
 
 
-class TorchNetwork:
+class TorchNetwork(Ops[Tensor]):
     """The weights of one model, ready to compute, and `Ops` on tensors. Raises what `source` raises.
 
     `tile_rows` as for `make_linear`.
@@ -74,28 +76,33 @@ class TorchNetwork:
         finally:
             self._step = None
 
+    @override
     def embed(self, by: Embedding) -> Tensor:
         """Hidden states `[rows, hidden]` of the step's tokens."""
         found = self._embedding.index_select(0, self._planned.token_ids)
         # As it is rounded where models are trained.
         return found if by.scale == 1 else found.mul_(torch.tensor(by.scale, dtype=found.dtype))
 
+    @override
     def norm(self, x: Tensor, by: Norm, add: Tensor | None = None) -> Tensor:
-        """See `Ops`. In float32, returned in `x`'s dtype."""
+        """In float32, returned in `x`'s dtype."""
         weight = self._norms[by.weight.name]
         normed = torch.rms_norm(x.float(), list(weight.shape), weight, by.eps).to(x.dtype)
         return normed if add is None else normed.add_(add)
 
+    @override
     def linear(self, x: Tensor, by: Linear, add: Tensor | None = None) -> Tensor:
         """The product `[rows, out]` of `x` and the part's weight, with `add` added to it."""
         one = self._linears[by.name]
         return one(x) if add is None else one.plus(x, add)
 
+    @override
     def gated(self, x: Tensor, by: Gated) -> Tensor:
-        """See `Ops`. Two products, not one of both widths: fusing the activation saves more than the call costs."""
+        """Two products, not one of both widths: fusing the activation saves more than the call costs."""
         gate, up = self._linears[by.gate.name], self._linears[by.up.name]
         return up.times(x, gate.silu(x) if by.activation == "silu" else _gelu_tanh(gate(x)))
 
+    @override
     def moe(self, x: Tensor, by: Experts, add: Tensor) -> Tensor:
         """`add` plus what the chosen experts make of each row."""
 
@@ -105,6 +112,7 @@ class TorchNetwork:
 
         return add.add_(mixture(x, self.linear(x, by.router), by, expert))
 
+    @override
     def attend(self, qkv: Tensor, by: Attention) -> Tensor:
         """Attention over the layer's pages `[rows, heads * head_dim]`; keys and values are written first."""
         spec, step = self._spec, self._planned
@@ -120,12 +128,14 @@ class TorchNetwork:
         v = heads[:, spec.num_heads + spec.num_kv_heads :]
         return self._attention.attend(by.layer, step.plan, q, k, v).to(qkv.dtype)
 
+    @override
     def select(self, x: Tensor) -> Tensor:
         """The rows of `x` that are sampled."""
         return x.index_select(0, self._planned.sampled)
 
+    @override
     def head(self, x: Tensor, by: Linear) -> Tensor:
-        """See `Ops`; any number of rows, none included."""
+        """Any number of rows, none included."""
         num_rows = x.shape[0]
         if not num_rows:
             return x.new_empty(0, self._spec.vocab_size)

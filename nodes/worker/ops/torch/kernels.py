@@ -5,6 +5,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from nodes.model_spec import ModelSpec, RopeParameters
 from nodes.models.parts import Activation
@@ -38,31 +39,31 @@ class Kernels(Protocol):
         ...
 
 
-class TorchKernels:
-    """See `Kernels`; computed in float32, rounded once."""
+class TorchKernels(Kernels):
+    """In plain torch: computed in float32, rounded once."""
 
+    @override
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See `Kernels`."""
         return torch.rms_norm(x.float(), [x.shape[-1]], weight.float(), eps).to(x.dtype)
 
+    @override
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-        """See `Kernels`."""
         residual.add_(x)
         x.copy_(self.rms_norm(residual, weight, eps))
 
+    @override
     def head_norm(self, heads: Tensor, weight: Tensor, eps: float) -> None:
-        """See `Kernels`."""
         heads.copy_(self.rms_norm(heads, weight, eps))
 
+    @override
     def rotate(self, positions: Tensor, q: Tensor, k: Tensor, cos_sin: Tensor) -> None:
-        """See `Kernels`."""
         cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, -1)
         for heads in (q, k):
             first, second = heads.float().chunk(2, -1)
             heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
 
+    @override
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """See `Kernels`."""
         gate, up = gate_up.float().chunk(2, -1)
         gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
         return (gate * up).to(gate_up.dtype)

@@ -15,8 +15,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from nodes.model_spec import ModelSpec, RopeParameters
+from nodes.models.ops import Ops
 from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Norm, parts_of
 from nodes.models.registry import decoder
 from nodes.worker.layers.mixture import mixture
@@ -57,7 +59,7 @@ class _Product(NamedTuple):
     bias: Tensor | None
 
 
-class DeviceNetwork:
+class DeviceNetwork(Ops[Value]):
     """The weights of one model on `device`, or one rank's parts of them, and `Ops` on its tensors.
 
     `tile_rows` > 0 runs every product in calls of so many rows: a row's bits then do not depend on how many rows are
@@ -121,6 +123,7 @@ class DeviceNetwork:
         finally:
             self._step = None
 
+    @override
     def embed(self, by: Embedding) -> Value:
         """Hidden states `[rows, hidden]` of the step's tokens."""
         token_ids = self._planned.token_ids
@@ -136,6 +139,7 @@ class DeviceNetwork:
         # As it is rounded where models are trained.
         return _Hidden(found if by.scale == 1 else found.mul_(float(torch.tensor(by.scale, dtype=found.dtype))))
 
+    @override
     def norm(self, x: Value, by: Norm, add: Value | None = None) -> Value:
         """RMS norm of each row of `x`, with `add` added behind it."""
         weight = self._norms[by.weight.name]
@@ -148,6 +152,7 @@ class DeviceNetwork:
             self.kernels.add_rms_norm(normed, x.rows, weight, by.eps)
         return normed if add is None else _added(normed, add)
 
+    @override
     def linear(self, x: Value, by: Linear, add: Value | None = None) -> Value:
         """The product `[rows, out]` of `x` and the part's weight, with `add` added to it."""
         product = self._product(_rows(x), self._products[by.name])
@@ -155,12 +160,14 @@ class DeviceNetwork:
             product = self._summed(product)
         return product if add is None else _added(product, add)
 
+    @override
     def gated(self, x: Value, by: Gated) -> Value:
         """`activation(gate(x)) * up(x)`, `[rows, inner]`."""
         return self.kernels.gated(self._product(_rows(x), self._products[by.name]), by.activation)
 
+    @override
     def moe(self, x: Value, by: Experts, add: Value) -> Value:
-        """See `Ops`. Waits for the device, which says how many rows each expert has."""
+        """Waits for the device, which says how many rows each expert has."""
         rows = _rows(x)
 
         def expert(number: int, some: Tensor) -> Tensor:
@@ -171,6 +178,7 @@ class DeviceNetwork:
         # Added up over ranks once, not for each expert.
         return _added(self._summed(mixture(rows, scores, by, expert).to(rows.dtype)), add)
 
+    @override
     def attend(self, qkv: Value, by: Attention) -> Value:
         """Attention over the layer's pages `[rows, heads * head_dim]`; keys and values are written first."""
         shard, step = self._shard, self._planned
@@ -188,6 +196,7 @@ class DeviceNetwork:
             q = q * (by.scale * shard.head_dim**0.5)
         return step.attention.attend(by.layer, q, k, v)
 
+    @override
     def select(self, x: Value) -> Value:
         """The rows of `x` that are sampled."""
         sampled = self._planned.sampled
@@ -199,6 +208,7 @@ class DeviceNetwork:
             x.rows.index_select(0, sampled), x.pending if x.pending is None else x.pending.index_select(0, sampled)
         )
 
+    @override
     def head(self, x: Value, by: Linear) -> Value:
         """Logits `[sampled rows, vocab]`."""
         logits = self._product(_rows(x), self._products[by.name])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from kvstore.pool.page_pool import PagePool
 from nodes.protocol import RowError
@@ -23,7 +24,15 @@ from nodes.worker.ops.torch.sampler import sample_on_device
 from nodes.worker.parallel.collectives import of_all_ranks
 from nodes.worker.pool.view import PoolView
 from nodes.worker.sampler import NOT_DRAWN
-from nodes.worker.steps.step import MISSING_INPUT, POISONED, RunnableRow, RunnableStep, StepOutcome
+from nodes.worker.steps.step import (
+    MISSING_INPUT,
+    POISONED,
+    PipelinedRunner,
+    RemappableRunner,
+    RunnableRow,
+    RunnableStep,
+    StepOutcome,
+)
 
 if TYPE_CHECKING:
     from nodes.worker.cuda.memory_saver import MemorySaver
@@ -49,8 +58,8 @@ class Launched(NamedTuple):
         return {self.rows[index].row: token for index, token in zip(self.sampling, tokens, strict=True)}
 
 
-class DeviceRunner:
-    """See `Runner` and `PipelinedRunner`. Owns the device's stream; called from one thread but for `finish`."""
+class DeviceRunner(PipelinedRunner, RemappableRunner):
+    """A runner of one device. Owns the device's stream; called from one thread but for `finish`."""
 
     def __init__(
         self,
@@ -75,12 +84,13 @@ class DeviceRunner:
         self.saver: MemorySaver | None = None
         self._is_backed_up = False
 
+    @override
     def run(self, step: RunnableStep) -> StepOutcome:
-        """See `Runner.run`."""
         return self.finish(self.launch(step))
 
+    @override
     def launch(self, step: RunnableStep) -> Launched:
-        """See `PipelinedRunner.launch`. Raises CollectiveFailed for whatever goes wrong in a group of ranks."""
+        """Raises CollectiveFailed for whatever goes wrong in a group of ranks."""
         with of_all_ranks(self._network.collectives, f"step {step.step}"):
             return self._launch(step)
 
@@ -95,8 +105,9 @@ class DeviceRunner:
         self._last = Launched(step.rows, batch.sampling, on_host, done, before)
         return self._last
 
+    @override
     def finish(self, launched: Launched) -> StepOutcome:
-        """See `PipelinedRunner.finish`. Raises CollectiveFailed if the ranks' group failed meanwhile."""
+        """Raises CollectiveFailed if the ranks' group failed meanwhile."""
         drawn = launched.drawn()
         inputs = launched.before.drawn() if launched.before is not None else {}
         if self._network.collectives is not None:
@@ -115,13 +126,14 @@ class DeviceRunner:
             token_ids.append(token_id)
         return StepOutcome(token_ids, errors)
 
+    @override
     def synchronize(self) -> None:
-        """See `PipelinedRunner.synchronize`."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    @override
     def unmap(self, *, backs_up: bool) -> None:
-        """See `RemappableRunner`. Graphs go with the addresses they were captured with, workspaces with attention."""
+        """Graphs go with the addresses they were captured with, workspaces with attention."""
         self.synchronize()
         self._last = None
         self._graphs = None
@@ -135,8 +147,8 @@ class DeviceRunner:
             self.saver.pause()
             self._is_backed_up = True
 
+    @override
     def remap(self, pool: PagePool) -> None:
-        """See `RemappableRunner`."""
         assert self.over is not None, "whoever loaded it has said how"
         if self._is_backed_up and self.saver is not None:
             self.saver.resume()
