@@ -1,7 +1,6 @@
 """Owns the processes of a mesh: performs what the supervision core decides, and tells it what happens.
 
-One event goes in at a time (`_feed`), its commands are performed in order; whatever they bring about comes as a later
-event. Runs on the event loop of the `meshctl up` process, in its main thread.
+Runs on the event loop of the `meshctl up` process, in its main thread.
 """
 
 import asyncio
@@ -26,6 +25,7 @@ from cli.supervisor.role import RoleRun
 from cli.supervisor.zygote_client import SUPERVISOR_FD, ZygoteClient
 from mesh.address import Address, Endpoint
 from mesh.membership.view import DRAINING, READY, RELEASED, SUPERVISOR, Member
+from mesh.runtime.driver import CoreDriver, CoreTimer
 from mesh.supervision.core import Supervisor, Watch
 from mesh.supervision.events import (
     DRAINED,
@@ -93,7 +93,6 @@ class ProcessKeeper:
         self._released: set[Address] = set()
         self._drained: dict[str, int] = {}
         self._manifest: Manifest | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._failure_code = ExitCode.NOT_READY
         self._environment = actor_environment(topology.num_threads)
         supervision = topology.settings.supervision
@@ -116,6 +115,10 @@ class ProcessKeeper:
         )
         actors = [Supervised(a.actor_id, a.drain_tier, a.start_timeout_s, a.kind) for a in topology.actors]
         self.core = Supervisor(actors, policy, directory.epochs())
+        # Every actor ends with this process, so ending it for one event would take the whole mesh down. What a lost
+        # event leaves wrong is the state of one actor, and that one's next heartbeat, exit or deadline sets it right.
+        self._driver = CoreDriver[Event, Command](record, "supervision", self._handle, self._perform, ends_owner=False)
+        self._timer = CoreTimer(record, self.core.deadline, lambda: self._feed(Tick()))
 
     def begin(self, manifest: Manifest) -> None:
         """Start everything. `manifest` is what the processes are added to."""
@@ -130,6 +133,9 @@ class ProcessKeeper:
             # It takes longest, so it goes first.
             self._zygote.start()
         self._feed(Begin())
+        if self._driver.has_failed:
+            # Nothing serves yet that going on could save, and a mesh half begun would wait for ever.
+            raise RuntimeError(f"supervision failed at its first event: see {self._directory.log(SUPERVISOR)}")
 
     def beat(self, address: Address, state: str, progress: str) -> None:
         """An actor is alive and says it is in `state`, and how far with what takes long."""
@@ -192,24 +198,20 @@ class ProcessKeeper:
 
     def close(self) -> None:
         """Let the zygote end; all actors have."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._zygote.close()
 
     def _feed(self, event: Event) -> None:
-        commands = self.core.handle(event, self._loop.time())
+        self._driver.feed(event)
+        self._timer.arm()
+
+    def _handle(self, event: Event, now: float) -> list[Command]:
+        commands = self.core.handle(event, now)
         if self.core.drained != self._drained:
             # Before anybody is asked to end, so that it is known by then what for.
             self._drained = self.core.drained
             self._listeners.drained(self._drained)
-        for command in commands:
-            self._perform(command)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        deadline = self.core.deadline()
-        if deadline is not None:
-            self._timer = self._loop.call_at(deadline, self._feed, Tick())
+        return commands
 
     def _perform(self, command: Command) -> None:
         match command:

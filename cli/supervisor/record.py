@@ -62,6 +62,11 @@ class SupervisionRecord:
         self._draining: set[str] = set()
         self._died: set[str] = set()
 
+    @property
+    def ctx(self) -> Context:
+        """The supervisor's own; there is none before its actor has a place in the mesh."""
+        return self._context()
+
     def state(self, report: Report) -> None:
         """An actor is in another state."""
         self._tell(report)
@@ -155,8 +160,8 @@ class SupervisionRecord:
     def _count(self, name: str, actor_id: str, reason: str = "") -> None:
         # The labels say whom it is about; a scrape does not put the supervisor's own in their place.
         labels = {"actor": actor_id, "role": self._roles.get(actor_id, ZYGOTE)} | ({"reason": reason} if reason else {})
-        self._context().metrics.count(name, 1.0, **labels)
+        self.ctx.metrics.count(name, 1.0, **labels)
 
     @property
     def _log(self) -> structlog.stdlib.BoundLogger:
-        return self._context().log
+        return self.ctx.log

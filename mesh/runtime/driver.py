@@ -7,6 +7,8 @@
 A core that raises has stopped half-way: what it changed stands, what it wanted done is lost. Nothing that it says after
 that can be believed, so the actor ends and its next incarnation begins from what others know. The log gets the core's
 last events, from which a test can run it again (`mesh/testing/replay.py`).
+
+Not so where the end of the owner would cost more than a wrong state (`ends_owner` False): there one event is lost.
 """
 
 from collections import deque
@@ -33,7 +35,10 @@ SHORTEST_S: Final = 0.01
 class Driven(Protocol):
     """Whose core it is: an actor, or a part of one."""
 
-    ctx: Context
+    @property
+    def ctx(self) -> Context:
+        """The actor's own."""
+        ...
 
 
 class CoreDriver(Generic[Event, Command]):
@@ -41,6 +46,8 @@ class CoreDriver(Generic[Event, Command]):
 
     Args:
         owner: ends when the core raises.
+        ends_owner: False: it does not. The failure is logged and counted, and the next event handled; `feed` raises
+            nothing but refusals.
         name: of the core, for the log.
         handle: takes an event and the time (`Context.now()`), returns commands in order.
         perform: carries one command out. What it raises is a failure too: the core believes the rest was done.
@@ -59,6 +66,7 @@ class CoreDriver(Generic[Event, Command]):
         refusals: tuple[type[Exception], ...] = (),
         setup: Mapping[str, Any] | None = None,
         redact: Callable[[], Redact] = lambda: keep_all,
+        ends_owner: bool = True,
     ) -> None:
         self._owner = owner
         self._name = name
@@ -67,6 +75,7 @@ class CoreDriver(Generic[Event, Command]):
         self._refusals = refusals
         self._setup = dict(setup or {})
         self._redact = redact
+        self._ends_owner = ends_owner
         self._events: deque[Event] = deque()
         self._recorder: EventRecorder[Event] = EventRecorder()
         self._is_handling = False
@@ -77,7 +86,7 @@ class CoreDriver(Generic[Event, Command]):
 
         Returns False when called by `perform`: the event waits for its turn, and who fed the first is told True.
         """
-        if self.has_failed:
+        if self.has_failed and self._ends_owner:
             return False
         self._events.append(event)
         if self._is_handling:
@@ -100,14 +109,20 @@ class CoreDriver(Generic[Event, Command]):
             raise
         except Exception as error:
             self._fail(error)
-            raise
+            if self._ends_owner:
+                raise
 
     def _fail(self, error: Exception) -> None:
-        self.has_failed = True
-        self._events.clear()
+        is_first, self.has_failed = not self.has_failed, True
         ctx = self._owner.ctx
         what = f"{type(error).__name__}: {error}"
         ctx.metrics.count("mesh_core_failures_total", core=self._name)
+        if not self._ends_owner:
+            # Nobody above it sees the error. Its last events are written once: they are up to 1 MiB, and whatever made
+            # it fail comes again with each heartbeat, several times a second.
+            ctx.log.error("core goes on", core=self._name, exc_info=error)
+            if not is_first:
+                return
         writer = Writer(self._redact())
         recorded = self._recorder.events()
         written = writer.write_newest(recorded)
@@ -119,7 +134,9 @@ class CoreDriver(Generic[Event, Command]):
         )
         for number, data in enumerate(written):
             ctx.log.error(CORE_EVENT, core=self._name, number=number, **data)
-        ctx.end(f"its core {self._name} failed: {what}")
+        if self._ends_owner:
+            self._events.clear()
+            ctx.end(f"its core {self._name} failed: {what}")
 
 
 class CoreTimer:

@@ -31,8 +31,10 @@ async def keeper_of(directory: MeshDirectory) -> ProcessKeeper:
         num_threads=1,
         settings=SimpleNamespace(supervision=SupervisionSettings()),
     )
+    loop = asyncio.get_running_loop()
+    record = Mock(ctx=Mock(now=loop.time, later=loop.call_later))
     listeners = Listeners(dead=Mock(), drained=Mock(), ready=Mock(), stopped=Mock(), member=Mock())
-    keeper = ProcessKeeper(topology, directory, Mock(), Mock(), listeners, 0)
+    keeper = ProcessKeeper(topology, directory, Mock(), record, listeners, 0)
     keeper.core.handle(Begin(), 0.0)
     keeper.core.handle(Spawned("gateway-0", 1), 0.0)
     keeper.core.handle(Beat("gateway-0", 1, True), 0.0)
@@ -93,6 +95,29 @@ def test_on_a_full_disk_who_died_comes_back_and_it_is_said(tmp_path: Path, monke
         assert MeshDirectory("m").epochs() == {"gateway-0": 2}, "no later supervisor issues it again"
         told = [call.args[0] for call in keeper._record.trouble.call_args_list]
         assert any("no room in" in line and "make room" in line for line in told)
+        keeper.close()
+
+    asyncio.run(run())
+
+
+def test_a_core_that_fails_costs_one_event_and_not_the_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    directory = MeshDirectory("m")
+    directory.create()
+
+    async def run() -> None:
+        keeper = await keeper_of(directory)
+        ctx = keeper._record.ctx
+        # A pid that nobody knows any more: the signal cannot be sent, and Terminate fails half-way.
+        process = keeper._processes.pop("gateway-0")
+        keeper.restart(["gateway"], stay_away=True)
+        ctx.metrics.count.assert_called_once_with("mesh_core_failures_total", core="supervision")
+        assert (ctx.end.called, keeper._listeners.stopped.called) == (False, False)
+        # Nor is the deadline lost with the event: who does not end is killed when it is over.
+        assert keeper._timer._handle is not None
+        keeper._processes["gateway-0"] = process
+        keeper.stop("SIGTERM", force=True)
+        keeper._children.signal.assert_called_once_with(process.pid, signal.SIGKILL)
         keeper.close()
 
     asyncio.run(run())

@@ -153,6 +153,26 @@ def test_a_core_that_raises_ends_its_actor_and_handles_nothing_more(log, where):
     assert [one["event"] for one in said] == ["core failed", "core event"]
 
 
+def test_a_core_whose_owner_may_not_end_goes_on_and_writes_its_events_once(log):
+    handled = []
+
+    def handle(event):
+        handled.append(event)
+        if event == "bad":
+            raise ZeroDivisionError("a bug")
+        return [event]
+
+    performed = []
+    driver, owner = driver_of(handle, performed.append, ends_owner=False)
+    for event in ("bad", "good", "bad", "good"):
+        assert driver.feed(event) is True
+    assert (handled, performed, owner.ended) == (["bad", "good", "bad", "good"], ["good", "good"], [])
+    assert owner.metrics.value("mesh_core_failures_total", core="test") == 2
+    said = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [one["event"] for one in said] == ["core goes on", "core failed", "core event", "core goes on"]
+    assert all("a bug" in one["exception"] for one in said if one["event"] == "core goes on")
+
+
 def test_an_event_of_which_nothing_was_taken_is_refused_and_the_core_goes_on():
     def handle(event):
         if event == "bad":
