@@ -28,6 +28,11 @@ class CliError(Exception):
     exit_code: ExitCode = ExitCode.FAILED
     code: ClassVar[str] = "failed"
 
+    def __init_subclass__(cls, *, exit_code: ExitCode | None = None, code: str | None = None) -> None:
+        super().__init_subclass__()
+        # What a kind does not say stays its base's: a model that is not here is a bad model.
+        cls.exit_code, cls.code = exit_code or cls.exit_code, code or cls.code
+
     def __init__(self, what: str, *, why: str, do: str) -> None:
         super().__init__(what)
         self.what = what
@@ -38,82 +43,49 @@ class CliError(Exception):
         return f"error: {self.what}\n  why: {self.why}\n  do:  {self.do}"
 
 
-class WrongUsage(CliError):
+class WrongUsage(CliError, exit_code=ExitCode.USAGE, code="wrong_usage"):
     """The command line is wrong."""
 
-    exit_code = ExitCode.USAGE
-    code = "wrong_usage"
 
-
-class NotRunning(CliError):
+class NotRunning(CliError, exit_code=ExitCode.NOT_RUNNING, code="not_running"):
     """There is no such mesh, or it does not answer."""
 
-    exit_code = ExitCode.NOT_RUNNING
-    code = "not_running"
 
-
-class AlreadyRunning(CliError):
+class AlreadyRunning(CliError, exit_code=ExitCode.ALREADY_RUNNING, code="already_running"):
     """A mesh of this name runs already."""
 
-    exit_code = ExitCode.ALREADY_RUNNING
-    code = "already_running"
 
-
-class BadManifest(CliError):
+class BadManifest(CliError, code="bad_manifest"):
     """The manifest of a mesh is damaged, another mesh's or another user's: nothing is done by it."""
 
-    code = "bad_manifest"
 
-
-class BadConfig(CliError):
+class BadConfig(CliError, exit_code=ExitCode.BAD_CONFIG, code="bad_config"):
     """A topology file, environment variable or option has a value that cannot be used."""
 
-    exit_code = ExitCode.BAD_CONFIG
-    code = "bad_config"
 
-
-class BadModel(CliError):
+class BadModel(CliError, exit_code=ExitCode.BAD_MODEL, code="bad_model"):
     """The model is missing, damaged, or of a kind that is not computed here."""
 
-    exit_code = ExitCode.BAD_MODEL
-    code = "bad_model"
 
-
-class CannotBind(CliError):
+class CannotBind(CliError, exit_code=ExitCode.CANNOT_BIND, code="cannot_bind"):
     """An address is taken, or may not be listened on."""
 
-    exit_code = ExitCode.CANNOT_BIND
-    code = "cannot_bind"
 
-
-class NoMemory(CliError):
+class NoMemory(CliError, exit_code=ExitCode.NO_MEMORY, code="no_memory"):
     """The KV pools do not fit."""
 
-    exit_code = ExitCode.NO_MEMORY
-    code = "no_memory"
 
-
-class StartFailed(CliError):
+class StartFailed(CliError, exit_code=ExitCode.NOT_READY, code="not_ready"):
     """An actor did not become ready."""
 
-    exit_code = ExitCode.NOT_READY
-    code = "not_ready"
 
-
-class TimedOut(CliError):
+class TimedOut(CliError, exit_code=ExitCode.TIMED_OUT, code="timed_out"):
     """It took longer than allowed."""
 
-    exit_code = ExitCode.TIMED_OUT
-    code = "timed_out"
 
-
-class TryAgain(CliError):
+class TryAgain(CliError, code="try_again"):
     """Somebody could not do it just now."""
 
-    code = "try_again"
 
-
-class Undone(CliError):
+class Undone(CliError, code="undone"):
     """Somebody else asked for the opposite while this was waited for."""
-
-    code = "undone"

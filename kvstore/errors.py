@@ -22,24 +22,15 @@ KVError
         PairUnmade          it never began, because two agents could not meet
 """
 
-from typing import ClassVar
+from mesh.errors import TypedError
 
 
-class KVError(Exception):
+class KVError(TypedError, code="kv_error"):
     """Base of everything that `kvstore` raises on purpose."""
 
-    code: str = "kv_error"
-    retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-
-class OwnershipError(KVError):
+class OwnershipError(KVError, code="page_ownership"):
     """A move needs page `page` in another state than it is in; nothing was changed."""
-
-    code = "page_ownership"
 
     def __init__(self, page: int, found: str, needed: str) -> None:
         super().__init__(f"page {page} is {found}, this move needs it {needed}; its holder's book is wrong")
@@ -48,22 +39,16 @@ class OwnershipError(KVError):
         self.needed = needed
 
 
-class SequenceError(KVError):
+class SequenceError(KVError, code="sequence_pages"):
     """A sequence's pages are used out of order: advanced past what is reserved, or used after release."""
 
-    code = "sequence_pages"
 
-
-class PoolError(KVError):
+class PoolError(KVError, code="pool"):
     """A pool's memory cannot be made or mapped."""
 
-    code = "pool"
 
-
-class PoolExhaustedMemory(PoolError):
+class PoolExhaustedMemory(PoolError, code="pool_no_space"):
     """The segment does not fit; says how many bytes it needs and how many there are."""
-
-    code = "pool_no_space"
 
     def __init__(self, path: str, needed_bytes: int, available_bytes: int) -> None:
         super().__init__(
@@ -75,10 +60,8 @@ class PoolExhaustedMemory(PoolError):
         self.available_bytes = available_bytes
 
 
-class DeviceExhaustedMemory(PoolExhaustedMemory):
+class DeviceExhaustedMemory(PoolExhaustedMemory, code="device_no_space"):
     """The pages do not fit the device; says how many bytes were asked for, how many are free, and of how many."""
-
-    code = "device_no_space"
 
     def __init__(self, device: str, needed_bytes: int, available_bytes: int, total_bytes: int) -> None:
         PoolError.__init__(
@@ -90,78 +73,52 @@ class DeviceExhaustedMemory(PoolExhaustedMemory):
         self.available_bytes = available_bytes
 
 
-class PoolMissing(PoolError):
+class PoolMissing(PoolError, code="pool_missing", retryable=True):
     """There is no segment at this path; its agent has not made it, or took it down."""
 
-    code = "pool_missing"
-    retryable: ClassVar[bool] = True
 
-
-class PoolForeign(PoolError):
+class PoolForeign(PoolError, code="pool_foreign"):
     """The file is not a KV pool, or one of a format that this version does not read."""
 
-    code = "pool_foreign"
 
-
-class PoolDenied(PoolError):
+class PoolDenied(PoolError, code="pool_denied"):
     """What has the segment's name is another user's, or no plain file: it is neither used nor removed."""
 
-    code = "pool_denied"
 
-
-class PoolTorn(PoolError):
+class PoolTorn(PoolError, code="pool_torn"):
     """The header is damaged, or the file is shorter than its header says."""
 
-    code = "pool_torn"
 
-
-class PoolMismatch(PoolError):
+class PoolMismatch(PoolError, code="pool_mismatch"):
     """A sound pool, but not the one that was asked for."""
 
-    code = "pool_mismatch"
 
-
-class PoolBusy(PoolError):
+class PoolBusy(PoolError, code="pool_busy"):
     """Another living process owns the segment."""
 
-    code = "pool_busy"
 
-
-class PoolClosed(PoolError):
+class PoolClosed(PoolError, code="pool_closed"):
     """The pool's memory was used after `close`."""
 
-    code = "pool_closed"
 
-
-class PagesElsewhere(PoolError):
+class PagesElsewhere(PoolError, code="pages_elsewhere"):
     """The pages lie in another memory than the one asked for, or are not mapped by this process."""
 
-    code = "pages_elsewhere"
 
-
-class DeviceError(PoolError):
+class DeviceError(PoolError, code="device"):
     """A device's memory cannot be had or used."""
 
-    code = "device"
 
-
-class DeviceUnavailable(DeviceError):
+class DeviceUnavailable(DeviceError, code="device_unavailable"):
     """There is no such device here, no CUDA driver, or no CuPy."""
 
-    code = "device_unavailable"
 
-
-class DeviceHandleInvalid(DeviceError):
+class DeviceHandleInvalid(DeviceError, code="device_handle", retryable=True):
     """The handle of another process's device memory cannot be opened: its maker is gone, or it is out of reach."""
 
-    code = "device_handle"
-    retryable: ClassVar[bool] = True
 
-
-class DeviceFault(DeviceError):
+class DeviceFault(DeviceError, code="device_fault"):
     """A CUDA call failed for no reason that the caller could have known; the process should be replaced."""
-
-    code = "device_fault"
 
 
 class TransferError(KVError):

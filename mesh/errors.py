@@ -30,31 +30,46 @@ NOT_SERVED: Final = "not_served"
 """An ask of a kind that the receiver does not answer; another of its role may."""
 
 
-class MeshError(Exception):
-    """Base of all errors of the mesh; `param` names the offending field where there is one."""
+class TypedError(Exception):
+    """Base of every error that crosses the wire or ends a start: `message` says what is wrong, why, and what to do.
 
-    code = "mesh_error"
-    retryable = False
+    A kind says its code with its class, `class PoolBusy(PoolError, code="pool_busy")`; `retryable` is its base's unless
+    it says otherwise. `param` names the offending field, or the option, where there is one.
+    """
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    code: str = "failed"
+    retryable: bool = False
+    param: str | None = None
+
+    def __init_subclass__(
+        cls, *, code: str | None = None, retryable: bool | None = None, param: str | None = None
+    ) -> None:
+        super().__init_subclass__()
+        # Only what is said: what is not stays the base's.
+        for name, value in (("code", code), ("retryable", retryable), ("param", param)):
+            if value is not None:
+                setattr(cls, name, value)
+
+    def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.param: str | None = param
+        if param is not None:
+            self.param = param
+
+
+class MeshError(TypedError, code="mesh_error"):
+    """Base of all errors of the mesh."""
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
 
 
-class BadSetting(MeshError):
+class BadSetting(MeshError, code="bad_setting"):
     """An environment variable, named by `param`, has a value that cannot be used."""
 
-    code = "bad_setting"
 
-
-class BindError(MeshError):
+class BindError(MeshError, code="cannot_bind"):
     """An address could not be listened on."""
-
-    code = "cannot_bind"
 
 
 class FrameRefused(MeshError):
@@ -69,60 +84,43 @@ class FrameRefused(MeshError):
         self.code = code
 
 
-class CallError(MeshError):
+class CallError(MeshError, code="call_failed"):
     """Everything that `ask` and `stream` raise."""
 
-    code = "call_failed"
 
-
-class DeadlineExceeded(CallError):
+class DeadlineExceeded(CallError, code="deadline_exceeded", retryable=True):
     """The time given has passed; the peer may or may not have done what was asked."""
 
-    code = "deadline_exceeded"
-    retryable = True
 
-
-class PeerLost(CallError):
+class PeerLost(CallError, code="peer_lost", retryable=True):
     """The peer died, restarted, stopped answering or was cut off; it may or may not have done what was asked.
 
     `was_heard` False: not a word came from that incarnation over this connection; most likely nobody was there.
     """
 
-    code = "peer_lost"
-    retryable = True
     was_heard = True
 
 
-class Unreachable(CallError):
+class Unreachable(CallError, code="unreachable", retryable=True):
     """Nothing was sent: the peer is not a member, or the way to it is full."""
 
-    code = "unreachable"
-    retryable = True
 
-
-class MailboxFull(CallError):
+class MailboxFull(CallError, code="mailbox_full", retryable=True):
     """Nothing was sent: this actor has as many calls in flight as it may."""
 
-    code = "mailbox_full"
-    retryable = True
 
-
-class TooLarge(CallError):
+class TooLarge(CallError, code="too_large"):
     """Nothing was sent: the message is over the mesh's limits."""
 
-    code = "too_large"
 
-
-class Cancelled(CallError):
+class Cancelled(CallError, code="cancelled"):
     """The other side no longer wants the answer."""
-
-    code = "cancelled"
 
 
 class RemoteError(CallError):
     """The peer answered with an error; `code`, `retryable` and `param` are the peer's."""
 
     def __init__(self, code: str, message: str, retryable: bool = False, param: str | None = None) -> None:
-        super().__init__(message, param=param)
+        super().__init__(message, param)
         self.code = code
         self.retryable = retryable

@@ -9,41 +9,24 @@
 None is retryable: each says what is wrong, why, and what to do.
 """
 
-from typing import ClassVar
+from mesh.errors import TypedError
 
 
-class ModelError(Exception):
+class ModelError(TypedError, code="model_error", param="model"):
     """Base of all reasons why a model cannot be served; `param` is the option that named the model."""
 
-    code: ClassVar[str] = "model_error"
-    retryable: ClassVar[bool] = False
-    param: ClassVar[str | None] = "model"
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-
-class ModelNotFound(ModelError):
+class ModelNotFound(ModelError, code="model_not_found"):
     """There is no such model, or a file that it cannot do without is missing."""
 
-    code = "model_not_found"
 
-
-class ModelDamaged(ModelError):
+class ModelDamaged(ModelError, code="model_damaged"):
     """A file cannot be read as what it should be, or files contradict each other."""
 
-    code = "model_damaged"
 
-
-class ModelUnsupported(ModelError):
+class ModelUnsupported(ModelError, code="model_unsupported"):
     """The model is well-formed, but of a kind that the worker does not compute."""
 
-    code = "model_unsupported"
 
-
-class TensorParallelUnfit(ModelError):
+class TensorParallelUnfit(ModelError, code="tensor_parallel_unfit", param="tp"):
     """Heads or columns of the model cannot be dealt out evenly to so many ranks."""
-
-    code = "tensor_parallel_unfit"
-    param = "tp"

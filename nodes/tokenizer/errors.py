@@ -14,75 +14,48 @@
 `r`: retryable. Codes and `param` cross the wire as they are; the gateway makes HTTP errors of them.
 """
 
+from mesh.errors import TypedError
 from nodes.protocol.memory import MEMORY_RELEASED
 
 
-class PrepareError(Exception):
+class PrepareError(TypedError, code="prepare_error"):
     """Base of all; `param` names the field of the client's request."""
 
-    code = "prepare_error"
-    retryable = False
 
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-
-
-class InvalidRequest(PrepareError):
+class InvalidRequest(PrepareError, code="invalid_request"):
     """The asking peer contradicts itself."""
 
-    code = "invalid_request"
 
-
-class TemplateError(PrepareError):
+class TemplateError(PrepareError, code="template_error"):
     """The chat cannot be rendered: the template refuses it, fails, takes too long, or there is no template."""
 
-    code = "template_error"
 
-
-class UnsupportedContent(PrepareError):
+class UnsupportedContent(PrepareError, code="unsupported_content"):
     """A part of a message is an image, audio, or something unknown."""
 
-    code = "unsupported_content"
 
-
-class EmptyPrompt(PrepareError):
+class EmptyPrompt(PrepareError, code="empty_prompt"):
     """The prompt has no tokens."""
 
-    code = "empty_prompt"
 
-
-class InvalidTokenId(PrepareError):
+class InvalidTokenId(PrepareError, code="invalid_token_id"):
     """A token id is outside the model's vocabulary."""
 
-    code = "invalid_token_id"
 
-
-class ContextLengthExceeded(PrepareError):
+class ContextLengthExceeded(PrepareError, code="context_length_exceeded"):
     """The prompt leaves no room for an output token."""
 
-    code = "context_length_exceeded"
 
-
-class NoCapacity(PrepareError):
+class NoCapacity(PrepareError, code="no_capacity", retryable=True):
     """Nobody who could serve the request is ready."""
 
-    code = "no_capacity"
-    retryable = True
 
-
-class MemoryReleased(NoCapacity):
+class MemoryReleased(NoCapacity, code=MEMORY_RELEASED):
     """Everybody who could serve the request has released its memory, until an operator has it resumed."""
 
-    code = MEMORY_RELEASED
 
-
-class Overloaded(PrepareError):
+class Overloaded(PrepareError, code="overloaded", retryable=True):
     """Too much work of the slow kind is waiting already."""
-
-    code = "overloaded"
-    retryable = True
 
 
 ERRORS_BY_CODE = {

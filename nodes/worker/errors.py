@@ -19,59 +19,39 @@ gone another way. It is no row's fault, so no row is run again for it; the whole
 
 from typing import ClassVar
 
+from mesh.errors import TypedError
 
-class WorkerError(Exception):
+
+class WorkerError(TypedError, code="worker_error"):
     """Base of all reasons why a worker cannot start."""
 
-    code: ClassVar[str] = "worker_error"
-    retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-
-class LayoutMismatch(WorkerError):
+class LayoutMismatch(WorkerError, code="layout_mismatch"):
     """The pool that the agent gave is not laid out for this model."""
 
-    code = "layout_mismatch"
 
-
-class WeightsUnfit(WorkerError):
+class WeightsUnfit(WorkerError, code="weights_unfit"):
     """A weight file is missing, damaged, or holds other tensors than the configuration asks for."""
 
-    code = "weights_unfit"
 
-
-class BackendMissing(WorkerError):
+class BackendMissing(WorkerError, code="backend_missing"):
     """No code here computes what is asked for."""
 
-    code = "backend_missing"
 
-
-class DeviceUnfit(WorkerError):
+class DeviceUnfit(WorkerError, code="device_unfit"):
     """The device and the pool's memory on it do not go together."""
 
-    code = "device_unfit"
 
-
-class DeviceMemoryShort(WorkerError):
+class DeviceMemoryShort(WorkerError, code="device_memory_short"):
     """Weights, activations and pool do not fit into the device's memory."""
 
-    code = "device_memory_short"
 
-
-class MemorySaverMissing(WorkerError):
+class MemorySaverMissing(WorkerError, code="memory_saver_missing"):
     """Weights cannot be put where their memory can be given back and taken again."""
 
-    code = "memory_saver_missing"
 
-
-class GroupNotFormed(WorkerError):
+class GroupNotFormed(WorkerError, code="group_not_formed", retryable=True):
     """The ranks of a group did not find each other in time. Another try, with a new unique id, may succeed."""
-
-    code = "group_not_formed"
-    retryable = True
 
 
 class CollectiveFailed(Exception):
