@@ -182,7 +182,7 @@ class SchedulerCore:
                 self.news.restate(event.topic, now)
             case MemoryWanted():
                 self.calls.is_draining = True
-                self.endings.give_all_back(self.orders, MEMORY_RELEASED, "the memory of this group is released", now)
+                self.endings.abort_all(self.orders, MEMORY_RELEASED, "the memory of this group is released", now)
             case DrainAsked():
                 self.calls.is_draining = True
                 self.outbox.add(Announce("draining", self.pipeline.adopted is not None, self.pipeline.numerics))

@@ -77,13 +77,13 @@ class Endings:
         self.leave(sequence, now)
         self._attempts.forget(sequence)
 
-    def give_all_back(self, orders: Orders, code: str, message: str, now: float, *, but_handoffs: bool = False) -> None:
+    def abort_all(self, orders: Orders, code: str, message: str, now: float, *, keep_handoffs: bool = False) -> None:
         """Fail every attempt and order that is not done, so that they begin elsewhere at once.
 
-        `but_handoffs`: those that are prefilled elsewhere now need nothing of this group's worker yet.
+        `keep_handoffs`: those that are prefilled elsewhere now need nothing of this group's worker yet.
         """
         for sequence in self._attempts:
-            if sequence.stage is not Stage.ENDED and not (but_handoffs and sequence.stage is Stage.HANDOFF):
+            if sequence.stage is not Stage.ENDED and not (keep_handoffs and sequence.stage is Stage.HANDOFF):
                 self.fail(sequence, code, message, True, now)
         for grant_id in orders.running():
             self.fail_order(orders, grant_id, code, message, now)

@@ -67,7 +67,7 @@ class WorkerDeaths:
     def away_for_good(self, now: float) -> None:
         """No worker for too long: whoever waits for it is told, and can go elsewhere."""
         message = f"worker {self._config.worker} has been away for {self._config.worker_lost_timeout_s:g} s"
-        self._endings.give_all_back(self._orders, "worker_lost", message, now, but_handoffs=True)
+        self._endings.abort_all(self._orders, "worker_lost", message, now, keep_handoffs=True)
 
     def _poisoned(self, sequence: Sequence, now: float) -> None:
         self.num_poisoned += 1

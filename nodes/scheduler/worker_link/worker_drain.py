@@ -60,7 +60,7 @@ class WorkerDrain:
 
     def on_due(self, now: float) -> None:
         """It stays away."""
-        self._endings.give_all_back(self._orders, DRAINING, self._message(), now)
+        self._endings.abort_all(self._orders, DRAINING, self._message(), now)
 
     def _message(self) -> str:
         return f"{', '.join(sorted(self._drained))} was drained; `meshctl restart` brings it back"
