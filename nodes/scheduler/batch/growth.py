@@ -20,15 +20,15 @@ class GrowthEstimate:
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self.ratio = FIRST_RATIO
+        self.new_token_ratio = FIRST_RATIO
 
     def stepped(self) -> None:
         """A step with decode rows was sent."""
-        self.ratio = max(LEAST_RATIO, self.ratio - (FIRST_RATIO - LEAST_RATIO) / DECAY_STEPS)
+        self.new_token_ratio = max(LEAST_RATIO, self.new_token_ratio - (FIRST_RATIO - LEAST_RATIO) / DECAY_STEPS)
 
     def idle(self) -> None:
         """Nothing runs: what was learned from these requests says nothing of the next ones."""
-        self.ratio = FIRST_RATIO
+        self.new_token_ratio = FIRST_RATIO
 
     def preempted(self, remaining: Iterable[Sequence]) -> None:
         """Pages ran out with `remaining` still running: expect of all at least what these have used of their limit."""
@@ -38,11 +38,11 @@ class GrowthEstimate:
             used += num_outputs + PREEMPTION_MARGIN_TOKENS
             allowed += max(1, sequence.max_length - sequence.num_prompt_tokens)
         if allowed:
-            self.ratio = min(1.0, max(self.ratio, used / allowed))
+            self.new_token_ratio = min(1.0, max(self.new_token_ratio, used / allowed))
 
     def num_pages(self, sequence: Sequence) -> int:
         """Pages that `sequence` is expected to need beyond those for the tokens it has."""
         if sequence.order_id:
             return 0
         left = min(sequence.num_kv_tokens - sequence.num_tokens, GROWTH_HORIZON_TOKENS)
-        return -(-int(max(0, left) * self.ratio) // self._page_size)
+        return -(-int(max(0, left) * self.new_token_ratio) // self._page_size)

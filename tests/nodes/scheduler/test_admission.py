@@ -20,7 +20,7 @@ def sequence(length: int, max_length: int, *, prompt: int | None = None) -> Sequ
 
 def test_growth_is_a_share_of_what_is_left() -> None:
     growth = GrowthEstimate(4)
-    growth.ratio = 0.5
+    growth.new_token_ratio = 0.5
     assert growth.num_pages(sequence(10, 31)) == 3, "20 tokens more have KV, half of them are expected"
     assert growth.num_pages(sequence(10, 11)) == 0
     assert growth.num_pages(sequence(10, 10**6)) == GROWTH_HORIZON_TOKENS * 0.5 / 4
@@ -33,21 +33,21 @@ def test_the_share_sinks_with_steps_and_rises_with_preemptions() -> None:
     growth = GrowthEstimate(4)
     for _ in range(10_000):
         growth.stepped()
-    assert growth.ratio == LEAST_RATIO
+    assert growth.new_token_ratio == LEAST_RATIO
     growth.preempted([sequence(60, 110, prompt=10)])
-    assert growth.ratio == (50 + 20) / 100
+    assert growth.new_token_ratio == (50 + 20) / 100
     growth.preempted([])
     growth.preempted([sequence(10, 110, prompt=10)])
-    assert growth.ratio == 0.7, "never lower by a preemption"
+    assert growth.new_token_ratio == 0.7, "never lower by a preemption"
     growth.preempted([sequence(110, 110, prompt=10)])
-    assert growth.ratio == 1.0
+    assert growth.new_token_ratio == 1.0
     growth.idle()
-    assert growth.ratio == FIRST_RATIO
+    assert growth.new_token_ratio == FIRST_RATIO
 
 
 def test_credit_counts_the_growth_of_all_who_run() -> None:
     growth = GrowthEstimate(4)
-    growth.ratio = 1.0
+    growth.new_token_ratio = 1.0
     running = sequence(8, 17)
     credit = Credit(growth, 10, [running])
     assert not credit.take(sequence(20, 34), 5), "5 now, 4 later, 2 for the one that runs"

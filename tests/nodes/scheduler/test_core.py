@@ -366,7 +366,7 @@ def test_a_poisoned_prompt_fails_wherever_it_is_prefilled() -> None:
 
 def crowded(**more) -> World:
     world = started(num_pages={"m": 31}, **more)
-    world.cores["m"].growth.ratio = 0.1
+    world.cores["m"].growth.new_token_ratio = 0.1
     return world
 
 
@@ -375,13 +375,13 @@ def test_preempted_requests_are_computed_again_and_lose_nothing() -> None:
     core = world.cores["m"]
     for base in range(4):
         world.submit(prompt(20, base), "m", max_tokens=40, ignore_eos=True)
-        core.growth.ratio = 0.1
+        core.growth.new_token_ratio = 0.1
         world.flush("w-m")
     world.settle()
     assert core.running.num_preemptions > 0
     assert core.admission.num_recomputed_tokens > 0
     assert all(request.num_cached_tokens == 0 for request in world.requests.values()), "usage is the first start's"
-    assert core.growth.ratio != 0.1
+    assert core.growth.new_token_ratio != 0.1
     world.check()
 
 
@@ -392,7 +392,7 @@ def test_preemption_at_depth_one_and_two_gives_the_same_tokens(seed) -> None:
         world = crowded(pipeline_depth=depth)
         for base in range(6):
             world.submit(prompt(10 + seed, base + seed), "m", max_tokens=30)
-            world.cores["m"].growth.ratio = 0.1
+            world.cores["m"].growth.new_token_ratio = 0.1
         world.settle()
         world.check()
         outputs.append([request.output_ids for request in world.requests.values()])
@@ -405,7 +405,7 @@ def test_the_last_one_takes_back_what_is_lent() -> None:
     core = world.cores["d"]
     while core.results.num_output_tokens < 1:
         world.deliver(world.busy_links()[0])
-    core.growth.ratio = 0.1
+    core.growth.new_token_ratio = 0.1
     other = world.submit(prompt(60, 5), "d", prefill="p", max_tokens=3)
     world.flush("w-p")
     assert lone.finish == "length"
@@ -421,7 +421,7 @@ def test_the_last_one_waits_for_what_orders_hold() -> None:
     core = world.cores["m"]
     while core.results.num_output_tokens < 1:
         world.deliver(world.busy_links()[0])
-    core.growth.ratio = 0.1
+    core.growth.new_token_ratio = 0.1
     world.submit(prompt(60, 5), "d", prefill="m", max_tokens=3)
     world.flush(("m", "a-d"))
     assert not lone.finish
