@@ -28,7 +28,7 @@ from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Asked, Outbox, Refuse, Reply
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.streams import Streams
-from nodes.scheduler.handoff.prefill import OrderRefused, Orders
+from nodes.scheduler.handoff.prefill import OrderRefused, PrefillHandoffQueue
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.sequence import Sequence
 
@@ -42,7 +42,7 @@ class Calls:
         cache: PrefixCache,
         queue: WaitingQueue,
         attempts: Attempts,
-        orders: Orders,
+        orders: PrefillHandoffQueue,
         streams: Streams,
         endings: Endings,
         outbox: Outbox,

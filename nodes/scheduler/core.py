@@ -60,8 +60,8 @@ from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.results import Results
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.handoff import decode, prefill
-from nodes.scheduler.handoff.decode import Grants, Outcome
-from nodes.scheduler.handoff.prefill import Orders
+from nodes.scheduler.handoff.decode import DecodeHandoffQueue, Outcome
+from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.loads import LoadReports
 from nodes.scheduler.queue.admission import Admission
 from nodes.scheduler.queue.policy import WaitingQueue
@@ -109,8 +109,8 @@ class SchedulerCore:
         self.attempts = Attempts(config, self.deadlines)
         self.streams = Streams(self.outbox, config.prompt_tail_tokens)
         self.pipeline = Pipeline(config, address.epoch, self.outbox, self.deadlines, self.asks)
-        self.grants = Grants(config, pool, address, self.outbox, self.deadlines, self.asks)
-        self.orders = Orders(config, pool, self.outbox, self.deadlines)
+        self.grants = DecodeHandoffQueue(config, pool, address, self.outbox, self.deadlines, self.asks)
+        self.orders = PrefillHandoffQueue(config, pool, self.outbox, self.deadlines)
         self.endings = Endings(self.queue, self.running, self.grants, self.attempts, self.streams, self.outbox)
         self.results = Results(config.page_size, self.running, self.orders, self.streams, self.endings)
         self.deaths = WorkerDeaths(config, self.running, self.results, self.orders, self.endings)

@@ -17,8 +17,8 @@ from nodes.scheduler.calls import Calls
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.results import Results
-from nodes.scheduler.handoff.decode import Grants
-from nodes.scheduler.handoff.prefill import Orders
+from nodes.scheduler.handoff.decode import DecodeHandoffQueue
+from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.queue.admission import Admission
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.worker_link.pipeline import Pipeline
@@ -41,8 +41,8 @@ class Parts(Protocol):
     queue: WaitingQueue
     running: Running
     attempts: Attempts
-    grants: Grants
-    orders: Orders
+    grants: DecodeHandoffQueue
+    orders: PrefillHandoffQueue
     pipeline: Pipeline
     asks: PersistentAsks
     endings: Endings

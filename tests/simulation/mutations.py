@@ -35,8 +35,8 @@ from nodes.scheduler.calls import Calls
 from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import Announce
 from nodes.scheduler.finish.streams import Streams
-from nodes.scheduler.handoff.decode import Grants
-from nodes.scheduler.handoff.prefill import Orders
+from nodes.scheduler.handoff.decode import DecodeHandoffQueue
+from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.worker_link.pipeline import Pipeline
 from nodes.scheduler.worker_link.ranks import AdoptedRanks
@@ -217,7 +217,7 @@ def _count_all_pages(progress: Any) -> Any:
 
 
 def _ignore_unknown_grants(on_transfer_failed: Any) -> Any:
-    def mutated(self: Orders, message: Any, now: float) -> Any:
+    def mutated(self: PrefillHandoffQueue, message: Any, now: float) -> Any:
         return None if message.code == "unknown_grant" else on_transfer_failed(self, message, now)
 
     return mutated
@@ -330,10 +330,10 @@ PLANTED: dict[str, Patches] = OPENINGS_PLANTED | {
     "attempts of a lost gateway go on": [around(Attempts, "of_gateway", lambda _: lambda *_: []), ZOMBIES_GO_ON],
     # The lease is the last guard: before it the holder cancels, is seen to be gone, or does not know the order.
     "prefilled pages are kept for good": [
-        around(Orders, "on_lease_over", lambda _: nothing),
-        around(Orders, "on_holder_lost", lambda _: lambda *_: []),
-        around(Orders, "on_transfer_failed", _ignore_unknown_grants),
-        around(Grants, "_cancel_unknown", lambda _: nothing),
+        around(PrefillHandoffQueue, "on_lease_over", lambda _: nothing),
+        around(PrefillHandoffQueue, "on_holder_lost", lambda _: lambda *_: []),
+        around(PrefillHandoffQueue, "on_transfer_failed", _ignore_unknown_grants),
+        around(DecodeHandoffQueue, "_cancel_unknown", lambda _: nothing),
     ],
     "a stream begins behind the position asked for": [around(Streams, "reopen", _off_by_one)],
     "requests that never fit are taken": [around(Calls, "_problem", _let_anything_in)],
@@ -366,7 +366,7 @@ PLANTED: dict[str, Patches] = OPENINGS_PLANTED | {
     "generations are not compared": [
         around(puller, "_compare", lambda _: nothing),
         around(TransferSession, "handle", _ignore_lost_senders),
-        around(Grants, "on_peer_lost", lambda _: lambda *_: []),
+        around(DecodeHandoffQueue, "on_peer_lost", lambda _: lambda *_: []),
     ],
     "pages are counted that are not the first ones": [around(TransferSession, "_progress", _count_all_pages)],
     # Pages of a step are given back, and cached, that another rank has yet to write.

@@ -13,8 +13,8 @@ from nodes.scheduler.attempts import Attempts
 from nodes.scheduler.batch.running import Running
 from nodes.scheduler.events import Outbox
 from nodes.scheduler.finish.streams import Streams
-from nodes.scheduler.handoff.decode import Grants
-from nodes.scheduler.handoff.prefill import Orders
+from nodes.scheduler.handoff.decode import DecodeHandoffQueue
+from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.sequence import Sequence, Stage
 
@@ -26,7 +26,7 @@ class Endings:
         self,
         queue: WaitingQueue,
         running: Running,
-        grants: Grants,
+        grants: DecodeHandoffQueue,
         attempts: Attempts,
         streams: Streams,
         outbox: Outbox,
@@ -77,7 +77,9 @@ class Endings:
         self.leave(sequence, now)
         self._attempts.forget(sequence)
 
-    def abort_all(self, orders: Orders, code: str, message: str, now: float, *, keep_handoffs: bool = False) -> None:
+    def abort_all(
+        self, orders: PrefillHandoffQueue, code: str, message: str, now: float, *, keep_handoffs: bool = False
+    ) -> None:
         """Fail every attempt and order that is not done, so that they begin elsewhere at once.
 
         `keep_handoffs`: those that are prefilled elsewhere now need nothing of this group's worker yet.
@@ -88,7 +90,7 @@ class Endings:
         for grant_id in orders.running():
             self.fail_order(orders, grant_id, code, message, now)
 
-    def fail_order(self, orders: Orders, grant_id: str, code: str, message: str, now: float) -> None:
+    def fail_order(self, orders: PrefillHandoffQueue, grant_id: str, code: str, message: str, now: float) -> None:
         """An order that is being computed ends, and what computes it."""
         sequence = orders.fail(grant_id, code, message, now)
         assert sequence is not None, "an order that is computed has its sequence"

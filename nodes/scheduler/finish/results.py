@@ -11,7 +11,7 @@ from nodes.scheduler.batch.step import Acknowledged
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.handoff.decode import HandoffDone, Outcome
-from nodes.scheduler.handoff.prefill import Orders
+from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.sequence import Sequence, Stage
 
 POISONED = "poisoned_request"
@@ -20,7 +20,9 @@ POISONED = "poisoned_request"
 class Results:
     """Applies acknowledged steps."""
 
-    def __init__(self, page_size: int, running: Running, orders: Orders, streams: Streams, endings: Endings) -> None:
+    def __init__(
+        self, page_size: int, running: Running, orders: PrefillHandoffQueue, streams: Streams, endings: Endings
+    ) -> None:
         self._page_size = page_size
         self._running = running
         self._orders = orders

@@ -81,7 +81,7 @@ class _Handoff:
         self.done: PrefillDone | None = None
 
 
-class Grants:
+class DecodeHandoffQueue:
     """Handoffs of one decode scheduler, and the grants that it is closing."""
 
     def __init__(

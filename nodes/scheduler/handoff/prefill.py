@@ -67,7 +67,7 @@ class _Order:
         self.repeat_s = 0.0
 
 
-class Orders:
+class PrefillHandoffQueue:
     """Prefills that other schedulers ordered from this one."""
 
     def __init__(self, config: SchedulerConfig, pool: PoolHandle, outbox: Outbox, deadlines: Deadlines) -> None:

@@ -22,8 +22,8 @@ from kvstore.cache.rebuild import RecoveredSequences
 from nodes.scheduler.batch.growth import GrowthEstimate
 from nodes.scheduler.batch.running import Running
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.handoff.decode import Grants
-from nodes.scheduler.handoff.prefill import Orders
+from nodes.scheduler.handoff.decode import DecodeHandoffQueue
+from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.sequence import Sequence, Stage
 
@@ -76,8 +76,8 @@ class Admission:
         queue: WaitingQueue,
         running: Running,
         growth: GrowthEstimate,
-        grants: Grants,
-        orders: Orders,
+        grants: DecodeHandoffQueue,
+        orders: PrefillHandoffQueue,
         recovered: RecoveredSequences,
     ) -> None:
         self._config = config

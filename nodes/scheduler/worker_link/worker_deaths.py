@@ -15,7 +15,7 @@ from nodes.scheduler.batch.step import Step
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.results import POISONED, Results
-from nodes.scheduler.handoff.prefill import Orders
+from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.sequence import Sequence, Stage
 from nodes.scheduler.worker_link.pipeline import MAX_DEATHS
 
@@ -28,7 +28,7 @@ class WorkerDeaths:
         config: SchedulerConfig,
         running: Running,
         results: Results,
-        orders: Orders,
+        orders: PrefillHandoffQueue,
         endings: Endings,
     ) -> None:
         self._config = config

@@ -12,7 +12,7 @@ from mesh.runtime.deadlines import Deadlines
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import MembersChanged
 from nodes.scheduler.finish.endings import Endings
-from nodes.scheduler.handoff.prefill import Orders
+from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 
 DRAINED: Final = "worker_drained"
 DRAINING: Final = "draining"
@@ -21,7 +21,9 @@ DRAINING: Final = "draining"
 class WorkerDrain:
     """Which of the group's workers were drained and are not back."""
 
-    def __init__(self, config: SchedulerConfig, orders: Orders, endings: Endings, deadlines: Deadlines) -> None:
+    def __init__(
+        self, config: SchedulerConfig, orders: PrefillHandoffQueue, endings: Endings, deadlines: Deadlines
+    ) -> None:
         self._config = config
         self._orders = orders
         self._endings = endings

@@ -13,7 +13,7 @@ from nodes.request import Sampling
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Outbox
 from nodes.scheduler.handoff import prefill as module
-from nodes.scheduler.handoff.prefill import ANNOUNCE, LEASE, TIMEOUT, Orders
+from nodes.scheduler.handoff.prefill import ANNOUNCE, LEASE, TIMEOUT, PrefillHandoffQueue
 from nodes.scheduler.sequence import Sequence
 
 PAGE = 4
@@ -36,7 +36,7 @@ def order(grant_id: str = "g", **more) -> PrefillOrder:
 class Bench:
     def __init__(self) -> None:
         self.outbox, self.deadlines = Outbox(), Deadlines()
-        self.orders = Orders(CONFIG, POOL, self.outbox, self.deadlines)
+        self.orders = PrefillHandoffQueue(CONFIG, POOL, self.outbox, self.deadlines)
         self.cache = PrefixCache.fresh(20, PAGE, group="p", epoch=1)
 
     def accept(self, grant_id: str = "g", now: float = 0.0, **more) -> Sequence:

@@ -21,7 +21,7 @@ from nodes.scheduler.handoff.decode import (
     OPEN,
     ORDER,
     RENEW,
-    Grants,
+    DecodeHandoffQueue,
     HandoffDone,
     HandoffFailed,
 )
@@ -43,7 +43,7 @@ class Bench:
     def __init__(self) -> None:
         self.outbox, self.deadlines = Outbox(), Deadlines()
         self.asks = PersistentAsks(self.outbox, self.deadlines)
-        self.grants = Grants(CONFIG, POOL, Address("d", 2), self.outbox, self.deadlines, self.asks)
+        self.grants = DecodeHandoffQueue(CONFIG, POOL, Address("d", 2), self.outbox, self.deadlines, self.asks)
         self.cache = PrefixCache.fresh(20, PAGE, group="d", epoch=2)
         self.rows = 0
 
