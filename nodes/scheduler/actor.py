@@ -263,7 +263,7 @@ class SchedulerActor(Actor):
             return
         self._driver.feed(Wake())
         self._timer.arm()
-        if core.calls.is_draining and core.is_drained:
+        if core.handlers.is_draining and core.is_drained:
             self._drained.set()
 
     def _perform(self, command: Command) -> None:

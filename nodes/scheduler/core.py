@@ -36,7 +36,6 @@ from nodes.scheduler.batch.batching import compose_step
 from nodes.scheduler.batch.growth import GrowthEstimate
 from nodes.scheduler.batch.running import Running
 from nodes.scheduler.cache_news import CacheNews
-from nodes.scheduler.calls import Calls
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import (
     Announce,
@@ -65,6 +64,7 @@ from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.loads import LoadReports
 from nodes.scheduler.queue.admission import Admission
 from nodes.scheduler.queue.policy import WaitingQueue
+from nodes.scheduler.rpc_handlers import RpcHandlers
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.worker_link import pipeline, worker_drain
 from nodes.scheduler.worker_link.pipeline import Pipeline
@@ -117,7 +117,7 @@ class SchedulerCore:
         self.admission = Admission(
             config, cache, self.queue, self.running, self.growth, self.grants, self.orders, self.recovered
         )
-        self.calls = Calls(
+        self.handlers = RpcHandlers(
             config, cache, self.queue, self.attempts, self.orders, self.streams, self.endings, self.outbox
         )
         self.drain = WorkerDrain(config, self.orders, self.endings, self.deadlines)
@@ -168,7 +168,7 @@ class SchedulerCore:
             case Told():
                 self._on_told(event.sender, event.message, now)
             case Asked():
-                self.calls.on_ask(event, now)
+                self.handlers.on_ask(event, now)
                 self.admission.is_due = True
             case Answered():
                 self._on_answer(event, now)
@@ -181,10 +181,10 @@ class SchedulerCore:
             case FollowerReset():
                 self.news.restate(event.topic, now)
             case MemoryWanted():
-                self.calls.is_draining = True
+                self.handlers.is_draining = True
                 self.endings.abort_all(self.orders, MEMORY_RELEASED, "the memory of this group is released", now)
             case DrainAsked():
-                self.calls.is_draining = True
+                self.handlers.is_draining = True
                 self.outbox.add(Announce("draining", self.pipeline.adopted is not None, self.pipeline.numerics))
             case Wake():
                 self._wake(now)
@@ -213,9 +213,9 @@ class SchedulerCore:
             case PrefillFailed():
                 self._on_outcome(self.grants.on_failed(sender, message, now), now)
             case Resend():
-                self.calls.on_resend(sender, message, now)
+                self.handlers.on_resend(sender, message, now)
             case StopAt():
-                self.calls.on_stop(message, now)
+                self.handlers.on_stop(message, now)
                 self.admission.is_due = True
             case _:
                 # Another role's business, or a newer protocol's: nothing here depends on it.
@@ -244,7 +244,7 @@ class SchedulerCore:
             self._on_outcome(self.grants.on_ask_failed(event.tag, event.code, now), now)
 
     def _on_adopted(self, adopted: Adopted, now: float) -> None:
-        self.calls.vocab_size = adopted.vocab_size
+        self.handlers.vocab_size = adopted.vocab_size
         self.deaths.take_back(self.pipeline.on_adopted(adopted, now), now)
         # The first worker makes this scheduler ready; a draining one stays so.
         self.outbox.add(Announce(None if self._is_announced else "ready", True, adopted.numerics))
@@ -272,7 +272,7 @@ class SchedulerCore:
                 self.grants.retry_now(actor_id)
         self._ready = dict(event.ready)
         self.drain.on_members(event, now)
-        self.calls.is_worker_drained = self.drain.is_drained
+        self.handlers.is_worker_drained = self.drain.is_drained
         self.pipeline.on_members(self._ready, now)
         self.streams.on_members(self._ready, self.attempts)
         self.admission.is_due = True

@@ -13,7 +13,6 @@ from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.attempts import Attempts
 from nodes.scheduler.batch.running import Running
 from nodes.scheduler.cache_news import CacheNews
-from nodes.scheduler.calls import Calls
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.results import Results
@@ -21,6 +20,7 @@ from nodes.scheduler.handoff.decode import DecodeHandoffQueue
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.queue.admission import Admission
 from nodes.scheduler.queue.policy import WaitingQueue
+from nodes.scheduler.rpc_handlers import RpcHandlers
 from nodes.scheduler.worker_link.pipeline import Pipeline
 
 OWNERSHIP = (
@@ -49,7 +49,7 @@ class Parts(Protocol):
     results: Results
     admission: Admission
     recovered: RecoveredSequences
-    calls: Calls
+    handlers: RpcHandlers
     news: CacheNews
 
 
@@ -77,7 +77,7 @@ def gauges(core: Parts) -> dict[str, float]:
         "mesh_scheduler_workers_dismissed_total": pipeline.num_dismissals,
         "mesh_scheduler_step_mismatches_total": pipeline.num_mismatches,
         "mesh_scheduler_repeated_steps_total": pipeline.num_repeated_steps,
-        "mesh_scheduler_prompt_tokens_total": core.calls.num_prompt_tokens,
+        "mesh_scheduler_prompt_tokens_total": core.handlers.num_prompt_tokens,
         "mesh_scheduler_output_tokens_total": core.results.num_output_tokens,
         "mesh_scheduler_computed_tokens_total": core.results.num_computed_tokens,
         "mesh_scheduler_prefix_query_tokens_total": cache.num_query_tokens,

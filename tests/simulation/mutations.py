@@ -31,12 +31,12 @@ from nodes.registry.core import RegistryCore
 from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.attempts import Attempts
 from nodes.scheduler.batch.running import Running
-from nodes.scheduler.calls import Calls
 from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import Announce
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.handoff.decode import DecodeHandoffQueue
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
+from nodes.scheduler.rpc_handlers import RpcHandlers
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.worker_link.pipeline import Pipeline
 from nodes.scheduler.worker_link.ranks import AdoptedRanks
@@ -250,7 +250,7 @@ def _take_gaps(take_run: Any) -> Any:
 
 
 def _let_anything_in(problem: Any) -> Any:
-    def mutated(self: Calls, *arguments: Any) -> Any:
+    def mutated(self: RpcHandlers, *arguments: Any) -> Any:
         found = problem(self, *arguments)
         return None if found is not None and found[0] == "never_fits" else found
 
@@ -336,7 +336,7 @@ PLANTED: dict[str, Patches] = OPENINGS_PLANTED | {
         around(DecodeHandoffQueue, "_cancel_unknown", lambda _: nothing),
     ],
     "a stream begins behind the position asked for": [around(Streams, "reopen", _off_by_one)],
-    "requests that never fit are taken": [around(Calls, "_problem", _let_anything_in)],
+    "requests that never fit are taken": [around(RpcHandlers, "_problem", _let_anything_in)],
     "a stand-in has the last word on what fits": [around(Peers, "is_stand_in", lambda _: nothing)],
     "leases at the registry never end": [around(RegistryCore, "expire", lambda _: nothing)],
     "a new incarnation is taken for the old one": [around(Membership, "_update", _same_incarnation)],

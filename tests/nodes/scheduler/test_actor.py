@@ -215,11 +215,11 @@ def test_supervisors_say_who_stays_away_and_nobody_else() -> None:
             supervisor = Member(name, "supervisor", 1, Endpoint("", ""), attributes=attributes)
             ctx.members.list.append(supervisor)
             one.on_members([], [], [supervisor])
-            assert core.calls.is_worker_drained == (name == "supervisor")
+            assert core.handlers.is_worker_drained == (name == "supervisor")
         ctx.members.list.pop()
         ctx.members.list.append(member("w", "worker", 4))
         one.on_members([], [], [])
-        assert not core.calls.is_worker_drained
+        assert not core.handlers.is_worker_drained
         await one.stop()
 
     run(scenario)

@@ -787,7 +787,7 @@ def test_draining_refuses_what_is_new_and_finishes_what_is_here() -> None:
     world.flush("w-m")
     core = world.cores["m"]
     assert core.handle(DrainAsked(), world.now) == [Announce("draining", worker_ready=True)]
-    assert core.calls.is_draining
+    assert core.handlers.is_draining
     late = world.submit(prompt(9), "m")
     world.flush("w-m")
     assert late.failure == "draining"

@@ -33,7 +33,7 @@ from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.sequence import Sequence
 
 
-class Calls:
+class RpcHandlers:
     """Answers asks, and the tells by which streams are asked for again or stopped."""
 
     def __init__(
