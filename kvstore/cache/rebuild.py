@@ -78,7 +78,7 @@ class RecoveredSequences:
         return sum(len(handles) for handles in self._by_parent.values())
 
     def claim(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> BlockTable | None:
-        """The orphan that has most of these tokens, but not all: the last one must be computed. None: no such orphan.
+        """The sequence that has most of these tokens, but not all: the last one must be computed. None: there is none.
 
         A claimed handle is the caller's to release; `num_cached_tokens` says how much of it is reused.
         """

@@ -218,8 +218,8 @@ class SchedulerActor(Actor):
 
     def _report(self, found: Rebuilt) -> None:
         """Say what was found, if anything; damage is loud, because no death of ours leaves any."""
-        num_cached, num_lent = found.cache.num_pages_in(PageState.CACHED), len(found.quarantined) - found.num_torn
-        figures = {"cached": num_cached, "orphans": len(found.recovered), "lent": num_lent}
+        num_cached, num_exported = found.cache.num_pages_in(PageState.CACHED), len(found.quarantined) - found.num_torn
+        figures = {"cached": num_cached, "recovered": len(found.recovered), "exported": num_exported}
         if not (found.num_torn or found.num_dropped):
             if num_cached:
                 self.ctx.log.info("cache rebuilt", **figures)

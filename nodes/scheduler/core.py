@@ -79,7 +79,7 @@ MAX_LONE_PREEMPTIONS = 16
 class SchedulerCore:
     """The decisions of one scheduler incarnation. Parts are public for `figures.py` and tests; only this class acts.
 
-    `orphans` are held in `cache` for a lease, or until they are claimed: what the incarnation before was running.
+    `recovered` are held in `cache` for a lease, or until they are claimed: what the incarnation before was running.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ class SchedulerCore:
             asks.RETRY: lambda peer, _: self.asks.retry(peer),
             attempts.FINISHED: lambda row, now: self.endings.cancel(self.attempts.on_finished_due(row), now),
             cache_news.RESTATE: self.news.restate,
-            RECOVERY: lambda _, __: self._release_orphans(),
+            RECOVERY: lambda _, __: self._release_recovered(),
             worker_drain.DRAINED: lambda _, now: self.drain.on_due(now),
             # That it is due is all: reports go with every wake.
             loads.LOAD: lambda _, __: None,
@@ -356,9 +356,9 @@ class SchedulerCore:
             self.admission.admit(step_tokens, max_running, self._can_prefill, now)
         if len(self.queue) and len(self.recovered) and not (len(self.running) or len(self.grants)):
             # Those who wait need the pages of those who have not come back.
-            self._release_orphans()
+            self._release_recovered()
 
-    def _release_orphans(self) -> None:
+    def _release_recovered(self) -> None:
         self.recovered.release()
         self.deadlines.clear((RECOVERY, ""))
         self.admission.is_due = True
@@ -375,7 +375,7 @@ class SchedulerCore:
     def _unstick(self, sequence: Sequence, now: float) -> None:
         """The last one running has no page for its next token: whatever else holds pages must go, or will."""
         if len(self.recovered):
-            self._release_orphans()
+            self._release_recovered()
         elif len(self.grants):
             # Whoever has nothing yet but lent pages gives them back.
             self._on_outcome(self.grants.revoke(self.grants.sequences()[-1], now), now)

@@ -64,7 +64,7 @@ def gauges(core: Parts) -> dict[str, float]:
         "mesh_scheduler_num_running": len(core.running),
         "mesh_scheduler_num_waiting": len(core.queue),
         "mesh_scheduler_num_handoffs": len(grants),
-        "mesh_scheduler_num_orphans": len(core.recovered),
+        "mesh_scheduler_num_recovered": len(core.recovered),
         "mesh_scheduler_num_leaving": core.running.num_leaving,
         "mesh_scheduler_num_orders": len(orders),
         "mesh_scheduler_num_grants_closing": grants.num_closing,
@@ -116,7 +116,7 @@ def leaks(core: Parts) -> list[str]:
         "steps in flight": core.pipeline.num_inflight,
         "attempts neither running nor finished": len(core.attempts) - core.attempts.num_finished,
         "asks without an answer": len(core.asks) + core.grants.num_cancelling,
-        "orphans": len(core.recovered),
+        "recovered": len(core.recovered),
         "page handles": cache.num_sequences,
     }
     counts |= {f"{state.name.lower()} pages": cache.num_pages_in(state) for state in OWNERSHIP[2:]}

@@ -320,7 +320,7 @@ PLANTED: dict[str, Patches] = OPENINGS_PLANTED | {
         around(TransferSession, "_on_announced", _answer_no_repeats),
     ],
     "what nobody claims is held for good": [around(RecoveredSequences, "release", lambda _: nothing)],
-    "orphans are claimed for other tokens": [around(RecoveredSequences, "claim", _claim_any)],
+    "recovered sequences are claimed for other tokens": [around(RecoveredSequences, "claim", _claim_any)],
     "deltas are taken wherever they belong": [around(RequestLog, "accept", _count_tokens_twice)],
     "a detokenizer takes tokens behind a gap": [around(Step, "_take_run", _take_gaps)],
     "a cancel is asked once": [

@@ -17,7 +17,7 @@ KNOWN_SEEDS = {
     "a grant that closes itself leaves no tombstone": 40,
     "a grant that has closed itself answers its sender alone": 40,
     "what nobody claims is held for good": 0,
-    "orphans are claimed for other tokens": 22,
+    "recovered sequences are claimed for other tokens": 22,
     "deltas are taken wherever they belong": 5,
     "a detokenizer takes tokens behind a gap": 13,
     "a cancel is asked once": 24,

@@ -83,7 +83,7 @@ def test_a_running_sequence_can_be_claimed_with_its_partly_filled_page() -> None
     assert rebuilt.cache.check() == []
 
 
-def test_the_longest_orphan_is_claimed_first() -> None:
+def test_the_longest_sequence_is_claimed_first() -> None:
     dead = Dead()
     for num_filled in (5, 7, 6):
         dead.run([1] * 8, num_filled=num_filled)
@@ -100,7 +100,7 @@ def test_the_longest_orphan_is_claimed_first() -> None:
     assert (first.num_tokens, second.num_tokens) == (2, 0)
 
 
-def test_pages_of_orphans_are_held_until_the_lease_is_over() -> None:
+def test_pages_of_recovered_sequences_are_held_until_the_lease_is_over() -> None:
     dead = Dead()
     dead.run([1] * 9)
     rebuilt = dead.rebuild()

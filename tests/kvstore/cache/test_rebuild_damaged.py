@@ -61,13 +61,13 @@ class Pool:
         return found
 
     def check(self, found: Rebuilt) -> None:
-        """What can be found by any prompt was computed of that prompt; nothing is held once orphans are let go."""
+        """What can be found by any prompt was computed of that prompt; nothing is held once all are let go."""
         for prompt in self.prompts:
             match = found.cache.match([*prompt, 0])
             self.check_pages([*prompt, 0], match.pages, match.num_tokens)
-            while (orphan := found.recovered.claim([*prompt, 0])) is not None:
-                self.check_pages([*prompt, 0], orphan.pages, orphan.num_tokens)
-                orphan.release()
+            while (sequence := found.recovered.claim([*prompt, 0])) is not None:
+                self.check_pages([*prompt, 0], sequence.pages, sequence.num_tokens)
+                sequence.release()
         found.recovered.release()
         assert found.cache.num_available() == NUM_PAGES - 1
         assert found.cache.check() == []

@@ -331,7 +331,7 @@ def test_a_damaged_page_table_is_reported_and_served_from_all_the_same() -> None
             await one.start()
         assert logs[0] == {
             "event": "cache rebuilt without damaged page table entries", "log_level": "warning",
-            "cached": 0, "orphans": 0, "lent": 0, "torn": 28, "dropped": 1,
+            "cached": 0, "recovered": 0, "exported": 0, "torn": 28, "dropped": 1,
         }  # fmt: skip
         refused = "mesh_scheduler_page_entries_refused_total"
         assert [ctx.metrics.value(refused, reason=reason) for reason in ("torn", "contradictory")] == [28, 1]

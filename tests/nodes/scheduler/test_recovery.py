@@ -81,7 +81,7 @@ def test_what_nobody_claims_is_free_after_the_lease() -> None:
     heirs.world.flush()
     available = core.cache.num_available()
     assert available < NUM_PAGES - 1
-    assert core.stats()["mesh_scheduler_num_orphans"] == 1
+    assert core.stats()["mesh_scheduler_num_recovered"] == 1
     heirs.world.advance(heirs.world.now + core.config.lease_s + 0.1)
     assert core.cache.num_available() == NUM_PAGES - 1
     assert core.cache.match([*requests[0].prompt, 5]).num_tokens == 20
