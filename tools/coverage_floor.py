@@ -36,7 +36,7 @@ CORES: Final = {
     "memory": (
         "nodes/kv_agent/memory/core.py",
         "nodes/kv_agent/worker_pools/core.py",
-        "nodes/worker/residence/core.py",
+        "nodes/worker/memory/core.py",
     ),
     "ranks": ("nodes/scheduler/worker_link/ranks.py", "nodes/worker/parallel/ranks.py"),
     "credit": ("mesh/calls/credit.py",),

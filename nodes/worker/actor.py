@@ -62,11 +62,11 @@ from nodes.worker.executor.engine import Engine
 from nodes.worker.executor.isolation import run_isolated, traceback_of
 from nodes.worker.executor.runners import RunnerFactory, make_runner
 from nodes.worker.executor.step_watch import StepWatch
+from nodes.worker.memory.actions import MemoryActions, Resident
 from nodes.worker.parallel.collectives import CollectivesMaker, collectives_maker
 from nodes.worker.parallel.group import RankGroup
 from nodes.worker.parallel.ranks import RankCore
 from nodes.worker.pool.taking import ask_for_pool, make_pages, take_pool
-from nodes.worker.residence.actions import ResidenceActions, Resident
 from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import RunnableStep, StepOutcome
 
@@ -110,7 +110,7 @@ class WorkerActor(Actor, Resident):
         self._idle = asyncio.Event()
         self._idle.set()
         self._persistent = PersistentAsk(config.map_retry_s)
-        self._residence = ResidenceActions(self)
+        self._memory = MemoryActions(self)
         self._adopted = Adopted(worker_epoch=0, numerics="", vocab_size=0)
 
     async def start(self) -> None:
@@ -163,7 +163,7 @@ class WorkerActor(Actor, Resident):
             self._on_order(call, call.message)
         elif not isinstance(call.message, Adopt):
             super().on_ask(call)
-        elif not self._residence.is_held:
+        elif not self._memory.is_held:
             call.fail(MEMORY_RELEASED, f"the memory of {self._config.group} is released", retryable=True)
         elif self._core is None:
             call.fail("not_ready", "the model is still being loaded", retryable=True)
@@ -253,7 +253,7 @@ class WorkerActor(Actor, Resident):
 
     def _on_order(self, call: Call, order: LetGo | TakeUp) -> None:
         if self._core is not None and (self._releases_in_place or isinstance(order, TakeUp)):
-            self._residence.on_order(call, order)
+            self._memory.on_order(call, order)
         elif isinstance(order, LetGo) and self._pool is None:
             call.reply(HasLetGo(group=order.group, number=order.number))
         else:
@@ -297,7 +297,7 @@ class WorkerActor(Actor, Resident):
             return
         if self._driver.feed(event) and not self._core.is_running:
             self._idle.set()
-            self._residence.steps_ended()
+            self._memory.steps_ended()
 
     def _perform(self, command: Command) -> None:
         match command:

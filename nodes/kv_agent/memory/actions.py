@@ -1,4 +1,4 @@
-"""Performs what `core.py` decides: asks holders, writes wishes into headers, frees pools and makes them again.
+"""Performs what `core.py` decides: asks holders, writes desired states into headers, frees pools and makes them again.
 
 Part of the kv_agent's actor, which stays the owner of its pools: `PoolOwner` is what is needed of it.
 """
@@ -23,6 +23,7 @@ from nodes.kv_agent.memory.events import (
     AskLetGo,
     AskTakeUp,
     CopiesEnded,
+    DesiredState,
     Done,
     FreePool,
     HolderLost,
@@ -39,11 +40,10 @@ from nodes.kv_agent.memory.events import (
     PoolFreed,
     PoolMade,
     PoolRefused,
-    RefuseWish,
+    RefuseRequest,
     StopCopies,
     Tick,
     Wanted,
-    Wish,
 )
 from nodes.kv_agent.pools.taking import MEMORY_RETRY_S, free_pools, make_pools, mark_pools
 from nodes.protocol.memory import HasLetGo, HasTakenUp, LetGo, ListMemory, ReleaseMemory, ResumeMemory, TakeUp
@@ -113,7 +113,7 @@ class MemoryActions:
         self._timer = CoreTimer(owner, lambda: self._core.next_deadline, lambda: self._handle(Tick()))
 
     def on_ask(self, call: Call) -> None:
-        """An operator's wish, or question."""
+        """An operator asks for another state, or how it stands."""
         message = call.message
         assert isinstance(message, ReleaseMemory | ResumeMemory | ListMemory), "the actor asks for nothing else"
         self._num_calls += 1
@@ -162,10 +162,10 @@ class MemoryActions:
         match command:
             case Answer(number, message):
                 self._calls.pop(number).reply(message)
-            case RefuseWish(number, code, message):
+            case RefuseRequest(number, code, message):
                 self._calls.pop(number).fail(code, message)
-            case Mark(group, wish):
-                self._mark(group, wish)
+            case Mark(group, desired):
+                self._mark(group, desired)
             case StopCopies(group):
                 self._stopping.add(group)
                 self._owner.stop_copies(group)
@@ -173,23 +173,23 @@ class MemoryActions:
             case Offer(group):
                 self._stopping.discard(group)
                 self._owner.put_pools(group, self._owner.pools(group), is_offered=True)
-            case AskLetGo(group, number, holder, wish):
-                message = LetGo(group=group, number=number, is_kv=wish.is_kv, weights=wish.weights)
+            case AskLetGo(group, number, holder, desired):
+                message = LetGo(group=group, number=number, is_kv=desired.is_kv, weights=desired.weights)
                 self._ask(group, number, holder, message, HasLetGo)
             case AskTakeUp(group, number, holder):
                 message = TakeUp(group=group, number=number, pool=self._owner.handle(group))
                 self._ask(group, number, holder, message, HasTakenUp)
-            case FreePool(group, _):
+            case FreePool(group):
                 self._free(group)
             case MakePool(group):
                 self._owner.ctx.spawn(self._make(group), name=f"make {group}")
             case _:
                 assert_never(command)
 
-    def _mark(self, group: str, wish: Wish | None) -> None:
-        weights, unwanted = (wish.weights, wish.is_kv) if wish is not None else ("", False)
+    def _mark(self, group: str, desired: DesiredState | None) -> None:
+        weights, unwanted = (desired.weights, desired.is_kv) if desired is not None else ("", False)
         mark_pools(self._host, self._owner.pools(group), weights, is_unwanted=unwanted)
-        self._owner.ctx.log.info("memory wanted back" if wish is not None else "memory given again", group=group)
+        self._owner.ctx.log.info("memory wanted back" if desired is not None else "memory given again", group=group)
 
     def _free(self, group: str) -> None:
         owner, pools = self._owner, self._owner.pools(group)
@@ -197,7 +197,7 @@ class MemoryActions:
         try:
             left = free_pools(self._host, self._prefix, pools)
         except (KVError, OSError) as error:
-            # The wish is in the header: the next agent goes on with it.
+            # The desired state is in the header: the next agent goes on with it.
             owner.ctx.end(f"the pool of {group} cannot be freed: {error}")
             return
         owner.put_pools(group, left, is_offered=False)
@@ -208,7 +208,7 @@ class MemoryActions:
         try:
             await self._make_when_free(group)
         except Exception as error:
-            # What is left of the pool is not known: the next agent finds that out, and the wish in its header.
+            # What is left of the pool is not known: the next agent finds that out, its header says what is desired.
             self._owner.ctx.log.exception("pool not made", group=group)
             self._owner.ctx.end(f"the pool of {group} cannot be made again: {error!r}")
 
@@ -249,10 +249,10 @@ class MemoryActions:
 
 def _facts(ranks: Sequence[PoolInfo]) -> PoolFacts:
     first = ranks[0]
-    wish = Wish(first.is_unwanted, first.weights) if first.is_released else None
+    desired = DesiredState(first.is_unwanted, first.weights) if first.is_released else None
     is_there = not all(info.is_freed for info in ranks)
     num_bytes = sum(info.pages_bytes for info in ranks)
-    return PoolFacts(first.group, first.device, num_bytes, wish, is_there, first.layout.tp_size, first.is_in_worker)
+    return PoolFacts(first.group, first.device, num_bytes, desired, is_there, first.layout.tp_size, first.is_in_worker)
 
 
 def _seen(member: Member) -> HolderSeen:

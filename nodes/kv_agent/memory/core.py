@@ -2,12 +2,12 @@
 
     held --ReleaseMemory--> releasing --> released --ResumeMemory--> resuming --> held
 
-    releasing   the wish is in the pool's header; nobody gets the pool any more; copies end; everybody who may have
-                mapped it lets go, first the scheduler and agents, then the workers; only then the pool is freed
-    resuming    the pool is made again, if it was freed, as another incarnation, which takes the wish out of the header;
+    releasing   the desired state is in the pool's header; nobody gets the pool any more; copies end; everybody who may
+                have mapped it lets go, first the scheduler and agents, then the workers; only then the pool is freed
+    resuming    the pool is made again, if it was freed, as another incarnation, which takes that out of the header;
                 workers that let go take up; a scheduler comes by itself, for it waits for the pool
 
-What is wished outlives every process, because it is in the pool's file. All else is found out again by looking at the
+What is desired outlives every process, because it is in the pool's file. All else is found out again by looking at the
 members: a worker of a released group that says it is ready is asked to let go, one of a held group that says it is
 released is asked to take up, whoever made it so. So nothing here has to be remembered over a death, and an ask that got
 lost or was answered by a dead one is made again.
@@ -29,6 +29,7 @@ from nodes.kv_agent.memory.events import (
     AskLetGo,
     AskTakeUp,
     CopiesEnded,
+    DesiredState,
     Done,
     FreePool,
     HolderLost,
@@ -45,11 +46,10 @@ from nodes.kv_agent.memory.events import (
     PoolFreed,
     PoolMade,
     PoolRefused,
-    RefuseWish,
+    RefuseRequest,
     StopCopies,
     Tick,
     Wanted,
-    Wish,
 )
 from nodes.protocol.memory import (
     BACKUP,
@@ -75,7 +75,7 @@ class _Group:
         self.name = facts.group
         self.device = facts.device
         self.num_bytes = facts.num_bytes
-        self.wish = facts.wish
+        self.desired = facts.desired
         self.is_there = facts.is_there
         self.tp_size = facts.tp_size
         self.is_in_worker = facts.is_in_worker
@@ -142,7 +142,7 @@ class MemoryCore:
                 assert_never(event)
         for group in self._groups.values():
             self._go_on(group)
-        if isinstance(event, Wanted) and not any(isinstance(one, RefuseWish) for one in self._commands):
+        if isinstance(event, Wanted) and not any(isinstance(one, RefuseRequest) for one in self._commands):
             self._commands.append(Answer(event.call, MemoryList(groups=self.describe(_names(event.message)))))
         return self._commands
 
@@ -154,7 +154,7 @@ class MemoryCore:
         if unknown:
             known = ", ".join(sorted(self._groups)) or "none"
             text = f"there is no pool of {', '.join(unknown)} here; there are: {known}"
-            self._commands.append(RefuseWish(call, "unknown_group", text))
+            self._commands.append(RefuseRequest(call, "unknown_group", text))
             return
         groups = [self._groups[name] for name in names]
         if isinstance(message, ResumeMemory):
@@ -166,34 +166,34 @@ class MemoryCore:
     def _release(self, call: int, groups: list[_Group], message: ReleaseMemory) -> None:
         if message.keep_weights and message.keep_kv:
             text = "weights and KV are both to be kept: there is nothing to release"
-            self._commands.append(RefuseWish(call, "nothing_to_release", text))
+            self._commands.append(RefuseRequest(call, "nothing_to_release", text))
             return
-        wishes: list[tuple[_Group, Wish]] = []
+        wanted: list[tuple[_Group, DesiredState]] = []
         for group in groups:
             lost = _lost_with_worker(group, message)
             if lost is not None:
-                self._commands.append(RefuseWish(call, *lost))
+                self._commands.append(RefuseRequest(call, *lost))
                 return
             weights = KEEP if message.keep_weights else self._way_of_weights(group, message.reload_weights)
-            if group.wish is not None:
-                weights = group.wish.weights if message.keep_weights == (group.wish.weights == KEEP) else weights
-            wish = Wish(not message.keep_kv, weights)
+            if group.desired is not None:
+                weights = group.desired.weights if message.keep_weights == (group.desired.weights == KEEP) else weights
+            desired = DesiredState(not message.keep_kv, weights)
             if not weights:
                 text = (
                     f"the workers of {group.name} run without a memory saver, so their weights can only be dropped and"
                     " read from disk again: ask for that (--reload-weights), keep them (--keep-weights), or start the"
                     " mesh with --memory-saver"
                 )
-                self._commands.append(RefuseWish(call, "memory_saver_off", text))
+                self._commands.append(RefuseRequest(call, "memory_saver_off", text))
                 return
-            if group.wish is not None and group.wish != wish:
-                text = f"{group.name} is released in another way ({_words(group.wish)}): resume it first"
-                self._commands.append(RefuseWish(call, "already_released", text))
+            if group.desired is not None and group.desired != desired:
+                text = f"{group.name} is released in another way ({_words(group.desired)}): resume it first"
+                self._commands.append(RefuseRequest(call, "already_released", text))
                 return
-            wishes.append((group, wish))
-        for group, wish in wishes:
-            if group.wish is None and not group.is_changing:
-                self._begin(group, wish)
+            wanted.append((group, desired))
+        for group, desired in wanted:
+            if group.desired is None and not group.is_changing:
+                self._begin(group, desired)
 
     def _way_of_weights(self, group: _Group, is_reload: bool) -> str:
         workers = self._workers(group)
@@ -201,16 +201,16 @@ class MemoryCore:
             return RELOAD
         return BACKUP if all(worker.saver for worker in workers) else ""
 
-    def _begin(self, group: _Group, wish: Wish) -> None:
-        group.wish = wish
+    def _begin(self, group: _Group, desired: DesiredState) -> None:
+        group.desired = desired
         group.reason = ""
         self._renumber(group)
-        self._commands.append(Mark(group.name, wish))
+        self._commands.append(Mark(group.name, desired))
         group.is_copying = True
         self._commands.append(StopCopies(group.name))
 
     def _resume(self, group: _Group) -> None:
-        if group.wish is None or group.is_changing:
+        if group.desired is None or group.is_changing:
             return
         if not group.is_there:
             # Why the last try failed stays to be read until one does not.
@@ -233,7 +233,7 @@ class MemoryCore:
         group.reason = reason
 
     def _held(self, group: _Group) -> None:
-        group.wish = None
+        group.desired = None
         group.is_copying = False
         self._renumber(group)
 
@@ -276,7 +276,7 @@ class MemoryCore:
             return
         group.asked.discard(event.holder)
         group.answered.add(event.holder)
-        if group.wish is not None:
+        if group.desired is not None:
             group.mappers.discard(event.holder)
         group.reason = ""
 
@@ -294,7 +294,7 @@ class MemoryCore:
 
     def _pending(self, group: _Group) -> list[Address]:
         """Who still has to do its part, those first who have to do it before the others."""
-        if group.wish is None:
+        if group.desired is None:
             return sorted(
                 one.address
                 for one in self._workers(group)
@@ -315,44 +315,50 @@ class MemoryCore:
             for holder in pending:
                 if holder not in group.asked:
                     group.asked.add(holder)
-                    if group.wish is None:
+                    if group.desired is None:
                         # It maps the pool from the moment that it hears of it.
                         group.mappers.add(holder)
                     self._commands.append(
                         AskTakeUp(group.name, group.number, holder)
-                        if group.wish is None
-                        else AskLetGo(group.name, group.number, holder, group.wish)
+                        if group.desired is None
+                        else AskLetGo(group.name, group.number, holder, group.desired)
                     )
-        if group.wish is not None and group.wish.is_kv and group.is_there and not pending and not group.is_copying:
+        if (
+            group.desired is not None
+            and group.desired.is_kv
+            and group.is_there
+            and not pending
+            and not group.is_copying
+        ):
             group.is_changing = True
-            self._commands.append(FreePool(group.name, group.wish))
+            self._commands.append(FreePool(group.name))
 
     # how it stands
 
     def _describe(self, group: _Group) -> GroupMemory:
         pending = self._pending(group)
-        if group.wish is None:
+        if group.desired is None:
             state = RESUMING if pending or not group.is_there else HELD
         elif group.is_changing and not group.is_there:
             state = RESUMING
-        elif pending or group.is_copying or (group.wish.is_kv and group.is_there):
+        elif pending or group.is_copying or (group.desired.is_kv and group.is_there):
             state = RELEASING
         else:
             state = RELEASED
         return GroupMemory(
             group=group.name,
             state=state,
-            weights="" if group.wish is None else self._weights(group, group.wish),
+            weights="" if group.desired is None else self._weights(group, group.desired),
             pool_bytes=group.num_bytes if group.is_there else 0,
             waiting_for=[holder.actor_id for holder in pending],
             reason=group.reason,
         )
 
-    def _weights(self, group: _Group, wish: Wish) -> str:
+    def _weights(self, group: _Group, desired: DesiredState) -> str:
         """How they are released. A backup ends with its process, and the next one has none while it waits."""
-        if wish.weights == BACKUP and not all(worker.saver for worker in self._workers(group)):
+        if desired.weights == BACKUP and not all(worker.saver for worker in self._workers(group)):
             return RELOAD
-        return wish.weights
+        return desired.weights
 
 
 def _names(message: ReleaseMemory | ResumeMemory | ListMemory) -> Sequence[str]:
@@ -381,6 +387,6 @@ def _lost_with_worker(group: _Group, message: ReleaseMemory) -> tuple[str, str] 
     return None
 
 
-def _words(wish: Wish) -> str:
-    kv = "KV freed" if wish.is_kv else "KV kept"
-    return f"{kv}, weights: {wish.weights}"
+def _words(desired: DesiredState) -> str:
+    kv = "KV freed" if desired.is_kv else "KV kept"
+    return f"{kv}, weights: {desired.weights}"

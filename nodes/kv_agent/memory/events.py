@@ -7,8 +7,8 @@ from mesh.address import Address
 from nodes.protocol.memory import ListMemory, MemoryList, ReleaseMemory, ResumeMemory
 
 
-class Wish(NamedTuple):
-    """What is to be released: the pool or not, and how weights go (`keep`, `backup`, `reload`)."""
+class DesiredState(NamedTuple):
+    """What an operator wants released: the pool or not, and how weights go (`keep`, `backup`, `reload`)."""
 
     is_kv: bool
     weights: str
@@ -25,7 +25,7 @@ class HolderSeen(NamedTuple):
 
 
 class PoolFacts(NamedTuple):
-    """A pool at the agent's start. `wish`: it is released; `is_there` False: and freed.
+    """A pool at the agent's start. `desired`: it is released; `is_there` False: and freed.
 
     `tp_size`: ranks of the group; `is_in_worker`: its worker makes the pages. Such workers end to let go.
     """
@@ -33,7 +33,7 @@ class PoolFacts(NamedTuple):
     group: str
     device: str
     num_bytes: int
-    wish: Wish | None = None
+    desired: DesiredState | None = None
     is_there: bool = True
     tp_size: int = 1
     is_in_worker: bool = False
@@ -140,7 +140,7 @@ class Answer(NamedTuple):
     message: MemoryList
 
 
-class RefuseWish(NamedTuple):
+class RefuseRequest(NamedTuple):
     """Answer an operator with an error."""
 
     call: int
@@ -149,10 +149,10 @@ class RefuseWish(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Write the wish into the header, or take it out, before anything else is done."""
+    """Write the desired state into the header, or take it out, before anything else is done."""
 
     group: str
-    wish: Wish | None
+    desired: DesiredState | None
 
 
 class StopCopies(NamedTuple):
@@ -173,7 +173,7 @@ class AskLetGo(NamedTuple):
     group: str
     number: int
     holder: Address
-    wish: Wish
+    desired: DesiredState
 
 
 class AskTakeUp(NamedTuple):
@@ -188,7 +188,6 @@ class FreePool(NamedTuple):
     """Free the pages; `PoolFreed` follows. Nobody uses them."""
 
     group: str
-    wish: Wish
 
 
 class MakePool(NamedTuple):
@@ -197,4 +196,4 @@ class MakePool(NamedTuple):
     group: str
 
 
-MemoryCommand = Answer | RefuseWish | Mark | StopCopies | Offer | AskLetGo | AskTakeUp | FreePool | MakePool
+MemoryCommand = Answer | RefuseRequest | Mark | StopCopies | Offer | AskLetGo | AskTakeUp | FreePool | MakePool

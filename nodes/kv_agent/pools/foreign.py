@@ -67,7 +67,7 @@ class ForeignPools:
             peers.append(self._transport.connect(handle))
             info = peers[0].info
             if info.is_released:
-                # The agent has answered before the wish was made, or died with the wish in its header.
+                # The agent has answered before that was asked for, or died with it in its header.
                 raise TransferError(*absence(info))
             num_ranks = info.layout.tp_size
 

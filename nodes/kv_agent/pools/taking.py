@@ -49,10 +49,10 @@ def take_group(host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], inca
                     host.unlink(old.path)
                     made = take_pool(host, prefix + one.name, one, incarnation)
                     taken[rank] = made._replace(found="replaced: the pool of another rank was lost")
-        wish = next((one.pool.info for one in taken if one.pool.info.is_released), None)
-        if wish is not None:
+        desired = next((one.pool.info for one in taken if one.pool.info.is_released), None)
+        if desired is not None:
             # The agent before may have died while it marked them.
-            mark_pools(host, [one.pool for one in taken], wish.weights, is_unwanted=wish.is_unwanted)
+            mark_pools(host, [one.pool for one in taken], desired.weights, is_unwanted=desired.is_unwanted)
     except BaseException:
         for one in taken:
             one.pool.close()
@@ -129,10 +129,10 @@ def make_pools(
     """`make_pool` of all ranks, of one making: all of them are made, or none is."""
     made: list[PagePool] = []
     for number, left in enumerate(freed):
-        wish = left.info
+        desired = left.info
         pool, problem = make_pool(host, _name(prefix, left), left, incarnation)
         if problem is not None:
-            mark_pools(host, made, wish.weights, is_unwanted=wish.is_unwanted)
+            mark_pools(host, made, desired.weights, is_unwanted=desired.is_unwanted)
             return [*free_pools(host, prefix, made), pool, *freed[number + 1 :]], problem
         made.append(pool)
     return made, None

@@ -21,8 +21,8 @@ from nodes.worker.config import WorkerConfig
 from nodes.worker.executor.isolation import run_isolated
 from nodes.worker.executor.runners import RunnerFactory
 from nodes.worker.executor.steps_ahead import StepsAhead
+from nodes.worker.memory.actions import give_back_heap
 from nodes.worker.parallel.group import RankGroup
-from nodes.worker.residence.actions import give_back_heap
 from nodes.worker.steps.step import PipelinedRunner, RemappableRunner, RunnableStep, Runner, StepOutcome
 from nodes.worker.weights.load_progress import LoadProgress, current_load
 

@@ -14,6 +14,7 @@ from nodes.kv_agent.memory.events import (
     AskLetGo,
     AskTakeUp,
     CopiesEnded,
+    DesiredState,
     Done,
     FreePool,
     HolderLost,
@@ -28,11 +29,10 @@ from nodes.kv_agent.memory.events import (
     PoolFreed,
     PoolMade,
     PoolRefused,
-    RefuseWish,
+    RefuseRequest,
     StopCopies,
     Tick,
     Wanted,
-    Wish,
 )
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
 
@@ -62,14 +62,14 @@ def state(made: MemoryCore) -> str:
 
 def test_the_scheduler_goes_first_and_the_pool_last() -> None:
     made = core()
-    wish = Wish(True, "reload")
+    desired = DesiredState(True, "reload")
     *commands, answer = release(made)
-    assert commands == [Mark("g", wish), StopCopies("g"), AskLetGo("g", 1, S, wish)]
+    assert commands == [Mark("g", desired), StopCopies("g"), AskLetGo("g", 1, S, desired)]
     assert isinstance(answer, Answer)
     assert (answer.message.groups[0].state, answer.message.groups[0].waiting_for) == (RELEASING, ["scheduler-g"])
-    assert made.handle(Done("g", 1, S), 0.0) == [AskLetGo("g", 1, W, wish)]
+    assert made.handle(Done("g", 1, S), 0.0) == [AskLetGo("g", 1, W, desired)]
     assert made.handle(Done("g", 1, W), 0.0) == [], "a copy may still write"
-    assert made.handle(CopiesEnded("g"), 0.0) == [FreePool("g", wish)]
+    assert made.handle(CopiesEnded("g"), 0.0) == [FreePool("g")]
     assert made.handle(PoolFreed("g"), 0.0) == []
     (group,) = made.describe()
     assert (group.state, group.weights, group.pool_bytes) == (RELEASED, "reload", 0)
@@ -77,7 +77,7 @@ def test_the_scheduler_goes_first_and_the_pool_last() -> None:
 
 
 def test_a_pool_is_made_again_and_workers_that_let_go_take_up() -> None:
-    made = core(wish=Wish(True, "keep"), is_there=False)
+    made = core(desired=DesiredState(True, "keep"), is_there=False)
     made.handle(seen((W, RELEASED)), 0.0)
     assert state(made) == RELEASED
     commands = made.handle(Wanted(1, ResumeMemory()), 0.0)
@@ -91,7 +91,7 @@ def test_a_pool_is_made_again_and_workers_that_let_go_take_up() -> None:
 
 
 def test_memory_that_is_not_there_leaves_it_released_and_says_why() -> None:
-    made = core(wish=Wish(True, "keep"), is_there=False)
+    made = core(desired=DesiredState(True, "keep"), is_there=False)
     made.handle(seen((W, RELEASED)), 0.0)
     made.handle(Wanted(1, ResumeMemory()), 0.0)
     assert made.handle(PoolRefused("g", "the trainer has it"), 0.0) == []
@@ -123,7 +123,7 @@ def test_who_does_not_answer_is_asked_again_and_named() -> None:
     assert made.next_deadline == 4.0
     assert made.describe()[0].reason == "scheduler-g#1: no answer"
     assert made.handle(Tick(), 3.9) == []
-    assert made.handle(Tick(), 4.0) == [AskLetGo("g", 1, S, Wish(True, "reload"))]
+    assert made.handle(Tick(), 4.0) == [AskLetGo("g", 1, S, DesiredState(True, "reload"))]
     assert made.next_deadline is None
 
 
@@ -144,12 +144,12 @@ def test_the_dead_hold_nothing_and_who_comes_late_is_asked() -> None:
     made.handle(CopiesEnded("g"), 0.0)
     release(made)
     made.handle(CopiesEnded("g"), 0.0)
-    assert made.handle(HolderLost(S), 0.0) == [AskLetGo("g", 1, W, Wish(True, "reload"))]
-    assert made.handle(HolderLost(W), 0.0) == [FreePool("g", Wish(True, "reload"))]
+    assert made.handle(HolderLost(S), 0.0) == [AskLetGo("g", 1, W, DesiredState(True, "reload"))]
+    assert made.handle(HolderLost(W), 0.0) == [FreePool("g")]
     made.handle(PoolFreed("g"), 0.0)
     zombie = Address("worker-g", 2)
     commands = made.handle(seen((zombie, "ready")), 0.0)
-    assert commands == [AskLetGo("g", 1, zombie, Wish(True, "reload"))], "it slept through the release"
+    assert commands == [AskLetGo("g", 1, zombie, DesiredState(True, "reload"))], "it slept through the release"
     assert made.handle(Done("g", 7, zombie), 0.0) == [], "another order's"
 
 
@@ -159,9 +159,9 @@ def test_whoever_mapped_is_a_holder_before_it_is_a_member() -> None:
     made.handle(seen(), 0.0)
     made.handle(Mapped("g", starting), 0.0)
     commands = release(made)
-    assert AskLetGo("g", 1, starting, Wish(True, "reload")) in commands
+    assert AskLetGo("g", 1, starting, DesiredState(True, "reload")) in commands
     made.handle(CopiesEnded("g"), 0.0)
-    assert made.handle(seen((Address("worker-g", 6), RELEASED)), 0.0) == [FreePool("g", Wish(True, "reload"))]
+    assert made.handle(seen((Address("worker-g", 6), RELEASED)), 0.0) == [FreePool("g")]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_how_weights_go(device: str, saver: bool, options: dict[str, bool], weig
     made.handle(seen((W, "ready"), saver=saver), 0.0)
     first, *_ = release(made, **options)
     if weights:
-        assert first == Mark("g", Wish(True, weights))
+        assert first == Mark("g", DesiredState(True, weights))
     else:
         assert first.code == "memory_saver_off"
         assert state(made) == HELD
@@ -210,7 +210,7 @@ def test_wishes_that_cannot_be(message: Any, code: str) -> None:
     if code == "already_released":
         release(made)
     (refused,) = made.handle(Wanted(9, message), 0.0)
-    assert isinstance(refused, RefuseWish)
+    assert isinstance(refused, RefuseRequest)
     assert (refused.call, refused.code) == (9, code)
 
 
@@ -231,7 +231,7 @@ def test_nothing_is_called_kept_that_ends_with_its_worker(
     made.handle(seen((W, "ready")), 0.0)
     first, *rest = release(made, **options)
     if not code:
-        assert first == Mark("g", Wish(not options.get("keep_kv", False), "reload"))
+        assert first == Mark("g", DesiredState(not options.get("keep_kv", False), "reload"))
         return
     assert (first.code, rest) == (code, [])
     assert state(made) == HELD
@@ -240,13 +240,13 @@ def test_nothing_is_called_kept_that_ends_with_its_worker(
 
 
 def test_an_agent_that_finds_a_wish_goes_on_with_it() -> None:
-    made = core(wish=Wish(True, "reload"))
+    made = core(desired=DesiredState(True, "reload"))
     assert state(made) == RELEASING
     commands = made.handle(seen((S, "ready"), (W, "starting")), 0.0)
     assert commands == [], "they were asked when they were seen first"
     assert made.describe()[0].waiting_for == ["scheduler-g"]
-    made = MemoryCore([PoolFacts("g", "cpu", 100, Wish(True, "reload"))])
-    assert made.handle(Wanted(1, ListMemory()), 0.0)[0] == FreePool("g", Wish(True, "reload")), "nobody is there"
+    made = MemoryCore([PoolFacts("g", "cpu", 100, DesiredState(True, "reload"))])
+    assert made.handle(Wanted(1, ListMemory()), 0.0)[0] == FreePool("g"), "nobody is there"
 
 
 class Holder:
@@ -262,12 +262,12 @@ class Holder:
 
 
 class Groups(RuleBasedStateMachine):
-    """One group, its durable wish, and holders that do what they are asked, late or never."""
+    """One group, its durable desired state, and holders that do what they are asked, late or never."""
 
     @initialize()
     def start(self) -> None:
         self.now = 0.0
-        self.wish: Wish | None = None
+        self.desired: DesiredState | None = None
         self.is_there = True
         self.is_offered = True
         self.is_copying = False
@@ -283,8 +283,8 @@ class Groups(RuleBasedStateMachine):
     def _agent(self) -> None:
         self.asks.clear()
         self.is_making = False
-        self.is_offered = self.wish is None
-        self.core = MemoryCore([PoolFacts("g", "cpu", 100, self.wish, self.is_there)], retry_s=1.0)
+        self.is_offered = self.desired is None
+        self.core = MemoryCore([PoolFacts("g", "cpu", 100, self.desired, self.is_there)], retry_s=1.0)
         self._members()
 
     def _spawn(self, actor_id: str) -> None:
@@ -294,8 +294,8 @@ class Groups(RuleBasedStateMachine):
     def _feed(self, event: Any) -> None:
         for command in self.core.handle(event, self.now):
             match command:
-                case Mark(_, wish):
-                    self.wish = wish
+                case Mark(_, desired):
+                    self.desired = desired
                 case StopCopies():
                     self.is_offered = False
                     if not self.is_copying:
@@ -399,7 +399,7 @@ class Groups(RuleBasedStateMachine):
     def makes(self, fits: bool) -> None:
         self.is_making = False
         if fits:
-            self.is_there, self.wish, self.is_offered = True, None, True
+            self.is_there, self.desired, self.is_offered = True, None, True
             for one in [one for one in self.holders.values() if one.maps]:
                 # It sees that the pool was made again.
                 self.dies(one.address.actor_id, is_seen=True)
@@ -421,8 +421,8 @@ class Groups(RuleBasedStateMachine):
     def what_is_said_is_so(self) -> None:
         (group,) = self.core.describe()
         if group.state == RELEASED:
-            assert self.wish is not None
-            assert not (self.wish.is_kv and self.is_there)
+            assert self.desired is not None
+            assert not (self.desired.is_kv and self.is_there)
 
     def teardown(self) -> None:
         """With nobody dying any more, what was asked for last comes about."""

@@ -119,7 +119,7 @@ def test_the_file_shrinks_and_the_pool_comes_back_as_another(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "in_worker", "wish", "code"),
+    ("num_ranks", "in_worker", "desired", "code"),
     [
         (2, False, ReleaseMemory(keep_weights=True), "keep_weights"),
         (1, True, ReleaseMemory(keep_weights=True), "keep_weights"),
@@ -127,7 +127,7 @@ def test_the_file_shrinks_and_the_pool_comes_back_as_another(tmp_path: Path) -> 
     ],
 )
 def test_keeping_what_ends_with_its_worker_is_refused(
-    num_ranks: int, in_worker: bool, wish: ReleaseMemory, code: str
+    num_ranks: int, in_worker: bool, desired: ReleaseMemory, code: str
 ) -> None:
     host = CudaHost(HeapHost(), lambda: FakeDeviceMemory(FakeCards(1, 2 * NUM_PAGES * SIZE)))
     layouts = [msgspec.structs.replace(LAYOUT, tp_rank=rank, tp_size=num_ranks) for rank in range(num_ranks)]
@@ -141,7 +141,7 @@ def test_keeping_what_ends_with_its_worker_is_refused(
         world.host = host
         worker = await started(world, KVAgent(config(pools=pools), host))
         with pytest.raises(RemoteError, match="cannot be kept") as caught:
-            await world.ask(world.d, "agent-0", wish)
+            await world.ask(world.d, "agent-0", desired)
         assert (caught.value.code, caught.value.retryable) == (code, False)
         (found,) = (await world.ask(world.d, "agent-0", ListMemory())).groups
         assert (found.state, worker.orders) == ("held", [])

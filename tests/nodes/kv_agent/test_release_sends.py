@@ -67,14 +67,14 @@ async def two(world: World) -> tuple[KVAgent, PoolHandle]:
     return far, source
 
 
-async def state(world: World, wish: ReleaseMemory | ResumeMemory) -> GroupMemory:
-    (found,) = (await world.ask("agent-1", wish)).groups
+async def state(world: World, desired: ReleaseMemory | ResumeMemory) -> GroupMemory:
+    (found,) = (await world.ask("agent-1", desired)).groups
     return found
 
 
-async def becomes(world: World, wish: ReleaseMemory | ResumeMemory, expected: str) -> None:
+async def becomes(world: World, desired: ReleaseMemory | ResumeMemory, expected: str) -> None:
     for _ in range(200):
-        found = await state(world, wish)
+        found = await state(world, desired)
         if found.state == expected:
             return
         await asyncio.sleep(0.05)

@@ -16,12 +16,12 @@ from nodes.model_spec import resolve_model
 from nodes.worker.config import WorkerConfig
 from nodes.worker.executor.runner import load_torch_runner
 from nodes.worker.layers.linear import PackedLinear
+from nodes.worker.memory.actions import give_back_heap
 from nodes.worker.ops.native import builds
 from nodes.worker.ops.native.builds import Choice, choose_library
 from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
 from nodes.worker.ops.native.sources import BUILDS, DIRECTORY
 from nodes.worker.ops.native.steps import Columns, NativeSteps
-from nodes.worker.residence.actions import give_back_heap
 from nodes.worker.weights.load_progress import LoadProgress, current_load
 from tests.nodes.worker.native_builds import NAMES, ROOT, RUNNABLE, build_all, library_of
 from tests.nodes.worker.torch_running import Row, make_runner, step

@@ -95,7 +95,7 @@ class Refuse(NamedTuple):
 Command = StopSteps | Release | Resume | GoOn | Confirm | Refuse
 
 
-class Residence:
+class MemoryOccupation:
     """The memory of one worker; held at first."""
 
     def __init__(self) -> None:

@@ -14,15 +14,15 @@ from mesh.address import Address
 from mesh.errors import RemoteError
 from nodes.protocol import HasLetGo, HasTakenUp, LetGo, StepPlan, TakeUp
 from nodes.worker.actor import WorkerActor
-from nodes.worker.residence.core import (
+from nodes.worker.memory.core import (
     Confirm,
     GoOn,
     HasReleased,
     HasResumed,
+    MemoryOccupation,
     Ordered,
     Refuse,
     Release,
-    Residence,
     Resume,
     Stage,
     StepsEnded,
@@ -56,7 +56,7 @@ def take_up(number: int, epoch: int = 1) -> Ordered:
 
 
 def test_the_running_step_is_waited_for() -> None:
-    core = Residence()
+    core = MemoryOccupation()
     order = let_go(1)
     assert core.handle(StepsEnded()) == [], "steps end all the time"
     assert core.handle(order) == [StopSteps()]
@@ -72,7 +72,7 @@ def test_the_running_step_is_waited_for() -> None:
 
 
 def test_the_last_order_counts() -> None:
-    core = Residence()
+    core = MemoryOccupation()
     assert core.handle(let_go(1)) == [StopSteps()]
     refused = Refuse("call 1", "order (1, 2) came before it was done")
     assert core.handle(take_up(2)) == [refused]
@@ -90,7 +90,7 @@ def test_the_last_order_counts() -> None:
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(0, 2)), max_size=25))
 def test_whatever_comes_the_newest_order_is_done_and_every_call_answered(orders: list[tuple[int, bool, int]]) -> None:
     """`orders`: number, what, and how much of what was begun ends before the next one comes."""
-    core, answered, pending, newest = Residence(), [], [], (0, True)
+    core, answered, pending, newest = MemoryOccupation(), [], [], (0, True)
     num_calls = 0
 
     def perform(commands: list[Any]) -> None:

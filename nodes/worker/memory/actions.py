@@ -14,7 +14,7 @@ from mesh.actor import Call, Context
 from mesh.membership.view import READY, RELEASED
 from mesh.runtime.driver import CoreDriver
 from nodes.protocol.memory import HasLetGo, HasTakenUp, LetGo, TakeUp
-from nodes.worker.residence.core import (
+from nodes.worker.memory.core import (
     SUPERSEDED,
     Command,
     Confirm,
@@ -22,10 +22,10 @@ from nodes.worker.residence.core import (
     GoOn,
     HasReleased,
     HasResumed,
+    MemoryOccupation,
     Ordered,
     Refuse,
     Release,
-    Residence,
     Resume,
     StepsEnded,
     StopSteps,
@@ -50,14 +50,14 @@ class Resident(Protocol):
         ...
 
 
-class ResidenceActions:
-    """Does what the residence core orders, for one worker at a time; its errors end the process."""
+class MemoryActions:
+    """Does what its core orders, for one worker at a time; its errors end the process."""
 
     def __init__(self, owner: Resident) -> None:
         self._owner = owner
-        self._core = Residence()
+        self._core = MemoryOccupation()
         self._driver = CoreDriver[Event, Command](
-            owner, "residence", lambda event, _: self._core.handle(event), self._perform
+            owner, "memory", lambda event, _: self._core.handle(event), self._perform
         )
 
     @property
