@@ -63,8 +63,10 @@ def release(
     from cli.commands.memory import release as run
     from nodes.protocol.memory import ReleaseMemory
 
-    wish = ReleaseMemory(groups=groups or [], keep_weights=keep_weights, keep_kv=keep_kv, reload_weights=reload_weights)
-    raise typer.Exit(run(name, wish, timeout_s=timeout, output=output))
+    request = ReleaseMemory(
+        groups=groups or [], keep_weights=keep_weights, keep_kv=keep_kv, reload_weights=reload_weights
+    )
+    raise typer.Exit(run(name, request, timeout_s=timeout, output=output))
 
 
 @app.command(epilog=example("meshctl resume"))

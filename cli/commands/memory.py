@@ -22,21 +22,21 @@ from nodes.roles import KV_AGENT, SCHEDULER, WORKER
 _LOOK_INTERVAL_S: Final = 0.2
 
 _TOWARDS: Final = {"released": ("releasing", "released"), "held": ("resuming", "held")}
-"""States of a group whose wish is being done, of each state that is waited for."""
+"""States of a group whose request is being done, of each state that is waited for."""
 
 _WEIGHTS: Final = {"": "", "keep": "kept", "backup": "in host memory", "reload": "dropped, read again on resume"}
 
-Wish = ReleaseMemory | ResumeMemory
+MemoryRequest = ReleaseMemory | ResumeMemory
 
 
-def release(name: str, wish: ReleaseMemory, *, timeout_s: float, output: str) -> ExitCode:
+def release(name: str, request: ReleaseMemory, *, timeout_s: float, output: str) -> ExitCode:
     """Have groups release their memory, and wait until they have. Raises NotRunning, CliError, TimedOut, Undone."""
-    return _print(_until(name, wish, "released", timeout_s), output)
+    return _print(_until(name, request, "released", timeout_s), output)
 
 
-def resume(name: str, wish: ResumeMemory, *, timeout_s: float, output: str) -> ExitCode:
+def resume(name: str, request: ResumeMemory, *, timeout_s: float, output: str) -> ExitCode:
     """Have groups take their memory again, and wait until they serve. Raises NotRunning, CliError, TimedOut, Undone."""
-    groups = _until(name, wish, "held", timeout_s)
+    groups = _until(name, request, "held", timeout_s)
     _until_ready(name, [one.group for one in groups], timeout_s)
     return _print(groups, output)
 
@@ -47,18 +47,18 @@ def memory(name: str, output: str) -> ExitCode:
     return _print(ask_supervisor(directory, manifest, ListMemory(), MemoryList).groups, output)
 
 
-class Course:
+class Waiter:
     """What to ask next until groups are in a state, `released` or `held`.
 
-    A wish is asked until it is answered and taken, and then it is only looked how far it is: asked again and again it
-    would undo what somebody else wishes meanwhile.
+    A request is made until it is answered and taken, and then it is only looked how far it is: made again and again it
+    would undo what somebody else asks meanwhile.
     """
 
-    def __init__(self, wish: Wish, state: str) -> None:
-        self.question: Wish | ListMemory = wish
-        self._wish = wish
+    def __init__(self, request: MemoryRequest, state: str) -> None:
+        self.question: MemoryRequest | ListMemory = request
+        self._request = request
         self._state = state
-        self._meant = set(wish.groups)
+        self._meant = set(request.groups)
         self._taken: set[str] = set()
         self._seen: dict[str, GroupMemory] = {}
 
@@ -78,8 +78,8 @@ class Course:
         return bool(self._meant) and not self.left
 
     def answered(self, groups: list[GroupMemory], is_restarted: Callable[[], bool]) -> None:
-        """Take the answer to `question`. `is_restarted`: an agent ended since the wish was asked. Raises Undone."""
-        if self.question is not self._wish or self._wish.groups:
+        """Take the answer to `question`. `is_restarted`: an agent ended since the request was made. Raises Undone."""
+        if self.question is not self._request or self._request.groups:
             groups = [one for one in groups if one.group in self._meant]
         self._meant |= {one.group for one in groups}
         self._seen |= {one.group: one for one in groups}
@@ -91,34 +91,34 @@ class Course:
         self._taken -= back
         self._taken |= {one.group for one in groups if one.state in _TOWARDS[self._state]}
         late = sorted(self._meant - self._taken)
-        self.question = msgspec.structs.replace(self._wish, groups=late) if late else ListMemory()
+        self.question = msgspec.structs.replace(self._request, groups=late) if late else ListMemory()
 
 
-def _until(name: str, wish: Wish, state: str, timeout_s: float) -> list[GroupMemory]:
+def _until(name: str, request: MemoryRequest, state: str, timeout_s: float) -> list[GroupMemory]:
     """Ask until the groups are in `state`. Raises TimedOut, Undone."""
     directory, manifest = find_mesh(name)
     deadline = time.monotonic() + timeout_s
-    course = Course(wish, state)
+    waiter = Waiter(request, state)
     agents: dict[str, int] = {}
     shown = ""
     while True:
-        if not isinstance(course.question, ListMemory):
+        if not isinstance(waiter.question, ListMemory):
             agents = _agents(directory, manifest)
         try:
-            groups = ask_supervisor(directory, manifest, course.question, MemoryList).groups
+            groups = ask_supervisor(directory, manifest, waiter.question, MemoryList).groups
         except TryAgain as error:
             told = error.why
         else:
-            course.answered(groups, lambda before=agents: _agents(directory, manifest) != before)
-            if course.is_done:
-                return course.groups
-            told = "; ".join(_progress(one) for one in course.groups if one.group in course.left)
+            waiter.answered(groups, lambda before=agents: _agents(directory, manifest) != before)
+            if waiter.is_done:
+                return waiter.groups
+            told = "; ".join(_progress(one) for one in waiter.groups if one.group in waiter.left)
         if told != shown:
             sys.stderr.write(f"{told}\n")
             shown = told
         if time.monotonic() > deadline:
             raise TimedOut(
-                f"{', '.join(course.left) or 'memory'} not {state} within {timeout_s:g} s",
+                f"{', '.join(waiter.left) or 'memory'} not {state} within {timeout_s:g} s",
                 why=told,
                 do=f"look at meshctl memory --name {name}; asking again goes on where it stands",
             )

@@ -1,4 +1,4 @@
-"""Wishes about groups' memory, from `meshctl` to the kv_agents whose pools they are: split by owner, answers joined."""
+"""Requests about groups' memory, from `meshctl` to the kv_agents whose pools they are: split by owner, joined again."""
 
 import asyncio
 from typing import Any, Final
@@ -11,16 +11,16 @@ from mesh.errors import CallError
 from nodes.protocol.memory import GroupMemory, ListMemory, MemoryList, ReleaseMemory, ResumeMemory
 from nodes.roles import KV_AGENT, KVAgentAttributes
 
-Wish = ReleaseMemory | ResumeMemory | ListMemory
+MemoryRequest = ReleaseMemory | ResumeMemory | ListMemory
 
 _ASK_TIMEOUT_S: Final = 2.0
 
 
-async def relay(ctx: Context, call: Call, wish: Wish) -> None:
+async def relay(ctx: Context, call: Call, request: MemoryRequest) -> None:
     """Ask every agent that is meant, and answer `call` with all they say, or the first refusal."""
     agents = ctx.members.by_role(KV_AGENT)
     owners = {group: agent.actor_id for agent in agents for group in _groups_of(agent.attributes)}
-    wanted = list(owners) if isinstance(wish, ListMemory) else wish.groups or list(owners)
+    wanted = list(owners) if isinstance(request, ListMemory) else request.groups or list(owners)
     unknown = [group for group in wanted if group not in owners]
     if not owners:
         call.fail("no_agent", "no kv_agent is ready; try again in a moment", retryable=True)
@@ -30,7 +30,7 @@ async def relay(ctx: Context, call: Call, wish: Wish) -> None:
         call.fail("unknown_group", f"{fault.why}; {fault.do}")
         return
     parts = {owner: [group for group in wanted if owners[group] == owner] for owner in owners.values()}
-    asks = [_ask(ctx, owner, _part(wish, groups)) for owner, groups in parts.items() if groups]
+    asks = [_ask(ctx, owner, _part(request, groups)) for owner, groups in parts.items() if groups]
     try:
         answers = await asyncio.gather(*asks)
     except CallError as error:
@@ -48,10 +48,10 @@ def _groups_of(attributes: dict[str, Any]) -> list[str]:
         return []
 
 
-def _part(wish: Wish, groups: list[str]) -> Wish:
-    return wish if isinstance(wish, ListMemory) else msgspec.structs.replace(wish, groups=groups)
+def _part(request: MemoryRequest, groups: list[str]) -> MemoryRequest:
+    return request if isinstance(request, ListMemory) else msgspec.structs.replace(request, groups=groups)
 
 
-async def _ask(ctx: Context, agent: str, wish: Wish) -> list[GroupMemory]:
-    answer = (await ctx.ask(agent, wish, timeout_s=_ASK_TIMEOUT_S)).message
+async def _ask(ctx: Context, agent: str, request: MemoryRequest) -> list[GroupMemory]:
+    answer = (await ctx.ask(agent, request, timeout_s=_ASK_TIMEOUT_S)).message
     return answer.groups if isinstance(answer, MemoryList) else []

@@ -1,4 +1,4 @@
-"""Wishes about memory find the agents whose pools are meant, and what they say comes back as one answer."""
+"""Requests about memory find the agents whose pools are meant, and what they say comes back as one answer."""
 
 import asyncio
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ class Call:
         self.answer = (code, retryable)
 
 
-def ask(wish: Any, *agents: dict[str, Any], fails: Exception | None = None) -> tuple[Any, dict[str, Any]]:
+def ask(wanted: Any, *agents: dict[str, Any], fails: Exception | None = None) -> tuple[Any, dict[str, Any]]:
     """What is answered, and what each agent was asked."""
     members, asked = Membership(), {}
     members.reset(1, 1, [
@@ -39,7 +39,7 @@ def ask(wish: Any, *agents: dict[str, Any], fails: Exception | None = None) -> t
         return SimpleNamespace(message=MemoryList(groups=[GroupMemory(group=group, state="held") for group in groups]))
 
     call = Call()
-    asyncio.run(relay(SimpleNamespace(members=members, ask=answered), call, wish))  # type: ignore[arg-type]
+    asyncio.run(relay(SimpleNamespace(members=members, ask=answered), call, wanted))  # type: ignore[arg-type]
     return call.answer, asked
 
 
@@ -69,7 +69,7 @@ def test_none_named_is_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("agents", "wish", "fails", "expected"),
+    ("agents", "wanted", "fails", "expected"),
     [
         (TWO, ResumeMemory(groups=["x", "d"]), None, ("unknown_group", False)),
         ((), ListMemory(), None, ("no_agent", True)),
@@ -78,7 +78,7 @@ def test_none_named_is_all() -> None:
         (TWO, ReleaseMemory(), RemoteError("memory_saver_off", "it is"), ("memory_saver_off", False)),
     ],
 )
-def test_what_cannot_be_asked_is_said(agents: Any, wish: Any, fails: Any, expected: tuple[str, bool]) -> None:
-    answer, asked = ask(wish, *agents, fails=fails)
+def test_what_cannot_be_asked_is_said(agents: Any, wanted: Any, fails: Any, expected: tuple[str, bool]) -> None:
+    answer, asked = ask(wanted, *agents, fails=fails)
     assert answer == expected
     assert bool(asked) == (fails is not None)

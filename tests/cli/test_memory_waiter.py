@@ -1,4 +1,4 @@
-"""`meshctl release` and `resume` wish once, and then look: who wishes the opposite meanwhile is not undone."""
+"""`meshctl release` and `resume` ask once, and then look: who asks for the opposite meanwhile is not undone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -52,14 +52,14 @@ class Supervisor:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Supervisor, Any], ExitCode]:
-    def run_with(supervisor: Supervisor, wish: Any) -> ExitCode:
+    def run_with(supervisor: Supervisor, wanted: Any) -> ExitCode:
         monkeypatch.setattr(command, "find_mesh", lambda name: (tmp_path, None))
         monkeypatch.setattr(command, "ask_supervisor", supervisor.ask)
         monkeypatch.setattr(command.time, "sleep", supervisor.sleep)
         monkeypatch.setattr(command.time, "monotonic", lambda: supervisor.now)
-        if isinstance(wish, ReleaseMemory):
-            return command.release("m", wish, timeout_s=5.0, output="json")
-        return command.resume("m", wish, timeout_s=5.0, output="json")
+        if isinstance(wanted, ReleaseMemory):
+            return command.release("m", wanted, timeout_s=5.0, output="json")
+        return command.resume("m", wanted, timeout_s=5.0, output="json")
 
     return run_with
 
@@ -90,7 +90,7 @@ def test_a_wish_that_may_have_been_lost_is_asked_again(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "answers", "who"),
+    ("wanted", "answers", "who"),
     [
         (RELEASE, [d("releasing"), d("held")], "d not released: somebody else resumed it"),
         (RELEASE, [d("releasing"), d("resuming")], "d not released: somebody else resumed it"),
@@ -98,11 +98,11 @@ def test_a_wish_that_may_have_been_lost_is_asked_again(run: Any) -> None:
         (RESUME, [d("resuming"), d("released")], "d not held: somebody else released it"),
     ],
 )
-def test_who_wishes_the_opposite_is_named_and_not_undone(run: Any, wish: Any, answers: Any, who: str) -> None:
+def test_who_asks_for_the_opposite_is_named_and_not_undone(run: Any, wanted: Any, answers: Any, who: str) -> None:
     supervisor = Supervisor(*answers)
     with pytest.raises(Undone, match=who):
-        run(supervisor, wish)
-    assert supervisor.asked == [wish, LOOK]
+        run(supervisor, wanted)
+    assert supervisor.asked == [wanted, LOOK]
 
 
 def test_a_group_that_is_released_again_before_it_serves_is_not_waited_for(run: Any) -> None:
