@@ -43,7 +43,7 @@ from nodes.kv_agent.events import (
     Tell,
     UnmapForeign,
 )
-from nodes.kv_agent.figures import gauges
+from nodes.kv_agent.metrics import gauges
 from nodes.kv_agent.pools.facts import Pool
 from nodes.kv_agent.pools.own import OwnPools, source_of
 from nodes.kv_agent.sources import SourceFacts, Sources

@@ -29,7 +29,7 @@ from nodes.protocol import (
     StopAt,
 )
 from nodes.protocol.memory import MEMORY_RELEASED
-from nodes.scheduler import asks, attempts, cache_news, loads
+from nodes.scheduler import asks, attempts, cache_news, load_reports
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.attempts import Attempts
 from nodes.scheduler.batch.batching import compose_step
@@ -54,14 +54,14 @@ from nodes.scheduler.events import (
     Told,
     Wake,
 )
-from nodes.scheduler.figures import gauges, leaks
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.results import Results
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.handoff import decode, prefill
 from nodes.scheduler.handoff.decode import DecodeHandoffQueue, Outcome
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
-from nodes.scheduler.loads import LoadReports
+from nodes.scheduler.load_reports import LoadReports
+from nodes.scheduler.metrics import gauges, leaks
 from nodes.scheduler.queue.admission import Admission
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.rpc_handlers import RpcHandlers
@@ -122,7 +122,7 @@ class SchedulerCore:
         )
         self.drain = WorkerDrain(config, self.orders, self.endings, self.deadlines)
         self.news = CacheNews(cache, self.outbox, self.deadlines)
-        self.loads = LoadReports(config, cache, self.queue, self.outbox, self.deadlines)
+        self.load_reports = LoadReports(config, cache, self.queue, self.outbox, self.deadlines)
         self._ready: dict[str, ReadyPeer] = {}
         self._is_announced = False
         self._steps_since_admission = 0
@@ -296,7 +296,7 @@ class SchedulerCore:
         self.grants.flush()
         self.streams.flush()
         self.news.publish()
-        self.loads.report(len(self.running) + len(self.grants), now)
+        self.load_reports.report(len(self.running) + len(self.grants), now)
 
     def _due(self) -> dict[str, Callable[[str, float], None]]:
         """Who is responsible for which kind of deadline, of what subject."""
@@ -315,7 +315,7 @@ class SchedulerCore:
             RECOVERY: lambda _, __: self._release_recovered(),
             worker_drain.DRAINED: lambda _, now: self.drain.on_due(now),
             # That it is due is all: reports go with every wake.
-            loads.LOAD: lambda _, __: None,
+            load_reports.LOAD: lambda _, __: None,
         }
 
     def _on_worker_away(self, now: float) -> None:

@@ -34,7 +34,7 @@ from nodes.model_spec import resolve_model
 from nodes.registry.actor import RegistryActor
 from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.figures import leaks
+from nodes.scheduler.metrics import leaks
 from nodes.tokenizer.actor import TokenizerActor
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.worker.config import WorkerConfig
