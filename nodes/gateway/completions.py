@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from nodes.gateway.answers import Head, whole_answer
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.event_stream import EventStream, failed
 from nodes.gateway.events import Failure
 from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.observer import HttpObserver
 from nodes.gateway.outputs import Generation
+from nodes.gateway.responses import Head, whole_response
 from nodes.gateway.service import GatewayService
 from nodes.gateway.sse import ChunkWriter
 from nodes.gateway.validation import Job
@@ -121,7 +121,7 @@ class CompletionEndpoint:
             raise ClientLeft
         if output.failure is not None:
             raise failed(self._service, output.failure, job)
-        answer = whole_answer(self._head(job, self._surface.whole_object), generation)
+        answer = whole_response(self._head(job, self._surface.whole_object), generation)
         await call.respond(200, msgspec.json.encode(answer))
 
     async def _stream(self, call: HttpCall, job: Job, generation: Generation) -> None:

@@ -4,11 +4,11 @@ Output goes to the connection as it comes, on the stack of the frame that brough
 client that lags has not taken, and the end. Made by `completions.py`, one for each call.
 """
 
-from nodes.gateway.answers import total_usage, usage_so_far
 from nodes.gateway.errors import ApiError
 from nodes.gateway.events import Failure
 from nodes.gateway.http_call import ClientLeft, HttpCall
 from nodes.gateway.outputs import Generation
+from nodes.gateway.responses import total_usage, usage_so_far
 from nodes.gateway.service import GatewayService
 from nodes.gateway.sse import DONE, ChunkWriter, error_event
 from nodes.gateway.validation import Job

@@ -45,7 +45,7 @@ from nodes.gateway.events import (
     Suspect,
     Tick,
 )
-from nodes.gateway.expansion import expand
+from nodes.gateway.fan_out import fan_out
 from nodes.gateway.outputs import CallOutput, Generation
 from nodes.gateway.request_account import RequestAccount
 from nodes.gateway.request_names import UNNAMED, RequestNames
@@ -104,7 +104,7 @@ class GatewayService:
             setup={"gateway": gateway, "config": config},
             redact=PromptRedactor,
         )
-        self._asks = PersistentAsk()
+        self._tokenizers = PersistentAsk()
         self._schedulers = SchedulerView(ctx)
         self._outputs: dict[str, _Open] = {}
         # Those to which this turn of the loop has brought something, some more than once.
@@ -176,14 +176,16 @@ class GatewayService:
     async def _ask_tokenizer(self, question: Prepare | Detokenize, param: str) -> object:
         timeout_s, patience_s = self.config.prepare_timeout_s, self.config.role_wait_s
         try:
-            return await self._asks.ask_any(self.ctx, TOKENIZER, question, timeout_s=timeout_s, patience_s=patience_s)
+            return await self._tokenizers.ask_any(
+                self.ctx, TOKENIZER, question, timeout_s=timeout_s, patience_s=patience_s
+            )
         except CallError as error:
             retry_after_s = self.config.retry_after_s
             raise error_from(_failure_of(error), retry_after_s=retry_after_s, default_param=param) from error
 
     def open(self, job: Job, prepared: Prepared, arrived_at: float, names: RequestNames = UNNAMED) -> Generation:
         """Start all requests of a call; raises `ApiError` where the context or this gateway has no room for them."""
-        requests = expand(
+        requests = fan_out(
             job,
             prepared.token_ids,
             prepared.routes,
@@ -257,7 +259,7 @@ class GatewayService:
         """The view of the mesh changed."""
         roles = {member.role for member in changes}
         if roles & {TOKENIZER, SCHEDULER, DETOKENIZER}:
-            self._asks.members_changed()
+            self._tokenizers.members_changed()
         if DETOKENIZER in roles:
             self.handle(DetokenizersChanged([m.actor_id for m in self.ctx.members.by_role(DETOKENIZER)]))
         if SCHEDULER in roles:
@@ -348,7 +350,7 @@ class GatewayService:
     async def _ask_route(self, command: AskRoute) -> None:
         request_id = command.message.request_id
         try:
-            answer = await self._asks.ask_any(
+            answer = await self._tokenizers.ask_any(
                 self.ctx, TOKENIZER, command.message, timeout_s=ROUTE_TIMEOUT_S, patience_s=0.0
             )
         except CallError as error:

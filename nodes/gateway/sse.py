@@ -6,9 +6,9 @@ text and a join. Made by `completions.py`, one for each call.
 
 import msgspec
 
-from nodes.gateway.answers import Head
 from nodes.gateway.errors import ApiError
 from nodes.gateway.openai_types import Usage
+from nodes.gateway.responses import Head
 
 DONE = b"data: [DONE]\n\n"
 

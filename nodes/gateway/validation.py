@@ -1,7 +1,7 @@
 """From the bytes of a body to a job that can be served, or to an error that names the parameter.
 
 Pure: bytes in, `Job` or `BadRequest` out. What only a tokenizer can know (the length of a prompt) is checked by
-`expansion.py` when it is known.
+`fan_out.py` when it is known.
 """
 
 from collections.abc import Sequence

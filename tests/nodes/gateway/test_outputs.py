@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from nodes.gateway.answers import Head, total_usage, usage_so_far, whole_answer
 from nodes.gateway.errors import Internal
 from nodes.gateway.events import End, Failure, Opened
 from nodes.gateway.outputs import CallOutput, Generation, Piece
+from nodes.gateway.responses import Head, total_usage, usage_so_far, whole_response
 from nodes.gateway.sse import DONE, ChunkWriter, error_event
 from nodes.protocol import Route
 from nodes.request import Sampling, StopRules
@@ -191,14 +191,14 @@ def test_usage_counts_each_prompt_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["chat.completion", "text_completion"])
-def test_whole_answers_are_in_order(name: str) -> None:
+def test_whole_responses_are_in_order(name: str) -> None:
     made = generation(1, 2, whole=True)
     made.output.deliver(1, "b", 1)
     made.output.deliver(0, "a", 1)
     for number in (1, 0):
         made.output.end(number, end("length"))
     head = Head(id="x", object=name, created=1, model="m", system_fingerprint="f")
-    answer: Any = whole_answer(head, made)
+    answer: Any = whole_response(head, made)
     assert answer.object == name
     texts = [choice.message.content if name == "chat.completion" else choice.text for choice in answer.choices]
     assert texts == ["a", "b"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import ApiError
-from nodes.gateway.expansion import max_tokens_of
+from nodes.gateway.fan_out import max_tokens_of
 from nodes.gateway.openapi import document
 from nodes.gateway.schemas import _numbers_up_to
 from nodes.gateway.unsupported import NEUTRAL_VALUES

@@ -7,7 +7,7 @@ import pytest
 
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
-from nodes.gateway.expansion import expand
+from nodes.gateway.fan_out import fan_out
 from nodes.gateway.validation import Job, Validator
 from nodes.protocol import Route
 
@@ -25,7 +25,7 @@ def job(kind: str = "text", **fields: Any) -> Job:
 def opened(job: Job, *lengths: int) -> list[Any]:
     prompts = [[7] * length for length in lengths]
     routes = [Route(decode=f"d{i}") for i in range(len(lengths))]
-    return expand(job, prompts, routes, seed=99, arrived_at=1.5, config=CONFIG)
+    return fan_out(job, prompts, routes, seed=99, arrived_at=1.5, config=CONFIG)
 
 
 def test_samples_of_prompts_in_the_order_of_choices() -> None:

@@ -42,7 +42,7 @@ def _too_long(job: Job, num_prompt: int, num_output: int, config: GatewayConfig,
     return BadRequest(message, param=param, code="context_length_exceeded")
 
 
-def expand(
+def fan_out(
     job: Job,
     prompts: Sequence[list[int]],
     routes: Sequence[Route],

@@ -1,4 +1,4 @@
-"""Whole answers of completions, and what they share with streamed ones. Pure."""
+"""Whole responses of completions, and what they share with streamed ones. Pure."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ from nodes.gateway.outputs import Generation
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What every chunk of a call and its whole answer have in common."""
+    """What every chunk of a call and its whole response have in common."""
 
     id: str
     object: str
@@ -51,11 +51,11 @@ def usage_so_far(generation: Generation, number: int) -> Usage:
     return usage_of(generation.num_prompt_tokens[number], sample.num_tokens, sample.num_cached_tokens)
 
 
-def whole_answer(head: Head, generation: Generation) -> ChatCompletion | Completion:
-    """The answer to a call whose samples have all finished; takes their text."""
+def whole_response(head: Head, generation: Generation) -> ChatCompletion | Completion:
+    """The response to a call whose samples have all finished; takes their text."""
     finished: list[tuple[int, str, str]] = []
     for number, text, end in sorted(generation.output.take(), key=lambda piece: piece.number):
-        assert end is not None, "a whole answer is made of samples that have ended"
+        assert end is not None, "a whole response is made of samples that have ended"
         finished.append((number, text, end.finish_reason or ""))
     usage = total_usage(generation)
     if head.object == "chat.completion":
