@@ -30,7 +30,7 @@ _PREFIX: Final = struct.Struct("<8sIII")
 
 
 def incarnation_of(epoch: int, number: int = 0) -> int:
-    """What a pool's making is called: the `number`-th after the one that the agent of this epoch started with."""
+    """A pool's incarnation: the `number`-th after the one that the agent of this epoch started with."""
     return epoch + (number << _EPOCH_BITS)
 
 
@@ -44,7 +44,7 @@ def _in_order(incarnation: int) -> tuple[int, int]:
 
 
 class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the header says. `incarnation` names this making of the pool: pages of another one are other pages.
+    """What the header says. Pages of another `incarnation` of the pool are other pages.
 
     `device` is where the pages lie, `cpu` (in the file) or `cuda:N`; `ipc_handle` is then the 64 bytes of the
     cudaIpcMemHandle of their allocation, which begins with page 0.

@@ -1,6 +1,6 @@
 """Mapping the pool that an agent has named: what lies at the path must be what the agent says.
 
-Called by schedulers and workers, who compute on what they map: pages of another making of the pool, or of another
+Called by schedulers and workers, who compute on what they map: pages of another incarnation of the pool, or of another
 model, would be found by the same hashes.
 """
 

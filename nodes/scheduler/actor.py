@@ -320,7 +320,7 @@ class SchedulerActor(Actor):
             observe("mesh_request_transfer_seconds", stages.transfer_s)
 
     def _is_elsewhere(self, message: Message | HotMessage) -> bool:
-        """Whether a worker was adopted that computes on another making of the pool than is mapped here."""
+        """Whether a worker was adopted that computes on another incarnation of the pool than is mapped here."""
         mapped = self._pool.info.incarnation if self._pool is not None else 0
         return isinstance(message, Adopted) and message.incarnation not in (0, mapped)
 

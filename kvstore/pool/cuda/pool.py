@@ -22,8 +22,8 @@ from kvstore.pool.header import PoolInfo
 from kvstore.pool.page_pool import MemoryHost, PagePool
 
 
-class _Making(NamedTuple):
-    """One making of a pool: what its pages are known by in this process."""
+class _Incarnation(NamedTuple):
+    """One incarnation of a pool: what its pages are known by in this process."""
 
     path: str
     incarnation: int
@@ -36,8 +36,8 @@ class CudaHost(MemoryHost):
         self._tables = tables
         self._load = load
         self._memory: DeviceMemory | None = None
-        self._made: dict[_Making, DevicePages] = {}
-        self._opened: dict[_Making, tuple[DevicePages, int]] = {}
+        self._made: dict[_Incarnation, DevicePages] = {}
+        self._opened: dict[_Incarnation, tuple[DevicePages, int]] = {}
 
     @property
     def memory(self) -> DeviceMemory:
@@ -66,11 +66,11 @@ class CudaHost(MemoryHost):
         except BaseException:
             self.memory.free(device, pages.pointer)
             raise
-        making = _Making(pool.path, info.incarnation)
-        self._made[making] = pages
+        incarnation = _Incarnation(pool.path, info.incarnation)
+        self._made[incarnation] = pages
 
         def free() -> None:
-            del self._made[making]
+            del self._made[incarnation]
             self.memory.free(device, pages.pointer)
 
         pool.attach_device(lambda: pages, free)
@@ -84,16 +84,16 @@ class CudaHost(MemoryHost):
         info = pool.info
         device = cuda_ordinal(info.device)
         pages = DevicePages(device, self.memory.allocate(device, info.pages_bytes), info.pages_bytes)
-        making = _Making(pool.path, info.incarnation)
+        incarnation = _Incarnation(pool.path, info.incarnation)
         try:
             handle = self.memory.export(device, pages.pointer)
         except BaseException:
             self.memory.free(device, pages.pointer)
             raise
-        self._made[making] = pages
+        self._made[incarnation] = pages
 
         def free() -> None:
-            del self._made[making]
+            del self._made[incarnation]
             self.memory.free(device, pages.pointer)
 
         pool.attach_device(lambda: pages, free)
@@ -121,34 +121,34 @@ class CudaHost(MemoryHost):
 
     def is_made_here(self, pool: PagePool) -> bool:
         """Whether this process made the pool's pages."""
-        return _Making(pool.path, pool.info.incarnation) in self._made
+        return _Incarnation(pool.path, pool.info.incarnation) in self._made
 
     def take(self, path: str, info: PoolInfo) -> DevicePages:
         """The pages of another process's pool, opened at the first of as many calls as there will be of `give_back`."""
-        making = _Making(path, info.incarnation)
-        opened = self._opened.get(making)
+        incarnation = _Incarnation(path, info.incarnation)
+        opened = self._opened.get(incarnation)
         if opened is None:
             device = cuda_ordinal(info.device)
             if len(info.ipc_handle) != HANDLE_BYTES:
                 raise DeviceHandleInvalid(f"the header of {path} has no handle of its pages on {info.device}")
             opened = DevicePages(device, self.memory.open(device, info.ipc_handle), info.pages_bytes), 0
         pages, num_uses = opened
-        self._opened[making] = pages, num_uses + 1
+        self._opened[incarnation] = pages, num_uses + 1
         return pages
 
     def give_back(self, path: str, info: PoolInfo) -> None:
         """One use less; the last one closes the handle."""
-        making = _Making(path, info.incarnation)
-        pages, num_uses = self._opened[making]
+        incarnation = _Incarnation(path, info.incarnation)
+        pages, num_uses = self._opened[incarnation]
         if num_uses > 1:
-            self._opened[making] = pages, num_uses - 1
+            self._opened[incarnation] = pages, num_uses - 1
             return
-        del self._opened[making]
+        del self._opened[incarnation]
         self.memory.close(pages.device, pages.pointer)
 
     def made_pages(self, path: str, info: PoolInfo) -> DevicePages:
         """The pages of a pool that this process made. Raises PoolClosed if it has freed them."""
-        pages = self._made.get(_Making(path, info.incarnation))
+        pages = self._made.get(_Incarnation(path, info.incarnation))
         if pages is None:
             raise PoolClosed(f"the pages of {path} were freed by its owner, which is this process")
         return pages

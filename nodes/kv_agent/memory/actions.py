@@ -63,7 +63,7 @@ class PoolOwner(Protocol):
         ...
 
     def next_incarnation(self) -> int:
-        """What the next making of a pool is called."""
+        """What the next incarnation of a pool is called."""
         ...
 
     def stop_copies(self, group: str) -> None:

@@ -78,7 +78,7 @@ class ForeignPools:
 
 
 def require_ranks(pools: Sequence[Peer]) -> None:
-    """Raises TransferError unless these are the pools of all ranks of one making of one group, in order."""
+    """Raises TransferError unless these are the pools of all ranks of one incarnation of one group, in order."""
     first = pools[0].info
     for rank, peer in enumerate(pools):
         info = peer.info

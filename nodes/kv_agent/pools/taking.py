@@ -3,7 +3,7 @@
 A pool on a device is always made again: its pages died with the agent that made them. One whose pages an operator has
 had freed stays without them, whatever it lies on: see `memory/core.py`.
 
-The pools of all tensor-parallel ranks of a group are of one making: what is lost of one rank is lost of all.
+The pools of all tensor-parallel ranks of a group are of one incarnation: what is lost of one rank is lost of all.
 
 Called by `actor.py`, once for each configured group, before the agent is ready.
 """
@@ -126,7 +126,7 @@ def free_pools(host: MemoryHost, prefix: str, pools: Sequence[PagePool]) -> list
 def make_pools(
     host: MemoryHost, prefix: str, freed: Sequence[PagePool], incarnation: int
 ) -> tuple[list[PagePool], KVError | None]:
-    """`make_pool` of all ranks, of one making: all of them are made, or none is."""
+    """`make_pool` of all ranks, of one incarnation: all of them are made, or none is."""
     made: list[PagePool] = []
     for number, left in enumerate(freed):
         desired = left.info
