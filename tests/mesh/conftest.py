@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 import uvloop
 import zmq
-from hypothesis import settings
-
-settings.register_profile("mesh", deadline=None, max_examples=80, stateful_step_count=40)
-settings.load_profile("mesh")
 
 
 @pytest.fixture

@@ -48,6 +48,10 @@ def test_prefill_and_decode_apart_copy_between_pages_of_workers(tmp_path: Path) 
             assert bytes_in_use(tmp_path) == in_use, "what died with a worker was not kept by who had opened it"
         # A worker's death cost its scheduler what it knew of its pages.
         assert after.epochs["scheduler-decode-0"] > before.epochs["scheduler-decode-0"]
+        # Without a memory saver; no mesh of its own for that, since starting one costs more than all of this.
+        refused = mesh.host.meshctl("release")
+        assert (refused.returncode, "--reload-weights" in refused.stderr) == (1, True), refused.stderr
+        assert {one["state"] for one in memory(mesh, "memory").values()} == {"held"}
         found = memory(mesh, "release", "--reload-weights")
         assert {one["state"] for one in found.values()} == {"released"}
         assert bytes_in_use(tmp_path) <= COPY_TABLES

@@ -53,7 +53,15 @@ def test_prefill_and_decode_apart_give_the_text_of_one_process(
         assert not differences(answers_of(mixed, "mixed"), undisturbed)
 
 
-@pytest.mark.parametrize("actor_id", ["worker-decode-0", "worker-prefill-0", "scheduler-decode-0"])
+# A worker that prefills dies in test_pool_in_worker.py too, and a scheduler in tests/chaos, whatever its device is.
+@pytest.mark.parametrize(
+    "actor_id",
+    [
+        "worker-decode-0",
+        pytest.param("worker-prefill-0", marks=pytest.mark.slow),
+        pytest.param("scheduler-decode-0", marks=pytest.mark.slow),
+    ],
+)
 def test_kill_9_under_load_does_not_show_in_the_text(
     apart: ChaosMesh, undisturbed: list[Answer], memory: Path, actor_id: str
 ) -> None:

@@ -1,5 +1,6 @@
 """A start that cannot succeed says what, why and what to do, exits with its code, and leaves nothing behind."""
 
+import re
 import resource
 import shutil
 import signal
@@ -9,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from nodes.model_spec import ModelError, resolve_model
 
 pytestmark = pytest.mark.process
 
@@ -24,9 +27,7 @@ DAMAGES = {
     "config.json is missing": lambda model: (model / "config.json").unlink(),
     "config.json cannot be read as JSON": lambda model: (model / "config.json").write_text("{not json"),
     "config.json should hold a JSON object": lambda model: (model / "config.json").write_text("[]"),
-    "config.json cannot be read as JSON: maximum recursion": lambda model: (model / "config.json").write_text(
-        "[" * 200_000
-    ),
+    "read as JSON: maximum recursion": lambda model: (model / "config.json").write_text("[" * 200_000),
     "hidden_size should be": lambda model: (model / "config.json").write_text('{"architectures":["LlamaForCausalLM"]}'),
     "model.safetensors is not a whole safetensors file": lambda model: cut(model / "model.safetensors", 100_000),
     "is not a whole safetensors file": lambda model: cut(model / "model.safetensors", 5),
@@ -64,9 +65,19 @@ def up_within(host, limit, value, *options):
 
 
 @pytest.mark.parametrize("words", DAMAGES)
+def test_what_is_said_of_a_damaged_model(tmp_path, words):
+    """Here, and not by a process each: what `up` makes of such an error is the same for all of them."""
+    model = shutil.copytree(TINY, tmp_path / "model")
+    DAMAGES[words](model)
+    with pytest.raises(ModelError, match=re.escape(words)) as caught:
+        resolve_model(str(model))
+    assert str(model) in str(caught.value)
+
+
+# One file that is read as JSON and one that is not; the first deeper than any parser goes.
+@pytest.mark.parametrize("words", ["read as JSON: maximum recursion", "tokenizer.json is cut off"])
 def test_a_damaged_model(host, words):
-    model = host.base / "model"
-    shutil.copytree(TINY, model)
+    model = shutil.copytree(TINY, host.base / "model")
     DAMAGES[words](model)
     failed = host.meshctl("up", "--model", str(model), "--port", str(host.port))
     assert_says(failed, 6, words)

@@ -183,7 +183,8 @@ def test_the_second_signal_forces(host):
     ],
 )
 def test_what_cannot_be_started_says_so(host, options, code, words):
-    for extra in ((), ("-d",)):
+    # In the background too: once for what the plan finds and once for what the supervisor does. Each costs an `up`.
+    for extra in ((), ("-d",)) if code in (6, 7) and "none" not in words else ((),):
         failed = host.meshctl("up", *options, *extra)
         assert failed.returncode == code, failed.stderr
         assert words in failed.stderr

@@ -105,7 +105,7 @@ def test_the_pools_of_these_tests_are_sound(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 10_000), data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_any_region_may_be_damaged(seed: int, data: st.DataObject) -> None:
     pool = lived(seed)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -144,7 +144,7 @@ FOREIGN = st.builds(
 
 
 @given(seed=st.integers(0, 10_000), entries=st.dictionaries(st.integers(0, NUM_PAGES - 1), FOREIGN, min_size=1))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_entries_that_others_wrote_never_keep_a_scheduler_from_starting(
     seed: int, entries: dict[int, PageEntry]
 ) -> None:
