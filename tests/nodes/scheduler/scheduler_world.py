@@ -8,7 +8,7 @@ early or a lost chunk shows up as a wrong token. Messages lie on links, one per 
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,13 +30,11 @@ from nodes.protocol import (
     Resend,
     ResendFrom,
     RowError,
-    StepPlan,
     StepResult,
     Submit,
     Submitted,
     TokenBatch,
 )
-from nodes.protocol.steps import ROW_WIDTH, Open
 from nodes.request import AttemptRef, Sampling, StopRules
 from nodes.roles import DETOKENIZER, KV_AGENT, NODE_CODEC, SCHEDULER
 from nodes.scheduler.config import SchedulerConfig
@@ -60,6 +58,10 @@ from nodes.scheduler.events import (
     Told,
     Wake,
 )
+from nodes.worker import core as worker_core
+from nodes.worker.core import WorkerCore
+from nodes.worker.steps.columns import Limits
+from nodes.worker.steps.step import POISONED, RunnableStep, StepOutcome
 
 VOCAB = 997
 EOS = 1
@@ -91,102 +93,71 @@ def expected(prompt: list[int], stop: StopRules, context_length: int) -> tuple[l
     return tokens[len(prompt) :], "length"
 
 
-@dataclass
-class Opened:
-    """What a worker knows of a sequence: its open, its pages, and the token that it drew last, behind its position."""
-
-    open: Open
-    pages: list[int] = field(default_factory=list)
-    drawn: tuple[int, int] = (-1, -1)
-
-    def masked(self, end: int) -> Container[int]:
-        """What must not be drawn for position `end`."""
-        sampling = self.open.sampling
-        return sampling.masked_token_ids or () if end - self.open.num_prompt_tokens < sampling.min_tokens else ()
-
-
 class Worker:
-    """Runs steps at once when they arrive, in order; `epoch` rises with every restart, which forgets everything."""
+    """A worker's own core over pages of token ids; steps run at once. A restart is another incarnation of both."""
 
     def __init__(self, memory: dict[int, list[int]]) -> None:
         self.memory = memory
-        self.epoch = 1
-        self.scheduler_epoch = 0
-        self.next_step = 0
-        self.table: dict[int, Opened] = {}
-        self.queue: dict[int, tuple[StepPlan, list[bytes]]] = {}
-        self.results: dict[int, StepResult] = {}
+        self.epoch = 0
         self.poison: set[int] = set()
         self.is_deaf = False
-        self.num_rows = 0
         self.row_counts: list[tuple[int, int]] = []
+        self.restart()
 
     def restart(self) -> None:
         self.epoch += 1
-        self.scheduler_epoch = self.next_step = 0
-        self.table.clear()
-        self.queue.clear()
-        self.results.clear()
+        # Of contexts and steps the scheduler is the judge here: what any test lets it send is shorter.
+        self.core = WorkerCore(Limits(len(self.memory), PAGE, VOCAB, 1 << 20, 1 << 20))
 
-    def adopt(self, message: Adopt) -> Adopted:
-        if message.scheduler_epoch > self.scheduler_epoch:
-            self.scheduler_epoch = message.scheduler_epoch
-            self.next_step = message.next_step
-            self.table.clear()
-            self.queue.clear()
-            self.results.clear()
+    @property
+    def num_rows(self) -> int:
+        return sum(rows for rows, _ in self.row_counts)
+
+    def adopted(self) -> Adopted:
+        """What is answered to the scheduler that adopts. Ranks, and tests of liars, say something else."""
         return Adopted(worker_epoch=self.epoch, numerics="", vocab_size=VOCAB)
 
-    def take(self, plan: StepPlan, buffers: list[bytes]) -> list[StepResult]:
-        if plan.scheduler_epoch != self.scheduler_epoch:
-            return []
-        if plan.step in self.results:
-            return [self.results[plan.step]]
-        self.queue[plan.step] = (plan, buffers)
-        done = []
-        while self.next_step in self.queue:
-            result = self.run(*self.queue.pop(self.next_step))
-            self.results[self.next_step] = result
-            self.next_step += 1
-            done.append(result)
-        return done
+    def told(self, result: StepResult) -> list[StepResult]:
+        """What goes out for a result. Tests of liars put something else here."""
+        return [result]
 
-    def run(self, plan: StepPlan, buffers: list[bytes]) -> StepResult:
-        rows, token_ids, page_ids = (array("i", buffer) for buffer in buffers)
+    def handle(self, event: worker_core.Event) -> list[worker_core.Command]:
+        """What the core wants but for the steps, which have been run."""
+        pending, wanted = deque(self.core.handle(event)), []
+        while pending:
+            command = pending.popleft()
+            # The core would refuse these and go on; no scheduler of this project may bring it to that.
+            assert not isinstance(command, worker_core.TellMismatch), command
+            if isinstance(command, worker_core.RunStep):
+                done = worker_core.StepDone(self.run(command.runnable), 0.0)
+                pending.extend(self.core.handle(done))
+            else:
+                wanted.append(command)
+        results = [one.result for one in wanted if isinstance(one, worker_core.SendResult)]
+        assert not [error for one in results for error in one.errors if error.code.startswith("bad_")], results
+        return wanted
+
+    def run(self, step: RunnableStep) -> StepOutcome:
         drawn, errors = [], []
-        token_at = page_at = 0
-        self.row_counts.append((len(rows) // ROW_WIDTH, len(token_ids)))
-        for one in plan.opens:
-            self.table[one.slot] = Opened(one)
-        for at in range(0, len(rows), ROW_WIDTH):
-            slot, sequence, start, count, draws, first_page, num_pages = rows[at : at + ROW_WIDTH]
-            self.num_rows += 1
-            tokens = list(token_ids[token_at : token_at + count])
-            pages = list(page_ids[page_at : page_at + num_pages])
-            token_at, page_at = token_at + count, page_at + num_pages
-            opened, end = self.table[slot], start + count
-            assert opened.open.sequence == sequence, "a row of a sequence that is not open"
-            assert first_page <= len(opened.pages), "a gap in its pages"
-            opened.pages[first_page : first_page + num_pages] = pages
-            assert end <= len(opened.pages) * PAGE, "pages do not cover the row"
-            assert all(page > 0 for page in pages)
-            if tokens == [-1]:
-                assert opened.drawn[0] == start, "a placeholder hangs on what this worker has not drawn"
-                tokens = [opened.drawn[1]]
-            if any(token < 0 for token in tokens) or self.poison & set(tokens):
-                errors.append(RowError(len(drawn), "poisoned_request", "the row raised"))
-                opened.drawn = (end, -1)
-                drawn.append(-1)
+        self.row_counts.append((len(step.rows), sum(row.num_tokens for row in step.rows)))
+        for row in step.rows:
+            tokens = step.token_ids[row.token_offset : row.token_offset + row.num_tokens]
+            pages = step.page_ids[row.page_offset : row.page_offset + row.num_pages]
+            drawn.append(-1)
+            if self.poison & set(tokens):
+                errors.append(RowError(row.row, POISONED, "the row raised"))
                 continue
-            self.write(opened.pages, start, tokens)
-            context = [self.memory[opened.pages[position // PAGE]][position % PAGE] for position in range(end)]
-            drawn.append(next_token(context, opened.masked(end)) if draws else -1)
-            if draws:
-                opened.drawn = (end, drawn[-1])
-        return StepResult(scheduler_epoch=plan.scheduler_epoch, step=plan.step, token_ids=drawn, errors=errors)
+            self.write(pages, row.start, tokens)
+            if row.sampling is not None:
+                # Out of the pages and not of what was sent, so that a page that is another's shows in the token.
+                context = [self.memory[pages[position // PAGE]][position % PAGE] for position in range(row.end)]
+                is_masked = row.output_position < row.sampling.min_tokens
+                drawn[-1] = next_token(context, (row.sampling.masked_token_ids or ()) if is_masked else ())
+        return StepOutcome(drawn, errors)
 
-    def write(self, pages: list[int], start: int, tokens: list[int]) -> None:
+    def write(self, pages: Sequence[int], start: int, tokens: Sequence[int]) -> None:
         for position, token in enumerate(tokens, start):
+            assert pages[position // PAGE] > 0, "page 0 is the padding's"
             self.memory[pages[position // PAGE]][position % PAGE] = token
 
 
@@ -375,11 +346,24 @@ class World:
                 self.restart_worker(name.removeprefix("w-"))
                 self.members()
             return
+        event: worker_core.Event
         if isinstance(packet.message, Adopt):
-            self.reply(packet, worker.adopt(packet.message))
-            return
-        for result in worker.take(packet.message, packet.buffers):
-            self.put(name, packet.sender.actor_id, result)
+            event = worker_core.AdoptArrived(packet.message, packet)
+        else:
+            event = worker_core.StepArrived(packet.sender.actor_id, packet.message, packet.buffers)
+        for command in worker.handle(event):
+            match command:
+                case worker_core.AnswerAdopt(call):
+                    self.reply(call, worker.adopted())
+                case worker_core.RefuseAdopt(call, code):
+                    self.calls[call.ask_id] = call
+                    self.refuse(call, code)
+                case worker_core.SendResult(scheduler, result):
+                    for told in worker.told(result):
+                        self.put(name, scheduler, told)
+                case _:
+                    # A step that was refused: the scheduler sends it again if it still matters.
+                    pass
 
     def reply(self, packet: Packet, message: Any) -> None:
         self.put(packet.receiver, packet.sender.actor_id, message, ask_id=packet.ask_id, is_reply=True)

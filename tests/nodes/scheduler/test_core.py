@@ -39,6 +39,7 @@ from nodes.scheduler.events import (
     Wake,
 )
 from nodes.scheduler.sequence import Stage
+from nodes.worker.core import AdoptArrived
 from tests.nodes.scheduler.scheduler_world import EDGE, EOS, Request, World, expected, next_token
 from tests.nodes.step_plans import column
 
@@ -326,7 +327,7 @@ def test_a_small_worker_gets_small_steps() -> None:
     world = World(num_pages={"m": 60})
     core = world.cores["m"]
     world.links.clear()
-    world.workers["w-m"].adopt(world.asks and core.pipeline._asks.get(("adopt", "")).message)
+    world.workers["w-m"].handle(AdoptArrived(core.pipeline._asks.get(("adopt", "")).message, None))
     adopted = Adopted(worker_epoch=1, numerics="", vocab_size=997, max_batch_tokens=6)
     world.event("m", Answered(("adopt", ""), adopted))
     for base in range(4):

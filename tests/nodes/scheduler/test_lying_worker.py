@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.address import Address
-from nodes.protocol import RowError, StepResult
+from nodes.protocol import Adopted, RowError, StepResult
 from nodes.scheduler.events import Told
 from tests.nodes.scheduler.scheduler_world import VOCAB, World
 
@@ -73,17 +73,13 @@ class Liar:
         self.until_epoch = 1
         self.num_lies = 0
         worker = self.world.workers["w-m"]
-        take = worker.take
 
-        def lying(plan, buffers):
-            results = take(plan, buffers)
-            if self.lie is None or worker.epoch > self.until_epoch:
-                return results
-            told = [lie for result in results for lie in self.lie(result)]
-            self.num_lies += told != results
+        def lying(result):
+            told = [result] if self.lie is None or worker.epoch > self.until_epoch else list(self.lie(result))
+            self.num_lies += told != [result]
             return told
 
-        worker.take = lying
+        worker.told = lying
 
     def run(self) -> None:
         self.world.settle()
@@ -192,8 +188,7 @@ def test_a_worker_that_lies_about_its_epoch_is_done_without() -> None:
     """Nothing it sends comes from whom it says to be, and nobody waits for that for ever."""
     world = World(num_pages={"m": 60})
     worker = world.workers["w-m"]
-    adopt = worker.adopt
-    worker.adopt = lambda message: msgspec.structs.replace(adopt(message), worker_epoch=2**60)
+    worker.adopted = lambda: Adopted(worker_epoch=2**60, numerics="", vocab_size=VOCAB)
     request = world.submit(prompt(9), "m", max_tokens=6)
     began = world.now
     while not request.attempt:

@@ -1,6 +1,7 @@
 """A group of tensor-parallel ranks as the scheduler sees it: answers in any order, lost, repeated, of other groups."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvstore.cache.allocator import PageState
 from mesh.address import Address
-from nodes.protocol import Adopt, Adopted, Dismiss, RowError, StepPlan, StepResult
+from nodes.protocol import Adopt, Adopted, Dismiss, RowError, StepResult
 from nodes.roles import WORKER
 from nodes.scheduler.config import ConfigError, SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
@@ -123,7 +124,7 @@ class RankWorld(World):
     def add(self, name: str, num_pages: int, epoch: int = 1) -> SchedulerCore:
         core = super().add(name, num_pages, epoch)
         for actor_id in self.ids:
-            self.workers[actor_id] = RankWorker(self, {page: [-9] * PAGE for page in range(num_pages)})
+            self.workers[actor_id] = RankWorker(self, actor_id, {page: [-9] * PAGE for page in range(num_pages)})
         self.form()
         return core
 
@@ -158,9 +159,6 @@ class RankWorld(World):
         elif name not in self.group_of:
             if isinstance(message, Adopt):
                 self.refuse(packet, "not_ready")
-        elif isinstance(message, Adopt):
-            adopted = self.workers[name].adopt(message)
-            self.reply(packet, msgspec.structs.replace(adopted, group_epoch=self.group_of[name]))
         else:
             super().at_worker(name, packet)
 
@@ -178,11 +176,14 @@ class RankWorld(World):
 class RankWorker(Worker):
     """Fails the test if it writes pages that the scheduler has given back."""
 
-    def __init__(self, world: RankWorld, memory: dict[int, list[int]]) -> None:
+    def __init__(self, world: RankWorld, actor_id: str, memory: dict[int, list[int]]) -> None:
         super().__init__(memory)
-        self.world = world
+        self.world, self.actor_id = world, actor_id
 
-    def write(self, pages: list[int], start: int, tokens: list[int]) -> None:
+    def adopted(self) -> Adopted:
+        return msgspec.structs.replace(super().adopted(), group_epoch=self.world.group_of[self.actor_id])
+
+    def write(self, pages: Sequence[int], start: int, tokens: Sequence[int]) -> None:
         allocator = self.world.cores["m"].cache.blocks.allocator
         written = range(start // PAGE, (start + len(tokens) - 1) // PAGE + 1)
         assert all(allocator.state(pages[index]) is PageState.RUNNING for index in written), "written when given back"
@@ -222,15 +223,12 @@ def test_ranks_that_disagree_are_dismissed_and_nothing_wrong_goes_out() -> None:
     world = RankWorld(2)
     world.flush()
     liar = world.workers["w-m.1"]
-    take = liar.take
 
-    def lying(plan: StepPlan, buffers: list[bytes]) -> list[StepResult]:
-        told = take(plan, buffers)
-        if liar.epoch > 1:
-            return told
-        return [msgspec.structs.replace(one, token_ids=[t if t < 0 else 3 for t in one.token_ids]) for one in told]
+    def lying(result: StepResult) -> list[StepResult]:
+        lie = [token if token < 0 else 3 for token in result.token_ids]
+        return [result if liar.epoch > 1 else msgspec.structs.replace(result, token_ids=lie)]
 
-    liar.take = lying  # type: ignore[method-assign]
+    liar.told = lying  # type: ignore[method-assign]
     request = world.submit(prompt(9), "m", max_tokens=6)
     world.settle()
     world.check()

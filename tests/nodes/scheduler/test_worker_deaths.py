@@ -46,7 +46,7 @@ class Deadly:
         sequences = column(packet.buffers, RowColumn.SEQUENCE)
         attempts = [core.attempts.by_stream(sequence) for sequence in sequences]
         names = [one.request_id for one in attempts if one is not None]
-        if plan.scheduler_epoch != self.world.workers[worker].scheduler_epoch:
+        if plan.scheduler_epoch != self.world.workers[worker].core.scheduler_epoch:
             return False
         self.alone.append(len(sequences))
         if self.killers.get(group) not in names:
