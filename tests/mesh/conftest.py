@@ -9,6 +9,8 @@ import pytest
 import uvloop
 import zmq
 
+from mesh.simulation.virtual_time import VirtualTimeLoop
+
 
 @pytest.fixture
 def run():
@@ -45,7 +47,15 @@ def once_per_process():
         other.recv()
 
 
-@pytest.fixture(params=["simulated", "zeromq", "zeromq on asyncio"])
+LOOPS = {
+    # Without sockets there is nothing to wait for but timers.
+    "simulated": VirtualTimeLoop,
+    "zeromq": uvloop.new_event_loop,
+    "zeromq on asyncio": asyncio.new_event_loop,
+}
+
+
+@pytest.fixture(params=LOOPS)
 def on_mesh(request, run, short_path, once_per_process):
     """Run `async def test(mesh)` on a mesh; nothing may be left of it. `on_mesh.kind` says over what."""
     from mesh.testing.leaks import assert_no_leaks
@@ -57,7 +67,7 @@ def on_mesh(request, run, short_path, once_per_process):
                 await test(mesh)
 
         with assert_no_leaks(shm_prefix="none of this test", within_s=1.0):
-            run(main, uvloop.new_event_loop if request.param == "zeromq" else asyncio.new_event_loop)
+            run(main, LOOPS[request.param])
 
     runner.kind = request.param
     return runner
@@ -76,6 +86,7 @@ def on_rig(run):
             await test(rig)
             await rig.system.stop()
 
-        run(main)
+        # Time passes only while everybody waits: what has to come before a pause is over cannot come too late.
+        run(main, VirtualTimeLoop)
 
     return runner
