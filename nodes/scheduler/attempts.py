@@ -112,6 +112,8 @@ class Attempts:
     def remember(self, request_id: str, attempt: int) -> None:
         """This attempt and older ones must not start (again)."""
         self._over[request_id] = max(attempt, self._over.get(request_id, -1))
+        # 16,384 requests: the least recently ended is forgotten first, whose repeats are the least likely to be under
+        # way.
         self._over.move_to_end(request_id)
         if len(self._over) > MAX_REMEMBERED:
             self._over.popitem(last=False)

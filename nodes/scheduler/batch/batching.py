@@ -56,18 +56,24 @@ def _add_decode_rows(step: Step, rows: list[int], decoding: Iterable[Sequence], 
     add_sequence, add_token = sequences.append, tokens.append
     for sequence in decoding:
         start, length = sequence.num_scheduled, sequence.length
+        # Written out here, not behind a property: this loop runs for every row of every step.
         if length >= sequence.max_length or start >= sequence.capacity:
             continue
         if len(sequences) == step_tokens:
             break
         known = sequence.token_ids
+        # -1: drawn by the step in flight. The worker fills it in, so that no step waits for a result to come here
+        # first.
         add_token(known[start] if start < len(known) else -1)
+        # Fifteen steps of sixteen add no page (pages of 16 tokens), so the call is kept for those that do.
         first, num_pages = sequence.num_placed, 0
         if sequence.table != table or first != len(sequence.page_ids):
             first, num_pages = _place(step, sequence, table)
         rows += sequence.slot, sequence.number, start, 1, 1, first, num_pages
         add_sequence(sequence)
         sequence.num_scheduled = start + 1
+        # Counted as if its token were drawn already: the next step may then be composed before this one's result is
+        # here.
         sequence.length = length + 1
         sequence.num_inflight += 1
     step.token_ids.fromlist(tokens)
@@ -86,8 +92,11 @@ def _place(step: Step, sequence: Sequence, table: int) -> tuple[int, int]:
 
 def _chunk_size(sequence: Sequence, budget: int, page_size: int) -> int:
     left = sequence.num_unscheduled
+    # A prompt's end need not be a page's: what is drawn after it goes on in the same page.
     if left <= budget:
         return left
+    # 0 where the room does not reach the next page boundary: a chunk that ends inside a page could be shared with
+    # nobody.
     return max(0, (sequence.num_scheduled + budget) // page_size * page_size - sequence.num_scheduled)
 
 
@@ -101,5 +110,6 @@ def _add_chunk(step: Step, rows: list[int], sequence: Sequence, size: int, table
     step.sequences.append(sequence)
     sequence.num_scheduled = end
     sequence.num_inflight += 1
+    # The last chunk draws a token, which the next step may already name as its input.
     if is_last:
         sequence.length += 1

@@ -36,13 +36,16 @@ class GrowthEstimate:
         for sequence in remaining:
             num_outputs = sequence.num_tokens - sequence.num_prompt_tokens
             used += num_outputs + PREEMPTION_MARGIN_TOKENS
+            # At least 1: a sequence at its limit would make the share a division by zero.
             allowed += max(1, sequence.max_length - sequence.num_prompt_tokens)
         if allowed:
             self.new_token_ratio = min(1.0, max(self.new_token_ratio, used / allowed))
 
     def num_pages(self, sequence: Sequence) -> int:
         """Pages that `sequence` is expected to need beyond those for the tokens it has."""
+        # A prefill for another scheduler draws one token and grows no further.
         if sequence.order_id:
             return 0
+        # Limits default to the whole context, which nearly nobody uses: more than 4,096 tokens ahead are not reserved.
         left = min(sequence.num_kv_tokens - sequence.num_tokens, GROWTH_HORIZON_TOKENS)
         return -(-int(max(0, left) * self.new_token_ratio) // self._page_size)

@@ -48,6 +48,7 @@ class Running:
         """Take in a sequence whose pages cover all its tokens."""
         if sequence.slot < 0:
             sequence.slot = self.slots.take()
+        # One unscheduled token is what decoding is, also after a prefix that was cached whole but for its last token.
         if sequence.num_unscheduled > 1:
             sequence.stage = Stage.PREFILL
             self.prefilling[sequence.row_id] = sequence
@@ -71,6 +72,7 @@ class Running:
         self.prefilling.pop(sequence.row_id, None)
         self.decoding.pop(sequence.row_id, None)
         sequence.length = len(sequence.token_ids)
+        # The last token's position is computed again even if its KV is there: only that gives the logits to draw from.
         sequence.num_scheduled = min(sequence.num_computed, sequence.length - 1)
         self.enter(sequence)
 
@@ -79,6 +81,7 @@ class Running:
         self.prefilling.pop(sequence.row_id, None)
         self.decoding.pop(sequence.row_id, None)
         sequence.stage = stage
+        # A step that was sent writes its pages whatever is decided here; given away now, they would be overwritten.
         if sequence.num_inflight:
             self._leaving[sequence.row_id] = sequence
             return False
@@ -108,6 +111,7 @@ class Running:
         """
         preempted: list[Sequence] = []
         stuck: Sequence | None = None
+        # A list: preempting changes the dictionary that is walked.
         short = [sequence for sequence in self.decoding.values() if sequence.num_scheduled >= sequence.capacity]
         for sequence in short:
             while not self._has_page(sequence):
@@ -124,6 +128,7 @@ class Running:
 
     def preempt(self, victim: Sequence) -> None:
         """Take pages from a sequence: its tokens stay, their KV is computed again when it is admitted again."""
+        # Before it leaves: the estimate is raised by what the others have used of their limits.
         self._growth.preempted(sequence for sequence in self if sequence is not victim)
         victim.num_preemptions += 1
         self.num_preemptions += 1
@@ -134,14 +139,17 @@ class Running:
         sequence.slot = -1
 
     def _has_page(self, sequence: Sequence) -> bool:
+        # It was the victim of an earlier one in this very loop.
         if sequence.stage is not Stage.DECODE or sequence.num_scheduled < sequence.capacity:
             return True
+        # It draws no further token, so it needs no page for one.
         if sequence.length >= sequence.max_length:
             return True
         return sequence.reserve(sequence.num_scheduled + 1, self._page_size)
 
     def _victim(self) -> Sequence | None:
         """Whoever loses least; nobody if there is but one."""
+        # Prefills for others are left alone: their pages are announced to an agent that may be copying them.
         candidates = [sequence for sequence in self if not sequence.order_id]
         if len(candidates) < 2:
             return None

@@ -15,6 +15,7 @@ class Slots:
 
     def take(self) -> int:
         """A slot that nobody has."""
+        # The last that came back first, so that numbers stay low: the worker refuses slots from `MAX_SLOTS` on.
         if self._free:
             return self._free.pop()
         self._num += 1

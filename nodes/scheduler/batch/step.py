@@ -54,6 +54,7 @@ class Step(NamedTuple):
         token_ids = self.token_ids[:]
         offset = 0
         for sequence, count in zip(self.sequences, self.column(RowColumn.COUNT), strict=True):
+            # Only rows of one token have placeholders, and theirs is the first: chunks consist of known tokens.
             if token_ids[offset] < 0:
                 token_ids[offset] = max(0, drawn[sequence.row_id])
             offset += count

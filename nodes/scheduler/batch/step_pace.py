@@ -33,6 +33,7 @@ class StepPace:
         """A step has ended after `elapsed_s`; `num_tokens - num_rows` of its tokens are taken for those of prompts."""
         if not (math.isfinite(elapsed_s) and elapsed_s > 0 and num_rows > 0):
             return
+        # A row of a chunk counts as a decode row here: one token too few of at least a page, well below the noise.
         num_prompt = num_tokens - num_rows
         if num_prompt <= 0:
             size = num_rows.bit_length()
@@ -44,6 +45,7 @@ class StepPace:
 
     def prompt_tokens(self, num_decoding: int) -> int | None:
         """What may join a step of so many decoding rows; None: as many as there is room for."""
+        # Nothing measured: one step of full size teaches it.
         if not self._max_step_s or not num_decoding or not self._token_s:
             return None
         room = int((self._max_step_s - self._decode(num_decoding)) / self._token_s)

@@ -40,6 +40,7 @@ class Results:
         rows = zip(step.sequences, starts, counts, draws, token_ids, strict=True)
         for index, (sequence, start, count, draw, token_id) in enumerate(rows):
             sequence.num_inflight -= 1
+            # A step with it has ended well, so what killed workers before was not it alone.
             sequence.num_deaths = 0
             if errors and index in errors:
                 self._on_error(sequence, errors[index], now)
@@ -73,6 +74,7 @@ class Results:
         ended: list[tuple[Sequence, str]] = []
         for sequence in sequences:
             tokens = sequence.token_ids
+            # Two cheap looks for each row; what exactly ended it is worked out only for the few that did.
             if tokens[-1] in sequence.stop_ids or len(tokens) >= sequence.max_length:
                 reason = sequence.finish_reason_now()
                 if reason:
@@ -93,8 +95,10 @@ class Results:
             self._running.enter(sequence)
             self.draw([sequence], now)
             return
+        # Not tried elsewhere a second time: it is prefilled here, where no grant or peer can fail it.
         sequence.prefill = ""
         if outcome.reason == POISONED:
+            # Only by this code: any other failure is the other host's, and the prompt may be computed here.
             message = "computing its prompt failed, or killed the worker, again and again"
             sequence.stage = Stage.WAITING
             self._endings.fail(sequence, POISONED, message, retryable=False, now=now)

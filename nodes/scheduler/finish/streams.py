@@ -66,6 +66,7 @@ class Streams:
         for sequence in sequences:
             position = sequence.num_sent
             token_ids = sequence.token_ids
+            # One comparison tells the usual row, of one new token in an open stream, from all that need `send`.
             if not sequence.is_open or position != len(token_ids) - sequence.num_prompt_tokens - 1:
                 self.send(sequence)
                 continue
@@ -98,6 +99,8 @@ class Streams:
         if sequence.stage is Stage.ENDED:
             closes = self._closes.setdefault(sequence.detokenizer, [])
             closes.append(sequence.row_id)
+            # Bounded, since no token may go there for long; a detokenizer that misses one forgets the stream by its own
+            # limit.
             del closes[:-MAX_CLOSES]
         else:
             self._batch(sequence.detokenizer).closes.append(sequence.row_id)
@@ -138,6 +141,7 @@ class Streams:
 
     def on_lost(self, detokenizer: Address, sequences: Iterable[Sequence]) -> None:
         """A detokenizer died or was cut off. If it is the only one it stays in use: the link may be back at once."""
+        # Its successor is known already, and streams were opened there: old news.
         if self._ready.get(detokenizer.actor_id, 0) > detokenizer.epoch:
             return
         self._batches.pop(detokenizer.actor_id, None)

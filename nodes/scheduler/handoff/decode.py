@@ -38,6 +38,7 @@ MAX_CANCELS = 1024
 
 # The peer may not have heard; anything else is its own refusal.
 SILENCE = frozenset({"deadline_exceeded", "mailbox_full"})
+# Both leave it open whether the other end has acted, so both are asked again under the same grant id.
 # The agent has not heard yet that an earlier grant of these pages is closed.
 NOT_YET = SILENCE | {"page_granted"}
 
@@ -74,6 +75,7 @@ class _Handoff:
         self.lent = lent
         self.prefill = sequence.prefill
         self.deadline = deadline
+        # `heard_at` starts now, although nobody was heard: the lease of silence is then counted from the opening.
         self.opened_at = self.done_at = self.heard_at = now
         self.is_ordered = False
         self.is_pulled = False
@@ -147,15 +149,20 @@ class DecodeHandoffQueue:
             message,
             timeout_s=self._config.ask_timeout_s,
             retry_s=self._config.ask_retry_s,
+            # A lease and not the whole handoff timeout: an own agent that is silent for 10 s is gone, and the prompt is
+            # better prefilled here.
             give_up_at=now + self._config.lease_s,
         )
 
     def on_opened(self, grant_id: str, message: GrantOpened, now: float) -> None:
         """The agent takes pages for this grant from now on, so the prefill can be ordered."""
         handoff = self._handoffs.get(grant_id)
+        # The handoff may have ended while the agent answered; its grant is then being closed already.
         if not self._asks.answered((OPEN, grant_id)) or handoff is None or message.grant_id != grant_id:
             return
         assert handoff.sequence.kv is not None, "pages are lent"
+        # Before the order leaves: from then on a copy may write at any moment, and pages in flight are quarantined, not
+        # freed.
         handoff.sequence.kv.mark_in_flight()
         handoff.is_ordered = True
         handoff.heard_at = now
@@ -175,6 +182,7 @@ class DecodeHandoffQueue:
         if handoff is None:
             return None
         handoff.heard_at = now
+        # Tells may be repeated and overtaken by others: neither fact is ever taken back.
         handoff.is_pulled |= message.complete
         handoff.num_pulled = max(handoff.num_pulled, message.num_pages)
         return self._settle(handoff, now)
@@ -185,6 +193,7 @@ class DecodeHandoffQueue:
         if handoff is None:
             self._cancel_unknown(sender, message.grant_id)
             return None
+        # Of repeats the first counts: `transfer_s` is what the copy took beyond the drawing of the token.
         if handoff.done is None:
             handoff.done_at = now
         handoff.done = message
@@ -216,6 +225,7 @@ class DecodeHandoffQueue:
 
     def on_ask_failed(self, tag: Tag, code: str, now: float) -> Outcome | None:
         """One of our asks was refused or brought no answer."""
+        # A tag's subject is a grant for all kinds but CANCEL.
         kind, grant_id = tag
         handoff = self._handoffs.get(grant_id)
         if kind == CANCEL:
@@ -229,6 +239,8 @@ class DecodeHandoffQueue:
             return None
         if kind == OPEN:
             return self._fail(handoff, code, now) if code not in NOT_YET or self._asks.failed((tag,), now) else None
+        # Progress of the copy counts as life of the prefill scheduler as well, so only a whole lease without either
+        # ends it: prefilling elsewhere again costs a prompt, waiting costs at most 10 s.
         if code not in SILENCE or now - handoff.heard_at >= self._config.lease_s:
             return self._fail(handoff, code, now)
         self._deadlines.set((RENEW, grant_id), now + self._config.ask_retry_s)
@@ -275,16 +287,19 @@ class DecodeHandoffQueue:
             attempt=sequence.attempt,
             token_ids=sequence.token_ids.tolist(),
             num_prompt_tokens=sequence.num_prompt_tokens,
+            # What is cached here is neither sent nor, if the prefill scheduler has it too, computed.
             num_skip_tokens=handoff.lent.first * self._config.page_size,
             sampling=sequence.sampling,
             agent=self._config.agent,
             extra_key=sequence.extra_key,
+            # What is left of the handoff, on every renewal: the prefill is given up no later than here.
             timeout_s=max(0.0, handoff.deadline - now),
         )
         tag = (ORDER, handoff.grant_id)
         self._outbox.add(Ask(handoff.prefill, message, self._config.ask_timeout_s, tag))
 
     def _settle(self, handoff: _Handoff, now: float) -> Outcome | None:
+        # Token and pages come from two actors over two links, so either may be first.
         if handoff.done is None or not handoff.is_pulled:
             return None
         self._end(handoff, now)
@@ -299,6 +314,8 @@ class DecodeHandoffQueue:
         self._end(handoff, now)
         kv = handoff.sequence.kv
         assert kv is not None, "pages are lent"
+        # All pages are good, so the prompt (seconds of computing) is kept, and one position computed again for its
+        # logits.
         if handoff.is_pulled:
             handoff.sequence.receive(handoff.lent.first, self._config.page_size)
         else:
@@ -313,6 +330,7 @@ class DecodeHandoffQueue:
         """Pages that are in need not be computed again: they go into the cache, where the next try finds them."""
         kv, first, page_size = handoff.sequence.kv, handoff.lent.first, self._config.page_size
         assert kv is not None, "pages are lent"
+        # Pages are pulled in their order, so the first `num_pulled` are whole, whatever happened to those behind them.
         token_ids = handoff.sequence.token_ids[first * page_size : (first + handoff.num_pulled) * page_size]
         whole = len(token_ids) // page_size * page_size
         if whole:
@@ -342,6 +360,7 @@ class DecodeHandoffQueue:
 
     def _cancel_unknown(self, sender: Address, grant_id: str) -> None:
         """An order that this incarnation, or the one before, no longer wants; asked once, its repeats bring more."""
+        # `give_up_at` 0.0: the other end repeats its result until it is cancelled, which brings the next try by itself.
         if grant_id not in self._cancels:
             self._cancel(sender.actor_id, grant_id, 0.0)
 
@@ -349,6 +368,8 @@ class DecodeHandoffQueue:
         self._cancels.add(grant_id, prefill, grant_id, retry_s=self._config.ask_retry_s, give_up_at=give_up_at)
 
     def _ask_to_cancel(self, prefill: str, grant_ids: list[str]) -> None:
+        # A thousand ids are some tens of kilobytes, far below the limit of a frame. One ask for all of a turn: a
+        # scheduler that loses its gateway cancels everything at once.
         for start in range(0, len(grant_ids), MAX_CANCELS):
             message = CancelPrefill(grant_ids=grant_ids[start : start + MAX_CANCELS])
             self._outbox.add(Ask(prefill, message, self._config.ask_timeout_s, (CANCEL, prefill)))

@@ -57,9 +57,12 @@ class _Order:
         self.grant_id = message.grant_id
         self.holder = holder
         self.agent = message.agent
+        # Tells are lost on a dead link, so the result outlives the pages: it is repeated until the holder cancels.
         # None once the pages are given back; the result alone is kept then.
         self.sequence: Sequence | None = sequence
         self.num_skip_pages = message.num_skip_tokens // page_size
+        # Rounded up: the last page is announced although it is partly filled, because decode goes on in the middle of
+        # it.
         self.total = -(-sequence.num_tokens // page_size) - self.num_skip_pages
         self.num_announced = 0
         self.num_pulled = 0
@@ -90,8 +93,11 @@ class PrefillHandoffQueue:
     def refusal(self, message: PrefillOrder) -> OrderRefused | None:
         """Why an order that is new cannot be taken, None if it can."""
         page_size, num_tokens, num_skip = self._config.page_size, len(message.token_ids), message.num_skip_tokens
+        # Cancel and order are asks of their own, so a repeated order may come after the cancel that answers it.
+        # Computing it would fill pages for a grant that is closed, until the lease (10 s) frees them.
         if message.grant_id in self._gone:
             return OrderRefused("cancelled", f"the prefill for grant {message.grant_id} was cancelled before")
+        # Checked before anything is allocated: these numbers become page indices, and a peer may be of another version.
         if not 0 < message.num_prompt_tokens <= num_tokens or num_skip % page_size or not 0 <= num_skip < num_tokens:
             return OrderRefused(
                 "bad_order",
@@ -113,11 +119,13 @@ class PrefillHandoffQueue:
         order = _Order(holder, message, sequence, self._config.page_size)
         self._orders[message.grant_id] = order
         self._renew(order, now)
+        # Seconds that are left, not a time of day: clocks of two hosts need not agree.
         self._deadlines.set((TIMEOUT, order.grant_id), now + message.timeout_s)
 
     def on_computed(self, sequence: Sequence, now: float) -> None:
         """More of the prompt is computed, or was found in the cache: announce the pages that are full now."""
         order = self._orders[sequence.order_id]
+        # Whole pages only: a page that is still being written would be copied with what it held before.
         num_ready = sequence.num_computed // self._config.page_size - order.num_skip_pages
         if num_ready > order.num_announced:
             self._announce(order, sequence, order.num_announced, num_ready, now)
@@ -145,6 +153,8 @@ class PrefillHandoffQueue:
         if order is None:
             return None
         sequence, order.sequence = order.sequence, None
+        # A transfer may fail after the token was drawn: the newer word replaces `PrefillDone`. A second failure says
+        # nothing new, and would count twice.
         if not isinstance(order.result, PrefillFailed):
             self.num_failed += 1
             self._conclude(order, PrefillFailed(grant_id=grant_id, code=code, message=message), now)
@@ -153,6 +163,7 @@ class PrefillHandoffQueue:
     def on_pulled(self, message: PagesPulled, now: float) -> None:
         """The agent says how far the transfer is."""
         order = self._orders.get(message.grant_id)
+        # Only progress, or the end, renews: an acknowledgement said again would keep the lease of a copy that is stuck.
         if order is not None and (message.num_pages > order.num_pulled or message.complete):
             order.num_pulled = order.total if message.complete else message.num_pages
             order.repeat_s = self._config.announce_repeat_s
@@ -199,7 +210,11 @@ class PrefillHandoffQueue:
         """Tell again what is not acknowledged. All of it announced: the repeat makes the agent say so again."""
         order = self._orders[grant_id]
         sequence = order.sequence
+        # Doubled up to eight times: a peer that is away for seconds is sent one frame in 4 s (8 times
+        # `announce_repeat_s`) for each of up to 1,024 orders, not one in 0.5 s.
         order.repeat_s = min(2 * order.repeat_s, MAX_REPEAT_FACTOR * self._config.announce_repeat_s)
+        # From the first page on, not from the first that was not acknowledged: the acknowledgement may be what was
+        # lost, and the decode scheduler's copy of it too.
         if sequence is not None and order.num_announced and (order.num_pulled < order.num_announced or order.result):
             self._tell_ready(order, sequence, 0, order.num_announced)
         if order.result is not None:
@@ -217,6 +232,7 @@ class PrefillHandoffQueue:
     def _tell_ready(self, order: _Order, sequence: Sequence, first: int, end: int) -> None:
         kv = sequence.kv
         assert kv is not None, "pages are kept until the order is over"
+        # Indices of the announcement count from the first page that the grant holds; those before it decode had cached.
         start = order.num_skip_pages + first
         self._outbox.tell(
             order.agent,
@@ -229,6 +245,7 @@ class PrefillHandoffQueue:
                 source_incarnation=self._pool.incarnation,
                 layout_digest=self._layout_digest,
                 pages=kv.pages[start : start + end - first],
+                # With them a copy finds out that a page was given to somebody else between announcement and reading.
                 generations=kv.generations(start, end - first),
             ),
         )

@@ -49,6 +49,8 @@ class Credit:
         if num_pages > self._num_available:
             return False
         growth = self._growth.num_pages(sequence)
+        # Alone it may take all: `never_fits` has refused what exceeds the pool, so nobody would wait for growth in
+        # vain.
         if self._someone_runs and num_pages + growth + self._num_promised > self._num_available:
             return False
         self._num_available -= num_pages
@@ -62,6 +64,7 @@ class Credit:
 
     def set_aside(self, num_pages: int) -> None:
         """Whoever comes next must leave so many pages to a sequence that goes first but cannot enter yet."""
+        # So that short prompts behind a long one cannot take its pages one by one and starve it.
         self._num_promised += num_pages
         self._someone_runs = True
 
@@ -101,6 +104,7 @@ class Admission:
         room = step_tokens - self._running.num_prefill_tokens(chunk_tokens)
         num_skipped = 0
         for sequence in self._queue.order(now):
+            # 32: each skipped one costs a look into the tree at every admission, and the queue may hold 2,048.
             if len(self._running) + len(self._grants) >= max_running or num_skipped > MAX_SKIPPED:
                 return
             is_open = can_prefill(sequence.prefill)
@@ -110,6 +114,7 @@ class Admission:
                 continue
             match = self._cache.match(sequence.token_ids, sequence.extra_key)
             num_left = sequence.num_tokens - match.num_tokens
+            # By what is not cached, not by the prompt's length: a grant and a copy cost more than a short chunk here.
             is_elsewhere = is_open and num_left > self._config.local_prefill_max
             if not is_elsewhere and (room <= 0 or self._is_being_computed(sequence, match.num_tokens)):
                 credit.set_aside(self._num_pages(num_left))
@@ -118,6 +123,7 @@ class Admission:
             if not credit.take(sequence, self._num_pages(num_left)) or not self._enter(sequence, is_elsewhere, now):
                 return
             credit.refresh(self._cache.num_available())
+            # What is prefilled elsewhere takes pages here, but no part of a step.
             room -= 0 if is_elsewhere else min(num_left, chunk_tokens)
 
     def _num_pages(self, num_tokens: int) -> int:
@@ -171,6 +177,8 @@ def num_shared_tokens(left: Sequence, right: Sequence, page_size: int) -> int:
         return 0
     low, high = 0, min(left.num_tokens, right.num_tokens) // page_size
     while low < high:
+        # By halves, comparing slices in C: a loop over the tokens of two long prompts, for each waiting one at each
+        # admission, is Python.
         middle = (low + high + 1) // 2
         end = middle * page_size
         if left.token_ids[low * page_size : end] == right.token_ids[low * page_size : end]:

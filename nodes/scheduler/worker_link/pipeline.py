@@ -114,7 +114,11 @@ class Pipeline:
         self.adopted = None
         self.ranks.begin()
         self._deadlines.clear((REPEAT, ""))
+        # `set_default`: adopting begins anew with every rank that is lost, and must not give the worker another 60 s
+        # each time.
         self._deadlines.set_default((WORKER_LOST, ""), now + self._config.worker_lost_timeout_s)
+        # Answered only when the running step is over, so it is asked with a timeout of its own (5 s), and for ever: who
+        # gives up is the deadline above.
         for rank, actor_id in enumerate(self.ranks.worker_ids):
             self._asks.start(
                 _adopt_tag(rank),
@@ -130,11 +134,13 @@ class Pipeline:
 
         An incarnation that was dismissed is told again, and asked until it is another one.
         """
+        # An answer to an adoption that was begun anew meanwhile: which ranks it speaks for is not known any more.
         if tag not in self._asks:
             return None
         rank = int(tag[1] or 0)
         actor_id = self.ranks.worker_ids[rank]
         dismissed = self._dismissed.get(actor_id)
+        # It answers, so it has not heard that it was dismissed: tells may be lost.
         if dismissed is not None and dismissed.worker_epoch == adopted.worker_epoch:
             self._outbox.add(DismissWorker(actor_id, dismissed))
             self._asks.failed((tag,), now)
@@ -143,6 +149,7 @@ class Pipeline:
             self._asks.failed((_adopt_tag(stale),), now)
         whole = self.ranks.whole()
         if whole is not None:
+            # Only now, and not rank by rank: any of them may have to answer again for a later group.
             for one in range(len(self.ranks.worker_ids)):
                 self._asks.answered(_adopt_tag(one))
         return whole
@@ -161,8 +168,11 @@ class Pipeline:
         if is_new:
             self._num_silences, self._is_mismatched = 0, False
         self._deadlines.clear((WORKER_LOST, ""))
+        # The same incarnation adopted again has not died, so its steps are evidence against nobody.
         if is_new and self._blame():
             steps = [sent.step for sent in self._sent]
+            # Their numbers are used again: no worker has them any more, and a gap would be a step that never has a
+            # result.
             self.last_step -= len(steps)
             self._sent.clear()
             return steps
@@ -189,6 +199,8 @@ class Pipeline:
 
     def on_worker_lost(self, worker: Address, now: float) -> None:
         """A rank is gone or cut off. News of an incarnation before the adopted one is no news."""
+        # Members and link losses come by two ways, so the loss of an old incarnation may be heard after the new one is
+        # adopted.
         if self.adopted is None or self.ranks.rank_of(worker) >= 0 or self.ranks.is_older(*worker):
             self.adopt(now)
 
@@ -216,11 +228,14 @@ class Pipeline:
         rank = self.ranks.rank_of(worker)
         if self.adopted is None or rank < 0 or result.scheduler_epoch != self._epoch:
             return self._refuse(NOT_OURS)
+        # Below 0: acknowledged before; from the number in flight on: made up. Both only counted, since repeats are
+        # normal.
         index = result.step - (self.last_step + 1 - len(self._sent))
         if index < 0:
             return self._refuse(REPEATED)
         if index >= len(self._sent):
             return self._refuse(NOT_SENT)
+        # After the range check: what ranks are waited for with is held only for steps in flight, at most two.
         gathered = self.ranks.gather(rank, result)
         if gathered is None:
             return None
@@ -244,6 +259,8 @@ class Pipeline:
         self._num_silences, self._is_mismatched = 0, False
         self._repeat_s = self._config.step_repeat_s
         if self._sent:
+            # What it drew is an input of the step in flight: needed only if that one is sent again, so it is not filled
+            # in now.
             self._sent[0].previous = acknowledged
             self._deadlines.set((REPEAT, ""), now + self._repeat_s)
         else:
@@ -256,6 +273,8 @@ class Pipeline:
         Adopted again it is told all of them. If that does not help, one of us is wrong in a way that nothing mends.
         """
         first = self.last_step + 1 - len(self._sent)
+        # A mismatch about a step that has its result meanwhile is an answer to a repeat, and says nothing of the table
+        # now.
         is_ours = self.ranks.rank_of(worker) >= 0 and mismatch.scheduler_epoch == self._epoch
         if self.adopted is None or not is_ours or not first <= mismatch.step <= self.last_step:
             return
@@ -287,6 +306,7 @@ class Pipeline:
         """
         if not self._sent or self.adopted is None:
             return
+        # 2 s doubled to 16: 30 s without an answer, in which a step that hangs would have ended its worker.
         if self._repeat_s >= ADOPT_AGAIN_AFTER * self._config.step_repeat_s:
             self._num_silences += 1
             if self._num_silences >= MAX_SILENCES:

@@ -47,8 +47,11 @@ class AdoptedRanks:
         if len(self.worker_ids) == 1:
             return []
         first = self._adopted.get(0)
+        # A group is named by rank 0's epoch and epochs only grow, so any rank that names a later one has seen the
+        # earlier end.
         newest = max(one.group_epoch for one in self._adopted.values())
         stale = [one for one, answer in self._adopted.items() if answer.group_epoch < newest]
+        # Rank 0's epoch is the group's name: an answer of it with another name is for no group that stands.
         if first is not None and first.worker_epoch != first.group_epoch and 0 not in stale:
             stale.append(0)
         for one in stale:
@@ -60,6 +63,8 @@ class AdoptedRanks:
         if len(self._adopted) < len(self.worker_ids):
             return None
         answers = [self._adopted[rank] for rank in range(len(self.worker_ids))]
+        # By exact incarnation, so that a result of a predecessor which is still on its way is not taken for this
+        # group's.
         self._ranks = {
             Address(actor_id, answer.worker_epoch): rank
             for rank, (actor_id, answer) in enumerate(zip(self.worker_ids, answers, strict=True))
@@ -68,6 +73,7 @@ class AdoptedRanks:
             return answers[0]
         return msgspec.structs.replace(
             answers[0],
+            # The least of all: a token or a batch that one rank cannot take none can be given.
             vocab_size=_least(one.vocab_size for one in answers),
             max_batch_tokens=_least(one.max_batch_tokens for one in answers),
         )
@@ -95,6 +101,7 @@ class AdoptedRanks:
         if len(self.worker_ids) == 1:
             return result
         answers = self._results.setdefault(result.step, {})
+        # The first stands because a step may be sent again, and both answers are the same bits.
         answers.setdefault(rank, result)
         if len(answers) < len(self.worker_ids):
             return None
@@ -123,10 +130,12 @@ def _merge(results: list[StepResult]) -> StepResult | Disagreement:
         for row, (one, other) in enumerate(zip(first.token_ids, result.token_ids, strict=True)):
             if one != other and row not in errors:
                 return Disagreement(f"ranks 0 and {rank} drew {one} and {other} for row {row} of step {first.step}")
+    # Nearly always so: then no message is made anew for each step.
     if not errors and first.elapsed_s >= max(one.elapsed_s for one in results):
         return first
     return msgspec.structs.replace(
         first,
         errors=[errors[row] for row in sorted(errors)],
+        # The slowest rank's: deadlines of later steps are made of it.
         elapsed_s=max(one.elapsed_s for one in results),
     )

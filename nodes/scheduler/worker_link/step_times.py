@@ -35,8 +35,10 @@ class StepTimes:
 
     def took(self, num_rows: int, num_tokens: int, num_pages: int, elapsed_s: float) -> None:
         """A step of this size has ended after `elapsed_s`, as its worker says."""
+        # It is a number off the wire: one NaN or infinity would make every later deadline of that size one too.
         if not (math.isfinite(elapsed_s) and elapsed_s > 0):
             return
+        # Sizes by powers of two: some 20 numbers hold all steps, and a factor of two is far within `DEADLINE_FACTOR`.
         size = self._work(num_rows, num_tokens, num_pages).bit_length()
         self._slowest_s[size] = max(elapsed_s, FADING * self._slowest_s.get(size, 0.0))
 
@@ -45,6 +47,7 @@ class StepTimes:
         most_s = self._step_deadline_s + self._token_deadline_s * num_tokens
         work = self._work(num_rows, num_tokens, num_pages)
         size = work.bit_length()
+        # Measured is believed even above `most_s`: a host where such a step took so long must be let finish it.
         if size in self._slowest_s:
             return max(self._step_deadline_s, DEADLINE_FACTOR * self._slowest_s[size])
         smaller = max((one for one in self._slowest_s if one < size), default=0)
@@ -52,6 +55,7 @@ class StepTimes:
             # The least work of that size is what took so long, for all that is known.
             expected_s = self._slowest_s[smaller] * work / (1 << smaller - 1)
         elif self._slowest_s:
+            # Only larger steps were seen, and less work takes no longer than they did.
             expected_s = self._slowest_s[min(self._slowest_s)]
         else:
             return most_s

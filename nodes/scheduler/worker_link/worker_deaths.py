@@ -43,6 +43,7 @@ class WorkerDeaths:
         """Who goes through the next step alone."""
         while self._suspects:
             row_id, first = next(iter(self._suspects.items()))
+            # Cleared by an acknowledged step, or gone from the batch (ended, preempted): not suspected any more.
             if first.num_deaths and first.stage in (Stage.PREFILL, Stage.DECODE):
                 return first
             del self._suspects[row_id]
@@ -52,12 +53,15 @@ class WorkerDeaths:
         """These steps are not sent again: their sequences stand where they stood before, and are suspects."""
         for step in steps:
             for sequence in step.sequences:
+                # By step, not by sequence: one that was in both steps in flight was counted twice.
                 sequence.num_inflight -= 1
         sequences = list({sequence.row_id: sequence for step in steps for sequence in step.sequences}.values())
         for sequence in sequences:
             if sequence.stage >= Stage.PREEMPTED:
                 # All steps that were not answered are taken back, so none of its is in flight any more.
                 self._results.settle(sequence)
+            # Alone, else its neighbour could be what kills: a request is failed for good only on evidence against
+            # itself.
             elif len(sequences) == 1 and sequence.num_deaths > MAX_DEATHS:
                 self._poisoned(sequence, now)
             else:

@@ -50,11 +50,14 @@ class WorkerDrain:
                 self._drained.add(worker)
             elif peer is not None:
                 self._drained.discard(worker)
+        # Said by a supervisor: nothing is won by waiting out `drained_wait_s`.
         if self._stays_away and not stayed_away:
             self._deadlines.clear((DRAINED, ""))
             self.on_due(now)
         elif self.is_drained and not was_drained:
             self._deadlines.set((DRAINED, ""), now + self._config.drained_wait_s)
+            # At once even if the worker is only renewed: whoever ordered has the prompt and other schedulers, and waits
+            # here.
             for grant_id in self._orders.running():
                 self._endings.fail_order(self._orders, grant_id, DRAINING, self._message(), now)
         elif was_drained and not self.is_drained:
