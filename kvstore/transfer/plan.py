@@ -54,6 +54,7 @@ def coalesce(source_pages: Sequence[int], destination_pages: Sequence[int]) -> l
     runs: list[PageRun] = []
     first_source, first_destination, count = 0, 0, 0
     for source, destination in zip(source_pages, destination_pages, strict=True):
+        # Both must go on: pages that are neighbours at one end only are two copies.
         if count and source == first_source + count and destination == first_destination + count:
             count += 1
             continue
@@ -77,6 +78,7 @@ def held_heads(tp_rank: int, tp_size: int, total_kv_heads: int) -> range:
     if total_kv_heads % tp_size == 0:
         per_rank = total_kv_heads // tp_size
         return range(tp_rank * per_rank, (tp_rank + 1) * per_rank)
+    # More ranks than KV heads: each head is held by several, as attention with grouped queries is cut.
     if tp_size % total_kv_heads == 0:
         head = tp_rank // (tp_size // total_kv_heads)
         return range(head, head + 1)
@@ -97,6 +99,7 @@ def map_heads(source_tp_size: int, destination: KVLayout, total_kv_heads: int) -
     head = wanted.start
     while head < wanted.stop:
         owner = head // per_source
+        # Else all destination ranks would read from the first of those that hold the head.
         rank = owner * num_replicas + destination.tp_rank % num_replicas
         held = held_heads(rank, source_tp_size, total_kv_heads)
         count = min(held.stop, wanted.stop) - head
@@ -129,6 +132,7 @@ def strided_descriptors(runs: Sequence[PageRun], copy: StridedCopy) -> Iterator[
     """A strided copy over runs of pages. A slice that is a whole page at both ends is copied in runs."""
     source_page = copy.source_stride * copy.num_pieces
     destination_page = copy.destination_stride * copy.num_pieces
+    # The same heads at both ends: whole runs, not `2 * layers * page_size` pieces for each page.
     if copy.num_bytes == copy.source_stride == copy.destination_stride:
         yield from page_descriptors(runs, source_page)
         return

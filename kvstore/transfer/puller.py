@@ -112,6 +112,8 @@ class PagePuller:
         self._copies[grant_id, order.copy_id] = copy
         copy.error = _refusal(pools, source)
         copy.transfers = (_whole_pages if len(pools) == len(source) else _cut_pages)(copy, pools, source)
+        # A part for each rank at once; the next is planned when one has ended, so that heads of a long prompt, cut into
+        # thousands of pieces, are not all lined up before the first is copied.
         for _ in pools:
             self._next(copy)
         return self._ended(copy)
@@ -130,6 +132,8 @@ class PagePuller:
             copy = part.copy
             copy.running.remove(part)
             copy.num_bytes += part.num_bytes
+            # Compared again only now: between the first look and the last byte the page may have been given to somebody
+            # else.
             self._fail(copy, part.error or _compare(part, "after"))
             self._next(copy)
             if (whole := self._ended(copy)) is not None:
@@ -152,6 +156,7 @@ class PagePuller:
         self._fail(copy, problem)
 
     def _fail(self, copy: _Copy, problem: TransferError | None) -> None:
+        # The first reason stays: what follows of it is cancelled parts.
         if problem is None or copy.error is not None:
             return
         copy.error = problem
@@ -172,6 +177,7 @@ def _refusal(pools: Sequence[PagePool], source: Sequence[Peer]) -> TransferError
     if memory_kind(here.device) != memory_kind(there.device):
         between = f"pages on {there.device} cannot be copied to {here.device}"
         return TransferError(MIXED_MEMORY, f"{between}: give both groups devices, or neither")
+    # Refused, not done page by page over a network: heads of one page are `2 * layers * page_size` pieces.
     if len(pools) == len(source) or all(peer.transport.cuts_pages for peer in source):
         return None
     between = f"{len(source)} ranks of {there.group} to {len(pools)} of {here.group}"
@@ -190,6 +196,7 @@ def _whole_pages(copy: _Copy, pools: Sequence[PagePool], source: Sequence[Peer])
 def _cut_pages(copy: _Copy, pools: Sequence[PagePool], source: Sequence[Peer]) -> Iterator[_Part]:
     """A few pages at a time, the heads that each rank has from each rank of the source."""
     layout, order = pools[0].layout, copy.order
+    # At least one page, however many pieces it has: 28 layers of 16 tokens are 896.
     num_pages = max(1, MAX_PIECES // (layout.num_layers * 2 * layout.page_size))
     for at in range(0, len(order.pages), num_pages):
         share = order._replace(
@@ -218,6 +225,7 @@ def _compare(part: _Part, when: str) -> TransferError | None:
             found = look(numbers)
         except ValueError as error:
             return TransferError("source_lost", f"the {side}'s page table could not be read {when} the copy: {error}")
+        # None: the page table is in another host's memory, and the transport had that host compare.
         if found is not None and found != expected:
             page, wanted, there = next(one for one in zip(numbers, expected, found, strict=True) if one[1] != one[2])
             text = f"{side} page {page} is of generation {there} {when} the copy, announced was {wanted}"

@@ -89,6 +89,7 @@ class Selection(Transport):
 
     def connect(self, handle: PoolHandle) -> Peer:
         """Reach another agent's pool. Raises PoolError, among them PagesElsewhere: no transport for its kind."""
+        # The first of the choices makes the peer for all of them: paired ones differ in nothing that a peer holds.
         for transport in self._far_from(handle.device):
             return transport.connect(handle)
         return self._near_to(handle.device).connect(handle)

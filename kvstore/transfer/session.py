@@ -215,6 +215,7 @@ class TransferSession:
             case Revoked():
                 return self._on_revoked(event, now)
             case SenderLost():
+                # Its pages are its agent's memory, not its own, and all of them are announced.
                 if len(self._announced) + len(self._copying) + len(self._copied) == len(self.grant.pages):
                     return []
                 return self._fail("source_lost", event.message, now)
@@ -227,6 +228,7 @@ class TransferSession:
 
     def _on_announced(self, event: Announced, now: float) -> list[Command]:
         ready = event.ready
+        # Pages of two prefills must not be mixed: the same tokens need not have the same bits at both.
         if self.sender and (event.sender, event.sender_epoch) != (self.sender, self.sender_epoch):
             taken = f"pages of {self.sender} are pulled into this grant already; order with a new grant"
             return [Send(event.sender, self._failed("grant_taken", taken))]
@@ -252,6 +254,7 @@ class TransferSession:
     def _on_mapped(self, event: SourceMapped, now: float) -> list[Command]:
         if self.has_ended or self.source is None or self._is_mapped:
             return []
+        # The announced page numbers were those of the pool before.
         if event.incarnation != self.source.incarnation:
             return self._fail("source_changed", f"the pool of {self.source.group} was made again", now)
         if event.layout_digest != self.grant.layout_digest:
@@ -271,6 +274,8 @@ class TransferSession:
                 self._announced.pop(index, None)
             return self._fail(event.code, event.message, now)
         self._copied.update(copied)
+        # Announcements may be lost and repeated out of order; only what is in without a gap is of use to decode's
+        # cache.
         while self._num_first in self._copied:
             self._num_first += 1
         if self.num_pages == len(self.grant.pages):
@@ -327,6 +332,8 @@ class TransferSession:
             self.phase = Phase.WAITING
             self._wait(now)
             return []
+        # In order of the grant, so that what is in grows from its beginning; 1,024 pages at most, so that one prompt's
+        # copy is neither one message without end nor one cancel that takes seconds.
         self._copying = sorted(self._announced)[: self.limits.max_pages_per_copy]
         sources = [self._announced.pop(index) for index in self._copying]
         self._copy_id += 1
@@ -367,6 +374,7 @@ class TransferSession:
             return now + self.limits.copy_s
         if self.phase is Phase.WAITING:
             return now + self.limits.waiting_s
+        # Until the first announcement the prefill may be queued for long: only the grant's own deadline counts.
         return now + self.limits.map_s if self.source else self._expires
 
     def _tell_both(self, message: PagesPulled | TransferFailed) -> list[Command]:

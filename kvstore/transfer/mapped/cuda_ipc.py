@@ -106,6 +106,7 @@ class CudaIpcTransport(Transport):
         a worker made the pages the first transfer has to: until then this process has no context on the device.
         """
         _require_device(pool)
+        # A context takes memory of the device, which this process does not need where a worker made the pages.
         if not pool.info.is_in_worker:
             self._stream_of(cuda_ordinal(pool.info.device))
 
@@ -127,6 +128,8 @@ class CudaIpcTransport(Transport):
         for copy in self._posted:
             if copy.peer is peer:
                 copy.end("source_lost", f"the pool of {peer.info.group} was given up")
+        # Closed later: copies in the stream read through the handle, and closing it under them is a fault of the
+        # device.
         self._leaving += [known for known in self._peers if known is peer]
         self._peers = [known for known in self._peers if known is not peer]
         self._close_unused()
@@ -145,10 +148,12 @@ class CudaIpcTransport(Transport):
         budget = self._copies_per_poll
         for _ in range(len(self._posted)):
             copy = self._posted.popleft()
+            # What is in the stream cannot be called back, so a late transfer still waits for its mark below.
             if copy.transfer.error is None and now >= copy.transfer.deadline:
                 copy.end("deadline_exceeded", copy.progress())
             if copy.parts and budget > 0:
                 budget -= self._advance(copy, budget)
+            # Parts are cleared by an end, so this is the way out of failed transfers, too.
             if not copy.parts and copy.has_settled():
                 ended.append(copy.transfer)
             else:
@@ -221,6 +226,7 @@ class CudaIpcTransport(Transport):
         return stream
 
     def _close_unused(self) -> None:
+        # By identity, not by equality: two mappings of one pool are two handles.
         used = [copy.peer for copy in self._posted]
         for peer in self._leaving:
             if not any(one is peer for one in used):

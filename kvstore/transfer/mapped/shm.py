@@ -86,6 +86,8 @@ class ShmTransport(Transport):
     def poll(self, now: float) -> list[Transfer]:
         """Copies at most one quantum, so it takes a millisecond or so."""
         ended: list[Transfer] = []
+        # A bound in bytes, not in copies: runs of pages are of very different sizes, and the agent's loop waits for all
+        # of it.
         budget = self._quantum_bytes
         for _ in range(len(self._posted)):
             copy = self._posted.popleft()
@@ -131,6 +133,7 @@ class ShmTransport(Transport):
             while copy.parts and done < budget:
                 local, remote, num_bytes = copy.parts[0]
                 start = copy.position
+                # Runs are cut inside a page where they must: one page of a large model alone may exceed the quantum.
                 size = min(num_bytes - start, budget - done)
                 destination[local + start : local + start + size] = source[remote + start : remote + start + size]
                 done += size

@@ -123,17 +123,20 @@ class Pair:
     def source_verified(self, number: int, error: TransferError | None, *, is_sent: bool) -> list[Command]:
         """The sender's word on a transfer. What it did not send would be waited for for ever: the pair is aborted."""
         current = self._current
+        # While aborting only `stopped` ends the running transfer: a thread may still be writing its pages.
         if current is None or current.number != number or self.is_over:
             return []
         current.is_source_verified = True
         if error is not None and current.error is None:
             current.error = error
+        # Our receives were posted already, and nothing but an abort takes them back.
         if not is_sent:
             return self.fail(f"the other end sent nothing: {error.message if error else 'it does not say why'}")
         return self._finish_current()
 
     def cancel(self, number: int, error: TransferError) -> list[Command]:
         """End a transfer early: at once if it has not begun, otherwise when it has ended."""
+        # It keeps its place: sends and receives meet by their order, so the next transfer would take its bytes.
         if self._current is not None and self._current.number == number:
             if self._current.error is None:
                 self._current.error = error
@@ -146,6 +149,7 @@ class Pair:
     def tick(self, now: float) -> list[Command]:
         """Time passed."""
         commands: list[Command] = []
+        # Those that wait end alone: nothing of theirs was posted, so the pair stays in order.
         for late in [one for one in self._waiting if now >= one.deadline]:
             self._waiting.remove(late)
             commands.append(Finished(late.number, TransferError("deadline_exceeded", "the pair was busy until then")))
@@ -163,6 +167,7 @@ class Pair:
         if self.is_over:
             return []
         was_idle = self.phase is PairPhase.IDLE
+        # The kind tells `selection.py` whether the next choice may be tried: only where nothing was moved.
         self._reason = (TransferError if self.phase is PairPhase.READY else PairUnmade)(code, why)
         self.phase = PairPhase.ABORTED if was_idle else PairPhase.ABORTING
         commands: list[Command] = [] if was_idle else [Abort()]
@@ -180,12 +185,14 @@ class Pair:
 
     def _finish_current(self) -> list[Command]:
         current = self._current
+        # Both: bytes that have come say nothing of whether their page was given to somebody else while it was sent.
         if current is None or self.is_over or not (current.is_moved and current.is_source_verified):
             return []
         self._current = None
         return [Finished(current.number, current.error), *self._next()]
 
     def _next(self) -> list[Command]:
+        # One at a time: both ends see the same order whatever their messages' delays.
         if self.phase is not PairPhase.READY or self._current is not None or not self._waiting:
             return []
         self._current = self._waiting.popleft()

@@ -85,6 +85,7 @@ class PairTransport(Transport):
     @property
     def num_posted(self) -> int:
         """What is sent for others counts too, and pairs that are being made or given up."""
+        # Else the agent's loop would stop polling while another agent waits for what it was promised.
         return len(self._ended) + sum(half.state.is_busy for half in self._halves.values())
 
     @property
@@ -100,6 +101,8 @@ class PairTransport(Transport):
     def register(self, pool: PagePool) -> None:
         """The pool can be sent from, too, instead of an earlier one of its group and rank. Raises PagesElsewhere."""
         self._require_kind(pool.info.device, pool.path)
+        # By group: a pool that was made again takes the place of the one before, whose incarnation orders then do not
+        # match.
         self._sources[pool.info.group, pool.info.layout.tp_rank] = pool
 
     def connect(self, handle: PoolHandle) -> RemotePeer:
@@ -132,6 +135,8 @@ class PairTransport(Transport):
             sizes=[part.num_bytes for part in transfer.parts],
             pages=list(source.pages),
             generations=list(source.generations),
+            # Seconds that are left: the other host's clock is another one. Never 0, which would be a deadline that has
+            # passed.
             timeout_s=max(0.001, transfer.deadline - self._channel.now()),
             rank=peer.info.layout.tp_rank,
         )
@@ -160,6 +165,7 @@ class PairTransport(Transport):
                     case _:
                         assert_never(news)
             self._perform(half, half.state.tick(now))
+            # Only now is it forgotten: until its engine had stopped its pages might have been written.
             if half.state.phase is PairPhase.ABORTED:
                 del self._halves[half.name]
                 self._receiving = {key: name for key, name in self._receiving.items() if name != half.name}
@@ -180,6 +186,7 @@ class PairTransport(Transport):
             cancelled = TransferError("cancelled", "the transfer was cancelled")
             for number in [number for number, receipt in self._receipts.items() if receipt.half is half]:
                 self._perform(half, half.state.cancel(number, cancelled))
+            # In this thread, unlike an abort: whoever drains frees the memory next.
             if half.state.phase is not PairPhase.ABORTED:
                 half.state.fail("this agent stops")
                 half.link.stop()
@@ -203,6 +210,7 @@ class PairTransport(Transport):
         pool = self._source(offer.group, offer.incarnation, offer.rank)
         if offer.layout_digest != pool.layout.digest:
             raise TransferError("layout_mismatch", f"the pool of {offer.group} has another layout than that of {agent}")
+        # The offer is asked until it is answered, so it may come twice.
         if offer.pair in self._halves:
             return
         self._require_room()
@@ -226,10 +234,13 @@ class PairTransport(Transport):
         """Another agent has begun to receive; `reply` is called once."""
         half = self._halves.get(order.pair)
         try:
+            # `agent`: a pair's name is no secret, and only the one that offered it may have pages sent.
             if half is None or half.agent != agent or (order.pair, order.number) in self._sendings:
                 raise TransferError(PAIR_ABORTED, f"there is no pair {order.pair} of {agent} here any more")
             pool = self._source(order.group, order.incarnation, order.rank)
             parts = list(zip(order.offsets, order.sizes, strict=False))
+            # Checked, although the other end is an agent of ours: a wrong offset would send other memory of this
+            # process.
             is_sound = len(order.offsets) == len(order.sizes) <= _MAX_PARTS
             if not is_sound or not fits(parts, pool.info):
                 raise TransferError(
@@ -275,6 +286,7 @@ class PairTransport(Transport):
 
     def _half_to(self, peer: RemotePeer, device: str) -> _Half:
         key = (peer.agent, peer.info.device, device)
+        # By devices, not by pool: to meet may take up to `init_timeout_s` (20 s), and an agent's pools share the pair.
         half = self._halves.get(self._receiving.get(key, ""))
         if half is not None and not half.state.is_over:
             return half
@@ -285,6 +297,7 @@ class PairTransport(Transport):
         except KVError as error:
             raise PairUnmade(error.code, error.message) from None
         self._num_pairs += 1
+        # Unique over all agents and incarnations: both ends know the pair by it, and late messages of an old one miss.
         name = f"{self._channel.name}/{self.name}/{self._num_pairs}"
         half = _Half(name, peer.agent, Pair(is_receiver=True), link)
         self._halves[name] = half
@@ -319,11 +332,13 @@ class PairTransport(Transport):
                     assert_never(command)
 
     def _run(self, half: _Half, number: int) -> None:
+        # Named with the pair: numbers are the receiver's, and two receivers count alike.
         sending = self._sendings.get((half.name, number))
         if sending is not None:
             half.link.move(number, sending.memory, sending.parts)
             return
         receipt = self._receipts[number]
+        # Receives are posted before the order leaves, so that the first bytes find them.
         half.link.move(number, receipt.memory, receipt.parts)
         self._channel.order(half.agent, receipt.order)
 

@@ -194,6 +194,7 @@ class TcpLink(PairLink):
             self._say(Moved(number))
             return
         with self._lock:
+            # Set before any thread has its share: the first may be done before the last is queued.
             self._left[number] = len(busy)
         for queue, chunks in busy:
             queue.put(_Job(number, memory, chunks))
@@ -225,6 +226,7 @@ class TcpLink(PairLink):
         if self._listener is not None and self._expected is not None:
             self._listener.forget(self._expected)
         for queue in self._jobs:
+            # Threads that wait for work are in `get`, where no shutdown of a socket reaches them.
             queue.put(None)
         # The first one starts the others: when it has ended, the list is whole.
         for first in self._threads[:1]:
@@ -274,6 +276,7 @@ class TcpLink(PairLink):
         if self._expected is None:
             raise TransferError("bad_offer", "nobody listens for this pair here")
         came: dict[int, socket.socket] = {}
+        # No timeout here: the pair's own deadline aborts it, which puts a None.
         while len(came) < self._rendezvous.num_streams:
             arrived = self._expected.arrived.get()
             if arrived is None:
@@ -288,11 +291,13 @@ class TcpLink(PairLink):
         for index in range(self._rendezvous.num_streams):
             connection = self._adopt(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
             dialled.append(connection)
+            # Only while meeting; a page's bytes may be long in coming, and the transfer has its own deadline.
             connection.settimeout(_DIAL_S)
             connection.connect((host, port))
             connection.sendall(encode_hello(self._rendezvous, index))
             answer = bytearray(ANSWER_BYTES)
             receive_all(connection, [memoryview(answer)])
+            # Before a byte of a page is sent: somebody else may listen at that port by now.
             if bytes(answer) != answer_to(self._rendezvous, index):
                 raise TransferError("bad_stream", f"who listens at {host}:{port} is not the agent that made the offer")
             connection.settimeout(None)
@@ -305,13 +310,17 @@ class TcpLink(PairLink):
                 connection.close()
                 raise ConnectionAbortedError("it was given up")
             self._sockets.append(connection)
+        # A header is 24 bytes: Nagle would hold it back until the other end acknowledges what was before.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A pair may be idle for hours, and a host that lost its power closes nothing.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return connection
 
     def _work(self, index: int, connection: socket.socket, copier: Copier) -> None:
         """One connection's shares, one after another, until there is no more."""
         try:
+            # One queue for each connection, not one for all: shares are dealt out, and both ends must agree on which
+            # has which.
             while (job := self._jobs[index].get()) is not None and not self._is_aborted:
                 (self._send if self._rank else self._receive)(connection, copier, job)
                 with self._lock:

@@ -52,6 +52,7 @@ class TcpListener:
     """See the module. Raises TransferError `tcp_unavailable`: nobody can listen at this address."""
 
     def __init__(self, host: str, port: int) -> None:
+        # `create_server` does not tell families apart by the address.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._socket = socket.create_server((host, port), family=family, backlog=128)
@@ -71,6 +72,7 @@ class TcpListener:
         self._wake, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
+        # A pipe to itself: closing the listening socket in another thread would not end `select`.
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="tcp-listener", daemon=True)
         self._thread.start()
@@ -114,6 +116,7 @@ class TcpListener:
     def _run(self) -> None:
         try:
             while not self._is_closed:
+                # None without strangers: an idle agent is not woken at all.
                 soonest = min((one.deadline for one in self._unauthenticated.values()), default=None)
                 pause = None if soonest is None else max(0.0, soonest - time.monotonic())
                 for key, _ in self._selector.select(pause):
@@ -138,7 +141,9 @@ class TcpListener:
             # No descriptors left: who dials stays in the kernel's queue until there are.
             time.sleep(_NO_DESCRIPTORS_S)
             return
+        # One stranger that sends half a hello must hold up nobody.
         connection.setblocking(False)
+        # The oldest goes, not the new one: else 64 silent connections would shut real agents out for 5 s each.
         if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
             self._drop(next(iter(self._unauthenticated.values())))
         self._unauthenticated[connection] = _UnauthenticatedPeer(connection, time.monotonic() + _HELLO_S)
@@ -165,10 +170,13 @@ class TcpListener:
         with self._lock:
             expected = self._expected.get(hello.key)
             is_known = expected is not None and hello.stream in expected.missing
+            # The proof is looked at last, and in constant time (`compare_digest`).
             if expected is None or not is_known or not is_proven(hello, expected.rendezvous.secret):
                 expected = None
             else:
+                # Each number once: a proof that was overheard cannot be used for a second connection.
                 expected.missing.discard(hello.stream)
+                # Nothing more is expected, so the key is of no use to anybody from here on.
                 if not expected.missing:
                     del self._expected[hello.key]
         if expected is None:

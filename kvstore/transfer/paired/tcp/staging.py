@@ -67,6 +67,7 @@ class StagedCopier(Copier):
         self._buffers: list[HostBuffer] = []
         self._marks: list[CopyMark | None] = [None, None]
         try:
+            # Two are enough: device and connection each work on one; more would only take page-locked memory.
             for _ in range(2):
                 self._buffers.append(memory.allocate_host(device, chunk_bytes))
         except BaseException:
@@ -148,6 +149,7 @@ def _consume(views: list[memoryview], count: int) -> None:
         done += 1
     del views[:done]
     if count:
+        # Sockets take what fits: after a short write the rest of that piece goes first.
         views[0] = views[0][count:]
 
 

@@ -70,6 +70,7 @@ def decode_rendezvous(data: bytes) -> Rendezvous:
     """What another agent offers. Raises TransferError `bad_offer`."""
     try:
         rendezvous = msgspec.msgpack.decode(data, type=Rendezvous)
+        # Addresses only: a name would have the agent ask a resolver, in a thread, for what another one wrote.
         ipaddress.ip_address(rendezvous.host)
     except (msgspec.MsgspecError, ValueError) as error:
         raise TransferError("bad_offer", f"an offer of tcp that says nothing sound: {error}") from None
@@ -118,6 +119,7 @@ def shares(parts: Sequence[Part], num_streams: int, chunk_bytes: int) -> list[li
     Chunks go round the connections. Small transfers are cut finer, so that all connections have something to do.
     """
     total = sum(size for _, size in parts)
+    # Not below 64 KiB: below that a connection's share is mostly system calls.
     limit = min(chunk_bytes, max(MIN_CHUNK_BYTES, -(-total // num_streams)))
     dealt: list[list[list[Part]]] = [[] for _ in range(num_streams)]
     chunk: list[Part] = []
@@ -129,6 +131,7 @@ def shares(parts: Sequence[Part], num_streams: int, chunk_bytes: int) -> list[li
             chunk.append((offset, piece))
             offset += piece
             room -= piece
+            # A chunk is one system call: half of the 1,024 pieces that the kernel takes are enough.
             if not room or len(chunk) == MAX_PIECES:
                 dealt[count % num_streams].append(chunk)
                 chunk, room, count = [], limit, count + 1
@@ -143,5 +146,6 @@ def num_bytes_of(chunks: Sequence[Sequence[Part]]) -> int:
 
 
 def _proof(secret: bytes, key: bytes, index: int, role: bytes) -> bytes:
+    # With the number in it and the role in `person`, neither end's proof can be sent back to it as the other's.
     data = key + index.to_bytes(4, "little")
     return hashlib.blake2b(data, digest_size=ANSWER_BYTES, key=secret, person=role).digest()
