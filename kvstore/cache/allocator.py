@@ -89,6 +89,7 @@ class PageAllocator:
             return None
         if num_pages <= 0:
             return []
+        # From the end: popping pages off the front of a list would move all that are left, for each prompt.
         pages = self._free[: -num_pages - 1 : -1]
         del self._free[-num_pages:]
         self._set(pages, PageState.RUNNING)
@@ -147,6 +148,7 @@ class PageAllocator:
             times = listed.get(page, 0)
             if times != (state is PageState.FREE):
                 violations.append(Violation(page, f"{state.name} and {times} times in the free list", "once if free"))
+            # A quarantined page is nobody's whatever is claimed of it: that is what was done about it before.
             elif claims is not None and state is not PageState.RESERVED:
                 claimed = claims.get(page, PageState.FREE)
                 if claimed is not state and state is not PageState.QUARANTINED:
@@ -159,6 +161,7 @@ class PageAllocator:
         bad = set(pages) - {PADDING_PAGE}
         if not pages and sum(self._counts.values()) == self.num_pages:
             return
+        # Quarantined, not freed: whose page it is was just found not to be known, so somebody may still write it.
         for page in bad:
             self._states[page] = PageState.QUARANTINED
         self._free = [page for page in dict.fromkeys(self._free) if self._states[page] is PageState.FREE]
@@ -172,13 +175,18 @@ class PageAllocator:
             if not 0 <= page < self.num_pages or states[page] not in needed:
                 found = states[page].name if 0 <= page < self.num_pages else "not in the pool"
                 raise OwnershipError(page, found, " or ".join(sorted(one.name for one in needed)))
+        # A page that is named twice would be in the free list twice, and given to two sequences.
         if len(set(pages)) != len(pages):
             twice = next(page for index, page in enumerate(pages) if page in pages[:index])
             raise OwnershipError(twice, "named twice", "named once")
+        # Only after a scheduler's death and for quarantines: linear in the pool, which the way of every step must not
+        # be.
         if PageState.FREE in needed and (gone := {page for page in pages if states[page] is PageState.FREE}):
             self._free = [page for page in self._free if page not in gone]
         self._set(pages, state)
         if state is PageState.FREE:
+            # Reversed, so that pages come off the stack in the order in which they were: neighbours are copied in one
+            # run.
             self._free.extend(reversed(pages))
 
     def _set(self, pages: Sequence[int], state: PageState) -> None:

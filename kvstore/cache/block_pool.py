@@ -77,6 +77,7 @@ class BlockPool:
         `first_parent` is the hash before the first of them, where it is known. The table says `state` of them: RUNNING,
         or what they are about to become, so that it is not written twice.
         """
+        # Before anything is evicted: a sequence that cannot be served must not empty the cache for others.
         if num_pages > self.num_available():
             return None
         shortage = num_pages - self.allocator.num_free
@@ -88,7 +89,10 @@ class BlockPool:
             return None
         for index, page in enumerate(pages):
             self._last_generation += 1
+            # One counter for all pages, not one for each: a generation then says which allocation it was, in the whole
+            # pool.
             self._generations[page] = self._last_generation
+            # Of the others the hash before them is only known when the page before is full.
             known = index == 0 and first_parent is not None
             self.write(page, state, parent=first_parent if known else None, is_first=index == 0 and is_first)
         return pages
@@ -111,6 +115,7 @@ class BlockPool:
         """
         parent = node.hashes[-1] if node.hashes else node.root
         inserted = self.tree.insert(node.root, key, pages, hashes, node)
+        # Locked before the old lock goes: between the two the pages could be evicted.
         end = self.tree.lock(inserted.end)
         self.tree.unlock(node)
         taken = set(self.move(self.allocator.cache, inserted.added))
@@ -123,6 +128,7 @@ class BlockPool:
             state = PageState.CACHED if page in taken else PageState.RUNNING
             self.write(page, state, page_hash=page_hash, parent=parent, tokens=tokens, is_first=is_first)
             if page in taken:
+                # Only what the tree took: a duplicate was announced when the first copy of it came.
                 self.log.stored(page_hash, parent, unpack_tokens(tokens), extra_key)
             parent = page_hash
         return end, inserted.added

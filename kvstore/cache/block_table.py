@@ -103,6 +103,7 @@ class BlockTable:
             return True
         if self._num_exported:
             raise SequenceError("pages are exported to a transfer: commit or abort that before reserving more")
+        # With a partly filled page before them nobody knows yet what hash that one will have.
         parent = self.parent_hash if len(self.pages) == len(self._hashes) else None
         taken = self._blocks.take(missing, parent, not self.pages, state)
         if taken is None:
@@ -118,6 +119,7 @@ class BlockTable:
         """
         self._require_held()
         packed = self._tail + pack_tokens(token_ids)
+        # Exported pages do not count: a transfer may be writing them at this moment.
         room = (len(self.pages) - self._num_exported) * self._blocks.page_size - self.num_tokens
         if len(token_ids) > room:
             raise SequenceError(f"{len(token_ids)} tokens advance past the {room} that reserved pages have room for")
@@ -142,6 +144,7 @@ class BlockTable:
         first, written = len(self._hashes), len(self.pages)
         if not self._reserve(num_tokens, PageState.GRANTED):
             return None
+        # Those that were taken just now say so already; each entry is 128 bytes and a checksum.
         self._blocks.write_states(self.pages[first:written], PageState.GRANTED)
         pages = self._blocks.move(self._blocks.allocator.grant, self.pages[first:])
         self._own.difference_update(pages)
@@ -175,6 +178,7 @@ class BlockTable:
         if len(token_ids) % self._blocks.page_size:
             raise SequenceError(f"{len(token_ids)} tokens are not whole pages")
         received = self._exported_pages()[: len(token_ids) // self._blocks.page_size]
+        # Of the front: `pages` has those that stay exported at its end.
         self._num_exported -= len(received)
         self._own.update(self._blocks.move(self._blocks.allocator.accept, received))
         self.advance(token_ids)
@@ -186,6 +190,7 @@ class BlockTable:
         `PrefixCache.clear_quarantined` once the agent has answered `GrantClosed`.
         """
         exported = self._exported_pages()
+        # Also where nothing can write them: another try gets another grant, and a grant's pages are never used twice.
         del self.pages[len(self.pages) - len(exported) :]
         self._num_exported = 0
         if quiesced:
@@ -204,9 +209,11 @@ class BlockTable:
         if self.is_released:
             return []
         quarantined = self.abort(quiesced=False) if self._num_exported else []
+        # Only at the end: until then no other sequence was to see them.
         if insert and not self._share and self._unshared_key:
             self._publish(self._unshared_key, len(self._unshared_key) // self._blocks.stride)
         self.is_released = True
+        # Own pages first: those in the tree stay held until the lock below goes.
         self._blocks.give_back([page for page in self.pages if page in self._own])
         self._blocks.drop(self._blocks.tree.unlock(self._node))
         self._own.clear()
@@ -255,6 +262,7 @@ class BlockTable:
         """Share the last `num_full` full pages, unless the cache was cleared since this sequence began."""
         last = len(self._hashes)
         pages = self.pages[last - num_full : last]
+        # After `clear` (new weights) the tree may hold nothing that was computed with the old ones.
         if not self._blocks.tree.is_current(self._node) or not self._own.issuperset(pages):
             self._write_own(key, num_full, is_private=True)
             return

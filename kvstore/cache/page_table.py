@@ -191,14 +191,17 @@ class PageTable:
         was written ahead of it, so the CRC is looked at. Raises ValueError for a page outside the table.
         """
         unpack, view, step = self._pair.unpack_from, self._view, self._pair.size
+        # Checked once for all: page numbers come from other agents, and an offset outside would read other entries.
         if pages and not 0 <= min(pages) <= max(pages) < self.num_pages:
             raise ValueError(f"pages {min(pages)} to {max(pages)} of a table of {self.num_pages}")
         if not self._stores_are_ordered:
+            # Else loads of this core may have been made before those of the pages that were copied.
             fence()
             return [-1 if (known := self.generation(page)) is None else known for page in pages]
         found: list[int] = []
         for page in pages:
             even, even_generation, odd, odd_generation = unpack(view, page * step)
+            # A writer is at work in that slot, so the other one is what counts.
             if even >> _MARK_BITS or odd >> _MARK_BITS:
                 found.append(odd_generation if even >> _MARK_BITS else even_generation)
             else:
@@ -216,6 +219,7 @@ class PageTable:
             raise ValueError(f"{entry.fill} tokens do not fit a page of {self.page_size}")
         if entry.generation > MAX_GENERATION:
             raise ValueError(f"generation {entry.generation} is past the last one, {MAX_GENERATION}")
+        # Remembered, since reading both slots and checking them costs more than the write.
         sequence = (self._sequences[page] or self._begin(page)) + 1
         scratch = self._scratch
         flags = entry.is_first * FLAG_FIRST + entry.is_private * FLAG_PRIVATE
@@ -233,10 +237,14 @@ class PageTable:
             entry.parent_hash,
         )
         scratch[HEADER_BYTES:end] = tokens
+        # The checksum goes over whole slots, and what an earlier entry left there must not count.
         scratch[end:] = self._blank[end:]
         _CRC.pack_into(scratch, _CRC_OFFSET, crc32(self._scratch_checked, _crc_start(page, sequence)))
+        # Into the slot that is not current: whoever reads, or follows after a kill here, still has the other one whole.
         start = (2 * page + (sequence & 1)) * self._slot_bytes
         view, mark, body = self._view, start + _MARK_OFFSET, start + _MARK_END
+        # In this order: mark, body, sequence, unmark. Killed anywhere in between, the slot is marked, or still the old
+        # one.
         view[mark:body] = _MARK
         view[body : start + self._slot_bytes] = self._scratch_body
         view[start:mark] = self._scratch_sequence

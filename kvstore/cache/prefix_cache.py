@@ -153,6 +153,7 @@ class PrefixCache:
         for sequence in self._live.values():
             for page, state in sequence.claims():
                 held = claims.get(page)
+                # Cached pages may have many holders; of any other kind a second one is a fault.
                 if held is None or held is state is PageState.CACHED:
                     claims[page] = state
                 else:
@@ -171,7 +172,10 @@ class PrefixCache:
     # inside
 
     def _find(self, token_ids: Sequence[int], extra_key: str, lora: str) -> TreeMatch:
+        # One token less than there are: with all of them cached there would be no logits to draw the next one from.
         usable = max(0, (len(token_ids) - 1) // self.page_size * self.page_size)
+        # All that changes KV is in the root, so that prefixes of other weights or tenants cannot be matched by
+        # construction.
         root = root_hash(extra_key, lora=lora, weight_version=self._weight_version)
         return self._blocks.tree.match_prefix(root, pack_tokens(token_ids[:usable]))
 
@@ -184,6 +188,8 @@ class PrefixCache:
         sequence = BlockTable(
             self._blocks, node, pages, hashes, extra_key=extra_key, share=share, on_release=self._forget
         )
+        # By identity: two handles of equal content are two holders. `release` takes it out, so an id is not used again
+        # in here.
         self._live[id(sequence)] = sequence
         return sequence
 
@@ -196,6 +202,7 @@ class PrefixCache:
         self._blocks.report(violations)
         self._blocks.move(self._blocks.allocator.quarantine, [p for p in doubtful if self._is_loose(p)])
         self._blocks.write_states(sorted(doubtful - {PADDING_PAGE}), PageState.QUARANTINED)
+        # All prefixes and not this one alone: with the books wrong, which others are right is not known either.
         if doubtful & cached:
             self.reset()
 

@@ -138,6 +138,7 @@ class RadixTree:
 
     def unlock(self, node: Node) -> list[Removed]:
         """Give up one lock. Returns pages that only this lock kept, after `clear`; otherwise nothing."""
+        # Looked at before the walk, which takes pages out of nodes.
         cleared = not self.is_current(node)
         removed: list[Removed] = []
         step: Node | None = node
@@ -168,6 +169,7 @@ class RadixTree:
         """
         match = self._walk(held or self._open_root(root), key)
         num_present = len(match.pages)
+        # The tree's page is kept, not the new one: others may hold it already.
         duplicates = [page for page, present in zip(pages, match.pages, strict=False) if page != present]
         added = list(pages[num_present:])
         if not added:
@@ -182,12 +184,15 @@ class RadixTree:
         removed: list[Removed] = []
         while len(removed) < num_pages and self._heap:
             _, ticket, node = heapq.heappop(self._heap)
+            # An outdated entry. Taking it out when the node changed would be a search through the heap for every lock.
             if ticket != node.ticket:
                 continue
             node.ticket = 0
             if node.lock_count or node.children:
                 continue
             wanted = num_pages - len(removed)
+            # From the end of the edge, and no more than is needed: what is left is still a prefix that a prompt can
+            # find.
             if wanted < len(node.pages):
                 removed.extend(_from_end(node)[:wanted])
                 self._trim(node, wanted)
@@ -204,6 +209,7 @@ class RadixTree:
                 removed.extend(_from_end(node))
                 if node.parent is not None:
                     del node.parent.children[node.key[: self._stride]]
+        # Nodes outlive the tree in handles; a ticket of theirs must not meet a number given out later.
         for _, _, node in self._heap:
             node.ticket = 0
         self._roots.clear()
@@ -230,6 +236,7 @@ class RadixTree:
             child = node.children.get(key[offset : offset + stride])
             if child is None:
                 break
+            # One memcmp of the whole edge is the usual end; page by page only where the edge is left in its middle.
             if not (key.startswith(child.key, offset) and offset + len(child.key) <= end):
                 num_common = _num_common_pages(child.key, key[offset:end], stride)
                 return TreeMatch(node.root, pages + child.pages[:num_common], node, child, num_common)
@@ -256,6 +263,7 @@ class RadixTree:
         parent = lower.parent
         assert parent is not None, "a root has no edge to split"
         upper = Node(lower.root, parent, lower.key[:cut], lower.pages[:num_pages], lower.hashes[:num_pages])
+        # All locks on `lower` hold what is above it, too, and nobody has locked the new node by itself.
         upper.lock_count, upper.num_uses = lower.lock_count, lower.num_uses
         upper.created, upper.last_used = lower.created, lower.last_used
         parent.children[upper.key[:stride]] = upper
@@ -269,6 +277,7 @@ class RadixTree:
         """Put new pages below `node`: into it if it is a leaf that nobody but the caller holds, else in a child."""
         self._tick += 1
         self._num_pages += len(pages)
+        # Grown in place a long prompt is one node, not one for each chunk: matching it stays one comparison.
         if node.parent is not None and not node.children and node.lock_count == (node is held):
             node.key += key
             node.pages.extend(pages)
@@ -295,6 +304,7 @@ class RadixTree:
         self._tickets += 1
         node.ticket = self._tickets
         heapq.heappush(self._heap, (self._policy.priority(node), self._tickets, node))
+        # Outdated entries are thrown away when they are three quarters of it: amortised, that is constant for each use.
         if len(self._heap) > 64 + 4 * self._num_nodes:
             self._heap = [entry for entry in self._heap if entry[1] == entry[2].ticket]
             heapq.heapify(self._heap)
@@ -313,6 +323,7 @@ class RadixTree:
         self._num_nodes -= 1
         self._num_pages -= len(node.pages)
         self._num_evictable -= len(node.pages)
+        # Its last child is gone, so it may be a leaf now.
         self._offer(parent)
 
     def _nodes_children_first(self) -> list[Node]:
@@ -328,6 +339,7 @@ def _from_end(node: Node) -> list[Removed]:
 
 
 def _num_common_pages(left: bytes, right: bytes, stride: int) -> int:
+    # The first page is equal: children are found by it.
     num_pages, limit = 1, min(len(left), len(right)) // stride
     while num_pages < limit:
         start = num_pages * stride

@@ -1,8 +1,8 @@
 """A prefix cache from what a page table says, after its scheduler died.
 
-Full pages whose chain reaches a root are cached again. A partly filled page of a running sequence becomes an one: a
-handle that holds it and its prefix until somebody claims it or the recovery lease is over. Pages lent to a transfer,
-and torn ones, are quarantined until nothing can write them. Everything else is free.
+Full pages whose chain reaches a root are cached again. A partly filled page of a running sequence becomes a
+`BlockTable`: a handle that holds it and its prefix until somebody claims it or the recovery lease is over. Pages lent
+to a transfer, and torn ones, are quarantined until nothing can write them. Everything else is free.
 
 Whatever the table says, the books are right afterwards and nothing is found that was not computed: an entry that
 contradicts itself, the others or this scheduler's epoch is dropped, its page is free, and `num_dropped` counts it.
@@ -85,6 +85,7 @@ class RecoveredSequences:
         root = root_hash(extra_key, lora=lora, weight_version=self._cache.weight_version)
         parents = [root, *chain_hashes(root, token_ids, self._cache.page_size)]
         packed = pack_tokens(token_ids)
+        # Longest first: what is found there has the most of these tokens written.
         for index in range(len(parents) - 1, -1, -1):
             rest = packed[index * self._cache.blocks.stride :]
             fitting = [
@@ -149,6 +150,7 @@ def rebuild(
         found=found,
     )
     state, torn = found.slots["state"], found.is_torn
+    # What it says does not matter: page 0 is never anybody's.
     torn[PADDING_PAGE] = False
     # Epochs only rise: whoever comes after this scheduler has written nothing yet.
     sound = (
@@ -162,6 +164,7 @@ def rebuild(
     full = _full_pages(found, sound, table.page_size)
     cached = _rebuild_tree(cache, full)
     unsafe = np.flatnonzero(torn | sound & np.isin(state, _UNSAFE)).tolist()
+    # Torn ones with them: a grant may be hidden in what cannot be read, and a copy write there for up to its deadline.
     cache.blocks.adopt(unsafe, PageState.QUARANTINED)
     cache.blocks.write_states(unsafe, PageState.QUARANTINED)
     left = sound & np.isin(state, _IN_USE)
@@ -171,6 +174,7 @@ def rebuild(
     }
     recovered = _resume_all(cache, entries, full, cached, dropped)
     cache.blocks.write_states(sorted(dropped), PageState.FREE)
+    # Whoever follows the cache has the predecessor's picture, and may have missed its last events.
     cache.events.restate()
     return Rebuilt(cache, RecoveredSequences(cache, recovered), unsafe, int(torn.sum()), len(dropped))
 
@@ -213,6 +217,8 @@ def _full_pages(found: TableScan, sound: npt.NDArray[np.bool_], page_size: int) 
     known: dict[bytes, int] = {}
     for number, (content,) in enumerate(struct.iter_unpack(f"{start}x{size}s", chosen.tobytes())):
         if (name := names[number]) == content_hash(content):
+            # Hashed again, for all pages: a table is memory that others had mapped, and a wrong hash would serve wrong
+            # KV.
             known.setdefault(name, number)
     return _Full(pages.tolist(), chosen, names, parents, known)
 
@@ -234,6 +240,7 @@ def _rebuild_tree(cache: PrefixCache, full: _Full) -> dict[bytes, int]:
         while (number := next_of[number]) >= 0:
             run.append(number)
         hashes = [names[one] for one in run]
+        # A whole run by one insertion: page by page each would be hung into the tree and joined again.
         end = blocks.tree.insert(root, full.key(run), [pages[one] for one in run], hashes, above).end.node
         starts.extend((end, root, child) for child in several.get(run[-1], ()))
         cached += run
@@ -280,6 +287,7 @@ def _resume(
     parent, is_first = entry.parent_hash, entry.is_first
     while not is_first:
         above = cached.get(parent)
+        # A page before it is lost, so attention over what is left would be over a hole.
         if above is None:
             return None
         run.append(above)

@@ -107,6 +107,7 @@ def encode_header(info: PoolInfo) -> bytes:
 
 def decode_header(data: bytes, path: str, file_bytes: int) -> PoolInfo:
     """Read a header and check it against the segment's size. Raises PoolForeign or PoolTorn."""
+    # The checks go from who made it (magic, version) to what it says, so that the message names the first thing wrong.
     if len(data) < HEADER_BYTES:
         raise PoolTorn(f"{path} has {file_bytes} bytes, less than a header: its making was cut short; remove it")
     magic, version, length, crc = _PREFIX.unpack_from(data)
@@ -121,8 +122,10 @@ def decode_header(data: bytes, path: str, file_bytes: int) -> PoolInfo:
         info = msgspec.msgpack.decode(body, type=PoolInfo)
     except (msgspec.MsgspecError, ValueError) as error:
         raise PoolTorn(f"the header of {path} cannot be read ({error}): remove it") from None
+    # The checksum was right, but sizes are computed from these: a division by zero would name no file.
     if info.num_pages < 2 or info.layout.page_size < 1 or info.layout.dtype not in ITEM_BYTES:
         raise PoolTorn(f"the header of {path} describes no pool ({info}): remove it")
+    # Mapped beyond its end a file is a SIGBUS at the first touch, which nothing can catch.
     if file_bytes < info.file_bytes:
         raise PoolTorn(f"{path} has {file_bytes} bytes and its header says {info.file_bytes}: remove it")
     return info

@@ -58,6 +58,7 @@ class PagePool:
 
     def attach_device(self, open_pages: Callable[[], DevicePages], on_close: Callable[[], None]) -> None:
         """Say how the pages on the device are opened, when somebody first asks for them, and given up with the pool."""
+        # The device first: its pages are described by the header in the file.
         close_file = self._on_close
 
         def close() -> None:
@@ -239,10 +240,12 @@ class ShmHost(MemoryHost):
         header = encode_header(info)
         with contextlib.suppress(PoolMissing):
             self._require_unowned(path)
+        # Under another name until it is whole: who opens the real one never sees a pool without header or pages.
         making = f"{path}.making.{os.getpid()}"
         descriptor = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Locked before it has any size, so that a `sweep` beside us takes it for owned.
             self._reserve(descriptor, path, info.file_bytes)
             os.pwrite(descriptor, header, 0)
             pool = _map_file(descriptor, path, info, writable=True, populate=True)
@@ -261,6 +264,7 @@ class ShmHost(MemoryHost):
             if own:
                 _lock(descriptor, path)
             status = os.fstat(descriptor)
+            # Pages are people's prompts, and this file's header decides what is mapped.
             if status.st_mode & 0o077:
                 raise PoolForeign(f"{path} may be opened by other users ({stat.filemode(status.st_mode)}): remove it")
             info = decode_header(os.pread(descriptor, HEADER_BYTES, 0), path, status.st_size)
@@ -295,6 +299,7 @@ class ShmHost(MemoryHost):
         for path in sorted(self.directory.glob(f"{glob.escape(prefix)}*")):
             try:
                 self._require_unowned(str(path))
+            # Living, somebody else's, or gone between listing and looking: none is ours to remove.
             except (PoolBusy, PoolDenied, PoolMissing):
                 continue
             self.unlink(str(path))
@@ -329,6 +334,7 @@ def _open_own(path: str, flags: int) -> int:
     Shared memory file systems are open to all: what others put under a name of ours, they can read and write.
     """
     try:
+        # Not through a link that somebody left there, nor waiting for ever in a pipe that has our name.
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         raise PoolMissing(f"there is no pool at {path}: its kv_agent has not made it yet, or took it down") from None

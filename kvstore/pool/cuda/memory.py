@@ -181,12 +181,14 @@ class CupyMemory(DeviceMemory):
             try:
                 pointer = int(self._runtime.malloc(size))
             except self._runtime.CUDARuntimeError as error:
+                # Only lack of memory is answered with figures; anything else is told as it is.
                 if error.status != _MEMORY_ALLOCATION:
                     raise
                 free_bytes, total_bytes = self._runtime.memGetInfo()
                 raise DeviceExhaustedMemory(f"cuda:{device}", size, int(free_bytes), int(total_bytes)) from None
             try:
                 self._runtime.memset(pointer, 0, size)
+                # `memset` only queues the zeros: another process that opens the handle waits for no stream of this one.
                 self._runtime.deviceSynchronize()
             except BaseException:
                 self._runtime.free(pointer)
@@ -241,12 +243,15 @@ class CupyMemory(DeviceMemory):
 
         def put() -> None:
             for destination, source, num_bytes in ranges:
+                # `memcpyDefault`: the driver tells from the addresses whether they are of this device, another one or
+                # the host.
                 runtime.memcpyAsync(destination, source, num_bytes, runtime.memcpyDefault, stream.ptr)
 
         return self._marked(device, stream, put)
 
     def gather(self, device: int, stream: Any, tables: "_Tables", ranges: Sequence[CopyRange]) -> "_CupyMark":
         """The same by one kernel."""
+        # A slot of its own for each launch in flight: the kernel reads the table long after this call has returned.
         slot = tables.take_slot()
         runtime, table = self._runtime, table_of(ranges)
         size = len(table.data)
@@ -300,6 +305,7 @@ class CupyMemory(DeviceMemory):
     @contextlib.contextmanager
     def _on(self, device: int, what: str, otherwise: type[DeviceError] = DeviceFault) -> Generator[None, None, None]:
         with self._errors(f"{what} on cuda:{device}", otherwise):
+            # At every call: the current device is a thread's, and other code of the process may have set it.
             self._runtime.setDevice(device)
             yield
 
@@ -315,6 +321,7 @@ class CupyMemory(DeviceMemory):
             if status in _UNAVAILABLE:
                 hint = "; was the process forked after its parent used CUDA?" if status == _INITIALIZATION else ""
                 raise DeviceUnavailable(f"{text}{hint}; see nvidia-smi for devices and driver") from None
+            # Faults stay: every later call of the process answers the same, so nothing but another process helps.
             if status >= _FIRST_FAULT:
                 raise DeviceFault(
                     f"{text}; this process cannot use the device any more and has to be replaced"

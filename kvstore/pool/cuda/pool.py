@@ -106,6 +106,7 @@ class CudaHost(MemoryHost):
         No work on the device may use them any more when the pool is closed.
         """
         pool = self._tables.open(path, writable=writable, own=own)
+        # Only prepared: a scheduler that reads the page table never makes a context on the device.
         if pool.info.device != CPU and not pool.info.is_freed:
             use = _Use(self, pool)
             pool.attach_device(use.pages, use.close)
