@@ -164,8 +164,10 @@ class WorkerCore:
 
     def _on_step(self, event: StepArrived) -> list[Command]:
         plan = event.plan
+        # Only an adoption empties the table, so a later scheduler's step is not run before it.
         if plan.scheduler_epoch != self._epoch or not self._is_adopted:
             return [StepRefused(plan.step, "wrong_epoch")]
+        # Its result was lost. Sent again as it was, not computed again: idempotent it would be, but not free.
         if (result := self._results.get(plan.step)) is not None:
             return [SendResult(event.sender, result)]
         if self._is_running(plan.step):
@@ -188,6 +190,7 @@ class WorkerCore:
 
     def _on_adopt(self, event: AdoptArrived) -> list[Command]:
         epoch = event.adopt.scheduler_epoch
+        # A scheduler that was replaced and does not know it: told, so that it ends.
         if epoch < max(self._epoch, 1):
             message = f"scheduler epoch {epoch} is over: the worker was adopted by epoch {self._epoch}"
             return [RefuseAdopt(event.call, "stale_epoch", message)]
@@ -205,6 +208,7 @@ class WorkerCore:
             # The same scheduler, asking again: it has given up the steps before this one.
             self._next_step = event.adopt.next_step
             self._drop_queued_before(self._next_step)
+        # Answered when nothing runs: the adopter reads the page table next, which a running step still changes.
         self._adopting.append(event)
         return commands + self._settle()
 
@@ -264,6 +268,7 @@ class WorkerCore:
             # Who waits for the running steps is answered before more begin; so is a scheduler that took over.
             if self._adopting or last.scheduler_epoch != self._epoch:
                 return None
+            # Only the very next: with one missing in between, what this one builds on is not known.
             following = max(last.step + 1, self._next_step)
             if following in self._queue and self._looks_back(self._queue[following]):
                 # What the running step draws is part of what it looks back at, and the device alone knows that yet.
@@ -302,6 +307,7 @@ class WorkerCore:
         found = self._table.apply(plan.opens, columns)
         if isinstance(found, str):
             return StepMismatch(scheduler_epoch=plan.scheduler_epoch, step=plan.step, reason=found)
+        # Placeholders refer to the step just before, and to no other one that may be running.
         before = self._running[-1] if self._running and self._running[-1].plan.step == plan.step - 1 else None
         rows, page_ids, errors = check_rows(self._limits, columns, found, _draws(before))
         runnable = RunnableStep(plan.step, rows, columns.token_ids, page_ids, plan.timeout_s)

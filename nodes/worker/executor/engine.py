@@ -96,6 +96,7 @@ class Engine:
             self._ahead.stop()
             self._ahead = None
         runner, self.runner = self.runner, None
+        # With `reload` the runner is dropped whole: to unmap it first would only keep what is thrown away.
         if isinstance(runner, RemappableRunner) and weights != RELOAD:
             self.runner = runner
             await self._in_thread(partial(runner.unmap, backs_up=weights != KEEP))

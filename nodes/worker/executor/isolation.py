@@ -35,6 +35,7 @@ def run_isolated(runner: Runner, step: RunnableStep) -> StepOutcome:
         raise
     except Exception as error:  # noqa: BLE001 # supervision boundary: whatever one request provokes must not end the batch
         failure = traceback_of(error)
+        # There is nobody else to blame, and running it again would only raise again.
         if len(step.rows) == 1:
             outcome = StepOutcome([-1], [_blamed(step.rows[0], error)], 0.0, failure)
             _check_device(runner, step)
@@ -64,6 +65,7 @@ def _row_by_row(runner: Runner, step: RunnableStep, failure: str) -> StepOutcome
         errors.extend(outcome.errors)
         extras.extend(outcome.extras or [b""])
         delay_s += outcome.delay_s
+    # One that went well shows that the device works, so the others' failures are their own.
     if num_raised == len(step.rows):
         _check_device(runner, step)
     return StepOutcome(token_ids, errors, delay_s, failure, extras if any(extras) else ())
@@ -75,6 +77,7 @@ def _blamed(row: RunnableRow, error: Exception) -> RowError:
 
 def _check_device(runner: Runner, step: RunnableStep) -> None:
     """Compute a token that is nobody's. Raises DeviceFailed if that cannot be done either."""
+    # Page 0 is padding: what is written there is read by nobody.
     row = RunnableRow(0, 0, 1, 1, 0, 0, 1, Sampling(temperature=0.0))
     probe = RunnableStep(step.step, [row], array("i", [0]), array("i", [_PADDING_PAGE]))
     try:

@@ -32,6 +32,7 @@ class StepWatch:
     def begun(self, step: RunnableStep) -> None:
         """A step runs, or waits behind the one that does."""
         self._running.append(step)
+        # One that waits behind another has no time running: the device has not begun it.
         if len(self._running) == 1:
             self._arm()
 

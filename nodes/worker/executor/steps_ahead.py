@@ -41,11 +41,13 @@ class StepsAhead:
     def __init__(self, runner: PipelinedRunner, thread: ThreadPoolExecutor) -> None:
         self._runner = runner
         self._thread = thread
+        # A thread of its own: in the one that launches, waiting for a step would hold up launching the next.
         self._waiting = ThreadPoolExecutor(1, thread_name_prefix="device-wait")
         self._last: _Flight | None = None
 
     async def run(self, step: RunnableStep) -> StepOutcome:
         """What `run_isolated` gives; steps end in the order of the calls. Raises what the device failed with."""
+        # Taken before anything is awaited: the next call must find this one as its predecessor.
         before, flight = self._last, _Flight(step, asyncio.get_running_loop())
         self._last = flight
         try:
@@ -62,6 +64,7 @@ class StepsAhead:
     async def _run(self, flight: _Flight, before: _Flight | None) -> StepOutcome:
         loop = asyncio.get_running_loop()
         step, errors, failure = flight.step, [], ""
+        # The step before was run row by row, so its tokens are on the host and nowhere on the device.
         if before is not None and not await asyncio.shield(before.on_device):
             step, errors = with_inputs(step, await before.drawn())
         if step.rows:

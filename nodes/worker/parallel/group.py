@@ -52,11 +52,13 @@ class RankGroup:
                 ctx, self._config.workers[0], own, timeout_s=JOIN_TIMEOUT_S, what="the other ranks"
             )
             self._formed = formed
+            # The answer was to this actor's predecessor, which had asked under the same name.
             if formed.epochs[own.rank] != ctx.address.epoch:
                 self._end(f"rank 0 has made a group with epoch {formed.epochs[own.rank]} of this rank")
         else:
             unique_id = b""
             if thread is not None:
+                # In the thread: the maker may import torch, a second in which no heartbeat would be sent.
                 unique_id = await asyncio.get_running_loop().run_in_executor(thread, self._unique_id)
             self._rendezvous = RankRendezvous(own, ctx.address.epoch, unique_id)
             ctx.log.info("waiting", what="the other ranks", size=own.size)
@@ -71,12 +73,14 @@ class RankGroup:
         maker = self._maker or self._makers(config)
         collectives = maker.connect(self._formed.unique_id, config.tp_rank, config.tp_size, config.device)
         self._collectives = collectives
+        # The group may have ended while the ranks connected, which no message can interrupt.
         if self._is_over:
             collectives.abort()
         return collectives
 
     def on_ask(self, call: Call) -> None:
         """Another rank asks to be in the group."""
+        # Retryable: rank 0 can be asked before it has its rendezvous, and the others must not end for that.
         if self._rendezvous is None:
             call.fail("not_ready", "rank 0 is starting", retryable=True)
             return

@@ -62,8 +62,10 @@ class RankRendezvous:
             return [refusal]
         if self.formed is not None:
             known = self.formed.epochs[join.rank]
+            # Its answer was lost: it is in the group already, and asks again.
             if epoch == known:
                 return [Answer(call, self.formed)]
+            # It has started anew, so its predecessor is dead, and an operation with a dead rank never ends.
             over = f"rank {join.rank} was of epoch {known}, and asks in epoch {epoch}"
             return [Refusal(call, GROUP_OVER, over), Over(over)]
         last, _ = self._joined.get(join.rank, (0, None))
@@ -102,6 +104,7 @@ def who_is_missing(ids: Sequence[str], epochs: Sequence[int], left: Sequence[Add
     for gone in left:
         if pinned.get(gone.actor_id) == gone.epoch:
             return f"{gone} is gone, and with it the group"
+    # A successor is as good a proof as a departure, and may be heard of first.
     for member in known:
         if member.epoch > pinned.get(member.actor_id, member.epoch):
             return f"{member.address} has replaced epoch {pinned[member.actor_id]}, and with it the group is over"

@@ -61,6 +61,7 @@ class ShmCollectivesMaker(CollectivesMaker):
     def unique_id(self) -> bytes:
         """Whoever has it finds rank 0 listening, or knows that it is gone."""
         unique_id = secrets.token_bytes(_NAME_BYTES)
+        # SEQPACKET: messages keep their bounds, and an end is seen at once.
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(_address(unique_id))
         listener.listen()
@@ -125,6 +126,8 @@ class ShmCollectives(Collectives):
         step = SLOT_BYTES // x.element_size()
         for begin in range(0, source.shape[0], step):
             parts = self._exchange(_SUM, source[begin : begin + step], x.nbytes)
+            # In float32, in the order of ranks, rounded once: the same bits at every rank, and no error that grows with
+            # the ranks.
             total = parts[0].to(torch.float32, copy=True)
             for part in parts[1:]:
                 total += part
@@ -225,6 +228,7 @@ def _invite(listener: socket.socket, size: int, end: float) -> _Links:
         while len(peers) < size - 1:
             listener.settimeout(_left(end))
             peer = stack.enter_context(listener.accept()[0])
+            # Abstract names have no permissions: any process of the host may connect.
             if not _is_ours(peer):
                 continue
             peer.settimeout(_left(end))
@@ -232,6 +236,7 @@ def _invite(listener: socket.socket, size: int, end: float) -> _Links:
             if rank in peers:
                 raise GroupNotFormed(f"two workers said that they are rank {rank}")
             peers[rank] = peer
+        # Without a name in any directory there is nothing that a killed group could leave behind.
         fd = os.memfd_create("kvmesh-tp", os.MFD_CLOEXEC)
         stack.callback(os.close, fd)
         os.ftruncate(fd, _ROUND_ROBIN * size * SLOT_BYTES)

@@ -47,11 +47,13 @@ def check_rows(limits: Limits, columns: Columns, found: Sequence[OpenSequence], 
         num_pages, source = (end + page_size - 1) // page_size, -1
         held = one.pages
         num_held = len(held)
+        # One condition for three faults, told apart only where one has happened: rows without fault are nearly all.
         if end > context_length or num_pages > num_held or (is_drawn and end < one.num_prompt_tokens):
             errors.append(RowError(row, BAD_ROW, _misplaced(limits, one, start, end)))
             continue
         if not are_known:
             if count == 1 and token_ids[first] == -1:
+                # By position, not "the last token": a step that is sent again then finds what it found the first time.
                 if one.drawn_at == start:
                     token_ids[first] = one.drawn
                 elif (source := _source(ahead, columns.slots[row], one.sequence, start)) < 0:
@@ -76,6 +78,7 @@ def check_rows(limits: Limits, columns: Columns, found: Sequence[OpenSequence], 
                 None if one.tokens is None else one.write(start, token_ids[first:token_end]),
             )
         )
+        # Without a copy for a row that reads all its pages, which every decoding row does.
         pages.append(held if num_pages == num_held else held[:num_pages])
         page_offset += num_pages
     return CheckedRows(rows_from(fields), array("i", b"".join(pages)), errors)

@@ -52,8 +52,10 @@ def read_columns(plan: StepPlan, buffers: Sequence[Buffer], limits: Limits) -> C
     sizes = [len(part) for part in parts]
     if len(sizes) != 3:
         return f"a step has the buffers rows, token_ids and page_ids, this one has {len(sizes)}"
+    # Written so that NaN is refused, too: every comparison with it is false.
     if not plan.timeout_s > 0:
         return f"a step may take some time, not {plan.timeout_s:g} s"
+    # Before any cast, which would raise: what is wrong with a step is answered, and must not end its reader.
     if sizes[0] % (4 * ROW_WIDTH) or sizes[1] % 4 or sizes[2] % 4:
         return f"buffers of {sizes} bytes do not hold rows of {ROW_WIDTH} numbers, token ids and page ids"
     if not sizes[0]:
@@ -62,6 +64,7 @@ def read_columns(plan: StepPlan, buffers: Sequence[Buffer], limits: Limits) -> C
         # The highest byte of each number, little-endian, has its sign.
         return "no number of a row is negative"
     numbers = parts[0].cast("i").tolist()
+    # Copied: drawn tokens are filled in, and the frame's memory is the transport's.
     token_ids, page_ids = array("i"), array("i")
     token_ids.frombytes(parts[1])
     page_ids.frombytes(parts[2])
@@ -90,6 +93,7 @@ def stands_alone(buffers: Sequence[Buffer]) -> bool:
 def _problem(columns: Columns, limits: Limits) -> str:
     """Why its rows cannot be told apart, or taken one after the other; empty if they can."""
     slots, _, _, counts, draws, firsts, numbers, token_ids, page_ids = columns
+    # Whole columns by `min`, `max` and `sum`, which run in C: a loop over the rows costs more than all of this.
     if min(counts) < 1:
         return "a row has at least one token"
     if max(draws) > 1:

@@ -53,6 +53,7 @@ class OpenSequence:
         if self.tokens is None:
             return None
         end = start + len(token_ids)
+        # A new array: rows that are running or queued in the other thread refer to the old one.
         self.tokens = self.tokens[:start] + token_ids + self.tokens[end:]
         self.num_known = len(self.tokens)
         return self.tokens[:end]
@@ -92,15 +93,20 @@ class SequenceTable:
                     )
             # In a copy: a step that is refused below must leave the table as it was.
             slots = slots | {one.slot: self._opened(one) for one in opens}
+        # `_NOBODY` for a free slot: its number is no sequence's, so the check below refuses the row without another
+        # look.
         found = list(map(slots.get, columns.slots, repeat(_NOBODY)))
         rows = zip(found, columns.slots, columns.sequences, columns.starts, columns.first_pages, strict=True)
         for one, slot, sequence, start, first in rows:
+            # A slot alone says nothing: its sequence may have ended, and another one have it, in a step that was lost.
             if one.sequence != sequence:
                 return f"sequence {sequence} is not open in slot {slot}"
+            # A gap means that a step with pages was lost: the scheduler tells everything again (`StepMismatch`).
             if first > len(one.pages):
                 return f"sequence {sequence} has {len(one.pages)} pages, and is given pages from number {first} on"
             if start > one.num_known:
                 return f"of sequence {sequence} {one.num_known} tokens are known, and a row begins at {start}"
+        # Only when all rows are found good, so that a refused step leaves no half of itself behind.
         self._slots = slots
         if columns.page_ids:
             begin = 0

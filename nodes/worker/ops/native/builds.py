@@ -58,6 +58,7 @@ def choose_library(wanted: str = AUTO) -> Choice:
     if wanted == TORCH:
         return Choice(None, "torch kernels: set so")
     if wanted == AUTO and not has_builds():
+        # No note where there is nothing to do about it: another architecture than x86-64.
         return Choice(None, "")
     flags = cpu_flags()
     names = [name for name, build in BUILDS.items() if wanted in (AUTO, name) and flags.issuperset(build.needs)]

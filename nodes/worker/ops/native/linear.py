@@ -46,6 +46,7 @@ class PackedWeight:
                 f"a weight of {self.width} x {self.depth} has numbers that are not finite, which int8 cannot express."
                 " Download the model again."
             )
+        # float32, whatever the weights are: it is added to the sum before that is rounded.
         self._bias = torch.cat(biases).to(torch.float32) if biases else None
         self.bias_at = None if self._bias is None else self._bias.data_ptr()
 

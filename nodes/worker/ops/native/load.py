@@ -91,6 +91,7 @@ def _load(
         num_threads,
         set_threads,
     )
+    # Rather slower than a text that depends on who else is served: failover promises the same bits.
     if numerics.rule == "varies":
         return "torch kernels: bits of the native ones vary with the batch here"
     return NativeRunner(steps, numerics.fingerprint)

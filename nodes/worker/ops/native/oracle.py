@@ -52,6 +52,7 @@ def _disagreement(library: Library, dtype: torch.dtype, quantization: Quantizati
     weights = RandomWeights(spec, dtype)
     layout = spec.kv_layout("bfloat16" if dtype == torch.bfloat16 else "float32")
     kinds, num_pages = kinds_of(spec.layer_windows), layout.num_pages_for(_PROMPT)
+    # One each: pages that both wrote to would hide that one of them writes wrongly.
     pools = [PoolView(bytearray((1 + num_pages) * layout.page_bytes), layout) for _ in range(2)]
     model = decoder(spec)
     packed = pack_weights(model, PartWeights(model, weights, spec.shard()), library, quantized_names(spec))
@@ -60,6 +61,7 @@ def _disagreement(library: Library, dtype: torch.dtype, quantization: Quantizati
     tokens = np.random.default_rng(1).integers(0, spec.vocab_size, _PROMPT, dtype=np.int32)
     pages = np.arange(1, 1 + num_pages, dtype=np.int32)
     worst = 0.0
+    # 66 is past a split of 64 keys, so the merging of splits is tried as well.
     for begin, end in ((0, _AT_ONCE), (_AT_ONCE, _PROMPT - 1), (_PROMPT - 1, _PROMPT)):
         last = np.array([end - begin - 1], dtype=np.int32)
         spans = np.array([[begin, end - begin, 0, 0]], dtype=np.int32)

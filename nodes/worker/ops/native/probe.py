@@ -41,6 +41,7 @@ def program_results(
 ) -> Iterator[tuple[bool, Tensor]]:
     """Whether some positions have the same bits in one piece, in chunks and as single rows; and their logits."""
     first = copy.copy(model)
+    # One layer: bits that depend on the batch do so in each, and a load should not wait for all of them.
     first.layers = model.layers[:1]
     layout = msgspec.structs.replace(layout, num_layers=1)
     num_pages = layout.num_pages_for(_EDGES[-1])
@@ -70,6 +71,7 @@ def program_results(
     ends = _EDGES[1:]
     whole = logits(_Rows(0, 0, ends[-1]), ends=ends)
     chunks = torch.cat([logits(_Rows(1, begin, end)) for begin, end in pairwise(_EDGES)])
+    # A copy that stops short of a split's end, for the single row below.
     logits(_Rows(2, 0, ends[1] - 1))
     # A single row, one beside it that goes on elsewhere, and a chunk.
     mixed = logits(_Rows(0, ends[-1] - 1, ends[-1]), _Rows(2, ends[1] - 1, ends[1]), _Rows(1, ends[1], ends[2]))

@@ -164,6 +164,7 @@ class Recorder:
         for index, norm in enumerate(self.operations[:-1]):
             product = self.operations[index + 1]
             made = self.values[norm.y]
+            # Fused, what the norm makes never reaches memory, so nobody but that product may read it.
             is_alone = self._made[made.number] == index and self._last[made.number] == index + 1
             # Rows that the product changes are not to be read by a thread that is late with its norm.
             is_kept = norm.x not in (product.y, product.add)
@@ -178,6 +179,7 @@ class Recorder:
         places: list[int] = []
         for value, made, last in zip(self.values, self._made, self._last, strict=True):
             num_bytes = value.width * value.item_bytes * value.per_row
+            # Of the same size only: a row's address in it is its number times its bytes.
             free = [index for index, end in enumerate(busy_until) if end < made and buffers[index] == num_bytes]
             if not free:
                 buffers.append(num_bytes)
@@ -242,6 +244,7 @@ class Program:
         if step.num_rows > self._capacity:
             self._reserve(step.num_rows)
         done = 0
+        # One call for each stretch between two sums: the library has no way to reach other ranks.
         for before, value, add in self._sums:
             self._functions.kvmesh_step(ctypes.byref(self._program), ctypes.byref(step), done, before)
             done = before
@@ -261,6 +264,7 @@ class Program:
 
     def _reserve(self, num_rows: int) -> None:
         """Buffers for so many rows, and some more, for what comes next is often a little longer."""
+        # In steps of 64 rows, so that a batch that grows by one does not allocate at each step.
         self._capacity = rows = -(-num_rows // 64) * 64
         best_bytes = 8 * -(-self._head_width // _PANEL)
         starts, end = [], 0
@@ -268,6 +272,7 @@ class Program:
             starts.append(end)
             end += -(-row_bytes * rows // _ALIGNMENT) * _ALIGNMENT
         self._memory = None
+        # The old one is given back first: the two together could be more than there is.
         memory = self._memory = _Memory(self._library, max(end, 1))
         for value, place, buffer in zip(self._values, self._places, self._buffers, strict=True):
             buffer.at, buffer.width = memory.at + starts[place], value.width

@@ -92,6 +92,7 @@ class Recording(Ops[Value]):
         """Records a product; what is added to is written in place."""
         x = self._narrow(x)
         fields, is_part = self._product(by), by.is_summed and self._shard.size > 1
+        # A part is summed over the ranks first: `add` would be in the sum once for each of them.
         y = self._wide(fields["n"], is_selected=x.is_selected) if add is None or is_part else add
         self._recorder.append(PRODUCT, x, y, add=None if is_part else add, **fields)
         return self._recorder.sum_over_ranks(y, add) if is_part else y
@@ -116,6 +117,7 @@ class Recording(Ops[Value]):
         scores = self.linear(x, by.router)
         choices = recorder.value(by.top_k, _CHOICE_BYTES)
         recorder.append(ROUTE, scores, choices, is_normalized=by.normalized, **routed)
+        # Sorted by expert, so that each expert's weights are read once for a step, not once for a row.
         gathered = recorder.value(x.width, x.item_bytes, per_row=by.top_k)
         recorder.append(GATHER, x, gathered, choices=choices, n=x.width, **routed)
         inner = recorder.value(gated[0]["n"], x.item_bytes, per_row=by.top_k)

@@ -80,12 +80,16 @@ class NativeSteps:
         assert self._pool is not None, "it was unmapped"
         token_ids, spans, pages, sampled = columns
         num_rows, num_sampled = len(token_ids), len(sampled)
+        # Angles are made as contexts grow, not for the whole context length when a model is loaded.
         self._reach(int((spans[:, 0] + spans[:, 1]).max()))
         drawn = np.empty(num_sampled, dtype=np.int32)
         if self.collectives is not None:
             own = self._shard.vocab
             token_ids = np.where((token_ids >= own.start) & (token_ids < own.stop), token_ids - own.start, len(own))
+            # A rank has the logits of its own words only, so the most likely word is found after they are gathered.
             token_ids, wants_logits = token_ids.astype(np.int32), True
+        # None for greedy steps: the head then keeps a maximum for each panel and writes no logits (608 kB a row at
+        # 151,936 words).
         logits = torch.empty(num_sampled, len(self._shard.vocab)) if wants_logits else None
         blocks = np.empty((num_rows, 3), dtype=np.int32)
         self._program.run(

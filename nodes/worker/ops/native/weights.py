@@ -39,6 +39,7 @@ def pack_weights(
         if isinstance(part, Norm):
             packed.norms[part.weight.name] = weights.norm(part).contiguous()
             continue
+        # Tied to the embedding: packed once and read by both, or the largest matrix would lie in memory twice.
         if part.name == name and isinstance(table, PackedWeight):
             packed.products[name] = table
             continue
