@@ -47,6 +47,7 @@ class Children:
 
         It may be a child, or a process that becomes one because its parent is dead.
         """
+        # Its end may be known before its name: a fork that dies at once is reaped before the zygote's word is read.
         for dead, status in self._unclaimed:
             if dead == process:
                 self._unclaimed.remove((dead, status))
@@ -62,6 +63,7 @@ class Children:
 
     def signal(self, pid: int, number: signal.Signals) -> None:
         """Send a signal to a watched child; nothing if it is gone already."""
+        # Nobody else: a pid that is not watched may have been reaped, and be a stranger's.
         if pid in self._watched:
             try:
                 os.kill(pid, number)
@@ -71,6 +73,7 @@ class Children:
     def unwatched(self) -> list[int]:
         """Children that nobody watches, by whatever thread they were started: orphans of descendants."""
         found: list[int] = []
+        # Each thread has its own list of children in /proc.
         for task in Path("/proc/self/task").iterdir():
             with contextlib.suppress(OSError):
                 found += [int(pid) for pid in (task / "children").read_text().split()]
@@ -81,9 +84,11 @@ class Children:
         deadline = self._loop.time() + grace_s
         while orphans := self.unwatched():
             if self._loop.time() >= deadline:
+                # At every turn, not once: killing a parent brings its children to us.
                 for pid in orphans:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
+            # A bound, since a signal may come between the look and the waiting.
             await self.next_death(0.1)
 
     async def next_death(self, timeout_s: float) -> None:
@@ -115,6 +120,7 @@ class Children:
     def _ended(self, process: Process, status: int) -> None:
         self._died.set()
         watched = self._watched.get(process.pid)
+        # Else it is a later process with a pid that was watched, and the watched one's end was told before.
         if watched is not None and watched.start_time == process.start_time:
             del self._watched[process.pid]
             watched.on_exit(status)

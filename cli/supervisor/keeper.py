@@ -218,6 +218,7 @@ class ProcessKeeper:
             case Spawn(actor_id, epoch):
                 self._spawn(self._launches[actor_id], Address(actor_id, epoch))
             case Kill(actor_id, _):
+                # By pid, which is safe: a child's cannot be used again before it is reaped, here, on this loop.
                 self._children.signal(self._processes[actor_id].pid, signal.SIGKILL)
             case Terminate(actor_id, _):
                 self._children.signal(self._processes[actor_id].pid, signal.SIGTERM)
@@ -266,6 +267,7 @@ class ProcessKeeper:
         try:
             process = spawn_process(arguments, log, {SUPERVISOR_FD: self._supervisor_fd}, self._environment)
         except OSError as error:
+            # Not from inside: the core is in the middle of performing what its last event led to.
             self._loop.call_soon(self._spawn_failed, address, str(error))
         else:
             self._loop.call_soon(self._spawned, address, process)
@@ -296,6 +298,7 @@ class ProcessKeeper:
             self._directory.run.remove_sockets(address)
         except OSError as error:
             self._record.trouble(f"sockets of {address} cannot be removed: {error}")
+        # What the actor wrote of itself says more than its exit status does.
         error = self._directory.take_error(address)
         end = self._exits.read(status)
         reason = end.text if error is None else error.message
@@ -350,6 +353,8 @@ def actor_environment(num_threads: int) -> dict[str, str]:
         **TORCH_ENVIRONMENT,
         "TOKENIZERS_PARALLELISM": "false",
         **os.environ,
+        # After `os.environ`: with more, importing numpy would start threads in the zygote, which could then fork
+        # nobody.
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": str(num_threads),
         "PYTHONUNBUFFERED": "1",

@@ -28,6 +28,7 @@ class LogFiles:
         """Move the content of files over the bound to `NAME.log.1`; which ones were."""
         full = [path for path in sorted(self._folder.glob("*.log")) if path.stat().st_size > self._max_bytes]
         for path in full:
+            # Lines that come between copy and cut are lost: the price of descriptors that stay open.
             shutil.copyfile(path, path.with_name(path.name + ".1"))
             with path.open("r+b") as file:
                 file.truncate(0)

@@ -38,11 +38,13 @@ def open_process(pid: int, started: int) -> int | None:
     None also for what this user may not signal, which is no process of a mesh of theirs.
     """
     try:
+        # First the pidfd, then the start time: in the other order the process could be another one in between.
         descriptor = os.pidfd_open(pid)
     except (OSError, OverflowError):
         return None
     try:
         if start_time(pid) == started and not wait_dead(descriptor, 0.0):
+            # Signal 0 only asks whether it may be signalled.
             signal.pidfd_send_signal(descriptor, 0)
             return descriptor
     except OSError:

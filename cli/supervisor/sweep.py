@@ -31,6 +31,7 @@ def sweep(directory: MeshDirectory) -> list[str]:
     except BadManifest as error:
         found.append(f"a manifest that cannot be used, so its actors are left to end by themselves ({error.why})")
     if manifest is not None:
+        # The lock is held by now, so a living supervisor's was removed under it: its mesh must not be swept away.
         if manifest.pid != os.getpid() and is_alive(manifest.pid, manifest.start_time):
             raise directory.already_running()
         found += [f"process {record.pid} ({record.actor_id})" for record in kill_all(manifest.processes)]
@@ -80,6 +81,8 @@ def kill_all(records: list[ProcessRecord]) -> list[ProcessRecord]:
                 # It may end by itself at any moment.
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        # One for all: they die side by side, and a process in the kernel's hands (a device's memory, NFS) may take
+        # seconds.
         deadline = time.monotonic() + _REAP_TIMEOUT_S
         for descriptor in opened:
             wait_dead(descriptor, deadline - time.monotonic())

@@ -109,10 +109,12 @@ def _serve(channel: socket.socket) -> socket.socket | None:
                 answer = ForkFailed(number=request.number, reason=str(error))
             else:
                 if process is None:
+                    # In the child: an actor never comes back from here, a spare goes on as a zygote.
                     if isinstance(request, ForkRequest):
                         _run_actor(request, channel)
                     return for_spare
                 answer = Forked(number=request.number, pid=process.pid, start_time=process.start_time)
+            # The spare has its own copy; kept here the channel would outlive it, and its end would not be seen.
             if for_spare is not None:
                 for_spare.close()
             channel.send(msgspec.msgpack.encode(answer))
@@ -132,9 +134,11 @@ def _run_actor(request: ForkRequest, channel: socket.socket) -> NoReturn:
 
 def _fork_orphan() -> Process | None:
     """Fork a process whose parent is dead by the time that this returns; None in that process. Raises OSError."""
+    # Counted by the kernel: `threading` knows nothing of threads that C libraries start.
     num_threads = len(os.listdir("/proc/self/task"))
     if num_threads != 1:
         raise OSError(f"the zygote has {num_threads} threads, a fork would hang")
+    # Through a pipe, since the actor's pid is known to its helper alone, which is dead when this returns.
     reader, writer = os.pipe()
     helper = os.fork()
     if helper == 0:

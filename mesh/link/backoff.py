@@ -26,6 +26,7 @@ class ReconnectBackoff:
 
     def failed(self, address: Address, now: float) -> None:
         """A dial did not lead to a welcome. The oldest failures are forgotten when there are many."""
+        # Popped and put in again, so that the first in the dictionary is the one that failed longest ago.
         _, pause_s = self._failures.pop(address, (0.0, 0.0))
         pause_s = min(pause_s * 2, self._max_s) if pause_s else self._min_s
         self._failures[address] = now + pause_s, pause_s

@@ -79,6 +79,7 @@ class Links:
         self, peer: Peer, channel: Channel, verb: Verb, body: bytes, buffers: Frames = (), meta: Meta = PLAIN
     ) -> bool:
         """Send on the peer's route; False, counted, if that is full, and False if the peer is lost."""
+        # Before this frame: what the core wants sent on this connection, a hello for one, has the lower number.
         if self._outputs:
             self._carry_out()
         route = peer.route
@@ -88,6 +89,7 @@ class Links:
         if parts:
             if self._put(route.link, channel, parts):
                 return True
+            # A number given to a frame that did not go would be counted as a frame missing at the other end.
             self._writer.take_back(route, channel)
         elif parts is not None:
             return True
@@ -128,6 +130,7 @@ class Links:
             handler = self.handlers.get(header.verb)
             if handler is None:
                 raise FrameRefused("unknown_verb", f"verb {header.verb}")
+            # Setting a context variable copies; most frames of a burst have the trace of the one before.
             if header.trace != current_trace.get():
                 current_trace.set(header.trace)
             handler(peer, channel, header, parts)
@@ -168,6 +171,8 @@ class Links:
     def _put(self, link: Link, channel: Channel, parts: Frames) -> bool:
         """Messages to itself take the way of all others, but through the loop instead of a transport."""
         if link.peer is self.address:
+            # Through the loop, not at once: a handler would run inside the one that sends, and find half of what it
+            # does.
             self._loop.call_soon(self.on_frames, link, channel, parts)
             return True
         return self._transport.send(link, channel, parts)

@@ -79,6 +79,7 @@ class Connection:
     def __init__(self, link: Link, peer: "Peer", number: int, remote: int) -> None:
         self.link = link
         self.peer = peer
+        # Who dials says hello first; the other end must not send before it knows who it is that has dialed.
         phase = Phase.GREETING if link.dialed else Phase.HELD
         self.remote = remote
         self.channels = ChannelState(phase, number, remote), ChannelState(phase, number, remote)

@@ -35,6 +35,7 @@ def check_greeting(parts: Frames, kind: type[Greeting]) -> Greeting:
 
 def is_answered(header: Header, code: str, *, is_linked: bool, is_member: bool) -> bool:
     """Whether the sender of a frame is told that it was refused with `code`."""
+    # An answer would go to the actor whose name was claimed, which has sent nothing.
     if header.verb in _UNANSWERED or code == "wrong_sender":
         return False
     return is_linked or is_member or code == SUPERSEDED or header.verb == Verb.HEARTBEAT
@@ -56,7 +57,9 @@ class LogOnce:
     def is_new(self, peer: Address, code: str) -> bool:
         """Whether to log a refusal; it is not new a second time."""
         kind = (peer.actor_id, code)
+        # Common where a link ends under load, and nothing that anybody could mend.
         is_late = code == "no_hello" and peer in self._ended
+        # Full, it logs no new kinds: a stranger that invents actor ids must not fill the log, nor this set.
         if is_late or kind in self._logged or len(self._logged) >= _MAX_REMEMBERED:
             return False
         self._logged.add(kind)

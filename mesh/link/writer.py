@@ -32,12 +32,15 @@ class FrameWriter:
         """The frame of a message, to go after the core's outputs; empty if it has to wait, None if there is no room."""
         state = connection.channels[channel]
         if state.phase is _HELD:
+            # Refused, not waited for: whoever sends finds out now, and a peer that never greets holds no more than
+            # this.
             if len(state.waiting) >= _MAX_WAITING:
                 return None
             # It gets its number when it goes: after the welcome's.
             state.waiting.append((verb, body, buffers, meta, trace))
             return ()
         message_id, correlation_id, timeout_us, flags, position = meta
+        # Counted here, at the last moment: frames that wait take no number before those that overtake them.
         state.sent = sequence = state.sent + 1
         header = encode_header(
             Header(

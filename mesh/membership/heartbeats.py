@@ -64,6 +64,7 @@ class Heartbeats:
         for actor_id in self._hubs():
             try:
                 peer = self._links.reach(actor_id)
+            # An unreachable hub is tried at the next beat, and the others must not wait for it.
             except CallError:
                 continue
             if self._links.send(peer, Channel.CONTROL, Verb.HEARTBEAT, body, (), SYSTEM):
@@ -79,6 +80,7 @@ class Heartbeats:
         self._ticked()
         self._links.beat()
         self.send_now()
+        # From now on, not from when it was due: after a stall of the loop one beat is enough.
         self._timer = self._loop.call_later(self._interval_s, self._tick)
 
     def _progress(self) -> str:
@@ -92,6 +94,7 @@ class Heartbeats:
         beat = SYSTEM_CODEC.decode(parts[1])
         if not isinstance(beat, Heartbeat | Renew):
             raise FrameRefused("bad_body", "the body of a heartbeat is expected")
+        # An answer is not answered, or two hubs could keep each other busy for ever.
         if isinstance(beat, Heartbeat):
             self._answered(peer.address, beat)
             return

@@ -72,10 +72,12 @@ class Registration:
 
     async def joined(self) -> None:
         """Wait until the registry has taken this actor in for the first time."""
+        # Several may wait, and one that gives up must not cancel it for the others.
         await asyncio.shield(self._first)
 
     async def leave(self, timeout_s: float) -> None:
         """End the membership; gives up silently, the lease ends by itself."""
+        # First: joining again while the leave is on its way would undo it.
         if self._task is not None:
             self._task.cancel()
         if self.registry is None:
@@ -105,6 +107,7 @@ class Registration:
         if sender == self.registry:
             self._apply(body)
             return True
+        # Not even to be kept: who is neither the registry nor asked to be has no word in it.
         if sender != self._joining:
             return False
         # It follows the answer to the join, which may be here but not taken yet.
@@ -126,6 +129,7 @@ class Registration:
         pause_s = self._options.retry_min_s
         while True:
             await self._wanted.wait()
+            # Before joining, so that what is to be announced meanwhile makes it join once more.
             self._wanted.clear()
             if await self._join():
                 pause_s = self._options.retry_min_s
@@ -146,6 +150,8 @@ class Registration:
             member=self._describe(),
             known_epoch=view.registry_epoch,
             known_version=view.version,
+            # A registry that has just started knows nobody; from what each remembers it has the mesh again before all
+            # have joined.
             hearsay=[] if known else view.all(),
         )
         self._joining = address
@@ -161,11 +167,13 @@ class Registration:
         if not isinstance(joined, Joined):
             return False
         self.registry = answer.sender
+        # A change may have overtaken the answer; to go back behind it would bring the dead to life.
         is_old = joined.registry_epoch == view.registry_epoch and joined.version < view.version
         if joined.members is not None and not is_old:
             change = view.reset(joined.registry_epoch, joined.version, joined.members)
             if change:
                 self._changed(change, ())
+        # After the snapshot, which they may follow; those that it has already are empty changes.
         for body in early:
             self._apply(body)
         if not self._first.done():

@@ -106,6 +106,7 @@ class Membership:
 
         A change that is already known is an empty change.
         """
+        # A change of another registry, or a gap: whoever was in what is missing would stay for ever.
         if registry_epoch != self.registry_epoch or version > self.version + 1:
             return None
         if version <= self.version:
@@ -128,11 +129,13 @@ class Membership:
         change = MemberChange([], [], [])
         for address in gone:
             member = self._members.get(address.actor_id)
+            # An older incarnation's departure says nothing of the one that is here.
             if member is not None and member.epoch <= address.epoch:
                 del self._members[address.actor_id]
                 change.left.append(member)
         newest: dict[str, Member] = {}
         for member in upserted:
+            # One update may have two incarnations of an actor; what is told of must be what the view is afterwards.
             if member.actor_id not in newest or newest[member.actor_id].epoch <= member.epoch:
                 newest[member.actor_id] = member
         for member in newest.values():

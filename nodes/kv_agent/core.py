@@ -195,6 +195,7 @@ class AgentCore:
             return pool
         if self._is_draining:
             return Refuse(call, "draining", f"{self._actor_id} takes no new grants", retryable=True)
+        # Retryable: grants end by themselves at their deadline, 60 s as schedulers are configured.
         if self.num_live >= self._bounds.max_grants:
             return Refuse(call, "too_many_grants", f"{self.num_live} grants are open already", retryable=True)
         if grant.layout_digest != self._own.digest(grant.group):
@@ -213,9 +214,12 @@ class AgentCore:
         grant_id = event.message.grant_id
         session = self._sessions.get(grant_id)
         if session is None:
+            # Unknown is as good as closed: nothing can write pages of a grant that is not here, and the answer may have
+            # been lost.
             return [Reply(event.call, GrantClosed(grant_id=grant_id))]
         if event.sender.actor_id != session.grant.holder:
             return [Refuse(event.call, "not_holder", f"{event.sender} does not hold grant {grant_id}")]
+        # Answered when the last copy has ended; asks repeat, so there may be several.
         self._closing.setdefault(grant_id, []).append(event.call)
         return self._feed(session, transfer.Revoked("grant_closed", "the decode side closed the grant"), now)
 
@@ -381,6 +385,7 @@ class AgentCore:
         for page in grant.pages:
             self._writable.pop((grant.group, page), None)
         if len(self._sessions) - self.num_live > self._bounds.max_remembered:
+            # Only a tombstone may be forgotten: one that may still write holds its pages.
             oldest = next(one for one in self._sessions.values() if one.is_quiesced)
             self._forget(oldest.grant.grant_id)
 

@@ -52,6 +52,7 @@ class ForeignPools:
         return peers
 
     async def _connect(self, ctx: Context, source: SourceId, peers: list[Peer]) -> None:
+        # Counted, not flagged: the agent may be lost and back again within one answer's time.
         num_losses, num_releases = self._losses[source.agent], self._releases[source]
         num_ranks = 1
         while len(peers) < num_ranks:
@@ -69,6 +70,7 @@ class ForeignPools:
             if info.is_released:
                 # The agent has answered before that was asked for, or died with it in its header.
                 raise TransferError(*absence(info))
+            # Only the first pool's header tells how many there are.
             num_ranks = info.layout.tp_size
 
     def _give_up(self, source: SourceId) -> None:

@@ -41,6 +41,7 @@ def take_group(host: MemoryHost, prefix: str, wanted: Sequence[PoolConfig], inca
         for one in wanted:
             pool = take_pool(host, prefix + one.name, one, incarnation)
             taken.append(pool)
+        # Pages of one making only: a rank's new pool is empty where the others' page table says that pages are full.
         if len({one.pool.info.incarnation for one in taken}) > 1:
             for rank, one in enumerate(wanted):
                 old = taken[rank].pool
@@ -78,6 +79,7 @@ def take_pool(host: MemoryHost, name: str, wanted: PoolConfig, incarnation: int)
         problem = _difference(pool.info, wanted)
         if problem is None:
             return PoolAcquisition(pool, "released" if pool.info.is_freed else "reopened")
+        # An operator's wish outlives a change of configuration: the new pool is as little for use as the old one was.
         released = pool.info if pool.info.is_released else None
         pool.close()
         found = f"replaced: {problem}"
@@ -104,6 +106,7 @@ async def take_when_free(
     while True:
         try:
             return take_group(host, prefix, wanted, ctx.address.epoch)
+        # Memory of a device is free only when every process has unmapped it, which for a dying worker takes seconds.
         except DeviceExhaustedMemory as error:
             if ctx.now() >= deadline:
                 raise
