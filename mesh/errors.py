@@ -4,6 +4,7 @@
     ├── BadSetting            bad_setting            an environment variable has a value that cannot be used
     ├── BindError             cannot_bind            an address could not be listened on
     ├── FrameRefused          bad_header, …          bytes from a peer that are not a frame of this protocol
+    ├── Superseded            superseded             the registry knows a later incarnation of this actor
     └── CallError                                    everything that `ask` and `stream` raise
         ├── DeadlineExceeded  deadline_exceeded  r   the time given has passed
         ├── PeerLost          peer_lost          r   the peer died, restarted or was cut off while asked
@@ -79,9 +80,18 @@ class FrameRefused(MeshError):
     wrong_sender, no_hello, unknown_call.
     """
 
-    def __init__(self, code: str, message: str = "") -> None:
+    def __init__(self, code: str, message: str = "", *, known_epoch: int = 0) -> None:
         super().__init__(message or code.replace("_", " "))
         self.code = code
+        self.known_epoch = known_epoch
+
+
+class Superseded(MeshError, code=SUPERSEDED):
+    """This incarnation is over: the registry knows `known_epoch` of the same actor, so the next one goes above that."""
+
+    def __init__(self, message: str, known_epoch: int) -> None:
+        super().__init__(message)
+        self.known_epoch = known_epoch
 
 
 class CallError(MeshError, code="call_failed"):
@@ -118,9 +128,12 @@ class Cancelled(CallError, code="cancelled"):
 
 
 class RemoteError(CallError):
-    """The peer answered with an error; `code`, `retryable` and `param` are the peer's."""
+    """The peer answered with an error; `code`, `retryable`, `param` and `known_epoch` (0: none) are the peer's."""
 
-    def __init__(self, code: str, message: str, retryable: bool = False, param: str | None = None) -> None:
+    def __init__(
+        self, code: str, message: str, retryable: bool = False, param: str | None = None, known_epoch: int = 0
+    ) -> None:
         super().__init__(message, param)
         self.code = code
         self.retryable = retryable
+        self.known_epoch = known_epoch

@@ -62,6 +62,7 @@ def run_actor(
     Raises:
         BadSetting: a variable of the log has a value that it cannot have.
         BindError: an address is taken or may not be listened on. Whatever the actor's `start` raises goes through too.
+        Superseded: a later incarnation of the actor is known; what it holds has been given back.
     """
     log = LogSettings.of(os.environ)
     setup_log(level=log.level, json=not sys.stderr.isatty() if log.json is None else log.json)
@@ -125,6 +126,8 @@ class _Process:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
         self._log.info("stopped", forced=self._was_forced)
+        if system.replaced is not None:
+            raise system.replaced
         return 1 if self._was_forced else 0
 
     async def _live(self, system: ActorSystem) -> None:

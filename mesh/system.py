@@ -21,6 +21,7 @@ from mesh.calls.asking import Asking
 from mesh.calls.serving import Call, Serving
 from mesh.calls.tells import Tells
 from mesh.context import Context
+from mesh.errors import SUPERSEDED, Superseded
 from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.membership.heartbeats import Heartbeats
@@ -87,6 +88,8 @@ class ActorSystem:
         self._shutdown: asyncio.Future[str] = self._loop.create_future()
         self._drained: asyncio.Task[None] | None = None
         self._stopped = False
+        self.replaced: Superseded | None = None
+        """Why this incarnation is over, where the registry knows a later one."""
 
         self.tasks = TaskSupervisor(self._log, self.metrics)
         self._figures = OwnFigures(actor, self.metrics, self.tasks, self.options.usage)
@@ -229,11 +232,15 @@ class ActorSystem:
         self.registration.peer_lost(peer.address)
         self.tasks.call("on_peer_lost", self.actor.on_peer_lost, peer.address, reason)
 
-    def superseded(self, by: Address, reason: str) -> None:
+    def superseded(self, by: Address, reason: str, known_epoch: int) -> None:
         """A peer knows a later incarnation of this actor: the registry is believed, and then this one is over."""
         registry = self._bootstrap.lookup()
-        if registry is not None and registry[0] == by and self.end("superseded"):
-            self._log.warning("superseded", by=str(by), why=reason)
+        if registry is not None and registry[0] == by and self.end(SUPERSEDED):
+            # Whoever starts the next one goes above it: without that word an actor whose host lost its files, or has
+            # its clock a day behind, would be refused until the lease of the one before has run out, and then reuse
+            # what that one was called.
+            self.replaced = Superseded(reason, known_epoch)
+            self._log.warning("superseded", by=str(by), why=reason, known_epoch=known_epoch)
 
     def members_changed(self, change: MemberChange, leaving: Collection[Address] = ()) -> None:
         """The view has changed: links with who has left end, topics of who has come are asked for.

@@ -21,7 +21,7 @@ def run(arguments: list[str]) -> int:
     actor_id = parsed.actor_id or parsed.role.replace("_", "-")
     epoch = parsed.epoch
     if epoch is None:
-        epoch = directory.epochs().get(actor_id, 0) + 1
+        epoch = directory.last_epoch(actor_id) + 1
         directory.issue(actor_id, epoch)
     config = _read_config(parsed.config)
     return run_role(

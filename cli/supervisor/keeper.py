@@ -18,7 +18,7 @@ from cli.protocol import ActorList, ActorStatus
 from cli.supervisor.actor import NotRecordable, UnknownActor
 from cli.supervisor.children import Children, spawn_process
 from cli.supervisor.exits import Exits
-from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord
+from cli.supervisor.mesh_directory import MAX_EPOCH, Manifest, MeshDirectory, ProcessRecord
 from cli.supervisor.processes import Process
 from cli.supervisor.record import ZYGOTE, SupervisionRecord
 from cli.supervisor.role import RoleRun
@@ -113,8 +113,9 @@ class ProcessKeeper:
             kill_after_s=supervision.kill_after_s,
             drain_timeout_s=supervision.drain_timeout_s,
         )
+        epochs = {launch.actor_id: directory.last_epoch(launch.actor_id) for launch in topology.actors}
         actors = [Supervised(a.actor_id, a.drain_tier, a.start_timeout_s, a.kind) for a in topology.actors]
-        self.core = Supervisor(actors, policy, directory.epochs())
+        self.core = Supervisor(actors, policy, epochs)
         # Every actor ends with this process, so ending it for one event would take the whole mesh down. What a lost
         # event leaves wrong is the state of one actor, and that one's next heartbeat, exit or deadline sets it right.
         self._driver = CoreDriver[Event, Command](record, "supervision", self._handle, self._perform, ends_owner=False)
@@ -305,7 +306,8 @@ class ProcessKeeper:
         fatal = status in FATAL_EXITS
         if fatal and not self.core.was_ready:
             self._failure_code = ExitCode(status)
-        self._feed(Exited(*address, reason, fatal, end.cause, end.foreign))
+        known_epoch = error.known_epoch if error is not None and error.known_epoch < MAX_EPOCH else 0
+        self._feed(Exited(*address, reason, fatal, end.cause, end.foreign, known_epoch))
 
     def _status(self, watch: Watch) -> ActorStatus:
         actor_id = watch.spec.actor_id

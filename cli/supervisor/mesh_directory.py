@@ -3,7 +3,7 @@
     <run directory>/
         lock              flock held by the living supervisor, its pid and start time inside
         manifest.json     its pid and endpoint, and every process, segment prefix and log it owns; replaced atomically
-        epochs.json       the last epoch issued to each actor id, over all supervisors
+        epochs.json       the last epoch issued to each actor id, over all supervisors; lost with a container's files
         configs/          one JSON file per actor
         actors.json       the roles of the actors of the last mesh, running or not, by id
         logs/             one file per actor, and one rotated away
@@ -30,7 +30,8 @@ from mesh.address import Address, Endpoint
 from mesh.runtime.run_directory import RunDirectory, replace_file
 
 _FILE_MODE: Final = 0o600
-_MAX_EPOCH: Final = 1 << 48
+MAX_EPOCH: Final = 1 << 44
+"""As many bits as the name of a pool's making has room for; the clock's milliseconds, which some take, need 41."""
 _NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 """What decoding raises: bytes that are no UTF-8 raise a ValueError."""
 _MAX_MANIFEST_BYTES: Final = 1 << 24
@@ -87,10 +88,14 @@ class _Pools(msgspec.Struct, frozen=True):
 
 
 class StartError(msgspec.Struct, frozen=True):
-    """Why an actor could not start, as it leaves it in errors/."""
+    """Why an actor could not start, as it leaves it in errors/.
+
+    `known_epoch`: of the later incarnation that the mesh knows, where it was refused for that; else 0.
+    """
 
     code: str
     message: str
+    known_epoch: int = 0
 
 
 class MeshDirectory:
@@ -210,17 +215,23 @@ class MeshDirectory:
         self._manifest.unlink(missing_ok=True)
 
     def epochs(self) -> dict[str, int]:
-        """The last epoch issued to each actor id. A damaged file counts as lost, see `issue`."""
+        """The last epoch issued to each actor id, as recorded; none where the file is lost or damaged."""
         try:
             epochs = msgspec.json.decode(self._epochs.read_bytes(), type=dict[str, int])
-            if all(0 <= epoch < _MAX_EPOCH for epoch in epochs.values()):
+            if all(0 <= epoch < MAX_EPOCH for epoch in epochs.values()):
                 return epochs
-        except FileNotFoundError:
-            return {}
         except (OSError, *_NOT_JSON):
             pass
-        # Above whatever was issued before: an epoch a second is more than any budget allows.
-        return dict.fromkeys(self._known_actors(), int(time.time()))
+        return {}
+
+    def last_epoch(self, actor_id: str) -> int:
+        """What the next epoch of an actor has to be above: the last one issued, or the clock's Unix seconds.
+
+        With the clock in them epochs grow also where the file is gone, as with a container that is made anew. Where
+        the clock is behind too the registry's refusal names the epoch that it knows, see `mesh/supervision/core.py`.
+        """
+        # An epoch a second is more than restarts take: 10 a minute, but for those that somebody kills by hand.
+        return max(self.epochs().get(actor_id, 0), int(time.time()))
 
     def issue(self, actor_id: str, epoch: int) -> bool:
         """Record that an epoch is used, before it is; False if there was no room but that of the last record.
@@ -280,9 +291,6 @@ class MeshDirectory:
 
     def _subdirectories(self) -> list[Path]:
         return [self.path / "configs", self.path / "errors"]
-
-    def _known_actors(self) -> list[str]:
-        return ["supervisor", *sorted(path.stem for path in (self.path / "configs").glob("*.json"))]
 
     def already_running(self) -> AlreadyRunning:
         """The error of whoever wants to be this mesh's supervisor, and is not the first."""

@@ -81,7 +81,7 @@ class _MeshProcess:
     async def run(self) -> ExitCode:
         loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[tuple[ExitCode, str]] = loop.create_future()
-        address = Address(SUPERVISOR, self._directory.epochs().get(SUPERVISOR, 0) + 1)
+        address = Address(SUPERVISOR, self._directory.last_epoch(SUPERVISOR) + 1)
         with self._directory.written():
             self._directory.issue(*address)
         children = Children(loop)

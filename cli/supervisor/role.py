@@ -1,5 +1,6 @@
 """Runs one actor in this process: what `meshctl run ROLE` and every forked actor end up in."""
 
+import contextlib
 import os
 import sys
 from typing import Any, Final
@@ -17,20 +18,23 @@ from kvstore.pool.device import CPU
 from kvstore.pool.page_pool import ShmHost
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.errors import BadSetting, BindError
+from mesh.errors import BadSetting, BindError, Superseded
 from mesh.run import run_actor
 from mesh.runtime.run_directory import RunDirectory
 from nodes import roles
 from nodes.model_spec import ModelError
 from nodes.worker.errors import DeviceMemoryShort, GroupNotFormed, WorkerError
 
-_Failure = ModelError | BadSetting | BindError | PoolDenied | PoolExhaustedMemory | DeviceError | WorkerError
+_Failure = (
+    ModelError | BadSetting | Superseded | BindError | PoolDenied | PoolExhaustedMemory | DeviceError | WorkerError
+)
 StartFailure = CliError | _Failure | TransferError
 """What an actor's start may end with that a person has to know of."""
 _FAILURES: Final = (
     ModelError,
     BadSetting,
     BindError,
+    Superseded,
     PoolDenied,
     PoolExhaustedMemory,
     DeviceError,
@@ -78,17 +82,22 @@ def run_role(run: RoleRun) -> int:
             drain_timeout_s=run.drain_timeout_s,
         )
     except CliError as error:
-        return _failed(directory, address, error, f"{error.what}: {error.why}; {error.do}")
+        return _failed(directory, address, error, StartError(error.code, f"{error.what}: {error.why}; {error.do}"))
     except _FAILURES as error:
         code = exit_code_of(error)
+        known_epoch = error.known_epoch if isinstance(error, Superseded) else 0
+        if run.supervisor_fd == NO_FD and known_epoch:
+            # Nobody reads errors/ for whom nobody supervises; the next `meshctl run` looks here.
+            with contextlib.suppress(OSError):
+                directory.issue(run.actor_id, known_epoch)
         told = CliError(f"the {run.role} {address} cannot start", why=error.message, do=_REMEDIES[code])
         told.exit_code = code
-        return _failed(directory, address, told, str(error), error.code)
+        return _failed(directory, address, told, StartError(error.code, str(error), known_epoch))
 
 
-def _failed(directory: MeshDirectory, address: Address, told: CliError, reason: str, code: str = "") -> ExitCode:
+def _failed(directory: MeshDirectory, address: Address, told: CliError, error: StartError) -> ExitCode:
     """Leave the reason to the supervisor, and words to whoever reads stderr."""
-    directory.write_error(address, StartError(code or told.code, reason))
+    directory.write_error(address, error)
     sys.stderr.write(f"{told}\n")
     return told.exit_code
 
@@ -104,8 +113,8 @@ def exit_code_of(error: StartFailure) -> ExitCode:
             return ExitCode.CANNOT_BIND
         case PoolExhaustedMemory() | DeviceMemoryShort():
             return ExitCode.NO_MEMORY
-        case GroupNotFormed():
-            # Another rank was not there in time; the next one may be.
+        case GroupNotFormed() | Superseded():
+            # Another rank was not there in time, or the epoch was too low: the next one may be right.
             return ExitCode.FAILED
         case BadSetting() | PoolDenied() | DeviceUnavailable() | WorkerError() | TransferError():
             return ExitCode.BAD_CONFIG

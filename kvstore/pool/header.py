@@ -24,7 +24,7 @@ MAGIC: Final = b"KVMESHPL"
 ALIGNMENT: Final = 4096
 HEADER_BYTES: Final = 4096
 
-_EPOCH_BITS: Final = 32
+_EPOCH_BITS: Final = 44
 
 _PREFIX: Final = struct.Struct("<8sIII")
 

@@ -273,7 +273,7 @@ class Asking:
             raise FrameRefused("bad_body", "the body of an error is expected")
         asked = self._pending.answered(header.correlation_id, peer.address)
         if asked is not None:
-            asked.failed(RemoteError(body.code, body.message, body.retryable, body.param))
+            asked.failed(RemoteError(body.code, body.message, body.retryable, body.param, body.known_epoch))
         else:
             self._links.metrics.count("mesh_errors_told_total", code=body.code)
 

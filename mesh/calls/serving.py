@@ -93,10 +93,12 @@ class Call:
         elif self._serving.settle(self):
             self._serving.answer(self, _REPLY, message, buffers)
 
-    def fail(self, code: str, message: str, *, retryable: bool = False, param: str | None = None) -> None:
+    def fail(
+        self, code: str, message: str, *, retryable: bool = False, param: str | None = None, known_epoch: int = 0
+    ) -> None:
         """Answer with an error, which the asker sees as `RemoteError`."""
         if self._serving.settle(self):
-            body = ErrorBody(code=code, message=message, retryable=retryable, param=param)
+            body = ErrorBody(code=code, message=message, retryable=retryable, param=param, known_epoch=known_epoch)
             self._serving.answer(self, Verb.ERROR, body)
 
     async def item(self, message: AnyMessage, buffers: Sequence[Buffer] = ()) -> None:

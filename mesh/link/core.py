@@ -199,7 +199,9 @@ class LinkCore:
         if header is not None and is_answered(
             header, refusal.code, is_linked=connection is not None, is_member=is_member
         ):
-            body = SYSTEM_CODEC.encode(ErrorBody(code=refusal.code, message=refusal.message))
+            body = SYSTEM_CODEC.encode(
+                ErrorBody(code=refusal.code, message=refusal.message, known_epoch=refusal.known_epoch)
+            )
             if connection is not None:
                 self._say(connection, channel, Verb.ERROR, body, (), answer_to(header), header.trace)
             else:
@@ -283,7 +285,7 @@ class LinkCore:
         located = self._locate(address.actor_id) if peer is None else None
         newest = peer.address.epoch if peer is not None else located[0].epoch if located is not None else 0
         if newest > address.epoch:
-            raise FrameRefused(SUPERSEDED, f"{address} says hello, epoch {newest} is known")
+            raise FrameRefused(SUPERSEDED, f"{address} says hello, epoch {newest} is known", known_epoch=newest)
         if address.actor_id in ("", self._actor_id):
             raise FrameRefused("wrong_epoch", f"{address} says hello to {self._address}")
         connections = peer.connections if peer is not None else []
@@ -321,7 +323,7 @@ class LinkCore:
             body = SYSTEM_CODEC.decode(parts[1])
             error = body if isinstance(body, ErrorBody) else ErrorBody(code="refused", message="")
             if error.code == SUPERSEDED:
-                self.outputs.append(Superseded(connection.link.peer, error.message))
+                self.outputs.append(Superseded(connection.link.peer, error.message, error.known_epoch))
             self._fail(connection, f"the peer refuses the link ({error.code}: {error.message})")
             return None
         if sequence <= last or number < remote:

@@ -35,8 +35,8 @@ class Owner(Directory, Protocol):
         """An incarnation is gone or cut off; its links are forgotten already."""
         ...
 
-    def superseded(self, by: Address, reason: str) -> None:
-        """A peer knows a later incarnation of this actor."""
+    def superseded(self, by: Address, reason: str, known_epoch: int) -> None:
+        """A peer knows a later incarnation of this actor, `known_epoch`."""
         ...
 
 

@@ -44,6 +44,7 @@ class Superseded(NamedTuple):
 
     by: Address
     reason: str
+    known_epoch: int
 
 
 class Refused(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Final
 
 from mesh.address import Address
 from mesh.calls.asking import Asking
-from mesh.errors import STALE_EPOCH, CallError
+from mesh.errors import STALE_EPOCH, CallError, RemoteError
 from mesh.membership.view import Bootstrap, Member, MemberChange, Membership
 from mesh.options import SystemOptions
 from mesh.runtime.task_supervisor import TaskSupervisor
@@ -31,7 +31,7 @@ class Registration:
         options: pauses and timeouts, and the supervisor.
         describe: what to join as.
         changed: told of each change of the view that is not empty, and who of those that left did so in good order.
-        superseded: told of the registry that knows a later incarnation of this actor, and why.
+        superseded: told of the registry that knows a later incarnation of this actor, why, and its epoch.
         tasks: keeps the task that joins.
     """
 
@@ -42,7 +42,7 @@ class Registration:
         options: SystemOptions,
         describe: Callable[[], Member],
         changed: Callable[[MemberChange, Collection[Address]], None],
-        superseded: Callable[[Address, str], None],
+        superseded: Callable[[Address, str, int], None],
         tasks: TaskSupervisor,
     ) -> None:
         self.view = Membership()
@@ -158,8 +158,8 @@ class Registration:
         try:
             answer = await self._asking.ask(address.actor_id, join, timeout_s=self._options.join_timeout_s)
         except CallError as error:
-            if error.code == STALE_EPOCH:
-                self._superseded(address, error.message)
+            if isinstance(error, RemoteError) and error.code == STALE_EPOCH:
+                self._superseded(address, error.message, error.known_epoch)
             return False
         finally:
             self._joining, early, self._early = None, self._early, []

@@ -80,6 +80,8 @@ class Watch:
     restarts: Restarts
     state: str = WAITING
     epoch: int = 0
+    # A later one than its own that the mesh knew, as its last incarnation was told.
+    known_epoch: int = 0
     deadline: float | None = None
     last_beat: float = 0.0
     born_at: float = 0.0
@@ -103,7 +105,7 @@ class Watch:
 
 
 class Supervisor:
-    """Keeps a set of actors alive. `epochs` are the last ones issued, as persisted; times are one monotonic clock's."""
+    """Keeps a set of actors alive. What it issues is above `epochs`, by actor id; times are one monotonic clock's."""
 
     def __init__(self, actors: Iterable[Supervised], policy: Policy, epochs: Mapping[str, int]) -> None:
         self.policy = policy
@@ -179,6 +181,7 @@ class Supervisor:
             case Exited():
                 # An actor that we killed died of what we killed it for.
                 ours = watch.state == DYING
+                watch.known_epoch = event.known_epoch
                 cause = watch.killed_for if ours else event.cause
                 self._commands.append(Died(event.actor_id, event.epoch, event.reason, cause))
                 reason = watch.reason if ours else event.reason
@@ -187,7 +190,9 @@ class Supervisor:
                 assert_never(event)
 
     def _spawn(self, watch: Watch) -> None:
-        watch.epoch += 1
+        # Above what this supervisor has issued, and above what the mesh refused the last one for: one step is enough
+        # where counting on from a lost file, or from a clock a day behind, would take 86,400 refused starts.
+        watch.epoch = max(watch.epoch, watch.known_epoch) + 1
         watch.num_starts += 1
         watch.progress = ""
         watch.ready_since = None

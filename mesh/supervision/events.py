@@ -94,7 +94,7 @@ class Exited:
     """The process was reaped. `fatal`: it says that starting it again as it is cannot help.
 
     `cause` is its end in a word that is one of few, for counters. `foreign`: it was killed, not for want of memory;
-    believed where this supervisor has not killed it.
+    believed where this supervisor has not killed it. `known_epoch`: a later one of it that the mesh knows, or 0.
     """
 
     actor_id: str
@@ -103,6 +103,7 @@ class Exited:
     fatal: bool = False
     cause: str = ""
     foreign: bool = False
+    known_epoch: int = 0
 
 
 @dataclass(frozen=True)

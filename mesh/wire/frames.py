@@ -52,12 +52,17 @@ class Renew(Message, frozen=True):
 
 
 class ErrorBody(Message, frozen=True):
-    """Why an ask or a stream failed, or why a frame was refused."""
+    """Why an ask or a stream failed, or why a frame was refused.
+
+    `known_epoch`: with `superseded` and `stale_epoch`, the later epoch of the sender that is known here; the next
+    incarnation has to be above it. 0 with all others.
+    """
 
     code: str
     message: str
     retryable: bool = False
     param: str | None = None
+    known_epoch: int = 0
 
 
 class Credit(Message, frozen=True):

@@ -104,7 +104,7 @@ class RegistryActor(Actor):
         try:
             outcome = self.core.join(request, self.ctx.now())
         except Stale as error:
-            call.fail(STALE_EPOCH, str(error))
+            call.fail(STALE_EPOCH, str(error), known_epoch=error.known_epoch)
             return
         self._tell_all(outcome.change, but=call.sender if outcome.joined.members is not None else None)
         call.reply(outcome.joined)

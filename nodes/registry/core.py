@@ -6,6 +6,9 @@ has a number, one more than the last, so that members can tell whether they have
 A registry that has just started knows nobody, while everybody goes on working. For one lease time it believes what
 members bring along of their views when they join again (`hearsay`): who is named there gets a lease as if it had
 joined, and loses it unless it comes itself. So a restart of the registry looks to nobody as if the others had left.
+
+Epochs of who has left are remembered: a host that comes back without its files and with its clock behind would bring an
+epoch that is lower, or the same, and whoever knew the one before (a worker its scheduler) would refuse it for good.
 """
 
 from collections.abc import Iterable
@@ -16,10 +19,15 @@ from mesh.membership.view import Member
 from mesh.wire.frames import Departed, Join, Joined, MembersChanged
 
 FOREVER = float("inf")
+_MAX_DEPARTED = 4096
 
 
 class Stale(Exception):
-    """A join of an incarnation that a newer one has replaced."""
+    """A join of an incarnation that a newer one, of `known_epoch`, has replaced."""
+
+    def __init__(self, address: Address, known_epoch: int) -> None:
+        super().__init__(f"{address} was replaced by epoch {known_epoch}")
+        self.known_epoch = known_epoch
 
 
 class JoinOutcome(NamedTuple):
@@ -40,6 +48,7 @@ class RegistryCore:
         self._members: dict[str, Member] = {}
         self._expiry: dict[str, float] = {}
         self._heard: set[str] = set()
+        self._departed: dict[str, int] = {}
 
     def members(self) -> list[Member]:
         """Everybody, sorted by actor id."""
@@ -63,8 +72,9 @@ class RegistryCore:
         """Open or update a membership; raises `Stale` for an incarnation that a newer one has replaced."""
         member = request.member
         known = self._members.get(member.actor_id)
-        if known is not None and known.epoch > member.epoch:
-            raise Stale(f"{member.address} was replaced by epoch {known.epoch}")
+        # Not at the same one: who only lost its lease, as a stopped process does, comes again as it was.
+        if (newest := self._newest(member.actor_id)) > member.epoch:
+            raise Stale(member.address, newest)
         was_current = (request.known_epoch, request.known_version) == (self.epoch, self.version)
         upserted = self._believe(request.hearsay, now)
         left: list[Departed] = []
@@ -73,6 +83,7 @@ class RegistryCore:
         if known != member:
             upserted = [other for other in upserted if other.actor_id != member.actor_id] + [member]
         self._members[member.actor_id] = member
+        self._departed.pop(member.actor_id, None)
         self._heard.discard(member.actor_id)
         self._expiry[member.actor_id] = now + self.lease_s
         change = self._change(upserted, left) if upserted or left else None
@@ -112,13 +123,20 @@ class RegistryCore:
         believed: list[Member] = []
         if now < self._hearsay_until:
             for member in hearsay:
-                known = self._members.get(member.actor_id)
-                if known is None or known.epoch < member.epoch:
+                is_member = member.actor_id in self._members
+                # Of two that say it of the same incarnation the first is enough; who has left may have come again.
+                if self._newest(member.actor_id) < member.epoch + (not is_member):
+                    self._departed.pop(member.actor_id, None)
                     self._members[member.actor_id] = member
                     self._expiry[member.actor_id] = now + self.lease_s
                     self._heard.add(member.actor_id)
                     believed.append(member)
         return believed
+
+    def _newest(self, actor_id: str) -> int:
+        """The latest epoch of an actor that has been a member, 0 if none is known."""
+        member = self._members.get(actor_id)
+        return member.epoch if member is not None else self._departed.get(actor_id, 0)
 
     def _end(self, actor_ids: list[str], reason: str) -> MembersChanged:
         left: list[Departed] = []
@@ -127,6 +145,10 @@ class RegistryCore:
             del self._expiry[actor_id]
             self._heard.discard(actor_id)
             left.append(Departed(actor_id=actor_id, epoch=member.epoch, reason=reason))
+            self._departed[actor_id] = member.epoch
+            if len(self._departed) > _MAX_DEPARTED:
+                # Clients with an id of their own each come and go by the thousand; a mesh's actors are hundreds.
+                del self._departed[next(iter(self._departed))]
         return self._change([], left)
 
     def _change(self, upserted: list[Member], left: list[Departed]) -> MembersChanged:

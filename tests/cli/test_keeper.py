@@ -17,10 +17,16 @@ from cli.protocol import RestartActors, Restarting
 from cli.supervisor import mesh_directory
 from cli.supervisor.actor import NotRecordable, SupervisorActor
 from cli.supervisor.keeper import Listeners, ProcessKeeper
-from cli.supervisor.mesh_directory import MeshDirectory
+from cli.supervisor.mesh_directory import MeshDirectory, StartError
 from mesh.address import Address
 from mesh.membership.view import DRAINING, READY
 from mesh.supervision.events import Beat, Begin, Spawned
+
+
+@pytest.fixture(autouse=True)
+def _at_the_beginning_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs begin at 1."""
+    monkeypatch.setattr(mesh_directory.time, "time", lambda: 0.0)
 
 
 async def keeper_of(directory: MeshDirectory) -> ProcessKeeper:
@@ -118,6 +124,30 @@ def test_a_core_that_fails_costs_one_event_and_not_the_mesh(tmp_path: Path, monk
         keeper._processes["gateway-0"] = process
         keeper.stop("SIGTERM", force=True)
         keeper._children.signal.assert_called_once_with(process.pid, signal.SIGKILL)
+        keeper.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("known", "next_epoch"), [(1_700_000_000, 1_700_000_001), (1 << 60, 2)])
+def test_who_was_refused_for_its_epoch_comes_again_above_the_one_that_is_known(
+    known: int, next_epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that no file could hold is somebody's nonsense, and not taken over."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    directory = MeshDirectory("m")
+    directory.create()
+
+    async def run() -> None:
+        keeper = await keeper_of(directory)
+        forked = keeper._zygote = Mock()
+        keeper._launches["gateway-0"] = msgspec.structs.replace(keeper._launches["gateway-0"], start="fork")
+        directory.write_error(Address("gateway-0", 1), StartError("superseded", "replaced", known))
+        keeper._exited(Address("gateway-0", 1), 1)
+        while not forked.fork.called:
+            await asyncio.sleep(0.01)
+        assert forked.fork.call_args.args[0].epoch == next_epoch
+        assert directory.epochs() == {"gateway-0": next_epoch}
         keeper.close()
 
     asyncio.run(run())

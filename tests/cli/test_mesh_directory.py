@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from cli.errors import AlreadyRunning, CliError
+from cli.supervisor import mesh_directory
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord, StartError, segment_prefix
 from cli.supervisor.processes import open_process, start_time, wait_dead
 from cli.supervisor.sweep import kill_all, sweep
@@ -75,12 +76,17 @@ def test_epochs_are_kept_and_never_go_back(directory):
 @pytest.mark.parametrize(
     "content", [b"{", b"", b'{"\xff": 1}', b'{"worker-0": -1}', b'{"worker-0": 99999999999999999999}', b"[" * 100_000]
 )
-def test_damaged_epochs_are_replaced_by_later_ones(directory, content):
-    directory.write_config("worker-0", {})
-    directory.issue("worker-0", 12)
+def test_epochs_grow_over_lost_files_and_over_clocks_that_go_back(directory, content, monkeypatch):
+    now = 1_700_000_000.9
+    monkeypatch.setattr(mesh_directory.time, "time", lambda: now)
+    assert directory.last_epoch("worker-0") == 1_700_000_000, "never issued"
+    directory.issue("worker-0", 1_700_000_012)
+    assert directory.last_epoch("worker-0") == 1_700_000_012, "restarts were faster than the clock"
+    now -= 86_400
+    assert directory.last_epoch("worker-0") == 1_700_000_012, "the file is right where the clock is not"
+    now += 2 * 86_400
     (directory.path / "epochs.json").write_bytes(content)
-    assert directory.epochs()["worker-0"] > 1_000_000
-    assert directory.epochs()["supervisor"] > 1_000_000
+    assert directory.last_epoch("worker-0") == 1_700_086_400, "the clock is where the file is gone"
 
 
 def test_manifest_comes_back_and_damage_is_none(directory):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 import urllib.error
@@ -48,6 +49,22 @@ def test_every_actor_is_restarted_after_kill_and_hang(host):
     mesh.terminate()
     assert mesh.wait(30) == 0
     host.assert_nothing_left()
+
+
+def test_who_is_refused_for_its_epoch_comes_again_above_the_one_that_is_known(host):
+    """As a container does that lost its files while its clock is behind: somebody has been there with a later epoch."""
+    host.up(*ECHO, "--mixed", "1")
+    before = host.ps()["detokenizer-0"]
+    config = host.run_directory / "configs" / "detokenizer-0.json"
+    later = before["epoch"] + 86_400
+    command = ["run", "detokenizer", "--actor-id", "detokenizer-0", "--epoch", str(later), "--config", str(config)]
+    with subprocess.Popen(host.command(*command), env=host.environment, stderr=subprocess.PIPE) as foreign:
+        after = replaced(host, "detokenizer-0", {"epoch": later})
+        assert after["epoch"] == later + 1, "in one step"
+        _, errors = foreign.communicate(timeout=30)
+        assert foreign.returncode == 1
+        assert f"epoch {later + 1}" in errors.decode(), "the hello or the join is refused"
+    assert host.say("in the end") == "in the end"
 
 
 def test_a_pool_that_was_lost_is_made_again_and_mapped_again(host):

@@ -36,7 +36,7 @@ SAYS = {
     "memory": '"group": "prefill-0"',
     "release": "prefill-0  released",
     "resume": "prefill-0  held",
-    "restart": "epoch 2",
+    "restart": "epoch 1",
     "drain": "drained",
     "down": "stopped in",
 }

@@ -119,7 +119,7 @@ class Node:
                     assert peer not in [lost for lost, _ in self.lost]
                     assert self.core.peers.get(peer.address.actor_id) is not peer
                     self.lost.append((peer, reason))
-                case Superseded(by, _):
+                case Superseded(by, _, _):
                     self.superseded.append(by)
                 case Refused(_, refusal):
                     self.refused.append(refusal.code)

@@ -335,9 +335,9 @@ def test_a_new_epoch_ends_the_old_and_is_not_followed_by_it(on_rig):
         rig.hello()
         # It is told on both channels, so that it may end.
         assert rig.refused("superseded") == 2
-        assert [(link, header.sequence, body.code) for link, _, header, body in rig.wire.sent] == [
-            (FROM_PEER, 0, "superseded"),
-            (FROM_PEER, 0, "superseded"),
+        assert [(link, header.sequence, body.code, body.known_epoch) for link, _, header, body in rig.wire.sent] == [
+            (FROM_PEER, 0, "superseded", 3),
+            (FROM_PEER, 0, "superseded", 3),
         ]
         assert rig.actor.told == []
         assert rig.system.links.get("peer").address.epoch == 3

@@ -53,8 +53,8 @@ class Audience:
     def members_changed(self, change, leaving=()):
         self.changes.append([m.actor_id for m in change.joined])
 
-    def superseded(self, by, reason):
-        self.ends.append((by, reason))
+    def superseded(self, by, reason, known_epoch):
+        self.ends.append((by, reason, known_epoch))
 
 
 def run(answers, after=lambda registration: None):
@@ -109,9 +109,9 @@ def test_a_snapshot_older_than_the_view_does_not_take_it_back():
 
 
 def test_a_join_that_comes_too_late_ends_the_actor():
-    late = RemoteError("stale_epoch", "epoch 7 of me is known")
+    late = RemoteError("stale_epoch", "epoch 7 of me is known", known_epoch=7)
     _, _, audience = run([(late, []), (joined(3, "me"), [])])
-    assert audience.ends == [(REGISTRY, "epoch 7 of me is known")]
+    assert audience.ends == [(REGISTRY, "epoch 7 of me is known", 7)]
 
 
 def test_a_stranger_is_still_refused():

@@ -108,7 +108,7 @@ def test_an_old_incarnation_cannot_join():
         core._members["a"] = type(a.describe())(**{**fields(a.describe()), "epoch": 4})
         with pytest.raises(RemoteError) as caught:
             await a.actor.ctx.ask("registry", Join(member=a.describe()), timeout_s=5)
-        assert caught.value.code == "stale_epoch"
+        assert (caught.value.code, caught.value.known_epoch) == ("stale_epoch", 4)
         for system in (a, mesh.registry):
             await system.stop()
 

@@ -76,6 +76,22 @@ def test_a_new_incarnation_replaces_and_an_old_one_is_stale():
     assert core.leave(Address("a", 1), "late") is None
 
 
+def test_epochs_of_who_has_left_do_not_come_again():
+    """Its host has lost its files, and its clock is behind."""
+    core = RegistryCore(1, LEASE, 0.0)
+    join(core, member("a", epoch=1_700_000_000))
+    assert core.expire(LEASE) is not None
+    with pytest.raises(Stale) as caught:
+        join(core, member("a", epoch=1_699_913_600), LEASE)
+    assert caught.value.known_epoch == 1_700_000_000
+    join(core, member("a", epoch=1_700_000_000), LEASE)
+    assert core.knows(Address("a", 1_700_000_000)), "it was only silent for long"
+    for number in range(5000):
+        join(core, member(f"client-{number}"), LEASE)
+    core.expire(3 * LEASE)
+    assert len(core._departed) == 4096
+
+
 def test_a_restarted_registry_believes_what_members_bring_along_for_one_lease():
     core = RegistryCore(2, LEASE, 100.0)
     outcome = join(core, member("a"), 101.0, hearsay=[member("a"), member("b", 4), member("c")])
@@ -129,6 +145,7 @@ class Leases(RuleBasedStateMachine):
         self.view.reset(1, self.core.version, [])
         self.now = 0.0
         self.leases = {}
+        self.last = {}
 
     def told(self, change):
         if change is not None:
@@ -138,7 +155,7 @@ class Leases(RuleBasedStateMachine):
     @rule(actor_id=IDS, epoch=st.integers(1, 4), state=st.sampled_from([READY, DRAINING]), fresh=st.booleans(),
           hearsay=st.lists(st.builds(member, IDS, st.integers(1, 4)), max_size=2))  # fmt: skip
     def join(self, actor_id, epoch, state, fresh, hearsay):
-        if actor_id in self.leases and self.leases[actor_id][0] > epoch:
+        if self.last.get(actor_id, 0) > epoch:
             with pytest.raises(Stale):
                 join(self.core, member(actor_id, epoch, state), self.now)
             return
@@ -148,9 +165,13 @@ class Leases(RuleBasedStateMachine):
         self.told(outcome.change)
         if self.now < LEASE:
             for m in hearsay:
-                if m.actor_id not in self.leases or self.leases[m.actor_id][0] < m.epoch:
+                if (m.actor_id not in self.leases or self.leases[m.actor_id][0] < m.epoch) and (
+                    self.last.get(m.actor_id, 0) <= m.epoch
+                ):
                     self.leases[m.actor_id] = (m.epoch, self.now + LEASE)
+                    self.last[m.actor_id] = m.epoch
         self.leases[actor_id] = (epoch, self.now + LEASE)
+        self.last[actor_id] = epoch
         assert (outcome.joined.members is None) == (view is not None)
 
     @rule(actor_id=IDS, epoch=st.integers(1, 4))
