@@ -314,6 +314,7 @@ class MeshDirectory:
 
     @staticmethod
     def _require_own(path: Path) -> None:
+        # `lstat`: a link to a directory of this user's is still somebody else's to change.
         status = path.lstat()
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise CliError(
@@ -325,9 +326,11 @@ class MeshDirectory:
     @staticmethod
     def _read_own(path: Path) -> bytes:
         """The content of a plain file of this user's. Raises OSError for any other."""
+        # Checked on the descriptor, not on the path, which may be another file a moment later.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
                 raise PermissionError(f"it is {stat.filemode(status.st_mode)} of user {status.st_uid}")
+            # Bounded: a file of any size under this name must not take the command's memory.
             return file.read(_MAX_MANIFEST_BYTES)

@@ -45,6 +45,7 @@ def run_mesh(make_topology: Callable[[], Topology], directory: MeshDirectory, pr
     """
     with directory.locked():
         directory.sign_lock()
+        # Before the topology: what a dead mesh still holds (memory, ports) would be counted as taken.
         for left in sweep(directory):
             progress.note(f"swept what an earlier supervisor left: {left}")
         try:
@@ -85,6 +86,8 @@ class _MeshProcess:
         with self._directory.written():
             self._directory.issue(*address)
         children = Children(loop)
+        # Actors have the reading end and read its end when this process is gone, however it ended: no word has to be
+        # sent.
         reader, writer = os.pipe()
         try:
             roles = {launch.actor_id: launch.role for launch in self._topology.actors}
@@ -109,6 +112,7 @@ class _MeshProcess:
                 rotating.cancel()
                 keeper.close()
                 await system.stop()
+                # After the system: renderers and forks of a zygote that died have no other parent by now.
                 await children.end_unwatched(_ORPHAN_GRACE_S)
         finally:
             os.close(writer)
@@ -168,6 +172,7 @@ class _MeshProcess:
                 )
                 return
             await asyncio.sleep(_PROBE_INTERVAL_S)
+        # It may have been told to stop while the gateway was asked; `ready` would be the last word of a mesh that ends.
         if self._keeper.core.stopping:
             return
         self._was_ready = True
@@ -198,6 +203,7 @@ class _MeshProcess:
 
 async def _answers_ready(host: str, port: int) -> bool:
     """One HTTP request to the gateway's readiness route."""
+    # Addresses to listen at; nothing can be reached at them.
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:
         async with asyncio.timeout(1.0):

@@ -95,10 +95,12 @@ class ZygoteClient:
 
     def start(self) -> None:
         """Start it if it does not run, so that it is warm when needed. What waits fails if that cannot be done."""
+        # While the last one's nameless forks are being ended nothing is started: they could not be told from new ones.
         if self._serving is not None or self._ending is not None:
             return
         here, there = _channel()
         with there:
+            # `there` is closed here at once: only with one end left on each side is the end of the other one seen.
             arguments = ["-m", "cli.supervisor.zygote", str(_CHANNEL_FD), *self._modules]
             fds = {SUPERVISOR_FD: self._supervisor_fd, _CHANNEL_FD: there.fileno()}
             try:
@@ -115,6 +117,7 @@ class ZygoteClient:
         self._numbers += 1
         request = ForkRequest(number=self._numbers, run=run, log=str(log))
         self._waiting[request.number] = (request, on_forked, on_failed)
+        # Not cancelled when it is answered: by then its number is not waited for, and the call does nothing.
         self._loop.call_later(self._timeout_s, self._overdue, request.number)
         self.start()
         if self._serving is not None and self._serving.ready:
@@ -126,6 +129,7 @@ class ZygoteClient:
             if zygote is not None:
                 self._hang_up(zygote)
                 if zygote.process is not None:
+                    # Its end is wanted now, and is to count as nobody's death.
                     self._children.unwatch(zygote.process.pid)
         if self._ending is not None:
             self._ending.cancel()
@@ -138,6 +142,7 @@ class ZygoteClient:
 
     def _send(self, zygote: _Zygote, request: ZygoteRequest, descriptors: tuple[int, ...] = ()) -> None:
         frame = msgspec.msgpack.encode(request)
+        # A SOCK_SEQPACKET frame is cut at the reader's buffer, without an error there.
         if len(frame) > MAX_FRAME_BYTES:
             _, _, on_failed = self._waiting.pop(request.number)
             reason = f"its configuration takes {len(frame)} of {MAX_FRAME_BYTES} bytes"

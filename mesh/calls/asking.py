@@ -189,7 +189,10 @@ class Asking:
         peer = self._links.reach(actor_id)
         message_id = self._links.next_id()
         deadline = self._loop.time() + timeout_s
+        # Before it is sent: on the way through the loop to itself the answer could come before there is anybody to take
+        # it.
         self._pending.open(message_id, peer.address, deadline, asked)
+        # Time that is left, at least a microsecond: 0 means that there is no deadline.
         meta = Meta(message_id, 0, max(1, int(timeout_s * 1e6)), flags, credit)
         if not self._links.send(peer, channel, verb, body, buffers, meta):
             self._pending.settle(message_id)
@@ -226,6 +229,7 @@ class Asking:
         """A peer is gone: whoever waits for it is answered at once."""
         for asked in self._pending.lose(peer.address):
             lost = PeerLost(f"{peer.address} is lost: {reason}")
+            # Whether it can have heard the call at all: only then may the call be what brought it down.
             lost.was_heard = peer.was_heard
             asked.failed(lost)
 

@@ -106,11 +106,13 @@ class Retrier(Generic[Key, Item]):
             pending = self._pending.get(key)
             if pending is None:
                 continue
+            # Given up now: at the end of the pause it would be too late in any case.
             if now + pending.retry_s >= pending.give_up_at:
                 self.stop(key)
                 late.append(key)
                 continue
             self._waiting.setdefault(pending.peer, {})[key] = None
+            # The first failure's pause counts for all of this peer, so that they are asked again in one message.
             self._deadlines.set_default((self._kind, pending.peer), now + pending.retry_s)
         return late
 

@@ -80,6 +80,7 @@ class CallTable(Generic[Key, Value]):
         while heap and heap[0][0] <= now:
             deadline, _, key = heapq.heappop(heap)
             entry = self._entries.get(key)
+            # The deadline, too: a key that was settled and taken in again has an entry of before in the heap.
             if entry is not None and entry[1] == deadline:
                 del self._entries[key]
                 expired.append((key, entry[0], entry[2]))
@@ -119,6 +120,7 @@ class PendingCalls(CallTable[int, Value]):
     def answered(self, message_id: int, sender: Address) -> Value | None:
         """Take out the call that `sender` answers; None if there is none, or if it was asked of somebody else."""
         entry = self._entries.get(message_id)
+        # Message ids are small numbers, so another peer could guess one, and answer for the one that was asked.
         if entry is None or entry[0] != sender:
             return None
         del self._entries[message_id]
@@ -157,9 +159,11 @@ class Mailbox(CallTable[MailKey, Value]):
         key = (sender, message_id)
         if key in self._entries:
             return Admission.REPEATED
+        # The empty dictionary is looked at first: nearly no call was cancelled before it came.
         if self._cancelled and self._cancelled.pop(key, self) is None:
             return Admission.CANCELLED
         count = self._counts.get(sender, 0)
+        # Half for one sender at the most: a peer that floods must not shut all others out.
         if self.is_full or count >= self.per_sender:
             return Admission.OVERLOADED
         self.add(key, sender, deadline, value)

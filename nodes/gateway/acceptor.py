@@ -74,6 +74,7 @@ class Acceptor:
             await asyncio.wait(self._opening)
 
     def _accept(self) -> None:
+        # Bounded: a flood of connections must not keep the loop from those that are served.
         for _ in range(_MAX_AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
@@ -114,11 +115,14 @@ class Acceptor:
         body = error.body("")
         head = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
         with contextlib.suppress(OSError):
+            # Once, without waiting: a few hundred bytes fit the empty buffer of a new connection, or its client is
+            # gone.
             connection.send(head + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body)
             connection.shutdown(socket.SHUT_WR)
         # A socket that is closed before its request was read resets the connection, and the answer may be lost.
         self._lingering.append(connection)
         self._loop.call_later(LINGER_S, self._let_go, connection)
+        # They have descriptors, too, and there are `RESERVED_FILES` (64) for everything.
         if len(self._lingering) > MAX_LINGERING:
             self._let_go(self._lingering[0])
 
@@ -126,6 +130,7 @@ class Acceptor:
         if connection in self._lingering:
             self._lingering.remove(connection)
             with contextlib.suppress(OSError):
+                # What is unread when a socket is closed makes the kernel send a reset, which may overtake the answer.
                 connection.recv(65536)
             connection.close()
 

@@ -24,6 +24,7 @@ def client_of(host: str) -> str:
         return host
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
+    # A provider gives each customer a /64 or more: counted by address, one client would be as many as it likes.
     return str(ip_network((int(address), 64), strict=False))
 
 
@@ -52,6 +53,7 @@ class BodyBudget:
         most = self.config.max_buffered_bytes
         if self.num_bytes + num_bytes > most:
             return False
+        # Against what is free and not against a fixed share: a client alone may use memory that nobody else wants.
         free = most * 3 // 4 - self._num_large_bytes
         if num_large_bytes and self._large_bytes_of[client] + num_large_bytes > free:
             return False
@@ -89,11 +91,13 @@ class ArrivingBody:
 
     def take(self, num_bytes: int, now: float) -> bool:
         """More of it has come; False if it cannot be held."""
+        # Computed anew from the sum, so that a piece that crosses the bound is split there.
         before = max(0, self._num_bytes - SMALL_BYTES)
         large = max(0, self._num_bytes + num_bytes - SMALL_BYTES) - before
         if not self._budget.take(self._client, num_bytes, large):
             return False
         self._num_bytes += num_bytes
+        # Only a whole portion puts the deadline off: a byte now and then would hold a body's memory for the whole time.
         if self._num_bytes >= self._next:
             self._next = self._num_bytes + self._num_bytes_at_least
             self.deadline = min(self._end, now + self._pause_s)

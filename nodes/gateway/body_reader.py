@@ -48,6 +48,7 @@ class BodyReader:
             fields = _FIELDS.decode(data)
             unknown = _check_fields(fields, self._known)
             return Decoded(self._decoder.decode(data), fields, unknown)
+        # What the decoder does with some thousand brackets; a client's doing, not this server's fault.
         except RecursionError:
             raise BadRequest("The body is nested too deeply.", code="invalid_json") from None
         except msgspec.ValidationError as error:
@@ -74,6 +75,8 @@ def _lone_surrogate(data: bytes, message: str) -> str:
     at = _BYTE.search(message)
     # Without a position the decoder has met the end while it waited for the other half.
     end = min(len(data), int(at[1]) + _ESCAPED_PAIR_BYTES) if at else len(data)
+    # Searched near the position alone: the body may have megabytes, and valid pairs that look like halves are
+    # elsewhere.
     begin = max(0, end - 3 * _ESCAPED_PAIR_BYTES)
     found = _LONE_SURROGATE.search(data[begin:end])
     if found is None:

@@ -37,6 +37,7 @@ class CancelLedger:
         """Have `attempt` and older ones cancelled; nothing happens if that is under way already."""
         key = (scheduler, request_id)
         known = self._pending.get(key)
+        # One for a request: cancelling an attempt cancels those before it.
         if known is None or known.attempt < attempt:
             ref = AttemptRef(request_id, attempt)
             self._pending.add(key, scheduler, ref, retry_s=RETRY_S, give_up_at=now + self._give_up_s)
@@ -46,6 +47,7 @@ class CancelLedger:
         for ref in attempts:
             key = (scheduler, ref.request_id)
             known = self._pending.get(key)
+            # An answer for an older attempt does not end the asking for a newer one.
             if known is not None and known.attempt <= ref.attempt:
                 self._pending.answered(key)
 

@@ -34,11 +34,13 @@ class EventStream:
         start = self._writer.start()
         if start:
             await call.write(start)
+        # Only after the start is written: until then news would go out ahead of it.
         output.write_through(self._write_now)
         while True:
             await output.wait()
             if output.is_gone:
                 raise ClientLeft
+            # Looked at before news are taken: what comes between the two is taken now, or makes another round.
             finished = output.is_finished
             chunks = self._chunks()
             if output.failure is not None:
@@ -46,6 +48,7 @@ class EventStream:
             elif finished:
                 if self._job.include_usage:
                     chunks.append(self._writer.usage(total_usage(self._generation)))
+                # Not after an error: the answer is not whole then.
                 chunks.append(DONE)
             if chunks:
                 await call.write(b"".join(chunks), more=not finished)

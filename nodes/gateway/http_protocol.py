@@ -105,6 +105,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, then see whether the head has come, and how much there is that brought nothing."""
+        # uvicorn goes on calling while the answers that are owed are written.
         if self._is_deaf:
             return
         self._has_ended = False
@@ -224,6 +225,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 return
             # Its own body is what cannot be read.
             self._tell_answering()
+        # Into the middle of an answer nothing else can be written; it ends where it is.
         if cycle is None or cycle.response_complete or not cycle.response_started:
             # What has come of its head may name it.
             names = names_of(dict(self.headers or ()))
@@ -324,6 +326,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _reader_is_late(self) -> None:
         self._reader_timer = None
+        # Not `close`, which waits for the buffer that this client does not read.
         self.transport.abort()
 
     def _close(self) -> None:

@@ -75,6 +75,8 @@ class CallOutput:
         if not sample.is_accepted:
             sample.is_accepted = True
             self._num_accepted += 1
+            # The status line goes out now: until a scheduler has the request another status might still have to be
+            # told.
             if self.is_started and not self._whole:
                 self._wake()
 
@@ -99,6 +101,7 @@ class CallOutput:
         sample = self.samples[index]
         sample.end = end
         self._num_open -= 1
+        # The first one is the call's: those that follow are mostly its other samples being ended for it.
         if end.failure is not None and self.failure is None:
             self.failure = end.failure
         if not sample.is_news:

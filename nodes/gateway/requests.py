@@ -129,10 +129,12 @@ class RequestLog:
 
     def accept(self, delta: TextDelta, now: float) -> Deliver | Gap:
         """Take what is new of a delta of the present attempt; what it returns may be empty."""
+        # By position, not by what was asked for: a resend and what it was asked for may both come.
         num_known = len(self.output_ids) - delta.position
         if num_known < 0:
             return Gap(len(self.output_ids))
         num_known_chars = self.num_chars - delta.text_offset
+        # From 0: which token the missing characters belong to is known to a detokenizer only.
         if num_known_chars < 0:
             return Gap(0)
         token_ids = delta.token_ids[num_known:] if num_known else delta.token_ids
@@ -144,10 +146,12 @@ class RequestLog:
         self.num_chars += len(text)
         if delta.stages is not None and delta.attempt > self.staged_attempt:
             self._add_stages(delta.attempt, delta.stages)
+        # A later attempt finds what the first one computed, which is no saving that a client should be told of.
         if delta.attempt == 0 and delta.num_cached_tokens > self.num_cached_tokens:
             self.num_cached_tokens = delta.num_cached_tokens
         since_s = now - self.last_at
         first = bool(token_ids) and len(self.output_ids) == len(token_ids)
+        # Deltas of text alone say nothing of the pace: what a detokenizer held back was drawn before.
         if token_ids:
             self.last_at = now
             if first:
@@ -166,6 +170,7 @@ class RequestLog:
 
     def take_numerics(self, numerics: str) -> bool:
         """Output has come that was computed under this fingerprint. True if it is the first under another one."""
+        # Counted once for a request: what matters is that its text is not of one kind of bits throughout.
         if not numerics or numerics == self.numerics or self.has_other_numerics:
             return False
         if not self.numerics:
@@ -179,6 +184,7 @@ class RequestLog:
 
         Nor does another loss of the same incarnation: it survived the first, so only links get lost.
         """
+        # Else a request of thousands of tokens would be given up in a storm in which every attempt brings some of them.
         if len(self.output_ids) > self.num_ids_before:
             self.num_failures = 0
         self.num_ids_before = len(self.output_ids)
@@ -216,6 +222,7 @@ class RequestLog:
         """The question for the next try's route."""
         return ChooseRoute(
             request_id=self.opened.request_id,
+            # With the outputs: the pages of all that was computed so far are what the next scheduler should have.
             token_ids=[*self.opened.prompt_ids, *self.output_ids],
             extra_key=self.opened.extra_key,
             excluded=list(self.excluded),

@@ -20,6 +20,7 @@ class Resends:
 
     def after_gap(self, log: RequestLog, position: int, now: float) -> None:
         """What came does not follow what is here; most often what lies between is on its way."""
+        # Everything that follows a gap shows it again: one request for it is enough until there was time to answer.
         if now >= log.gap_until:
             self.ask_again(log, position, now)
             log.gap_until = now + self._config.gap_pause_s * 2 ** min(log.num_resends, 5)
@@ -27,6 +28,7 @@ class Resends:
     def ask_again(self, log: RequestLog, position: int, now: float) -> None:
         """Output is missing. If asking did not help, or the detokenizer is not there, it goes another way."""
         log.num_resends += 1
+        # Every third: the first two are for frames that were lost, which another detokenizer does not help.
         in_vain = log.num_resends % RESENDS_BEFORE_OTHER_DETOKENIZER == 0
         if in_vain:
             # What is told may go into a link whose other end has let go of it.
@@ -40,6 +42,7 @@ class Resends:
             log.detokenizer = other
             log.switched = True
         changed = log.detokenizer if log.switched else ""
+        # Gathered by way: when a detokenizer dies all its requests ask at once, in one message for each scheduler.
         stream = ResendFrom(log.opened.request_id, log.attempt, position)
         self._streams.setdefault((log.scheduler, changed), []).append(stream)
         log.resend_at = now + min(MAX_RESEND_PAUSE_S, self._config.quiet_s * 2 ** min(log.num_resends, 8))

@@ -17,6 +17,7 @@ class SchedulerView:
         """How schedulers stand now."""
         members = self._ctx.members
         note = numerics_note(members.all())
+        # Every change of the mesh comes through here, and the note would be the same each time.
         if note and not self._has_told:
             do = "see `mesh_numerics_changes_total` for requests that went on under others than they began with"
             self._ctx.log.warning("unequal_numerics", note=note, do=do)

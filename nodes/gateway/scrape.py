@@ -22,7 +22,9 @@ class Scraper:
 
     async def answers(self) -> list[ActorStats]:
         """What members answer, in order of their ids."""
+        # Shared: several scrapers, and the page at `/`, would each ask every actor of the mesh.
         if self._running is None or self._running.done():
             asks = ask_stats(self._ctx, self._ctx.members.all(), self._config.scrape_timeout_s)
             self._running = self._ctx.spawn(asks, name="scrape")
+        # Shielded: one scraper that hangs up must not take the answers from the others.
         return await asyncio.shield(self._running)

@@ -36,6 +36,7 @@ def bind(config: GatewayConfig) -> socket.socket:
         raise BindError(f"{where} is not an address: {error.strerror}. Set another --host.") from error
     listener = socket.socket(family, kind, protocol)
     try:
+        # Else a gateway that follows a dead one waits for the minute in which the old connections linger.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if config.reuse_port:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -100,6 +101,7 @@ class HttpServer:
             log_config=None,
             log_level="error",
             access_log=False,
+            # Else anybody could say whose share of the limits its body counts against.
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -156,6 +158,7 @@ class HttpServer:
         self._server.should_exit = True
         self._server.stopping.set()
         await self._task
+        # Before `shutdown`, which empties the set.
         tasks = set(self._server.server_state.tasks)
         await self._server.shutdown()
         # uvicorn cancels what is left without waiting for it.

@@ -194,6 +194,7 @@ class GatewayService:
             config=self.config,
             tokenize_s=prepared.elapsed_s,
         )
+        # Of requests, here; `enter_call` counts calls, which may have many samples each.
         if self._core.num_requests + len(requests) > self.config.max_inflight:
             message = f"{self._core.num_requests} requests are in flight and {len(requests)} more are too many."
             raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
@@ -232,6 +233,7 @@ class GatewayService:
     async def emptied(self) -> None:
         """Return when no call is here."""
         while self.num_calls:
+            # In a loop: a call may have come between the end of the last one and this task's turn.
             self._emptied.clear()
             await self._emptied.wait()
 
@@ -290,6 +292,8 @@ class GatewayService:
             case SlowRequest():
                 self._account.slow(command, self._outputs[command.request_id].names)
             case SendSubmit():
+                # `ask_then` and no task: nothing but a callback is wanted of the answer, and there is one for each
+                # request.
                 then, timeout_s = partial(self._on_submitted, command), self.config.submit_timeout_s
                 self.ctx.ask_then(command.scheduler, command.message, then, timeout_s=timeout_s)
             case SendCancel():
@@ -299,6 +303,7 @@ class GatewayService:
                 )
             case SendResend():
                 resend = Resend(streams=command.streams, detokenizer=command.detokenizer)
+                # On the control channel: what is asked for again must not wait behind what is being sent.
                 self.ctx.tell(command.scheduler, resend, channel=Channel.CONTROL)
             case Suspect(scheduler):
                 self.ctx.suspect(scheduler)
@@ -340,6 +345,7 @@ class GatewayService:
 
     def _on_cancelled(self, scheduler: str, outcome: Answer | MeshError) -> None:
         if isinstance(outcome, MeshError):
+            # Of one that left the mesh nothing more is to come, whatever became of this ask.
             lost = outcome.code == "peer_lost" or self.ctx.members.get(scheduler) is None
             self.handle(CancelFailed(scheduler, lost))
         elif isinstance(outcome.message, AttemptsCancelled):

@@ -92,6 +92,7 @@ class SchedulerActor(Actor):
         address = self.ctx.address
         pool = self._pool
         assert pool is not None, "it was taken over"
+        # Only now: agent and worker have both answered, so neither a copy nor a step of before writes any more.
         found = rebuild(pool.table(), group=self._config.group, epoch=address.epoch)
         # Lent to transfers or torn, and nothing writes them any more.
         found.cache.clear_quarantined(found.quarantined)
@@ -250,6 +251,8 @@ class SchedulerActor(Actor):
         self._driver.feed(event)
         if not self._is_waking:
             self._is_waking = True
+            # One wake for all events of a turn: each would plan a step, and a burst of submissions is better one step
+            # than many.
             self.ctx.later(0.0, self._wake_if_due)
 
     def _wake_if_due(self) -> None:

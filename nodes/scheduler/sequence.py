@@ -170,6 +170,7 @@ class Sequence:
             # Masked end ids are the model's, also where they are ignored: a mask is about what is said, as in vLLM.
             masked = sorted({*eos_token_ids, *submit.stop.stop_token_ids})
             self.sampling = replace(submit.sampling, min_tokens=submit.stop.min_tokens, masked_token_ids=masked)
+        # Counted from the prompt, so that outputs of earlier attempts are not allowed for twice.
         self.max_length = min(num_prompt + submit.stop.max_tokens, context_length)
         self.detokenizer = submit.detokenizer
         self.skip_special_tokens = submit.skip_special_tokens
@@ -213,6 +214,7 @@ class Sequence:
 
     def opening(self) -> Open:
         """What a worker is told of it before its first row."""
+        # Few samplings look back (penalties); for the others a long prompt would be sent to the worker a second time.
         token_ids = list(self.token_ids) if self.sampling.looks_back else []
         return Open(self.slot, self.number, self.num_prompt_tokens, self.sampling, self.request_id, token_ids)
 

@@ -70,6 +70,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     drawn = [NOT_DRAWN] * len(draws)
     altered = [i for i, draw in enumerate(draws) if not draw.is_plain]
     if len(altered) < len(draws):
+        # Without a copy in float32: greedy rows are nearly all, and a row has 151,936 logits in Qwen3.
         plain = sorted(set(range(len(draws))).difference(altered))
         for i, (_, token) in zip(plain, most_likely(logits[plain] if altered else logits), strict=True):
             drawn[i] = token
@@ -90,6 +91,7 @@ def _sample_altered(rows: Tensor, vocab_size: int, draws: Sequence[Draw]) -> lis
     random = [i for i, draw in enumerate(draws) if not draw.sampling.is_greedy and drawn[i] != NOT_DRAWN]
     if random:
         temperatures = torch.tensor([draws[i].sampling.temperature for i in random]).unsqueeze(-1)
+        # Subtracted before `exp`, so that the largest weight is 1 and nothing overflows.
         highest = torch.tensor([likely[i][0] for i in random]).unsqueeze(-1)
         scaled = ((rows if len(random) == len(draws) else rows[random]) - highest) / temperatures
         weights = torch.exp(scaled)
@@ -113,6 +115,7 @@ def uniform(seed: int, sample_index: int, position: int) -> float:
     state = 0
     for value in (seed, sample_index, position):
         state = _mixed(state ^ (value & _MASK))
+    # 53 bits are what a double holds, so no two states round to 1.0.
     return (state >> 11) * 2.0**-53
 
 
@@ -133,6 +136,7 @@ def _penalize(row: Tensor, draw: Draw, vocab_size: int) -> None:
     tokens = torch.from_numpy(draw.repeated(vocab_size))
     if len(tokens):
         penalty, seen = torch.tensor(draw.sampling.repetition_penalty), row[tokens]
+        # Away from being drawn in either case: dividing a negative logit would make it likelier.
         row[tokens] = torch.where(seen < 0, seen * penalty, seen / penalty)
 
 
@@ -177,6 +181,7 @@ def _draw_filtered(scaled: Tensor, sampling: Sampling, total: float, number: flo
     lowest = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
     for window in _WINDOWS:
         ids = torch.nonzero(scaled >= max(-window, lowest)).squeeze(-1)
+        # Stable, and `ids` ascend: equal logits stay in the order of their ids.
         order = scaled[ids].sort(descending=True, stable=True)
         sums = torch.exp(order.values).to(torch.float64).cumsum(0)
         num_kept = _num_kept(sums, sampling, total, whole=-window <= lowest or math.isinf(window))

@@ -186,6 +186,7 @@ class MemoryCore:
                 )
                 self._commands.append(RefuseRequest(call, "memory_saver_off", text))
                 return
+            # Two ways cannot be mixed: some workers would keep their weights, and others have dropped them already.
             if group.desired is not None and group.desired != desired:
                 text = f"{group.name} is released in another way ({_words(group.desired)}): resume it first"
                 self._commands.append(RefuseRequest(call, "already_released", text))
@@ -197,6 +198,7 @@ class MemoryCore:
 
     def _way_of_weights(self, group: _Group, is_reload: bool) -> str:
         workers = self._workers(group)
+        # In host memory a backup would lie where the weights lie; and without a worker there is nothing to back up.
         if is_reload or group.device == CPU or not workers:
             return RELOAD
         return BACKUP if all(worker.saver for worker in workers) else ""
@@ -205,6 +207,7 @@ class MemoryCore:
         group.desired = desired
         group.reason = ""
         self._renumber(group)
+        # First of all: after a crash from here on the next agent finds it in the header, and goes on with it.
         self._commands.append(Mark(group.name, desired))
         group.is_copying = True
         self._commands.append(StopCopies(group.name))
@@ -259,6 +262,7 @@ class MemoryCore:
         newest = {address.actor_id: address.epoch for address in event.members}
         for group in self._groups.values():
             for holder in list(group.mappers):
+                # A later incarnation is proof that this one is gone, also where nobody has said so.
                 if newest.get(holder.actor_id, 0) > holder.epoch:
                     self._forget(holder)
 
@@ -272,6 +276,7 @@ class MemoryCore:
 
     def _on_done(self, event: Done) -> None:
         group = self._groups[event.group]
+        # The answer to an order of before: since then the wish was taken back, or made again.
         if event.number != group.number:
             return
         group.asked.discard(event.holder)

@@ -151,8 +151,10 @@ class WorkerPools:
 
     def _on_make(self, event: MakeAsked, group: _Group) -> list[Command]:
         known = group.next.worker if group.next is not None else group.maker
+        # A late ask of a dead incarnation must not take the pages from its successor.
         if known is not None and known.epoch > event.worker.epoch:
             return [Refuse(event.call, "superseded", f"{known} makes the pages of {event.group}")]
+        # Its answer was lost; the table that was made for it is still empty.
         if group.maker == event.worker:
             return [TellTable(event.call, event.group)]
         commands: list[Command] = []
@@ -185,10 +187,12 @@ class WorkerPools:
         if not group.is_offered:
             return []
         group.is_offered = False
+        # Until the opposite is said: that there is none is for the actor to find.
         group.is_copying = True
         return [Withdraw(name)]
 
     def _go_on(self, name: str, group: _Group) -> list[Command]:
+        # A copy may still write the old pages, whose table would be taken for the new ones'.
         if group.next is None or group.maker is not None or group.is_copying:
             return []
         group.maker = group.next.worker

@@ -64,6 +64,7 @@ class WaitingQueue:
     def put_back(self, sequence: Sequence) -> None:
         """Before everything that was never admitted."""
         self._front[sequence.row_id] = sequence
+        # Sorted at each return: preemption takes the youngest first, so they come back in the wrong order.
         self._front = {one.row_id: one for one in sorted(self._front.values(), key=_arrival)}
 
     def remove(self, sequence: Sequence) -> None:
@@ -79,6 +80,7 @@ class WaitingQueue:
     def order(self, now: float) -> list[Sequence]:
         """Everyone who waits, first to be admitted first."""
         waiting = list(self._queue.values())
+        # First come, first served starves nobody, and is in order already.
         if self._policy != "fcfs" and len(waiting) > 1:
             starved = [one for one in waiting if now - one.arrived_at >= self._starvation_s]
             waiting = self._take_turns(self._sort(waiting), sorted(starved, key=_arrival))

@@ -178,6 +178,7 @@ class TorchPagedAttention(AttentionBackend):
     def _write(self, layer: int, plan: PagedPlan, k: Tensor, v: Tensor) -> None:
         if plan.fresh is not None and layer == 0:
             pages, offsets = plan.fresh
+            # What an earlier sequence left behind the end may be no number: masked it weighs 0, and 0 times NaN is NaN.
             self._pool.pages[pages, :, :, offsets] = 0
         num_rows = plan.written.shape[0]
         plan.written[:, 0] = k[:num_rows]
@@ -198,6 +199,7 @@ class TorchPagedAttention(AttentionBackend):
         rows[:, :, : self._group] = q
         if num_splits == 1:
             items = rows
+        # All sequences have as many splits, as one alone has: then views do what an index would copy.
         elif splits.is_even:
             items = rows.expand(num_splits, *rows.shape) if num_sequences == 1 else rows.repeat(num_splits, 1, 1, 1)
         else:
@@ -217,6 +219,7 @@ class TorchPagedAttention(AttentionBackend):
         num_tokens, heads, group, dim = q.shape
         num_rows = num_tokens * group
         rows = q.new_zeros(heads, padded_rows(num_rows), dim)
+        # Query heads of one KV head as rows of one product: its keys are read once for all of them.
         rows[:, :num_rows].view(heads, num_tokens, group, dim).copy_(q.transpose(0, 1))
         first, num_splits = tile.splits.start, tile.splits.stop - tile.splits.start
         scores = self._scores(rows.expand(num_splits, *rows.shape), rows.new_empty(1, 1, SPLIT), 0, first)
@@ -288,6 +291,7 @@ class TorchPagedAttention(AttentionBackend):
 
     def _plan_chunk(self, first: int, span: Span, window: int) -> _Chunk:
         splits, _ = self._plan_splits([span], [_first_split(span.start, window)])
+        # A tile's scores are its largest memory, and grow with the context: long prompts get smaller tiles.
         bytes_per_token = len(splits.counts) * SPLIT * 4 * self.num_heads
         size = max(min(SPLIT, _MAX_SCORE_BYTES // bytes_per_token), 1)
         return _Chunk(first, splits, [
@@ -358,6 +362,7 @@ class TorchPagedAttention(AttentionBackend):
             heads, dim = self.layout.num_kv_heads, self.layout.head_dim
             shape = (num_items, heads, self._pages_per_split, self.layout.page_size)
             self._gathered = torch.zeros(2, *shape, dim + _ONES)
+            # A column of ones beside the values: their weighted sum is the sum of weights, by the same product.
             self._gathered[..., dim] = 1
 
 

@@ -140,6 +140,7 @@ class DeviceBatch(NamedTuple):
 
 def host_batch(step: RunnableStep, page_size: int) -> HostBatch:
     """Lay out the rows of `step`."""
+    # Decoding sequences first: they go through another kernel than chunks, and each kernel takes one stretch of rows.
     order = sorted(range(len(step.rows)), key=lambda index: step.rows[index].num_tokens > 1)
     rows = [step.rows[index] for index in order]
     fields = [(row.start, row.num_tokens, row.token_offset, row.page_offset, row.from_row) for row in rows]
@@ -178,6 +179,7 @@ def pack(batch: HostBatch) -> Ints:
     """All arrays of `DeviceBatch` one after the other."""
     return np.concatenate(
         (
+            # In one array, for one copy to the device: each transfer costs its start, and there would be seven of them.
             batch.token_ids,
             batch.positions,
             batch.write_pages,

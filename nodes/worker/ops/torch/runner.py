@@ -161,6 +161,7 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
         """Logits `[vocab]` of each row that samples, by the row's index in the plan; for tests."""
         with torch.inference_mode():
             batch, logits = self._forward(step)
+            # A replayed graph writes its result to the same place each time.
             logits = logits.clone()
         return {step.rows[index].row: logits[i] for i, index in enumerate(batch.sampling)}
 
@@ -174,6 +175,7 @@ class DeviceRunner(PipelinedRunner, RemappableRunner):
             # What follows a row that failed has failed, however many steps are on their way.
             tokens = torch.where((on_device != KNOWN) & (before == NOT_DRAWN), NOT_DRAWN, tokens)
         numbers = np.array([step.rows[index].row for index in batch.sampling], dtype=np.int64)
+        # Else a row that draws nothing in this step would seem to have drawn what its number did in the last.
         self._drawn.fill_(NOT_DRAWN)
         self._drawn.index_copy_(0, self._to_device(numbers), tokens)
         return tokens
