@@ -135,7 +135,7 @@ def page_table() -> tuple[float, float, float]:
 
 def prefix_match() -> tuple[float, float]:
     """Looking up a cached prompt of `PROMPT_TOKENS`, and packing its token ids alone; microseconds."""
-    cache = PrefixCache.fresh(2 + PROMPT_TOKENS // PAGE_SIZE, PAGE_SIZE, group="m", epoch=1)
+    cache = PrefixCache(2 + PROMPT_TOKENS // PAGE_SIZE, PAGE_SIZE, group="m", epoch=1)
     prompt = list(range(PROMPT_TOKENS))
     held = cache.start(prompt)
     assert held.reserve(len(prompt))

@@ -27,7 +27,7 @@ def full_table(num_pages: int) -> bytes:
     """The table of a pool of `num_pages` whose scheduler has died at work."""
     memory = bytearray(PageTable.num_bytes(num_pages, PAGE_SIZE))
     table = PageTable(memoryview(memory), num_pages, PAGE_SIZE)
-    cache = PrefixCache.fresh(num_pages, PAGE_SIZE, group="m", epoch=1, table=table)
+    cache = PrefixCache(num_pages, PAGE_SIZE, group="m", epoch=1, table=table)
     draw = random.Random(1)
     own_tokens = (PROMPT_PAGES - COMMON_PAGES) * PAGE_SIZE
     common: list[int] = []

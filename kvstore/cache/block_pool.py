@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-import numpy as np
-
 from kvstore.cache.allocator import PageAllocator, PageState, Violation
 from kvstore.cache.events import EventLog
 from kvstore.cache.page_table import PageEntry, PageTable, TableScan
@@ -173,15 +171,6 @@ class BlockPool:
         """Record violations whose pages are quarantined already."""
         self.num_violations += len(violations)
         self.violations.extend(violations)
-
-    def clear_table(self) -> None:
-        """Say of every page that it is free: a scheduler begins without what an earlier one left."""
-        if self.table is None:
-            return
-        found = self.table.scan()
-        used = found.slots["state"] != PageState.FREE
-        used[PADDING_PAGE] = False
-        self.write_states(np.flatnonzero(used | found.is_torn).tolist(), PageState.FREE)
 
     # inside
 

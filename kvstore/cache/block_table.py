@@ -26,9 +26,11 @@ class ExportedPages(NamedTuple):
 
 
 class BlockTable:
-    """Pages of one sequence, in order of position. Read `pages`, `num_tokens`, `num_cached_tokens`; call the rest.
+    """Pages of one sequence, in order of position. Fields are for reading; call the rest.
 
     `num_tokens` counts the tokens whose KV is written, `num_cached_tokens` those that were found in the cache at start.
+    `page_hashes` are chained hashes of the full pages, `tail_tokens` the packed ids of the partly filled one; a
+    transfer has the last `num_exported_pages`.
     """
 
     def __init__(
@@ -48,40 +50,20 @@ class BlockTable:
         self.is_released = False
         self._blocks = blocks
         self._node = node
-        self._hashes = hashes
+        self.page_hashes = hashes
         self._extra_key = extra_key
         self._share = share
         self._on_release = on_release
         self._own: set[int] = set()
-        self._tail = b""
+        self.tail_tokens = b""
         self._unshared_key = b""
-        self._num_exported = 0
+        self.num_exported_pages = 0
         self._exported_state = PageState.GRANTED
-
-    @property
-    def num_full_pages(self) -> int:
-        """Pages whose tokens are all written."""
-        return len(self._hashes)
-
-    @property
-    def num_exported_pages(self) -> int:
-        """Pages that a transfer has; they are the last of `pages`."""
-        return self._num_exported
-
-    @property
-    def page_hashes(self) -> Sequence[bytes]:
-        """Chained hashes of the full pages."""
-        return self._hashes
 
     @property
     def parent_hash(self) -> bytes:
         """Hash before the first page that is not full."""
-        return self._hashes[-1] if self._hashes else self._node.root
-
-    @property
-    def tail_tokens(self) -> bytes:
-        """Packed token ids of the partly filled page."""
-        return self._tail
+        return self.page_hashes[-1] if self.page_hashes else self._node.root
 
     def generations(self, first: int = 0, count: int | None = None) -> list[int]:
         """Generations of `count` pages from index `first` on, as `PagesReady` and `OpenGrant` carry them."""
@@ -101,10 +83,10 @@ class BlockTable:
         missing = self.num_missing(num_tokens)
         if missing == 0:
             return True
-        if self._num_exported:
+        if self.num_exported_pages:
             raise SequenceError("pages are exported to a transfer: commit or abort that before reserving more")
         # With a partly filled page before them nobody knows yet what hash that one will have.
-        parent = self.parent_hash if len(self.pages) == len(self._hashes) else None
+        parent = self.parent_hash if len(self.pages) == len(self.page_hashes) else None
         taken = self._blocks.take(missing, parent, not self.pages, state)
         if taken is None:
             return False
@@ -118,14 +100,14 @@ class BlockTable:
         Raises SequenceError if `reserve` has not covered them, ValueError for impossible ids; nothing changes then.
         """
         self._require_held()
-        packed = self._tail + pack_tokens(token_ids)
+        packed = self.tail_tokens + pack_tokens(token_ids)
         # Exported pages do not count: a transfer may be writing them at this moment.
-        room = (len(self.pages) - self._num_exported) * self._blocks.page_size - self.num_tokens
+        room = (len(self.pages) - self.num_exported_pages) * self._blocks.page_size - self.num_tokens
         if len(token_ids) > room:
             raise SequenceError(f"{len(token_ids)} tokens advance past the {room} that reserved pages have room for")
         num_full = len(packed) // self._blocks.stride
         cut = num_full * self._blocks.stride
-        self._tail = packed[cut:]
+        self.tail_tokens = packed[cut:]
         self.num_tokens += len(token_ids)
         if num_full:
             self._fill(packed[:cut], num_full)
@@ -139,9 +121,9 @@ class BlockTable:
         that time, since whoever reads it can make nothing of the difference.
         """
         self._require_held()
-        if self._num_exported:
+        if self.num_exported_pages:
             raise SequenceError("pages of this sequence are exported already; a transfer takes them all at once")
-        first, written = len(self._hashes), len(self.pages)
+        first, written = len(self.page_hashes), len(self.pages)
         if not self._reserve(num_tokens, PageState.GRANTED):
             return None
         # Those that were taken just now say so already; each entry is 128 bytes and a checksum.
@@ -149,15 +131,15 @@ class BlockTable:
         pages = self._blocks.move(self._blocks.allocator.grant, self.pages[first:])
         self._own.difference_update(pages)
         self.pages[first:] = pages
-        self._num_exported = len(pages)
+        self.num_exported_pages = len(pages)
         self._exported_state = PageState.GRANTED
-        self._tail = b""
+        self.tail_tokens = b""
         self.num_tokens = first * self._blocks.page_size
         return ExportedPages(first, list(pages), [self._blocks.generation(page) for page in pages])
 
     def mark_in_flight(self) -> None:
         """From now on the transfer may write the exported pages. Again is harmless."""
-        if self._num_exported and self._exported_state is PageState.GRANTED:
+        if self.num_exported_pages and self._exported_state is PageState.GRANTED:
             self._blocks.move(self._blocks.allocator.start_transfer, self._exported_pages())
             self._exported_state = PageState.IN_FLIGHT
 
@@ -167,10 +149,10 @@ class BlockTable:
         exported = self._exported_pages()
         if len(token_ids) > len(exported) * self._blocks.page_size:
             raise SequenceError(f"{len(token_ids)} tokens do not fit the {len(exported)} pages that are exported")
-        self._num_exported = 0
+        self.num_exported_pages = 0
         self._own.update(self._blocks.move(self._blocks.allocator.accept, exported))
         self.advance(token_ids)
-        self._blocks.write_states(self.pages[len(self._hashes) + 1 :], PageState.RUNNING)
+        self._blocks.write_states(self.pages[len(self.page_hashes) + 1 :], PageState.RUNNING)
 
     def commit_first(self, token_ids: Sequence[int]) -> None:
         """The first exported pages hold the KV of these tokens and are the sequence's own; the others stay exported."""
@@ -179,7 +161,7 @@ class BlockTable:
             raise SequenceError(f"{len(token_ids)} tokens are not whole pages")
         received = self._exported_pages()[: len(token_ids) // self._blocks.page_size]
         # Of the front: `pages` has those that stay exported at its end.
-        self._num_exported -= len(received)
+        self.num_exported_pages -= len(received)
         self._own.update(self._blocks.move(self._blocks.allocator.accept, received))
         self.advance(token_ids)
 
@@ -192,7 +174,7 @@ class BlockTable:
         exported = self._exported_pages()
         # Also where nothing can write them: another try gets another grant, and a grant's pages are never used twice.
         del self.pages[len(self.pages) - len(exported) :]
-        self._num_exported = 0
+        self.num_exported_pages = 0
         if quiesced:
             self._blocks.write_states(self._blocks.move(self._blocks.allocator.revoke, exported), PageState.FREE)
             return []
@@ -208,7 +190,7 @@ class BlockTable:
         """
         if self.is_released:
             return []
-        quarantined = self.abort(quiesced=False) if self._num_exported else []
+        quarantined = self.abort(quiesced=False) if self.num_exported_pages else []
         # Only at the end: until then no other sequence was to see them.
         if insert and not self._share and self._unshared_key:
             self._publish(self._unshared_key, len(self._unshared_key) // self._blocks.stride)
@@ -237,21 +219,21 @@ class BlockTable:
         """Continue a sequence that an earlier scheduler left: its partly filled page, found in the page table."""
         self.pages.append(page)
         self._own.add(page)
-        self._tail = tokens
-        self.num_tokens = len(self._hashes) * self._blocks.page_size + len(tokens) // TOKEN_BYTES
+        self.tail_tokens = tokens
+        self.num_tokens = len(self.page_hashes) * self._blocks.page_size + len(tokens) // TOKEN_BYTES
         self._write_tail()
 
     # inside
 
     def _exported_pages(self) -> list[int]:
-        return self.pages[len(self.pages) - self._num_exported :]
+        return self.pages[len(self.pages) - self.num_exported_pages :]
 
     def _fill(self, key: bytes, num_full: int) -> None:
         parent = self.parent_hash
         for index in range(num_full):
             stride = self._blocks.stride
             parent = page_hash(parent, key[index * stride : (index + 1) * stride])
-            self._hashes.append(parent)
+            self.page_hashes.append(parent)
         if self._share:
             self._publish(key, num_full)
         else:
@@ -260,24 +242,24 @@ class BlockTable:
 
     def _publish(self, key: bytes, num_full: int) -> None:
         """Share the last `num_full` full pages, unless the cache was cleared since this sequence began."""
-        last = len(self._hashes)
+        last = len(self.page_hashes)
         pages = self.pages[last - num_full : last]
         # After `clear` (new weights) the tree may hold nothing that was computed with the old ones.
         if not self._blocks.tree.is_current(self._node) or not self._own.issuperset(pages):
             self._write_own(key, num_full, is_private=True)
             return
-        self._node, added = self._blocks.publish(self._node, key, pages, self._hashes[-num_full:], self._extra_key)
+        self._node, added = self._blocks.publish(self._node, key, pages, self.page_hashes[-num_full:], self._extra_key)
         self._own.difference_update(added)
 
     def _write_own(self, key: bytes, num_full: int, *, is_private: bool) -> None:
-        stride, last = self._blocks.stride, len(self._hashes)
+        stride, last = self._blocks.stride, len(self.page_hashes)
         for index in range(last - num_full, last):
             offset = (index - last + num_full) * stride
             self._blocks.write(
                 self.pages[index],
                 PageState.RUNNING,
-                page_hash=self._hashes[index],
-                parent=self._hashes[index - 1] if index else self._node.root,
+                page_hash=self.page_hashes[index],
+                parent=self.page_hashes[index - 1] if index else self._node.root,
                 tokens=key[offset : offset + stride],
                 is_first=index == 0,
                 is_private=is_private,
@@ -285,13 +267,13 @@ class BlockTable:
 
     def _write_tail(self) -> None:
         """Also for an empty page: its parent's hash is what tells a later scheduler whose it was."""
-        index = len(self._hashes)
-        if index < len(self.pages) - self._num_exported:
+        index = len(self.page_hashes)
+        if index < len(self.pages) - self.num_exported_pages:
             self._blocks.write(
                 self.pages[index],
                 PageState.RUNNING,
                 parent=self.parent_hash,
-                tokens=self._tail,
+                tokens=self.tail_tokens,
                 is_first=index == 0,
                 is_private=not self._share,
             )

@@ -223,19 +223,10 @@ class PageTable:
         sequence = (self._sequences[page] or self._begin(page)) + 1
         scratch = self._scratch
         flags = entry.is_first * FLAG_FIRST + entry.is_private * FLAG_PRIVATE
-        _HEADER.pack_into(
-            scratch,
-            0,
-            sequence,
-            0,
-            entry.state,
-            flags,
-            len(tokens) // TOKEN_BYTES,
-            entry.generation,
-            entry.owner_epoch,
-            entry.page_hash,
-            entry.parent_hash,
-        )
+        fill, generation, epoch = len(tokens) // TOKEN_BYTES, entry.generation, entry.owner_epoch
+        # The CRC, 0 for now, covers what follows it.
+        numbers = sequence, 0, entry.state, flags, fill, generation, epoch
+        _HEADER.pack_into(scratch, 0, *numbers, entry.page_hash, entry.parent_hash)
         scratch[HEADER_BYTES:end] = tokens
         # The checksum goes over whole slots, and what an earlier entry left there must not count.
         scratch[end:] = self._blank[end:]

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from kvstore.cache.allocator import PageAllocator, PageState, Violation
 from kvstore.cache.block_pool import BlockPool
 from kvstore.cache.block_table import BlockTable
-from kvstore.cache.events import EventLog
 from kvstore.cache.eviction import EvictionPolicy
 from kvstore.cache.page_table import PageTable, TableScan
 from kvstore.cache.radix_tree import Node, RadixTree, TreeMatch
@@ -31,11 +30,15 @@ class PrefixMatch(NamedTuple):
 
 
 class PrefixCache:
-    """Prefix cache, allocator and page table of one worker group's pool, in step with each other."""
+    """Prefix cache, allocator and page table of one worker group's pool, in step with each other. It begins empty.
+
+    `blocks` are the books themselves, for `rebuild`, which has scanned `table` already (`found`); `events` is what
+    entered and left the cache. Roots of prefixes are made with `weight_version`.
+    """
 
     def __init__(
         self,
-        allocator: PageAllocator,
+        num_pages: int,
         page_size: int,
         *,
         group: str,
@@ -46,53 +49,14 @@ class PrefixCache:
         found: TableScan | None = None,
     ) -> None:
         tree = RadixTree(page_size, policy)
-        self._blocks = BlockPool(allocator, tree, table, group=group, epoch=epoch, found=found)
-        self._weight_version = weight_version
+        self.blocks = BlockPool(PageAllocator(num_pages), tree, table, group=group, epoch=epoch, found=found)
+        self.events = self.blocks.log
+        self.weight_version = weight_version
         self._live: dict[int, BlockTable] = {}
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
         self.page_size = page_size
-        self._blocks.log.cleared()
-
-    @classmethod
-    def fresh(
-        cls,
-        num_pages: int,
-        page_size: int,
-        *,
-        group: str,
-        epoch: int,
-        table: PageTable | None = None,
-        weight_version: str = "",
-        policy: EvictionPolicy | None = None,
-    ) -> "PrefixCache":
-        """An empty cache over a pool; whatever the table said before is overwritten."""
-        cache = cls(
-            PageAllocator(num_pages),
-            page_size,
-            group=group,
-            epoch=epoch,
-            table=table,
-            weight_version=weight_version,
-            policy=policy,
-        )
-        cache._blocks.clear_table()
-        return cache
-
-    @property
-    def blocks(self) -> BlockPool:
-        """The books themselves, for `rebuild`."""
-        return self._blocks
-
-    @property
-    def weight_version(self) -> str:
-        """What the roots of all prefixes are made with."""
-        return self._weight_version
-
-    @property
-    def events(self) -> EventLog:
-        """What entered and left the cache; `events.drain_message()` is the next publication."""
-        return self._blocks.log
+        self.events.cleared()
 
     @property
     def num_sequences(self) -> int:
@@ -102,25 +66,15 @@ class PrefixCache:
     @property
     def num_pages(self) -> int:
         """Pages that sequences can use at all, the padding page left out."""
-        return self._blocks.allocator.num_pages - 1
-
-    @property
-    def num_violations(self) -> int:
-        """Pages found in two books, ever; each was quarantined."""
-        return self._blocks.num_violations
-
-    @property
-    def num_evicted_pages(self) -> int:
-        """Pages that left the cache, ever."""
-        return self._blocks.num_evicted_pages
+        return self.blocks.allocator.num_pages - 1
 
     def num_available(self) -> int:
         """Pages that new reservations can have: free ones, and cached ones that nobody holds."""
-        return self._blocks.num_available()
+        return self.blocks.num_available()
 
     def num_pages_in(self, state: PageState) -> int:
         """Pages in one state."""
-        return self._blocks.allocator.count(state)
+        return self.blocks.allocator.count(state)
 
     def match(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> PrefixMatch:
         """The cached prefix of a prompt, short of its last token, which must be computed to have logits."""
@@ -132,22 +86,22 @@ class PrefixCache:
         found = self._find(token_ids, extra_key, lora)
         self.num_query_tokens += len(token_ids)
         self.num_hit_tokens += len(found.pages) * self.page_size
-        return self._hold(self._blocks.tree.lock(found), found.pages, extra_key, share)
+        return self._hold(self.blocks.tree.lock(found), found.pages, extra_key, share)
 
     def clear_quarantined(self, pages: Sequence[int]) -> None:
         """Nothing can write these pages any more (the agent answered `GrantClosed`): they are free again."""
-        cleared = self._blocks.move(self._blocks.allocator.clear, pages)
-        self._blocks.write_states(cleared, PageState.FREE)
+        cleared = self.blocks.move(self.blocks.allocator.clear, pages)
+        self.blocks.write_states(cleared, PageState.FREE)
 
     def reset(self, weight_version: str | None = None) -> None:
         """Forget every cached prefix; running sequences keep their pages, but share no more."""
         if weight_version is not None:
-            self._weight_version = weight_version
-        self._blocks.clear_tree()
+            self.weight_version = weight_version
+        self.blocks.clear_tree()
 
     def check(self) -> list[Violation]:
         """Compare all books; linear in the pool, for idle moments and tests. What disagrees is quarantined."""
-        cached = {page for node, _ in self._blocks.tree.runs() for page in node.pages}
+        cached = {page for node, _ in self.blocks.tree.runs() for page in node.pages}
         claims = dict.fromkeys(cached, PageState.CACHED)
         doubles: list[Violation] = []
         for sequence in self._live.values():
@@ -158,7 +112,7 @@ class PrefixCache:
                     claims[page] = state
                 else:
                     doubles.append(Violation(page, f"another holder's, {held.name}", state.name))
-        violations = doubles + self._blocks.allocator.check(claims)
+        violations = doubles + self.blocks.allocator.check(claims)
         if violations:
             self._contain(violations, cached)
         return violations
@@ -176,8 +130,8 @@ class PrefixCache:
         usable = max(0, (len(token_ids) - 1) // self.page_size * self.page_size)
         # All that changes KV is in the root, so that prefixes of other weights or tenants cannot be matched by
         # construction.
-        root = root_hash(extra_key, lora=lora, weight_version=self._weight_version)
-        return self._blocks.tree.match_prefix(root, pack_tokens(token_ids[:usable]))
+        root = root_hash(extra_key, lora=lora, weight_version=self.weight_version)
+        return self.blocks.tree.match_prefix(root, pack_tokens(token_ids[:usable]))
 
     def _hold(self, node: Node, pages: list[int], extra_key: str, share: bool) -> BlockTable:
         hashes: list[bytes] = []
@@ -186,7 +140,7 @@ class PrefixCache:
             hashes[:0] = step.hashes
             step = step.parent
         sequence = BlockTable(
-            self._blocks, node, pages, hashes, extra_key=extra_key, share=share, on_release=self._forget
+            self.blocks, node, pages, hashes, extra_key=extra_key, share=share, on_release=self._forget
         )
         # By identity: two handles of equal content are two holders. `release` takes it out, so an id is not used again
         # in here.
@@ -199,12 +153,12 @@ class PrefixCache:
     def _contain(self, violations: list[Violation], cached: set[int]) -> None:
         """Quarantine; a cached page in doubt may hold another prompt's KV, so the cache starts again."""
         doubtful = {violation.page for violation in violations}
-        self._blocks.report(violations)
-        self._blocks.move(self._blocks.allocator.quarantine, [p for p in doubtful if self._is_loose(p)])
-        self._blocks.write_states(sorted(doubtful - {PADDING_PAGE}), PageState.QUARANTINED)
+        self.blocks.report(violations)
+        self.blocks.move(self.blocks.allocator.quarantine, [p for p in doubtful if self._is_loose(p)])
+        self.blocks.write_states(sorted(doubtful - {PADDING_PAGE}), PageState.QUARANTINED)
         # All prefixes and not this one alone: with the books wrong, which others are right is not known either.
         if doubtful & cached:
             self.reset()
 
     def _is_loose(self, page: int) -> bool:
-        return self._blocks.allocator.state(page) is not PageState.QUARANTINED
+        return self.blocks.allocator.state(page) is not PageState.QUARANTINED

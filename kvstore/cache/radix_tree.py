@@ -84,7 +84,10 @@ class Removed(NamedTuple):
 
 
 class RadixTree:
-    """All cached prefixes of one pool."""
+    """All cached prefixes of one pool: `num_pages` pages on `num_nodes` edges, `num_evictable` that `evict` could take.
+
+    Pages that only a lock keeps after `clear` are not counted.
+    """
 
     def __init__(self, page_size: int, policy: EvictionPolicy | None = None) -> None:
         self.page_size = page_size
@@ -94,24 +97,9 @@ class RadixTree:
         self._heap: list[tuple[tuple[int, ...], int, Node]] = []
         self._tick = 0
         self._tickets = 0
-        self._num_nodes = 0
-        self._num_pages = 0
-        self._num_evictable = 0
-
-    @property
-    def num_pages(self) -> int:
-        """Pages in the tree, those that only a lock keeps after `clear` left out."""
-        return self._num_pages
-
-    @property
-    def num_evictable(self) -> int:
-        """Pages that `evict` could take right now."""
-        return self._num_evictable
-
-    @property
-    def num_nodes(self) -> int:
-        """Edges, for the tests' sake and for metrics."""
-        return self._num_nodes
+        self.num_nodes = 0
+        self.num_pages = 0
+        self.num_evictable = 0
 
     def match_prefix(self, root: bytes, key: bytes) -> TreeMatch:
         """The longest prefix of `key`, in whole pages, that is cached under `root`. Changes nothing."""
@@ -129,7 +117,7 @@ class RadixTree:
         step: Node | None = node
         while step is not None:
             if step.lock_count == 0:
-                self._num_evictable -= len(step.pages)
+                self.num_evictable -= len(step.pages)
             step.lock_count += 1
             step.last_used = self._tick
             step.num_uses += 1
@@ -150,7 +138,7 @@ class RadixTree:
                     removed.extend(_from_end(step))
                     step.pages = []
                 else:
-                    self._num_evictable += len(step.pages)
+                    self.num_evictable += len(step.pages)
                     self._offer(step)
             step = parent
         return removed
@@ -214,7 +202,7 @@ class RadixTree:
             node.ticket = 0
         self._roots.clear()
         self._heap.clear()
-        self._num_nodes = self._num_pages = self._num_evictable = 0
+        self.num_nodes = self.num_pages = self.num_evictable = 0
         return removed
 
     def runs(self) -> Iterator[tuple[Node, bytes]]:
@@ -270,13 +258,13 @@ class RadixTree:
         lower.key, lower.pages, lower.hashes = lower.key[cut:], lower.pages[num_pages:], lower.hashes[num_pages:]
         lower.parent = upper
         upper.children[lower.key[:stride]] = lower
-        self._num_nodes += 1
+        self.num_nodes += 1
         return upper
 
     def _append(self, node: Node, key: bytes, pages: list[int], hashes: list[bytes], held: Node | None) -> Node:
         """Put new pages below `node`: into it if it is a leaf that nobody but the caller holds, else in a child."""
         self._tick += 1
-        self._num_pages += len(pages)
+        self.num_pages += len(pages)
         # Grown in place a long prompt is one node, not one for each chunk: matching it stays one comparison.
         if node.parent is not None and not node.children and node.lock_count == (node is held):
             node.key += key
@@ -287,10 +275,10 @@ class RadixTree:
             end = Node(node.root, node, key, pages, hashes)
             end.created = self._tick
             node.children[key[: self._stride]] = end
-            self._num_nodes += 1
+            self.num_nodes += 1
         end.last_used = self._tick
         if end.lock_count == 0:
-            self._num_evictable += len(pages)
+            self.num_evictable += len(pages)
             self._offer(end)
         return end
 
@@ -305,24 +293,24 @@ class RadixTree:
         node.ticket = self._tickets
         heapq.heappush(self._heap, (self._policy.priority(node), self._tickets, node))
         # Outdated entries are thrown away when they are three quarters of it: amortised, that is constant for each use.
-        if len(self._heap) > 64 + 4 * self._num_nodes:
+        if len(self._heap) > 64 + 4 * self.num_nodes:
             self._heap = [entry for entry in self._heap if entry[1] == entry[2].ticket]
             heapq.heapify(self._heap)
 
     def _trim(self, node: Node, num_pages: int) -> None:
         del node.pages[-num_pages:], node.hashes[-num_pages:]
         node.key = node.key[: len(node.pages) * self._stride]
-        self._num_pages -= num_pages
-        self._num_evictable -= num_pages
+        self.num_pages -= num_pages
+        self.num_evictable -= num_pages
         self._offer(node)
 
     def _remove_leaf(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None, "roots are never offered for eviction"
         del parent.children[node.key[: self._stride]]
-        self._num_nodes -= 1
-        self._num_pages -= len(node.pages)
-        self._num_evictable -= len(node.pages)
+        self.num_nodes -= 1
+        self.num_pages -= len(node.pages)
+        self.num_evictable -= len(node.pages)
         # Its last child is gone, so it may be a leaf now.
         self._offer(parent)
 

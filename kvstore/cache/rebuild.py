@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.cache.allocator import PageAllocator, PageState
+from kvstore.cache.allocator import PageState
 from kvstore.cache.block_table import BlockTable
 from kvstore.cache.eviction import EvictionPolicy
 from kvstore.cache.page_table import (
@@ -140,7 +140,7 @@ def rebuild(
     """Build cache, allocator and tree from `table`, and write the table anew where it changes."""
     found = table.scan()
     cache = PrefixCache(
-        PageAllocator(table.num_pages),
+        table.num_pages,
         table.page_size,
         group=group,
         epoch=epoch,

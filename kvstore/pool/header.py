@@ -96,6 +96,10 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.pages_offset + (self.pages_bytes if self.device == CPU else 0)
 
 
+TOLD: Final = ("group", "num_pages", "layout", "incarnation", "device")
+"""What of a header its agent tells others (`PoolHandle`), and what must not have changed when they map the pool."""
+
+
 def encode_header(info: PoolInfo) -> bytes:
     """The header's bytes. Raises PoolMismatch if names or fingerprint are too long for it."""
     body = msgspec.msgpack.encode(info)

@@ -5,6 +5,7 @@ model, would be found by the same hashes.
 """
 
 from kvstore.errors import PoolMismatch
+from kvstore.pool.header import TOLD
 from kvstore.pool.page_pool import MemoryHost, PagePool
 from kvstore.protocol import PoolHandle
 
@@ -15,7 +16,7 @@ def map_pool(host: MemoryHost, handle: PoolHandle) -> PagePool:
     if pool.info.is_released:
         pool.close()
         raise PoolMismatch(f"{handle.path} was released since {handle.agent} named it; ask it again")
-    for name in ("group", "num_pages", "layout", "incarnation", "device"):
+    for name in TOLD:
         found, told = getattr(pool.info, name), getattr(handle, name)
         if found != told:
             pool.close()
@@ -28,13 +29,4 @@ def map_pool(host: MemoryHost, handle: PoolHandle) -> PagePool:
 
 def handle_of(pool: PagePool, agent: str = "") -> PoolHandle:
     """What the agent that has a pool tells of it."""
-    info = pool.info
-    return PoolHandle(
-        group=info.group,
-        agent=agent,
-        path=pool.path,
-        num_pages=info.num_pages,
-        layout=info.layout,
-        incarnation=info.incarnation,
-        device=info.device,
-    )
+    return PoolHandle(agent=agent, path=pool.path, **{name: getattr(pool.info, name) for name in TOLD})

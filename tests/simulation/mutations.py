@@ -108,7 +108,7 @@ def _unlocked(lock: Any) -> Any:
         node = step = lock(self, match)
         while step is not None:
             if step.lock_count == 1:
-                self._num_evictable += len(step.pages)
+                self.num_evictable += len(step.pages)
             step.lock_count -= 1
             step = step.parent
         return node

@@ -58,22 +58,13 @@ class CudaHost(MemoryHost):
         """
         if info.device == CPU or info.is_freed or info.is_in_worker:
             return self._tables.create(name, info)
-        device = cuda_ordinal(info.device)
-        pages = DevicePages(device, self.memory.allocate(device, info.pages_bytes), info.pages_bytes)
+        pages, handle = self._allocate(info)
         try:
-            handle = self.memory.export(device, pages.pointer)
             pool = self._tables.create(name, msgspec.structs.replace(info, ipc_handle=handle))
         except BaseException:
-            self.memory.free(device, pages.pointer)
+            self.memory.free(pages.device, pages.pointer)
             raise
-        incarnation = _Incarnation(pool.path, info.incarnation)
-        self._made[incarnation] = pages
-
-        def free() -> None:
-            del self._made[incarnation]
-            self.memory.free(device, pages.pointer)
-
-        pool.attach_device(lambda: pages, free)
+        self._keep(pool, pages)
         return pool
 
     def make_pages(self, pool: PagePool) -> bytes:
@@ -81,23 +72,31 @@ class CudaHost(MemoryHost):
 
         They are freed when `pool` is closed. Raises DeviceError and DeviceExhaustedMemory.
         """
-        info = pool.info
+        pages, handle = self._allocate(pool.info)
+        self._keep(pool, pages)
+        return handle
+
+    def _allocate(self, info: PoolInfo) -> tuple[DevicePages, bytes]:
+        """New pages and their handle."""
         device = cuda_ordinal(info.device)
         pages = DevicePages(device, self.memory.allocate(device, info.pages_bytes), info.pages_bytes)
-        incarnation = _Incarnation(pool.path, info.incarnation)
         try:
-            handle = self.memory.export(device, pages.pointer)
+            return pages, self.memory.export(device, pages.pointer)
         except BaseException:
+            # Nobody else knows of them: what is not freed here stays taken until the process ends.
             self.memory.free(device, pages.pointer)
             raise
+
+    def _keep(self, pool: PagePool, pages: DevicePages) -> None:
+        """Have pages that were made here live as long as their pool."""
+        incarnation = _Incarnation(pool.path, pool.info.incarnation)
         self._made[incarnation] = pages
 
         def free() -> None:
             del self._made[incarnation]
-            self.memory.free(device, pages.pointer)
+            self.memory.free(pages.device, pages.pointer)
 
         pool.attach_device(lambda: pages, free)
-        return handle
 
     @override
     def open(self, path: str, *, writable: bool, own: bool = False) -> PagePool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvstore.errors import KVError, TransferError
-from kvstore.pool.header import PoolInfo
+from kvstore.pool.header import TOLD, PoolInfo
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
 from kvstore.transfer.base import Transport
@@ -107,13 +107,7 @@ class RemotePeer:
     def __init__(self, handle: PoolHandle, transport: Transport) -> None:
         self.agent = handle.agent
         self.transport = transport
-        self.info = PoolInfo(
-            group=handle.group,
-            num_pages=handle.num_pages,
-            layout=handle.layout,
-            incarnation=handle.incarnation,
-            device=handle.device,
-        )
+        self.info = PoolInfo(**{name: getattr(handle, name) for name in TOLD})
 
     def generations(self, pages: Sequence[int]) -> None:
         """None: the page table is in another host's memory, so that its agent compares."""

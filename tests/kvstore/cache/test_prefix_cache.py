@@ -1,6 +1,6 @@
 import pytest
 
-from kvstore.cache.allocator import PageAllocator, PageState, Violation
+from kvstore.cache.allocator import PageState, Violation
 from kvstore.cache.events import EventLog
 from kvstore.cache.page_table import PageEntry, PageTable
 from kvstore.cache.prefix_cache import PrefixCache
@@ -16,7 +16,7 @@ def make_table(num_pages: int) -> PageTable:
 
 
 def make_cache(num_pages: int = 12, table: PageTable | None = None, epoch: int = 1) -> PrefixCache:
-    return PrefixCache.fresh(num_pages, PAGE_SIZE, group="g", epoch=epoch, table=table)
+    return PrefixCache(num_pages, PAGE_SIZE, group="g", epoch=epoch, table=table)
 
 
 def fill(cache: PrefixCache, token_ids: list[int], **options: str | bool) -> None:
@@ -90,7 +90,7 @@ def test_reserve_is_all_or_nothing_and_evicts_what_nobody_holds() -> None:
     assert sequence.reserve(3), "already covered"
     assert len(set(sequence.pages)) == 5
     assert cache.num_available() == 0
-    assert cache.num_evicted_pages == 3
+    assert cache.blocks.num_evicted_pages == 3
     assert not cache.start([1] * 4).reserve(1)
     removed = cache.events.drain()
     chain = chain_hashes(root_hash(), list(range(12)), PAGE_SIZE)
@@ -169,7 +169,7 @@ def test_lent_pages_come_back_with_their_tokens() -> None:
     with pytest.raises(SequenceError, match="9 tokens do not fit"):
         sequence.commit([0] * 9)
     sequence.commit(prompt[4:])
-    assert (sequence.num_tokens, sequence.num_full_pages, sequence.num_exported_pages) == (10, 2, 0)
+    assert (sequence.num_tokens, len(sequence.page_hashes), sequence.num_exported_pages) == (10, 2, 0)
     assert cache.match([*prompt, 1]).num_tokens == 8
     assert cache.check() == []
     sequence.release()
@@ -305,22 +305,6 @@ def test_the_table_says_what_the_books_say() -> None:
         PageState.CACHED,
         *[PageState.FREE] * 6,
     ]
-    make_cache(8, table)
-    assert all(isinstance(entry, PageEntry) and entry.state is PageState.FREE for _, entry in table.scan())
-
-
-def test_a_cleared_table_forgets_torn_entries() -> None:
-    memory = bytearray(PageTable.num_bytes(4, PAGE_SIZE))
-    memory[PageTable.num_bytes(2, PAGE_SIZE) + 30 :: 80] = b"\x01" * len(
-        memory[PageTable.num_bytes(2, PAGE_SIZE) + 30 :: 80]
-    )
-    table = PageTable(memoryview(memory), 4, PAGE_SIZE)
-    make_cache(4, table)
-    assert [table.read(page) for page in (1, 2, 3)] == [
-        PageEntry(),
-        PageEntry(owner_epoch=1),
-        PageEntry(owner_epoch=1),
-    ]
 
 
 def test_reset_forgets_prefixes_and_lets_running_sequences_finish_alone() -> None:
@@ -357,7 +341,7 @@ def test_a_page_in_two_books_is_quarantined_and_serving_goes_on() -> None:
     stolen = one.pages[0]
     two._own.add(stolen)
     assert {violation.page for violation in cache.check()} == {stolen}
-    assert cache.num_violations == 1
+    assert cache.blocks.num_violations == 1
     one.advance([1] * 5)
     one.release()
     two._own.discard(stolen)
@@ -390,7 +374,7 @@ def test_a_page_freed_behind_its_sequence_is_not_published() -> None:
     sequence.reserve(9)
     cache.blocks.allocator.release([sequence.pages[0]])
     sequence.advance([1] * 9)
-    assert cache.num_violations == 1
+    assert cache.blocks.num_violations == 1
     assert cache.match([1] * 9).num_tokens == 0
     sequence.release()
     assert cache.num_pages_in(PageState.QUARANTINED) == 1
@@ -404,7 +388,7 @@ def test_an_eviction_that_the_books_refuse_is_only_too_few_pages() -> None:
     cache.blocks.allocator.quarantine(cache.match([3] * 8).pages)
     sequence = cache.start([1] * 8)
     assert not sequence.reserve(8)
-    assert cache.num_violations == 1
+    assert cache.blocks.num_violations == 1
     assert not sequence.reserve(8)
     assert sequence.reserve(4)
     sequence.release()
@@ -414,7 +398,7 @@ def test_an_eviction_that_the_books_refuse_is_only_too_few_pages() -> None:
 def test_a_move_of_pages_outside_the_pool_is_only_reported() -> None:
     cache = make_cache()
     cache.clear_quarantined([99, 0, 3])
-    assert cache.num_violations == 3
+    assert cache.blocks.num_violations == 3
     assert cache.num_pages_in(PageState.QUARANTINED) == 1
 
 
@@ -452,12 +436,3 @@ def test_an_event_log_that_nobody_drains_restates_itself() -> None:
     log.stored(b"2", b"1", (4, 5), "")
     log.cleared()
     assert log.drain() == [CacheCleared(group="g")]
-
-
-def test_a_cache_can_take_an_allocator_that_is_in_use() -> None:
-    allocator = PageAllocator(4)
-    cache = PrefixCache(allocator, PAGE_SIZE, group="g", epoch=1)
-    sequence = cache.start([1, 2])
-    assert sequence.reserve(2)
-    assert allocator.state(sequence.pages[0]) is PageState.RUNNING
-    sequence.release()

@@ -40,7 +40,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.table = PageTable(memory, NUM_PAGES, PAGE_SIZE)
         self.reader = PageTable(memory.toreadonly(), NUM_PAGES, PAGE_SIZE)
         self.epoch = 1
-        self.cache = PrefixCache.fresh(NUM_PAGES, PAGE_SIZE, group="g", epoch=1, table=self.table)
+        self.cache = PrefixCache(NUM_PAGES, PAGE_SIZE, group="g", epoch=1, table=self.table)
         # What the KV of each page was computed from: key, and all tokens up to the last one written.
         self.content: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.quarantined: list[int] = []
@@ -191,7 +191,7 @@ class CacheMachine(RuleBasedStateMachine):
     def books_agree(self) -> None:
         cache = self.cache
         assert cache.check() == []
-        assert cache.num_violations == 0
+        assert cache.blocks.num_violations == 0
         assert sum(cache.num_pages_in(state) for state in PageState) == NUM_PAGES
         for page in range(1, NUM_PAGES):
             entry = self.reader.read(page)

@@ -21,7 +21,7 @@ class Dead:
     def __init__(self) -> None:
         self.memory = bytearray(PageTable.num_bytes(NUM_PAGES, PAGE_SIZE))
         self.table = PageTable(memoryview(self.memory), NUM_PAGES, PAGE_SIZE)
-        self.cache = PrefixCache.fresh(NUM_PAGES, PAGE_SIZE, group="g", epoch=1, table=self.table)
+        self.cache = PrefixCache(NUM_PAGES, PAGE_SIZE, group="g", epoch=1, table=self.table)
 
     def run(self, token_ids: list[int], key: str = "", num_filled: int | None = None) -> BlockTable:
         sequence = self.cache.start(token_ids, key)

@@ -38,7 +38,7 @@ class Pool:
         return PageTable(memoryview(self.memory), NUM_PAGES, PAGE_SIZE)
 
     def cache(self) -> PrefixCache:
-        return PrefixCache.fresh(NUM_PAGES, PAGE_SIZE, group="g", epoch=1, table=self.table)
+        return PrefixCache(NUM_PAGES, PAGE_SIZE, group="g", epoch=1, table=self.table)
 
     def run(self, cache: PrefixCache, prompt: list[int]) -> BlockTable | None:
         """Compute a prompt into pages, a token at a time, as a worker does before the scheduler writes it down."""
@@ -303,7 +303,7 @@ def test_the_table_of_another_pool_says_nothing_of_this_one() -> None:
     """Of another page size: what lies where is another's, so nothing is whole."""
     pool, _ = chain()
     other = PageTable(memoryview(bytearray(TABLE_BYTES * 4)), NUM_PAGES, 3 * PAGE_SIZE)
-    cache = PrefixCache.fresh(NUM_PAGES, 3 * PAGE_SIZE, group="g", epoch=1, table=other)
+    cache = PrefixCache(NUM_PAGES, 3 * PAGE_SIZE, group="g", epoch=1, table=other)
     sequence = cache.start([1] * 30)
     assert sequence.reserve(30)
     sequence.advance([1] * 30)

@@ -280,7 +280,7 @@ class World:
         config = SchedulerConfig(group=name, worker=f"w-{name}", agent=f"a-{name}", **self._settings)
         layout = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=PAGE)
         pool = PoolHandle(group=name, agent=f"a-{name}", path="", num_pages=num_pages, layout=layout, incarnation=1)
-        cache = PrefixCache.fresh(num_pages, PAGE, group=name, epoch=epoch)
+        cache = PrefixCache(num_pages, PAGE, group=name, epoch=epoch)
         self.memories[name] = {page: [-9] * PAGE for page in range(num_pages)}
         self.cores[name] = SchedulerCore(config, Address(name, epoch), pool, cache)
         self.workers[f"w-{name}"] = Worker(self.memories[name])

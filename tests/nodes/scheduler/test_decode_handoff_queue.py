@@ -44,7 +44,7 @@ class Bench:
         self.outbox, self.deadlines = Outbox(), Deadlines()
         self.asks = PersistentAsks(self.outbox, self.deadlines)
         self.grants = DecodeHandoffQueue(CONFIG, POOL, Address("d", 2), self.outbox, self.deadlines, self.asks)
-        self.cache = PrefixCache.fresh(20, PAGE, group="d", epoch=2)
+        self.cache = PrefixCache(20, PAGE, group="d", epoch=2)
         self.rows = 0
 
     def open(self, *, cached: bool = False, prefill: str = "p") -> Sequence:

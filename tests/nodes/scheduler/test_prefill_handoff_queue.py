@@ -37,7 +37,7 @@ class Bench:
     def __init__(self) -> None:
         self.outbox, self.deadlines = Outbox(), Deadlines()
         self.orders = PrefillHandoffQueue(CONFIG, POOL, self.outbox, self.deadlines)
-        self.cache = PrefixCache.fresh(20, PAGE, group="p", epoch=1)
+        self.cache = PrefixCache(20, PAGE, group="p", epoch=1)
 
     def accept(self, grant_id: str = "g", now: float = 0.0, **more) -> Sequence:
         message = order(grant_id, **more)

@@ -21,7 +21,7 @@ class Heirs:
     def __init__(self, num_pages: int = NUM_PAGES) -> None:
         self.world = World(num_pages={"m": num_pages}, max_running=8)
         self.table = PageTable(memoryview(bytearray(PageTable.num_bytes(num_pages, PAGE))), num_pages, PAGE)
-        cache = PrefixCache.fresh(num_pages, PAGE, group="m", epoch=1, table=self.table)
+        cache = PrefixCache(num_pages, PAGE, group="m", epoch=1, table=self.table)
         self.core = self._follow(cache, None, 1)
 
     def _follow(self, cache, recovered, epoch) -> SchedulerCore:
