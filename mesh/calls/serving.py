@@ -109,6 +109,7 @@ class Call:
         gate = self._gate
         if gate is None:
             raise TypeError("this call asks for one reply: answer it with reply()")
+        # Again after each wake: what woke it may have been the end of the call.
         while not gate.is_open and not self.done:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -117,6 +118,7 @@ class Call:
                 self._waiter = None
         if self.done:
             raise self._failure or Cancelled("the stream has ended already")
+        # A stream with a hole is none, so the first item that finds no way ends it.
         if not self._serving.answer(self, Verb.ITEM, message, buffers, gate.take()):
             self._serving.settle(self)
             raise PeerLost(f"the way to {self.sender} is gone or full")
@@ -130,6 +132,7 @@ class Call:
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
         """Call back when the asker cancels, is lost, or the deadline passes before the answer; at once if it has."""
+        # Ended before anybody could say what is to happen then: a handler may register late.
         if self._failure is not None:
             callback()
         else:
@@ -199,6 +202,7 @@ class Serving:
         """Send one answer, whether the call still waits for it or not; False: the way to the asker is gone or full."""
         try:
             body, flags = self._bodies.encode(message, buffers)
+        # Answered as an error: an asker that hears nothing would wait until its deadline for what cannot be sent.
         except TooLarge as error:
             verb, buffers, flags = Verb.ERROR, (), SYSTEM_FLAG
             body = SYSTEM_CODEC.encode(ErrorBody(code=error.code, message=error.message))
@@ -219,6 +223,7 @@ class Serving:
         now = self._loop.time()
         deadline = now + (header.timeout_us / 1e6 if header.timeout_us > 0 else NO_DEADLINE_S)
         call = Call(self, peer, channel, header, deadline)
+        # Before the mailbox: what cannot be decoded is refused, and must not take a place that nobody frees.
         call.message = self._bodies.decode(header, parts[1])
         call.buffers = parts[2:]
         admission = self._mailbox.admit(peer.address, header.message_id, deadline, call)
@@ -227,6 +232,7 @@ class Serving:
             self._hand_over(call, header)
         elif admission is Admission.OVERLOADED:
             self._links.metrics.count("mesh_overloaded_total")
+            # Retryable, and said at once: the asker may try another actor while its deadline still has time.
             error = ErrorBody(code="overloaded", message=f"{self._mailbox.capacity} calls are waiting", retryable=True)
             self.answer(call, Verb.ERROR, error)
 
@@ -245,6 +251,7 @@ class Serving:
             actor.on_ask(call)
         except Exception as error:  # noqa: BLE001
             self.tasks.failed(f"on_ask({kind.__name__})", error, message)
+            # The handler may have answered before it raised.
             if not call.done:
                 call.fail("internal", f"{actor.role} failed to answer {kind.__name__}")
 

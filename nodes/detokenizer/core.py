@@ -98,15 +98,18 @@ class DetokenizerCore:
             self._ended.popleft()
 
     def _take_batch(self, scheduler: Address, batch: TokenBatch, now: float) -> list[Command]:
+        # Before anything is taken: half a batch could be neither kept nor asked for again.
         _check_columns(batch)
         sender = self._senders.get(scheduler) or self._add_sender(scheduler)
         if sender is None:
             return []
+        # First, since this very batch has their first tokens.
         for opening in batch.opens:
             self._open(sender, opening, now)
         step = Step(sender, scheduler.actor_id, now, self._limits.resend_interval_s)
         step.take_tokens(batch)
         step.take_finishes(batch)
+        # Last: a stream may end and be closed in one batch, and its end has to go out before.
         for number in batch.closes:
             sender.streams.pop(number, None)
             sender.asked_at.pop(number, None)
@@ -128,6 +131,7 @@ class DetokenizerCore:
         known = [address for address in self._senders if address.actor_id == scheduler.actor_id]
         if any(address.epoch > scheduler.epoch for address in known):
             return None
+        # Stream numbers are an incarnation's own: those of the one before would be taken for new streams.
         for address in known:
             del self._senders[address]
         sender = self._senders[scheduler] = Sender()

@@ -174,6 +174,7 @@ class KVAgent(Actor, HeldBy):
         self._last_call += 1
         number = self._last_call
         self._calls[number] = call
+        # The core knows calls by number only and answers later; an asker that left must not be kept for that.
         call.on_cancel(lambda: self._forget_call(number))
         match message:
             case MapPool():
@@ -213,6 +214,7 @@ class KVAgent(Actor, HeldBy):
         if self._held is not None:
             self._held.stop()
         self._transports.close()
+        # After the transports are closed: a copy that still ran would write into what is freed here.
         for pool in (pool for pools in self._ranks.values() for pool in pools):
             try:
                 pool.close()
@@ -259,6 +261,8 @@ class KVAgent(Actor, HeldBy):
                 call = self._calls.pop(number, None)
                 if call is not None:
                     call.reply(message)
+                    # From the moment of this answer it may have the pool mapped, and must be asked before the pool is
+                    # freed.
                     if isinstance(message, PoolHandle) and self._held is not None:
                         self._held.mapped(message.group, call.sender)
             case Refuse(number, code, reason, retryable):
@@ -288,6 +292,7 @@ class KVAgent(Actor, HeldBy):
             ended = CopyEnded(command.copy.copy_id, error.code, error.message)
         else:
             found = source[0].info.incarnation
+            # The announcement may be older than the mapping: its page numbers are those of another pool then.
             if found == command.incarnation:
                 started = self._pulls.start(command.grant_id, command.copy, command.group, source)
                 if started is None:

@@ -89,6 +89,8 @@ class RpcHandlers:
                 self._outbox.tell(sender.actor_id, _unknown(gap.request_id, gap.attempt))
                 continue
             self._attempts.renew(sequence, now)
+            # Anybody else, a gateway for one, needs the stream opened anew: only then are its tokens sent from another
+            # place.
             is_detokenizer = sender.actor_id == sequence.detokenizer and sequence.is_open
             if is_detokenizer and gap.position > 0 and not message.detokenizer:
                 self._streams.resend(sequence, gap.position)
@@ -115,6 +117,7 @@ class RpcHandlers:
         standing = self._attempts.standing(submit)
         accepted = Reply(event.call, Submitted(request_id=submit.request_id, attempt=submit.attempt))
         refusal = None
+        # Its answer was lost. Accepted again, and nothing else: a second sequence would draw the same tokens twice.
         if standing is Standing.KNOWN:
             self._outbox.add(accepted)
             return
@@ -132,6 +135,7 @@ class RpcHandlers:
         if refusal is not None:
             self._outbox.add(refusal)
             return
+        # The gateway has given that one up, or it would not ask under a higher number.
         older = self._attempts.up_to(submit.request_id, submit.attempt)
         if older is not None:
             self._endings.cancel(older, now)
@@ -146,6 +150,7 @@ class RpcHandlers:
         )
         self._attempts.add(sequence)
         self.num_prompt_tokens += sequence.num_prompt_tokens
+        # A retry whose last token is here and only the finish was lost: nothing is left to compute.
         if sequence.num_tokens >= sequence.max_length:
             self._endings.finish(sequence, "length", now)
         else:
@@ -156,6 +161,7 @@ class RpcHandlers:
             sequence = self._attempts.up_to(ref.request_id, ref.attempt)
             if sequence is not None:
                 self._endings.cancel(sequence, now)
+            # Also where it is not known: its submission may be on its way behind this.
             self._attempts.remember(ref.request_id, ref.attempt)
         self._outbox.add(Reply(event.call, AttemptsCancelled(attempts=message.attempts)))
 

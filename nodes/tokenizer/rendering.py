@@ -87,6 +87,7 @@ class ChildRenderer(Renderer):
     @override
     async def render(self, request: ChatRequest) -> str:
         """Raises Overloaded if too many wait or no process can be started."""
+        # Refused at once: with one child, each that waits adds up to `deadline_s` for those behind it.
         if self._num_waiting >= self._limits.max_waiting:
             raise Overloaded(f"{self._num_waiting} chats are waiting to be rendered; try again later")
         self._num_waiting += 1
@@ -112,8 +113,11 @@ class ChildRenderer(Renderer):
             await child.wait()
 
     async def _ensure_child(self) -> None:
+        # Started when it is needed, not when the last one died: a template that always kills it costs a start a
+        # request.
         if self._child is not None and self._child.returncode is None:
             return
+        # The child finds the same modules wherever this process found them.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             self._child = await asyncio.create_subprocess_exec(
@@ -136,6 +140,7 @@ class ChildRenderer(Renderer):
         except (OSError, EOFError, msgspec.MsgspecError):
             raise TemplateError("the chat template ran out of memory or broke its process", "messages") from None
         finally:
+            # Also where the caller was cancelled: the child's answer would be taken for that of the next request.
             if not answered:
                 self.num_killed += 1
                 await self.stop()

@@ -190,6 +190,7 @@ class RoutingCore:
         weights, load = self._weights, scheduler.load
         scheduler.forget_until(now - weights.recent_s)
         num_requests = len(scheduler.recent)
+        # With own choices that its load does not show yet: a burst between two reports would all go to one scheduler.
         cost = float(num_tokens - overlap + scheduler.num_recent_tokens)
         if load is not None:
             num_requests += load.num_running + load.num_waiting
@@ -258,6 +259,7 @@ def _match(
     stride, parent = page_size * TOKEN_BYTES, root
     for end in range(stride, len(packed) + 1, stride):
         parent = page_hash(parent, packed[end - stride : end])
+        # Each page is hashed once, whatever the number of schedulers; who lacks a page has none behind it.
         candidates = [scheduler for scheduler in candidates if parent in scheduler.index]
         if not candidates:
             return
