@@ -118,7 +118,7 @@ class BlockTable:
 
         None if there are not enough; nothing changes then. Tokens of a partly filled page are given up. The pages are
         GRANTED until `mark_in_flight`, and the sequence's again by `commit` or `abort`; the table says GRANTED all
-        that time, since whoever reads it can make nothing of the difference.
+        that time, since whoever reads it can make nothing of the difference. Raises SequenceError if some are exported.
         """
         self._require_held()
         if self.num_exported_pages:
@@ -144,7 +144,10 @@ class BlockTable:
             self._exported_state = PageState.IN_FLIGHT
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """The transfer is complete: the exported pages hold the KV of these tokens and are the sequence's own again."""
+        """The transfer is complete: the exported pages hold the KV of these tokens and are the sequence's own again.
+
+        Raises SequenceError for more tokens than fit the exported pages.
+        """
         self._require_held()
         exported = self._exported_pages()
         if len(token_ids) > len(exported) * self._blocks.page_size:
@@ -155,7 +158,10 @@ class BlockTable:
         self._blocks.write_states(self.pages[len(self.page_hashes) + 1 :], PageState.RUNNING)
 
     def commit_first(self, token_ids: Sequence[int]) -> None:
-        """The first exported pages hold the KV of these tokens and are the sequence's own; the others stay exported."""
+        """The first exported pages hold the KV of these tokens and are the sequence's own; the others stay exported.
+
+        Raises SequenceError unless the tokens fill whole pages.
+        """
         self._require_held()
         if len(token_ids) % self._blocks.page_size:
             raise SequenceError(f"{len(token_ids)} tokens are not whole pages")

@@ -59,10 +59,14 @@ class Publishing:
     # Publisher
 
     def publish(self, topic: str, message: AnyMessage) -> int:
-        """Send to all subscribers and keep for replay; returns the sequence number, from 1."""
+        """Send to all subscribers and keep for replay; returns the sequence number, from 1.
+
+        Raises ValueError for one topic more than `max_topics`.
+        """
         log = self._log(topic)
         if log is None:
             raise ValueError(f"{self._options.max_topics} topics are kept already, no room for {topic!r}")
+        # Once, for all subscribers and for the replay.
         payload = self._codec.encode(message)
         sequence = log.append(payload)
         subscribers = self._subscribers.get(topic)
@@ -83,6 +87,7 @@ class Publishing:
         for (actor_id, _), followed in self._followed.items():
             if actor_id == peer.address.actor_id:
                 followed.subscription.waiting = True
+                # So that the next round of renewals asks, if its return is not heard of before.
                 followed.last_heard[0] = float("-inf")
 
     def _on_subscribe(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
@@ -145,6 +150,8 @@ class Publishing:
         self._timer = None
         quiet_since = self._loop.time() - self._options.renew_subscription_s
         for (actor_id, topic), followed in list(self._followed.items()):
+            # A quiet topic and a publisher that has forgotten its subscriber look alike, so it is asked once in a
+            # while.
             if followed.last_heard[0] <= quiet_since:
                 if followed.subscription.waiting:
                     self._links.suspect(actor_id)

@@ -63,7 +63,7 @@ class SimulatedNetwork:
         self._context = contextvars.copy_context()
 
     def transport(self, address: Address) -> "SimulatedTransport":
-        """A transport for one incarnation of an actor; each address can have one."""
+        """A transport for one incarnation of an actor. Raises ValueError for an address that has one."""
         if address in self._ends:
             raise ValueError(f"{address} has its transport already; a restarted actor gets a new epoch")
         self._ends[address] = End(address)
@@ -135,7 +135,7 @@ class SimulatedNetwork:
     # What follows is for SimulatedTransport.
 
     def listen(self, end: End, endpoint: Endpoint) -> None:
-        """Register a bound endpoint."""
+        """Register a bound endpoint. Raises BindError where somebody listens there."""
         if endpoint.control in self._listening:
             raise BindError(f"{endpoint.control} is bound already: stop the actor that holds it first")
         self._loop = asyncio.get_running_loop()

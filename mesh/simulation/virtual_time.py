@@ -110,7 +110,10 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return self._num_tasks
 
     def jump(self, timeout: float | None) -> None:
-        """Called when the loop would wait: `timeout` seconds, or without end if None."""
+        """Called when the loop would wait: `timeout` seconds, or without end if None.
+
+        Raises Deadlock, Livelock or TimeLimit, which name the tasks that wait.
+        """
         if timeout is None:
             raise Deadlock(f"nothing can happen any more at t={self._now:.6f} s; waiting: {self._waiting()}")
         if timeout <= 0:
@@ -170,7 +173,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Call soon, from this thread only."""
+        """Call soon, from this thread only. Raises RealWorld from another."""
         if threading.get_ident() != self._thread:
             raise RealWorld("another thread called into a loop on virtual time")
         return self.call_soon(callback, *args, context=context)

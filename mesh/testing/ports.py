@@ -13,6 +13,7 @@ def free_port() -> int:
     """A TCP port on which nothing listens, and which nobody is given who does not ask for just this one.
 
     Between here and the server's listening there may be seconds; whatever else runs on the host connects meanwhile.
+    Raises OSError where none was found free.
     """
     draw = random.SystemRandom()
     for _ in range(_MOST_TRIES):

@@ -77,7 +77,7 @@ class Pages:
         )
 
     async def model(self, call: HttpCall) -> None:
-        """GET /v1/models/{model_id}."""
+        """GET /v1/models/{model_id}. Raises UnknownModel, which is a 404."""
         name = call.path_params["model_id"]
         if name not in self._config.served_names:
             raise UnknownModel(f"The model '{name[:200]}' does not exist.", param="model")

@@ -222,7 +222,7 @@ class Validator:
         return self._job("text", "prompt", decoded, prepare)
 
     def tokenize(self, data: bytes, request_id: str) -> tuple[Prepare, list[str]]:
-        """POST /tokenize: what to ask a tokenizer, and the unknown fields."""
+        """POST /tokenize: what to ask a tokenizer, and the unknown fields. Raises BadRequest."""
         decoded = self._tokenize.decode(data)
         body: TokenizeBody = decoded.body
         _check_model(body.model, self._config)

@@ -158,7 +158,7 @@ def echo_model(options: str) -> ModelSpec:
 
 
 def random_model(architecture: str, options: str) -> ModelSpec:
-    """A model of `RANDOM_MODELS`; `options` may set `seed` and `dtype`."""
+    """A model of `RANDOM_MODELS`; `options` may set `seed` and `dtype`. Raises ModelNotFound, ModelUnsupported."""
     spec = RANDOM_MODELS.get(architecture)
     if spec is None:
         raise ModelNotFound(f"There is no random model {architecture!r}. Known are: {', '.join(RANDOM_MODELS)}.")

@@ -102,7 +102,10 @@ class ConfigFields:
         return named
 
     def dtype(self, stored: set[str]) -> str:
-        """The checkpoint's own dtype, float16 included: as configured (`dtype`, `torch_dtype`), else as stored."""
+        """The checkpoint's own dtype, float16 included: as configured (`dtype`, `torch_dtype`), else as stored.
+
+        Raises ModelUnsupported for one that nothing here computes.
+        """
         named = self.value("dtype") or self.value("torch_dtype")
         if named is None:
             kinds = stored & set(_STORED_DTYPES)

@@ -42,7 +42,7 @@ def parse_messages(chat: bytes, dialect: TemplateDialect) -> list[dict[str, Any]
 
 
 def parse_tools(tools: bytes | None) -> list[Any] | None:
-    """The tools of a chat, None if there are none."""
+    """The tools of a chat, None if there are none. Raises TemplateError (`tools`) for what is no list."""
     parsed = None if tools is None else _decode(tools, "tools")
     if parsed is not None and not isinstance(parsed, list):
         raise TemplateError("tools has to be a list of tools", "tools")

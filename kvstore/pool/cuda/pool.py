@@ -124,7 +124,10 @@ class CudaHost(MemoryHost):
         return _Incarnation(pool.path, pool.info.incarnation) in self._made
 
     def take(self, path: str, info: PoolInfo) -> DevicePages:
-        """The pages of another process's pool, opened at the first of as many calls as there will be of `give_back`."""
+        """The pages of another process's pool, opened at the first of as many calls as there will be of `give_back`.
+
+        Raises DeviceHandleInvalid where the header has no handle, or none that can be opened; DeviceUnavailable.
+        """
         incarnation = _Incarnation(path, info.incarnation)
         opened = self._opened.get(incarnation)
         if opened is None:

@@ -231,7 +231,7 @@ class PairTransport(Transport):
         return any(one.order.group == group for one in self._sendings.values())
 
     def take_order(self, agent: str, order: SendPages, reply: Reply) -> None:
-        """Another agent has begun to receive; `reply` is called once."""
+        """Another agent has begun to receive; `reply` is called once, with the reason where nothing is sent."""
         half = self._halves.get(order.pair)
         try:
             # `agent`: a pair's name is no secret, and only the one that offered it may have pages sent.

@@ -95,6 +95,6 @@ class SafetensorsWeights(WeightSource):
 
 
 def padded_part(found: Tensor, part: Part) -> Tensor:
-    """`found` with zeros behind it in the part's dimension, up to the part's length."""
+    """`found` with zeros behind it up to the part's length; for parts in dimension 0, others come back as they are."""
     missing = part.end - part.begin - found.shape[part.dim]
     return torch.cat((found, found.new_zeros(missing, *found.shape[1:]))) if missing and part.dim == 0 else found

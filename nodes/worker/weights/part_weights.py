@@ -25,7 +25,7 @@ class PartWeights:
         self.embedding = self._tensor(model.embedding.weight)
 
     def norm(self, norm: Norm) -> Tensor:
-        """Float32, where an offset loses nothing of the weight."""
+        """The weight and its offset, `[size]` in float32, in which the offset loses nothing of the weight."""
         return self._tensor(norm.weight).float() + norm.offset
 
     def product(self, *linears: Linear) -> tuple[Tensor, Tensor | None]:

@@ -39,7 +39,7 @@ def program_results(
     layout: KVLayout,
     collectives: Collectives | None = None,
 ) -> Iterator[tuple[bool, Tensor]]:
-    """Whether some positions have the same bits in one piece, in chunks and as single rows; and their logits."""
+    """Whether some positions have the same bits in one piece, in chunks and as single rows; and logits `[4, vocab]`."""
     first = copy.copy(model)
     # One layer: bits that depend on the batch do so in each, and a load should not wait for all of them.
     first.layers = model.layers[:1]

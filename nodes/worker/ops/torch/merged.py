@@ -32,7 +32,10 @@ def attend_part(q: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> tup
 
 
 def merge(a: Tensor, sums_a: Tensor, b: Tensor, sums_b: Tensor) -> Tensor:
-    """Attention over both parts, from what `attend_part` returned for each; one of them at least saw something."""
+    """Attention over both parts, `[rows, heads, dim]`, from what `attend_part` returned for each.
+
+    For every row and head one of them at least has seen a position.
+    """
     highest = torch.maximum(sums_a, sums_b)
     share_a, share_b = torch.exp2(sums_a - highest).unsqueeze(-1), torch.exp2(sums_b - highest).unsqueeze(-1)
     return (a * share_a + b * share_b) / (share_a + share_b)
