@@ -136,6 +136,8 @@ class ActorSystem:
         endpoint = await self._transport.start(self.address, self.links)
         self._member = msgspec.structs.replace(self._member, endpoint=endpoint)
         try:
+            # Before the actor's own start, which may load weights for minutes: heartbeats say how far it is, and that
+            # gives it time.
             self.heartbeats.start()
             if self.actor.joins:
                 self.registration.start()
@@ -158,6 +160,7 @@ class ActorSystem:
             for peer in self.links.peers():
                 self.links.send(peer, Channel.CONTROL, Verb.DRAINING, body, (), SYSTEM)
             self._drained = self._loop.create_task(self.actor.drain(), name="drain")
+        # Several may ask for it, and one that gives up waiting must not end the drain for the others.
         await asyncio.shield(self._drained)
 
     async def stop(self) -> None:
@@ -174,8 +177,10 @@ class ActorSystem:
         except Exception as error:  # noqa: BLE001
             self.tasks.failed("stop", error)
         await self.tasks.close()
+        # After the actor's own end, which may still answer some; who is left is told that nobody will.
         self.serving.close()
         if self.actor.joins:
+            # Before asks are closed: the leave is one of them.
             await self.registration.leave(_LEAVE_S)
         self.asking.close()
         self.links.close()
@@ -210,6 +215,7 @@ class ActorSystem:
         self._member = msgspec.structs.replace(member, state=state, attributes={**member.attributes, **attributes})
         self.registration.announce()
         if state != member.state:
+            # The supervisor waits for this word, and would hear it half a second later.
             self.heartbeats.send_now()
 
     def locate(self, actor_id: str) -> tuple[Address, Endpoint] | None:
@@ -226,6 +232,7 @@ class ActorSystem:
     def peer_lost(self, peer: Peer, reason: str) -> None:
         """An incarnation is gone or cut off: everybody who waits for it is told, then the actor."""
         self._log.debug("peer lost", peer=str(peer.address), reason=reason)
+        # Those that wait first, the actor last: what it does about the loss then finds the books in order.
         self.asking.lose(peer, reason)
         self.serving.lose(peer, reason)
         self.publishing.lose(peer)
@@ -267,6 +274,7 @@ class ActorSystem:
     # What is told or asked of every actor
 
     def _on_peer_down(self, sender: Address, message: PeerDown) -> bool:
+        # Anybody may say so, and only these two know: a wrong word would cut a living actor off.
         if sender != self.registration.registry and not self._is_supervisor(sender):
             return False
         dead = Address(message.actor_id, message.epoch)

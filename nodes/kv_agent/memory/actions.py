@@ -129,6 +129,7 @@ class MemoryActions:
         members = self._owner.ctx.members
         for member in left:
             now = members.get(member.actor_id)
+            # A link may be lost between two that live; only who is no member any more has let go of everything.
             if now is None or now.epoch > member.epoch:
                 self._lost(member.address)
         holders = [_seen(member) for member in members.all() if member.role in (SCHEDULER, WORKER)]
@@ -182,6 +183,7 @@ class MemoryActions:
             case FreePool(group):
                 self._free(group)
             case MakePool(group):
+                # In a task: a device's memory may be seconds in becoming free, and everybody else's asks go on.
                 self._owner.ctx.spawn(self._make(group), name=f"make {group}")
             case _:
                 assert_never(command)
@@ -217,6 +219,7 @@ class MemoryActions:
         deadline = owner.ctx.now() + self._wait_s
         incarnation = owner.next_incarnation()
         while True:
+            # Asked for at each try: one that failed has left another pool behind than it began with.
             left = owner.pools(group)
             owner.forget_pool(group)
             pools, problem = make_pools(self._host, self._prefix, left, incarnation)
@@ -242,6 +245,7 @@ class MemoryActions:
             event = NotDone(group, number, holder, str(error))
         else:
             found: Any = answer.message
+            # By incarnation: the successor's answer says nothing of what the one before still maps.
             is_done = isinstance(found, expected) and answer.sender == holder
             event = Done(group, number, holder) if is_done else NotDone(group, number, holder, "another one answered")
         self._handle(event)

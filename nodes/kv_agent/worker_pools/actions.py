@@ -100,6 +100,7 @@ class WorkerPoolActions:
             case TellTable(number, group):
                 call = self._calls.pop(number)
                 call.reply(self._owner.handle(group))
+                # From this answer on the worker may have the table mapped.
                 self._owner.mapped(group, call.sender)
             case Offer(number, group, ipc_handle):
                 self._offer(group, ipc_handle)
@@ -117,9 +118,11 @@ class WorkerPoolActions:
         owner.forget_pool(group)
         old.close()
         try:
+            # Without the handle: it names memory that went with the worker that made it.
             info = msgspec.structs.replace(old.info, incarnation=incarnation, ipc_handle=b"")
             made = self._host.create(self._prefix + group, info)
         except KVError as error:
+            # The next agent finds out what there is; going on without a table would refuse the group for good.
             owner.ctx.end(f"the page table of {group} cannot be made: {error.message}")
             return
         owner.put_pools(group, [made], is_offered=False)
