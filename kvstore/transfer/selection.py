@@ -174,6 +174,7 @@ class Selection(Transport):
         error = transfer.error
         if error is None or now >= transfer.deadline or not self._falls(transfer, error):
             return False
+        # A clean record for the next choice: whoever polls sees no end in between.
         transfer.error = None
         try:
             self._post(transfer)
@@ -183,6 +184,7 @@ class Selection(Transport):
 
     def _falls(self, transfer: Transfer, error: TransferError) -> bool:
         """Give a transfer the choice that follows, if its end is one that this may mend."""
+        # Only where nothing was moved: a pair that broke at its work says nothing against the choice.
         if not isinstance(error, PairUnmade) or error.code in _NOT_OF_THE_TRANSPORT:
             return False
         old, new = transfer.transport, _after(self._far_from(transfer.pool.info.device), transfer.transport)
@@ -191,6 +193,7 @@ class Selection(Transport):
         transfer.transport = new
         route = _route_of(transfer)
         fallen = self._fallen.get(route)
+        # Several transfers may find out at once; the way is left once, and said once.
         if fallen is None or fallen[0] is old:
             self._fallen[route] = new, f"{new.name} instead of {old.name}: {error.message} ({error.code})"
             self.num_fallbacks += 1

@@ -260,6 +260,7 @@ class Validator:
             param = "stream_options.include_obfuscation"
             raise BadRequest(f"'{param}' is not supported by this server.", param=param, code="unsupported_parameter")
         n = body.n or 1
+        # Of all prompts together: each sample is a request of its own, with pages and a row in steps.
         num_samples = n * len(prepare.texts or prepare.token_ids or [None])
         if num_samples > self._config.max_samples_per_call:
             message = f"{num_samples} samples in one call are more than {self._config.max_samples_per_call}."

@@ -155,9 +155,11 @@ class NcclLink(PairLink):
         while self._running:
             number, event = self._running[0]
             status = int(self._runtime.eventQuery(event.ptr))
+            # In order of the stream: behind one that has not ended none has.
             if status == _NOT_READY:
                 break
             if status:
+                # Not `Event.done`, to which a fault looks like an event that has not come yet.
                 raise self._runtime.CUDARuntimeError(status)
             self._running.popleft()
             found.append(Moved(number))
@@ -181,11 +183,13 @@ class NcclLink(PairLink):
         self._stream.synchronize()
 
     def _move(self, number: int, ranges: Sequence[tuple[int, int]]) -> None:
+        # Queued behind others in the mover's thread, it may come after the abort, when the communicator is gone.
         if self._is_aborted:
             return
         try:
             self._runtime.setDevice(self._device)
             self._group(ranges)
+            # Without timing an event costs the device no clock to write.
             event = self._cupy.cuda.Event(disable_timing=True)
             self._stream.record(event)
         except RuntimeError as error:

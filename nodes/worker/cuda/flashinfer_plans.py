@@ -237,6 +237,7 @@ class Captured:
         """Schedule one row of each sequence of `table` for all kinds."""
         planner = self._planner
         again = self._planned and planner.fast_plan is not None
+        # The quick plan leaves the wrapper's arrays alone, which the captured kernels read.
         if again:
             self._indptr.copy_(table.indptr, non_blocking=True)
             self._last_page_len.copy_(table.last_page_len, non_blocking=True)

@@ -74,6 +74,7 @@ class NcclCollectivesMaker(CollectivesMaker):
             else:
                 outcome.append(None)
 
+        # In a thread, since initialising has no timeout of its own: with a rank missing it waits for ever.
         thread = threading.Thread(target=initialise, name="nccl-init", daemon=True)
         thread.start()
         thread.join(self._form_timeout_s)
@@ -114,6 +115,7 @@ class NcclCollectives(Collectives):
     def all_gather(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         num_rows, width = x.shape
+        # Gathered by rank, then laid side by side: NCCL puts whole buffers one behind the other.
         parts = torch.empty(self.size, num_rows, width, dtype=x.dtype, device=x.device)
         self._queue(x, self._communicator.allGather, x.data_ptr(), parts.data_ptr(), x.numel(), _DTYPES[x.dtype])
         return parts.transpose(0, 1).reshape(num_rows, self.size * width)
@@ -163,6 +165,7 @@ class NcclCollectives(Collectives):
             if self._failure:
                 return
             self._failure = why
+        # Not waited for, as `abort` promises: ending kernels that hang takes the device's time.
         _in_background(self._abort)
 
     def _abort(self) -> None:
