@@ -1,6 +1,6 @@
 """Commands that change a mesh: stop it, restart its actors, have its memory released."""
 
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -28,7 +28,9 @@ def drain(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the end.")] = 120.0,
 ) -> None:
     """Have actors finish what they have and end; they stay away until `restart`."""
-    _restart(name, names, stay_away=True, timeout_s=timeout)
+    from cli.commands.restart import restart as run
+
+    raise typer.Exit(run(name, names, stay_away=True, timeout_s=timeout))
 
 
 @app.command(epilog=example("meshctl restart tokenizer"))
@@ -38,13 +40,9 @@ def restart(
     timeout: Annotated[float, typer.Option(help="Seconds to wait until all are ready again.")] = 300.0,
 ) -> None:
     """Restart actors one after the other while the mesh serves: each finishes what it has, ends and starts again."""
-    _restart(name, names, stay_away=False, timeout_s=timeout)
-
-
-def _restart(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -> NoReturn:
     from cli.commands.restart import restart as run
 
-    raise typer.Exit(run(name, names, stay_away=stay_away, timeout_s=timeout_s))
+    raise typer.Exit(run(name, names, stay_away=False, timeout_s=timeout))
 
 
 @app.command(epilog=example("meshctl release prefill-0 --keep-weights"))

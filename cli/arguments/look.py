@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.arguments.options import NameOption, NamesOption, Output, OutputOption, commands, example
+from cli.arguments.options import NameOption, NamesOption, OutputOption, commands, example
 
 app = commands()
 
@@ -13,19 +13,10 @@ LogOutput = Literal["text", "json"]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show it again every two seconds, until Ctrl-C.")]
 
 
+@app.command("status", epilog=example("meshctl status"), help="The same as `ps`.")
 @app.command(epilog=example("meshctl ps"))
 def ps(name: NamesOption = None, watch: WatchOption = False, output: OutputOption = "table") -> None:
     """Show the actors of a mesh, or of all: what they are, what they use, what they do."""
-    _ps(name, watch, output)
-
-
-@app.command(epilog=example("meshctl status"))
-def status(name: NamesOption = None, watch: WatchOption = False, output: OutputOption = "table") -> None:
-    """The same as `ps`."""
-    _ps(name, watch, output)
-
-
-def _ps(name: str | None, watch: bool, output: Output) -> None:
     from cli.commands.ps import ps as run
 
     raise typer.Exit(run(name, output, watch=watch))

@@ -21,6 +21,7 @@ from cli.plan.settings import Settings, foreign_variables, load_settings
 from cli.plan.topology import Machine, Topology, plan_topology
 from cli.supervisor.device_memory import ask_devices
 from cli.supervisor.mesh_directory import MeshDirectory
+from cli.supervisor.processes import leave_terminal
 from cli.supervisor.progress import READY_MARK, Progress
 from mesh.membership.view import SUPERVISOR
 
@@ -144,7 +145,7 @@ def _in_background(settings: Settings, directory: MeshDirectory, *, is_terminal:
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _leave_terminal(directory)
+        leave_terminal(directory.log(SUPERVISOR))
         progress = Progress(writer, is_pipe=True, is_terminal=is_terminal)
         said = False
         try:
@@ -183,16 +184,6 @@ def _died(directory: MeshDirectory, how: str) -> StartFailed:
         why=f"its supervisor ended {how}",
         do=f"see the end of {directory.log(SUPERVISOR)}",
     )
-
-
-def _leave_terminal(directory: MeshDirectory) -> None:
-    os.setsid()
-    null = os.open(os.devnull, os.O_RDONLY)
-    out = os.open(directory.log(SUPERVISOR), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for source, target in ((null, 0), (out, 1), (out, 2)):
-        os.dup2(source, target)
-    os.close(null)
-    os.close(out)
 
 
 def _forward(reader: int) -> bool:

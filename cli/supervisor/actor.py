@@ -117,15 +117,8 @@ class SupervisorActor(Actor):
         )
 
     def _status(self) -> ActorStatus:
-        member = self.ctx.describe()
-        return ActorStatus(
-            actor_id=member.actor_id,
-            role=member.role,
-            pid=self._pid,
-            epoch=member.epoch,
-            endpoint=member.endpoint,
-            state=member.state,
-            uptime_s=self.ctx.now() - self._started_at,
+        return msgspec.structs.replace(
+            _foreign(self.ctx.describe()), pid=self._pid, uptime_s=self.ctx.now() - self._started_at, supervised=True
         )
 
     def tell_dead(self, dead: Address, reason: str) -> None:

@@ -123,17 +123,11 @@ class MeshDirectory:
 
     def create(self) -> None:
         """Make the directories, for this user only. Raises CliError where others may enter them."""
-        try:
+        with self.written("made", "make it writable"):
             self.is_new = not self.path.exists()
             for path in (self.path.parent, self.path, self.run.sockets, self.logs, *self._subdirectories()):
                 path.mkdir(mode=0o700, parents=False, exist_ok=True)
                 self._require_own(path)
-        except OSError as error:
-            raise CliError(
-                f"the run directory {self.path} cannot be made",
-                why=str(error),
-                do="make it writable, or set XDG_RUNTIME_DIR to a directory of yours",
-            ) from error
 
     def remove_new(self) -> None:
         """Nothing was begun in what was made just now, and nobody needs it. Under the lock."""
@@ -141,15 +135,15 @@ class MeshDirectory:
             shutil.rmtree(self.path, ignore_errors=True)
 
     @contextlib.contextmanager
-    def written(self) -> Generator[None]:
+    def written(self, what: str = "written", do: str = "make room there") -> Generator[None]:
         """Around what a supervisor writes before it can go on. Raises CliError where that is not possible."""
         try:
             yield
         except OSError as error:
             raise CliError(
-                f"the run directory {self.path} cannot be written",
+                f"the run directory {self.path} cannot be {what}",
                 why=str(error),
-                do="make room there, or set XDG_RUNTIME_DIR to a directory of yours",
+                do=f"{do}, or set XDG_RUNTIME_DIR to a directory of yours",
             ) from error
 
     @contextlib.contextmanager

@@ -65,3 +65,15 @@ def wait_dead(descriptor: int, timeout_s: float) -> bool:
     """Wait until the process of a pidfd has ended; False if it still lives."""
     readable, _, _ = select.select([descriptor], [], [], max(0.0, timeout_s))
     return bool(readable)
+
+
+def leave_terminal(log: Path) -> None:
+    """Have this process a session of its own, an empty stdin, and `log` in the place of stdout and stderr."""
+    # With the terminal's session Ctrl-C, and its end, would reach a mesh that was sent to the background.
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for source, target in ((null, 0), (out, 1), (out, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(out)

@@ -1,8 +1,8 @@
 """Runs one actor in this process: what `meshctl run ROLE` and every forked actor end up in."""
 
 import contextlib
-import os
 import sys
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +12,7 @@ from cli.exit_codes import ExitCode
 from cli.plan.topology import check_config
 from cli.supervisor.children import name_process
 from cli.supervisor.mesh_directory import MeshDirectory, StartError
+from cli.supervisor.processes import leave_terminal
 from kvstore.errors import DeviceError, DeviceUnavailable, PoolDenied, PoolExhaustedMemory, TransferError
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.device import CPU
@@ -123,63 +124,43 @@ def exit_code_of(error: StartFailure) -> ExitCode:
             return ExitCode.FAILED
 
 
-def make_actor(role: str, config: msgspec.Struct, run: RunDirectory) -> Actor:
-    """The actor of a role. Each is imported here, alone: a process pays for its own role only."""
+def make_actor(role: str, config: Any, run: RunDirectory) -> Actor:
+    """The actor of a role; `config` is of the role's own kind, as `check_config` gives it."""
+    # Each is imported here, alone: a process pays for its own role only.
     match role:
         case roles.REGISTRY:
             from nodes.registry.actor import RegistryActor
-            from nodes.registry.config import RegistryConfig
 
-            assert isinstance(config, RegistryConfig)
             return RegistryActor(run, lease_s=config.lease_s)
         case roles.GATEWAY:
             from nodes.gateway.actor import Gateway
-            from nodes.gateway.config import GatewayConfig
 
-            assert isinstance(config, GatewayConfig)
             return Gateway(config)
         case roles.TOKENIZER:
             from nodes.tokenizer.actor import TokenizerActor
-            from nodes.tokenizer.config import TokenizerConfig
 
-            assert isinstance(config, TokenizerConfig)
             return TokenizerActor(config)
         case roles.DETOKENIZER:
             from nodes.detokenizer.actor import DetokenizerActor
-            from nodes.detokenizer.config import DetokenizerConfig
 
-            assert isinstance(config, DetokenizerConfig)
             return DetokenizerActor(config)
         case roles.SCHEDULER:
             from nodes.scheduler.actor import SchedulerActor
-            from nodes.scheduler.config import SchedulerConfig
 
-            assert isinstance(config, SchedulerConfig)
             return SchedulerActor(config, ShmHost())
         case roles.KV_AGENT:
             from nodes.kv_agent.actor import KVAgent
-            from nodes.kv_agent.config import KVAgentConfig
 
-            assert isinstance(config, KVAgentConfig)
             return KVAgent(config)
         case _:
             from nodes.worker.actor import WorkerActor
-            from nodes.worker.config import WorkerConfig
             from nodes.worker.environment import prepare_environment
 
-            assert isinstance(config, WorkerConfig)
             prepare_environment()
             return WorkerActor(config, ShmHost() if config.device == CPU else CudaHost(ShmHost()))
 
 
 def main_of_fork(run: RoleRun, log: str) -> int:
     """What a forked child does: a session, a log and an empty stdin of its own, then the actor."""
-    os.setsid()
-    null = os.open(os.devnull, os.O_RDONLY)
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(null, 0)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    os.close(null)
-    os.close(out)
+    leave_terminal(Path(log))
     return run_role(run)
