@@ -59,10 +59,6 @@ class BlockPool:
         """Generation of the allocation that `page` belongs to."""
         return self._generations[page]
 
-    def adopt(self, pages: Sequence[int], state: PageState) -> None:
-        """Take over free pages as the table describes them."""
-        self.allocator.adopt(pages, state)
-
     def num_available(self) -> int:
         """Pages that `take` could give: free ones and cached ones that nobody holds."""
         return self.allocator.num_free + self.tree.num_evictable
@@ -97,11 +93,11 @@ class BlockPool:
 
     def give_back(self, pages: Sequence[int]) -> None:
         """A sequence's own pages become free."""
-        self._write_free(self.move(self.allocator.release, pages))
+        self.write_states(self.move(self.allocator.release, pages), PageState.FREE)
 
     def drop(self, removed: Sequence[Removed]) -> None:
         """Pages that left the tree become free."""
-        self._write_free(self._forget(removed))
+        self.write_states(self._forget(removed), PageState.FREE)
 
     def publish(
         self, node: Node, key: bytes, pages: Sequence[int], hashes: Sequence[bytes], extra_key: str
@@ -193,9 +189,6 @@ class BlockPool:
         self.num_evicted_pages += len(removed)
         self.log.removed([one.page_hash for one in removed])
         return self.move(self.allocator.evict, [one.page for one in removed])
-
-    def _write_free(self, pages: Sequence[int]) -> None:
-        self.write_states(pages, PageState.FREE)
 
     def _stored_pages(self) -> Iterable[PageStored]:
         """The cache as events, parents first. The extra key is not kept per page; hashes alone identify pages."""

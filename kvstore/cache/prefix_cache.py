@@ -154,11 +154,9 @@ class PrefixCache:
         """Quarantine; a cached page in doubt may hold another prompt's KV, so the cache starts again."""
         doubtful = {violation.page for violation in violations}
         self.blocks.report(violations)
-        self.blocks.move(self.blocks.allocator.quarantine, [p for p in doubtful if self._is_loose(p)])
+        loose = [page for page in doubtful if self.blocks.allocator.state(page) is not PageState.QUARANTINED]
+        self.blocks.move(self.blocks.allocator.quarantine, loose)
         self.blocks.write_states(sorted(doubtful - {PADDING_PAGE}), PageState.QUARANTINED)
         # All prefixes and not this one alone: with the books wrong, which others are right is not known either.
         if doubtful & cached:
             self.reset()
-
-    def _is_loose(self, page: int) -> bool:
-        return self.blocks.allocator.state(page) is not PageState.QUARANTINED

@@ -165,7 +165,7 @@ def rebuild(
     cached = _rebuild_tree(cache, full)
     unsafe = np.flatnonzero(torn | sound & np.isin(state, _UNSAFE)).tolist()
     # Torn ones with them: a grant may be hidden in what cannot be read, and a copy write there for up to its deadline.
-    cache.blocks.adopt(unsafe, PageState.QUARANTINED)
+    cache.blocks.allocator.adopt(unsafe, PageState.QUARANTINED)
     cache.blocks.write_states(unsafe, PageState.QUARANTINED)
     left = sound & np.isin(state, _IN_USE)
     left[[full.pages[number] for number in cached.values()]] = False
@@ -193,7 +193,7 @@ def _resume_all(
             resumed.append(page)
         else:
             cache.blocks.write_states([page], PageState.FREE)
-    cache.blocks.adopt(resumed, PageState.RUNNING)
+    cache.blocks.allocator.adopt(resumed, PageState.RUNNING)
     return recovered
 
 
@@ -254,7 +254,7 @@ def _rebuild_tree(cache: PrefixCache, full: _Full) -> dict[bytes, int]:
             tokens=full.key([number]),
             is_first=full.is_first(number),
         )
-    blocks.adopt([pages[number] for number in cached], PageState.CACHED)
+    blocks.allocator.adopt([pages[number] for number in cached], PageState.CACHED)
     return {names[number]: number for number in cached}
 
 

@@ -36,7 +36,6 @@ from kvstore.errors import (
     PoolForeign,
     PoolMissing,
 )
-from kvstore.layout import KVLayout
 from kvstore.pool.device import CPU, DevicePages
 from kvstore.pool.header import HEADER_BYTES, PoolInfo, decode_header, encode_header
 
@@ -44,11 +43,16 @@ _DENIED: Final = "KV pools are plain files of one's own: have it removed, or giv
 
 
 class PagePool:
-    """One pool's memory, mapped. Views handed out must be dropped before the memory can go away."""
+    """One pool's memory, mapped. Views handed out must be dropped before the memory can go away.
+
+    `num_pages` counts the padding page too; `layout` is the shape of a page.
+    """
 
     def __init__(self, path: str, info: PoolInfo, memory: memoryview, on_close: Callable[[], None]) -> None:
         self.path = path
         self.info = info
+        # An agent may mark its pool (`info` changes then), but never its size or shape.
+        self.num_pages, self.layout = info.num_pages, info.layout
         self._on_close = on_close
         self._page_bytes = info.layout.page_bytes
         self._memory: memoryview | None = memory
@@ -73,16 +77,6 @@ class PagePool:
     def writable(self) -> bool:
         """Whether this mapping may write."""
         return not self._require_open().readonly
-
-    @property
-    def num_pages(self) -> int:
-        """Pages, the padding page included."""
-        return self.info.num_pages
-
-    @property
-    def layout(self) -> KVLayout:
-        """Shape of a page."""
-        return self.info.layout
 
     @property
     def pages_view(self) -> memoryview:

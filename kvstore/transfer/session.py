@@ -158,7 +158,7 @@ class TransferSession:
         self.source: MapSource | None = None
         self._is_mapped = False
         self._expires = now + grant.timeout_s
-        self._deadline = self._expires
+        self.deadline = self._expires
         self._copy_id = 0
         self._copying: list[int] = []
         # Index in the grant -> (source page, its generation), announced and not copied yet.
@@ -186,11 +186,6 @@ class TransferSession:
         """Whether nothing can write the granted pages, now or later."""
         return self.has_ended and not self._copying
 
-    @property
-    def deadline(self) -> float:
-        """When the session wants a `Tick` at the latest."""
-        return self._deadline
-
     def is_over(self, now: float) -> bool:
         """Whether the session can be forgotten: ended, quiet, and remembered long enough for late announcements."""
         return self.is_quiesced and now >= self._expires
@@ -199,7 +194,7 @@ class TransferSession:
         """The holder opened the same grant again: its lease starts anew."""
         if not self.has_ended:
             self._expires = now + timeout_s
-            self._deadline = max(self._deadline, min(self._expires, self._state_deadline(now)))
+            self.deadline = max(self.deadline, min(self._expires, self._state_deadline(now)))
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event; returns what to do, in order."""
@@ -289,21 +284,21 @@ class TransferSession:
     def _on_revoked(self, event: Revoked, now: float) -> list[Command]:
         self.is_closed = True
         if self.has_ended:
-            self._deadline = max(self._expires, now)
+            self.deadline = max(self._expires, now)
             return []
         return self._fail(event.code, event.message, now)
 
     def _on_tick(self, now: float) -> list[Command]:
-        if now < self._deadline:
+        if now < self.deadline:
             return []
         if not self.has_ended:
             state = self.phase.value if self.sender else "waiting for a first announcement"
             progress = f"{self.num_pages} of {len(self.grant.pages)} pages in"
             return self._fail("deadline_exceeded", f"the transfer ran out of time while {state}, {progress}", now)
         if self.is_closed or self.is_over(now):
-            self._deadline = max(self._expires, now + self.limits.resend_s)
+            self.deadline = max(self._expires, now + self.limits.resend_s)
             return []
-        self._deadline = now + self.limits.resend_s
+        self.deadline = now + self.limits.resend_s
         return [Send(self.grant.holder, self._outcome())]
 
     # inside
@@ -346,7 +341,7 @@ class TransferSession:
                 [generation for _, generation in sources],
                 [self.grant.pages[index] for index in self._copying],
                 [self.grant.generations[index] for index in self._copying],
-                self._deadline,
+                self.deadline,
             )
         ]
 
@@ -364,10 +359,10 @@ class TransferSession:
     def _settle(self, now: float) -> None:
         """The outcome is known: from now on the session is kept to repeat it."""
         self._expires = now + self.limits.linger_s
-        self._deadline = self._expires if self.is_closed else now + self.limits.resend_s
+        self.deadline = self._expires if self.is_closed else now + self.limits.resend_s
 
     def _wait(self, now: float) -> None:
-        self._deadline = min(self._expires, self._state_deadline(now))
+        self.deadline = min(self._expires, self._state_deadline(now))
 
     def _state_deadline(self, now: float) -> float:
         if self.phase is Phase.TRANSFERRING:

@@ -56,7 +56,7 @@ class NcclLinks(LinkMaker):
 
     @override
     def link(self, device: str, unique_id: bytes, rank: int) -> "NcclLink":
-        cupy, nccl, ordinal = _cupy(), _nccl(), cuda_ordinal(device)
+        cupy, nccl, ordinal = _import("cupy"), _nccl(), cuda_ordinal(device)
         if ordinal not in self._movers:
             try:
                 cupy.cuda.runtime.setDevice(ordinal)
@@ -208,10 +208,6 @@ class NcclLink(PairLink):
         finally:
             # A group that was begun must be ended, or the thread's next operations would join it.
             self._nccl.groupEnd()
-
-
-def _cupy() -> Any:
-    return _import("cupy")
 
 
 def _nccl() -> Any:
