@@ -298,6 +298,8 @@ class TransferSession:
         if self.is_closed or self.is_over(now):
             self.deadline = max(self._expires, now + self.limits.resend_s)
             return []
+        # No ask that a `Retrier` could repeat: this is a tell, and what ends it is the holder's own `CloseGrant`. The
+        # session has one deadline for each of its states, and this is that of an end not acknowledged.
         self.deadline = now + self.limits.resend_s
         return [Send(self.grant.holder, self._outcome())]
 

@@ -45,6 +45,7 @@ class Resends:
         # Gathered by way: when a detokenizer dies all its requests ask at once, in one message for each scheduler.
         stream = ResendFrom(log.opened.request_id, log.attempt, position)
         self._streams.setdefault((log.scheduler, changed), []).append(stream)
+        # Not by a `Retrier`: there is no answer but the text itself, from a position that moves on meanwhile.
         log.resend_at = now + min(MAX_RESEND_PAUSE_S, self._config.quiet_s * 2 ** min(log.num_resends, 8))
 
     def take(self) -> list[Command]:

@@ -26,4 +26,6 @@ RESENDS_BEFORE_OTHER_DETOKENIZER: Final = 3
 
 def pause_before(num_tries: int, num_failures: int) -> float:
     """Seconds to wait before the next try, after so many since one was taken by a scheduler or came to nothing."""
+    # A try is no repeat of the one before, as a `Retrier` makes them: it has another number, more output in its prompt
+    # and most often another scheduler, so the request itself keeps its pauses.
     return ATTEMPT_PAUSES_S[min(max(num_tries, num_failures), len(ATTEMPT_PAUSES_S) - 1)]

@@ -291,6 +291,8 @@ class MemoryCore:
             return
         group.asked.discard(event.holder)
         group.reason = f"{event.holder}: {event.reason}"
+        # Not a `Retrier`: that says the same again until it is answered, and here what is asked, and of whom, follows
+        # from who is there by then. One pause for the group, since one holder that is missing holds up all of it.
         if group.retry_at is None:
             group.retry_at = now + self._retry_s
 
