@@ -5,6 +5,7 @@ one step; a step's result is followed by its `Wake` at once, because the worker 
 """
 
 import asyncio
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, assert_never
@@ -97,7 +98,9 @@ class SchedulerActor(Actor):
         # Lent to transfers or torn, and nothing writes them any more.
         found.cache.clear_quarantined(found.quarantined)
         self._report(found)
-        core = self._core = SchedulerCore(self._config, address, handle, found.cache, found.recovered)
+        core = self._core = SchedulerCore(
+            self._config, address, handle, found.cache, os.urandom(8).hex(), found.recovered
+        )
         self._driver = CoreDriver(
             self,
             "scheduler",

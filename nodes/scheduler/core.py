@@ -88,6 +88,7 @@ class SchedulerCore:
         address: Address,
         pool: PoolHandle,
         cache: PrefixCache,
+        grant_nonce: str,
         recovered: RecoveredSequences | None = None,
     ) -> None:
         self.config = config
@@ -109,7 +110,7 @@ class SchedulerCore:
         self.attempts = Attempts(config, self.deadlines)
         self.streams = Streams(self.outbox, config.prompt_tail_tokens)
         self.pipeline = Pipeline(config, address.epoch, self.outbox, self.deadlines, self.asks)
-        self.grants = DecodeHandoffQueue(config, pool, address, self.outbox, self.deadlines, self.asks)
+        self.grants = DecodeHandoffQueue(config, pool, address, grant_nonce, self.outbox, self.deadlines, self.asks)
         self.orders = PrefillHandoffQueue(config, pool, self.outbox, self.deadlines)
         self.endings = Endings(self.queue, self.running, self.grants, self.attempts, self.streams, self.outbox)
         self.results = Results(config.page_size, self.running, self.orders, self.streams, self.endings)
@@ -124,8 +125,7 @@ class SchedulerCore:
         self.news = CacheNews(cache, self.outbox, self.deadlines)
         self.load_reports = LoadReports(config, cache, self.queue, self.outbox, self.deadlines)
         self._ready: dict[str, ReadyPeer] = {}
-        self._is_announced = False
-        self._steps_since_admission = 0
+        self._is_announced, self._steps_since_admission = False, 0
         self._on_due = self._due()
 
     # what the actor calls

@@ -282,7 +282,7 @@ class World:
         pool = PoolHandle(group=name, agent=f"a-{name}", path="", num_pages=num_pages, layout=layout, incarnation=1)
         cache = PrefixCache(num_pages, PAGE, group=name, epoch=epoch)
         self.memories[name] = {page: [-9] * PAGE for page in range(num_pages)}
-        self.cores[name] = SchedulerCore(config, Address(name, epoch), pool, cache)
+        self.cores[name] = SchedulerCore(config, Address(name, epoch), pool, cache, "n")
         self.workers[f"w-{name}"] = Worker(self.memories[name])
         self.agents[f"a-{name}"] = Agent(self, pool)
         return self.cores[name]

@@ -695,7 +695,7 @@ def test_orders_that_nobody_wants_end_by_themselves(how) -> None:
         world.event("p", PeerLost(Address("d", 1)))
         assert len(core.orders) == 0
     elif how == "timeout":
-        core.deadlines.set(("order_timeout", "d#1/1"), world.now)
+        core.deadlines.set(("order_timeout", "d#1/n.1"), world.now)
         world.event("p", Wake())
         assert core.orders.num_failed == 1
     else:

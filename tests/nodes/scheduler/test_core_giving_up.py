@@ -23,7 +23,7 @@ def test_a_handoff_that_takes_too_long_is_prefilled_here() -> None:
     world.flush("w-p")
     core = world.cores["d"]
     unexpected = Submitted(request_id="r", attempt=0)
-    assert world.event("d", Answered(("open_grant", "d#1/1"), unexpected)) == []
+    assert world.event("d", Answered(("open_grant", "d#1/n.1"), unexpected)) == []
     while len(core.grants):
         world.advance(world.now + 0.5)
         world.flush("w-p")

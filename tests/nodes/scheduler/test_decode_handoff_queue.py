@@ -34,16 +34,16 @@ CONFIG = SchedulerConfig(
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=PAGE)
 POOL = PoolHandle(group="d", agent="a", path="", num_pages=20, layout=LAYOUT, incarnation=3)
 P, A = Address("p", 1), Address("a", 1)
-ID = "d#2/1"
+ID = "d#2/n.1"
 
 
 class Bench:
     """One decode scheduler's grants, and a sequence of 10 tokens of which the first page may be cached."""
 
-    def __init__(self) -> None:
+    def __init__(self, nonce: str = "n") -> None:
         self.outbox, self.deadlines = Outbox(), Deadlines()
         self.asks = PersistentAsks(self.outbox, self.deadlines)
-        self.grants = DecodeHandoffQueue(CONFIG, POOL, Address("d", 2), self.outbox, self.deadlines, self.asks)
+        self.grants = DecodeHandoffQueue(CONFIG, POOL, Address("d", 2), nonce, self.outbox, self.deadlines, self.asks)
         self.cache = PrefixCache(20, PAGE, group="d", epoch=2)
         self.rows = 0
 
@@ -63,7 +63,7 @@ class Bench:
 
     def ordered(self, **more) -> Sequence:
         one = self.open(**more)
-        self.grants.on_opened(f"d#2/{self.rows}", GrantOpened(grant_id=f"d#2/{self.rows}"), 1.0)
+        self.grants.on_opened(f"d#2/n.{self.rows}", GrantOpened(grant_id=f"d#2/n.{self.rows}"), 1.0)
         self.outbox.take()
         return one
 
@@ -78,6 +78,16 @@ class Bench:
 
 CLOSING = (CLOSE, "a", CloseGrant(grant_id=ID))
 CANCELLING = (CANCEL, "p", CancelPrefill(grant_ids=[ID]))
+
+
+def test_an_incarnation_whose_epoch_comes_again_names_no_grant_as_the_one_before_did() -> None:
+    """Its host has lost its files; prefill still remembers which prefills the one before has cancelled."""
+    names: list[set[str]] = []
+    for bench in (Bench(nonce="5f"), Bench(nonce="a3")):
+        for _ in range(3):
+            bench.open()
+        names.append({message.grant_id for _, _, message in bench.taken()})
+    assert len(names[0] | names[1]) == 6
 
 
 def test_pages_are_granted_before_the_prefill_is_ordered() -> None:
@@ -130,19 +140,19 @@ def test_prefills_that_are_over_in_one_turn_are_cancelled_in_one_ask() -> None:
     for prefill in ("p", "p", "q"):
         bench.ordered(prefill=prefill)
     for number, sender in ((1, P), (2, P), (3, Address("q", 1))):
-        grant_id = f"d#2/{number}"
+        grant_id = f"d#2/n.{number}"
         bench.grants.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 2.0)
         bench.grants.on_done(sender, PrefillDone(grant_id=grant_id, token_id=7, num_cached_tokens=0), 2.0)
-    both, other = CancelPrefill(grant_ids=["d#2/1", "d#2/2"]), CancelPrefill(grant_ids=["d#2/3"])
+    both, other = CancelPrefill(grant_ids=["d#2/n.1", "d#2/n.2"]), CancelPrefill(grant_ids=["d#2/n.3"])
     assert bench.taken() == [(CANCEL, "p", both), (CANCEL, "q", other)]
-    bench.grants.on_cancelled(PrefillCancelled(grant_ids=["d#2/1"]))
+    bench.grants.on_cancelled(PrefillCancelled(grant_ids=["d#2/n.1"]))
     assert bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 4.0) is None
     assert bench.deadlines.pop_due(4.0 + CONFIG.ask_retry_s) == (CANCEL, "p")
     bench.grants.on_retry_due("p")
-    assert bench.taken() == [(CANCEL, "p", CancelPrefill(grant_ids=["d#2/2"]))], "the other was answered"
+    assert bench.taken() == [(CANCEL, "p", CancelPrefill(grant_ids=["d#2/n.2"]))], "the other was answered"
     bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 5.0)
     bench.grants.retry_now("p")
-    assert bench.taken() == [(CANCEL, "p", CancelPrefill(grant_ids=["d#2/2"]))]
+    assert bench.taken() == [(CANCEL, "p", CancelPrefill(grant_ids=["d#2/n.2"]))]
 
 
 def test_many_cancels_are_split(monkeypatch) -> None:
