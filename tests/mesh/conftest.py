@@ -1,6 +1,7 @@
 """Runs coroutines that may leave nothing behind, on meshes and beside a single system."""
 
 import asyncio
+import inspect
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,6 +11,17 @@ import uvloop
 import zmq
 
 from mesh.simulation.virtual_time import VirtualTimeLoop
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """A test that is a coroutine function runs inside of what its first argument opens: a mesh, a rig, sockets."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    # By the signature: fixtures that a test uses without taking them are no arguments of it.
+    first, *others = (pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters)
+    first(lambda opened: pyfuncitem.obj(opened, *others))
+    return True
 
 
 @pytest.fixture
@@ -74,8 +86,14 @@ def on_mesh(request, run, short_path, once_per_process):
 
 
 @pytest.fixture
-def on_rig(run):
-    """Run `async def test(rig)` with a started system and a wiretap for its transport."""
+def mesh(on_mesh):
+    """For tests that are coroutine functions."""
+    return on_mesh
+
+
+@pytest.fixture
+def rig(run):
+    """A started system with a wiretap for its transport; for tests that are coroutine functions."""
     from tests.mesh.rig import Rig
 
     def runner(test):

@@ -37,368 +37,311 @@ from tests.mesh.mesh_under_test import QUICK, Count, Number, Recorder, Say, Step
 HI = Say(text="hi")
 
 
-def test_asks_are_answered_with_their_buffers(on_mesh):
-    async def test(mesh):
-        a, _ = await mesh.pair()
-        big = bytes(range(256)) * 1000
-        answer = await a.actor.ctx.ask("b", HI, timeout_s=5, buffers=[b"small", memoryview(big)])
-        assert answer.message == HI
-        assert [bytes(part) for part in answer.buffers] == [b"small", big]
-        assert answer.sender == Address("b", 1)
-        answers = await asyncio.gather(*(a.actor.ctx.ask("b", Number(value=v), timeout_s=5) for v in range(100)))
-        assert [answer.message.value for answer in answers] == list(range(100))
-        assert len(a.asking) == 0
-
-    on_mesh(test)
+async def test_asks_are_answered_with_their_buffers(mesh):
+    a, _ = await mesh.pair()
+    big = bytes(range(256)) * 1000
+    answer = await a.actor.ctx.ask("b", HI, timeout_s=5, buffers=[b"small", memoryview(big)])
+    assert answer.message == HI
+    assert [bytes(part) for part in answer.buffers] == [b"small", big]
+    assert answer.sender == Address("b", 1)
+    answers = await asyncio.gather(*(a.actor.ctx.ask("b", Number(value=v), timeout_s=5) for v in range(100)))
+    assert [answer.message.value for answer in answers] == list(range(100))
+    assert len(a.asking) == 0
 
 
-def test_an_actor_can_ask_itself(on_mesh):
-    async def test(mesh):
-        a, _ = await mesh.pair()
-        assert (await a.actor.ctx.ask("a", HI, timeout_s=1)).message == HI
-        assert a.actor.ctx.tell("a", Step(step=1))
-        await until(lambda: a.actor.told)
-        stats = (await a.actor.ctx.ask("a", StatsRequest(), timeout_s=1)).message
-        assert stats.gauges["mesh_told"] == 1.0
-
-    on_mesh(test)
+async def test_an_actor_can_ask_itself(mesh):
+    a, _ = await mesh.pair()
+    assert (await a.actor.ctx.ask("a", HI, timeout_s=1)).message == HI
+    assert a.actor.ctx.tell("a", Step(step=1))
+    await until(lambda: a.actor.told)
+    stats = (await a.actor.ctx.ask("a", StatsRequest(), timeout_s=1)).message
+    assert stats.gauges["mesh_told"] == 1.0
 
 
-def test_tells_arrive_in_order_per_channel(on_mesh):
-    async def test(mesh):
-        a, b = await mesh.pair()
-        for number in range(500):
-            assert a.actor.ctx.tell("b", Step(step=number), [b"x" * (number * 100)])
-            assert a.actor.ctx.tell("b", Number(value=number), channel=Channel.CONTROL)
-        await until(lambda: len(b.actor.told) == 1000)
-        steps = [m.step for _, m, _ in b.actor.told if isinstance(m, Step)]
-        numbers = [m.value for _, m, _ in b.actor.told if isinstance(m, Number)]
-        assert steps == numbers == list(range(500))
-        assert all(len(buffers[0]) == m.step * 100 for _, m, buffers in b.actor.told if isinstance(m, Step))
-        assert b.metrics.value("mesh_frames_missing_total") == 0
-
-    on_mesh(test)
+async def test_tells_arrive_in_order_per_channel(mesh):
+    a, b = await mesh.pair()
+    for number in range(500):
+        assert a.actor.ctx.tell("b", Step(step=number), [b"x" * (number * 100)])
+        assert a.actor.ctx.tell("b", Number(value=number), channel=Channel.CONTROL)
+    await until(lambda: len(b.actor.told) == 1000)
+    steps = [m.step for _, m, _ in b.actor.told if isinstance(m, Step)]
+    numbers = [m.value for _, m, _ in b.actor.told if isinstance(m, Number)]
+    assert steps == numbers == list(range(500))
+    assert all(len(buffers[0]) == m.step * 100 for _, m, buffers in b.actor.told if isinstance(m, Step))
+    assert b.metrics.value("mesh_frames_missing_total") == 0
 
 
-def test_errors_cross_as_data(on_mesh):
-    async def test(mesh):
-        a, b = await mesh.pair()
-        with pytest.raises(RemoteError, match="it cannot be") as caught:
-            await a.actor.ctx.ask("b", Say(text="fail"), timeout_s=5)
-        assert (caught.value.code, caught.value.retryable, caught.value.param) == ("no_way", True, "text")
-        with pytest.raises(RemoteError) as caught:
-            await a.actor.ctx.ask("b", Say(text="raise"), timeout_s=5)
-        assert caught.value.code == "internal"
-        with capture_logs() as lines:
-            b.tasks.failed("on_ask", ValueError(), SimpleNamespace(request_id="cmpl-1"))
-        assert lines[0]["request_id"] == "cmpl-1", "what a message is about is in the line of its handler's failure"
-        a.actor.ctx.tell("b", Say(text="raise"))
-        a.actor.ctx.tell("b", HI)
-        await until(lambda: len(b.actor.told) == 2)
-        assert b.metrics.value("mesh_handler_errors_total", handler="on_tell(Say)") == 1
-        assert b.metrics.value("mesh_handler_errors_total", handler="on_ask(Say)") == 1
-        with pytest.raises(RemoteError) as caught:
-            await a.actor.ctx.ask("b", ListMembers(), timeout_s=5)
-        assert caught.value.code == "not_served"
-
-    on_mesh(test)
+async def test_errors_cross_as_data(mesh):
+    a, b = await mesh.pair()
+    with pytest.raises(RemoteError, match="it cannot be") as caught:
+        await a.actor.ctx.ask("b", Say(text="fail"), timeout_s=5)
+    assert (caught.value.code, caught.value.retryable, caught.value.param) == ("no_way", True, "text")
+    with pytest.raises(RemoteError) as caught:
+        await a.actor.ctx.ask("b", Say(text="raise"), timeout_s=5)
+    assert caught.value.code == "internal"
+    with capture_logs() as lines:
+        b.tasks.failed("on_ask", ValueError(), SimpleNamespace(request_id="cmpl-1"))
+    assert lines[0]["request_id"] == "cmpl-1", "what a message is about is in the line of its handler's failure"
+    a.actor.ctx.tell("b", Say(text="raise"))
+    a.actor.ctx.tell("b", HI)
+    await until(lambda: len(b.actor.told) == 2)
+    assert b.metrics.value("mesh_handler_errors_total", handler="on_tell(Say)") == 1
+    assert b.metrics.value("mesh_handler_errors_total", handler="on_ask(Say)") == 1
+    with pytest.raises(RemoteError) as caught:
+        await a.actor.ctx.ask("b", ListMembers(), timeout_s=5)
+    assert caught.value.code == "not_served"
 
 
-def test_every_ask_ends_by_its_deadline(on_mesh):
-    async def test(mesh):
-        a, b = await mesh.pair()
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        with pytest.raises(DeadlineExceeded, match="b#1"):
-            await a.actor.ctx.ask("b", Say(text="silence"), timeout_s=0.05)
-        # uvloop's clock counts whole milliseconds.
-        assert 0.049 <= loop.time() - start < 1
-        await until(lambda: b.actor.cancelled)
-        assert b.actor.calls[0].done
-        assert 0.0 <= b.actor.calls[0].remaining_s() < 0.05
-        b.actor.calls[0].reply(HI)
-        assert b.metrics.value("mesh_answers_ignored_total") == 1
-        with pytest.raises(DeadlineExceeded):
-            await a.actor.ctx.ask("b", HI, timeout_s=0)
-
-    on_mesh(test)
+async def test_every_ask_ends_by_its_deadline(mesh):
+    a, b = await mesh.pair()
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    with pytest.raises(DeadlineExceeded, match="b#1"):
+        await a.actor.ctx.ask("b", Say(text="silence"), timeout_s=0.05)
+    # uvloop's clock counts whole milliseconds.
+    assert 0.049 <= loop.time() - start < 1
+    await until(lambda: b.actor.cancelled)
+    assert b.actor.calls[0].done
+    assert 0.0 <= b.actor.calls[0].remaining_s() < 0.05
+    b.actor.calls[0].reply(HI)
+    assert b.metrics.value("mesh_answers_ignored_total") == 1
+    with pytest.raises(DeadlineExceeded):
+        await a.actor.ctx.ask("b", HI, timeout_s=0)
 
 
-def test_cancelling_the_task_cancels_at_the_peer(on_mesh):
-    async def test(mesh):
-        a, b = await mesh.pair()
-        task = asyncio.create_task(a.actor.ctx.ask("b", Say(text="silence"), timeout_s=60))
-        await until(lambda: b.actor.calls)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await until(lambda: b.actor.cancelled)
-        assert len(b.serving) == 0
-        late = []
-        b.actor.calls[0].on_cancel(lambda: late.append(1))
-        assert late == [1]
-
-    on_mesh(test)
+async def test_cancelling_the_task_cancels_at_the_peer(mesh):
+    a, b = await mesh.pair()
+    task = asyncio.create_task(a.actor.ctx.ask("b", Say(text="silence"), timeout_s=60))
+    await until(lambda: b.actor.calls)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: b.actor.cancelled)
+    assert len(b.serving) == 0
+    late = []
+    b.actor.calls[0].on_cancel(lambda: late.append(1))
+    assert late == [1]
 
 
-def test_a_dead_peer_answers_at_once(on_mesh):
-    async def test(mesh):
-        a, b = await mesh.pair()
-        loop = asyncio.get_running_loop()
-        asks = [asyncio.create_task(a.actor.ctx.ask("b", Say(text="silence"), timeout_s=60)) for _ in range(3)]
-        await until(lambda: len(b.actor.calls) == 3)
-        start = loop.time()
-        await mesh.kill(b)
-        for ask in asks:
-            with pytest.raises(PeerLost, match="b#1"):
-                await ask
-        assert loop.time() - start < 1
-        assert a.actor.lost[0][0] == Address("b", 1)
-        with pytest.raises((PeerLost, Unreachable)):
-            await a.actor.ctx.ask("b", HI, timeout_s=60)
-        assert loop.time() - start < 3
-
-    on_mesh(test)
+async def test_a_dead_peer_answers_at_once(mesh):
+    a, b = await mesh.pair()
+    loop = asyncio.get_running_loop()
+    asks = [asyncio.create_task(a.actor.ctx.ask("b", Say(text="silence"), timeout_s=60)) for _ in range(3)]
+    await until(lambda: len(b.actor.calls) == 3)
+    start = loop.time()
+    await mesh.kill(b)
+    for ask in asks:
+        with pytest.raises(PeerLost, match="b#1"):
+            await ask
+    assert loop.time() - start < 1
+    assert a.actor.lost[0][0] == Address("b", 1)
+    with pytest.raises((PeerLost, Unreachable)):
+        await a.actor.ctx.ask("b", HI, timeout_s=60)
+    assert loop.time() - start < 3
 
 
-def test_whom_nobody_knows_cannot_be_reached(on_mesh):
-    async def test(mesh):
-        a, _ = await mesh.pair()
-        with pytest.raises(Unreachable, match="nobody is not a member"):
-            await a.actor.ctx.ask("nobody", HI, timeout_s=5)
-        assert not a.actor.ctx.tell("nobody", HI)
-        assert a.metrics.value("mesh_tells_dropped_total", code="unreachable") == 1
-
-    on_mesh(test)
+async def test_whom_nobody_knows_cannot_be_reached(mesh):
+    a, _ = await mesh.pair()
+    with pytest.raises(Unreachable, match="nobody is not a member"):
+        await a.actor.ctx.ask("nobody", HI, timeout_s=5)
+    assert not a.actor.ctx.tell("nobody", HI)
+    assert a.metrics.value("mesh_tells_dropped_total", code="unreachable") == 1
 
 
-def test_what_is_too_large_is_not_sent(on_mesh):
-    async def test(mesh):
-        small = replace(QUICK, limits=Limits(max_body_bytes=1000, max_message_bytes=5000))
-        await mesh.start_registry()
-        a, b = await mesh.start("a", options=small), await mesh.start("b")
-        await until(lambda: a.registration.view.get("b"))
-        with pytest.raises(TooLarge):
-            await a.actor.ctx.ask("b", Say(text="x" * 2000), timeout_s=5)
-        assert not a.actor.ctx.tell("b", Say(text="x" * 2000))
-        await until(lambda: b.registration.view.get("a"))
-        # b may send more than a takes; a refuses, and b's ask is answered so.
-        with pytest.raises(RemoteError) as caught:
-            await b.actor.ctx.ask("a", Say(text="x" * 2000), timeout_s=5)
-        assert caught.value.code == "too_large"
-        assert a.metrics.value("mesh_frames_refused_total", code="too_large") == 1
-        assert (await b.actor.ctx.ask("a", HI, timeout_s=5)).message == HI
-        # An answer that is too large becomes an error.
-        a.actor.on_ask = lambda call: call.reply(Say(text="x" * 2000))
-        with pytest.raises(RemoteError) as caught:
-            await b.actor.ctx.ask("a", HI, timeout_s=5)
-        assert caught.value.code == "too_large"
-
-    on_mesh(test)
+async def test_what_is_too_large_is_not_sent(mesh):
+    small = replace(QUICK, limits=Limits(max_body_bytes=1000, max_message_bytes=5000))
+    await mesh.start_registry()
+    a, b = await mesh.start("a", options=small), await mesh.start("b")
+    await until(lambda: a.registration.view.get("b"))
+    with pytest.raises(TooLarge):
+        await a.actor.ctx.ask("b", Say(text="x" * 2000), timeout_s=5)
+    assert not a.actor.ctx.tell("b", Say(text="x" * 2000))
+    await until(lambda: b.registration.view.get("a"))
+    # b may send more than a takes; a refuses, and b's ask is answered so.
+    with pytest.raises(RemoteError) as caught:
+        await b.actor.ctx.ask("a", Say(text="x" * 2000), timeout_s=5)
+    assert caught.value.code == "too_large"
+    assert a.metrics.value("mesh_frames_refused_total", code="too_large") == 1
+    assert (await b.actor.ctx.ask("a", HI, timeout_s=5)).message == HI
+    # An answer that is too large becomes an error.
+    a.actor.on_ask = lambda call: call.reply(Say(text="x" * 2000))
+    with pytest.raises(RemoteError) as caught:
+        await b.actor.ctx.ask("a", HI, timeout_s=5)
+    assert caught.value.code == "too_large"
 
 
-def test_full_mailboxes_and_full_tables_answer_at_once(on_mesh):
-    async def test(mesh):
-        await mesh.start_registry()
-        options = replace(QUICK, mailbox_capacity=4, max_pending_calls=8)
-        a, b = await mesh.start("a", options=options), await mesh.start("b", options=options)
-        await until(lambda: a.registration.view.get("b"))
-        silent = [asyncio.create_task(a.actor.ctx.ask("b", Say(text="silence"), timeout_s=60)) for _ in range(2)]
-        await until(lambda: len(b.actor.calls) == 2)
-        with pytest.raises(RemoteError) as caught:
-            await a.actor.ctx.ask("b", HI, timeout_s=5)
-        assert (caught.value.code, caught.value.retryable) == ("overloaded", True)
-        assert b.metrics.value("mesh_overloaded_total") == 1
-        b.actor.calls[0].reply(HI)
-        await silent[0]
-        assert (await a.actor.ctx.ask("b", HI, timeout_s=5)).message == HI
-        many = [asyncio.create_task(a.actor.ctx.ask("registry", Ping(), timeout_s=5)) for _ in range(10)]
-        outcomes = await asyncio.gather(*many, return_exceptions=True)
-        assert sum(isinstance(outcome, MailboxFull) for outcome in outcomes) == 3
-        silent[1].cancel()
-        await asyncio.wait(silent)
-
-    on_mesh(test)
+async def test_full_mailboxes_and_full_tables_answer_at_once(mesh):
+    await mesh.start_registry()
+    options = replace(QUICK, mailbox_capacity=4, max_pending_calls=8)
+    a, b = await mesh.start("a", options=options), await mesh.start("b", options=options)
+    await until(lambda: a.registration.view.get("b"))
+    silent = [asyncio.create_task(a.actor.ctx.ask("b", Say(text="silence"), timeout_s=60)) for _ in range(2)]
+    await until(lambda: len(b.actor.calls) == 2)
+    with pytest.raises(RemoteError) as caught:
+        await a.actor.ctx.ask("b", HI, timeout_s=5)
+    assert (caught.value.code, caught.value.retryable) == ("overloaded", True)
+    assert b.metrics.value("mesh_overloaded_total") == 1
+    b.actor.calls[0].reply(HI)
+    await silent[0]
+    assert (await a.actor.ctx.ask("b", HI, timeout_s=5)).message == HI
+    many = [asyncio.create_task(a.actor.ctx.ask("registry", Ping(), timeout_s=5)) for _ in range(10)]
+    outcomes = await asyncio.gather(*many, return_exceptions=True)
+    assert sum(isinstance(outcome, MailboxFull) for outcome in outcomes) == 3
+    silent[1].cancel()
+    await asyncio.wait(silent)
 
 
-def test_streams_deliver_everything_in_order_within_credit(on_mesh):
-    async def test(mesh):
-        a, b = await mesh.pair()
-        read = []
-        async for item in a.actor.ctx.stream("b", Count(to=300), timeout_s=10, window=8):
-            read.append(item.message.value)
-            if len(read) == 1:
-                await asyncio.sleep(0.05)
-                gate = b.actor.calls[0]._gate
-                assert gate.sent <= gate.limit <= 8 + 1
-        assert read == list(range(300))
-        assert len(a.asking) == len(b.serving) == 0
-        assert [i async for i in a.actor.ctx.stream("b", Count(to=0), timeout_s=5)] == []
-
-    on_mesh(test)
+async def test_streams_deliver_everything_in_order_within_credit(mesh):
+    a, b = await mesh.pair()
+    read = []
+    async for item in a.actor.ctx.stream("b", Count(to=300), timeout_s=10, window=8):
+        read.append(item.message.value)
+        if len(read) == 1:
+            await asyncio.sleep(0.05)
+            gate = b.actor.calls[0]._gate
+            assert gate.sent <= gate.limit <= 8 + 1
+    assert read == list(range(300))
+    assert len(a.asking) == len(b.serving) == 0
+    assert [i async for i in a.actor.ctx.stream("b", Count(to=0), timeout_s=5)] == []
 
 
-def test_leaving_a_stream_cancels_it(on_mesh):
-    async def test(mesh):
-        a, b = await mesh.pair()
-        stopped = []
-        async for item in a.actor.ctx.stream("b", Count(to=1000), timeout_s=10, window=4):
-            b.actor.calls[0].on_cancel(lambda: stopped.append(1))
-            if item.message.value == 10:
-                break
-        await until(lambda: stopped)
-        await until(lambda: len(b.serving) == 0)
-        assert len(a.asking) == 0
-        stream = a.actor.ctx.stream("b", Count(to=5), timeout_s=10)
+async def test_leaving_a_stream_cancels_it(mesh):
+    a, b = await mesh.pair()
+    stopped = []
+    async for item in a.actor.ctx.stream("b", Count(to=1000), timeout_s=10, window=4):
+        b.actor.calls[0].on_cancel(lambda: stopped.append(1))
+        if item.message.value == 10:
+            break
+    await until(lambda: stopped)
+    await until(lambda: len(b.serving) == 0)
+    assert len(a.asking) == 0
+    stream = a.actor.ctx.stream("b", Count(to=5), timeout_s=10)
+    await anext(stream)
+    await stream.aclose()
+    with pytest.raises(StopAsyncIteration):
         await anext(stream)
-        await stream.aclose()
-        with pytest.raises(StopAsyncIteration):
-            await anext(stream)
-
-    on_mesh(test)
 
 
-def test_streams_end_with_errors_after_their_items(on_mesh):
-    async def test(mesh):
-        a, b = await mesh.pair()
-        # On sockets too the three items come well within it, also where cores are short.
-        stream = a.actor.ctx.stream("b", Count(to=5, pause_at=3), timeout_s=1.0)
-        assert [(await anext(stream)).message.value for _ in range(3)] == [0, 1, 2]
-        with pytest.raises(DeadlineExceeded):
-            await anext(stream)
-        with pytest.raises(RemoteError) as caught:
-            await anext(a.actor.ctx.stream("b", Say(text="fail"), timeout_s=5))
-        assert caught.value.code == "no_way"
-        with pytest.raises(RemoteError) as caught:
-            await anext(a.actor.ctx.stream("b", HI, timeout_s=5))
-        assert caught.value.code == "bad_answer"
-        with pytest.raises(Unreachable):
-            await anext(a.actor.ctx.stream("nobody", HI, timeout_s=5))
-        stream = a.actor.ctx.stream("b", Count(to=5, pause_at=3), timeout_s=10)
-        for _ in range(3):
-            await anext(stream)
-        await mesh.kill(b)
-        with pytest.raises(PeerLost):
-            await anext(stream)
-
-    on_mesh(test)
+async def test_streams_end_with_errors_after_their_items(mesh):
+    a, b = await mesh.pair()
+    # On sockets too the three items come well within it, also where cores are short.
+    stream = a.actor.ctx.stream("b", Count(to=5, pause_at=3), timeout_s=1.0)
+    assert [(await anext(stream)).message.value for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(DeadlineExceeded):
+        await anext(stream)
+    with pytest.raises(RemoteError) as caught:
+        await anext(a.actor.ctx.stream("b", Say(text="fail"), timeout_s=5))
+    assert caught.value.code == "no_way"
+    with pytest.raises(RemoteError) as caught:
+        await anext(a.actor.ctx.stream("b", HI, timeout_s=5))
+    assert caught.value.code == "bad_answer"
+    with pytest.raises(Unreachable):
+        await anext(a.actor.ctx.stream("nobody", HI, timeout_s=5))
+    stream = a.actor.ctx.stream("b", Count(to=5, pause_at=3), timeout_s=10)
+    for _ in range(3):
+        await anext(stream)
+    await mesh.kill(b)
+    with pytest.raises(PeerLost):
+        await anext(stream)
 
 
-def test_a_stream_where_one_reply_was_asked_for_is_an_error(on_mesh):
-    async def test(mesh):
-        a, b = await mesh.pair()
-        b.actor.on_ask = lambda call: call.end()
-        with pytest.raises(RemoteError) as caught:
-            await a.actor.ctx.ask("b", Count(to=1), timeout_s=5)
-        assert caught.value.code == "bad_answer"
-        errors = []
+async def test_a_stream_where_one_reply_was_asked_for_is_an_error(mesh):
+    a, b = await mesh.pair()
+    b.actor.on_ask = lambda call: call.end()
+    with pytest.raises(RemoteError) as caught:
+        await a.actor.ctx.ask("b", Count(to=1), timeout_s=5)
+    assert caught.value.code == "bad_answer"
+    errors = []
 
-        async def send_item(call):
-            try:
-                await call.item(HI)
-            except TypeError as error:
-                errors.append(error)
-                call.fail("no", "no")
+    async def send_item(call):
+        try:
+            await call.item(HI)
+        except TypeError as error:
+            errors.append(error)
+            call.fail("no", "no")
 
-        b.actor.on_ask = lambda call: b.actor.ctx.spawn(send_item(call))
-        with pytest.raises(RemoteError):
-            await a.actor.ctx.ask("b", HI, timeout_s=5)
-        assert errors
-
-    on_mesh(test)
-
-
-def test_every_actor_answers_the_systems_asks(on_mesh):
-    async def test(mesh):
-        a, b = await mesh.pair()
-        ask = a.actor.ctx.ask
-        described = (await ask("b", DescribeRequest(), timeout_s=5)).message
-        assert isinstance(described, Describe)
-        assert (described.actor_id, described.role, described.epoch, described.state) == ("b", "recorder", 1, "ready")
-        assert described.endpoint == b.actor.ctx.endpoint
-        assert isinstance((await ask("b", StatsRequest(), timeout_s=5)).message, StatsReply)
-        assert (await ask("b", Ping(), timeout_s=5)).message == Pong()
-        assert (await ask("b", Drain(), timeout_s=5)).message == Drained()
-        assert b.describe().state == "draining"
-        assert (await ask("b", Shutdown(reason="test"), timeout_s=5)).message == ShuttingDown()
-        assert await b.shutdown_asked() == "test"
-
-    on_mesh(test)
-
-
-def test_stopping_answers_whoever_waits(on_mesh):
-    async def test(mesh):
-        a, b = await mesh.pair()
-        asked = asyncio.create_task(a.actor.ctx.ask("b", Say(text="silence"), timeout_s=60))
-        await until(lambda: b.actor.calls)
-        asking = asyncio.create_task(b.actor.ctx.ask("a", Say(text="silence"), timeout_s=60))
-        await until(lambda: a.actor.calls)
-        await b.stop()
-        with pytest.raises(RemoteError) as caught:
-            await asked
-        assert (caught.value.code, caught.value.retryable) == ("stopping", True)
-        with pytest.raises(Cancelled):
-            await asking
-        await until(lambda: a.actor.lost)
-        await until(lambda: a.actor.cancelled)
-
-    on_mesh(test)
-
-
-def test_traces_are_carried_along(on_mesh):
-    async def test(mesh):
-        a, b = await mesh.pair()
-        trace = a.actor.ctx.traceparent()
-        assert a.actor.ctx.traceparent() == trace
+    b.actor.on_ask = lambda call: b.actor.ctx.spawn(send_item(call))
+    with pytest.raises(RemoteError):
         await a.actor.ctx.ask("b", HI, timeout_s=5)
-        assert b.actor.calls[-1].traceparent == trace
-        a.actor.ctx.continue_trace("00-" + "1" * 32 + "-" + "2" * 16 + "-01")
-        await a.actor.ctx.ask("b", HI, timeout_s=5)
-        assert b.actor.calls[-1].traceparent.startswith("00-111")
-
-    on_mesh(test)
+    assert errors
 
 
-def test_capabilities_are_exchanged(on_mesh):
-    async def test(mesh):
-        await mesh.start_registry()
-        a = await mesh.start("a", options=replace(QUICK, capabilities={"numerics": "x"}))
-        b = await mesh.start("b", options=replace(QUICK, capabilities={"numerics": "y"}))
-        assert a.actor.ctx.capabilities("b") == {}
-        await until(lambda: a.registration.view.get("b"))
-        await a.actor.ctx.ask("b", HI, timeout_s=5)
-        assert a.actor.ctx.capabilities("b") == {"numerics": "y"}
-        assert b.actor.ctx.capabilities("a") == {"numerics": "x"}
+async def test_every_actor_answers_the_systems_asks(mesh):
+    a, b = await mesh.pair()
+    ask = a.actor.ctx.ask
+    described = (await ask("b", DescribeRequest(), timeout_s=5)).message
+    assert isinstance(described, Describe)
+    assert (described.actor_id, described.role, described.epoch, described.state) == ("b", "recorder", 1, "ready")
+    assert described.endpoint == b.actor.ctx.endpoint
+    assert isinstance((await ask("b", StatsRequest(), timeout_s=5)).message, StatsReply)
+    assert (await ask("b", Ping(), timeout_s=5)).message == Pong()
+    assert (await ask("b", Drain(), timeout_s=5)).message == Drained()
+    assert b.describe().state == "draining"
+    assert (await ask("b", Shutdown(reason="test"), timeout_s=5)).message == ShuttingDown()
+    assert await b.shutdown_asked() == "test"
 
-    on_mesh(test)
+
+async def test_stopping_answers_whoever_waits(mesh):
+    a, b = await mesh.pair()
+    asked = asyncio.create_task(a.actor.ctx.ask("b", Say(text="silence"), timeout_s=60))
+    await until(lambda: b.actor.calls)
+    asking = asyncio.create_task(b.actor.ctx.ask("a", Say(text="silence"), timeout_s=60))
+    await until(lambda: a.actor.calls)
+    await b.stop()
+    with pytest.raises(RemoteError) as caught:
+        await asked
+    assert (caught.value.code, caught.value.retryable) == ("stopping", True)
+    with pytest.raises(Cancelled):
+        await asking
+    await until(lambda: a.actor.lost)
+    await until(lambda: a.actor.cancelled)
 
 
-def test_tasks_and_timers_end_with_the_actor(on_mesh):
-    async def test(mesh):
-        a, _ = await mesh.pair()
-        fired = []
+async def test_traces_are_carried_along(mesh):
+    a, b = await mesh.pair()
+    trace = a.actor.ctx.traceparent()
+    assert a.actor.ctx.traceparent() == trace
+    await a.actor.ctx.ask("b", HI, timeout_s=5)
+    assert b.actor.calls[-1].traceparent == trace
+    a.actor.ctx.continue_trace("00-" + "1" * 32 + "-" + "2" * 16 + "-01")
+    await a.actor.ctx.ask("b", HI, timeout_s=5)
+    assert b.actor.calls[-1].traceparent.startswith("00-111")
 
-        def bad():
-            fired.append(1)
-            raise ValueError("in a timer")
 
-        async def fails():
-            raise RuntimeError("in a task")
+async def test_capabilities_are_exchanged(mesh):
+    await mesh.start_registry()
+    a = await mesh.start("a", options=replace(QUICK, capabilities={"numerics": "x"}))
+    b = await mesh.start("b", options=replace(QUICK, capabilities={"numerics": "y"}))
+    assert a.actor.ctx.capabilities("b") == {}
+    await until(lambda: a.registration.view.get("b"))
+    await a.actor.ctx.ask("b", HI, timeout_s=5)
+    assert a.actor.ctx.capabilities("b") == {"numerics": "y"}
+    assert b.actor.ctx.capabilities("a") == {"numerics": "x"}
 
-        async def fails_by_the_mesh():
-            await a.actor.ctx.ask("nobody", HI, timeout_s=1)
 
-        a.actor.ctx.later(0.001, bad)
-        a.actor.ctx.spawn(fails(), name="mine")
-        a.actor.ctx.spawn(fails_by_the_mesh())
-        forever = a.actor.ctx.spawn(asyncio.sleep(3600))
-        await until(lambda: a.metrics.value("mesh_handler_errors_total", handler="bad"))
-        await until(lambda: a.metrics.value("mesh_handler_errors_total", handler="mine"))
-        await until(lambda: a.metrics.value("mesh_handler_errors_total", handler="fails_by_the_mesh"))
-        await a.stop()
-        assert forever.cancelled()
+async def test_tasks_and_timers_end_with_the_actor(mesh):
+    a, _ = await mesh.pair()
+    fired = []
 
-    on_mesh(test)
+    def bad():
+        fired.append(1)
+        raise ValueError("in a timer")
+
+    async def fails():
+        raise RuntimeError("in a task")
+
+    async def fails_by_the_mesh():
+        await a.actor.ctx.ask("nobody", HI, timeout_s=1)
+
+    a.actor.ctx.later(0.001, bad)
+    a.actor.ctx.spawn(fails(), name="mine")
+    a.actor.ctx.spawn(fails_by_the_mesh())
+    forever = a.actor.ctx.spawn(asyncio.sleep(3600))
+    await until(lambda: a.metrics.value("mesh_handler_errors_total", handler="bad"))
+    await until(lambda: a.metrics.value("mesh_handler_errors_total", handler="mine"))
+    await until(lambda: a.metrics.value("mesh_handler_errors_total", handler="fails_by_the_mesh"))
+    await a.stop()
+    assert forever.cancelled()
 
 
 class FailsToStart(Recorder):
@@ -415,24 +358,18 @@ class FailsToStart(Recorder):
         raise ValueError("nor this")
 
 
-def test_a_start_that_fails_is_cleaned_up(on_mesh):
-    async def test(mesh):
-        await mesh.start_registry()
-        actor = FailsToStart()
-        with pytest.raises(RuntimeError, match="no"):
-            await mesh.start("a", actor=actor)
-        assert actor.stopped == 1
-        await mesh.systems["a"].stop()
-        assert actor.stopped == 1
-
-    on_mesh(test)
+async def test_a_start_that_fails_is_cleaned_up(mesh):
+    await mesh.start_registry()
+    actor = FailsToStart()
+    with pytest.raises(RuntimeError, match="no"):
+        await mesh.start("a", actor=actor)
+    assert actor.stopped == 1
+    await mesh.systems["a"].stop()
+    assert actor.stopped == 1
 
 
-def test_broken_statistics_do_not_hide_the_others(on_mesh):
-    async def test(mesh):
-        a, b = await mesh.pair()
-        b.actor.stats = FailsToStart().stats
-        stats = (await a.actor.ctx.ask("b", StatsRequest(), timeout_s=5)).message
-        assert "mesh_peers" in stats.gauges
-
-    on_mesh(test)
+async def test_broken_statistics_do_not_hide_the_others(mesh):
+    a, b = await mesh.pair()
+    b.actor.stats = FailsToStart().stats
+    stats = (await a.actor.ctx.ask("b", StatsRequest(), timeout_s=5)).message
+    assert "mesh_peers" in stats.gauges

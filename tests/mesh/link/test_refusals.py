@@ -13,398 +13,324 @@ from tests.mesh.mesh_under_test import Say, until
 from tests.mesh.rig import FROM_PEER, PEER, TO_PEER
 
 
-def test_a_hello_is_welcomed_on_both_channels(on_rig):
-    async def test(rig):
-        rig.hello()
-        assert [(channel, type(body)) for _, channel, _, body in rig.wire.sent] == [
-            (channel, Welcome) for channel in Channel
-        ]
-        rig.say(Verb.TELL, Say(text="hi"))
-        assert rig.actor.told[0][:2] == (PEER, Say(text="hi"))
-
-    on_rig(test)
+async def test_a_hello_is_welcomed_on_both_channels(rig):
+    rig.hello()
+    assert [(channel, type(body)) for _, channel, _, body in rig.wire.sent] == [
+        (channel, Welcome) for channel in Channel
+    ]
+    rig.say(Verb.TELL, Say(text="hi"))
+    assert rig.actor.told[0][:2] == (PEER, Say(text="hi"))
 
 
-def test_garbage_is_refused_counted_and_logged_once_per_peer(on_rig):
-    async def test(rig):
-        rig.hello()
-        rig.wire.sent.clear()
-        with capture_logs() as logs:
-            for garbage in ((), (b"",), (b"\xff", b""), (b"x" * 5000, b""), tuple(b"" for _ in range(100))):
-                # Nobody can tell whether it is an answer, which is never answered.
-                for link in (FROM_PEER, Link(Address("", 0), dialed=False)):
-                    for _ in range(3):
-                        rig.wire.listener.on_frames(link, Channel.DATA, garbage)
-        assert rig.refused("bad_header") == 30
-        assert len(logs) == 2
-        assert rig.wire.sent == []
-        rig.say(Verb.TELL, Say(text="hi"))
-        assert rig.actor.told
-
-    on_rig(test)
+async def test_garbage_is_refused_counted_and_logged_once_per_peer(rig):
+    rig.hello()
+    rig.wire.sent.clear()
+    with capture_logs() as logs:
+        for garbage in ((), (b"",), (b"\xff", b""), (b"x" * 5000, b""), tuple(b"" for _ in range(100))):
+            # Nobody can tell whether it is an answer, which is never answered.
+            for link in (FROM_PEER, Link(Address("", 0), dialed=False)):
+                for _ in range(3):
+                    rig.wire.listener.on_frames(link, Channel.DATA, garbage)
+    assert rig.refused("bad_header") == 30
+    assert len(logs) == 2
+    assert rig.wire.sent == []
+    rig.say(Verb.TELL, Say(text="hi"))
+    assert rig.actor.told
 
 
-def test_a_message_with_too_many_parts_or_too_long_a_header_is_answered_with_its_number(on_rig):
+async def test_a_message_with_too_many_parts_or_too_long_a_header_is_answered_with_its_number(rig):
     """A call that is refused so fails at once, and not at its deadline."""
 
-    async def test(rig):
-        rig.hello()
-        rig.wire.sent.clear()
-        rig.say(Verb.ASK, Say(text="hi"), buffers=[b""] * 100, message_id=31)
-        rig.say(Verb.ASK, Say(text="hi"), trace="t" * 5000, message_id=32)
-        errors = [(header.verb, header.correlation_id, body.code) for _, _, header, body in rig.wire.sent]
-        assert errors == [(Verb.ERROR, 31, "too_many_parts"), (Verb.ERROR, 32, "too_large")]
-        rig.wire.sent.clear()
-        rig.say(Verb.ERROR, b"", buffers=[b""] * 100, flags=1)
-        assert rig.wire.sent == []
-        assert rig.actor.told == []
-
-    on_rig(test)
+    rig.hello()
+    rig.wire.sent.clear()
+    rig.say(Verb.ASK, Say(text="hi"), buffers=[b""] * 100, message_id=31)
+    rig.say(Verb.ASK, Say(text="hi"), trace="t" * 5000, message_id=32)
+    errors = [(header.verb, header.correlation_id, body.code) for _, _, header, body in rig.wire.sent]
+    assert errors == [(Verb.ERROR, 31, "too_many_parts"), (Verb.ERROR, 32, "too_large")]
+    rig.wire.sent.clear()
+    rig.say(Verb.ERROR, b"", buffers=[b""] * 100, flags=1)
+    assert rig.wire.sent == []
+    assert rig.actor.told == []
 
 
-def test_a_renewal_without_a_link_is_answered_although_its_sender_is_no_member(on_rig):
+async def test_a_renewal_without_a_link_is_answered_although_its_sender_is_no_member(rig):
     """As at the registry, when the lease has run out meanwhile: who renews it begins again at once."""
 
-    async def test(rig):
-        rig.say(Verb.TELL, Say(text="hi"))
-        assert rig.wire.sent == [], "a stranger is told nothing"
-        rig.say(Verb.HEARTBEAT, Renew(state="ready"))
-        ((link, _, header, body),) = rig.wire.sent
-        assert (link, header.verb, header.sequence, body.code) == (FROM_PEER, Verb.ERROR, 0, "no_hello")
-
-    on_rig(test)
+    rig.say(Verb.TELL, Say(text="hi"))
+    assert rig.wire.sent == [], "a stranger is told nothing"
+    rig.say(Verb.HEARTBEAT, Renew(state="ready"))
+    ((link, _, header, body),) = rig.wire.sent
+    assert (link, header.verb, header.sequence, body.code) == (FROM_PEER, Verb.ERROR, 0, "no_hello")
 
 
-def test_a_known_peer_is_told_why(on_rig):
-    async def test(rig):
-        rig.hello()
-        rig.say(Verb.ASK, b"\xff\xff")
-        rig.say(Verb.TELL, b"")
-        rig.say(99, b"")
-        rig.say(Verb.TELL, Say(text="hi"), buffers=[memoryview(bytes(65 << 20))])
-        rig.say(Verb.TELL, Say(text="hi"), receiver_epoch=4)
-        rig.say(Verb.TELL, Say(text="hi"), version=PROTOCOL_VERSION + 1)
-        codes = ["bad_body", "bad_body", "unknown_verb", "too_large", "wrong_epoch"]
-        assert rig.errors() == codes
-        assert [rig.refused(code) for code in set(codes)]
-        assert rig.refused("wrong_version") == 1
-        assert rig.actor.told == []
-        # Errors and answers are never answered, so two peers cannot keep each other busy.
-        rig.wire.sent.clear()
-        for verb in (Verb.ERROR, Verb.REPLY, Verb.CREDIT, Verb.CANCEL, Verb.ITEM, Verb.END):
-            rig.say(verb, b"\xff", correlation_id=5, flags=1)
-        assert rig.wire.sent == []
-
-    on_rig(test)
+async def test_a_known_peer_is_told_why(rig):
+    rig.hello()
+    rig.say(Verb.ASK, b"\xff\xff")
+    rig.say(Verb.TELL, b"")
+    rig.say(99, b"")
+    rig.say(Verb.TELL, Say(text="hi"), buffers=[memoryview(bytes(65 << 20))])
+    rig.say(Verb.TELL, Say(text="hi"), receiver_epoch=4)
+    rig.say(Verb.TELL, Say(text="hi"), version=PROTOCOL_VERSION + 1)
+    codes = ["bad_body", "bad_body", "unknown_verb", "too_large", "wrong_epoch"]
+    assert rig.errors() == codes
+    assert [rig.refused(code) for code in set(codes)]
+    assert rig.refused("wrong_version") == 1
+    assert rig.actor.told == []
+    # Errors and answers are never answered, so two peers cannot keep each other busy.
+    rig.wire.sent.clear()
+    for verb in (Verb.ERROR, Verb.REPLY, Verb.CREDIT, Verb.CANCEL, Verb.ITEM, Verb.END):
+        rig.say(verb, b"\xff", correlation_id=5, flags=1)
+    assert rig.wire.sent == []
 
 
-def test_bodies_of_the_wrong_verb_are_refused(on_rig):
-    async def test(rig):
-        rig.hello()
-        for verb in (Verb.HELLO, Verb.WELCOME, Verb.ERROR, Verb.HEARTBEAT, Verb.SUBSCRIBE, Verb.PUBLISH, Verb.CREDIT):
-            before = rig.refused("bad_body")
-            rig.say(verb, Bye())
-            assert rig.refused("bad_body") == before + 1, verb
-        rig.say(Verb.SUBSCRIBE, Subscribe(topic="t", publisher_epoch=0), channel=Channel.CONTROL)
-        rig.say(Verb.TELL, Ping())
-        assert rig.refused("unexpected") == 1
-        rig.say(Verb.CREDIT, Credit(limit=3), correlation_id=99)
-        rig.say(Verb.CANCEL, Bye(), correlation_id=99)
-        assert rig.system.links.get("peer")
-
-    on_rig(test)
+async def test_bodies_of_the_wrong_verb_are_refused(rig):
+    rig.hello()
+    for verb in (Verb.HELLO, Verb.WELCOME, Verb.ERROR, Verb.HEARTBEAT, Verb.SUBSCRIBE, Verb.PUBLISH, Verb.CREDIT):
+        before = rig.refused("bad_body")
+        rig.say(verb, Bye())
+        assert rig.refused("bad_body") == before + 1, verb
+    rig.say(Verb.SUBSCRIBE, Subscribe(topic="t", publisher_epoch=0), channel=Channel.CONTROL)
+    rig.say(Verb.TELL, Ping())
+    assert rig.refused("unexpected") == 1
+    rig.say(Verb.CREDIT, Credit(limit=3), correlation_id=99)
+    rig.say(Verb.CANCEL, Bye(), correlation_id=99)
+    assert rig.system.links.get("peer")
 
 
-def test_nobody_speaks_before_hello_or_for_others(on_rig):
-    async def test(rig):
-        rig.say(Verb.TELL, Say(text="hi"))
-        assert rig.refused("no_hello") == 1
-        assert rig.wire.closed == [FROM_PEER]
-        assert rig.wire.sent == []
-        rig.say(Verb.BYE, Bye())
-        assert rig.refused("no_hello") == 1
-        rig.hello(sender="somebody")
-        assert rig.refused("wrong_sender") == 2
-        rig.hello(Link(Address("", 0), dialed=False))
-        rig.hello(Link(Address("me", 6), dialed=False))
-        assert rig.refused("wrong_epoch") == 4
-        rig.hello(min_version=PROTOCOL_VERSION + 1, max_version=PROTOCOL_VERSION + 2)
-        assert rig.refused("wrong_version") == 2
-        rig.say(Verb.HELLO, Ping())
-        assert rig.refused("bad_body") == 1
-        assert rig.system.links.peers() == []
-
-    on_rig(test)
+async def test_nobody_speaks_before_hello_or_for_others(rig):
+    rig.say(Verb.TELL, Say(text="hi"))
+    assert rig.refused("no_hello") == 1
+    assert rig.wire.closed == [FROM_PEER]
+    assert rig.wire.sent == []
+    rig.say(Verb.BYE, Bye())
+    assert rig.refused("no_hello") == 1
+    rig.hello(sender="somebody")
+    assert rig.refused("wrong_sender") == 2
+    rig.hello(Link(Address("", 0), dialed=False))
+    rig.hello(Link(Address("me", 6), dialed=False))
+    assert rig.refused("wrong_epoch") == 4
+    rig.hello(min_version=PROTOCOL_VERSION + 1, max_version=PROTOCOL_VERSION + 2)
+    assert rig.refused("wrong_version") == 2
+    rig.say(Verb.HELLO, Ping())
+    assert rig.refused("bad_body") == 1
+    assert rig.system.links.peers() == []
 
 
-def test_what_comes_after_the_end_of_its_link_is_refused_without_a_warning(on_rig):
-    async def test(rig):
-        rig.hello()
-        rig.wire.listener.on_link_down(FROM_PEER, "gone")
-        with capture_logs() as logs:
-            rig.say(Verb.TELL, Say(text="late"))
-            rig.say(Verb.TELL, Say(text="late"), channel=Channel.CONTROL)
-        assert [entry["log_level"] for entry in logs if entry["log_level"] != "debug"] == []
-        assert rig.refused("no_hello") == 2
-        assert rig.actor.told == []
-
-    on_rig(test)
-
-
-def test_a_member_without_hello_is_told_to_begin_again(on_rig):
-    async def test(rig):
-        member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
-        rig.system.registration.view.reset(1, 1, [member])
-        rig.say(Verb.TELL, Say(text="hi"))
-        ((link, _, header, body),) = rig.wire.sent
-        assert (link, header.sequence, body.code) == (FROM_PEER, 0, "no_hello")
-        # And who is told so itself forgets the link, and dials anew.
-        assert rig.system.actor.ctx.tell("peer", Say(text="x"))
-        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.CONTROL)
-        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.DATA)
-        rig.say(Verb.ERROR, ErrorBody(code="no_hello", message="who?"), link=TO_PEER, sequence=0)
-        assert rig.actor.lost == [(PEER, "the peer refuses the link (no_hello: who?)")]
-        assert rig.system.actor.ctx.tell("peer", Say(text="x"))
-        assert rig.wire.dialed == [PEER, PEER]
-
-    on_rig(test)
-
-
-def test_a_dial_that_fails_is_not_repeated_at_once(on_rig):
-    async def test(rig):
-        member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
-        rig.system.registration.view.reset(1, 1, [member])
-        for _ in range(3):
-            rig.system.actor.ctx.tell("peer", Say(text="x"))
-            rig.wire.listener.on_link_down(TO_PEER, "could not connect")
-        assert len(rig.wire.dialed) == 1
-        assert rig.system.metrics.value("mesh_tells_dropped_total", code="unreachable") == 2
-        await until(lambda: rig.system.actor.ctx.tell("peer", Say(text="x")))
-        assert len(rig.wire.dialed) == 2
-
-    on_rig(test)
-
-
-def test_no_welcome_in_time_is_a_lost_peer(on_rig):
-    async def test(rig):
-        member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
-        rig.system.registration.view.reset(1, 1, [member])
-        rig.system.actor.ctx.tell("peer", Say(text="x"))
-        await until(lambda: rig.actor.lost)
-        assert rig.actor.lost == [(PEER, "no welcome to hello")]
-        assert rig.wire.closed == [TO_PEER]
-
-    on_rig(test)
-
-
-def test_somebody_else_at_the_address_is_a_lost_peer(on_rig):
-    async def test(rig):
-        member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
-        rig.system.registration.view.reset(1, 1, [member])
-        rig.system.actor.ctx.tell("peer", Say(text="x"))
-        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, sender_epoch=3)
-        await until(lambda: rig.actor.lost)
-        assert rig.actor.lost == [(PEER, "another actor listens there")]
-
-    on_rig(test)
-
-
-def test_welcomes_have_to_fit(on_rig):
-    async def test(rig):
-        member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
-        rig.hello()
-        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member))
-        rig.system.registration.view.reset(1, 1, [member])
-        rig.say(Verb.BYE, Bye())
-        rig.say(Verb.BYE, Bye(), channel=Channel.DATA)
-        assert rig.actor.lost == [(PEER, "it said bye")]
-        rig.system.actor.ctx.tell("peer", Say(text="x"))
-        rig.say(Verb.WELCOME, Welcome(version=9, member=member), link=TO_PEER)
-        rig.say(
-            Verb.HELLO, Hello(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=member), link=TO_PEER
-        )
-        assert rig.refused("wrong_version") == 1
-        assert rig.refused("unexpected") == 2
-
-    on_rig(test)
-
-
-def test_repeats_are_dropped_and_gaps_counted(on_rig):
-    async def test(rig):
-        rig.hello()
-        first = rig.sequences[Channel.CONTROL] + 1
-        rig.say(Verb.TELL, Say(text="1"))
-        rig.say(Verb.TELL, Say(text="1"), sequence=first)
-        rig.say(Verb.TELL, Say(text="5"), sequence=first + 4)
-        rig.say(Verb.TELL, Say(text="late"), sequence=first + 2)
-        assert [message.text for _, message, _ in rig.actor.told] == ["1", "5"]
-        assert rig.system.metrics.value("mesh_frames_repeated_total") == 2
-        assert rig.system.metrics.value("mesh_frames_missing_total") == 3
-
-    on_rig(test)
-
-
-def test_a_peer_that_dials_again_has_begun_again(on_rig):
-    async def test(rig):
-        rig.hello()
-        rig.say(Verb.TELL, Say(text="1"))
-        rig.sequences = [2 << 32, 2 << 32]
-        rig.say(Verb.TELL, Say(text="without hello"))
-        assert rig.refused("no_hello") == 1
-        rig.sequences = [2 << 32, 2 << 32]
-        rig.hello()
-        rig.say(Verb.TELL, Say(text="2"))
-        rig.say(Verb.TELL, Say(text="late"), sequence=(1 << 32) + 9)
-        assert rig.actor.lost == [(PEER, "it has begun again")]
-        assert rig.wire.closed == []
-        assert [message.text for _, message, _ in rig.actor.told] == ["1", "2"]
-        assert rig.system.metrics.value("mesh_frames_repeated_total") == 1
-
-    on_rig(test)
-
-
-def test_a_hello_after_the_welcome_means_the_welcome_is_forgotten(on_rig):
-    async def test(rig):
-        member = rig.member()
-        rig.actor.ctx.tell("peer", Say(text="x"))
-        for channel in Channel:
-            rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=channel)
-        # A hello that was on its way before the welcome has a lower number, and means nothing.
-        rig.sequences = [0 << 32, 0 << 32]
-        rig.hello()
-        assert rig.actor.lost == []
-        rig.sequences = [5 << 32, 5 << 32]
-        rig.hello()
-        assert rig.actor.lost == [(PEER, "it has begun again")]
-        assert rig.wire.closed == [TO_PEER]
-        assert not rig.system.links.get("peer").route.link.dialed
-
-    on_rig(test)
-
-
-def test_welcomes_of_two_times_are_none(on_rig):
-    async def test(rig):
-        member = rig.member()
-        rig.actor.ctx.tell("peer", Say(text="x"))
-        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.CONTROL)
-        rig.sequences[Channel.DATA] = 2 << 32
-        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.DATA)
-        assert rig.actor.lost == [(PEER, "it has begun again")]
-
-    on_rig(test)
-
-
-def test_a_silent_peer_is_lost_after_an_ask_ran_out(on_rig):
-    async def test(rig):
-        rig.hello()
-        with pytest.raises(DeadlineExceeded):
-            await rig.actor.ctx.ask("peer", Say(text="x"), timeout_s=0.01)
-        await until(lambda: sum(isinstance(body, Ping) for *_, body in rig.wire.sent) == 2)
-        await until(lambda: rig.actor.lost)
-        assert rig.actor.lost == [(PEER, "it does not answer")]
-        assert rig.system.metrics.value("mesh_silent_peers_total") == 1
-        rig.system.links.suspect(PEER.actor_id)
-
-    on_rig(test)
-
-
-def test_a_peer_that_says_anything_is_not_silent(on_rig):
-    async def test(rig):
-        rig.hello()
-        rig.system.links.suspect(PEER.actor_id)
-        rig.system.links.suspect(PEER.actor_id)
-        await until(lambda: sum(isinstance(body, Ping) for *_, body in rig.wire.sent) == 2)
-        number = rig.wire.sent[-2][2].message_id
-        rig.say(Verb.ERROR, ErrorBody(code="not_served", message=""), correlation_id=number)
-        rig.say(Verb.TELL, Say(text="busy"), channel=Channel.DATA)
-        await until(lambda: len(rig.system.asking) == 0)
-        assert rig.actor.lost == []
-
-    on_rig(test)
-
-
-def test_a_new_epoch_ends_the_old_and_is_not_followed_by_it(on_rig):
-    async def test(rig):
-        rig.hello()
-        newer = Link(Address("peer", 3), dialed=False)
-        rig.hello(newer)
-        assert rig.actor.lost == [(PEER, "replaced by epoch 3")]
+async def test_what_comes_after_the_end_of_its_link_is_refused_without_a_warning(rig):
+    rig.hello()
+    rig.wire.listener.on_link_down(FROM_PEER, "gone")
+    with capture_logs() as logs:
         rig.say(Verb.TELL, Say(text="late"))
-        assert rig.refused("no_hello") == 1
-        rig.wire.sent.clear()
-        rig.hello()
-        # It is told on both channels, so that it may end.
-        assert rig.refused("superseded") == 2
-        assert [(link, header.sequence, body.code, body.known_epoch) for link, _, header, body in rig.wire.sent] == [
-            (FROM_PEER, 0, "superseded", 3),
-            (FROM_PEER, 0, "superseded", 3),
-        ]
-        assert rig.actor.told == []
-        assert rig.system.links.get("peer").address.epoch == 3
-
-    on_rig(test)
+        rig.say(Verb.TELL, Say(text="late"), channel=Channel.CONTROL)
+    assert [entry["log_level"] for entry in logs if entry["log_level"] != "debug"] == []
+    assert rig.refused("no_hello") == 2
+    assert rig.actor.told == []
 
 
-def test_any_other_peers_word_that_there_is_a_later_one_only_ends_the_link(on_rig):
-    async def test(rig):
-        rig.member()
-        assert rig.actor.ctx.tell("peer", Say(text="x"))
-        rig.say(Verb.ERROR, ErrorBody(code="superseded", message="epoch 9"), link=TO_PEER, sequence=0)
-        assert rig.actor.lost == [(PEER, "the peer refuses the link (superseded: epoch 9)")]
-        assert not rig.system._shutdown.done()
-
-    on_rig(test)
-
-
-def test_an_accepted_channel_waits_for_its_hello(on_rig):
-    async def test(rig):
-        member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
-        rig.say(
-            Verb.HELLO,
-            Hello(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=member),
-            channel=Channel.CONTROL,
-        )
-        rig.wire.sent.clear()
-        for number in range(1100):
-            sent = rig.system.actor.ctx.tell("peer", Say(text=str(number)))
-            assert sent == (number < 1000)
-        assert rig.wire.sent == []
-        rig.say(
-            Verb.HELLO,
-            Hello(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=member),
-            channel=Channel.DATA,
-        )
-        bodies = [body for _, _, _, body in rig.wire.sent]
-        assert isinstance(bodies[0], Welcome)
-        assert [body.text for body in bodies[1:]] == [str(number) for number in range(1000)]
-
-    on_rig(test)
+async def test_a_member_without_hello_is_told_to_begin_again(rig):
+    member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
+    rig.system.registration.view.reset(1, 1, [member])
+    rig.say(Verb.TELL, Say(text="hi"))
+    ((link, _, header, body),) = rig.wire.sent
+    assert (link, header.sequence, body.code) == (FROM_PEER, 0, "no_hello")
+    # And who is told so itself forgets the link, and dials anew.
+    assert rig.system.actor.ctx.tell("peer", Say(text="x"))
+    rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.CONTROL)
+    rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.DATA)
+    rig.say(Verb.ERROR, ErrorBody(code="no_hello", message="who?"), link=TO_PEER, sequence=0)
+    assert rig.actor.lost == [(PEER, "the peer refuses the link (no_hello: who?)")]
+    assert rig.system.actor.ctx.tell("peer", Say(text="x"))
+    assert rig.wire.dialed == [PEER, PEER]
 
 
-def test_a_full_way_is_said_and_leaves_no_gap(on_rig):
-    async def test(rig):
-        rig.hello()
-        rig.wire.full = True
-        assert not rig.system.actor.ctx.tell("peer", Say(text="x"))
-        rig.wire.full = False
-        rig.wire.sent.clear()
-        assert rig.system.actor.ctx.tell("peer", Say(text="y"))
-        assert rig.system.actor.ctx.tell("peer", Say(text="z"))
-        first, second = (header.sequence for _, _, header, _ in rig.wire.sent)
-        assert second == first + 1
-        assert rig.system.metrics.value("mesh_outbox_full_total") == 1
-
-    on_rig(test)
+async def test_a_dial_that_fails_is_not_repeated_at_once(rig):
+    member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
+    rig.system.registration.view.reset(1, 1, [member])
+    for _ in range(3):
+        rig.system.actor.ctx.tell("peer", Say(text="x"))
+        rig.wire.listener.on_link_down(TO_PEER, "could not connect")
+    assert len(rig.wire.dialed) == 1
+    assert rig.system.metrics.value("mesh_tells_dropped_total", code="unreachable") == 2
+    await until(lambda: rig.system.actor.ctx.tell("peer", Say(text="x")))
+    assert len(rig.wire.dialed) == 2
 
 
-def test_the_number_of_peers_is_bounded(on_rig):
-    async def test(rig):
-        for number in range(64):
-            rig.hello(Link(Address(f"p{number}", 1), dialed=False))
-        rig.hello()
-        assert rig.refused("too_many_peers") == 2
-        member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
-        rig.system.registration.view.reset(1, 1, [member])
-        assert not rig.system.actor.ctx.tell("peer", Say(text="x"))
+async def test_no_welcome_in_time_is_a_lost_peer(rig):
+    member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
+    rig.system.registration.view.reset(1, 1, [member])
+    rig.system.actor.ctx.tell("peer", Say(text="x"))
+    await until(lambda: rig.actor.lost)
+    assert rig.actor.lost == [(PEER, "no welcome to hello")]
+    assert rig.wire.closed == [TO_PEER]
 
-    on_rig(test)
+
+async def test_somebody_else_at_the_address_is_a_lost_peer(rig):
+    member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
+    rig.system.registration.view.reset(1, 1, [member])
+    rig.system.actor.ctx.tell("peer", Say(text="x"))
+    rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, sender_epoch=3)
+    await until(lambda: rig.actor.lost)
+    assert rig.actor.lost == [(PEER, "another actor listens there")]
+
+
+async def test_welcomes_have_to_fit(rig):
+    member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
+    rig.hello()
+    rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member))
+    rig.system.registration.view.reset(1, 1, [member])
+    rig.say(Verb.BYE, Bye())
+    rig.say(Verb.BYE, Bye(), channel=Channel.DATA)
+    assert rig.actor.lost == [(PEER, "it said bye")]
+    rig.system.actor.ctx.tell("peer", Say(text="x"))
+    rig.say(Verb.WELCOME, Welcome(version=9, member=member), link=TO_PEER)
+    rig.say(Verb.HELLO, Hello(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=member), link=TO_PEER)
+    assert rig.refused("wrong_version") == 1
+    assert rig.refused("unexpected") == 2
+
+
+async def test_repeats_are_dropped_and_gaps_counted(rig):
+    rig.hello()
+    first = rig.sequences[Channel.CONTROL] + 1
+    rig.say(Verb.TELL, Say(text="1"))
+    rig.say(Verb.TELL, Say(text="1"), sequence=first)
+    rig.say(Verb.TELL, Say(text="5"), sequence=first + 4)
+    rig.say(Verb.TELL, Say(text="late"), sequence=first + 2)
+    assert [message.text for _, message, _ in rig.actor.told] == ["1", "5"]
+    assert rig.system.metrics.value("mesh_frames_repeated_total") == 2
+    assert rig.system.metrics.value("mesh_frames_missing_total") == 3
+
+
+async def test_a_peer_that_dials_again_has_begun_again(rig):
+    rig.hello()
+    rig.say(Verb.TELL, Say(text="1"))
+    rig.sequences = [2 << 32, 2 << 32]
+    rig.say(Verb.TELL, Say(text="without hello"))
+    assert rig.refused("no_hello") == 1
+    rig.sequences = [2 << 32, 2 << 32]
+    rig.hello()
+    rig.say(Verb.TELL, Say(text="2"))
+    rig.say(Verb.TELL, Say(text="late"), sequence=(1 << 32) + 9)
+    assert rig.actor.lost == [(PEER, "it has begun again")]
+    assert rig.wire.closed == []
+    assert [message.text for _, message, _ in rig.actor.told] == ["1", "2"]
+    assert rig.system.metrics.value("mesh_frames_repeated_total") == 1
+
+
+async def test_a_hello_after_the_welcome_means_the_welcome_is_forgotten(rig):
+    member = rig.member()
+    rig.actor.ctx.tell("peer", Say(text="x"))
+    for channel in Channel:
+        rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=channel)
+    # A hello that was on its way before the welcome has a lower number, and means nothing.
+    rig.sequences = [0 << 32, 0 << 32]
+    rig.hello()
+    assert rig.actor.lost == []
+    rig.sequences = [5 << 32, 5 << 32]
+    rig.hello()
+    assert rig.actor.lost == [(PEER, "it has begun again")]
+    assert rig.wire.closed == [TO_PEER]
+    assert not rig.system.links.get("peer").route.link.dialed
+
+
+async def test_welcomes_of_two_times_are_none(rig):
+    member = rig.member()
+    rig.actor.ctx.tell("peer", Say(text="x"))
+    rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.CONTROL)
+    rig.sequences[Channel.DATA] = 2 << 32
+    rig.say(Verb.WELCOME, Welcome(version=PROTOCOL_VERSION, member=member), link=TO_PEER, channel=Channel.DATA)
+    assert rig.actor.lost == [(PEER, "it has begun again")]
+
+
+async def test_a_silent_peer_is_lost_after_an_ask_ran_out(rig):
+    rig.hello()
+    with pytest.raises(DeadlineExceeded):
+        await rig.actor.ctx.ask("peer", Say(text="x"), timeout_s=0.01)
+    await until(lambda: sum(isinstance(body, Ping) for *_, body in rig.wire.sent) == 2)
+    await until(lambda: rig.actor.lost)
+    assert rig.actor.lost == [(PEER, "it does not answer")]
+    assert rig.system.metrics.value("mesh_silent_peers_total") == 1
+    rig.system.links.suspect(PEER.actor_id)
+
+
+async def test_a_peer_that_says_anything_is_not_silent(rig):
+    rig.hello()
+    rig.system.links.suspect(PEER.actor_id)
+    rig.system.links.suspect(PEER.actor_id)
+    await until(lambda: sum(isinstance(body, Ping) for *_, body in rig.wire.sent) == 2)
+    number = rig.wire.sent[-2][2].message_id
+    rig.say(Verb.ERROR, ErrorBody(code="not_served", message=""), correlation_id=number)
+    rig.say(Verb.TELL, Say(text="busy"), channel=Channel.DATA)
+    await until(lambda: len(rig.system.asking) == 0)
+    assert rig.actor.lost == []
+
+
+async def test_a_new_epoch_ends_the_old_and_is_not_followed_by_it(rig):
+    rig.hello()
+    newer = Link(Address("peer", 3), dialed=False)
+    rig.hello(newer)
+    assert rig.actor.lost == [(PEER, "replaced by epoch 3")]
+    rig.say(Verb.TELL, Say(text="late"))
+    assert rig.refused("no_hello") == 1
+    rig.wire.sent.clear()
+    rig.hello()
+    # It is told on both channels, so that it may end.
+    assert rig.refused("superseded") == 2
+    assert [(link, header.sequence, body.code, body.known_epoch) for link, _, header, body in rig.wire.sent] == [
+        (FROM_PEER, 0, "superseded", 3),
+        (FROM_PEER, 0, "superseded", 3),
+    ]
+    assert rig.actor.told == []
+    assert rig.system.links.get("peer").address.epoch == 3
+
+
+async def test_any_other_peers_word_that_there_is_a_later_one_only_ends_the_link(rig):
+    rig.member()
+    assert rig.actor.ctx.tell("peer", Say(text="x"))
+    rig.say(Verb.ERROR, ErrorBody(code="superseded", message="epoch 9"), link=TO_PEER, sequence=0)
+    assert rig.actor.lost == [(PEER, "the peer refuses the link (superseded: epoch 9)")]
+    assert not rig.system._shutdown.done()
+
+
+async def test_an_accepted_channel_waits_for_its_hello(rig):
+    member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
+    rig.say(
+        Verb.HELLO,
+        Hello(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=member),
+        channel=Channel.CONTROL,
+    )
+    rig.wire.sent.clear()
+    for number in range(1100):
+        sent = rig.system.actor.ctx.tell("peer", Say(text=str(number)))
+        assert sent == (number < 1000)
+    assert rig.wire.sent == []
+    rig.say(
+        Verb.HELLO,
+        Hello(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=member),
+        channel=Channel.DATA,
+    )
+    bodies = [body for _, _, _, body in rig.wire.sent]
+    assert isinstance(bodies[0], Welcome)
+    assert [body.text for body in bodies[1:]] == [str(number) for number in range(1000)]
+
+
+async def test_a_full_way_is_said_and_leaves_no_gap(rig):
+    rig.hello()
+    rig.wire.full = True
+    assert not rig.system.actor.ctx.tell("peer", Say(text="x"))
+    rig.wire.full = False
+    rig.wire.sent.clear()
+    assert rig.system.actor.ctx.tell("peer", Say(text="y"))
+    assert rig.system.actor.ctx.tell("peer", Say(text="z"))
+    first, second = (header.sequence for _, _, header, _ in rig.wire.sent)
+    assert second == first + 1
+    assert rig.system.metrics.value("mesh_outbox_full_total") == 1
+
+
+async def test_the_number_of_peers_is_bounded(rig):
+    for number in range(64):
+        rig.hello(Link(Address(f"p{number}", 1), dialed=False))
+    rig.hello()
+    assert rig.refused("too_many_peers") == 2
+    member = Member(actor_id="peer", role="r", epoch=2, endpoint=Endpoint("", ""))
+    rig.system.registration.view.reset(1, 1, [member])
+    assert not rig.system.actor.ctx.tell("peer", Say(text="x"))

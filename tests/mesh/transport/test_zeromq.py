@@ -40,8 +40,8 @@ class Ear:
 
 
 @pytest.fixture
-def on_sockets(run, short_path, once_per_process):
-    """Run a test with a function that starts transports; all are stopped and nothing is left."""
+def start(run, short_path, once_per_process):
+    """A function that starts transports; all are stopped, nothing is left. For tests that are coroutine functions."""
 
     def runner(test):
         async def main():
@@ -68,74 +68,65 @@ def on_sockets(run, short_path, once_per_process):
     return runner
 
 
-def test_messages_go_both_ways_on_one_link(on_sockets):
-    async def test(start):
-        a, ear_a, _ = await start(A)
-        b, ear_b, where = await start(B)
-        link = a.dial(B, where)
-        large = os.urandom(ZERO_COPY_BYTES * 4)
-        for channel in Channel:
-            assert a.send(link, channel, (b"h", b"b", memoryview(large), bytearray(b"small")))
-        await until(lambda: len(ear_b.heard) == 2)
-        back = Link(A, dialed=False)
-        for heard_link, channel, parts in ear_b.heard:
-            assert heard_link == back
-            assert [bytes(part) for part in parts] == [b"h", b"b", large, b"small"]
-            assert b.send(back, channel, (b"reply", large))
-        await until(lambda: len(ear_a.heard) == 2)
-        assert all(heard == link and bytes(parts[1]) == large for heard, _, parts in ear_a.heard)
-        assert not b.send(Link(Address("x", 1), dialed=False), Channel.DATA, (b"",))
-        assert not a.send(Link(Address("x", 1), dialed=True), Channel.DATA, (b"",))
-
-    on_sockets(test)
+async def test_messages_go_both_ways_on_one_link(start):
+    a, ear_a, _ = await start(A)
+    b, ear_b, where = await start(B)
+    link = a.dial(B, where)
+    large = os.urandom(ZERO_COPY_BYTES * 4)
+    for channel in Channel:
+        assert a.send(link, channel, (b"h", b"b", memoryview(large), bytearray(b"small")))
+    await until(lambda: len(ear_b.heard) == 2)
+    back = Link(A, dialed=False)
+    for heard_link, channel, parts in ear_b.heard:
+        assert heard_link == back
+        assert [bytes(part) for part in parts] == [b"h", b"b", large, b"small"]
+        assert b.send(back, channel, (b"reply", large))
+    await until(lambda: len(ear_a.heard) == 2)
+    assert all(heard == link and bytes(parts[1]) == large for heard, _, parts in ear_a.heard)
+    assert not b.send(Link(Address("x", 1), dialed=False), Channel.DATA, (b"",))
+    assert not a.send(Link(Address("x", 1), dialed=True), Channel.DATA, (b"",))
 
 
-def test_lent_memory_is_known_until_it_is_sent(on_sockets):
-    async def test(start):
-        a, _, _ = await start(A)
-        _, ear, where = await start(B)
-        link = a.dial(B, where)
-        large = bytearray(os.urandom(8 << 20))
-        assert a.send(link, Channel.DATA, (b"h", memoryview(large)))
-        await until(lambda: ear.heard)
-        assert bytes(ear.heard[0][2][1]) == large
-        await until(lambda: a._dialed[link].sockets[Channel.DATA].num_lent == 0)
-        for number in range(300):
-            assert a.send(link, Channel.DATA, (b"h", bytes([number % 256]) * ZERO_COPY_BYTES))
-        await until(lambda: len(ear.heard) == 301)
-        await until(lambda: a._dialed[link].sockets[Channel.DATA].num_lent == 0)
-
-    on_sockets(test)
+async def test_lent_memory_is_known_until_it_is_sent(start):
+    a, _, _ = await start(A)
+    _, ear, where = await start(B)
+    link = a.dial(B, where)
+    large = bytearray(os.urandom(8 << 20))
+    assert a.send(link, Channel.DATA, (b"h", memoryview(large)))
+    await until(lambda: ear.heard)
+    assert bytes(ear.heard[0][2][1]) == large
+    await until(lambda: a._dialed[link].sockets[Channel.DATA].num_lent == 0)
+    for number in range(300):
+        assert a.send(link, Channel.DATA, (b"h", bytes([number % 256]) * ZERO_COPY_BYTES))
+    await until(lambda: len(ear.heard) == 301)
+    await until(lambda: a._dialed[link].sockets[Channel.DATA].num_lent == 0)
 
 
-def test_a_full_pipe_fills_the_outbox_and_nothing_is_lost(on_sockets, short_path):
-    async def test(start):
-        small = {
-            "run_directory": RunDirectory(short_path),
-            "high_water_mark": 10,
-            "max_outbox_messages": 500,
-        }
-        a, ear_a, _ = await start(A, **small)
-        b, ear_b, where = await start(B, **small)
-        link = a.dial(B, where)
-        body = b"x" * 10_000
-        sent = 0
-        while a.send(link, Channel.DATA, (b"%d" % sent, body)):
-            sent += 1
-        assert 500 <= sent < 1000
-        await until(lambda: len(ear_b.heard) == sent)
-        assert [int(parts[0]) for _, _, parts in ear_b.heard] == list(range(sent))
-        # The same the other way, where a ROUTER would drop.
-        back = Link(A, dialed=False)
-        sent = 0
-        while b.send(back, Channel.DATA, (b"%d" % sent, body)):
-            sent += 1
-        assert sent >= 500
-        await until(lambda: len(ear_a.heard) == sent)
-        assert [int(parts[0]) for _, _, parts in ear_a.heard] == list(range(sent))
-        assert b._retry is None or not any(b._backlog)
-
-    on_sockets(test)
+async def test_a_full_pipe_fills_the_outbox_and_nothing_is_lost(start, short_path):
+    small = {
+        "run_directory": RunDirectory(short_path),
+        "high_water_mark": 10,
+        "max_outbox_messages": 500,
+    }
+    a, ear_a, _ = await start(A, **small)
+    b, ear_b, where = await start(B, **small)
+    link = a.dial(B, where)
+    body = b"x" * 10_000
+    sent = 0
+    while a.send(link, Channel.DATA, (b"%d" % sent, body)):
+        sent += 1
+    assert 500 <= sent < 1000
+    await until(lambda: len(ear_b.heard) == sent)
+    assert [int(parts[0]) for _, _, parts in ear_b.heard] == list(range(sent))
+    # The same the other way, where a ROUTER would drop.
+    back = Link(A, dialed=False)
+    sent = 0
+    while b.send(back, Channel.DATA, (b"%d" % sent, body)):
+        sent += 1
+    assert sent >= 500
+    await until(lambda: len(ear_a.heard) == sent)
+    assert [int(parts[0]) for _, _, parts in ear_a.heard] == list(range(sent))
+    assert b._retry is None or not any(b._backlog)
 
 
 def test_outboxes_are_bounded_by_bytes_too():
@@ -147,251 +138,212 @@ def test_outboxes_are_bounded_by_bytes_too():
     assert not outbox.flush(lambda parts: False)
 
 
-def test_a_dead_listener_is_a_link_that_goes_down(on_sockets, short_path):
-    async def test(start):
-        a, ear, _ = await start(A)
-        for where in ("ipc:///nowhere/at/all", "tcp://127.0.0.1:1", "nonsense://x"):
-            link = a.dial(B, Endpoint(where, where))
-            await until(lambda: ear.down)
-            assert ear.down.pop()[0] == link
-            assert not a.send(link, Channel.DATA, (b"x",))
-            await asyncio.sleep(0.02)
-            assert ear.down == []
-
-    on_sockets(test)
+async def test_a_dead_listener_is_a_link_that_goes_down(start, short_path):
+    a, ear, _ = await start(A)
+    for where in ("ipc:///nowhere/at/all", "tcp://127.0.0.1:1", "nonsense://x"):
+        link = a.dial(B, Endpoint(where, where))
+        await until(lambda: ear.down)
+        assert ear.down.pop()[0] == link
+        assert not a.send(link, Channel.DATA, (b"x",))
+        await asyncio.sleep(0.02)
+        assert ear.down == []
 
 
 @pytest.mark.parametrize("num_left", [0, 1, 2, 3, 5, 7])
-def test_a_dial_without_descriptors_is_a_link_that_goes_down_and_can_be_dialed_again(on_sockets, num_left):
-    async def test(start):
-        a, ear, _ = await start(A)
-        _, heard, where = await start(B)
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        lowest = os.dup(0)
-        os.close(lowest)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + num_left, hard))
-        try:
-            link = a.dial(B, where)
-            assert a.send(link, Channel.DATA, (b"lost",)), "it waits, as for any link that is not up yet"
-            await until(lambda: ear.down)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        ((gone, reason),) = ear.down
-        assert gone == link
-        assert "cannot be dialed" in reason
-        a.send(a.dial(B, where), Channel.DATA, (b"again",))
-        # A channel that was connected before descriptors ran out is gone in the middle of its handshake: a stranger.
-        await until(lambda: [b"again"] in [parts for _, _, parts in heard.heard])
-        assert [b"lost"] not in [parts for _, _, parts in heard.heard]
-
-    on_sockets(test)
-
-
-def test_there_are_sockets_for_as_many_peers_as_may_be_linked(on_sockets):
-    async def test(start):
-        peers = [await start(Address(f"b{number}", 1)) for number in range(3)]
-        a, ear, _ = await start(A, tcp_host="127.0.0.1", max_peers=3)
-        links = [a.dial(Address(f"b{number}", 1), where) for number, (_, _, where) in enumerate(peers)]
-        for link in links:
-            assert a.send(link, Channel.DATA, (b"hi",))
-        await until(lambda: all(heard.heard for _, heard, _ in peers))
-        assert ear.down == []
-        assert ZeroMQOptions().max_peers >= SystemOptions().max_peers
-
-    on_sockets(test)
-
-
-def test_who_stops_is_seen_and_what_was_sent_before_arrives(on_sockets):
-    async def test(start):
-        a, ear_a, _ = await start(A)
-        b, ear_b, where = await start(B)
+async def test_a_dial_without_descriptors_is_a_link_that_goes_down_and_can_be_dialed_again(start, num_left):
+    a, ear, _ = await start(A)
+    _, heard, where = await start(B)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + num_left, hard))
+    try:
         link = a.dial(B, where)
-        a.send(link, Channel.CONTROL, (b"h", b""))
-        await until(lambda: ear_b.heard)
-        for number in range(100):
-            b.send(Link(A, dialed=False), Channel.CONTROL, (b"%d" % number, b"x" * 100))
-        await b.stop()
-        await until(lambda: ear_a.down)
-        assert ear_a.down == [(link, "disconnected")]
-        assert len(ear_a.heard) == 100
+        assert a.send(link, Channel.DATA, (b"lost",)), "it waits, as for any link that is not up yet"
+        await until(lambda: ear.down)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    ((gone, reason),) = ear.down
+    assert gone == link
+    assert "cannot be dialed" in reason
+    a.send(a.dial(B, where), Channel.DATA, (b"again",))
+    # A channel that was connected before descriptors ran out is gone in the middle of its handshake: a stranger.
+    await until(lambda: [b"again"] in [parts for _, _, parts in heard.heard])
+    assert [b"lost"] not in [parts for _, _, parts in heard.heard]
 
-    on_sockets(test)
+
+async def test_there_are_sockets_for_as_many_peers_as_may_be_linked(start):
+    peers = [await start(Address(f"b{number}", 1)) for number in range(3)]
+    a, ear, _ = await start(A, tcp_host="127.0.0.1", max_peers=3)
+    links = [a.dial(Address(f"b{number}", 1), where) for number, (_, _, where) in enumerate(peers)]
+    for link in links:
+        assert a.send(link, Channel.DATA, (b"hi",))
+    await until(lambda: all(heard.heard for _, heard, _ in peers))
+    assert ear.down == []
+    assert ZeroMQOptions().max_peers >= SystemOptions().max_peers
 
 
-def test_a_listener_that_raises_misses_one_message_only(on_sockets):
-    async def test(start):
-        a, _, _ = await start(A)
-        _, ear, where = await start(B)
-        raised = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context["exception"]))
-        heard = ear.on_frames
+async def test_who_stops_is_seen_and_what_was_sent_before_arrives(start):
+    a, ear_a, _ = await start(A)
+    b, ear_b, where = await start(B)
+    link = a.dial(B, where)
+    a.send(link, Channel.CONTROL, (b"h", b""))
+    await until(lambda: ear_b.heard)
+    for number in range(100):
+        b.send(Link(A, dialed=False), Channel.CONTROL, (b"%d" % number, b"x" * 100))
+    await b.stop()
+    await until(lambda: ear_a.down)
+    assert ear_a.down == [(link, "disconnected")]
+    assert len(ear_a.heard) == 100
 
-        def on_frames(link, channel, parts):
-            heard(link, channel, parts)
-            if len(ear.heard) % 10 == 1:
-                raise ValueError("a bug")
 
-        ear.on_frames = on_frames
+async def test_a_listener_that_raises_misses_one_message_only(start):
+    a, _, _ = await start(A)
+    _, ear, where = await start(B)
+    raised = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context["exception"]))
+    heard = ear.on_frames
+
+    def on_frames(link, channel, parts):
+        heard(link, channel, parts)
+        if len(ear.heard) % 10 == 1:
+            raise ValueError("a bug")
+
+    ear.on_frames = on_frames
+    link = a.dial(B, where)
+    for _ in range(100):
+        a.send(link, Channel.DATA, (b"h", b"b"))
+    await until(lambda: len(ear.heard) == 100)
+    assert len(raised) == 10
+
+
+async def test_a_redial_takes_over(start):
+    a, ear_a, _ = await start(A)
+    b, ear_b, where = await start(B)
+    for number in range(5):
         link = a.dial(B, where)
-        for _ in range(100):
-            a.send(link, Channel.DATA, (b"h", b"b"))
-        await until(lambda: len(ear.heard) == 100)
-        assert len(raised) == 10
-
-    on_sockets(test)
-
-
-def test_a_redial_takes_over(on_sockets):
-    async def test(start):
-        a, ear_a, _ = await start(A)
-        b, ear_b, where = await start(B)
-        for number in range(5):
-            link = a.dial(B, where)
-            a.send(link, Channel.DATA, (b"%d" % number, b""))
-            await until(lambda n=number: len(ear_b.heard) == n + 1)
-            b.send(Link(A, dialed=False), Channel.DATA, (b"%d" % number, b""))
-            await until(lambda n=number: len(ear_a.heard) == n + 1)
-            a.close_link(link)
-        assert ear_a.down == []
-
-    on_sockets(test)
-
-
-def test_an_accepted_peer_that_is_gone_is_a_link_that_goes_down(on_sockets):
-    async def test(start):
-        a, _, _ = await start(A)
-        b, ear, where = await start(B)
-        link = a.dial(B, where)
-        a.send(link, Channel.DATA, (b"h", b""))
-        await until(lambda: ear.heard)
+        a.send(link, Channel.DATA, (b"%d" % number, b""))
+        await until(lambda n=number: len(ear_b.heard) == n + 1)
+        b.send(Link(A, dialed=False), Channel.DATA, (b"%d" % number, b""))
+        await until(lambda n=number: len(ear_a.heard) == n + 1)
         a.close_link(link)
-        back = Link(A, dialed=False)
-
-        def tried():
-            b.send(back, Channel.DATA, (b"x", b""))
-            return ear.down
-
-        await until(tried)
-        assert ear.down == [(back, "it closed its connection")]
-        b.close_link(back)
-
-    on_sockets(test)
+    assert ear_a.down == []
 
 
-def test_what_an_accepted_peer_sent_before_it_stopped_arrives_before_its_end(on_sockets):
-    async def test(start):
-        a, _, _ = await start(A)
-        b, ear, where = await start(B)
-        order = []
-        ear.on_frames = lambda link, channel, parts: order.append(channel)
-        ear.on_link_down = lambda link, reason: order.append(reason)
-        link, back = a.dial(B, where), Link(A, dialed=False)
-        a.send(link, Channel.DATA, (b"h", b""))
-        await until(lambda: order)
-        for _ in range(300):
-            a.send(link, Channel.DATA, (b"h", b"last words"))
-        await a.stop()
-        # Blocking, so that nothing of all that is read before what is sent there is refused.
-        deadline = time.monotonic() + 5
-        while not b._accepted[back].is_cut:
-            assert time.monotonic() < deadline
-            b.send(back, Channel.DATA, (b"x", b""))
-            time.sleep(0.001)  # noqa: ASYNC251
-        assert order == [Channel.DATA]
-        await until(lambda: order[-1] != Channel.DATA)
-        assert order == [Channel.DATA] * 301 + ["it closed its connection"]
+async def test_an_accepted_peer_that_is_gone_is_a_link_that_goes_down(start):
+    a, _, _ = await start(A)
+    b, ear, where = await start(B)
+    link = a.dial(B, where)
+    a.send(link, Channel.DATA, (b"h", b""))
+    await until(lambda: ear.heard)
+    a.close_link(link)
+    back = Link(A, dialed=False)
 
-    on_sockets(test)
+    def tried():
+        b.send(back, Channel.DATA, (b"x", b""))
+        return ear.down
+
+    await until(tried)
+    assert ear.down == [(back, "it closed its connection")]
+    b.close_link(back)
 
 
-def test_an_accepted_peer_that_has_dialed_again_is_not_gone(on_sockets):
-    async def test(start):
-        a, ear_a, _ = await start(A)
-        b, ear_b, where = await start(B)
-        first = a.dial(B, where)
-        a.send(first, Channel.DATA, (b"h", b""))
-        await until(lambda: ear_b.heard)
-        a.close_link(first)
-        back = Link(A, dialed=False)
-        accepted = b._accepted[back]
-        b._accepted_gone, gone = lambda late: None, b._accepted_gone
-
-        def is_cut():
-            b.send(back, Channel.DATA, (b"x", b""))
-            return accepted.is_cut
-
-        await until(is_cut)
-        a.send(a.dial(B, where), Channel.DATA, (b"again", b""))
-        await until(lambda: len(ear_b.heard) == 2)
-        assert b.send(back, Channel.DATA, (b"welcome back", b""))
-        gone(accepted)
-        assert ear_b.down == []
-        await until(lambda: ear_a.heard)
-
-    on_sockets(test)
+async def test_what_an_accepted_peer_sent_before_it_stopped_arrives_before_its_end(start):
+    a, _, _ = await start(A)
+    b, ear, where = await start(B)
+    order = []
+    ear.on_frames = lambda link, channel, parts: order.append(channel)
+    ear.on_link_down = lambda link, reason: order.append(reason)
+    link, back = a.dial(B, where), Link(A, dialed=False)
+    a.send(link, Channel.DATA, (b"h", b""))
+    await until(lambda: order)
+    for _ in range(300):
+        a.send(link, Channel.DATA, (b"h", b"last words"))
+    await a.stop()
+    # Blocking, so that nothing of all that is read before what is sent there is refused.
+    deadline = time.monotonic() + 5
+    while not b._accepted[back].is_cut:
+        assert time.monotonic() < deadline
+        b.send(back, Channel.DATA, (b"x", b""))
+        time.sleep(0.001)  # noqa: ASYNC251
+    assert order == [Channel.DATA]
+    await until(lambda: order[-1] != Channel.DATA)
+    assert order == [Channel.DATA] * 301 + ["it closed its connection"]
 
 
-def test_names_that_are_no_addresses_are_nobody(on_sockets):
-    async def test(start):
-        _, ear, where = await start(B)
-        with zmq.Context() as context:
-            sockets = []
-            for identity in (b"", b"no-epoch", b"x#y", b"\xff\xfe#1", b"a# 1", b"a#01", b"#1"):
-                stranger = context.socket(zmq.DEALER)
-                stranger.setsockopt(zmq.LINGER, 0)
-                if identity:
-                    stranger.setsockopt(zmq.ROUTING_ID, identity)
-                stranger.connect(where.data)
-                stranger.send_multipart([b"h", b"b"])
-                sockets.append(stranger)
-            await until(lambda: len(ear.heard) == 7)
-            assert {link for link, _, _ in ear.heard} == {Link(NOBODY, dialed=False)}
-            for stranger in sockets:
-                stranger.close()
+async def test_an_accepted_peer_that_has_dialed_again_is_not_gone(start):
+    a, ear_a, _ = await start(A)
+    b, ear_b, where = await start(B)
+    first = a.dial(B, where)
+    a.send(first, Channel.DATA, (b"h", b""))
+    await until(lambda: ear_b.heard)
+    a.close_link(first)
+    back = Link(A, dialed=False)
+    accepted = b._accepted[back]
+    b._accepted_gone, gone = lambda late: None, b._accepted_gone
 
-    on_sockets(test)
+    def is_cut():
+        b.send(back, Channel.DATA, (b"x", b""))
+        return accepted.is_cut
+
+    await until(is_cut)
+    a.send(a.dial(B, where), Channel.DATA, (b"again", b""))
+    await until(lambda: len(ear_b.heard) == 2)
+    assert b.send(back, Channel.DATA, (b"welcome back", b""))
+    gone(accepted)
+    assert ear_b.down == []
+    await until(lambda: ear_a.heard)
 
 
-def test_epochs_bind_their_own_sockets_and_never_twice(on_sockets):
-    async def test(start):
+async def test_names_that_are_no_addresses_are_nobody(start):
+    _, ear, where = await start(B)
+    with zmq.Context() as context:
+        sockets = []
+        for identity in (b"", b"no-epoch", b"x#y", b"\xff\xfe#1", b"a# 1", b"a#01", b"#1"):
+            stranger = context.socket(zmq.DEALER)
+            stranger.setsockopt(zmq.LINGER, 0)
+            if identity:
+                stranger.setsockopt(zmq.ROUTING_ID, identity)
+            stranger.connect(where.data)
+            stranger.send_multipart([b"h", b"b"])
+            sockets.append(stranger)
+        await until(lambda: len(ear.heard) == 7)
+        assert {link for link, _, _ in ear.heard} == {Link(NOBODY, dialed=False)}
+        for stranger in sockets:
+            stranger.close()
+
+
+async def test_epochs_bind_their_own_sockets_and_never_twice(start):
+    await start(A)
+    with pytest.raises(BindError, match="new epoch"):
         await start(A)
-        with pytest.raises(BindError, match="new epoch"):
-            await start(A)
-        _, _, where = await start(Address("a", 2))
-        assert where.control.endswith("/s/a.2.c")
-        path = where.control.removeprefix("ipc://")
-        assert stat.S_ISSOCK(os.stat(path).st_mode)
-
-    on_sockets(test)
+    _, _, where = await start(Address("a", 2))
+    assert where.control.endswith("/s/a.2.c")
+    path = where.control.removeprefix("ipc://")
+    assert stat.S_ISSOCK(os.stat(path).st_mode)
 
 
-def test_tcp_listens_on_a_free_port_of_the_loopback_interface(on_sockets):
-    async def test(start):
-        a, _, _ = await start(A, tcp_host="127.0.0.1")
-        _, ear, where = await start(B, tcp_host="localhost")
-        assert where.control.startswith("tcp://127.0.0.1:")
-        assert where.control != where.data
-        link = a.dial(B, where)
-        a.send(link, Channel.DATA, (b"h", b"over tcp"))
-        await until(lambda: ear.heard)
-        assert ear.heard[0][2][1] == b"over tcp"
-
-    on_sockets(test)
+async def test_tcp_listens_on_a_free_port_of_the_loopback_interface(start):
+    a, _, _ = await start(A, tcp_host="127.0.0.1")
+    _, ear, where = await start(B, tcp_host="localhost")
+    assert where.control.startswith("tcp://127.0.0.1:")
+    assert where.control != where.data
+    link = a.dial(B, where)
+    a.send(link, Channel.DATA, (b"h", b"over tcp"))
+    await until(lambda: ear.heard)
+    assert ear.heard[0][2][1] == b"over tcp"
 
 
-def test_tcp_beyond_the_host_has_to_be_wanted(on_sockets):
-    async def test(start):
-        for host in ("0.0.0.0", "10.1.2.3", "example.org", "::"):
-            with pytest.raises(BindError, match="insecure"):
-                await start(A, tcp_host=host)
-        _, _, where = await start(A, tcp_host="0.0.0.0", insecure=True, advertised_host="worker.example")
-        assert where.control.startswith("tcp://worker.example:")
-        with pytest.raises(BindError, match="cannot be listened on"):
-            await start(B, tcp_host="203.0.113.7", insecure=True)
-        with pytest.raises(BindError, match="too long"):
-            await start(Address("x" * 300, 1), tcp_host="127.0.0.1")
-
-    on_sockets(test)
+async def test_tcp_beyond_the_host_has_to_be_wanted(start):
+    for host in ("0.0.0.0", "10.1.2.3", "example.org", "::"):
+        with pytest.raises(BindError, match="insecure"):
+            await start(A, tcp_host=host)
+    _, _, where = await start(A, tcp_host="0.0.0.0", insecure=True, advertised_host="worker.example")
+    assert where.control.startswith("tcp://worker.example:")
+    with pytest.raises(BindError, match="cannot be listened on"):
+        await start(B, tcp_host="203.0.113.7", insecure=True)
+    with pytest.raises(BindError, match="too long"):
+        await start(Address("x" * 300, 1), tcp_host="127.0.0.1")
 
 
 def test_garbage_on_a_port_is_refused_and_the_actor_goes_on(run, once_per_process):
@@ -429,20 +381,17 @@ def test_garbage_on_a_port_is_refused_and_the_actor_goes_on(run, once_per_proces
     run(main)
 
 
-def test_a_frame_over_the_limit_ends_the_connection_not_the_actor(on_sockets, short_path):
-    async def test(start):
-        limits = Limits(max_message_bytes=100_000)
-        _, ear, where = await start(B, run_directory=RunDirectory(short_path), limits=limits)
-        a, ear_a, _ = await start(A)
-        link = a.dial(B, where)
-        a.send(link, Channel.DATA, (b"h", bytes(200_000)))
-        await until(lambda: ear_a.down)
-        assert ear.heard == []
-        link = a.dial(B, where)
-        a.send(link, Channel.DATA, (b"h", bytes(50_000)))
-        await until(lambda: ear.heard)
-
-    on_sockets(test)
+async def test_a_frame_over_the_limit_ends_the_connection_not_the_actor(start, short_path):
+    limits = Limits(max_message_bytes=100_000)
+    _, ear, where = await start(B, run_directory=RunDirectory(short_path), limits=limits)
+    a, ear_a, _ = await start(A)
+    link = a.dial(B, where)
+    a.send(link, Channel.DATA, (b"h", bytes(200_000)))
+    await until(lambda: ear_a.down)
+    assert ear.heard == []
+    link = a.dial(B, where)
+    a.send(link, Channel.DATA, (b"h", bytes(50_000)))
+    await until(lambda: ear.heard)
 
 
 def test_no_welcome_from_a_mute_listener(run, short_path, once_per_process):
