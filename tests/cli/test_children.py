@@ -11,7 +11,7 @@ from cli.supervisor.processes import Process
 
 
 @pytest.fixture
-def run():
+def children():
     def runner(main):
         async def wrapped():
             children = Children(asyncio.get_running_loop())
@@ -32,86 +32,66 @@ def ended(children, process):
     return future
 
 
-def test_a_spawned_process_has_its_log_its_session_and_its_descriptors(run, tmp_path):
-    async def main(children):
-        reader, writer = os.pipe()
-        program = "import os, sys; print(os.read(3, 9).decode(), os.getsid(0) == os.getpid()); sys.exit(3)"
-        log = tmp_path / "x.log"
-        log.write_text("before\n")
-        process = spawn_process(["-c", program], log, {3: reader}, dict(os.environ))
-        os.write(writer, b"hello")
-        assert await ended(children, process) == 3
-        os.close(reader)
-        os.close(writer)
-        assert log.read_text() == "before\nhello True\n"
-
-    run(main)
+async def test_a_spawned_process_has_its_log_its_session_and_its_descriptors(children, tmp_path):
+    reader, writer = os.pipe()
+    program = "import os, sys; print(os.read(3, 9).decode(), os.getsid(0) == os.getpid()); sys.exit(3)"
+    log = tmp_path / "x.log"
+    log.write_text("before\n")
+    process = spawn_process(["-c", program], log, {3: reader}, dict(os.environ))
+    os.write(writer, b"hello")
+    assert await ended(children, process) == 3
+    os.close(reader)
+    os.close(writer)
+    assert log.read_text() == "before\nhello True\n"
 
 
-def test_signals_reach_only_watched_children(run, tmp_path):
-    async def main(children):
-        process = spawn_process(["-c", "import time; time.sleep(600)"], tmp_path / "log", {}, dict(os.environ))
-        dead = ended(children, process)
-        children.signal(process.pid, signal.SIGKILL)
-        assert await dead == -9
-        children.signal(process.pid, signal.SIGKILL)
-        children.signal(1, signal.SIGKILL)
-
-    run(main)
+async def test_signals_reach_only_watched_children(children, tmp_path):
+    process = spawn_process(["-c", "import time; time.sleep(600)"], tmp_path / "log", {}, dict(os.environ))
+    dead = ended(children, process)
+    children.signal(process.pid, signal.SIGKILL)
+    assert await dead == -9
+    children.signal(process.pid, signal.SIGKILL)
+    children.signal(1, signal.SIGKILL)
 
 
-def test_a_death_before_the_watch_is_not_missed(run, tmp_path):
-    async def main(children):
-        process = spawn_process(["-c", "import sys; sys.exit(7)"], tmp_path / "log", {}, dict(os.environ))
-        await children.next_death(20.0)
-        assert await ended(children, process) == 7
-
-    run(main)
+async def test_a_death_before_the_watch_is_not_missed(children, tmp_path):
+    process = spawn_process(["-c", "import sys; sys.exit(7)"], tmp_path / "log", {}, dict(os.environ))
+    await children.next_death(20.0)
+    assert await ended(children, process) == 7
 
 
-def test_an_earlier_process_with_the_same_pid_is_not_taken_for_a_later_one(run, tmp_path):
-    async def main(children):
-        # Nobody has claimed the death of a process whose pid is another's by now.
-        gone = spawn_process(["-c", "import sys; sys.exit(7)"], tmp_path / "log", {}, dict(os.environ))
-        await children.next_death(20.0)
-        heir = Process(gone.pid, gone.start_time + 1)
-        lives = ended(children, heir)
-        await asyncio.sleep(0)
-        assert not lives.done()
-        # Nor is the end of a later process that of the one which was watched.
-        later = spawn_process(["-c", "import time; time.sleep(600)"], tmp_path / "log", {}, dict(os.environ))
-        before = ended(children, Process(later.pid, later.start_time - 1))
-        os.kill(later.pid, signal.SIGKILL)
-        await children.next_death(20.0)
-        await asyncio.sleep(0)
-        assert not before.done()
-
-    run(main)
+async def test_an_earlier_process_with_the_same_pid_is_not_taken_for_a_later_one(children, tmp_path):
+    # Nobody has claimed the death of a process whose pid is another's by now.
+    gone = spawn_process(["-c", "import sys; sys.exit(7)"], tmp_path / "log", {}, dict(os.environ))
+    await children.next_death(20.0)
+    heir = Process(gone.pid, gone.start_time + 1)
+    lives = ended(children, heir)
+    await asyncio.sleep(0)
+    assert not lives.done()
+    # Nor is the end of a later process that of the one which was watched.
+    later = spawn_process(["-c", "import time; time.sleep(600)"], tmp_path / "log", {}, dict(os.environ))
+    before = ended(children, Process(later.pid, later.start_time - 1))
+    os.kill(later.pid, signal.SIGKILL)
+    await children.next_death(20.0)
+    await asyncio.sleep(0)
+    assert not before.done()
 
 
-def test_orphans_of_descendants_are_reaped(run, tmp_path):
-    async def main(children):
-        program = (
-            "import os, sys, time\n"
-            "if os.fork() == 0:\n"
-            "    os.close(1)\n"
-            "    os.read(0, 1)\n"
-            "    os._exit(5)\n"
-            "sys.exit(0)\n"
-        )
-        # A pipe as stdin, so that the grandchild outlives its parent for as long as this test wants.
-        reader, writer = os.pipe()
-        log = tmp_path / "log"
-        process = spawn_process(["-c", f"import os; os.dup2(3, 0)\n{program}"], log, {3: reader}, dict(os.environ))
-        assert await ended(children, process) == 0
-        (orphan,) = own_children()
-        status = ended(children, Process.of(orphan))
-        os.close(reader)
-        os.close(writer)
-        assert await status == 5
-        assert own_children() == []
-
-    run(main)
+async def test_orphans_of_descendants_are_reaped(children, tmp_path):
+    program = (
+        "import os, sys, time\nif os.fork() == 0:\n    os.close(1)\n    os.read(0, 1)\n    os._exit(5)\nsys.exit(0)\n"
+    )
+    # A pipe as stdin, so that the grandchild outlives its parent for as long as this test wants.
+    reader, writer = os.pipe()
+    log = tmp_path / "log"
+    process = spawn_process(["-c", f"import os; os.dup2(3, 0)\n{program}"], log, {3: reader}, dict(os.environ))
+    assert await ended(children, process) == 0
+    (orphan,) = own_children()
+    status = ended(children, Process.of(orphan))
+    os.close(reader)
+    os.close(writer)
+    assert await status == 5
+    assert own_children() == []
 
 
 def own_children():
@@ -119,11 +99,8 @@ def own_children():
         return [int(pid) for pid in file.read().split()]
 
 
-def test_waiting_for_a_death_that_does_not_come(run):
-    async def main(children):
-        await children.next_death(0.01)
-
-    run(main)
+async def test_waiting_for_a_death_that_does_not_come(children):
+    await children.next_death(0.01)
 
 
 def test_the_name_that_ps_shows():
@@ -133,19 +110,16 @@ def test_the_name_that_ps_shows():
     assert output.strip() == "worker-decode-0"
 
 
-def test_the_unwatched_are_ended_with_what_they_leave(run, tmp_path):
-    async def main(children):
-        # A child with a child: killing the first leaves the second, which nobody has named either.
-        program = "import os, time; os.fork(); time.sleep(600)"
-        process = spawn_process(["-c", program], tmp_path / "log", {}, dict(os.environ))
-        watched = spawn_process(["-c", "import time; time.sleep(600)"], tmp_path / "log", {}, dict(os.environ))
-        dead = ended(children, watched)
-        assert children.unwatched() == [process.pid]
-        await children.end_unwatched(0.2)
-        assert own_children() == [watched.pid]
-        children.unwatch(watched.pid)
-        await children.end_unwatched(0.0)
-        assert own_children() == []
-        assert not dead.done()
-
-    run(main)
+async def test_the_unwatched_are_ended_with_what_they_leave(children, tmp_path):
+    # A child with a child: killing the first leaves the second, which nobody has named either.
+    program = "import os, time; os.fork(); time.sleep(600)"
+    process = spawn_process(["-c", program], tmp_path / "log", {}, dict(os.environ))
+    watched = spawn_process(["-c", "import time; time.sleep(600)"], tmp_path / "log", {}, dict(os.environ))
+    dead = ended(children, watched)
+    assert children.unwatched() == [process.pid]
+    await children.end_unwatched(0.2)
+    assert own_children() == [watched.pid]
+    children.unwatch(watched.pid)
+    await children.end_unwatched(0.0)
+    assert own_children() == []
+    assert not dead.done()

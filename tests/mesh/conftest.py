@@ -1,7 +1,6 @@
 """Runs coroutines that may leave nothing behind, on meshes and beside a single system."""
 
 import asyncio
-import inspect
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,17 +10,6 @@ import uvloop
 import zmq
 
 from mesh.simulation.virtual_time import VirtualTimeLoop
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem):
-    """A test that is a coroutine function runs inside of what its first argument opens: a mesh, a rig, sockets."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    # By the signature: fixtures that a test uses without taking them are no arguments of it.
-    first, *others = (pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters)
-    first(lambda opened: pyfuncitem.obj(opened, *others))
-    return True
 
 
 @pytest.fixture

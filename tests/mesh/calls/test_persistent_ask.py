@@ -39,83 +39,68 @@ def asking(persistent: PersistentAsk, ctx: GivenAnswers) -> asyncio.Task:
     return asyncio.create_task(persistent.ask(asked, "peer", Ping(), timeout_s=1.0, what="it"))
 
 
-def test_a_change_of_members_is_worth_a_try_at_once() -> None:
-    async def main() -> None:
-        persistent, ctx = PersistentAsk(retry_s=3600.0), GivenAnswers(Unreachable("peer"), "here")
-        task = asking(persistent, ctx)
-        await ctx.asked.wait()
+async def test_a_change_of_members_is_worth_a_try_at_once() -> None:
+    persistent, ctx = PersistentAsk(retry_s=3600.0), GivenAnswers(Unreachable("peer"), "here")
+    task = asking(persistent, ctx)
+    await ctx.asked.wait()
+    await asyncio.sleep(0)
+    assert not task.done()
+    persistent.members_changed()
+    assert await asyncio.wait_for(task, 5) == "here"
+
+
+async def test_a_change_that_was_there_before_the_ask_is_no_news() -> None:
+    persistent, ctx = PersistentAsk(retry_s=3600.0), GivenAnswers(Unreachable("peer"), "here")
+    persistent.members_changed()
+    task = asking(persistent, ctx)
+    await ctx.asked.wait()
+    for _ in range(20):
         await asyncio.sleep(0)
-        assert not task.done()
-        persistent.members_changed()
-        assert await asyncio.wait_for(task, 5) == "here"
-
-    asyncio.run(main())
+    assert ctx.num_asked == 1
+    task.cancel()
 
 
-def test_a_change_that_was_there_before_the_ask_is_no_news() -> None:
-    async def main() -> None:
-        persistent, ctx = PersistentAsk(retry_s=3600.0), GivenAnswers(Unreachable("peer"), "here")
-        persistent.members_changed()
-        task = asking(persistent, ctx)
-        await ctx.asked.wait()
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert ctx.num_asked == 1
-        task.cancel()
-
-    asyncio.run(main())
+async def test_it_tries_again_after_a_while_and_gives_up_where_no_try_can_help() -> None:
+    ctx = GivenAnswers(Unreachable("peer"), Unreachable("peer"), RemoteError("unknown_group", "no such group"))
+    with pytest.raises(RemoteError, match="unknown_group"):
+        await asyncio.wait_for(asking(PersistentAsk(retry_s=0.001), ctx), 5)
+    assert ctx.num_asked == 3
 
 
-def test_it_tries_again_after_a_while_and_gives_up_where_no_try_can_help() -> None:
-    async def main() -> None:
-        ctx = GivenAnswers(Unreachable("peer"), Unreachable("peer"), RemoteError("unknown_group", "no such group"))
-        with pytest.raises(RemoteError, match="unknown_group"):
-            await asyncio.wait_for(asking(PersistentAsk(retry_s=0.001), ctx), 5)
-        assert ctx.num_asked == 3
+async def test_what_takes_seconds_is_told_once_for_each_reason_and_a_moment_is_not_told() -> None:
+    slow, loading = Unreachable("not here"), RemoteError("not_ready", "it is being loaded", retryable=True)
+    ctx = GivenAnswers(slow, slow, slow, loading, loading, "here")
+    refused: list[str] = []
 
-    asyncio.run(main())
+    def later(error: Any) -> None:
+        refused.append(error.code)
+        ctx.time += 1.5
 
-
-def test_what_takes_seconds_is_told_once_for_each_reason_and_a_moment_is_not_told() -> None:
-    async def main() -> None:
-        slow, loading = Unreachable("not here"), RemoteError("not_ready", "it is being loaded", retryable=True)
-        ctx = GivenAnswers(slow, slow, slow, loading, loading, "here")
-        refused: list[str] = []
-
-        def later(error: Any) -> None:
-            refused.append(error.code)
-            ctx.time += 1.5
-
-        persistent, given = PersistentAsk(retry_s=0.001), ctx
-        asked: Any = given
-        assert await persistent.ask(asked, "peer", Ping(), timeout_s=1.0, what="it", refused=later) == "here"
-        assert len(refused) == 5
-        assert ctx.told == ["unreachable: not here", "not_ready: it is being loaded"]
-
-    asyncio.run(main())
+    persistent, given = PersistentAsk(retry_s=0.001), ctx
+    asked: Any = given
+    assert await persistent.ask(asked, "peer", Ping(), timeout_s=1.0, what="it", refused=later) == "here"
+    assert len(refused) == 5
+    assert ctx.told == ["unreachable: not here", "not_ready: it is being loaded"]
 
 
-def test_a_change_while_one_asks_is_not_lost_to_another_that_begins_to_ask() -> None:
-    async def main() -> None:
-        persistent, slow, quick = PersistentAsk(retry_s=3600.0), GivenAnswers("here"), GivenAnswers("here")
-        refused = asyncio.Event()
-        answer = slow.ask
+async def test_a_change_while_one_asks_is_not_lost_to_another_that_begins_to_ask() -> None:
+    persistent, slow, quick = PersistentAsk(retry_s=3600.0), GivenAnswers("here"), GivenAnswers("here")
+    refused = asyncio.Event()
+    answer = slow.ask
 
-        async def refuse_once(*_: Any, **__: Any) -> Any:
-            slow.ask = answer
-            slow.asked.set()
-            await refused.wait()
-            raise Unreachable("peer")
+    async def refuse_once(*_: Any, **__: Any) -> Any:
+        slow.ask = answer
+        slow.asked.set()
+        await refused.wait()
+        raise Unreachable("peer")
 
-        slow.ask = refuse_once
-        first = asking(persistent, slow)
-        await slow.asked.wait()
-        persistent.members_changed()
-        assert await asking(persistent, quick) == "here"
-        refused.set()
-        assert await asyncio.wait_for(first, 5) == "here"
-
-    asyncio.run(main())
+    slow.ask = refuse_once
+    first = asking(persistent, slow)
+    await slow.asked.wait()
+    persistent.members_changed()
+    assert await asking(persistent, quick) == "here"
+    refused.set()
+    assert await asyncio.wait_for(first, 5) == "here"
 
 
 class Role:

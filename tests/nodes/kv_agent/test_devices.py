@@ -36,207 +36,186 @@ def run(main: Callable[[World], Awaitable[None]], tables: MemoryHost | None = No
     virtual_time.run(whole(), limit_s=600.0)
 
 
+@pytest.fixture
+def world() -> Callable[..., None]:
+    """A world that has started; for tests that are coroutine functions."""
+    return run
+
+
 @pytest.mark.parametrize("num_agents", [1, 2])
-def test_pages_move_between_pools_on_devices(num_agents: int) -> None:
-    async def main(world: World) -> None:
-        if num_agents == 1:
-            near = await world.agent("agent-0", config("cuda:0", "d", "p"))
-        else:
-            near = await world.agent("agent-0", config("cuda:0", "d"))
-            await world.agent("agent-1", config("cuda:1", "p"))
-        await world.settle(2 + num_agents)
-        source, from_pool = await world.pool(f"agent-{num_agents - 1}", "p")
-        _, to_pool = await world.pool("agent-0", "d")
-        assert source.device == ("cuda:0" if num_agents == 1 else "cuda:1")
-        from_bytes, to_bytes = world.worker.bytes_of(from_pool), world.worker.bytes_of(to_pool)
-        from_bytes[:] = random.Random(3).randbytes(len(from_bytes))
-        await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
-        assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
-        for page, copied in ((8, 4), (9, 5), (3, 2)):
-            assert to_bytes[copied * SIZE :][:SIZE] == from_bytes[page * SIZE :][:SIZE]
-        assert not any(to_bytes[6 * SIZE :])
-        figures = near.stats()
-        assert figures["mesh_kv_transfer_bytes_total"] == 3 * SIZE
-        assert figures['mesh_kv_pool_bytes{group="d"}'] == to_pool.info.pages_offset + NUM_PAGES * SIZE
-        members = world.scheduler.ctx.members.by_role("kv_agent")
-        assert {name for member in members for name in member.attributes["transports"]} == {"cuda_ipc"}
-        for pool in (from_pool, to_pool):
-            pool.close()
-        await world.stop()
-        assert world.cards.allocations == [], "agents free what they made"
-        assert all(process.memory.num_open == 0 for process in world.processes.values())
-
-    run(main)
-
-
-def test_pages_of_another_agent_come_by_nccl_where_that_is_chosen() -> None:
-    async def main(world: World) -> None:
-        near = await world.agent("agent-0", config("cuda:0", "d", "q", device_transport="nccl"))
-        far = await world.agent("agent-1", config("cuda:1", "p", device_transport="nccl"))
-        await world.settle(4)
-        for member in world.scheduler.ctx.members.by_role("kv_agent"):
-            assert member.attributes["transports"] == ["cuda_ipc", "nccl"]
-        source, from_pool = await world.pool("agent-1", "p")
-        _, to_pool = await world.pool("agent-0", "d")
-        from_bytes, to_bytes = world.worker.bytes_of(from_pool), world.worker.bytes_of(to_pool)
-        from_bytes[:] = random.Random(3).randbytes(len(from_bytes))
-        await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
-        assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
-        for page, copied in ((8, 4), (9, 5), (3, 2)):
-            assert to_bytes[copied * SIZE :][:SIZE] == from_bytes[page * SIZE :][:SIZE]
-        assert world.wire.num_ids == 1
-        assert near.stats()["mesh_kv_transfer_bytes_total"] == 3 * SIZE
-        assert world.processes["agent-0"].memory.num_open == 0, "no handle is opened"
-        world.network.crash(Address("agent-0", 1))
-        while far._transports.far["cuda"][0]._halves:  # type: ignore[attr-defined]
-            await asyncio.sleep(0.1)
-
-    run(main)
-
-
-def test_pools_of_one_agent_are_copied_on_the_device_all_the_same() -> None:
-    async def main(world: World) -> None:
-        await world.agent("agent-0", config("cuda:0", "d", "p", device_transport="nccl"))
-        await world.settle(3)
-        source, _ = await world.pool("agent-0", "p")
-        await world.pool("agent-0", "d")
-        await world.order(source, "agent-0", [8], [4])
-        assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
-        assert world.wire.num_ids == 0
-
-    run(main)
-
-
-def test_an_agent_without_nccl_is_not_reached_in_another_way() -> None:
-    async def main(world: World) -> None:
-        await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))
+async def test_pages_move_between_pools_on_devices(world: World, num_agents: int) -> None:
+    if num_agents == 1:
+        near = await world.agent("agent-0", config("cuda:0", "d", "p"))
+    else:
+        near = await world.agent("agent-0", config("cuda:0", "d"))
         await world.agent("agent-1", config("cuda:1", "p"))
-        await world.settle(4)
-        source, _ = await world.pool("agent-1", "p")
-        await world.pool("agent-0", "d")
-        await world.order(source, "agent-0", [8], [4])
-        end = await world.scheduler.ends()
-        assert isinstance(end, TransferFailed)
-        assert end.code == "not_served"
-        assert "agent-1 makes no pair" in end.message
+    await world.settle(2 + num_agents)
+    source, from_pool = await world.pool(f"agent-{num_agents - 1}", "p")
+    _, to_pool = await world.pool("agent-0", "d")
+    assert source.device == ("cuda:0" if num_agents == 1 else "cuda:1")
+    from_bytes, to_bytes = world.worker.bytes_of(from_pool), world.worker.bytes_of(to_pool)
+    from_bytes[:] = random.Random(3).randbytes(len(from_bytes))
+    await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
+    assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
+    for page, copied in ((8, 4), (9, 5), (3, 2)):
+        assert to_bytes[copied * SIZE :][:SIZE] == from_bytes[page * SIZE :][:SIZE]
+    assert not any(to_bytes[6 * SIZE :])
+    figures = near.stats()
+    assert figures["mesh_kv_transfer_bytes_total"] == 3 * SIZE
+    assert figures['mesh_kv_pool_bytes{group="d"}'] == to_pool.info.pages_offset + NUM_PAGES * SIZE
+    members = world.scheduler.ctx.members.by_role("kv_agent")
+    assert {name for member in members for name in member.attributes["transports"]} == {"cuda_ipc"}
+    for pool in (from_pool, to_pool):
+        pool.close()
+    await world.stop()
+    assert world.cards.allocations == [], "agents free what they made"
+    assert all(process.memory.num_open == 0 for process in world.processes.values())
 
-    run(main)
+
+async def test_pages_of_another_agent_come_by_nccl_where_that_is_chosen(world: World) -> None:
+    near = await world.agent("agent-0", config("cuda:0", "d", "q", device_transport="nccl"))
+    far = await world.agent("agent-1", config("cuda:1", "p", device_transport="nccl"))
+    await world.settle(4)
+    for member in world.scheduler.ctx.members.by_role("kv_agent"):
+        assert member.attributes["transports"] == ["cuda_ipc", "nccl"]
+    source, from_pool = await world.pool("agent-1", "p")
+    _, to_pool = await world.pool("agent-0", "d")
+    from_bytes, to_bytes = world.worker.bytes_of(from_pool), world.worker.bytes_of(to_pool)
+    from_bytes[:] = random.Random(3).randbytes(len(from_bytes))
+    await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
+    assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
+    for page, copied in ((8, 4), (9, 5), (3, 2)):
+        assert to_bytes[copied * SIZE :][:SIZE] == from_bytes[page * SIZE :][:SIZE]
+    assert world.wire.num_ids == 1
+    assert near.stats()["mesh_kv_transfer_bytes_total"] == 3 * SIZE
+    assert world.processes["agent-0"].memory.num_open == 0, "no handle is opened"
+    world.network.crash(Address("agent-0", 1))
+    while far._transports.far["cuda"][0]._halves:  # type: ignore[attr-defined]
+        await asyncio.sleep(0.1)
 
 
-def test_a_fallback_is_announced_counted_and_withdrawn() -> None:
+async def test_pools_of_one_agent_are_copied_on_the_device_all_the_same(world: World) -> None:
+    await world.agent("agent-0", config("cuda:0", "d", "p", device_transport="nccl"))
+    await world.settle(3)
+    source, _ = await world.pool("agent-0", "p")
+    await world.pool("agent-0", "d")
+    await world.order(source, "agent-0", [8], [4])
+    assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
+    assert world.wire.num_ids == 0
+
+
+async def test_an_agent_without_nccl_is_not_reached_in_another_way(world: World) -> None:
+    await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))
+    await world.agent("agent-1", config("cuda:1", "p"))
+    await world.settle(4)
+    source, _ = await world.pool("agent-1", "p")
+    await world.pool("agent-0", "d")
+    await world.order(source, "agent-0", [8], [4])
+    end = await world.scheduler.ends()
+    assert isinstance(end, TransferFailed)
+    assert end.code == "not_served"
+    assert "agent-1 makes no pair" in end.message
+
+
+async def test_a_fallback_is_announced_counted_and_withdrawn(world: World) -> None:
     choice = {"device_transport": "nccl", "device_fallback": "tcp", "pair_timeout_s": 2.0}
 
-    async def main(world: World) -> None:
-        near = await world.agent("agent-0", config("cuda:0", "d", **choice))
-        await world.agent("agent-1", config("cuda:1", "p", device_transport="tcp"))
-        await world.settle(4)
-        source, from_pool = await world.pool("agent-1", "p")
-        _, to_pool = await world.pool("agent-0", "d")
-        from_bytes, to_bytes = world.worker.bytes_of(from_pool), world.worker.bytes_of(to_pool)
-        from_bytes[:] = random.Random(3).randbytes(len(from_bytes))
-        await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
-        assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
-        assert to_bytes[4 * SIZE : 6 * SIZE] == from_bytes[8 * SIZE : 10 * SIZE]
+    near = await world.agent("agent-0", config("cuda:0", "d", **choice))
+    await world.agent("agent-1", config("cuda:1", "p", device_transport="tcp"))
+    await world.settle(4)
+    source, from_pool = await world.pool("agent-1", "p")
+    _, to_pool = await world.pool("agent-0", "d")
+    from_bytes, to_bytes = world.worker.bytes_of(from_pool), world.worker.bytes_of(to_pool)
+    from_bytes[:] = random.Random(3).randbytes(len(from_bytes))
+    await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
+    assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
+    assert to_bytes[4 * SIZE : 6 * SIZE] == from_bytes[8 * SIZE : 10 * SIZE]
 
-        async def announced() -> dict[str, Any]:
-            await asyncio.sleep(1.0)
-            [member] = [one for one in world.scheduler.ctx.members.all() if one.address.actor_id == "agent-0"]
-            return member.attributes
+    async def announced() -> dict[str, Any]:
+        await asyncio.sleep(1.0)
+        [member] = [one for one in world.scheduler.ctx.members.all() if one.address.actor_id == "agent-0"]
+        return member.attributes
 
-        attributes = await announced()
-        assert attributes["transports"] == ["cuda_ipc", "nccl", "tcp"]
-        assert attributes["fallbacks"]["agent-1"].startswith("tcp instead of nccl: agent-1 makes no pair")
-        figures = near.stats()
-        assert (figures["mesh_kv_fallbacks"], figures["mesh_kv_fallbacks_total"]) == (1.0, 1.0)
-        world.network.crash(Address("agent-1", 1))
-        while near.stats()["mesh_kv_fallbacks"]:
-            await asyncio.sleep(0.1)
-        assert (await announced())["fallbacks"] == {}
-
-    run(main)
+    attributes = await announced()
+    assert attributes["transports"] == ["cuda_ipc", "nccl", "tcp"]
+    assert attributes["fallbacks"]["agent-1"].startswith("tcp instead of nccl: agent-1 makes no pair")
+    figures = near.stats()
+    assert (figures["mesh_kv_fallbacks"], figures["mesh_kv_fallbacks_total"]) == (1.0, 1.0)
+    world.network.crash(Address("agent-1", 1))
+    while near.stats()["mesh_kv_fallbacks"]:
+        await asyncio.sleep(0.1)
+    assert (await announced())["fallbacks"] == {}
 
 
 @pytest.mark.parametrize("dies", ["agent-0", "agent-1"])
-def test_an_agent_that_dies_in_the_middle_of_a_transfer(dies: str) -> None:
-    async def main(world: World) -> None:
-        world.wire.is_slow = True
-        agents = [await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))]
-        agents.append(await world.agent("agent-1", config("cuda:1", "p", device_transport="nccl")))
-        await world.settle(4)
-        source, _ = await world.pool("agent-1", "p")
-        await world.pool("agent-0", "d")
-        await world.order(source, "agent-0", [8], [4])
-        while not all(link.waiting for link in world.wire.links) or len(world.wire.links) < 2:
+async def test_an_agent_that_dies_in_the_middle_of_a_transfer(world: World, dies: str) -> None:
+    world.wire.is_slow = True
+    agents = [await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))]
+    agents.append(await world.agent("agent-1", config("cuda:1", "p", device_transport="nccl")))
+    await world.settle(4)
+    source, _ = await world.pool("agent-1", "p")
+    await world.pool("agent-0", "d")
+    await world.order(source, "agent-0", [8], [4])
+    while not all(link.waiting for link in world.wire.links) or len(world.wire.links) < 2:
+        await asyncio.sleep(0.01)
+    world.network.crash(Address(dies, 1))
+    survivor = agents[0] if dies == "agent-1" else agents[1]
+    while survivor._pulls.is_busy:
+        await asyncio.sleep(0.01)
+    if dies == "agent-1":
+        await world.scheduler.ends()
+        while not world.scheduler.heard[-1].quiesced:
             await asyncio.sleep(0.01)
-        world.network.crash(Address(dies, 1))
-        survivor = agents[0] if dies == "agent-1" else agents[1]
-        while survivor._pulls.is_busy:
-            await asyncio.sleep(0.01)
-        if dies == "agent-1":
-            await world.scheduler.ends()
-            while not world.scheduler.heard[-1].quiesced:
-                await asyncio.sleep(0.01)
-            assert world.scheduler.heard[-1].code == "source_lost"
-            assert world.wire.links[0].is_aborted
-
-    run(main)
+        assert world.scheduler.heard[-1].code == "source_lost"
+        assert world.wire.links[0].is_aborted
 
 
-def test_a_grant_is_closed_when_the_device_has_done_what_it_was_told() -> None:
-    async def main(world: World) -> None:
-        world.cards.copies_per_look = 0
-        await world.agent("agent-0", config("cuda:0", "d", "p"))
-        await world.settle(3)
-        source, _ = await world.pool("agent-0", "p")
-        await world.pool("agent-0", "d")
-        await world.order(source, "agent-0", [1, 2], [3, 4])
-        while not world.cards.num_waiting:
-            await asyncio.sleep(0.001)
-        closing = asyncio.ensure_future(world.ask("agent-0", CloseGrant(grant_id="g")))
-        await asyncio.sleep(1.0)
-        assert not closing.done(), "a copy may still write"
-        world.cards.run()
-        assert await closing == GrantClosed(grant_id="g")
-
-    run(main)
+async def test_a_grant_is_closed_when_the_device_has_done_what_it_was_told(world: World) -> None:
+    world.cards.copies_per_look = 0
+    await world.agent("agent-0", config("cuda:0", "d", "p"))
+    await world.settle(3)
+    source, _ = await world.pool("agent-0", "p")
+    await world.pool("agent-0", "d")
+    await world.order(source, "agent-0", [1, 2], [3, 4])
+    while not world.cards.num_waiting:
+        await asyncio.sleep(0.001)
+    closing = asyncio.ensure_future(world.ask("agent-0", CloseGrant(grant_id="g")))
+    await asyncio.sleep(1.0)
+    assert not closing.done(), "a copy may still write"
+    world.cards.run()
+    assert await closing == GrantClosed(grant_id="g")
 
 
 @pytest.mark.parametrize(("near", "far"), [("cuda:0", "cpu"), ("cpu", "cuda:0")])
-def test_pools_of_two_kinds_of_memory_are_refused(near: str, far: str) -> None:
-    async def main(world: World) -> None:
-        await world.agent("agent-0", config(near, "d"))
-        await world.agent("agent-1", config(far, "p"))
-        await world.settle(4)
-        source, _ = await world.pool("agent-1", "p")
-        await world.pool("agent-0", "d")
-        await world.order(source, "agent-0", [1], [2])
-        end = await world.scheduler.ends()
-        assert isinstance(end, TransferFailed)
-        assert (end.code, end.quiesced) == ("pages_elsewhere", True)
-        assert f"pages on {far} cannot be copied by this agent" in end.message
-
-    run(main)
+async def test_pools_of_two_kinds_of_memory_are_refused(world: World, near: str, far: str) -> None:
+    await world.agent("agent-0", config(near, "d"))
+    await world.agent("agent-1", config(far, "p"))
+    await world.settle(4)
+    source, _ = await world.pool("agent-1", "p")
+    await world.pool("agent-0", "d")
+    await world.order(source, "agent-0", [1], [2])
+    end = await world.scheduler.ends()
+    assert isinstance(end, TransferFailed)
+    assert (end.code, end.quiesced) == ("pages_elsewhere", True)
+    assert f"pages on {far} cannot be copied by this agent" in end.message
 
 
-def test_so_are_those_of_one_agent_that_has_both() -> None:
-    async def main(world: World) -> None:
-        pools = [
-            PoolConfig(group="d", num_pages=NUM_PAGES, layout=LAYOUT, device="cuda:0"),
-            PoolConfig(group="p", num_pages=NUM_PAGES, layout=LAYOUT),
-        ]
-        await world.agent("agent-0", config("", pools=pools))
-        await world.settle(3)
-        [member] = world.scheduler.ctx.members.by_role("kv_agent")
-        assert member.attributes["transports"] == ["cuda_ipc", "shm"]
-        source, _ = await world.pool("agent-0", "p")
-        await world.pool("agent-0", "d")
-        await world.order(source, "agent-0", [1], [2])
-        end = await world.scheduler.ends()
-        assert isinstance(end, TransferFailed)
-        assert (end.code, end.quiesced) == ("mixed_memory", True)
-        assert "pages on cpu cannot be copied to cuda:0" in end.message
-
-    run(main)
+async def test_so_are_those_of_one_agent_that_has_both(world: World) -> None:
+    pools = [
+        PoolConfig(group="d", num_pages=NUM_PAGES, layout=LAYOUT, device="cuda:0"),
+        PoolConfig(group="p", num_pages=NUM_PAGES, layout=LAYOUT),
+    ]
+    await world.agent("agent-0", config("", pools=pools))
+    await world.settle(3)
+    [member] = world.scheduler.ctx.members.by_role("kv_agent")
+    assert member.attributes["transports"] == ["cuda_ipc", "shm"]
+    source, _ = await world.pool("agent-0", "p")
+    await world.pool("agent-0", "d")
+    await world.order(source, "agent-0", [1], [2])
+    end = await world.scheduler.ends()
+    assert isinstance(end, TransferFailed)
+    assert (end.code, end.quiesced) == ("mixed_memory", True)
+    assert "pages on cpu cannot be copied to cuda:0" in end.message
 
 
 @pytest.mark.parametrize("files", [True, False])
@@ -267,68 +246,58 @@ def test_the_next_agent_makes_the_pool_again(files: bool, tmp_path: Path) -> Non
     run(main, tables)
 
 
-def test_a_device_that_fails_under_what_is_sent_to_others_ends_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(world: World) -> None:
-        agent = await world.agent("agent-0", config("cuda:0", "d"))
-        ends: list[str] = []
-        agent.ctx.end = ends.append  # type: ignore[method-assign]
-        agent._pump()
-        assert ends == []
-        monkeypatch.setattr(Selection, "device_failure", "an illegal address")
-        agent._pump()
-        assert ends == ["a device failed: an illegal address"]
-
-    run(main)
-
-
-def test_a_device_that_fails_ends_the_agent() -> None:
-    async def main(world: World) -> None:
-        world.cards.copies_per_look = 0
-        agent = await world.agent("agent-0", config("cuda:0", "d", "p"))
-        ends: list[str] = []
-        agent.ctx.end = ends.append  # type: ignore[method-assign]
-        await world.settle(3)
-        source, _ = await world.pool("agent-0", "p")
-        await world.pool("agent-0", "d")
-        await world.order(source, "agent-0", [1], [2])
-        while not world.cards.num_waiting:
-            await asyncio.sleep(0.001)
-        world.cards.fault = "an illegal address"
-        end = await world.scheduler.ends()
-        assert isinstance(end, TransferFailed)
-        assert (end.code, end.quiesced) == ("device_fault", True)
-        assert ends == ["a device failed: an illegal address"]
-        await agent.stop()
-        with pytest.raises(PoolMissing):
-            world.tables.open(source.path, writable=False)
-        del world.systems["agent-0"]
-
-    run(main)
+async def test_a_device_that_fails_under_what_is_sent_to_others_ends_the_agent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = await world.agent("agent-0", config("cuda:0", "d"))
+    ends: list[str] = []
+    agent.ctx.end = ends.append  # type: ignore[method-assign]
+    agent._pump()
+    assert ends == []
+    monkeypatch.setattr(Selection, "device_failure", "an illegal address")
+    agent._pump()
+    assert ends == ["a device failed: an illegal address"]
 
 
-def test_a_start_that_cannot_be() -> None:
-    async def main(world: World) -> None:
-        world.cards.num_bytes = 1000
-        with pytest.raises(DeviceExhaustedMemory):
-            await world.agent("agent-0", config("cuda:0", "d"))
-        with pytest.raises(DeviceUnavailable):
-            await world.agent("agent-1", config("cuda:7", "d"))
+async def test_a_device_that_fails_ends_the_agent(world: World) -> None:
+    world.cards.copies_per_look = 0
+    agent = await world.agent("agent-0", config("cuda:0", "d", "p"))
+    ends: list[str] = []
+    agent.ctx.end = ends.append  # type: ignore[method-assign]
+    await world.settle(3)
+    source, _ = await world.pool("agent-0", "p")
+    await world.pool("agent-0", "d")
+    await world.order(source, "agent-0", [1], [2])
+    while not world.cards.num_waiting:
+        await asyncio.sleep(0.001)
+    world.cards.fault = "an illegal address"
+    end = await world.scheduler.ends()
+    assert isinstance(end, TransferFailed)
+    assert (end.code, end.quiesced) == ("device_fault", True)
+    assert ends == ["a device failed: an illegal address"]
+    await agent.stop()
+    with pytest.raises(PoolMissing):
+        world.tables.open(source.path, writable=False)
+    del world.systems["agent-0"]
 
-    run(main)
+
+async def test_a_start_that_cannot_be(world: World) -> None:
+    world.cards.num_bytes = 1000
+    with pytest.raises(DeviceExhaustedMemory):
+        await world.agent("agent-0", config("cuda:0", "d"))
+    with pytest.raises(DeviceUnavailable):
+        await world.agent("agent-1", config("cuda:7", "d"))
 
 
-def test_a_start_waits_for_memory_that_others_are_about_to_let_go() -> None:
+async def test_a_start_waits_for_memory_that_others_are_about_to_let_go(world: World) -> None:
     """A pool fills its device. A worker that maps the pages of a dead agent keeps them until it ends too."""
 
-    async def main(world: World) -> None:
-        num_bytes, world.cards.num_bytes = world.cards.num_bytes, 1000
-        begin = asyncio.get_running_loop().time()
-        asyncio.get_running_loop().call_later(3.0, setattr, world.cards, "num_bytes", num_bytes)
-        agent = await world.agent("agent-0", config("cuda:0", "d"))
-        assert 3.0 <= asyncio.get_running_loop().time() - begin < 4.0
-        await agent.stop()
-
-    run(main)
+    num_bytes, world.cards.num_bytes = world.cards.num_bytes, 1000
+    begin = asyncio.get_running_loop().time()
+    asyncio.get_running_loop().call_later(3.0, setattr, world.cards, "num_bytes", num_bytes)
+    agent = await world.agent("agent-0", config("cuda:0", "d"))
+    assert 3.0 <= asyncio.get_running_loop().time() - begin < 4.0
+    await agent.stop()
 
 
 def test_a_pool_whose_owner_lives_stops_the_start(tmp_path: Path) -> None:

@@ -20,17 +20,23 @@ from tests.nodes.kv_agent.agent_world import LAYOUT, NUM_PAGES, SIZE, World, con
 TCP = TcpSettings(num_streams=2, chunk_bytes=1 << 16)
 
 
-def run(main: Callable[[World], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        world = World(has_sockets=True)
-        await world.start()
-        await main(world)
-        await world.stop()
+@pytest.fixture
+def world() -> Callable[..., None]:
+    """A world that has started, on real sockets; for tests that are coroutine functions."""
 
-    async def limited() -> None:
-        await asyncio.wait_for(whole(), 60.0)
+    def run(main: Callable[[World], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            world = World(has_sockets=True)
+            await world.start()
+            await main(world)
+            await world.stop()
 
-    asyncio.run(limited())
+        async def limited() -> None:
+            await asyncio.wait_for(whole(), 60.0)
+
+        asyncio.run(limited())
+
+    return run
 
 
 class Two(NamedTuple):
@@ -56,111 +62,90 @@ async def two(world: World, device: str, **changes: Any) -> Two:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_pages_of_another_agent_come_by_tcp(device: str) -> None:
-    async def main(world: World) -> None:
-        _, _, source, from_bytes, to_bytes = await two(world, device)
-        await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
-        assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
-        for page, copied in ((8, 4), (9, 5), (3, 2)):
-            assert to_bytes[copied * SIZE :][:SIZE] == from_bytes[page * SIZE :][:SIZE]
-        assert not any(to_bytes[6 * SIZE :])
-        expected = ["shm", "tcp"] if device == "cpu" else ["cuda_ipc", "tcp"]
-        for member in world.scheduler.ctx.members.by_role("kv_agent"):
-            assert member.attributes["transports"] == expected
-        assert all(process.memory.num_open == 0 for process in world.processes.values()), "no handle is opened"
-
-    run(main)
+async def test_pages_of_another_agent_come_by_tcp(world: World, device: str) -> None:
+    _, _, source, from_bytes, to_bytes = await two(world, device)
+    await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
+    assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
+    for page, copied in ((8, 4), (9, 5), (3, 2)):
+        assert to_bytes[copied * SIZE :][:SIZE] == from_bytes[page * SIZE :][:SIZE]
+    assert not any(to_bytes[6 * SIZE :])
+    expected = ["shm", "tcp"] if device == "cpu" else ["cuda_ipc", "tcp"]
+    for member in world.scheduler.ctx.members.by_role("kv_agent"):
+        assert member.attributes["transports"] == expected
+    assert all(process.memory.num_open == 0 for process in world.processes.values()), "no handle is opened"
 
 
-def test_an_agent_that_dies_before_it_has_sent() -> None:
-    async def main(world: World) -> None:
-        agents = await two(world, "cpu", pair_timeout_s=30.0)
-        world.network.crash(Address("agent-1", 1))
-        await world.order(agents.source, "agent-0", [8], [4])
-        end = await world.scheduler.ends()
-        assert isinstance(end, TransferFailed)
-        while agents.near._pulls.is_busy:
-            await asyncio.sleep(0.01)
-
-    run(main)
+async def test_an_agent_that_dies_before_it_has_sent(world: World) -> None:
+    agents = await two(world, "cpu", pair_timeout_s=30.0)
+    world.network.crash(Address("agent-1", 1))
+    await world.order(agents.source, "agent-0", [8], [4])
+    end = await world.scheduler.ends()
+    assert isinstance(end, TransferFailed)
+    while agents.near._pulls.is_busy:
+        await asyncio.sleep(0.01)
 
 
-def test_a_source_that_does_not_listen_to_tcp_is_not_reached_in_another_way() -> None:
-    async def main(world: World) -> None:
-        await world.agent("agent-0", config("cpu", "d", tcp=TCP, host_transport="tcp"))
-        await world.agent("agent-1", config("cpu", "p"))
-        await world.settle(4)
-        source, _ = await world.pool("agent-1", "p")
-        await world.pool("agent-0", "d")
-        await world.order(source, "agent-0", [8], [4])
-        end = await world.scheduler.ends()
-        assert isinstance(end, TransferFailed)
-        assert (end.code, end.quiesced) == ("not_served", True)
-
-    run(main)
+async def test_a_source_that_does_not_listen_to_tcp_is_not_reached_in_another_way(world: World) -> None:
+    await world.agent("agent-0", config("cpu", "d", tcp=TCP, host_transport="tcp"))
+    await world.agent("agent-1", config("cpu", "p"))
+    await world.settle(4)
+    source, _ = await world.pool("agent-1", "p")
+    await world.pool("agent-0", "d")
+    await world.order(source, "agent-0", [8], [4])
+    end = await world.scheduler.ends()
+    assert isinstance(end, TransferFailed)
+    assert (end.code, end.quiesced) == ("not_served", True)
 
 
-def test_a_transfer_that_is_late_is_quiet_when_its_threads_have_ended(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_transfer_that_is_late_is_quiet_when_its_threads_have_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main(world: World) -> None:
-        agents = await two(world, "cpu")
-        # The source's half meets nobody and sends nothing, as one does whose process was stopped.
-        idle = FakeLinks(world.wire, world.worker.memory, "tcp").link("cpu", b"", 1)
-        monkeypatch.setattr(agents.far._transports.far["cpu"][0]._links, "link", lambda *_: idle)
-        await world.order(agents.source, "agent-0", [8], [4], timeout_s=1.0)
-        end = await world.scheduler.ends()
-        assert isinstance(end, TransferFailed)
-        while not world.scheduler.heard[-1].quiesced:
-            await asyncio.sleep(0.01)
-        assert not any(agents.to_bytes)
-
-    run(main)
+    agents = await two(world, "cpu")
+    # The source's half meets nobody and sends nothing, as one does whose process was stopped.
+    idle = FakeLinks(world.wire, world.worker.memory, "tcp").link("cpu", b"", 1)
+    monkeypatch.setattr(agents.far._transports.far["cpu"][0]._links, "link", lambda *_: idle)
+    await world.order(agents.source, "agent-0", [8], [4], timeout_s=1.0)
+    end = await world.scheduler.ends()
+    assert isinstance(end, TransferFailed)
+    while not world.scheduler.heard[-1].quiesced:
+        await asyncio.sleep(0.01)
+    assert not any(agents.to_bytes)
 
 
-def test_a_pool_that_is_withdrawn_is_not_sent_and_offered_again_it_is() -> None:
-    async def main(world: World) -> None:
-        agents = await two(world, "cpu")
-        assert not agents.far._transports.is_sending("p")
-        agents.far._transports.withdraw("p")
-        await world.order(agents.source, "agent-0", [8], [4])
-        end = await world.scheduler.ends()
-        assert isinstance(end, TransferFailed)
-        assert end.code == "unknown_group"
-        agents.far._transports.register(agents.far._ranks["p"][0])
-        world.scheduler.heard.clear()
-        await world.order(agents.source, "agent-0", [8], [4], grant_id="again")
-        assert await world.scheduler.ends() == PagesPulled(grant_id="again", num_pages=1, complete=True)
-
-    run(main)
+async def test_a_pool_that_is_withdrawn_is_not_sent_and_offered_again_it_is(world: World) -> None:
+    agents = await two(world, "cpu")
+    assert not agents.far._transports.is_sending("p")
+    agents.far._transports.withdraw("p")
+    await world.order(agents.source, "agent-0", [8], [4])
+    end = await world.scheduler.ends()
+    assert isinstance(end, TransferFailed)
+    assert end.code == "unknown_group"
+    agents.far._transports.register(agents.far._ranks["p"][0])
+    world.scheduler.heard.clear()
+    await world.order(agents.source, "agent-0", [8], [4], grant_id="again")
+    assert await world.scheduler.ends() == PagesPulled(grant_id="again", num_pages=1, complete=True)
 
 
-def test_an_agent_whose_address_is_not_there_does_not_start() -> None:
-    async def main(world: World) -> None:
-        settings = config("cpu", "d", host_transport="tcp", tcp=TcpSettings(host="192.0.2.1", trusted_network=True))
-        with pytest.raises(TransferError, match=r"192\.0\.2\.1") as caught:
-            await world.agent("agent-0", settings)
-        assert caught.value.code == "tcp_unavailable"
-
-    run(main)
+async def test_an_agent_whose_address_is_not_there_does_not_start(world: World) -> None:
+    settings = config("cpu", "d", host_transport="tcp", tcp=TcpSettings(host="192.0.2.1", trusted_network=True))
+    with pytest.raises(TransferError, match=r"192\.0\.2\.1") as caught:
+        await world.agent("agent-0", settings)
+    assert caught.value.code == "tcp_unavailable"
 
 
-def test_pools_of_one_agent_are_copied_in_memory_all_the_same() -> None:
-    async def main(world: World) -> None:
-        agent = await world.agent("agent-0", config("cpu", "d", "p", tcp=TCP, host_transport="tcp"))
-        await world.settle(3)
-        source, _ = await world.pool("agent-0", "p")
-        await world.pool("agent-0", "d")
-        await world.order(source, "agent-0", [8], [NUM_PAGES - 1])
-        assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
-        assert not agent._transports.far["cpu"][0]._halves  # type: ignore[attr-defined]
-
-    run(main)
+async def test_pools_of_one_agent_are_copied_in_memory_all_the_same(world: World) -> None:
+    agent = await world.agent("agent-0", config("cpu", "d", "p", tcp=TCP, host_transport="tcp"))
+    await world.settle(3)
+    source, _ = await world.pool("agent-0", "p")
+    await world.pool("agent-0", "d")
+    await world.order(source, "agent-0", [8], [NUM_PAGES - 1])
+    assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
+    assert not agent._transports.far["cpu"][0]._halves  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(("source_tp", "destination_tp"), [(2, 2), (2, 1)])
-def test_ranks_of_another_agent(device: str, source_tp: int, destination_tp: int) -> None:
+async def test_ranks_of_another_agent(world: World, device: str, source_tp: int, destination_tp: int) -> None:
     """Rank by rank, each pool's pages by themselves, under the generations of rank 0; nothing is cut on its way."""
 
     def pools(group: str, tp_size: int) -> list[PoolConfig]:
@@ -179,28 +164,25 @@ def test_ranks_of_another_agent(device: str, source_tp: int, destination_tp: int
         handle = await world.ask(agent, MapPool(group=group, rank=rank))
         return world.worker.bytes_of(world.worker.host.open(handle.path, writable=True))
 
-    async def main(world: World) -> None:
-        settings = {"tcp": TCP, "device_transport" if device != "cpu" else "host_transport": "tcp"}
-        await world.agent("agent-0", config("cpu", pools=pools("d", destination_tp), **settings))
-        await world.agent("agent-1", config("cpu", pools=pools("p", source_tp), **settings))
-        await world.settle(4)
-        source, _ = await world.pool("agent-1", "p")
-        await world.pool("agent-0", "d")
-        sent = [await bytes_of(world, "agent-1", "p", rank) for rank in range(source_tp)]
-        for rank, content in enumerate(sent):
-            content[:] = random.Random(rank).randbytes(len(content))
-        await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
-        end = await world.scheduler.ends()
-        if source_tp != destination_tp:
-            assert isinstance(end, TransferFailed)
-            assert end.code == "unequal_ranks"
-            return
-        assert end == PagesPulled(grant_id="g", num_pages=3, complete=True)
-        size = SIZE // source_tp
-        for rank, content in enumerate(sent):
-            got = await bytes_of(world, "agent-0", "d", rank)
-            for page, copied in ((8, 4), (9, 5), (3, 2)):
-                assert got[copied * size :][:size] == content[page * size :][:size]
-            assert not any(got[6 * size :])
-
-    run(main)
+    settings = {"tcp": TCP, "device_transport" if device != "cpu" else "host_transport": "tcp"}
+    await world.agent("agent-0", config("cpu", pools=pools("d", destination_tp), **settings))
+    await world.agent("agent-1", config("cpu", pools=pools("p", source_tp), **settings))
+    await world.settle(4)
+    source, _ = await world.pool("agent-1", "p")
+    await world.pool("agent-0", "d")
+    sent = [await bytes_of(world, "agent-1", "p", rank) for rank in range(source_tp)]
+    for rank, content in enumerate(sent):
+        content[:] = random.Random(rank).randbytes(len(content))
+    await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
+    end = await world.scheduler.ends()
+    if source_tp != destination_tp:
+        assert isinstance(end, TransferFailed)
+        assert end.code == "unequal_ranks"
+        return
+    assert end == PagesPulled(grant_id="g", num_pages=3, complete=True)
+    size = SIZE // source_tp
+    for rank, content in enumerate(sent):
+        got = await bytes_of(world, "agent-0", "d", rank)
+        for page, copied in ((8, 4), (9, 5), (3, 2)):
+            assert got[copied * size :][:size] == content[page * size :][:size]
+        assert not any(got[6 * size :])

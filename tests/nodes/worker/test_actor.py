@@ -32,111 +32,96 @@ from tests.nodes.worker.recorded_worker import (
 )
 
 
-def test_a_worker_whose_pool_was_made_again_ends() -> None:
+async def test_a_worker_whose_pool_was_made_again_ends() -> None:
     def agent(epoch: int, **incarnations: int) -> Member:
         attributes = {"incarnations": incarnations}
         return Member(
             actor_id="agent-0", role="kv_agent", epoch=epoch, endpoint=Endpoint("", ""), attributes=attributes
         )
 
-    async def main() -> None:
-        host = HeapHost()
-        actor = WorkerActor(config(), host)
-        context = RecordedContext([pool(host)])
-        actor.ctx = context
-        actor.on_members([agent(1, g=1)], [], [])
-        await actor.start()
-        for epoch, incarnations in enumerate([{"g": 1}, {"g": 1, "h": 9}, {}, {"g": 4}], 2):
-            context.members.reset(1, epoch, [agent(epoch, **incarnations)])
-            assert context.ended == []
-            actor.on_members([], [], [])
-        assert context.ended == ["agent-0 has made the pool of g again"]
-        await actor.stop()
-
-    asyncio.run(main())
+    host = HeapHost()
+    actor = WorkerActor(config(), host)
+    context = RecordedContext([pool(host)])
+    actor.ctx = context
+    actor.on_members([agent(1, g=1)], [], [])
+    await actor.start()
+    for epoch, incarnations in enumerate([{"g": 1}, {"g": 1, "h": 9}, {}, {"g": 4}], 2):
+        context.members.reset(1, epoch, [agent(epoch, **incarnations)])
+        assert context.ended == []
+        actor.on_members([], [], [])
+    assert context.ended == ["agent-0 has made the pool of g again"]
+    await actor.stop()
 
 
-def test_a_worker_that_its_scheduler_dismisses_ends() -> None:
-    async def main() -> None:
-        host = HeapHost()
-        actor = WorkerActor(config(), host)
-        context = await started(actor, pool(host))
-        adopt(actor, epoch=3)
-        for scheduler_epoch, worker_epoch in ((2, 5), (4, 5), (3, 4), (3, 6)):
-            actor.on_tell(SCHEDULER, Dismiss(scheduler_epoch=scheduler_epoch, worker_epoch=worker_epoch, reason=""), ())
-        assert context.ended == [], "another scheduler's, or another worker's business"
-        actor.on_tell(SCHEDULER, Dismiss(scheduler_epoch=3, worker_epoch=5, reason="it said 7"), ())
-        assert context.ended == [f"{SCHEDULER} cannot believe what it answers: it said 7"]
-        await actor.stop()
-
-    asyncio.run(main())
+async def test_a_worker_that_its_scheduler_dismisses_ends() -> None:
+    host = HeapHost()
+    actor = WorkerActor(config(), host)
+    context = await started(actor, pool(host))
+    adopt(actor, epoch=3)
+    for scheduler_epoch, worker_epoch in ((2, 5), (4, 5), (3, 4), (3, 6)):
+        actor.on_tell(SCHEDULER, Dismiss(scheduler_epoch=scheduler_epoch, worker_epoch=worker_epoch, reason=""), ())
+    assert context.ended == [], "another scheduler's, or another worker's business"
+    actor.on_tell(SCHEDULER, Dismiss(scheduler_epoch=3, worker_epoch=5, reason="it said 7"), ())
+    assert context.ended == [f"{SCHEDULER} cannot believe what it answers: it said 7"]
+    await actor.stop()
 
 
-def test_draining_ends_with_the_running_step() -> None:
-    async def main() -> None:
-        host = HeapHost()
-        actor = WorkerActor(config("echo?step_ms=1"), host)
-        context = await started(actor, pool(host))
-        adopt(actor)
-        actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
-        actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
-        await actor.drain()
-        assert [result.step for _, result in context.told] == [1]
-        await actor.drain()
-        await actor.stop()
-
-    asyncio.run(main())
+async def test_draining_ends_with_the_running_step() -> None:
+    host = HeapHost()
+    actor = WorkerActor(config("echo?step_ms=1"), host)
+    context = await started(actor, pool(host))
+    adopt(actor)
+    actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
+    actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
+    await actor.drain()
+    assert [result.step for _, result in context.told] == [1]
+    await actor.drain()
+    await actor.stop()
 
 
-def test_echo_over_the_pool() -> None:
-    async def main() -> None:
-        host = HeapHost()
-        actor = WorkerActor(config("echo?step_ms=1"), host)
-        context = await started(actor, Unreachable("agent-0"), pool(host))
-        ((state, attributes),) = context.announced
-        assert state == "ready"
-        assert (attributes["group"], attributes["vocab_size"], attributes["numerics"]) == ("g", 259, "echo")
-        assert adopt(actor) == Adopted(
-            worker_epoch=5, numerics="echo", vocab_size=259, max_batch_tokens=2048, incarnation=1
-        )
-        actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
-        actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
-        assert actor.stats() == {"mesh_worker_queued_steps": 1.0}
-        assert context.told == []
-        while len(context.told) < 2:
-            await asyncio.sleep(0)
-        assert [(to, result.step, result.token_ids) for to, result in context.told] == [
-            ("scheduler-0", 1, [7]), ("scheduler-0", 2, [8]),
-        ]  # fmt: skip
-        assert context.told[0][1].elapsed_s >= 0.001
-        actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
-        assert len(context.told) == 3
-        await actor.drain()
-        actor.on_tell(SCHEDULER, *plan(3, [7], start=3, epoch=9))
-        assert adopt(actor, epoch=0) == "stale_epoch"
-        counters = context.metrics.snapshot().counters
-        assert counters['mesh_worker_steps_refused_total{reason="wrong_epoch"}'] == 1
-        assert counters["mesh_worker_tokens_total"] == 4
-        await actor.stop()
-
-    asyncio.run(main())
+async def test_echo_over_the_pool() -> None:
+    host = HeapHost()
+    actor = WorkerActor(config("echo?step_ms=1"), host)
+    context = await started(actor, Unreachable("agent-0"), pool(host))
+    ((state, attributes),) = context.announced
+    assert state == "ready"
+    assert (attributes["group"], attributes["vocab_size"], attributes["numerics"]) == ("g", 259, "echo")
+    assert adopt(actor) == Adopted(
+        worker_epoch=5, numerics="echo", vocab_size=259, max_batch_tokens=2048, incarnation=1
+    )
+    actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
+    actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
+    assert actor.stats() == {"mesh_worker_queued_steps": 1.0}
+    assert context.told == []
+    while len(context.told) < 2:
+        await asyncio.sleep(0)
+    assert [(to, result.step, result.token_ids) for to, result in context.told] == [
+        ("scheduler-0", 1, [7]), ("scheduler-0", 2, [8]),
+    ]  # fmt: skip
+    assert context.told[0][1].elapsed_s >= 0.001
+    actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
+    assert len(context.told) == 3
+    await actor.drain()
+    actor.on_tell(SCHEDULER, *plan(3, [7], start=3, epoch=9))
+    assert adopt(actor, epoch=0) == "stale_epoch"
+    counters = context.metrics.snapshot().counters
+    assert counters['mesh_worker_steps_refused_total{reason="wrong_epoch"}'] == 1
+    assert counters["mesh_worker_tokens_total"] == 4
+    await actor.stop()
 
 
-def test_many_waiting_steps_without_delay_do_not_recurse() -> None:
-    async def main() -> None:
-        host = HeapHost()
-        actor = WorkerActor(config(), host)
-        context = await started(actor, pool(host))
-        adopt(actor)
-        for step in range(10, 1, -1):
-            actor.on_tell(SCHEDULER, *plan_of(step, [Row(1, [-1], (), step + 1, 3, first_page=2, opens=False)]))
-        assert context.told == []
-        actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
-        assert [result.step for _, result in context.told] == list(range(1, 11))
-        assert [result.token_ids for _, result in context.told[:4]] == [[7], [8], [9], [257]]
-        await actor.drain()
-
-    asyncio.run(main())
+async def test_many_waiting_steps_without_delay_do_not_recurse() -> None:
+    host = HeapHost()
+    actor = WorkerActor(config(), host)
+    context = await started(actor, pool(host))
+    adopt(actor)
+    for step in range(10, 1, -1):
+        actor.on_tell(SCHEDULER, *plan_of(step, [Row(1, [-1], (), step + 1, 3, first_page=2, opens=False)]))
+    assert context.told == []
+    actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
+    assert [result.step for _, result in context.told] == list(range(1, 11))
+    assert [result.token_ids for _, result in context.told[:4]] == [[7], [8], [9], [257]]
+    await actor.drain()
 
 
 class ThreadedRunner:
@@ -157,60 +142,54 @@ class ThreadedRunner:
         return StepOutcome([step.step])
 
 
-def test_models_load_and_run_in_one_thread_of_their_own() -> None:
-    async def main() -> None:
-        host, model = HeapHost(), "random:tiny-llama"
-        runners: list[ThreadedRunner] = []
-        actor = WorkerActor(config(model), host, lambda *_: runners.append(ThreadedRunner()) or runners[0])
-        context = await started(actor, pool(host, model))
-        (runner,) = runners
-        adopt(actor)
-        runner.gate.clear()
-        actor.on_tell(SCHEDULER, *plan(1, [7]))
-        actor.on_tell(SCHEDULER, *plan(2, [13]))
-        await asyncio.sleep(0)
-        call = RecordedCall(Adopt(scheduler_epoch=1))
-        actor.on_ask(call)
-        assert call.answer is None, "the running step comes first"
-        assert context.told == []
-        runner.gate.set()
-        await context.until_told(2)
-        assert isinstance(call.answer, Adopted)
-        results: list[StepResult] = [result for _, result in context.told]
-        assert [result.token_ids for result in results] == [[1], [-1]]
-        assert [error.code for error in results[1].errors] == ["poisoned_request"]
-        await actor.drain()
-        assert len(runner.threads) == 1
-        assert threading.get_ident() not in runner.threads
-        await actor.stop()
-
-    asyncio.run(main())
+async def test_models_load_and_run_in_one_thread_of_their_own() -> None:
+    host, model = HeapHost(), "random:tiny-llama"
+    runners: list[ThreadedRunner] = []
+    actor = WorkerActor(config(model), host, lambda *_: runners.append(ThreadedRunner()) or runners[0])
+    context = await started(actor, pool(host, model))
+    (runner,) = runners
+    adopt(actor)
+    runner.gate.clear()
+    actor.on_tell(SCHEDULER, *plan(1, [7]))
+    actor.on_tell(SCHEDULER, *plan(2, [13]))
+    await asyncio.sleep(0)
+    call = RecordedCall(Adopt(scheduler_epoch=1))
+    actor.on_ask(call)
+    assert call.answer is None, "the running step comes first"
+    assert context.told == []
+    runner.gate.set()
+    await context.until_told(2)
+    assert isinstance(call.answer, Adopted)
+    results: list[StepResult] = [result for _, result in context.told]
+    assert [result.token_ids for result in results] == [[1], [-1]]
+    assert [error.code for error in results[1].errors] == ["poisoned_request"]
+    await actor.drain()
+    assert len(runner.threads) == 1
+    assert threading.get_ident() not in runner.threads
+    await actor.stop()
 
 
-def test_a_step_that_has_not_ended_within_its_timeout_is_the_end_of_the_worker() -> None:
-    async def main() -> None:
-        host, model = HeapHost(), "random:tiny-llama"
-        runner, killed = ThreadedRunner(), asyncio.Event()
-        actor = WorkerActor(config(model), host, lambda *_: runner, killed.set)
-        context = await started(actor, pool(host, model))
-        adopt(actor)
+async def test_a_step_that_has_not_ended_within_its_timeout_is_the_end_of_the_worker() -> None:
+    host, model = HeapHost(), "random:tiny-llama"
+    runner, killed = ThreadedRunner(), asyncio.Event()
+    actor = WorkerActor(config(model), host, lambda *_: runner, killed.set)
+    context = await started(actor, pool(host, model))
+    adopt(actor)
 
-        def quick(step: int) -> None:
-            message, buffers = plan(step, [7])
-            actor.on_tell(SCHEDULER, msgspec.structs.replace(message, timeout_s=0.05), buffers)
+    def quick(step: int) -> None:
+        message, buffers = plan(step, [7])
+        actor.on_tell(SCHEDULER, msgspec.structs.replace(message, timeout_s=0.05), buffers)
 
-        quick(1)
-        await context.until_told(1)
-        await asyncio.sleep(0.1)
-        assert not killed.is_set(), "a step that has ended has no deadline"
-        runner.gate.clear()
-        quick(2)
-        await asyncio.wait_for(killed.wait(), 5)
-        assert len(context.told) == 1
-        runner.gate.set()
-        await actor.stop()
-
-    asyncio.run(main())
+    quick(1)
+    await context.until_told(1)
+    await asyncio.sleep(0.1)
+    assert not killed.is_set(), "a step that has ended has no deadline"
+    runner.gate.clear()
+    quick(2)
+    await asyncio.wait_for(killed.wait(), 5)
+    assert len(context.told) == 1
+    runner.gate.set()
+    await actor.stop()
 
 
 class FailingDevice:
@@ -231,19 +210,16 @@ class FailingDevice:
         raise RuntimeError("unspecified launch failure")
 
 
-def test_a_device_that_fails_is_the_end_of_the_worker() -> None:
-    async def main() -> None:
-        host, model = HeapHost(), "random:tiny-llama"
-        killed = asyncio.Event()
-        actor = WorkerActor(config(model), host, lambda *_: FailingDevice(), killed.set)
-        context = await started(actor, pool(host, model))
-        adopt(actor)
-        actor.on_tell(SCHEDULER, *plan(1, [7]))
-        await asyncio.wait_for(killed.wait(), 5)
-        assert context.told == [], "it is not the request's fault"
-        await actor.stop()
-
-    asyncio.run(main())
+async def test_a_device_that_fails_is_the_end_of_the_worker() -> None:
+    host, model = HeapHost(), "random:tiny-llama"
+    killed = asyncio.Event()
+    actor = WorkerActor(config(model), host, lambda *_: FailingDevice(), killed.set)
+    context = await started(actor, pool(host, model))
+    adopt(actor)
+    actor.on_tell(SCHEDULER, *plan(1, [7]))
+    await asyncio.wait_for(killed.wait(), 5)
+    assert context.told == [], "it is not the request's fault"
+    await actor.stop()
 
 
 class BrokenRunner:
@@ -260,32 +236,29 @@ class BrokenRunner:
         return StepOutcome([9])
 
 
-def test_a_step_that_raises_is_counted_and_logged_and_a_broken_device_ends_its_worker() -> None:
-    async def main() -> None:
-        host, model = HeapHost(), "random:tiny-llama"
-        runner, killed = BrokenRunner(), asyncio.Event()
-        actor = WorkerActor(config(model), host, lambda *_: runner, killed.set)
-        context = await started(actor, pool(host, model))
-        logged: list[tuple[str, dict]] = []
-        context.log.warning = context.log.error = lambda event, **fields: logged.append((event, fields))
-        adopt(actor)
-        for step in (1, 2):
-            actor.on_tell(SCHEDULER, *plan_of(step, [Row(1, [7], [4]), Row(2, [7], [5], slot=1)]))
-        await context.until_told(2)
-        assert [result.token_ids for _, result in context.told] == [[9, 9], [9, 9]]
-        assert context.metrics.snapshot().counters["mesh_worker_steps_failed_total"] == 2
-        tracebacks = [fields["traceback"] for event, fields in logged if event == "step failed, its rows ran alone"]
-        assert "RuntimeError: out of luck" in tracebacks[0]
-        assert tracebacks[1:] == ["as before"]
-        runner.is_broken = True
-        actor.on_tell(SCHEDULER, *plan(3, [7]))
-        await asyncio.wait_for(killed.wait(), 5)
-        assert len(context.told) == 2, "no request is poisoned by a device that fails"
-        ((_, fields),) = [one for one in logged if one[0] == "device failed"]
-        assert "DeviceFailed" in fields["traceback"]
-        await actor.stop()
-
-    asyncio.run(main())
+async def test_a_step_that_raises_is_counted_and_logged_and_a_broken_device_ends_its_worker() -> None:
+    host, model = HeapHost(), "random:tiny-llama"
+    runner, killed = BrokenRunner(), asyncio.Event()
+    actor = WorkerActor(config(model), host, lambda *_: runner, killed.set)
+    context = await started(actor, pool(host, model))
+    logged: list[tuple[str, dict]] = []
+    context.log.warning = context.log.error = lambda event, **fields: logged.append((event, fields))
+    adopt(actor)
+    for step in (1, 2):
+        actor.on_tell(SCHEDULER, *plan_of(step, [Row(1, [7], [4]), Row(2, [7], [5], slot=1)]))
+    await context.until_told(2)
+    assert [result.token_ids for _, result in context.told] == [[9, 9], [9, 9]]
+    assert context.metrics.snapshot().counters["mesh_worker_steps_failed_total"] == 2
+    tracebacks = [fields["traceback"] for event, fields in logged if event == "step failed, its rows ran alone"]
+    assert "RuntimeError: out of luck" in tracebacks[0]
+    assert tracebacks[1:] == ["as before"]
+    runner.is_broken = True
+    actor.on_tell(SCHEDULER, *plan(3, [7]))
+    await asyncio.wait_for(killed.wait(), 5)
+    assert len(context.told) == 2, "no request is poisoned by a device that fails"
+    ((_, fields),) = [one for one in logged if one[0] == "device failed"]
+    assert "DeviceFailed" in fields["traceback"]
+    await actor.stop()
 
 
 class PickyRunner:
@@ -299,23 +272,20 @@ class PickyRunner:
         return StepOutcome([9] * len(step.rows))
 
 
-def test_a_row_that_fails_is_logged_with_its_request() -> None:
-    async def main() -> None:
-        host, model = HeapHost(), "random:tiny-llama"
-        actor = WorkerActor(config(model), host, lambda *_: PickyRunner(), lambda: None)
-        context = await started(actor, pool(host, model))
-        logged: list[tuple[str, dict]] = []
-        context.log.warning = lambda event, **fields: logged.append((event, fields))
-        adopt(actor)
-        rows = [Row(1, [7], [4], request_id="chatcmpl-a-0"), Row(2, [8], [5], slot=1, request_id="chatcmpl-b-0")]
-        actor.on_tell(SCHEDULER, *plan_of(1, rows))
-        await context.until_told(1)
-        assert [result.token_ids for _, result in context.told] == [[9, -1]]
-        failed = [fields["request_id"] for event, fields in logged if event == "row failed"]
-        assert failed == ["chatcmpl-b-0"]
-        await actor.stop()
-
-    asyncio.run(main())
+async def test_a_row_that_fails_is_logged_with_its_request() -> None:
+    host, model = HeapHost(), "random:tiny-llama"
+    actor = WorkerActor(config(model), host, lambda *_: PickyRunner(), lambda: None)
+    context = await started(actor, pool(host, model))
+    logged: list[tuple[str, dict]] = []
+    context.log.warning = lambda event, **fields: logged.append((event, fields))
+    adopt(actor)
+    rows = [Row(1, [7], [4], request_id="chatcmpl-a-0"), Row(2, [8], [5], slot=1, request_id="chatcmpl-b-0")]
+    actor.on_tell(SCHEDULER, *plan_of(1, rows))
+    await context.until_told(1)
+    assert [result.token_ids for _, result in context.told] == [[9, -1]]
+    failed = [fields["request_id"] for event, fields in logged if event == "row failed"]
+    assert failed == ["chatcmpl-b-0"]
+    await actor.stop()
 
 
 def test_a_process_whose_thread_hangs_can_be_killed_from_inside() -> None:
@@ -326,25 +296,22 @@ def test_a_process_whose_thread_hangs_can_be_killed_from_inside() -> None:
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == -signal.SIGKILL
 
 
-def test_bring_up_failures_are_typed() -> None:
-    async def main() -> None:
-        host = HeapHost()
-        handle = pool(host, "random:tiny-llama")
-        with pytest.raises(LayoutMismatch, match="same model, dtype, page size and ranks"):
-            await started(WorkerActor(config(), host), handle)
-        with pytest.raises(RemoteError, match="unknown_group"):
-            await started(WorkerActor(config(), host), RemoteError("unknown_group", "no such group"))
-        handle = pool(host)
-        host.unlink(handle.path)
-        actor = WorkerActor(config(), host)
-        with pytest.raises(PoolMissing):
-            await started(actor, handle)
-        assert adopt(actor) == "not_ready"
-        actor.on_tell(SCHEDULER, *plan(1, [7]))
-        call = RecordedCall(MapPool(group="g"))
-        actor.on_ask(call)
-        assert call.answer == "not_served"
-        actor.on_tell(SCHEDULER, MapPool(group="g"), [])
-        await actor.stop()
-
-    asyncio.run(main())
+async def test_bring_up_failures_are_typed() -> None:
+    host = HeapHost()
+    handle = pool(host, "random:tiny-llama")
+    with pytest.raises(LayoutMismatch, match="same model, dtype, page size and ranks"):
+        await started(WorkerActor(config(), host), handle)
+    with pytest.raises(RemoteError, match="unknown_group"):
+        await started(WorkerActor(config(), host), RemoteError("unknown_group", "no such group"))
+    handle = pool(host)
+    host.unlink(handle.path)
+    actor = WorkerActor(config(), host)
+    with pytest.raises(PoolMissing):
+        await started(actor, handle)
+    assert adopt(actor) == "not_ready"
+    actor.on_tell(SCHEDULER, *plan(1, [7]))
+    call = RecordedCall(MapPool(group="g"))
+    actor.on_ask(call)
+    assert call.answer == "not_served"
+    actor.on_tell(SCHEDULER, MapPool(group="g"), [])
+    await actor.stop()

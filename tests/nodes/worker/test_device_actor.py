@@ -92,87 +92,72 @@ async def until(log: list[str], line: str) -> None:
 
 
 @pytest.mark.parametrize("draws", [True, False])
-def test_a_result_is_told_after_the_event_behind_its_step(draws: bool) -> None:
+async def test_a_result_is_told_after_the_event_behind_its_step(draws: bool) -> None:
     """A chunk in the middle of a prompt draws nothing; its pages are announced, and copied, all the same."""
 
-    async def main() -> None:
-        bench = Bench()
-        context = await bench.start()
-        adopt(bench.actor)
-        row = Row(1, [7, 8, 9], [4], prompt=3) if draws else Row(1, [7, 8, 9], [4], prompt=9, sampling=None)
-        bench.actor.on_tell(SCHEDULER, *plan_of(1, [row]))
-        await until(bench.log, "launch 1")
-        await asyncio.sleep(0.02)
-        assert context.told == []
-        bench.runners[0].gate.set()
-        await context.until_told(1)
-        assert bench.log == ["launch 1", "event 1"]
-        assert context.told[0][1].token_ids == [7 if draws else -1]
-        await bench.actor.stop()
-
-    asyncio.run(main())
+    bench = Bench()
+    context = await bench.start()
+    adopt(bench.actor)
+    row = Row(1, [7, 8, 9], [4], prompt=3) if draws else Row(1, [7, 8, 9], [4], prompt=9, sampling=None)
+    bench.actor.on_tell(SCHEDULER, *plan_of(1, [row]))
+    await until(bench.log, "launch 1")
+    await asyncio.sleep(0.02)
+    assert context.told == []
+    bench.runners[0].gate.set()
+    await context.until_told(1)
+    assert bench.log == ["launch 1", "event 1"]
+    assert context.told[0][1].token_ids == [7 if draws else -1]
+    await bench.actor.stop()
 
 
-def test_pages_are_unmapped_when_nothing_runs_on_the_device_any_more() -> None:
-    async def main() -> None:
-        bench = Bench()
-        await bench.start()
-        adopt(bench.actor)
-        bench.actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
-        bench.actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
-        bench.actor.on_tell(SCHEDULER, *plan(3, [7], start=4))
-        await until(bench.log, "launch 2")
-        stopping = asyncio.create_task(bench.actor.stop())
-        await asyncio.sleep(0.02)
-        assert "unmap" not in bench.log
-        bench.runners[0].gate.set()
-        await stopping
-        # The thread that waits for steps and the one that waits for all there is may log in either order.
-        assert bench.log[-1] == "unmap"
-        assert "synchronize" in bench.log
-        assert "launch 3" not in bench.log, "nothing begins after the end has begun"
-        bench.pool.close()
-
-    asyncio.run(main())
+async def test_pages_are_unmapped_when_nothing_runs_on_the_device_any_more() -> None:
+    bench = Bench()
+    await bench.start()
+    adopt(bench.actor)
+    bench.actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
+    bench.actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
+    bench.actor.on_tell(SCHEDULER, *plan(3, [7], start=4))
+    await until(bench.log, "launch 2")
+    stopping = asyncio.create_task(bench.actor.stop())
+    await asyncio.sleep(0.02)
+    assert "unmap" not in bench.log
+    bench.runners[0].gate.set()
+    await stopping
+    # The thread that waits for steps and the one that waits for all there is may log in either order.
+    assert bench.log[-1] == "unmap"
+    assert "synchronize" in bench.log
+    assert "launch 3" not in bench.log, "nothing begins after the end has begun"
+    bench.pool.close()
 
 
-def test_a_device_that_failed_does_not_keep_the_worker() -> None:
-    async def main() -> None:
-        bench = Bench()
-        await bench.start()
+async def test_a_device_that_failed_does_not_keep_the_worker() -> None:
+    bench = Bench()
+    await bench.start()
 
-        def fail() -> None:
-            raise RuntimeError("an illegal memory access was encountered")
+    def fail() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
 
-        bench.runners[0].synchronize = fail
-        await bench.actor.stop()
-        assert bench.log == ["unmap"]
-
-    asyncio.run(main())
+    bench.runners[0].synchronize = fail
+    await bench.actor.stop()
+    assert bench.log == ["unmap"]
 
 
-def test_a_worker_whose_agent_is_gone_lets_go_of_the_device() -> None:
+async def test_a_worker_whose_agent_is_gone_lets_go_of_the_device() -> None:
     def member(actor_id: str) -> Member:
         return Member(actor_id=actor_id, role="kv_agent", epoch=1, endpoint=Endpoint("", ""))
 
-    async def main() -> None:
-        bench = Bench()
-        context = await bench.start()
-        bench.actor.on_members([], [member("agent-1")], [])
-        assert context.ended == []
-        bench.actor.on_members([], [member("agent-0")], [])
-        assert context.ended == ["agent-0 is gone, and the pages of g on cuda:0 with it"]
-        bench.runners[0].gate.set()
-        await bench.actor.stop()
-
-    asyncio.run(main())
+    bench = Bench()
+    context = await bench.start()
+    bench.actor.on_members([], [member("agent-1")], [])
+    assert context.ended == []
+    bench.actor.on_members([], [member("agent-0")], [])
+    assert context.ended == ["agent-0 is gone, and the pages of g on cuda:0 with it"]
+    bench.runners[0].gate.set()
+    await bench.actor.stop()
 
 
-def test_a_pool_on_another_device_than_the_agent_says_is_not_mapped() -> None:
-    async def main() -> None:
-        bench = Bench()
-        with pytest.raises(PoolMismatch, match="has device cuda:0, and agent-0 says cuda:1"):
-            await bench.start(msgspec.structs.replace(bench.handle, device="cuda:1"))
-        await bench.actor.stop()
-
-    asyncio.run(main())
+async def test_a_pool_on_another_device_than_the_agent_says_is_not_mapped() -> None:
+    bench = Bench()
+    with pytest.raises(PoolMismatch, match="has device cuda:0, and agent-0 says cuda:1"):
+        await bench.start(msgspec.structs.replace(bench.handle, device="cuda:1"))
+    await bench.actor.stop()

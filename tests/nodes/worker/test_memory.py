@@ -134,149 +134,129 @@ async def answer_of(call: RecordedCall) -> Any:
     return call.answer
 
 
-def test_a_worker_without_memory_runs_nothing_and_goes_on_with_a_new_pool() -> None:
-    async def main() -> None:
-        host = HeapHost()
-        actor = WorkerActor(config("echo?step_ms=1"), host)
-        handle = pool(host)
-        context = await started(actor, handle)
-        adopt(actor)
-        actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
-        call = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
-        actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
-        assert call.answer is None, "a step runs"
-        assert adopt(actor, epoch=2) == "memory_released"
-        assert await answer_of(call) == HasLetGo(group="g", number=1)
-        assert [result.step for _, result in context.told] == [1]
-        assert actor._pool is None
-        assert actor._engine.runner is None
-        assert context.announced[-1] == ("released", {})
-        actor.on_members([], [], [])
-        fresh = host.create("g", PoolInfo(group="g", num_pages=20, layout=handle.layout, incarnation=2))
-        again = PoolHandle(
-            group="g", agent="agent-0", path=fresh.path, num_pages=20, layout=handle.layout, incarnation=2
-        )
-        call = order(actor, TakeUp(group="g", number=2, pool=again))
-        assert await answer_of(call) == HasTakenUp(group="g", number=2)
-        assert context.announced[-1] == ("ready", {})
-        # A scheduler that slept through it has to adopt again, and hears of the other pool.
-        actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
-        assert len(context.told) == 1
-        assert adopt(actor, epoch=1).incarnation == 2
-        actor.on_tell(SCHEDULER, *plan(1, [4, 5, 6], epoch=2))
-        assert len(context.told) == 1
-        adopt(actor, epoch=3)
-        actor.on_tell(SCHEDULER, *plan(1, [4, 5, 6], epoch=3))
-        await context.until_told(2)
-        assert context.told[-1][1].token_ids == [4]
-        assert context.ended == []
-        await actor.stop()
-
-    asyncio.run(main())
+async def test_a_worker_without_memory_runs_nothing_and_goes_on_with_a_new_pool() -> None:
+    host = HeapHost()
+    actor = WorkerActor(config("echo?step_ms=1"), host)
+    handle = pool(host)
+    context = await started(actor, handle)
+    adopt(actor)
+    actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
+    call = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
+    actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
+    assert call.answer is None, "a step runs"
+    assert adopt(actor, epoch=2) == "memory_released"
+    assert await answer_of(call) == HasLetGo(group="g", number=1)
+    assert [result.step for _, result in context.told] == [1]
+    assert actor._pool is None
+    assert actor._engine.runner is None
+    assert context.announced[-1] == ("released", {})
+    actor.on_members([], [], [])
+    fresh = host.create("g", PoolInfo(group="g", num_pages=20, layout=handle.layout, incarnation=2))
+    again = PoolHandle(group="g", agent="agent-0", path=fresh.path, num_pages=20, layout=handle.layout, incarnation=2)
+    call = order(actor, TakeUp(group="g", number=2, pool=again))
+    assert await answer_of(call) == HasTakenUp(group="g", number=2)
+    assert context.announced[-1] == ("ready", {})
+    # A scheduler that slept through it has to adopt again, and hears of the other pool.
+    actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
+    assert len(context.told) == 1
+    assert adopt(actor, epoch=1).incarnation == 2
+    actor.on_tell(SCHEDULER, *plan(1, [4, 5, 6], epoch=2))
+    assert len(context.told) == 1
+    adopt(actor, epoch=3)
+    actor.on_tell(SCHEDULER, *plan(1, [4, 5, 6], epoch=3))
+    await context.until_told(2)
+    assert context.told[-1][1].token_ids == [4]
+    assert context.ended == []
+    await actor.stop()
 
 
-def test_a_resumption_does_not_take_a_drain_back() -> None:
-    async def main() -> None:
-        host = HeapHost()
-        actor = WorkerActor(config(), host)
-        handle = pool(host)
-        context = await started(actor, handle)
-        await actor.drain()
-        await answer_of(order(actor, LetGo(group="g", number=1, is_kv=False, weights="keep")))
-        await answer_of(order(actor, TakeUp(group="g", number=2, pool=handle)))
-        adopt(actor)
-        actor.on_tell(SCHEDULER, *plan(1, [4, 5, 6]))
-        assert (context.told, actor.stats()["mesh_worker_queued_steps"]) == ([], 1), "it has been drained"
-        await actor.stop()
-
-    asyncio.run(main())
+async def test_a_resumption_does_not_take_a_drain_back() -> None:
+    host = HeapHost()
+    actor = WorkerActor(config(), host)
+    handle = pool(host)
+    context = await started(actor, handle)
+    await actor.drain()
+    await answer_of(order(actor, LetGo(group="g", number=1, is_kv=False, weights="keep")))
+    await answer_of(order(actor, TakeUp(group="g", number=2, pool=handle)))
+    adopt(actor)
+    actor.on_tell(SCHEDULER, *plan(1, [4, 5, 6]))
+    assert (context.told, actor.stats()["mesh_worker_queued_steps"]) == ([], 1), "it has been drained"
+    await actor.stop()
 
 
-def test_a_worker_that_cannot_take_up_ends() -> None:
-    async def main() -> None:
-        host = HeapHost()
-        actor = WorkerActor(config(), host)
-        handle = pool(host)
-        context = await started(actor, handle)
-        call = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
-        await answer_of(call)
-        host.unlink(handle.path)
-        order(actor, TakeUp(group="g", number=2, pool=handle))
-        await asyncio.sleep(0.01)
-        assert len(context.ended) == 1
-        assert "PoolMissing" in context.ended[0]
-
-    asyncio.run(main())
+async def test_a_worker_that_cannot_take_up_ends() -> None:
+    host = HeapHost()
+    actor = WorkerActor(config(), host)
+    handle = pool(host)
+    context = await started(actor, handle)
+    call = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
+    await answer_of(call)
+    host.unlink(handle.path)
+    order(actor, TakeUp(group="g", number=2, pool=handle))
+    await asyncio.sleep(0.01)
+    assert len(context.ended) == 1
+    assert "PoolMissing" in context.ended[0]
 
 
-def test_a_worker_that_cannot_let_go_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_cannot_let_go_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(weights: str) -> None:
         raise MemoryError("no room to free anything")
 
-    async def main() -> None:
-        host = HeapHost()
-        actor = WorkerActor(config(), host)
-        context = await started(actor, pool(host))
-        monkeypatch.setattr(actor._engine, "release", broken)
-        call = order(actor, LetGo(group="g", number=2, is_kv=True, weights="reload"))
-        late = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
-        assert await answer_of(late) == "superseded"
-        while not context.ended:
-            await asyncio.sleep(0.001)
-        assert "MemoryError: no room to free anything" in context.ended[0]
-        assert call.answer is None, "its end is the answer"
-
-    asyncio.run(main())
+    host = HeapHost()
+    actor = WorkerActor(config(), host)
+    context = await started(actor, pool(host))
+    monkeypatch.setattr(actor._engine, "release", broken)
+    call = order(actor, LetGo(group="g", number=2, is_kv=True, weights="reload"))
+    late = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
+    assert await answer_of(late) == "superseded"
+    while not context.ended:
+        await asyncio.sleep(0.001)
+    assert "MemoryError: no room to free anything" in context.ended[0]
+    assert call.answer is None, "its end is the answer"
 
 
-def test_one_that_starts_waits_without_memory_or_ends() -> None:
-    async def main() -> None:
-        host = HeapHost()
-        actor = WorkerActor(config(), host)
-        released = RemoteError("memory_released", "it is", retryable=True)
-        actor.ctx = context = RecordedContext([released, RemoteError("draining", "", retryable=True), pool(host)])
-        call = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
-        assert call.answer == HasLetGo(group="g", number=1), "it has nothing"
-        assert order(actor, TakeUp(group="g", number=2, pool=HANDLE)).answer == "not_ready"
-        await actor.start()
-        assert [state for state, _ in context.announced] == ["released", "ready"]
-        assert context.announced[0][1] == {"group": "g"}
-        loading = WorkerActor(config(), host)
-        loading.ctx = RecordedContext([])
-        loading._pool = actor._pool
-        assert order(loading, LetGo(group="g", number=1, is_kv=True, weights="reload")).answer == "not_ready"
-        assert loading.ctx.ended == ["the memory of g is wanted back"]
-
-    asyncio.run(main())
+async def test_one_that_starts_waits_without_memory_or_ends() -> None:
+    host = HeapHost()
+    actor = WorkerActor(config(), host)
+    released = RemoteError("memory_released", "it is", retryable=True)
+    actor.ctx = context = RecordedContext([released, RemoteError("draining", "", retryable=True), pool(host)])
+    call = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
+    assert call.answer == HasLetGo(group="g", number=1), "it has nothing"
+    assert order(actor, TakeUp(group="g", number=2, pool=HANDLE)).answer == "not_ready"
+    await actor.start()
+    assert [state for state, _ in context.announced] == ["released", "ready"]
+    assert context.announced[0][1] == {"group": "g"}
+    loading = WorkerActor(config(), host)
+    loading.ctx = RecordedContext([])
+    loading._pool = actor._pool
+    assert order(loading, LetGo(group="g", number=1, is_kv=True, weights="reload")).answer == "not_ready"
+    assert loading.ctx.ended == ["the memory of g is wanted back"]
 
 
 MODEL = "random:tiny-llama"
 
 
 @pytest.mark.parametrize("weights", ["reload", "keep"])
-def test_a_model_draws_the_same_tokens_afterwards(weights: str) -> None:
-    async def main() -> None:
-        host = HeapHost()
-        actor = WorkerActor(config(MODEL), host)
-        handle = pool(host, MODEL)
-        context = await started(actor, handle)
-        made: list[Any] = [actor._engine.runner]
+async def test_a_model_draws_the_same_tokens_afterwards(weights: str) -> None:
+    host = HeapHost()
+    actor = WorkerActor(config(MODEL), host)
+    handle = pool(host, MODEL)
+    context = await started(actor, handle)
+    made: list[Any] = [actor._engine.runner]
 
-        def prompt(step: int, epoch: int) -> tuple[StepPlan, list[bytes]]:
-            return plan_of(step, [Row(1, [5, 6, 7], [4], prompt=3)], epoch)
+    def prompt(step: int, epoch: int) -> tuple[StepPlan, list[bytes]]:
+        return plan_of(step, [Row(1, [5, 6, 7], [4], prompt=3)], epoch)
 
-        adopt(actor)
-        actor.on_tell(SCHEDULER, *prompt(1, 1))
-        await context.until_told(1)
-        await answer_of(order(actor, LetGo(group="g", number=1, is_kv=True, weights=weights)))
-        assert (actor._engine.runner is None) == (weights == "reload")
-        await answer_of(order(actor, TakeUp(group="g", number=2, pool=pool(host, MODEL))))
-        made.append(actor._engine.runner)
-        assert (made[0] is made[1]) == (weights == "keep")
-        adopt(actor, 2)
-        actor.on_tell(SCHEDULER, *prompt(1, 2))
-        await context.until_told(2)
-        assert context.told[0][1].token_ids == context.told[1][1].token_ids != [-1]
-        await actor.stop()
-
-    asyncio.run(main())
+    adopt(actor)
+    actor.on_tell(SCHEDULER, *prompt(1, 1))
+    await context.until_told(1)
+    await answer_of(order(actor, LetGo(group="g", number=1, is_kv=True, weights=weights)))
+    assert (actor._engine.runner is None) == (weights == "reload")
+    await answer_of(order(actor, TakeUp(group="g", number=2, pool=pool(host, MODEL))))
+    made.append(actor._engine.runner)
+    assert (made[0] is made[1]) == (weights == "keep")
+    adopt(actor, 2)
+    actor.on_tell(SCHEDULER, *prompt(1, 2))
+    await context.until_told(2)
+    assert context.told[0][1].token_ids == context.told[1][1].token_ids != [-1]
+    await actor.stop()

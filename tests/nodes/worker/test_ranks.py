@@ -278,150 +278,126 @@ async def adopt(actor: WorkerActor, epoch: int = 1) -> Any:
     return await call.answer
 
 
-def test_ranks_start_in_any_order_and_answer_for_one_group() -> None:
-    async def main() -> None:
-        mesh = Mesh(3)
-        for rank, epoch in ((2, 5), (0, 7), (1, 2)):
-            mesh.add(rank, epoch)
-        await mesh.start(2, 0, 1)
-        answers = [await adopt(mesh.actors[one]) for one in mesh.ids]
-        assert [answer.group_epoch for answer in answers] == [7, 7, 7]
-        assert [answer.worker_epoch for answer in answers] == [7, 2, 5]
-        for one in mesh.actors.values():
-            await one.stop()
-
-    asyncio.run(main())
-
-
-def test_nobody_joins_as_another() -> None:
-    async def main() -> None:
-        mesh = Mesh(2)
-        zero = mesh.add(0)
-        starting = asyncio.ensure_future(zero.start())
-        await asyncio.sleep(0.01)
-        for rank, sender in ((1, "x"), (1, "w"), (0, "w"), (2, "w.1"), (-1, "w.1")):
-            call = MeshCall(join(rank, size=2, model="echo"), Address(sender, 1))
-            zero.on_ask(call)  # type: ignore[arg-type]
-            with pytest.raises(RemoteError, match=f"{sender} is not rank {rank} of g"):
-                await call.answer
-        mesh.add(1)
-        await mesh.start(1)
-        await starting
-
-    asyncio.run(main())
-
-
-def test_the_death_of_a_rank_ends_the_others() -> None:
-    async def main() -> None:
-        mesh = Mesh(2)
-        zero, one = mesh.add(0), mesh.add(1)
-        await mesh.start(0, 1)
-        zero.on_members([], [member("x", 1), member("w.1", 0)], [])
-        assert mesh.ended == []
-        zero.on_members([], [member("w.1", 1)], [])
-        assert mesh.ended == ["w#1: w.1#1 is gone, and with it the group"]
-        one.ctx.members.reset(1, 1, [member("w", 2)])
-        one.on_members([], [], [])
-        one.on_members([], [], [])
-        assert len(mesh.ended) == 2, "said once"
-        await zero.stop()
+async def test_ranks_start_in_any_order_and_answer_for_one_group() -> None:
+    mesh = Mesh(3)
+    for rank, epoch in ((2, 5), (0, 7), (1, 2)):
+        mesh.add(rank, epoch)
+    await mesh.start(2, 0, 1)
+    answers = [await adopt(mesh.actors[one]) for one in mesh.ids]
+    assert [answer.group_epoch for answer in answers] == [7, 7, 7]
+    assert [answer.worker_epoch for answer in answers] == [7, 2, 5]
+    for one in mesh.actors.values():
         await one.stop()
 
-    asyncio.run(main())
+
+async def test_nobody_joins_as_another() -> None:
+    mesh = Mesh(2)
+    zero = mesh.add(0)
+    starting = asyncio.ensure_future(zero.start())
+    await asyncio.sleep(0.01)
+    for rank, sender in ((1, "x"), (1, "w"), (0, "w"), (2, "w.1"), (-1, "w.1")):
+        call = MeshCall(join(rank, size=2, model="echo"), Address(sender, 1))
+        zero.on_ask(call)  # type: ignore[arg-type]
+        with pytest.raises(RemoteError, match=f"{sender} is not rank {rank} of g"):
+            await call.answer
+    mesh.add(1)
+    await mesh.start(1)
+    await starting
 
 
-def test_a_rank_that_comes_back_before_its_death_was_heard_of_ends_rank_zero() -> None:
-    async def main() -> None:
-        mesh = Mesh(2)
-        mesh.add(0), mesh.add(1)
-        await mesh.start(0, 1)
-        again = asyncio.ensure_future(mesh.add(1, 2).start())
-        while not mesh.ended:
-            await asyncio.sleep(0)
-        assert mesh.ended == ["w#1: rank 1 was of epoch 1, and asks in epoch 2"]
-        mesh.add(0, 2)
-        await mesh.start(0)
-        await again
-        assert (await adopt(mesh.actors["w.1"])).group_epoch == 2
+async def test_the_death_of_a_rank_ends_the_others() -> None:
+    mesh = Mesh(2)
+    zero, one = mesh.add(0), mesh.add(1)
+    await mesh.start(0, 1)
+    zero.on_members([], [member("x", 1), member("w.1", 0)], [])
+    assert mesh.ended == []
+    zero.on_members([], [member("w.1", 1)], [])
+    assert mesh.ended == ["w#1: w.1#1 is gone, and with it the group"]
+    one.ctx.members.reset(1, 1, [member("w", 2)])
+    one.on_members([], [], [])
+    one.on_members([], [], [])
+    assert len(mesh.ended) == 2, "said once"
+    await zero.stop()
+    await one.stop()
 
-    asyncio.run(main())
+
+async def test_a_rank_that_comes_back_before_its_death_was_heard_of_ends_rank_zero() -> None:
+    mesh = Mesh(2)
+    mesh.add(0), mesh.add(1)
+    await mesh.start(0, 1)
+    again = asyncio.ensure_future(mesh.add(1, 2).start())
+    while not mesh.ended:
+        await asyncio.sleep(0)
+    assert mesh.ended == ["w#1: rank 1 was of epoch 1, and asks in epoch 2"]
+    mesh.add(0, 2)
+    await mesh.start(0)
+    await again
+    assert (await adopt(mesh.actors["w.1"])).group_epoch == 2
 
 
-def test_a_step_that_does_not_match_ends_the_group_and_the_next_one_too() -> None:
+async def test_a_step_that_does_not_match_ends_the_group_and_the_next_one_too() -> None:
     """The other rank may have begun it. The scheduler hears of two groups that are over, not of a mismatch."""
 
-    async def main() -> None:
-        mesh = Mesh(2)
-        for epoch in (1, 2):
-            zero, one = mesh.add(0, epoch), mesh.add(1, epoch)
-            await mesh.start(0, 1)
-            mesh.ended.clear()
-            for actor in (zero, one):
-                await adopt(actor)
-            zero.on_tell(Address("s", 1), *plan(1))
-            one.on_tell(Address("s", 1), *plan_of(1, [Row(8, [7], (), opens=False)]))
-            assert mesh.ended == [f"w.1#{epoch}: sequence 8 is not open in slot 0"]
-            assert [type(message) for message in zero.ctx.told] == [StepResult]  # type: ignore[attr-defined]
-            assert one.ctx.told == []  # type: ignore[attr-defined]
-            zero.on_members([], [member("w.1", epoch)], [])
-            assert mesh.ended[1:] == [f"w#{epoch}: w.1#{epoch} is gone, and with it the group"]
-
-    asyncio.run(main())
+    mesh = Mesh(2)
+    for epoch in (1, 2):
+        zero, one = mesh.add(0, epoch), mesh.add(1, epoch)
+        await mesh.start(0, 1)
+        mesh.ended.clear()
+        for actor in (zero, one):
+            await adopt(actor)
+        zero.on_tell(Address("s", 1), *plan(1))
+        one.on_tell(Address("s", 1), *plan_of(1, [Row(8, [7], (), opens=False)]))
+        assert mesh.ended == [f"w.1#{epoch}: sequence 8 is not open in slot 0"]
+        assert [type(message) for message in zero.ctx.told] == [StepResult]  # type: ignore[attr-defined]
+        assert one.ctx.told == []  # type: ignore[attr-defined]
+        zero.on_members([], [member("w.1", epoch)], [])
+        assert mesh.ended[1:] == [f"w#{epoch}: w.1#{epoch} is gone, and with it the group"]
 
 
-def test_a_rank_that_computes_in_a_thread_dies_of_a_step_that_does_not_match() -> None:
+async def test_a_rank_that_computes_in_a_thread_dies_of_a_step_that_does_not_match() -> None:
     """The thread may wait for the other rank in an operation: no gentler end would come."""
 
-    async def main() -> None:
-        mesh, killed = Mesh(2, "random:tiny-qwen3"), []
-        for rank in (0, 1):
-            more = {"make": lambda *_: Idle(), "collectives": lambda _: Connected(), "kill": lambda: killed.append("")}
-            mesh.add(rank, more=more)
-        await mesh.start(0, 1)
-        one = mesh.actors["w.1"]
-        await adopt(one)
-        one.on_tell(Address("s", 1), *plan_of(1, [Row(8, [7], (), opens=False)]))
-        assert (killed, mesh.ended, one.ctx.told) == ([""], [], [])  # type: ignore[attr-defined]
-        for actor in mesh.actors.values():
-            await actor.stop()
-
-    asyncio.run(main())
+    mesh, killed = Mesh(2, "random:tiny-qwen3"), []
+    for rank in (0, 1):
+        more = {"make": lambda *_: Idle(), "collectives": lambda _: Connected(), "kill": lambda: killed.append("")}
+        mesh.add(rank, more=more)
+    await mesh.start(0, 1)
+    one = mesh.actors["w.1"]
+    await adopt(one)
+    one.on_tell(Address("s", 1), *plan_of(1, [Row(8, [7], (), opens=False)]))
+    assert (killed, mesh.ended, one.ctx.told) == ([""], [], [])  # type: ignore[attr-defined]
+    for actor in mesh.actors.values():
+        await actor.stop()
 
 
-def test_a_step_that_never_ends_under_another_scheduler_ends_the_rank() -> None:
-    async def main() -> None:
-        mesh = Mesh(2)
-        zero, _ = mesh.add(0, adopt_grace_s=0.02), mesh.add(1)
-        await mesh.start(0, 1)
-        await adopt(zero)
-        zero._run = lambda step: None  # type: ignore[method-assign, assignment] # as in an operation with a rank that never comes
-        zero.on_tell(Address("s", 1), *plan(1))
-        waiting = asyncio.ensure_future(adopt(zero, 2))
-        while not mesh.ended:
-            await asyncio.sleep(0.001)
-        assert "not all ranks have it" in mesh.ended[0]
-        waiting.cancel()
-
-    asyncio.run(main())
+async def test_a_step_that_never_ends_under_another_scheduler_ends_the_rank() -> None:
+    mesh = Mesh(2)
+    zero, _ = mesh.add(0, adopt_grace_s=0.02), mesh.add(1)
+    await mesh.start(0, 1)
+    await adopt(zero)
+    zero._run = lambda step: None  # type: ignore[method-assign, assignment] # as in an operation with a rank that never comes
+    zero.on_tell(Address("s", 1), *plan(1))
+    waiting = asyncio.ensure_future(adopt(zero, 2))
+    while not mesh.ended:
+        await asyncio.sleep(0.001)
+    assert "not all ranks have it" in mesh.ended[0]
+    waiting.cancel()
 
 
-def test_a_step_that_ends_in_time_ends_nobody() -> None:
-    async def main() -> None:
-        mesh = Mesh(2)
-        zero, _ = mesh.add(0, adopt_grace_s=0.02), mesh.add(1)
-        await mesh.start(0, 1)
-        await adopt(zero)
-        steps: list[Any] = []
-        zero._run = steps.append  # type: ignore[method-assign]
-        zero.on_tell(Address("s", 1), *plan(1))
-        waiting = asyncio.ensure_future(adopt(zero, 2))
-        await asyncio.sleep(0)
-        zero._done(steps[0], StepOutcome([7], []), zero.ctx.now())
-        assert isinstance(await waiting, Adopted)
-        await asyncio.sleep(0.03)
-        assert mesh.ended == []
-
-    asyncio.run(main())
+async def test_a_step_that_ends_in_time_ends_nobody() -> None:
+    mesh = Mesh(2)
+    zero, _ = mesh.add(0, adopt_grace_s=0.02), mesh.add(1)
+    await mesh.start(0, 1)
+    await adopt(zero)
+    steps: list[Any] = []
+    zero._run = steps.append  # type: ignore[method-assign]
+    zero.on_tell(Address("s", 1), *plan(1))
+    waiting = asyncio.ensure_future(adopt(zero, 2))
+    await asyncio.sleep(0)
+    zero._done(steps[0], StepOutcome([7], []), zero.ctx.now())
+    assert isinstance(await waiting, Adopted)
+    await asyncio.sleep(0.03)
+    assert mesh.ended == []
 
 
 class Connected:
@@ -452,78 +428,69 @@ class Idle:
         raise AssertionError("nobody has sent a step")
 
 
-def test_ranks_are_connected_before_their_models_are_loaded() -> None:
-    async def main() -> None:
-        mesh = Mesh(2, "random:tiny-qwen3")
-        makers, loaded, killed = [Connected(), Connected()], [], []
+async def test_ranks_are_connected_before_their_models_are_loaded() -> None:
+    mesh = Mesh(2, "random:tiny-qwen3")
+    makers, loaded, killed = [Connected(), Connected()], [], []
 
-        def make(*arguments: Any) -> Idle:
-            loaded.append(arguments[3])
-            return Idle()
+    def make(*arguments: Any) -> Idle:
+        loaded.append(arguments[3])
+        return Idle()
 
-        for rank, maker in enumerate(makers):
-            more = {
-                "make": make, "kill": lambda rank=rank: killed.append(rank), "collectives": lambda _, m=maker: m,
-            }  # fmt: skip
-            mesh.add(rank, 3 + rank, more)
-        await mesh.start(1, 0)
-        assert [maker.made for maker in makers] == [[(b"the group", rank, 2, "cpu")] for rank in (0, 1)]
-        assert [maker.num_ids for maker in makers] == [1, 0]
-        assert sorted(map(makers.index, loaded)) == [0, 1]
-        one = mesh.actors["w.1"]
-        one.on_members([], [member("w", 3)], [])
-        assert (killed, makers[1].num_aborts) == ([1], 1), "who computes in a thread is killed, for the thread may hang"
-        for actor in mesh.actors.values():
-            await actor.stop()
-        assert makers[0].num_aborts == 1, "it leaves nobody waiting"
-
-    asyncio.run(main())
+    for rank, maker in enumerate(makers):
+        more = {
+            "make": make, "kill": lambda rank=rank: killed.append(rank), "collectives": lambda _, m=maker: m,
+        }  # fmt: skip
+        mesh.add(rank, 3 + rank, more)
+    await mesh.start(1, 0)
+    assert [maker.made for maker in makers] == [[(b"the group", rank, 2, "cpu")] for rank in (0, 1)]
+    assert [maker.num_ids for maker in makers] == [1, 0]
+    assert sorted(map(makers.index, loaded)) == [0, 1]
+    one = mesh.actors["w.1"]
+    one.on_members([], [member("w", 3)], [])
+    assert (killed, makers[1].num_aborts) == ([1], 1), "who computes in a thread is killed, for the thread may hang"
+    for actor in mesh.actors.values():
+        await actor.stop()
+    assert makers[0].num_aborts == 1, "it leaves nobody waiting"
 
 
-def test_a_group_that_is_over_before_it_is_connected_is_aborted_at_once() -> None:
-    async def main() -> None:
-        maker, left = Connected(), []
-        config = WorkerConfig(group="g", model="x", agent="a", tp_rank=1, tp_size=2, workers=IDS[:2])
-        group = RankGroup(config, left.append, lambda _: maker)  # type: ignore[arg-type, return-value]
-        mesh = Mesh(2)
-        ctx = MeshContext(mesh, Address("w.1", 9))
-        ctx.members.reset(1, 1, [member("w", 5)])
+async def test_a_group_that_is_over_before_it_is_connected_is_aborted_at_once() -> None:
+    maker, left = Connected(), []
+    config = WorkerConfig(group="g", model="x", agent="a", tp_rank=1, tp_size=2, workers=IDS[:2])
+    group = RankGroup(config, left.append, lambda _: maker)  # type: ignore[arg-type, return-value]
+    mesh = Mesh(2)
+    ctx = MeshContext(mesh, Address("w.1", 9))
+    ctx.members.reset(1, 1, [member("w", 5)])
 
-        class Ahead:
-            async def ask(self, *_: Any, **__: Any) -> GroupFormed:
-                return GroupFormed(epochs=[4, 8], unique_id=b"old")
+    class Ahead:
+        async def ask(self, *_: Any, **__: Any) -> GroupFormed:
+            return GroupFormed(epochs=[4, 8], unique_id=b"old")
 
-        call = MeshCall(join(2), Address("w.2", 1))
-        group.on_ask(call)  # type: ignore[arg-type]
-        with pytest.raises(RemoteError, match="rank 0 is starting"):
-            await call.answer
-        await group.form(ctx, Ahead(), join(1, size=2), None)  # type: ignore[arg-type]
-        assert left == ["rank 0 has made a group with epoch 8 of this rank"]
-        assert group.epoch == 4
-        group.connect()
-        assert maker.num_aborts == 1
-
-    asyncio.run(main())
+    call = MeshCall(join(2), Address("w.2", 1))
+    group.on_ask(call)  # type: ignore[arg-type]
+    with pytest.raises(RemoteError, match="rank 0 is starting"):
+        await call.answer
+    await group.form(ctx, Ahead(), join(1, size=2), None)  # type: ignore[arg-type]
+    assert left == ["rank 0 has made a group with epoch 8 of this rank"]
+    assert group.epoch == 4
+    group.connect()
+    assert maker.num_aborts == 1
 
 
-def test_who_dies_before_there_is_a_group_is_waited_for_again() -> None:
-    async def main() -> None:
-        mesh = Mesh(3)
-        zero, _ = mesh.add(0), mesh.add(1)
-        starting = [asyncio.ensure_future(mesh.actors[one].start()) for one in ("w", "w.1")]
-        await asyncio.sleep(0.01)
-        zero.on_members([], [member("w.1", 1), member("x", 1)], [])
-        starting[1].cancel()
-        mesh.add(2)
-        starting.append(asyncio.ensure_future(mesh.actors["w.2"].start()))
-        await asyncio.sleep(0.01)
-        assert not starting[0].done()
-        mesh.add(1, 2)
-        await mesh.start(1)
-        await asyncio.gather(starting[0], starting[2])
-        assert {(await adopt(actor)).group_epoch for actor in mesh.actors.values()} == {1}
-
-    asyncio.run(main())
+async def test_who_dies_before_there_is_a_group_is_waited_for_again() -> None:
+    mesh = Mesh(3)
+    zero, _ = mesh.add(0), mesh.add(1)
+    starting = [asyncio.ensure_future(mesh.actors[one].start()) for one in ("w", "w.1")]
+    await asyncio.sleep(0.01)
+    zero.on_members([], [member("w.1", 1), member("x", 1)], [])
+    starting[1].cancel()
+    mesh.add(2)
+    starting.append(asyncio.ensure_future(mesh.actors["w.2"].start()))
+    await asyncio.sleep(0.01)
+    assert not starting[0].done()
+    mesh.add(1, 2)
+    await mesh.start(1)
+    await asyncio.gather(starting[0], starting[2])
+    assert {(await adopt(actor)).group_epoch for actor in mesh.actors.values()} == {1}
 
 
 @pytest.mark.parametrize("fields", [{"workers": ()}, {"workers": ("w", "w")}, {"workers": ("w", "v"), "tp_rank": 2}])
