@@ -39,32 +39,34 @@ from typing import Final, Protocol
 from mesh.address import Address, Endpoint
 from mesh.errors import SUPERSEDED, FrameRefused, Unreachable
 from mesh.link.backoff import ReconnectBackoff
+from mesh.link.liveness import Liveness
 from mesh.link.outputs import Close, Dial, Frames, Lost, Output, Refused, Send, Superseded
 from mesh.link.peer import SYSTEM, UNNUMBERED, Connection, Message, Meta, Peer, Phase, answer_to, connection_of
 from mesh.link.refusals import LogOnce, check_greeting, is_answered
-from mesh.link.writer import FrameWriter
 from mesh.membership.view import Member
 from mesh.options import SystemOptions
 from mesh.runtime.deadlines import Deadlines
 from mesh.runtime.telemetry import Metrics
 from mesh.transport.base import Channel, Link
-from mesh.wire.frames import SYSTEM_CODEC, Bye, ErrorBody, Hello, Ping, Welcome
+from mesh.wire.codec import check_sizes, open_envelope
+from mesh.wire.frames import SYSTEM_CODEC, Bye, ErrorBody, Hello, Welcome
 from mesh.wire.header import (
     MIN_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
     SYSTEM_FLAG,
     Header,
     Verb,
-    check_sizes,
-    open_envelope,
+    encode_header,
 )
 
 _LINK_VERBS: Final = frozenset((Verb.HELLO, Verb.WELCOME, Verb.BYE))
 _ANSWERS: Final = frozenset((Verb.REPLY, Verb.ERROR))
 _VERSIONS: Final = {"min_version": MIN_PROTOCOL_VERSION, "max_version": PROTOCOL_VERSION}
 _WELCOME: Final = "welcome"
-# Bulk may be before a ping on the data channel.
-_PATIENCE: Final = {Channel.CONTROL: 1.0, Channel.DATA: 3.0}
+_MAX_WAITING: Final = 1000
+_HELD: Final = Phase.HELD
+# msgspec encodes a member of an enumeration slowly.
+_NUMBERS: Final = {verb: int(verb) for verb in Verb}
 
 
 class Directory(Protocol):
@@ -85,7 +87,6 @@ class LinkCore:
     def __init__(self, address: Address, options: SystemOptions, metrics: Metrics, directory: Directory) -> None:
         self.outputs: deque[Output] = deque()
         self.peers: dict[str, Peer] = {}
-        self.writer = FrameWriter(address)
         self._address = address
         self._actor_id, self._epoch = address
         self._options = options
@@ -97,9 +98,10 @@ class LinkCore:
         self._deadlines = Deadlines()
         self._backoff = ReconnectBackoff(options.retry_min_s, options.retry_max_s)
         self._log_once = LogOnce()
-        self._now, self._last_beat = 0.0, float("inf")
-        self._num_connections = 0
+        self._now = 0.0
+        self._num_connections = self._message_ids = 0
         self.next_deadline = self._deadlines.next
+        self.liveness = Liveness(self._actor_id, options, metrics, self.peers, self._deadlines, self)
 
     # From the actor
 
@@ -123,7 +125,7 @@ class LinkCore:
         hello = Hello(**_VERSIONS, member=self._describe(), capabilities=self._options.capabilities)
         body = SYSTEM_CODEC.encode(hello)
         for channel in Channel:
-            self._say(connection, channel, Verb.HELLO, body, (), SYSTEM, trace)
+            self.say(connection, channel, Verb.HELLO, body, (), SYSTEM, trace)
         return connection.peer
 
     def lose(self, address: Address, reason: str, keep: Link | None = None) -> None:
@@ -145,8 +147,41 @@ class LinkCore:
         for peer in list(self.peers.values()):
             if peer.route is not None and peer.address != self._address:
                 for channel in Channel:
-                    self._say(peer.route, channel, Verb.BYE, body, (), SYSTEM, "")
+                    self.say(peer.route, channel, Verb.BYE, body, (), SYSTEM, "")
             self._forget(peer)
+
+    def next_id(self) -> int:
+        """A message id that this incarnation has not used."""
+        self._message_ids += 1
+        return self._message_ids
+
+    def write(
+        self, connection: Connection, channel: Channel, verb: Verb, body: bytes, buffers: Frames, meta: Meta, trace: str
+    ) -> Frames | None:
+        """The frame of a message, to go after `outputs`; empty if it has to wait, None if there is no room."""
+        state = connection.channels[channel]
+        if state.phase is _HELD:
+            # Refused, not waited for: whoever sends finds out now, and who never greets holds no more than this.
+            if len(state.waiting) >= _MAX_WAITING:
+                return None
+            # It gets its number when it goes: after the welcome's.
+            state.waiting.append((verb, body, buffers, meta, trace))
+            return ()
+        message_id, correlation_id, timeout_us, flags, position = meta
+        # Counted here, at the last moment: frames that wait take no number before those that overtake them.
+        state.sent = sequence = state.sent + 1
+        header = encode_header(
+            Header(
+                PROTOCOL_VERSION, _NUMBERS[verb], message_id or self.next_id(), sequence, correlation_id,
+                self._actor_id, self._epoch, connection.link.peer.epoch, timeout_us, flags, position, trace,
+            )
+        )  # fmt: skip
+        # Most messages have no buffers, and a tuple of two is made faster than one that is unpacked into.
+        return (header, body, *buffers) if buffers else (header, body)
+
+    def take_back(self, connection: Connection, channel: Channel) -> None:
+        """The frame that `write` has just returned was not taken: its number is free again."""
+        connection.channels[channel].sent -= 1
 
     # From the network
 
@@ -178,7 +213,7 @@ class LinkCore:
                 self._on_link_verb(connection, channel, header, parts)
                 return None
             if peer.pings and header.verb in _ANSWERS and header.correlation_id == peer.pings.get(channel, (0,))[0]:
-                self._end_ping(peer, channel)
+                self.liveness.end_ping(peer, channel)
                 return None
         except FrameRefused as refusal:
             self.refuse(link, channel, header, refusal)
@@ -203,10 +238,9 @@ class LinkCore:
                 ErrorBody(code=refusal.code, message=refusal.message, known_epoch=refusal.known_epoch)
             )
             if connection is not None:
-                self._say(connection, channel, Verb.ERROR, body, (), answer_to(header), header.trace)
+                self.say(connection, channel, Verb.ERROR, body, (), answer_to(header), header.trace)
             else:
-                error = self.writer.unnumbered(link.peer, Verb.ERROR, header.trace)
-                self.outputs.append(Send(link, channel, (error, body)))
+                self.outputs.append(Send(link, channel, (self._unnumbered_error(link.peer, header.trace), body)))
         if connection is None:
             self.outputs.append(Close(link))
 
@@ -215,7 +249,7 @@ class LinkCore:
         self._metrics.count("mesh_outbox_full_total")
         connection = self._connections.get(output.link)
         if connection is not None:
-            self._end_ping(connection.peer, output.channel)
+            self.liveness.end_ping(connection.peer, output.channel)
 
     def down(self, link: Link, reason: str, now: float) -> None:
         """A connection is gone, and with it the incarnation as far as this actor can tell."""
@@ -226,36 +260,11 @@ class LinkCore:
 
     # By the clock
 
-    def suspect(self, actor_id: str, now: float) -> None:
-        """A peer has not answered: it is pinged unless it is already; nothing happens without a link.
-
-        Ordinary actors send each other no heartbeats, and a connection may die without a word (a host gone, a cut
-        cable). This costs nothing while nobody waits in vain.
-        """
-        peer = self.peers.get(actor_id)
-        if peer is None or peer.route is None or peer.pings or actor_id == self._actor_id:
-            return
-        body = SYSTEM_CODEC.encode(Ping())
-        for channel in Channel:
-            timeout_s = _PATIENCE[channel] * self._options.hello_timeout_s
-            meta = Meta(self.writer.next_id(), 0, int(timeout_s * 1e6), SYSTEM_FLAG)
-            peer.pings[channel] = meta.message_id, peer.heard(channel)
-            self._deadlines.set((channel.name, actor_id), now + timeout_s)
-            self._say(peer.route, channel, Verb.ASK, body, (), meta, "")
-
     def beat(self, now: float) -> None:
-        """Called every heartbeat: who is watched and has said nothing between as many as are allowed is lost.
-
-        Who was stopped or starved sees everybody as silent when it wakes: after a late beat the count begins anew.
-        """
-        overslept = now - self._last_beat > 2 * self._options.heartbeat_s
-        self._last_beat = self._now = now
-        for peer in [peer for peer in self.peers.values() if peer.is_watched]:
-            before, peer.heard_by_beat = peer.heard_by_beat, -1 if overslept else sum(map(peer.heard, Channel))
-            peer.silent_beats = peer.silent_beats + 1 if before == peer.heard_by_beat >= 0 else 0
-            if peer.silent_beats >= self._options.allowed_misses:
-                self._metrics.count("mesh_heartbeats_lost_total")
-                self.lose(peer.address, "its heartbeats stopped")
+        """Called every heartbeat."""
+        # What comes without a time, a refusal say, begins a pause before the next dial now, and not when it was dialed.
+        self._now = now
+        self.liveness.beat(now)
 
     def due(self, now: float) -> None:
         """What has not come in time."""
@@ -265,9 +274,8 @@ class LinkCore:
             peer = self.peers[actor_id]
             if kind == _WELCOME:
                 self.down(Link(peer.address, dialed=True), "no welcome to hello", now)
-            elif peer.pings.pop(Channel[kind])[1] == peer.heard(Channel[kind]):
-                self._metrics.count("mesh_silent_peers_total")
-                self.lose(peer.address, "it does not answer")
+            else:
+                self.liveness.due(peer, Channel[kind])
 
     # Parts of these
 
@@ -354,11 +362,11 @@ class LinkCore:
                 welcome = Welcome(
                     version=PROTOCOL_VERSION, member=self._describe(), capabilities=self._options.capabilities
                 )
-                self._say(
+                self.say(
                     connection, channel, Verb.WELCOME, SYSTEM_CODEC.encode(welcome), (), answer_to(header), header.trace
                 )
                 while state.waiting:
-                    self._say(connection, channel, *state.waiting.popleft())
+                    self.say(connection, channel, *state.waiting.popleft())
             case Verb.WELCOME:
                 welcome = check_greeting(parts, Welcome)
                 if not link.dialed:
@@ -374,17 +382,19 @@ class LinkCore:
         if link.dialed and connection.is_up and self._deadlines.clear((_WELCOME, link.peer.actor_id)):
             self._backoff.succeeded(link.peer)
 
-    def _end_ping(self, peer: Peer, channel: Channel) -> None:
-        peer.pings.pop(channel, None)
-        self._deadlines.clear((channel.name, peer.address.actor_id))
-
     def _fail(self, connection: Connection, reason: str) -> None:
         """A connection has ended, or never was one; if that, the core was told the time when it was dialed."""
         if connection.link.dialed and not connection.is_up:
             self._backoff.failed(connection.link.peer, self._now)
         self.lose(connection.link.peer, reason)
 
-    def _say(self, connection: Connection, channel: Channel, *message: *Message) -> None:
-        parts = self.writer.write(connection, channel, *message)
+    def say(self, connection: Connection, channel: Channel, *message: *Message) -> None:
+        """Have a message of the link's own go out after what is wanted already."""
+        parts = self.write(connection, channel, *message)
         if parts:
             self.outputs.append(Send(connection.link, channel, parts))
+
+    def _unnumbered_error(self, receiver: Address, trace: str) -> bytes:
+        """The header of an error that belongs to no connection."""
+        ids, epochs = (self.next_id(), UNNUMBERED, 0), (self._actor_id, self._epoch, receiver.epoch)
+        return encode_header(Header(PROTOCOL_VERSION, _NUMBERS[Verb.ERROR], *ids, *epochs, 0, SYSTEM_FLAG, 0, trace))

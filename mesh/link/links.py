@@ -55,8 +55,8 @@ class Links:
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._core = core = LinkCore(address, options, metrics, owner)
-        self._outputs, self._peers, self._writer, self._receive = core.outputs, core.peers, core.writer, core.receive
-        self.next_id = core.writer.next_id
+        self._outputs, self._peers, self._write, self._receive = core.outputs, core.peers, core.write, core.receive
+        self.next_id = core.next_id
         self._timer = DeadlineTimer(self._loop, core.next_deadline, self._due)
 
     def get(self, actor_id: str) -> Peer | None:
@@ -85,12 +85,12 @@ class Links:
         route = peer.route
         if route is None:
             return False
-        parts = self._writer.write(route, channel, verb, body, buffers, meta, current_trace.get())
+        parts = self._write(route, channel, verb, body, buffers, meta, current_trace.get())
         if parts:
             if self._put(route.link, channel, parts):
                 return True
             # A number given to a frame that did not go would be counted as a frame missing at the other end.
-            self._writer.take_back(route, channel)
+            self._core.take_back(route, channel)
         elif parts is not None:
             return True
         self.metrics.count("mesh_outbox_full_total")
@@ -103,7 +103,7 @@ class Links:
 
     def suspect(self, actor_id: str) -> None:
         """Somebody waits for a peer in vain: it is lost if it leaves a ping unanswered and says nothing else either."""
-        self._core.suspect(actor_id, self._time())
+        self._core.liveness.suspect(actor_id, self._time())
         self._carry_out()
 
     def beat(self) -> None:

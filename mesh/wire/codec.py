@@ -1,4 +1,5 @@
-"""Bodies to bytes and back: `Codec` for one protocol, `BodyCodec` for the two that each actor speaks.
+"""Bytes to headers and bodies, and bodies to bytes: `open_envelope`, `Codec` for one protocol, `BodyCodec` for the two
+that each actor speaks.
 
 A protocol is a union of control messages, which are MessagePack maps, and one of hot messages, which are arrays, so the
 first byte of a body says which decoder reads it. Encoders and decoders are made once and used on the event loop's
@@ -12,12 +13,13 @@ import msgspec
 
 from mesh.errors import FrameRefused, TooLarge
 from mesh.transport.base import Buffer
-from mesh.wire.header import SYSTEM_FLAG, Header, Limits
+from mesh.wire.header import PROTOCOL_VERSION, SYSTEM_FLAG, Header, Limits, Verb
 from mesh.wire.message import HotMessage, Message
 
 AnyMessage = Message | HotMessage
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
+_HEADERS: Final = msgspec.msgpack.Decoder(Header)
 _SHOWN_BYTES: Final = 200
 
 
@@ -78,3 +80,35 @@ class BodyCodec:
     def decode(self, header: Header, body: Buffer) -> Any:
         """The message; raises `FrameRefused("bad_body")`."""
         return (self._system if header.flags & SYSTEM_FLAG else self._own).decode(body)
+
+
+def open_envelope(parts: Sequence[Buffer]) -> Header:
+    """The header of a message; raises `FrameRefused`. It is not checked against limits, nor are the other parts.
+
+    Who has sent too much is told so in answer to that very message, so its header is read first.
+    """
+    if len(parts) < 2:
+        raise FrameRefused("bad_header", f"{len(parts)} parts where header and body are expected")
+    try:
+        header = _HEADERS.decode(parts[0])
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise FrameRefused("bad_header", str(error)) from error
+    if header.version != PROTOCOL_VERSION and header.verb != Verb.HELLO:
+        raise FrameRefused("wrong_version", f"protocol version {header.version}")
+    return header
+
+
+def check_sizes(parts: Sequence[Buffer], limits: Limits) -> None:
+    """Raise `FrameRefused` if a message `[header, body, buffer*]` is too large, or has too many parts."""
+    if len(parts) > limits.max_parts:
+        raise FrameRefused("too_many_parts", f"{len(parts)} parts, at most {limits.max_parts} are taken")
+    if len(parts[0]) > limits.max_header_bytes:
+        text = f"a header of {len(parts[0])} bytes, at most {limits.max_header_bytes} are taken"
+        raise FrameRefused("too_large", text)
+    size = len(parts[1])
+    if size > limits.max_body_bytes:
+        raise FrameRefused("too_large", f"a body of {size} bytes, at most {limits.max_body_bytes} are taken")
+    for buffer in parts[2:]:
+        size += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+    if size > limits.max_message_bytes:
+        raise FrameRefused("too_large", f"a message of {size} bytes, at most {limits.max_message_bytes} are taken")

@@ -1,16 +1,12 @@
-"""The envelope of every message: parts `[header, body, buffer*]`, and what is refused before anything is decoded.
+"""The header of every message `[header, body, buffer*]`: one MessagePack array whose fields never move, only more come.
 
-The header is one MessagePack array whose fields never move and are only ever appended to. Used by `mesh/link/links.py`.
+Written by `mesh/link/core.py`, read by `mesh/wire/codec.py`.
 """
 
 import enum
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
-
-from mesh.errors import FrameRefused
-from mesh.transport.base import Buffer
 
 PROTOCOL_VERSION: Final = 2
 MIN_PROTOCOL_VERSION: Final = 2
@@ -74,38 +70,5 @@ class Limits(NamedTuple):
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(Header)
 
 encode_header = _ENCODER.encode
-
-
-def open_envelope(parts: Sequence[Buffer]) -> Header:
-    """The header of a message; raises `FrameRefused`. It is not checked against limits, nor are the other parts.
-
-    Who has sent too much is told so in answer to that very message, so its header is read first.
-    """
-    if len(parts) < 2:
-        raise FrameRefused("bad_header", f"{len(parts)} parts where header and body are expected")
-    try:
-        header = _DECODER.decode(parts[0])
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-        raise FrameRefused("bad_header", str(error)) from error
-    if header.version != PROTOCOL_VERSION and header.verb != Verb.HELLO:
-        raise FrameRefused("wrong_version", f"protocol version {header.version}")
-    return header
-
-
-def check_sizes(parts: Sequence[Buffer], limits: Limits) -> None:
-    """Raise `FrameRefused` if a message `[header, body, buffer*]` is too large, or has too many parts."""
-    if len(parts) > limits.max_parts:
-        raise FrameRefused("too_many_parts", f"{len(parts)} parts, at most {limits.max_parts} are taken")
-    if len(parts[0]) > limits.max_header_bytes:
-        text = f"a header of {len(parts[0])} bytes, at most {limits.max_header_bytes} are taken"
-        raise FrameRefused("too_large", text)
-    size = len(parts[1])
-    if size > limits.max_body_bytes:
-        raise FrameRefused("too_large", f"a body of {size} bytes, at most {limits.max_body_bytes} are taken")
-    for buffer in parts[2:]:
-        size += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
-    if size > limits.max_message_bytes:
-        raise FrameRefused("too_large", f"a message of {size} bytes, at most {limits.max_message_bytes} are taken")

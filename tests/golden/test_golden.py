@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mesh.wire.header import Header, open_envelope
+from mesh.wire.codec import open_envelope
+from mesh.wire.header import Header
 from tools.protocol_reference.samples import CODECS, message_types, plain
 from tools.protocol_reference.session import record
 from tools.protocol_reference.tables import fill

@@ -77,11 +77,11 @@ class Node:
         if peer.route is None:
             return False
         route = peer.route
-        parts = self.core.writer.write(route, channel, verb, body, (), meta, "")
+        parts = self.core.write(route, channel, verb, body, (), meta, "")
         if parts:
             self.number(route.link, channel, parts)
             if not self.put(route.link, channel, parts):
-                self.core.writer.take_back(route, channel)
+                self.core.take_back(route, channel)
                 self.sent[route.link, channel] -= 1
                 return False
         return parts is not None
@@ -301,7 +301,7 @@ class World:
         self.advance((0.06, 0.5, 2.0, 7.0)[pick % 4])
 
     def suspect(self, pick):
-        self.with_peers(pick, lambda core, peer: core.suspect(peer.address.actor_id, self.now))
+        self.with_peers(pick, lambda core, peer: core.liveness.suspect(peer.address.actor_id, self.now))
 
     def watch(self, pick):
         self.with_peers(pick, lambda core, peer: setattr(peer, "is_watched", True))
@@ -430,12 +430,12 @@ def test_who_takes_nothing_is_not_silent():
     a.say("b", Channel.CONTROL)
     a.say("b", Channel.DATA)
     a.is_full = True
-    a.core.suspect("b", world.now)
+    a.core.liveness.suspect("b", world.now)
     a.carry_out()
     world.advance(7.0)
     assert not a.lost
     a.is_full = False
-    a.core.suspect("b", world.now)
+    a.core.liveness.suspect("b", world.now)
     a.carry_out()
     world.advance(2.0)
     assert [reason for _, reason in a.lost] == ["it does not answer"]

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.errors import FrameRefused, MeshError, TooLarge
-from mesh.wire.codec import BodyCodec, Codec
+from mesh.wire.codec import BodyCodec, Codec, check_sizes, open_envelope
 from mesh.wire.frames import SYSTEM_CODEC, Join, Ping, Publication
-from mesh.wire.header import PROTOCOL_VERSION, Header, Limits, Verb, check_sizes, encode_header, open_envelope
+from mesh.wire.header import PROTOCOL_VERSION, Header, Limits, Verb, encode_header
 from mesh.wire.message import HotMessage, Message
 
 LIMITS = Limits(max_parts=4, max_header_bytes=200, max_body_bytes=1000, max_message_bytes=2000)
