@@ -47,7 +47,13 @@ CORES: Final = {
         "nodes/registry/core.py",
         "nodes/gateway/cancels.py",
     ),
-    "links": ("mesh/link/core.py", "mesh/link/peer.py", "mesh/link/refusals.py", "mesh/link/backoff.py"),
+    "links": (
+        "mesh/link/core.py",
+        "mesh/link/liveness.py",
+        "mesh/link/peer.py",
+        "mesh/link/refusals.py",
+        "mesh/link/backoff.py",
+    ),
     "handoff": (
         "nodes/scheduler/core.py",
         "nodes/scheduler/handoff/decode.py",

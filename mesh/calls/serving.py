@@ -228,7 +228,9 @@ class Serving:
         call.buffers = parts[2:]
         admission = self._mailbox.admit(peer.address, header.message_id, deadline, call)
         if admission is Admission.TAKEN:
-            self._timer.arm(deadline)
+            # As in `Asking.open`.
+            if deadline < self._timer.at:
+                self._timer.arm(deadline)
             self._hand_over(call, header)
         elif admission is Admission.OVERLOADED:
             self._links.metrics.count("mesh_overloaded_total")

@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
+
+_NEVER: Final = float("inf")
 
 
 class DeadlineTimer:
     """Calls `expire(now)` at the earliest deadline; armed again as long as `next_deadline()` names one.
 
-    Arming for a later deadline than the one armed costs a comparison, which is what nearly every call pays.
+    Nearly every call has a later deadline than the one armed: who is in a hurry compares with `at` and need not arm.
     """
 
-    __slots__ = ("_at", "_expire", "_handle", "_loop", "_next_deadline")
+    __slots__ = ("_expire", "_handle", "_loop", "_next_deadline", "at")
 
     def __init__(
         self,
@@ -22,27 +25,29 @@ class DeadlineTimer:
         self._next_deadline = next_deadline
         self._expire = expire
         self._handle: asyncio.TimerHandle | None = None
-        self._at = 0.0
+        self.at = _NEVER
 
     def arm(self, deadline: float) -> None:
         """A call with this deadline was opened."""
+        if self.at <= deadline:
+            return
         if self._handle is not None:
-            if self._at <= deadline:
-                return
             self._handle.cancel()
-        self._at = deadline
+        self.at = deadline
         self._handle = self._loop.call_at(deadline, self._fire)
 
     def cancel(self) -> None:
         """Nothing is waited for any longer."""
         if self._handle is not None:
             self._handle.cancel()
-            self._handle = None
+            self._handle, self.at = None, _NEVER
 
     def _fire(self) -> None:
-        self._handle = None
         # A timer may fire a clock tick early; a deadline is never missed by taking the armed time for now.
-        self._expire(max(self._loop.time(), self._at))
+        now = max(self._loop.time(), self.at)
+        # Before what is due is done, since that may arm for what it brings about.
+        self._handle, self.at = None, _NEVER
+        self._expire(now)
         deadline = self._next_deadline()
         if deadline is not None:
             self.arm(deadline)

@@ -441,6 +441,30 @@ def test_who_takes_nothing_is_not_silent():
     assert [reason for _, reason in a.lost] == ["it does not answer"]
 
 
+def test_who_says_anything_but_pong_is_not_silent():
+    world = linked()
+    a, b = world.nodes.values()
+    a.core.liveness.suspect("b", world.now)
+    a.carry_out()
+    for queue in world.queues():
+        world.take(queue, "drop")
+    # What answers is not the pong: the pings are lost, and b speaks of itself.
+    assert b.say("a", Channel.CONTROL)
+    assert b.say("a", Channel.DATA)
+    world.flush(0)
+    world.advance(7.0)
+    assert not a.lost
+    assert not a.core.peers["b"].pings
+    a.core.liveness.suspect("b", world.now)
+    a.carry_out()
+    for queue in world.queues():
+        world.take(queue, "drop")
+    assert b.say("a", Channel.CONTROL)
+    world.flush(0)
+    world.advance(7.0)
+    assert [reason for _, reason in a.lost] == ["it does not answer"], "nothing came on the data channel"
+
+
 def test_who_cannot_be_reached_is_left_alone_for_a_while():
     world = World()
     a = world.nodes["a"]
