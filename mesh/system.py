@@ -93,7 +93,7 @@ class ActorSystem:
 
         self.tasks = TaskSupervisor(self._log, self.metrics)
         self._figures = OwnFigures(actor, self.metrics, self.tasks, self.options.usage)
-        self.links = Links(address, transport, self, self.options, self.metrics)
+        self.links = Links(address, transport, self, self.options, self.metrics, self.tasks)
         self._add_parts(actor, bootstrap)
         actor.ctx = Context(self, self._log)
 
@@ -102,7 +102,7 @@ class ActorSystem:
         links, tasks, options = self.links, self.tasks, self.options
         bodies = BodyCodec(actor.codec, SYSTEM_CODEC, options.limits)
         self.tells = Tells(links, bodies, actor, tasks)
-        self.asking = Asking(links, bodies, options.max_pending_calls, tasks.call)
+        self.asking = Asking(links, bodies, options.max_pending_calls, tasks)
         self.serving = Serving(links, bodies, actor, tasks, options.mailbox_capacity)
         self.publishing = Publishing(links, self.tells, actor, tasks, options)
         self.registration = Registration(

@@ -21,6 +21,7 @@ from mesh.errors import (
 )
 from mesh.link.links import Links
 from mesh.link.peer import Meta, Peer
+from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import AnyMessage, BodyCodec
@@ -114,17 +115,17 @@ Then = Callable[[Answer | MeshError], None]
 class Asking:
     """All calls this actor has made. Peers that have not answered in time are suspected.
 
-    `guard` runs what an actor gave to `ask_then` under its `TaskSupervisor`.
+    What an actor gave to `ask_then` runs under `tasks`.
     """
 
-    def __init__(self, links: Links, bodies: BodyCodec, capacity: int, guard: Callable[..., object]) -> None:
-        self._guard = guard
+    def __init__(self, links: Links, bodies: BodyCodec, capacity: int, tasks: TaskSupervisor) -> None:
+        self._guard = tasks.call
         self._is_closed = False
         self._links = links
         self._bodies = bodies
         self._loop = asyncio.get_running_loop()
         self._pending: PendingCalls[Asked] = PendingCalls(capacity)
-        self._timer = DeadlineTimer(self._loop, self._pending.next_deadline, self._expire)
+        self._timer = DeadlineTimer(lambda: tasks, self._pending.next_deadline, self._expire)
         handlers = links.handlers
         handlers[_REPLY] = self._on_reply
         handlers[Verb.ITEM] = self._on_item
@@ -199,7 +200,7 @@ class Asking:
             raise Unreachable(f"the way to {peer.address} is full")
         # Compared here: nearly all are later than the one armed, and two of an ask's 68 calls went to find that out.
         if deadline < self._timer.at:
-            self._timer.arm(deadline)
+            self._timer.arm()
         return message_id
 
     def deliver(self, then: Then, outcome: Answer | MeshError) -> None:
@@ -288,6 +289,7 @@ class Asking:
             asked.failed(DeadlineExceeded(f"{address} has not answered in time"))
             self._tell_cancel(message_id, address, "deadline")
             self._links.suspect(address.actor_id)
+        self._timer.arm()
 
     def _tell_cancel(self, message_id: int, address: Address, reason: str) -> None:
         peer = self._links.get(address.actor_id)

@@ -175,7 +175,7 @@ class Serving:
         self._actor = actor
         self._loop = asyncio.get_running_loop()
         self._mailbox: Mailbox[Call] = Mailbox(capacity)
-        self._timer = DeadlineTimer(self._loop, self._mailbox.next_deadline, self._expire)
+        self._timer = DeadlineTimer(lambda: tasks, self._mailbox.next_deadline, self._expire)
         self.now = self._loop.time
         links.handlers[Verb.ASK] = links.handlers[_STREAM] = self._on_call
         links.handlers[Verb.CANCEL] = self._on_cancel
@@ -230,7 +230,7 @@ class Serving:
         if admission is Admission.TAKEN:
             # As in `Asking.open`.
             if deadline < self._timer.at:
-                self._timer.arm(deadline)
+                self._timer.arm()
             self._hand_over(call, header)
         elif admission is Admission.OVERLOADED:
             self._links.metrics.count("mesh_overloaded_total")
@@ -274,3 +274,4 @@ class Serving:
     def _expire(self, now: float) -> None:
         for _, _, call in self._mailbox.expire(now):
             call.dropped(DeadlineExceeded("the asker no longer waits"))
+        self._timer.arm()

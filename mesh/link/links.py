@@ -20,6 +20,7 @@ from mesh.link.core import Directory, LinkCore
 from mesh.link.outputs import Close, Dial, Frames, Lost, Refused, Send, Superseded
 from mesh.link.peer import PLAIN, Meta, Peer
 from mesh.options import SystemOptions
+from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.runtime.telemetry import Metrics, current_trace
 from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Channel, Link, Transport
@@ -44,7 +45,13 @@ class Links:
     """All links of one actor. Implements `mesh.transport.base.Listener`; `handlers` are called by verb."""
 
     def __init__(
-        self, address: Address, transport: Transport, owner: Owner, options: SystemOptions, metrics: Metrics
+        self,
+        address: Address,
+        transport: Transport,
+        owner: Owner,
+        options: SystemOptions,
+        metrics: Metrics,
+        tasks: TaskSupervisor,
     ) -> None:
         self.address = address
         self.metrics = metrics
@@ -57,7 +64,7 @@ class Links:
         self._core = core = LinkCore(address, options, metrics, owner)
         self._outputs, self._peers, self._write, self._receive = core.outputs, core.peers, core.write, core.receive
         self.next_id = core.next_id
-        self._timer = DeadlineTimer(self._loop, core.next_deadline, self._due)
+        self._timer = DeadlineTimer(lambda: tasks, core.next_deadline, self._due)
 
     def get(self, actor_id: str) -> Peer | None:
         """The peer with this actor id, if there is a link with it."""
@@ -164,9 +171,7 @@ class Links:
                     self._owner.superseded(*output)
                 case Refused(peer, refusal):
                     self._log.warning("frame refused", peer=str(peer), code=refusal.code, why=refusal.message)
-        deadline = self._core.next_deadline()
-        if deadline is not None:
-            self._timer.arm(deadline)
+        self._timer.arm()
 
     def _put(self, link: Link, channel: Channel, parts: Frames) -> bool:
         """Messages to itself take the way of all others, but through the loop instead of a transport."""

@@ -1,4 +1,4 @@
-"""Everything that a core has to do at a time, in one place, so that its actor needs one timer (`driver.CoreTimer`).
+"""Everything that a core has to do at a time, in one place, so that its actor needs one timer (`timers.DeadlineTimer`).
 
 Keys are `(kind, id)`; setting a key again moves it. Pure; owned by the core, which dispatches what is due by kind.
 """

@@ -13,13 +13,10 @@ Not so where the end of the owner would cost more than a wrong state (`ends_owne
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from mesh.actor import Context
 from mesh.runtime.recording import EventRecorder, Redact, Writer, keep_all
-
-if TYPE_CHECKING:
-    import asyncio
 
 Event = TypeVar("Event")
 Command = TypeVar("Command")
@@ -27,9 +24,6 @@ Command = TypeVar("Command")
 CORE_FAILED: Final = "core failed"
 CORE_EVENT: Final = "core event"
 """Lines of the log: one of the first, then the last events, oldest first."""
-
-SHORTEST_S: Final = 0.01
-"""Between two rings of a core's timer: less than the shortest pause before anything is tried again."""
 
 
 class Driven(Protocol):
@@ -137,47 +131,3 @@ class CoreDriver(Generic[Event, Command]):
         if self._ends_owner:
             self._events.clear()
             ctx.end(f"its core {self._name} failed: {what}")
-
-
-class CoreTimer:
-    """Calls `due` at the earliest deadline of a core, as long as `arm` follows whatever may have brought one forward.
-
-    One that rings too early costs less than moving it with every event, so it is never put off. It does not ring again
-    within `SHORTEST_S`: hundreds of deadlines a second are then worked through some at a time.
-    """
-
-    __slots__ = ("_at", "_due", "_handle", "_next_deadline", "_not_before", "_owner")
-
-    def __init__(self, owner: Driven, next_deadline: Callable[[], float | None], due: Callable[[], None]) -> None:
-        self._owner = owner
-        self._next_deadline = next_deadline
-        self._due = due
-        self._handle: asyncio.TimerHandle | None = None
-        # Kept here: what uvloop returns for a delay of 0 does not know its time.
-        self._at = 0.0
-        self._not_before = float("-inf")
-
-    def arm(self) -> None:
-        """Something was handled."""
-        at = self._next_deadline()
-        if at is None:
-            return
-        at = max(at, self._not_before)
-        if self._handle is not None:
-            if self._at <= at:
-                return
-            self._handle.cancel()
-        ctx = self._owner.ctx
-        self._at = at
-        self._handle = ctx.later(max(0.0, at - ctx.now()), self._fire)
-
-    def cancel(self) -> None:
-        """Nothing is waited for any longer."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _fire(self) -> None:
-        self._handle = None
-        self._not_before = self._owner.ctx.now() + SHORTEST_S
-        self._due()

@@ -22,6 +22,7 @@ class TaskSupervisor:
         self._log = log
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
         # A dictionary, not a set: tasks are cancelled in the order they were spawned.
         self._tasks: dict[asyncio.Task[Any], None] = {}
 

@@ -1,40 +1,73 @@
-"""One loop timer for many deadlines. Used by links and by both sides of calls, which may have thousands in flight."""
+"""One timer for many deadlines: of links, of both sides of calls, of a core."""
 
-import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
 
 _NEVER: Final = float("inf")
 
+SHORTEST_S: Final = 0.01
+"""Between two rings of a core's timer: less than the shortest pause before anything is tried again."""
+
+
+class Clock(Protocol):
+    """What time is told by and timers are set with: an actor's context, or its task supervisor."""
+
+    @property
+    def now(self) -> Callable[[], float]:
+        """The loop's clock, seconds."""
+        ...
+
+    @property
+    def later(self) -> "Callable[[float, Callable[[], None]], asyncio.TimerHandle]":
+        """Call back after so many seconds."""
+        ...
+
 
 class DeadlineTimer:
-    """Calls `expire(now)` at the earliest deadline; armed again as long as `next_deadline()` names one.
+    """Calls `due(now)` at the earliest deadline, as long as `arm` follows whatever may have brought one forward.
 
-    Nearly every call has a later deadline than the one armed: who is in a hurry compares with `at` and need not arm.
+    Args:
+        clock: asked for when the timer is set; an actor has no context yet when it makes its timer.
+        next_deadline: the earliest one, None while there is none.
+        due: does what is to be done by now. Arms again for what is left.
+        rest_s: it does not ring again within this: hundreds of deadlines a second are worked through some at a time.
     """
 
-    __slots__ = ("_expire", "_handle", "_loop", "_next_deadline", "at")
+    __slots__ = ("_clock", "_due", "_handle", "_next_deadline", "_not_before", "_rest_s", "at")
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], Clock],
         next_deadline: Callable[[], float | None],
-        expire: Callable[[float], None],
+        due: Callable[[float], object],
+        *,
+        rest_s: float = 0.0,
     ) -> None:
-        self._loop = loop
+        self._clock = clock
         self._next_deadline = next_deadline
-        self._expire = expire
+        self._due = due
+        self._rest_s = rest_s
+        self._not_before = -_NEVER
         self._handle: asyncio.TimerHandle | None = None
+        # Kept here: what uvloop returns for a delay of 0 does not know its time.
         self.at = _NEVER
 
-    def arm(self, deadline: float) -> None:
-        """A call with this deadline was opened."""
-        if self.at <= deadline:
+    def arm(self) -> None:
+        """Something was handled. One that rings too early costs less than moving it each time, so it is not put off."""
+        deadline = self._next_deadline()
+        if deadline is None:
+            return
+        at = max(deadline, self._not_before)
+        if self.at <= at:
             return
         if self._handle is not None:
             self._handle.cancel()
-        self.at = deadline
-        self._handle = self._loop.call_at(deadline, self._fire)
+        clock = self._clock()
+        self.at = at
+        self._handle = clock.later(max(0.0, at - clock.now()), self._fire)
 
     def cancel(self) -> None:
         """Nothing is waited for any longer."""
@@ -44,10 +77,8 @@ class DeadlineTimer:
 
     def _fire(self) -> None:
         # A timer may fire a clock tick early; a deadline is never missed by taking the armed time for now.
-        now = max(self._loop.time(), self.at)
+        now = max(self._clock().now(), self.at)
+        self._not_before = now + self._rest_s
         # Before what is due is done, since that may arm for what it brings about.
         self._handle, self.at = None, _NEVER
-        self._expire(now)
-        deadline = self._next_deadline()
-        if deadline is not None:
-            self.arm(deadline)
+        self._due(now)

@@ -15,7 +15,8 @@ from mesh.actor import Answer, Context
 from mesh.calls.persistent_ask import PersistentAsk
 from mesh.errors import CallError, MeshError
 from mesh.membership.view import Member
-from mesh.runtime.driver import CoreDriver, CoreTimer
+from mesh.runtime.driver import CoreDriver
+from mesh.runtime.timers import SHORTEST_S, DeadlineTimer
 from mesh.transport.base import Channel
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.core import GatewayCore
@@ -111,7 +112,9 @@ class GatewayService:
         self._fresh: list[CallOutput] = []
         self._is_flushing = False
         self._account = RequestAccount(ctx)
-        self._timer = CoreTimer(self, self._core.next_deadline, lambda: self.handle(Tick()))
+        self._timer = DeadlineTimer(
+            lambda: self.ctx, self._core.next_deadline, lambda _: self.handle(Tick()), rest_s=SHORTEST_S
+        )
         self._emptied = asyncio.Event()
 
     @property

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.address import Address
-from mesh.runtime.driver import SHORTEST_S, CoreDriver, CoreTimer
+from mesh.runtime.driver import CoreDriver
 from mesh.runtime.recording import LOOK_EVERY, EventRecorder, Opaque, Reader, Recorded, Writer
 from mesh.runtime.telemetry import Metrics, setup_log
+from mesh.runtime.timers import SHORTEST_S, DeadlineTimer
 from mesh.testing.replay import read_failure, replay
 from mesh.wire.message import HotPart
 
@@ -260,7 +261,7 @@ class HandTurned:
 
 def test_a_core_s_timer_rings_for_the_earliest_deadline_and_is_never_put_off() -> None:
     ctx, deadlines, rung = HandTurned(), [None], []
-    timer = CoreTimer(Mock(ctx=ctx), lambda: deadlines[0], lambda: rung.append(ctx.at))
+    timer = DeadlineTimer(lambda: ctx, lambda: deadlines[0], rung.append, rest_s=SHORTEST_S)
     timer.arm()
     assert ctx.timers == []
     deadlines[0] = 12.0
