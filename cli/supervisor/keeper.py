@@ -25,7 +25,8 @@ from cli.supervisor.role import RoleRun
 from cli.supervisor.zygote_client import SUPERVISOR_FD, ZygoteClient
 from mesh.address import Address, Endpoint
 from mesh.membership.view import DRAINING, READY, RELEASED, SUPERVISOR, Member
-from mesh.runtime.driver import CoreDriver, CoreTimer
+from mesh.runtime.driver import CoreDriver
+from mesh.runtime.timers import DeadlineTimer
 from mesh.supervision.core import Supervisor, Watch
 from mesh.supervision.events import (
     DRAINED,
@@ -119,7 +120,7 @@ class ProcessKeeper:
         # Every actor ends with this process, so ending it for one event would take the whole mesh down. What a lost
         # event leaves wrong is the state of one actor, and that one's next heartbeat, exit or deadline sets it right.
         self._driver = CoreDriver[Event, Command](record, "supervision", self._handle, self._perform, ends_owner=False)
-        self._timer = CoreTimer(record, self.core.deadline, lambda: self._feed(Tick()))
+        self._timer = DeadlineTimer(lambda: record.ctx, self.core.deadline, lambda _: self._feed(Tick()))
 
     def begin(self, manifest: Manifest) -> None:
         """Start everything. `manifest` is what the processes are added to."""

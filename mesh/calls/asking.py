@@ -125,7 +125,7 @@ class Asking:
         self._bodies = bodies
         self._loop = asyncio.get_running_loop()
         self._pending: PendingCalls[Asked] = PendingCalls(capacity)
-        self._timer = DeadlineTimer(lambda: tasks, self._pending.next_deadline, self._expire)
+        self._timer = DeadlineTimer(lambda: tasks, self._pending.next_deadline, self._expire, rest_s=0.0)
         handlers = links.handlers
         handlers[_REPLY] = self._on_reply
         handlers[Verb.ITEM] = self._on_item

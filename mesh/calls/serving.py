@@ -175,7 +175,7 @@ class Serving:
         self._actor = actor
         self._loop = asyncio.get_running_loop()
         self._mailbox: Mailbox[Call] = Mailbox(capacity)
-        self._timer = DeadlineTimer(lambda: tasks, self._mailbox.next_deadline, self._expire)
+        self._timer = DeadlineTimer(lambda: tasks, self._mailbox.next_deadline, self._expire, rest_s=0.0)
         self.now = self._loop.time
         links.handlers[Verb.ASK] = links.handlers[_STREAM] = self._on_call
         links.handlers[Verb.CANCEL] = self._on_cancel

@@ -87,7 +87,7 @@ class LinkCore:
     def __init__(self, address: Address, options: SystemOptions, metrics: Metrics, directory: Directory) -> None:
         self.outputs: deque[Output] = deque()
         self.peers: dict[str, Peer] = {}
-        self._address = address
+        self.address = address
         self._actor_id, self._epoch = address
         self._options = options
         self._max_header_bytes = options.limits.max_header_bytes
@@ -101,14 +101,14 @@ class LinkCore:
         self._now = 0.0
         self._num_connections = self._message_ids = 0
         self.next_deadline = self._deadlines.next
-        self.liveness = Liveness(self._actor_id, options, metrics, self.peers, self._deadlines, self)
+        self.liveness = Liveness(self, options, metrics, self._deadlines)
 
     # From the actor
 
     def dial(self, actor_id: str, now: float, trace: str) -> Peer:
         """Begin a link with an actor that is not in `peers`; raises `Unreachable`."""
         if actor_id == self._actor_id:
-            return self._connect(Link(self._address, dialed=True)).peer
+            return self._connect(Link(self.address, dialed=True)).peer
         located = self._locate(actor_id)
         if located is None:
             raise Unreachable(f"{actor_id} is not a member of the mesh")
@@ -136,7 +136,7 @@ class LinkCore:
         self._forget(peer)
         self._log_once.link_ended(address)
         for connection in peer.connections:
-            if address != self._address and connection.link != keep:
+            if address != self.address and connection.link != keep:
                 self.outputs.append(Close(connection.link))
         self._metrics.count("mesh_peers_lost_total")
         self.outputs.append(Lost(peer, reason))
@@ -145,7 +145,7 @@ class LinkCore:
         """Say bye to everybody and forget them; nobody is lost."""
         body = SYSTEM_CODEC.encode(Bye())
         for peer in list(self.peers.values()):
-            if peer.route is not None and peer.address != self._address:
+            if peer.route is not None and peer.address != self.address:
                 for channel in Channel:
                     self.say(peer.route, channel, Verb.BYE, body, (), SYSTEM, "")
             self._forget(peer)
@@ -295,7 +295,7 @@ class LinkCore:
         if newest > address.epoch:
             raise FrameRefused(SUPERSEDED, f"{address} says hello, epoch {newest} is known", known_epoch=newest)
         if address.actor_id in ("", self._actor_id):
-            raise FrameRefused("wrong_epoch", f"{address} says hello to {self._address}")
+            raise FrameRefused("wrong_epoch", f"{address} says hello to {self.address}")
         connections = peer.connections if peer is not None else []
         if peer is not None and newest < address.epoch:
             self.lose(peer.address, f"replaced by epoch {address.epoch}")

@@ -64,7 +64,7 @@ class Links:
         self._core = core = LinkCore(address, options, metrics, owner)
         self._outputs, self._peers, self._write, self._receive = core.outputs, core.peers, core.write, core.receive
         self.next_id = core.next_id
-        self._timer = DeadlineTimer(lambda: tasks, core.next_deadline, self._due)
+        self._timer = DeadlineTimer(lambda: tasks, core.next_deadline, self._due, rest_s=0.0)
 
     def get(self, actor_id: str) -> Peer | None:
         """The peer with this actor id, if there is a link with it."""

@@ -1,36 +1,25 @@
 """One timer for many deadlines: of links, of both sides of calls, of a core."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import asyncio
 
+    from mesh.context import Context
+    from mesh.runtime.task_supervisor import TaskSupervisor
+
 _NEVER: Final = float("inf")
 
 SHORTEST_S: Final = 0.01
-"""Between two rings of a core's timer: less than the shortest pause before anything is tried again."""
-
-
-class Clock(Protocol):
-    """What time is told by and timers are set with: an actor's context, or its task supervisor."""
-
-    @property
-    def now(self) -> Callable[[], float]:
-        """The loop's clock, seconds."""
-        ...
-
-    @property
-    def later(self) -> "Callable[[float, Callable[[], None]], asyncio.TimerHandle]":
-        """Call back after so many seconds."""
-        ...
+"""Between two rings of a timer: less than the shortest pause before anything is tried again."""
 
 
 class DeadlineTimer:
     """Calls `due(now)` at the earliest deadline, as long as `arm` follows whatever may have brought one forward.
 
     Args:
-        clock: asked for when the timer is set; an actor has no context yet when it makes its timer.
+        clock: its time and timers. Asked for when one is set; an actor has no context yet when it makes its timer.
         next_deadline: the earliest one, None while there is none.
         due: does what is to be done by now. Arms again for what is left.
         rest_s: it does not ring again within this: hundreds of deadlines a second are worked through some at a time.
@@ -40,11 +29,11 @@ class DeadlineTimer:
 
     def __init__(
         self,
-        clock: Callable[[], Clock],
+        clock: "Callable[[], Context | TaskSupervisor]",
         next_deadline: Callable[[], float | None],
         due: Callable[[float], object],
         *,
-        rest_s: float = 0.0,
+        rest_s: float = SHORTEST_S,
     ) -> None:
         self._clock = clock
         self._next_deadline = next_deadline

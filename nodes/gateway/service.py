@@ -16,7 +16,7 @@ from mesh.calls.persistent_ask import PersistentAsk
 from mesh.errors import CallError, MeshError
 from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver
-from mesh.runtime.timers import SHORTEST_S, DeadlineTimer
+from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Channel
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.core import GatewayCore
@@ -112,9 +112,7 @@ class GatewayService:
         self._fresh: list[CallOutput] = []
         self._is_flushing = False
         self._account = RequestAccount(ctx)
-        self._timer = DeadlineTimer(
-            lambda: self.ctx, self._core.next_deadline, lambda _: self.handle(Tick()), rest_s=SHORTEST_S
-        )
+        self._timer = DeadlineTimer(lambda: self.ctx, self._core.next_deadline, lambda _: self.handle(Tick()))
         self._emptied = asyncio.Event()
 
     @property

@@ -34,7 +34,7 @@ from mesh.address import Address
 from mesh.errors import CallError
 from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver
-from mesh.runtime.timers import SHORTEST_S, DeadlineTimer
+from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
 from mesh.wire.message import HotMessage, Message
@@ -104,9 +104,7 @@ class KVAgent(Actor, HeldBy):
             self._perform,
             setup={"config": config},
         )
-        self._timer = DeadlineTimer(
-            lambda: self.ctx, lambda: self._core.next_deadline, lambda _: self._handle(Tick()), rest_s=SHORTEST_S
-        )
+        self._timer = DeadlineTimer(lambda: self.ctx, lambda: self._core.next_deadline, lambda _: self._handle(Tick()))
         self._pumping: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
         self._core = AgentCore("", [], Bounds())

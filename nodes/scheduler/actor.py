@@ -24,7 +24,7 @@ from mesh.calls.persistent_ask import PersistentAsk
 from mesh.errors import CallError, MeshError
 from mesh.membership.view import DRAINING, READY, RELEASED, Member
 from mesh.runtime.driver import CoreDriver
-from mesh.runtime.timers import SHORTEST_S, DeadlineTimer
+from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import Codec
 from mesh.wire.message import HotMessage, Message
@@ -77,10 +77,7 @@ class SchedulerActor(Actor):
         self._driver: CoreDriver[Event, Command] | None = None
         self._is_waking = False
         self._timer = DeadlineTimer(
-            lambda: self.ctx,
-            lambda: None if self._core is None else self._core.next_deadline(),
-            lambda _: self._wake(),
-            rest_s=SHORTEST_S,
+            lambda: self.ctx, lambda: None if self._core is None else self._core.next_deadline(), lambda _: self._wake()
         )
         self._drained = asyncio.Event()
         self._persistent = PersistentAsk(config.ask_retry_s)

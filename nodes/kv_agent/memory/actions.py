@@ -16,7 +16,7 @@ from mesh.address import Address
 from mesh.errors import CallError
 from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver
-from mesh.runtime.timers import SHORTEST_S, DeadlineTimer
+from mesh.runtime.timers import DeadlineTimer
 from mesh.wire.message import Message
 from nodes.kv_agent.memory.core import MemoryCore
 from nodes.kv_agent.memory.events import (
@@ -111,9 +111,7 @@ class MemoryActions:
         self._num_calls = 0
         self._stopping: set[str] = set()
         self._driver = CoreDriver[MemoryEvent, MemoryCommand](owner, "memory", self._core.handle, self._perform)
-        self._timer = DeadlineTimer(
-            lambda: owner.ctx, lambda: self._core.next_deadline, lambda _: self._handle(Tick()), rest_s=SHORTEST_S
-        )
+        self._timer = DeadlineTimer(lambda: owner.ctx, lambda: self._core.next_deadline, lambda _: self._handle(Tick()))
 
     def on_ask(self, call: Call) -> None:
         """An operator asks for another state, or how it stands."""
