@@ -126,6 +126,7 @@ class WorkerCore:
         self._is_adopted = False
         self._next_step = 0
         self._table = SequenceTable()
+        self._columns = NO_ROWS
         self._queue: dict[int, _Queued] = {}
         self._results: dict[int, StepResult] = {}
         self._running: deque[_Running] = deque()
@@ -298,12 +299,13 @@ class WorkerCore:
     def _resolve(self, queued: _Queued) -> _Running | StepMismatch:
         """Fill placeholders and sort out rows that cannot be run; what is left is safe to index with."""
         sender, plan, buffers = queued
-        columns = read_columns(plan, buffers, self._limits)
+        columns = read_columns(plan, buffers, self._limits, self._columns)
         if isinstance(columns, str):
             num_rows = num_rows_of(buffers)
             errors = [RowError(row, "bad_step", columns) for row in range(num_rows)]
             nothing = RunnableStep(plan.step, [], array("i"), array("i"), plan.timeout_s)
             return _Running(sender, plan, num_rows, nothing, errors, NO_ROWS)
+        self._columns = columns
         found = self._table.apply(plan.opens, columns)
         if isinstance(found, str):
             return StepMismatch(scheduler_epoch=plan.scheduler_epoch, step=plan.step, reason=found)

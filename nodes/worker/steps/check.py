@@ -5,14 +5,19 @@ Used by the core for every row of every step, so it is written for speed.
 
 from array import array
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import add
 from typing import Any, Final, NamedTuple
 
 from nodes.protocol import RowError
 from nodes.worker.steps.columns import Columns, Limits
+from nodes.worker.steps.rows import RowColumns
 from nodes.worker.steps.sequence_table import OpenSequence
 from nodes.worker.steps.step import MISSING_INPUT, RunnableRow, rows_from
 
 BAD_ROW: Final = "bad_row"
+_UNKNOWN: Final = b"\xff\xff\xff\xff"
+"""The token -1."""
 
 Draws = Mapping[int, tuple[int, int, int]]
 """What a step draws, by slot: for which sequence, in which row of its plan, and the position of the token."""
@@ -21,16 +26,18 @@ Draws = Mapping[int, tuple[int, int, int]]
 class CheckedRows(NamedTuple):
     """The rows that can be run, with the pages that they refer to; why the others cannot."""
 
-    rows: list[RunnableRow]
+    rows: Sequence[RunnableRow]
     page_ids: "array[int]"
     errors: list[RowError]
 
 
-def check_rows(limits: Limits, columns: Columns, found: Sequence[OpenSequence], ahead: Draws) -> CheckedRows:
+def check_rows(limits: Limits, columns: Columns, found: list[OpenSequence], ahead: Draws) -> CheckedRows:
     """Fill in what was drawn to `columns.token_ids`, and look at each row; row i is of the sequence `found[i]`.
 
     `ahead`: what the step that is under way, if there is one, will draw.
     """
+    if found and (whole := _check_whole(limits, columns, found)) is not None:
+        return whole
     token_ids = columns.token_ids
     fields: list[tuple[Any, ...]] = []
     pages: list[array[int]] = []
@@ -82,6 +89,37 @@ def check_rows(limits: Limits, columns: Columns, found: Sequence[OpenSequence], 
         pages.append(held if num_pages == num_held else held[:num_pages])
         page_offset += num_pages
     return CheckedRows(rows_from(fields), array("i", b"".join(pages)), errors)
+
+
+def _check_whole(limits: Limits, columns: Columns, found: list[OpenSequence]) -> CheckedRows | None:
+    """The same for a step of which every row can be run, its inputs known, none looking back; None: look at each row.
+
+    What is wrong is said in one place, there; here it is only seen that something is. Python goes through a list of 256
+    numbers in 5 us, and took 110 for all that is done above for 256 rows that are in order.
+    """
+    starts, counts, draws, token_ids = columns.starts, columns.counts, columns.draws, columns.token_ids
+    page_size, num_rows = limits.page_size, len(found)
+    ends = list(map(add, starts, counts))
+    pages = [one.pages for one in found]
+    held = list(map(len, pages))
+    if max(ends) > limits.context_length or [
+        end
+        for one, end, is_drawn, num_pages in zip(found, ends, draws, held, strict=True)
+        if end > num_pages * page_size or (end < one.num_prompt_tokens and is_drawn) or one.tokens is not None
+    ]:
+        return None
+    if len(token_ids) == num_rows and token_ids.tobytes() == _UNKNOWN * num_rows:
+        # All decode, one step ahead of the scheduler: by far most steps.
+        if [one.drawn_at for one in found] != starts:
+            return None
+        token_ids[:] = array("i", [one.drawn for one in found])
+    elif min(token_ids) < 0 or max(token_ids) >= limits.vocab_size:
+        return None
+    offsets = range(num_rows) if len(token_ids) == num_rows else list(accumulate(counts[:-1], initial=0))
+    # All pages that a sequence has, not those alone that its row reads: they are the same but when it was given more.
+    page_offsets = list(accumulate(held[:-1], initial=0))
+    rows = RowColumns(found, starts, counts, draws, offsets, page_offsets, page_size)
+    return CheckedRows(rows, array("i", b"".join(pages)), [])
 
 
 def _misplaced(limits: Limits, one: OpenSequence, start: int, end: int) -> str:

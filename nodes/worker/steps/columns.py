@@ -32,7 +32,8 @@ class Limits(NamedTuple):
 class Columns(NamedTuple):
     """The rows of a step: a list `[n]` for each `RowColumn`, in that order; then its token and page ids, int32.
 
-    `token_ids` are a copy, to fill in what was drawn.
+    `token_ids` are a copy, to fill in what was drawn. `whose`: the columns that are the same in each step of a batch
+    that decodes, as they came.
     """
 
     slots: list[int]
@@ -44,10 +45,17 @@ class Columns(NamedTuple):
     num_pages: list[int]
     token_ids: "array[int]"
     page_ids: "array[int]"
+    whose: "tuple[array[int], ...]" = ()
 
 
-def read_columns(plan: StepPlan, buffers: Sequence[Buffer], limits: Limits) -> Columns | str:
-    """The columns of a step, or what is wrong with it as a whole, in words."""
+NO_ROWS: Final = Columns([], [], [], [], [], [], [], array("i"), array("i"))
+
+
+def read_columns(plan: StepPlan, buffers: Sequence[Buffer], limits: Limits, before: Columns = NO_ROWS) -> Columns | str:
+    """The columns of a step, or what is wrong with it as a whole, in words.
+
+    `before`: what was returned for another step. Where it is of the same rows, its lists are in what is returned.
+    """
     parts = [memoryview(buffer).cast("B") for buffer in buffers]
     sizes = [len(part) for part in parts]
     if len(sizes) != 3:
@@ -63,14 +71,20 @@ def read_columns(plan: StepPlan, buffers: Sequence[Buffer], limits: Limits) -> C
     if not bytes(parts[0])[3::4].isascii():
         # The highest byte of each number, little-endian, has its sign.
         return "no number of a row is negative"
-    numbers = parts[0].cast("i").tolist()
+    numbers, token_ids, page_ids = array("i"), array("i"), array("i")
     # Copied: drawn tokens are filled in, and the frame's memory is the transport's.
-    token_ids, page_ids = array("i"), array("i")
-    token_ids.frombytes(parts[1])
-    page_ids.frombytes(parts[2])
-    # A list is cut faster than a view of memory.
-    columns = Columns._make([*[numbers[column::ROW_WIDTH] for column in _COLUMNS], token_ids, page_ids])
-    return _problem(columns, limits) or columns
+    for part, taken in zip(parts, (numbers, token_ids, page_ids), strict=True):
+        taken.frombytes(part)
+    whose = tuple([numbers[column::ROW_WIDTH] for column in _WHOSE])
+    # A batch that decodes has the same rows in each step. Bytes show that, and they need neither be made into lists
+    # again (5 us a column of 256) nor looked at.
+    if is_same := before.whose == whose:
+        slots, sequences, counts, draws = before.slots, before.sequences, before.counts, before.draws
+    else:
+        slots, sequences, counts, draws = [column.tolist() for column in whose]
+    starts, firsts, num_pages = [numbers[column::ROW_WIDTH].tolist() for column in _PLACES]
+    columns = Columns(slots, sequences, starts, counts, draws, firsts, num_pages, token_ids, page_ids, whose)
+    return _problem(columns, limits, is_same=is_same) or columns
 
 
 def num_rows_of(buffers: Sequence[Buffer]) -> int:
@@ -90,25 +104,20 @@ def stands_alone(buffers: Sequence[Buffer]) -> bool:
     return len(token_ids) % 4 > 0 or min(token_ids.cast("i"), default=0) >= 0
 
 
-def _problem(columns: Columns, limits: Limits) -> str:
-    """Why its rows cannot be told apart, or taken one after the other; empty if they can."""
-    slots, _, _, counts, draws, firsts, numbers, token_ids, page_ids = columns
-    # Whole columns by `min`, `max` and `sum`, which run in C: a loop over the rows costs more than all of this.
-    if min(counts) < 1:
-        return "a row has at least one token"
-    if max(draws) > 1:
-        return "a row draws one token or none"
+def _problem(columns: Columns, limits: Limits, *, is_same: bool) -> str:
+    """Why its rows cannot be told apart, or taken one after the other; empty if they can.
+
+    `is_same`: whose they are was asked before.
+    """
+    slots, _, _, counts, draws, firsts, numbers, token_ids, page_ids, _ = columns
+    if not is_same and (problem := _problem_of(slots, counts, draws)):
+        return problem
     num_tokens, num_pages = sum(counts), sum(numbers)
     if num_tokens > limits.max_batch_tokens:
         return f"{num_tokens} tokens are more than the {limits.max_batch_tokens} that one step may have"
     if num_tokens != len(token_ids) or num_pages != len(page_ids):
         sizes = f"{len(token_ids)} token ids and {len(page_ids)} page ids"
         return f"{sizes} are not those of rows with {num_tokens} tokens and {num_pages} pages"
-    if max(slots) >= MAX_SLOTS:
-        return f"slots are 0..{MAX_SLOTS - 1}"
-    # What the step under way draws is known by slot, so two rows of one would take each other's.
-    if len(set(slots)) < len(slots):
-        return "a slot has one row in a step"
     if page_ids:
         # Page 0 is padding (kvstore/layout.py) and no sequence's: its KV would be read as a context.
         if min(page_ids) < 1 or max(page_ids) >= limits.num_pages:
@@ -118,5 +127,17 @@ def _problem(columns: Columns, limits: Limits) -> str:
     return ""
 
 
-_COLUMNS: Final = range(ROW_WIDTH)
-NO_ROWS: Final = Columns([], [], [], [], [], [], [], array("i"), array("i"))
+def _problem_of(slots: list[int], counts: list[int], draws: list[int]) -> str:
+    # Whole columns by `min`, `max` and `sum`, which run in C: a loop over the rows costs more than all of this.
+    if min(counts) < 1:
+        return "a row has at least one token"
+    if max(draws) > 1:
+        return "a row draws one token or none"
+    if max(slots) >= MAX_SLOTS:
+        return f"slots are 0..{MAX_SLOTS - 1}"
+    # What the step under way draws is known by slot, so two rows of one would take each other's.
+    return "a slot has one row in a step" if len(set(slots)) < len(slots) else ""
+
+
+_WHOSE: Final = (RowColumn.SLOT, RowColumn.SEQUENCE, RowColumn.COUNT, RowColumn.DRAWS)
+_PLACES: Final = (RowColumn.START, RowColumn.FIRST_PAGE, RowColumn.NUM_PAGES)

@@ -9,6 +9,7 @@ Of sequences whose sampling looks back it has all tokens besides. Pure; owned by
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import repeat
+from operator import add
 from typing import Final
 
 from nodes.protocol.steps import LAST_SEQUENCE, MAX_SLOTS, Open
@@ -20,12 +21,14 @@ class OpenSequence:
     """A sequence in a slot. `drawn` is its token for position `drawn_at` (-1: none yet), of `pages` all are in place.
 
     `tokens` are those at positions 0 and following, where its sampling looks back; replaced, never changed, since rows
-    that run refer to them. `num_known` is where its next row may begin at the latest.
+    that run refer to them. `num_known` is where its next row may begin at the latest. `is_plain`: it draws the most
+    likely token, at every position.
     """
 
     __slots__ = (
         "drawn",
         "drawn_at",
+        "is_plain",
         "num_known",
         "num_prompt_tokens",
         "pages",
@@ -38,13 +41,16 @@ class OpenSequence:
     def __init__(self, opening: Open) -> None:
         self.sequence = opening.sequence
         self.num_prompt_tokens = opening.num_prompt_tokens
-        self.sampling = opening.sampling
+        self.sampling = sampling = opening.sampling
+        self.is_plain = sampling.is_greedy and not (
+            sampling.logit_bias or sampling.masked_token_ids or sampling.looks_back
+        )
         self.request_id = opening.request_id
         self.pages = array("i")
         self.drawn_at = self.drawn = -1
         self.tokens: array[int] | None = None
         self.num_known = LAST_SEQUENCE
-        if opening.sampling.looks_back:
+        if sampling.looks_back:
             self.tokens = array("i", opening.token_ids)
             self.num_known = len(self.tokens)
 
@@ -71,6 +77,9 @@ class SequenceTable:
     def clear(self) -> None:
         """Nothing is open."""
         self._slots: dict[int, OpenSequence] = {}
+        # What was found last, in which table and for which slots: these lists and dictionaries are never changed.
+        self._found: list[OpenSequence] = []
+        self._found_in, self._found_for = self._slots, list[int]()
 
     def looks_back(self, opens: Sequence[Open], slots: Iterable[int]) -> bool:
         """Whether a draw in one of these slots, once `opens` have been opened, depends on the tokens before it."""
@@ -93,19 +102,16 @@ class SequenceTable:
                     )
             # In a copy: a step that is refused below must leave the table as it was.
             slots = slots | {one.slot: self._opened(one) for one in opens}
-        # `_NOBODY` for a free slot: its number is no sequence's, so the check below refuses the row without another
-        # look.
-        found = list(map(slots.get, columns.slots, repeat(_NOBODY)))
-        rows = zip(found, columns.slots, columns.sequences, columns.starts, columns.first_pages, strict=True)
-        for one, slot, sequence, start, first in rows:
-            # A slot alone says nothing: its sequence may have ended, and another one have it, in a step that was lost.
-            if one.sequence != sequence:
-                return f"sequence {sequence} is not open in slot {slot}"
-            # A gap means that a step with pages was lost: the scheduler tells everything again (`StepMismatch`).
-            if first > len(one.pages):
-                return f"sequence {sequence} has {len(one.pages)} pages, and is given pages from number {first} on"
-            if start > one.num_known:
-                return f"of sequence {sequence} {one.num_known} tokens are known, and a row begins at {start}"
+        # The same lists are those of the step before, and a table that nothing was opened in has the same in its slots.
+        # `_NOBODY` for a free slot: its number is no sequence's, so the row is refused without another look.
+        is_same = self._found_in is slots and self._found_for is columns.slots
+        found = self._found if is_same else list(map(slots.get, columns.slots, repeat(_NOBODY)))
+        if not is_same or columns.first_pages != [len(one.pages) for one in found]:
+            if problem := _mismatch(found, columns):
+                return problem
+            # Of those whose sampling looks back it depends on more than pages whether a row can be theirs.
+            is_kept = not [one for one in found if one.tokens is not None]
+            self._found, self._found_in, self._found_for = found, slots, columns.slots if is_kept else []
         # Only when all rows are found good, so that a refused step leaves no half of itself behind.
         self._slots = slots
         if columns.page_ids:
@@ -118,11 +124,16 @@ class SequenceTable:
 
     def record(self, columns: Columns, token_ids: Sequence[int]) -> None:
         """A step drew `token_ids`, by row (-1: nothing). Who has a slot by now may be somebody else."""
-        slots = self._slots
-        rows = zip(columns.slots, columns.sequences, columns.starts, columns.counts, token_ids, strict=False)
-        for slot, sequence, start, count, token_id in rows:
+        slots, ends = self._slots, map(add, columns.starts, columns.counts)
+        if self._found_in is slots and self._found_for is columns.slots:
+            # Nobody else has come since it began.
+            for one, end, token_id in zip(self._found, ends, token_ids, strict=False):
+                if token_id >= 0:
+                    one.drawn, one.drawn_at = token_id, end
+            return
+        for slot, sequence, end, token_id in zip(columns.slots, columns.sequences, ends, token_ids, strict=False):
             if token_id >= 0 and (one := slots.get(slot, _NOBODY)).sequence == sequence:
-                one.drawn, one.drawn_at = token_id, start + count
+                one.drawn, one.drawn_at = token_id, end
 
     def _opened(self, opening: Open) -> OpenSequence:
         one, before = OpenSequence(opening), self._slots.get(opening.slot, _NOBODY)
@@ -130,3 +141,18 @@ class SequenceTable:
             # Opened again for a step that is sent again, whose input may be what it drew.
             one.drawn, one.drawn_at = before.drawn, before.drawn_at
         return one
+
+
+def _mismatch(found: list[OpenSequence], columns: Columns) -> str:
+    """Why rows of these sequences are not those of `columns`, in words; empty if they are."""
+    rows = zip(found, columns.slots, columns.sequences, columns.starts, columns.first_pages, strict=True)
+    for one, slot, sequence, start, first in rows:
+        # A slot alone says nothing: its sequence may have ended, and another one have it, in a step that was lost.
+        if one.sequence != sequence:
+            return f"sequence {sequence} is not open in slot {slot}"
+        # A gap means that a step with pages was lost: the scheduler tells everything again (`StepMismatch`).
+        if first > len(one.pages):
+            return f"sequence {sequence} has {len(one.pages)} pages, and is given pages from number {first} on"
+        if start > one.num_known:
+            return f"of sequence {sequence} {one.num_known} tokens are known, and a row begins at {start}"
+    return ""

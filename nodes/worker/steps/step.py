@@ -83,6 +83,9 @@ class StepOutcome(NamedTuple):
 
 def drawn_outcome(step: RunnableStep, sampling: Sequence[int], drawn: Sequence[int]) -> StepOutcome:
     """Of a step whose rows at the indices `sampling` have drawn these tokens, -1 where no logit was finite."""
+    if len(drawn) == len(step.rows) and min(drawn) >= 0:
+        # All draw, and all have drawn: what decoding is. A row at a time it is 25 us for 256.
+        return StepOutcome(drawn)
     token_ids = [-1] * len(step.rows)
     errors: list[RowError] = []
     for index, token_id in zip(sampling, drawn, strict=True):

@@ -118,7 +118,7 @@ class NativeAttention:
         table = [(span.start, span.num_tokens, pages[n], firsts[n]) for n, span in enumerate(spans)]
         every = np.arange(len(qkv), dtype=np.int32)
         page_ids = np.concatenate([span.page_ids for span in spans])
-        self._steps.run(Columns(every, np.array(table, dtype=np.int32), page_ids, every))
+        self._steps.run(Columns(every, np.array(table, dtype=np.int32).ravel(), page_ids, every))
         program = self._steps._program
         _, out = program._attended[-1]
         size, at = len(qkv) * self._width * qkv.itemsize, program._buffers[out.number].at

@@ -117,7 +117,7 @@ def run(steps: NativeSteps, *rows: Rows) -> tuple[list[int], torch.Tensor]:
     drawn, logits = steps.run(
         Columns(
             np.concatenate([TOKENS[one.begin : one.end] for one in rows]),
-            np.array(table, dtype=np.int32),
+            np.array(table, dtype=np.int32).ravel(),
             np.arange(1, 1 + NUM_COPIES * PAGES_EACH, dtype=np.int32),
             np.cumsum(counts, dtype=np.int32) - 1,
         )
@@ -227,7 +227,7 @@ def test_what_cannot_be_recorded_is_said(library: Library, monkeypatch: pytest.M
 
 def test_columns_hold_the_rows_that_are_left_of_a_step() -> None:
     rows = [RunnableRow(0, 4, 2, 1, 0, 0, 1, None), RunnableRow(2, 0, 1, 1, 3, 2, 1, None)]
-    columns, sampling = columns_of(RunnableStep(1, rows, array("i", [5, 6, 7, 8]), array("i", [1, 2, 3])))
+    columns, sampling, altered = columns_of(RunnableStep(1, rows, array("i", [5, 6, 7, 8]), array("i", [1, 2, 3])))
     assert columns.token_ids.tolist() == [5, 6, 8]
-    assert columns.spans.tolist() == [[4, 2, 0, 0], [0, 1, 2, 2]]
-    assert (columns.sampled.tolist(), sampling) == ([], [])
+    assert columns.spans.tolist() == [4, 2, 0, 0, 0, 1, 2, 2]
+    assert (columns.sampled.tolist(), sampling, altered) == ([], [], [])

@@ -64,7 +64,7 @@ def _disagreement(library: Library, dtype: torch.dtype, quantization: Quantizati
     # 66 is past a split of 64 keys, so the merging of splits is tried as well.
     for begin, end in ((0, _AT_ONCE), (_AT_ONCE, _PROMPT - 1), (_PROMPT - 1, _PROMPT)):
         last = np.array([end - begin - 1], dtype=np.int32)
-        spans = np.array([[begin, end - begin, 0, 0]], dtype=np.int32)
+        spans = np.array([begin, end - begin, 0, 0], dtype=np.int32)
         found = steps.run(Columns(tokens[begin:end], spans, pages, last))[1]
         token_ids = torch.from_numpy(tokens[begin:end].astype(np.int64))
         expected = oracle.forward(token_ids, [Span(begin, end, pages)], torch.from_numpy(last.astype(np.int64))).float()

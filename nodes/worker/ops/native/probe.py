@@ -60,7 +60,7 @@ def program_results(
         found = steps.run(
             Columns(
                 np.concatenate([token_ids[one.begin : one.end] for one in rows]),
-                np.array(table, dtype=np.int32),
+                np.array(table, dtype=np.int32).ravel(),
                 np.arange(1, 1 + _COPIES * num_pages, dtype=np.int32),
                 np.array(sampled, dtype=np.int32),
             )

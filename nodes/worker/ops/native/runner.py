@@ -3,10 +3,11 @@
 Synchronous, used by one thread. Stateless between steps but for the pages.
 """
 
+import struct
 from array import array
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -16,7 +17,8 @@ from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.parallel.collectives import of_all_ranks
 from nodes.worker.pool.view import PoolView
 from nodes.worker.sampler import Draw, sample
-from nodes.worker.steps.step import RemappableRunner, RunnableStep, StepOutcome, drawn_outcome
+from nodes.worker.steps.rows import RowColumns
+from nodes.worker.steps.step import RemappableRunner, RunnableRow, RunnableStep, StepOutcome, drawn_outcome
 
 
 class NativeRunner(RemappableRunner):
@@ -43,49 +45,75 @@ class NativeRunner(RemappableRunner):
 
         Raises CollectiveFailed for whatever goes wrong in a group of ranks.
         """
+        if self._steps.collectives is None:
+            return self._run(step)
         with of_all_ranks(self._steps.collectives, f"step {step.step}"):
             return self._run(step)
 
     def _run(self, step: RunnableStep) -> StepOutcome:
-        columns, sampling = columns_of(step)
-        draws = [
-            Draw(row.sampling, row.output_position, row.history)
-            for row in (step.rows[index] for index in sampling)
-            if row.sampling
-        ]
+        columns, sampling, altered = columns_of(step)
+        if not altered and self._steps.collectives is None:
+            # No tensor is made, so torch need not be told that none is for training: of 45 us of Python about a step
+            # of one row (its kernels: 370 us) that and the objects for its draws were 15.
+            return drawn_outcome(step, sampling, self._steps.run(columns, wants_logits=False)[0].tolist())
         # Greedy rows have the head's own argmax: a row's logits are 608 kB at 151,936 words, written and read again.
-        altered = [index for index, draw in enumerate(draws) if not draw.is_plain]
         with torch.inference_mode():
             likely, logits = self._steps.run(columns, wants_logits=bool(altered))
             drawn = likely.tolist()
-            if logits is not None:
-                tokens = sample(logits[altered], [draws[index] for index in altered])
-                for index, token in zip(altered, tokens, strict=True):
-                    drawn[index] = token
+            if logits is not None and altered:
+                tokens = sample(logits[[at for at, _ in altered]], [draw for _, draw in altered])
+                for (at, _), token in zip(altered, tokens, strict=True):
+                    drawn[at] = token
         return drawn_outcome(step, sampling, drawn)
 
     def logits(self, step: RunnableStep) -> dict[int, Tensor]:
         """Logits `[vocab]` of each row that samples, float32, by the row's index in the plan; for tests."""
-        columns, sampling = columns_of(step)
+        columns, sampling, _ = columns_of(step)
         with torch.inference_mode():
             _, logits = self._steps.run(columns, wants_logits=True)
         assert logits is not None
         return {step.rows[index].row: logits[i] for i, index in enumerate(sampling)}
 
 
-def columns_of(step: RunnableStep) -> tuple[Columns, list[int]]:
-    """The step as the program takes it, and the indices of its rows that draw."""
-    _, starts, counts, _, offsets, page_offsets, _, samplings, *_ = zip(*step.rows, strict=True)
-    firsts = list(accumulate(counts, initial=0))
-    num_tokens, token_ids = firsts.pop(), step.token_ids
-    if len(token_ids) != num_tokens or list(offsets) != firsts:
-        # Rows that could not be computed were left out of the step, and not their tokens.
-        token_ids = array("i")
-        for offset, count in zip(offsets, counts, strict=True):
-            token_ids.extend(step.token_ids[offset : offset + count])
+def columns_of(step: RunnableStep) -> tuple[Columns, Sequence[int], list[tuple[int, Draw]]]:
+    """The step as the program takes it, and the indices of its rows that draw. Of those that do not simply take the
+    most likely token: their places among them, and how they draw.
+    """
+    rows, token_ids = step.rows, step.token_ids
+    if isinstance(rows, RowColumns):
+        starts, counts, page_offsets, firsts = rows.starts, rows.counts, rows.page_offsets, rows.token_offsets
+        sampling, found = rows.drawing, rows.found
+        # Most requests are greedy and nothing more, or none is: an object for each draw took 100 us at 256 rows.
+        unsure: Iterable[int] = [at for at, index in enumerate(sampling) if not found[index].is_plain]
+    else:
+        _, starts, counts, _, offsets, page_offsets, _, samplings, *_ = zip(*rows, strict=True)
+        firsts = list(accumulate(counts, initial=0))
+        num_tokens = firsts.pop()
+        if len(token_ids) != num_tokens or list(offsets) != firsts:
+            # Rows that could not be computed were left out of the step, and not their tokens.
+            token_ids = array("i")
+            for offset, count in zip(offsets, counts, strict=True):
+                token_ids.extend(step.token_ids[offset : offset + count])
+        sampling = [index for index, one in enumerate(samplings) if one is not None]
+        unsure = range(len(sampling))
     spans = [0] * (4 * len(starts))
     spans[0::4], spans[1::4], spans[2::4], spans[3::4] = starts, counts, page_offsets, firsts
-    sampling = [index for index, one in enumerate(samplings) if one is not None]
     sampled = [firsts[index] + counts[index] - 1 for index in sampling]
-    tokens, pages = np.frombuffer(token_ids, np.int32), np.frombuffer(step.page_ids, np.int32)
-    return Columns(tokens, np.array(spans, np.int32).reshape(-1, 4), pages, np.array(sampled, np.int32)), sampling
+    draws = [(at, _draw_of(rows[sampling[at]])) for at in unsure]
+    return (
+        Columns(token_ids, _packed(spans), step.page_ids, _packed(sampled)),
+        sampling,
+        [(at, draw) for at, draw in draws if not draw.is_plain],
+    )
+
+
+def _draw_of(row: RunnableRow) -> Draw:
+    assert row.sampling is not None, "of a row that draws"
+    return Draw(row.sampling, row.output_position, row.history)
+
+
+def _packed(numbers: list[int]) -> "array[int]":
+    """As C packs it: an array makes numbers of a list one by one, which takes 50 us for 1,024 and not 23."""
+    packed = array("i")
+    packed.frombytes(struct.pack(f"={len(numbers)}i", *numbers))
+    return packed
