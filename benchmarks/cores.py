@@ -66,6 +66,7 @@ class StepPath:
         limits = Limits(4 * CONTEXT, PAGE_SIZE, 2 * CONTEXT, 2 * CONTEXT, self.config.step_tokens)
         self.worker = WorkerCore(limits)
         self.worker.handle(AdoptArrived(Adopt(scheduler_epoch=1, next_step=1), None))
+        self.last: Step | None = None
         self.times: dict[str, list[float]] = {}
         self.num_body_bytes = 0
 
@@ -75,8 +76,10 @@ class StepPath:
             if one.num_scheduled >= len(one.page_ids) * PAGE_SIZE:
                 one.page_ids.append(len(one.page_ids) + 1)
             one.capacity = len(one.page_ids) * PAGE_SIZE
-        step = self._timed("compose", lambda: compose_step(self.config, 2048, self.pace, self.running, [], table=1))
+        last, self.last = self.last, None
+        step = self._timed("compose", lambda: compose_step(self.config, 2048, self.pace, self.running, [], 1, last))
         assert step is not None
+        self.last = step
         assert len(step.sequences) == len(self.running)
         body, buffers = self._timed("encode", lambda: self._encoded(number, step))
         self.num_body_bytes = len(body)

@@ -333,10 +333,10 @@ class SchedulerCore:
                 if self.pipeline.num_inflight:
                     break
                 decoding, prefilling = self.running.alone(suspect)
-            pace, table = self.pipeline.pace, self.pipeline.table
-            if (step := compose_step(self.config, self._step_tokens(), pace, decoding, prefilling, table)) is None:
+            link, config, tokens = self.pipeline, self.config, self._step_tokens()
+            if (step := compose_step(config, tokens, link.pace, decoding, prefilling, link.table, link.newest)) is None:
                 break
-            self.pipeline.send(step, now)
+            link.send(step, now)
             self.growth.stepped()
             if self.running.prefilling:
                 self.running.on_step_sent(step.sequences)

@@ -171,7 +171,7 @@ class WorkerCore:
         # Its result was lost. Sent again as it was, not computed again: idempotent it would be, but not free.
         if (result := self._results.get(plan.step)) is not None:
             return [SendResult(event.sender, result)]
-        if self._is_running(plan.step):
+        if self._running and self._is_running(plan.step):
             return []
         if plan.step < max(self._next_step, 1):
             return [StepRefused(plan.step, "too_old")]
@@ -286,7 +286,8 @@ class WorkerCore:
         return self._table.looks_back(queued.plan.opens, slots_of(queued.buffers))
 
     def _drop_queued_before(self, step: int) -> None:
-        self._queue = {number: queued for number, queued in self._queue.items() if number >= step}
+        if min(self._queue, default=step) < step:
+            self._queue = {number: queued for number, queued in self._queue.items() if number >= step}
 
     def _first_step(self) -> int:
         return min((step for step, queued in self._queue.items() if stands_alone(queued.buffers)), default=0)
@@ -338,7 +339,9 @@ def _result(running: _Running, done: StepDone) -> StepResult:
         extras = [b""] * running.num_rows if outcome.extras else []
         for row, extra in zip(rows, outcome.extras, strict=False):
             extras[row.row] = extra
-    errors = sorted([*running.errors, *outcome.errors], key=lambda error: error.row)
+    errors = [*running.errors, *outcome.errors]
+    if len(errors) > 1:
+        errors.sort(key=lambda error: error.row)
     plan = running.plan
     return StepResult(
         scheduler_epoch=plan.scheduler_epoch,

@@ -93,6 +93,8 @@ class Pipeline:
         self._num_silences = 0
         self._is_mismatched = False
         self.last_step = 0
+        self.newest: Step | None = None
+        """The step composed last, as it was composed; a batch that decodes on is composed of its rows."""
         self.num_refused: dict[str, int] = dict.fromkeys(REFUSALS, 0)
         self.num_dismissals = 0
         self.num_mismatches = 0
@@ -215,6 +217,7 @@ class Pipeline:
     def send(self, step: Step, now: float) -> None:
         """Send the next step; `can_send` must hold."""
         assert self.can_send, "the worker has as many steps as it may"
+        self.newest = step
         self.last_step += 1
         timeout_s = self._times.timeout_s(*_size(step))
         plan = StepPlan(scheduler_epoch=self._epoch, step=self.last_step, timeout_s=timeout_s, opens=step.opens)

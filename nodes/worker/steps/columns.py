@@ -48,6 +48,12 @@ class Columns(NamedTuple):
     whose: "tuple[array[int], ...]" = ()
 
 
+_WHOSE: Final = [
+    slice(column, None, ROW_WIDTH) for column in (RowColumn.SLOT, RowColumn.SEQUENCE, RowColumn.COUNT, RowColumn.DRAWS)
+]
+_PLACES: Final = [
+    slice(column, None, ROW_WIDTH) for column in (RowColumn.START, RowColumn.FIRST_PAGE, RowColumn.NUM_PAGES)
+]
 NO_ROWS: Final = Columns([], [], [], [], [], [], [], array("i"), array("i"))
 
 
@@ -75,14 +81,14 @@ def read_columns(plan: StepPlan, buffers: Sequence[Buffer], limits: Limits, befo
     # Copied: drawn tokens are filled in, and the frame's memory is the transport's.
     for part, taken in zip(parts, (numbers, token_ids, page_ids), strict=True):
         taken.frombytes(part)
-    whose = tuple([numbers[column::ROW_WIDTH] for column in _WHOSE])
+    whose = tuple([numbers[part] for part in _WHOSE])
     # A batch that decodes has the same rows in each step. Bytes show that, and they need neither be made into lists
     # again (5 us a column of 256) nor looked at.
     if is_same := before.whose == whose:
         slots, sequences, counts, draws = before.slots, before.sequences, before.counts, before.draws
     else:
         slots, sequences, counts, draws = [column.tolist() for column in whose]
-    starts, firsts, num_pages = [numbers[column::ROW_WIDTH].tolist() for column in _PLACES]
+    starts, firsts, num_pages = [numbers[part].tolist() for part in _PLACES]
     columns = Columns(slots, sequences, starts, counts, draws, firsts, num_pages, token_ids, page_ids, whose)
     return _problem(columns, limits, is_same=is_same) or columns
 
@@ -137,7 +143,3 @@ def _problem_of(slots: list[int], counts: list[int], draws: list[int]) -> str:
         return f"slots are 0..{MAX_SLOTS - 1}"
     # What the step under way draws is known by slot, so two rows of one would take each other's.
     return "a slot has one row in a step" if len(set(slots)) < len(slots) else ""
-
-
-_WHOSE: Final = (RowColumn.SLOT, RowColumn.SEQUENCE, RowColumn.COUNT, RowColumn.DRAWS)
-_PLACES: Final = (RowColumn.START, RowColumn.FIRST_PAGE, RowColumn.NUM_PAGES)

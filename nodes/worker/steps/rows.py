@@ -12,36 +12,28 @@ from nodes.worker.steps.step import RunnableRow, rows_from
 
 
 class RowColumns(Sequence[RunnableRow]):
-    """All rows of a plan, in its order, their inputs known; none of a sequence whose sampling looks back.
+    """All rows of a plan, in its order; each draws, its inputs are known, and its sampling does not look back.
 
     Row i is of `found[i]`: `counts[i]` tokens at positions from `starts[i]` on, in the step's token ids from
-    `token_offsets[i]` on; its sequence's pages are in the step's from `page_offsets[i]` on. `draws[i]`: it draws.
+    `token_offsets[i]` on; its sequence's pages are in the step's from `page_offsets[i]` on.
     """
 
-    __slots__ = ("_made", "_page_size", "counts", "draws", "found", "page_offsets", "starts", "token_offsets")
+    __slots__ = ("_made", "_page_size", "counts", "found", "page_offsets", "starts", "token_offsets")
 
     def __init__(
         self,
         found: list[OpenSequence],
         starts: list[int],
         counts: list[int],
-        draws: list[int],
         token_offsets: Sequence[int],
         page_offsets: list[int],
         page_size: int,
     ) -> None:
         self.found = found
-        self.starts, self.counts, self.draws = starts, counts, draws
+        self.starts, self.counts = starts, counts
         self.token_offsets, self.page_offsets = token_offsets, page_offsets
         self._page_size = page_size
         self._made: list[RunnableRow] | None = None
-
-    @property
-    def drawing(self) -> Sequence[int]:
-        """Indices of the rows that draw."""
-        if min(self.draws):
-            return range(len(self.draws))
-        return [index for index, is_drawn in enumerate(self.draws) if is_drawn]
 
     def __len__(self) -> int:
         return len(self.found)
@@ -61,7 +53,7 @@ class RowColumns(Sequence[RunnableRow]):
     def _rows(self) -> list[RunnableRow]:
         if self._made is None:
             # The same objects each time: who asks for one asks for others, and some are compared by identity.
-            size, drawn = self._page_size, zip(self.found, self.draws, strict=True)
+            size = self._page_size
             fields = zip(
                 range(len(self.found)),
                 self.starts,
@@ -70,7 +62,7 @@ class RowColumns(Sequence[RunnableRow]):
                 self.token_offsets,
                 self.page_offsets,
                 [-(-(start + count) // size) for start, count in zip(self.starts, self.counts, strict=True)],
-                [one.sampling if is_drawn else None for one, is_drawn in drawn],
+                [one.sampling for one in self.found],
                 repeat(-1),
                 [one.request_id for one in self.found],
                 repeat(None),

@@ -22,12 +22,14 @@ class OpenSequence:
 
     `tokens` are those at positions 0 and following, where its sampling looks back; replaced, never changed, since rows
     that run refer to them. `num_known` is where its next row may begin at the latest. `is_plain`: it draws the most
-    likely token, at every position.
+    likely token, at every position. `first_end`: where a row that draws may end at the earliest, if the tokens before
+    do not matter to it; else nowhere.
     """
 
     __slots__ = (
         "drawn",
         "drawn_at",
+        "first_end",
         "is_plain",
         "num_known",
         "num_prompt_tokens",
@@ -49,10 +51,10 @@ class OpenSequence:
         self.pages = array("i")
         self.drawn_at = self.drawn = -1
         self.tokens: array[int] | None = None
-        self.num_known = LAST_SEQUENCE
+        self.num_known, self.first_end = LAST_SEQUENCE, opening.num_prompt_tokens
         if sampling.looks_back:
             self.tokens = array("i", opening.token_ids)
-            self.num_known = len(self.tokens)
+            self.num_known, self.first_end = len(self.tokens), LAST_SEQUENCE
 
     def write(self, start: int, token_ids: "array[int]") -> "array[int] | None":
         """The tokens of a row are at `start` and following. Returns all up to its end, if they are kept."""

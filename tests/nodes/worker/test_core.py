@@ -550,3 +550,33 @@ def test_a_step_with_nothing_to_run_waits_for_its_turn() -> None:
     commands = core.handle(done(4))
     assert [c.result.step for c in commands if isinstance(c, SendResult)] == [1, 2]
     assert ran(commands) == [3]
+
+
+def test_a_batch_that_goes_on_is_looked_at_as_any_other() -> None:
+    """What was found for the step before is taken again: only while it is the same, and nothing else is believed."""
+    core = adopted(next_step=1)
+    core.handle(arrived(1, rows=rows_of({}, {})))
+    core.handle(done(7, 8))
+    (command,) = core.handle(arrived(2, rows=follows(0, 1)))
+    assert [(row.row, row.start, row.token_offset, row.num_pages) for row in command.runnable.rows] == [
+        (0, 1, 0, 1),
+        (1, 1, 1, 1),
+    ]
+    assert command.runnable.token_ids.tolist() == [7, 8]
+    core.handle(done(9, 10))
+    gap = [row._replace(first_page=2) for row in follows(0, 1, start=2)]
+    assert "is given pages from number 2" in core.handle(arrived(3, rows=gap))[0].mismatch.reason
+    late = [row._replace(start=start) for row, start in zip(follows(0, 1), (2, 3), strict=True)]
+    (command,) = core.handle(arrived(3, rows=late))
+    assert command.runnable.token_ids.tolist()[0] == 9
+    assert [error.code for error in core.handle(done(11))[0].result.errors] == ["missing_input"]
+    # Slot 1 is somebody else's, in the middle of it.
+    (command,) = core.handle(arrived(4, rows=[*follows(0, start=3), Row(5, pages=(9,), slot=1)]))
+    core.handle(done(12, 13))
+    assert "sequence 2 is not open" in core.handle(arrived(5, rows=follows(0, 1, start=4)))[0].mismatch.reason
+    behind = [follows(0, start=4)[0], Row(5, [-1], (), 1, slot=1, first_page=1, opens=False)]
+    (command,) = core.handle(arrived(5, rows=behind))
+    assert [row.row for row in command.runnable.rows] == [1]
+    assert [(error.row, error.code) for error in core.handle(done(14))[0].result.errors] == [(0, "bad_row")]
+    core.handle(adopt(epoch=2, next_step=6))
+    assert "is not open" in core.handle(arrived(6, epoch=2, rows=behind))[0].mismatch.reason

@@ -82,9 +82,9 @@ def columns_of(step: RunnableStep) -> tuple[Columns, Sequence[int], list[tuple[i
     rows, token_ids = step.rows, step.token_ids
     if isinstance(rows, RowColumns):
         starts, counts, page_offsets, firsts = rows.starts, rows.counts, rows.page_offsets, rows.token_offsets
-        sampling, found = rows.drawing, rows.found
+        sampling = range(len(starts))
         # Most requests are greedy and nothing more, or none is: an object for each draw took 100 us at 256 rows.
-        unsure: Iterable[int] = [at for at, index in enumerate(sampling) if not found[index].is_plain]
+        unsure: Iterable[int] = [at for at, one in enumerate(rows.found) if not one.is_plain]
     else:
         _, starts, counts, _, offsets, page_offsets, _, samplings, *_ = zip(*rows, strict=True)
         firsts = list(accumulate(counts, initial=0))
