@@ -374,7 +374,7 @@ class WorkerActor(Actor, Resident):
         # A step that was launched ahead has waited for the one before.
         elapsed_s, self._last_end = now - max(started, self._last_end), now
         self.ctx.metrics.observe("mesh_worker_step_seconds", elapsed_s)
-        self.ctx.metrics.count("mesh_worker_tokens_total", sum(row.num_tokens for row in step.rows))
+        self.ctx.metrics.count("mesh_worker_tokens_total", step.num_tokens)
         if outcome.failure:
             self._report(step, outcome.failure)
         # Errors are rare, and a step has hundreds of rows: their names are looked up only where one is needed.

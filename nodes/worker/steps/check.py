@@ -11,9 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from nodes.protocol import RowError
 from nodes.worker.steps.columns import Columns, Limits
-from nodes.worker.steps.rows import RowColumns
 from nodes.worker.steps.sequence_table import OpenSequence
-from nodes.worker.steps.step import MISSING_INPUT, RunnableRow, rows_from
+from nodes.worker.steps.step import MISSING_INPUT, RowColumns, RunnableRow, rows_from
 
 BAD_ROW: Final = "bad_row"
 _UNKNOWN: Final = b"\xff\xff\xff\xff"

@@ -1,12 +1,13 @@
 """A step as a runner gets it, and what a runner gives back. The seam between `core` and the runners."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast, overload, runtime_checkable
 
 from kvstore.pool.page_pool import PagePool
 from nodes.protocol import RowError
 from nodes.request import Sampling
+from nodes.worker.steps.sequence_table import OpenSequence
 
 if TYPE_CHECKING:
     from array import array
@@ -53,6 +54,67 @@ def rows_from(fields: Iterable[tuple[Any, ...]]) -> list[RunnableRow]:
     return list(map(make, repeat(RunnableRow), fields))
 
 
+class RowColumns(Sequence[RunnableRow]):
+    """All rows of a plan by column, in its order; each draws, its inputs are known, its sampling does not look back.
+
+    Runners that want rows get them, made when they are asked for; native kernels read the columns.
+    Row i is of `found[i]`: `counts[i]` tokens at positions from `starts[i]` on, in the step's token ids from
+    `token_offsets[i]` on; its sequence's pages are in the step's from `page_offsets[i]` on.
+    """
+
+    __slots__ = ("_made", "_page_size", "counts", "found", "page_offsets", "starts", "token_offsets")
+
+    def __init__(
+        self,
+        found: list[OpenSequence],
+        starts: list[int],
+        counts: list[int],
+        token_offsets: Sequence[int],
+        page_offsets: list[int],
+        page_size: int,
+    ) -> None:
+        self.found = found
+        self.starts, self.counts = starts, counts
+        self.token_offsets, self.page_offsets = token_offsets, page_offsets
+        self._page_size = page_size
+        self._made: list[RunnableRow] | None = None
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __iter__(self) -> Iterator[RunnableRow]:
+        return iter(self._rows())
+
+    @overload
+    def __getitem__(self, index: int) -> RunnableRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[RunnableRow]: ...
+
+    def __getitem__(self, index: int | slice) -> RunnableRow | list[RunnableRow]:
+        return self._rows()[index]
+
+    def _rows(self) -> list[RunnableRow]:
+        if self._made is None:
+            # The same objects each time: who asks for one asks for others, and some are compared by identity.
+            size = self._page_size
+            fields = zip(
+                range(len(self.found)),
+                self.starts,
+                self.counts,
+                [one.num_prompt_tokens for one in self.found],
+                self.token_offsets,
+                self.page_offsets,
+                [-(-(start + count) // size) for start, count in zip(self.starts, self.counts, strict=True)],
+                [one.sampling for one in self.found],
+                repeat(-1),
+                [one.request_id for one in self.found],
+                repeat(None),
+            )
+            self._made = rows_from(fields)
+        return self._made
+
+
 class RunnableStep(NamedTuple):
     """Rows that can be computed. `token_ids` and `page_ids` are the plan's, int32, with all placeholders filled.
 
@@ -64,6 +126,12 @@ class RunnableStep(NamedTuple):
     token_ids: "array[int]"
     page_ids: "array[int]"
     timeout_s: float = 60.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the rows; those of rows that cannot be computed are in `token_ids` all the same."""
+        rows = self.rows
+        return sum(rows.counts if isinstance(rows, RowColumns) else [row.num_tokens for row in rows])
 
 
 class StepOutcome(NamedTuple):

@@ -17,8 +17,14 @@ from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.parallel.collectives import of_all_ranks
 from nodes.worker.pool.view import PoolView
 from nodes.worker.sampler import Draw, sample
-from nodes.worker.steps.rows import RowColumns
-from nodes.worker.steps.step import RemappableRunner, RunnableRow, RunnableStep, StepOutcome, drawn_outcome
+from nodes.worker.steps.step import (
+    RemappableRunner,
+    RowColumns,
+    RunnableRow,
+    RunnableStep,
+    StepOutcome,
+    drawn_outcome,
+)
 
 
 class NativeRunner(RemappableRunner):
