@@ -46,6 +46,18 @@ def logs(
     raise typer.Exit(run(name, wanted, follow=follow, output=output))
 
 
+@app.command(epilog=example("meshctl probe ready"))
+def probe(
+    question: Annotated[Literal["live", "ready", "generate"], typer.Argument(metavar="live|ready|generate")],
+    name: NameOption = "default",
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that it may take.")] = 10.0,
+) -> None:
+    """Answer a health check with one line and an exit code: supervisor, roles of this host, a token."""
+    from cli.commands.probe import probe as run
+
+    raise typer.Exit(run(name, question, timeout_s=timeout))
+
+
 @app.command(epilog=example('meshctl chat "What is 37 + 45?"'))
 def chat(
     prompt: Annotated[str | None, typer.Argument(help="One message; without it a conversation begins.")] = None,

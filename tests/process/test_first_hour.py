@@ -28,6 +28,7 @@ SAYS = {
     "status": "gateway-0",
     "logs": '"event":"joined"',
     "chat": "82",
+    "probe": "ready: ",
     "models": "random:qwen3-0.6b",
     "version": "meshctl ",
     "config show": "port = ",

@@ -1,0 +1,76 @@
+"""What `meshctl probe` makes of a gateway that is slow, mute, or none."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from cli.commands import probe as command
+from cli.exit_codes import ExitCode
+from cli.protocol import ActorList, ActorStatus
+from mesh.address import Endpoint
+
+
+def asked(monkeypatch, capsys, actors, answer=b"", *, ends=True, timeout_s=5.0):
+    """What a probe for a token returns and prints, where the gateway's port answers so."""
+
+    async def serve(reader, writer):
+        writers.append(writer)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        if ends:
+            writer.close()
+
+    async def get(url, left_s):
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        try:
+            return await real(url.replace(":1/", f":{port}/"), left_s)
+        finally:
+            server.close()
+            for writer in writers:
+                writer.close()
+                await writer.wait_closed()
+
+    writers = []
+    real = command._get
+    told = ActorList(mesh="m", url="http://127.0.0.1:1", model="echo", ready=True, actors=actors)
+    monkeypatch.setattr(command, "find_mesh", lambda name: (SimpleNamespace(), SimpleNamespace()))
+    monkeypatch.setattr(command, "ask_supervisor", lambda *_, **__: told)
+    monkeypatch.setattr(command, "_get", get)
+    code = command.probe("m", "generate", timeout_s=timeout_s)
+    output = capsys.readouterr()
+    return code, output.out + output.err
+
+
+def actor(role, state="ready", *, supervised=True):
+    return ActorStatus(
+        actor_id=f"{role}-0", role=role, pid=1, epoch=1, endpoint=Endpoint("", ""), state=state, supervised=supervised
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "ends", "code", "line"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n{}", True, ExitCode.OK, "a token was generated"),
+        (b'HTTP/1.1 503 X\r\n\r\n{"reasons": ["no\\nworker", "b"]}', True, ExitCode.NOT_READY, "no worker; b\n"),
+        (b"HTTP/1.1 503 X\r\n\r\n<html>", True, ExitCode.NOT_READY, "the gateway answers 503"),
+        (b"SSH-2.0-x\r\n", True, ExitCode.NOT_READY, "does not speak HTTP"),
+        (b"", True, ExitCode.NOT_READY, "does not speak HTTP"),
+        (b"HTTP/1.1 200 OK\r\n", False, ExitCode.TIMED_OUT, "no token came within 0.1 s"),
+    ],
+)
+def test_what_a_gateway_answers(monkeypatch, capsys, answer, ends, code, line):
+    timeout_s = 5.0 if ends else 0.1
+    got, said = asked(monkeypatch, capsys, [actor("gateway")], answer, ends=ends, timeout_s=timeout_s)
+    assert (got, said.count("\n")) == (code, 1)
+    assert line in said
+
+
+def test_a_host_without_a_gateway_is_asked_for_its_actors_alone(monkeypatch, capsys):
+    actors = [actor("supervisor"), actor("worker"), actor("gateway", supervised=False)]
+    assert asked(monkeypatch, capsys, actors)[0] == ExitCode.OK
+    code, line = asked(monkeypatch, capsys, [*actors, *(actor(f"r{n}", "starting") for n in range(5))])
+    assert code == ExitCode.NOT_READY
+    assert line.startswith("not ready: r0-0 is starting; r1-0 is starting; ")
+    assert line.endswith("; and 2 more\n")
