@@ -117,7 +117,8 @@ def test_a_group_gives_its_memory_back_and_the_other_one_serves(host):
 
 
 def test_what_runs_waits_where_no_other_group_is_there(host):
-    host.up("--model", "tiny", "--max-running", "8")
+    # From release to resume are three commands, which took longer than a request waits, 15 s, at a load of 12.
+    host.up("--model", "tiny", "--max-running", "8", KVMESH_ROLES__GATEWAY__ROLE_WAIT_S="100")
     expected = [answer(host, number) for number in range(3)]
     refused = host.meshctl("release", "--keep-weights", "--keep-kv")
     assert (refused.returncode, "nothing to release" in refused.stderr) == (1, True), refused.stderr
