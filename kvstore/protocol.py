@@ -6,7 +6,7 @@ that follows cache events. Page numbers are indices into one pool incarnation; a
 """
 
 from kvstore.layout import KVLayout
-from mesh.wire.message import Message
+from mesh.wire.message import Message, Part
 
 
 class MapPool(Message, frozen=True):
@@ -63,8 +63,8 @@ class PagesOffered(Message, frozen=True):
     incarnation: int
 
 
-class OpenGrant(Message, frozen=True):
-    """A decode scheduler lends pages of its own pool to one transfer. Ask to its own agent; answer `GrantOpened`.
+class OpenGrant(Part, frozen=True):
+    """A decode scheduler lends pages of its own pool to one transfer.
 
     `generations[i]` is what the page table says of `pages[i]` now; the agent checks it before and after each copy.
     A grant is single use: a retry takes new pages and a new grant.
@@ -80,13 +80,33 @@ class OpenGrant(Message, frozen=True):
     timeout_s: float
 
 
-class GrantOpened(Message, frozen=True):
-    """The agent accepts `PagesReady` for this grant from now on."""
+class OpenGrants(Message, frozen=True):
+    """Open these grants, each by itself. Ask of a decode scheduler to its own agent; answer `GrantsOpened`.
+
+    One for all that a turn of the asker's loop brought. Idempotent: a grant that is open with the same pages is opened
+    again, which starts its lease anew.
+    """
+
+    grants: list[OpenGrant]
+
+
+class GrantRefused(Part, frozen=True):
+    """Why one grant is not opened: `page_granted`, `too_many_grants`, `draining`, `grant_used`, and others."""
 
     grant_id: str
+    code: str
+    message: str
+    retryable: bool = False
 
 
-class PagesReady(Message, frozen=True):
+class GrantsOpened(Message, frozen=True):
+    """The agent takes `PagesReady` for the `opened` from now on. What is named in neither list is to be asked again."""
+
+    opened: list[str]
+    refused: list[GrantRefused] = []
+
+
+class PagesReady(Part, frozen=True):
     """A prefill scheduler announces finished pages to the destination's agent, which pulls them into the grant.
 
     `first` is the index in the grant of `pages[0]`. `total` is the number of pages the whole transfer has, known from
@@ -104,7 +124,13 @@ class PagesReady(Message, frozen=True):
     generations: list[int]
 
 
-class PagesPulled(Message, frozen=True):
+class AnnouncePages(Message, frozen=True):
+    """Tell an agent of pages that are finished, for each grant at most once: all that a turn of the loop brought."""
+
+    announced: list[PagesReady]
+
+
+class PagesPulled(Part, frozen=True):
     """The agent tells both schedulers how far the transfer is; `complete` is said exactly when all pages are in.
 
     That end goes to the grant's holder, and to both in answer to a repeated `PagesReady`. The first `num_pages` pages
@@ -116,13 +142,20 @@ class PagesPulled(Message, frozen=True):
     complete: bool = False
 
 
-class TransferFailed(Message, frozen=True):
+class TransferFailed(Part, frozen=True):
     """The transfer ended without all its pages; told to both sides. `quiesced`: nothing can still write the pages."""
 
     grant_id: str
     code: str
     message: str
     quiesced: bool = True
+
+
+class TransferNews(Message, frozen=True):
+    """Tell a scheduler what a turn of the agent's loop brought for its transfers; `pulled` came before `failed`."""
+
+    pulled: list[PagesPulled] = []
+    failed: list[TransferFailed] = []
 
 
 class CloseGrant(Message, frozen=True):

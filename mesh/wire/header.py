@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 2
-MIN_PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
+MIN_PROTOCOL_VERSION: Final = 3
 
 
 class Verb(enum.IntEnum):

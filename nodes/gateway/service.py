@@ -12,6 +12,7 @@ from typing import NamedTuple, assert_never
 
 from mesh import errors
 from mesh.actor import Answer, Context
+from mesh.calls.batches import cut
 from mesh.calls.persistent_ask import PersistentAsk
 from mesh.errors import CallError, MeshError
 from mesh.membership.view import Member
@@ -54,6 +55,7 @@ from nodes.gateway.scheduler_view import SchedulerView
 from nodes.gateway.validation import Job
 from nodes.protocol import (
     AttemptsCancelled,
+    AttemptsSubmitted,
     CancelAttempts,
     Detokenize,
     Detokenized,
@@ -61,12 +63,16 @@ from nodes.protocol import (
     Prepared,
     Resend,
     Route,
-    Submitted,
+    Submit,
+    SubmitAttempts,
 )
 from nodes.redaction import PromptRedactor
 from nodes.roles import DETOKENIZER, SCHEDULER, TOKENIZER, WORKER
 
 ROUTE_TIMEOUT_S = 2.0
+
+# Of an attempt on the wire, without its tokens and stop strings, which are few.
+_SUBMIT_BYTES = 1024
 
 DrawSeed = Callable[[], int]
 
@@ -110,6 +116,8 @@ class GatewayService:
         self._outputs: dict[str, _Open] = {}
         # Those to which this turn of the loop has brought something, some more than once.
         self._fresh: list[CallOutput] = []
+        # Attempts that this turn of the loop submits, by scheduler.
+        self._submits: dict[str, list[Submit]] = {}
         self._is_flushing = False
         self._account = RequestAccount(ctx)
         self._timer = DeadlineTimer(lambda: self.ctx, self._core.next_deadline, lambda _: self.handle(Tick()))
@@ -275,7 +283,7 @@ class GatewayService:
     def handle(self, event: Event) -> None:
         """Let the core decide, and do what it says."""
         self._driver.feed(event)
-        if (self._fresh or self._account.num_tokens) and not self._is_flushing:
+        if (self._fresh or self._submits or self._account.num_tokens) and not self._is_flushing:
             # Behind the frames that have come already: a gateway that lags writes what they bring in one piece.
             self._is_flushing = True
             self.ctx.later(0.0, self._flush)
@@ -292,11 +300,8 @@ class GatewayService:
                 self._end(command)
             case SlowRequest():
                 self._account.slow(command, self._outputs[command.request_id].names)
-            case SendSubmit():
-                # `ask_then` and no task: nothing but a callback is wanted of the answer, and there is one for each
-                # request.
-                then, timeout_s = partial(self._on_submitted, command), self.config.submit_timeout_s
-                self.ctx.ask_then(command.scheduler, command.message, then, timeout_s=timeout_s)
+            case SendSubmit(scheduler, message):
+                self._submits.setdefault(scheduler, []).append(message)
             case SendCancel():
                 then, timeout_s = partial(self._on_cancelled, command.scheduler), self.config.cancel_timeout_s
                 self.ctx.ask_then(
@@ -329,20 +334,36 @@ class GatewayService:
     def _flush(self) -> None:
         """Write out what this turn of the loop brought: once for each call, however much of it was its."""
         self._is_flushing = False
+        submits, self._submits = self._submits, {}
+        for scheduler, attempts in submits.items():
+            for some in cut(attempts, lambda one: _SUBMIT_BYTES + 5 * (len(one.prompt_ids) + len(one.output_ids))):
+                then = partial(self._on_submitted, scheduler, some)
+                message, timeout_s = SubmitAttempts(attempts=some), self.config.submit_timeout_s
+                self.ctx.ask_then(scheduler, message, then, timeout_s=timeout_s)
         fresh, self._fresh = self._fresh, []
         for output in fresh:
             output.flush()
         self._account.flush()
 
-    def _on_submitted(self, command: SendSubmit, outcome: Answer | MeshError) -> None:
-        request_id, attempt = command.message.request_id, command.message.attempt
+    def _on_submitted(self, scheduler: str, attempts: list[Submit], outcome: Answer | MeshError) -> None:
+        """An ask for several attempts is over: each of them comes to its own end."""
+        failure, was_heard = _unfitting(scheduler), True
+        held: set[tuple[str, int]] = set()
+        refused: dict[tuple[str, int], Failure] = {}
         if isinstance(outcome, MeshError):
+            failure = _failure_of(outcome)
             was_heard = not isinstance(outcome, errors.PeerLost) or outcome.was_heard
-            self.handle(SubmitFailed(request_id, attempt, _failure_of(outcome), was_heard))
-        elif isinstance(outcome.message, Submitted):
-            self.handle(SubmitAccepted(request_id, attempt, outcome.sender.actor_id, outcome.sender.epoch))
-        else:
-            self.handle(SubmitFailed(request_id, attempt, _unfitting(command.scheduler)))
+        elif isinstance(outcome.message, AttemptsSubmitted):
+            held = {(one.request_id, one.attempt) for one in outcome.message.held}
+            for one in outcome.message.refused:
+                refused[one.request_id, one.attempt] = Failure(one.code, one.message, one.retryable, one.param)
+        for submit in attempts:
+            key = (submit.request_id, submit.attempt)
+            if not isinstance(outcome, MeshError) and key in held:
+                self.handle(SubmitAccepted(*key, outcome.sender.actor_id, outcome.sender.epoch))
+            else:
+                # Named nowhere it may be held all the same: it is cancelled before there is another attempt.
+                self.handle(SubmitFailed(*key, refused.get(key, failure), was_heard))
 
     def _on_cancelled(self, scheduler: str, outcome: Answer | MeshError) -> None:
         if isinstance(outcome, MeshError):

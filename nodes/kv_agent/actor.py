@@ -7,7 +7,7 @@ announced pages into granted ones. All decisions are in `core.py`; this file rec
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, assert_never
+from typing import ClassVar, Final, assert_never
 
 from typing_extensions import override
 
@@ -15,14 +15,17 @@ from kvstore.errors import DeviceError, DeviceFault, KVError
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.page_pool import MemoryHost, PagePool, ShmHost
 from kvstore.protocol import (
+    AnnouncePages,
     CloseGrant,
     ClosePair,
     MapPool,
     OfferPair,
-    OpenGrant,
-    PagesReady,
+    OpenGrants,
+    PagesPulled,
     PoolHandle,
     SendPages,
+    TransferFailed,
+    TransferNews,
 )
 from kvstore.transfer.base import Peer
 from kvstore.transfer.paired.link import LinkMaker
@@ -31,6 +34,7 @@ from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded
 from mesh.actor import Actor, Call
 from mesh.address import Address
+from mesh.calls.batches import cut
 from mesh.errors import CallError
 from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver
@@ -72,6 +76,9 @@ from nodes.kv_agent.pools.taking import take_when_free
 from nodes.kv_agent.transports import make_transports
 from nodes.roles import KV_AGENT, NODE_CODEC
 
+# Of one transfer's news on the wire; a failure has a sentence in it.
+_NEWS_BYTES: Final = 512
+
 
 class KVAgent(Actor, HeldBy):
     """See the module. `host` is where pools live: files by default, the heap in simulations.
@@ -107,6 +114,8 @@ class KVAgent(Actor, HeldBy):
         self._timer = DeadlineTimer(lambda: self.ctx, lambda: self._core.next_deadline, lambda _: self._handle(Tick()))
         self._pumping: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
+        # What this turn of the loop brought, by scheduler.
+        self._news: dict[str, list[PagesPulled | TransferFailed]] = {}
         self._core = AgentCore("", [], Bounds())
         self._held: HeldPools | None = None
 
@@ -153,8 +162,10 @@ class KVAgent(Actor, HeldBy):
 
     def on_tell(self, sender: Address, message: Message | HotMessage, buffers: Sequence[Buffer]) -> None:
         """Announcements of prefill schedulers."""
-        if isinstance(message, PagesReady):
-            self._handle(PagesAnnounced(sender, message))
+        if isinstance(message, AnnouncePages):
+            for ready in message.announced:
+                self._driver.feed(PagesAnnounced(sender, ready))
+            self._handled()
         elif isinstance(message, ClosePair) and self._channel.inbox.transports:
             self._channel.inbox.pair_failed(message.pair, PAIR_ABORTED, f"{sender.actor_id} has closed it")
             self._keep_pumping()
@@ -169,7 +180,7 @@ class KVAgent(Actor, HeldBy):
             return
         if self._held is not None and self._held.on_ask(call):
             return
-        if not isinstance(message, MapPool | OpenGrant | CloseGrant):
+        if not isinstance(message, MapPool | OpenGrants | CloseGrant):
             super().on_ask(call)
             return
         self._last_call += 1
@@ -180,7 +191,7 @@ class KVAgent(Actor, HeldBy):
         match message:
             case MapPool():
                 self._handle(MapAsked(number, call.sender, message))
-            case OpenGrant():
+            case OpenGrants():
                 self._handle(OpenAsked(number, call.sender, message))
             case CloseGrant():
                 self._handle(CloseAsked(number, call.sender, message))
@@ -247,8 +258,11 @@ class KVAgent(Actor, HeldBy):
         self.ctx.announce(fallbacks=fallbacks)
 
     def _handle(self, event: Event) -> None:
-        if not self._driver.feed(event):
-            return
+        if self._driver.feed(event):
+            self._handled()
+
+    def _handled(self) -> None:
+        """See to all that an event, or several, may have changed."""
         if self._idle is not None and not self._core.num_live:
             self._idle.set()
         if self._held is not None:
@@ -271,7 +285,9 @@ class KVAgent(Actor, HeldBy):
                 if call is not None:
                     call.fail(code, reason, retryable=retryable)
             case Tell(receiver, message):
-                self.ctx.tell(receiver, message)
+                if not self._news:
+                    self.ctx.later(0.0, self._tell_news)
+                self._news.setdefault(receiver, []).append(message)
             case MapForeign(source):
                 self.ctx.spawn(self._map_foreign(source), name=f"map {source.agent}/{source.group}")
             case UnmapForeign(source):
@@ -282,6 +298,15 @@ class KVAgent(Actor, HeldBy):
                 self._pulls.cancel(grant_id, copy_id)
             case _:
                 assert_never(command)
+
+    def _tell_news(self) -> None:
+        """Tell each scheduler what the turn brought for it."""
+        news, self._news = self._news, {}
+        for receiver, messages in news.items():
+            for some in cut(messages, lambda _: _NEWS_BYTES):
+                pulled = [one for one in some if isinstance(one, PagesPulled)]
+                failed = [one for one in some if isinstance(one, TransferFailed)]
+                self.ctx.tell(receiver, TransferNews(pulled=pulled, failed=failed))
 
     def _forget_call(self, number: int) -> None:
         self._calls.pop(number, None)

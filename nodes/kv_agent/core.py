@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Final, assert_never
 
-from kvstore.layout import PADDING_PAGE
-from kvstore.protocol import GrantClosed, GrantOpened, OpenGrant, PoolHandle, TransferFailed
+from kvstore.protocol import GrantClosed, GrantRefused, GrantsOpened, OpenGrant, PoolHandle, TransferFailed
 from kvstore.transfer import session as transfer
 from kvstore.transfer.session import TransferSession
 from mesh.address import Address
@@ -50,6 +49,7 @@ from nodes.kv_agent.sources import SourceFacts, Sources
 from nodes.protocol.memory import MEMORY_RELEASED
 
 TRANSFER: Final = "transfer"
+_SAME_IN_REPEATS: Final = ("group", "pages", "generations", "holder_epoch")
 
 
 class AgentCore:
@@ -155,16 +155,28 @@ class AgentCore:
         return found if isinstance(found, Refuse) else Reply(event.call, found.handle(self._actor_id))
 
     def _open(self, event: OpenAsked, now: float) -> list[Command]:
-        grant, call = event.message, event.call
-        if event.sender != (grant.holder, grant.holder_epoch):
-            return [Refuse(call, "not_holder", f"{event.sender} cannot open a grant of {grant.holder}")]
         commands = self._revoke_older(event.sender, now)
+        opened: list[str] = []
+        refused: list[GrantRefused] = []
+        # One after the other: a page that two of them name is granted to the first.
+        for grant in event.message.grants:
+            refusal = self._open_one(event, grant, now)
+            if refusal is None:
+                opened.append(grant.grant_id)
+            else:
+                _, code, why, retryable = refusal
+                refused.append(GrantRefused(grant_id=grant.grant_id, code=code, message=why, retryable=retryable))
+        return [*commands, Reply(event.call, GrantsOpened(opened=opened, refused=refused))]
+
+    def _open_one(self, event: OpenAsked, grant: OpenGrant, now: float) -> Refuse | None:
+        call = event.call
+        if event.sender != (grant.holder, grant.holder_epoch):
+            return Refuse(call, "not_holder", f"{event.sender} cannot open a grant of {grant.holder}")
         session = self._sessions.get(grant.grant_id)
         if session is not None:
-            return [*commands, self._open_again(call, session, grant, now)]
-        refusal = self._refusal(call, grant)
-        if refusal is not None:
-            return [*commands, refusal]
+            return self._open_again(call, session, grant, now)
+        if (refusal := self._refusal(call, grant)) is not None:
+            return refusal
         session = TransferSession(grant, now, self._bounds.session)
         self._sessions[grant.grant_id] = session
         self._oldest[grant.holder] = min(self._oldest.get(grant.holder, grant.holder_epoch), grant.holder_epoch)
@@ -172,39 +184,27 @@ class AgentCore:
         self.num_live += 1
         self.num_transfers += 1
         self._arm(session)
-        return [*commands, Reply(call, GrantOpened(grant_id=grant.grant_id))]
+        return None
 
-    def _open_again(self, call: int, session: TransferSession, grant: OpenGrant, now: float) -> Command:
+    def _open_again(self, call: int, session: TransferSession, grant: OpenGrant, now: float) -> Refuse | None:
         old = session.grant
-        if (old.group, old.pages, old.generations, old.holder_epoch) != (
-            grant.group,
-            grant.pages,
-            grant.generations,
-            grant.holder_epoch,
-        ):
+        if any(getattr(old, name) != getattr(grant, name) for name in _SAME_IN_REPEATS):
             return Refuse(call, "grant_id_taken", f"grant {grant.grant_id} is open with other pages")
         if session.has_ended or session.is_closed:
             return Refuse(call, "grant_used", f"grant {grant.grant_id} has ended; a retry takes new pages")
         session.renew(grant.timeout_s, now)
         self._arm(session)
-        return Reply(call, GrantOpened(grant_id=grant.grant_id))
+        return None
 
     def _refusal(self, call: int, grant: OpenGrant) -> Refuse | None:
-        pool = self._own.find(call, grant.group)
-        if isinstance(pool, Refuse):
-            return pool
         if self._is_draining:
             return Refuse(call, "draining", f"{self._actor_id} takes no new grants", retryable=True)
         # Retryable: grants end by themselves at their deadline, 60 s as schedulers are configured.
         if self.num_live >= self._bounds.max_grants:
             return Refuse(call, "too_many_grants", f"{self.num_live} grants are open already", retryable=True)
-        if grant.layout_digest != self._own.digest(grant.group):
-            return Refuse(call, "layout_mismatch", f"the pool of {grant.group} has another layout than the grant")
-        pages = grant.pages
-        is_sound = len(set(pages)) == len(pages) == len(grant.generations) and bool(pages) and grant.timeout_s > 0
-        if not is_sound or not all(PADDING_PAGE < page < pool.num_pages for page in pages):
-            return Refuse(call, "bad_grant", f"grant {grant.grant_id} names no pages, some twice, or some not there")
-        taken = next((page for page in pages if (grant.group, page) in self._writable), None)
+        if (refusal := self._own.misfit(call, grant)) is not None:
+            return refusal
+        taken = next((page for page in grant.pages if (grant.group, page) in self._writable), None)
         if taken is not None:
             other = self._writable[grant.group, taken]
             return Refuse(call, "page_granted", f"page {taken} is still granted to {other}", retryable=True)

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvstore.protocol import (
     CloseGrant,
     GrantClosed,
-    GrantOpened,
+    GrantsOpened,
     MapPool,
-    OpenGrant,
+    OpenGrants,
     PagesPulled,
     PagesReady,
     PoolHandle,
@@ -39,11 +39,11 @@ class MapAsked(NamedTuple):
 
 
 class OpenAsked(NamedTuple):
-    """An ask for a grant."""
+    """An ask for grants."""
 
     call: int
     sender: Address
-    message: OpenGrant
+    message: OpenGrants
 
 
 class CloseAsked(NamedTuple):
@@ -144,7 +144,7 @@ class Reply(NamedTuple):
     """Answer a call."""
 
     call: int
-    message: PoolHandle | GrantOpened | GrantClosed
+    message: PoolHandle | GrantsOpened | GrantClosed
 
 
 class Refuse(NamedTuple):

@@ -1,11 +1,14 @@
 """What crosses the mesh between roles: the request's way round the ring, and steps between scheduler and worker.
 
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
-    gateway -> scheduler                Submit, CancelAttempts, Resend -> Submitted, AttemptsCancelled
+    gateway -> scheduler                SubmitAttempts, CancelAttempts -> AttemptsSubmitted, AttemptsCancelled; Resend
     scheduler -> worker -> scheduler    StepPlan -> StepResult or StepMismatch; Adopt -> Adopted; Dismiss
     worker -> worker of rank 0          JoinGroup                      -> GroupFormed
-    scheduler D -> scheduler P          PrefillOrder, CancelPrefill    -> PrefillAccepted, PrefillCancelled
-    scheduler P -> scheduler D          PrefillDone, PrefillFailed
+    scheduler D -> its kv_agent         OpenGrants, CloseGrant         -> GrantsOpened, GrantClosed
+    scheduler D -> scheduler P          OrderPrefills, CancelPrefill   -> PrefillsOrdered, PrefillCancelled
+    scheduler P -> kv_agent of D        AnnouncePages
+    kv_agent -> schedulers D, P         TransferNews
+    scheduler P -> scheduler D          PrefillNews
     scheduler -> detokenizer            TokenBatch
     detokenizer -> gateway              TextBatch
     detokenizer -> scheduler            StopAt, Resend
@@ -18,16 +21,19 @@ attempt it is about.
 """
 
 from kvstore.protocol import (
+    AnnouncePages,
     CacheEvents,
     CloseGrant,
     ClosePair,
     GrantClosed,
-    GrantOpened,
+    GrantRefused,
+    GrantsOpened,
     MakePages,
     MapPool,
     OfferPages,
     OfferPair,
     OpenGrant,
+    OpenGrants,
     PagesOffered,
     PagesPulled,
     PagesReady,
@@ -36,23 +42,29 @@ from kvstore.protocol import (
     PoolHandle,
     SendPages,
     TransferFailed,
+    TransferNews,
 )
 from nodes.protocol.attempts import (
     AttemptFailed,
+    AttemptRefused,
     AttemptsCancelled,
+    AttemptsSubmitted,
     CancelAttempts,
     Resend,
     ResendFrom,
     Submit,
-    Submitted,
+    SubmitAttempts,
 )
 from nodes.protocol.handoff import (
     CancelPrefill,
-    PrefillAccepted,
+    OrderPrefills,
     PrefillCancelled,
     PrefillDone,
     PrefillFailed,
+    PrefillNews,
     PrefillOrder,
+    PrefillRefused,
+    PrefillsOrdered,
 )
 from nodes.protocol.memory import (
     HasLetGo,
@@ -95,11 +107,10 @@ from nodes.protocol.steps import (
 NodeMessage = (
     MapPool
     | PoolHandle
-    | OpenGrant
-    | GrantOpened
-    | PagesReady
-    | PagesPulled
-    | TransferFailed
+    | OpenGrants
+    | GrantsOpened
+    | AnnouncePages
+    | TransferNews
     | CloseGrant
     | GrantClosed
     | CacheEvents
@@ -114,8 +125,8 @@ NodeMessage = (
     | ChooseRoute
     | Detokenize
     | Detokenized
-    | Submit
-    | Submitted
+    | SubmitAttempts
+    | AttemptsSubmitted
     | CancelAttempts
     | AttemptsCancelled
     | Resend
@@ -124,10 +135,9 @@ NodeMessage = (
     | Adopted
     | Dismiss
     | StepMismatch
-    | PrefillOrder
-    | PrefillAccepted
-    | PrefillDone
-    | PrefillFailed
+    | OrderPrefills
+    | PrefillsOrdered
+    | PrefillNews
     | CancelPrefill
     | PrefillCancelled
     | StopAt
@@ -153,8 +163,11 @@ HotNodeMessage = StepPlan | StepResult | TokenBatch | TextBatch
 __all__ = [
     "Adopt",
     "Adopted",
+    "AnnouncePages",
     "AttemptFailed",
+    "AttemptRefused",
     "AttemptsCancelled",
+    "AttemptsSubmitted",
     "CacheEvents",
     "CancelAttempts",
     "CancelPrefill",
@@ -165,7 +178,8 @@ __all__ = [
     "Detokenized",
     "Dismiss",
     "GrantClosed",
-    "GrantOpened",
+    "GrantRefused",
+    "GrantsOpened",
     "GroupFormed",
     "HasLetGo",
     "HasTakenUp",
@@ -181,17 +195,21 @@ __all__ = [
     "OfferPages",
     "OfferPair",
     "OpenGrant",
+    "OpenGrants",
+    "OrderPrefills",
     "PagesOffered",
     "PagesPulled",
     "PagesReady",
     "PagesSent",
     "PairAccepted",
     "PoolHandle",
-    "PrefillAccepted",
     "PrefillCancelled",
     "PrefillDone",
     "PrefillFailed",
+    "PrefillNews",
     "PrefillOrder",
+    "PrefillRefused",
+    "PrefillsOrdered",
     "Prepare",
     "Prepared",
     "ReleaseMemory",
@@ -208,10 +226,11 @@ __all__ = [
     "StreamFinish",
     "StreamOpen",
     "Submit",
-    "Submitted",
+    "SubmitAttempts",
     "TakeUp",
     "TextBatch",
     "TextDelta",
     "TokenBatch",
     "TransferFailed",
+    "TransferNews",
 ]

@@ -1,15 +1,12 @@
 """Between gateway and scheduler: one attempt of one request, from submission to its end."""
 
-from mesh.wire.message import HotPart, Message
+from mesh.wire.message import HotPart, Message, Part
 from nodes.request import AttemptRef, Sampling, StopRules
 
 
-class Submit(Message, frozen=True):
-    """Start one attempt of one request. Ask; idempotent by (request_id, attempt).
+class Submit(Part, frozen=True):
+    """One attempt of one request, to be started; idempotent by (request_id, attempt). A smaller `priority` goes first.
 
-    Errors: `never_fits` (400, more tokens than context or pool have), `empty_prompt` and `bad_token_id` (400),
-    `overloaded` (503, queue full), `draining` (try another), `attempt_over` (this attempt or a later one was here and
-    is cancelled, superseded or forgotten). A smaller `priority` goes first.
     `prompt_ids` and `output_ids` stay apart: usage, seeds and stop text depend on the boundary. Output positions count
     from 0 at the first output token of attempt 0, so this attempt begins at `len(output_ids)`.
     """
@@ -28,11 +25,36 @@ class Submit(Message, frozen=True):
     skip_special_tokens: bool = True
 
 
-class Submitted(Message, frozen=True):
-    """The scheduler holds the attempt from now on."""
+class SubmitAttempts(Message, frozen=True):
+    """Start these attempts, each by itself. Ask; answer `AttemptsSubmitted`.
+
+    One for all that a turn of the gateway's loop brought for this scheduler.
+    """
+
+    attempts: list[Submit]
+
+
+class AttemptRefused(Part, frozen=True):
+    """Why one attempt is not taken; `param` is the field of the request that would have to change.
+
+    Codes: `never_fits` (400, more tokens than context or pool have), `empty_prompt` and `bad_token_id` (400),
+    `overloaded` (503, queue full), `draining` (try another), `attempt_over` (this attempt or a later one was here and
+    is cancelled, superseded or forgotten).
+    """
 
     request_id: str
     attempt: int
+    code: str
+    message: str
+    retryable: bool = False
+    param: str | None = None
+
+
+class AttemptsSubmitted(Message, frozen=True):
+    """The scheduler holds the `held` from now on. What is named in neither list it may hold or not."""
+
+    held: list[AttemptRef]
+    refused: list[AttemptRefused] = []
 
 
 class CancelAttempts(Message, frozen=True):

@@ -1,16 +1,25 @@
-"""Asks that go on until they are answered, one message each: adopt, open a grant, close it. Pure; owned by the core."""
+"""Asks of the scheduler's core: those that go on until they are answered, and those for several things at once.
 
-from typing import Any
+Pure; owned by the core.
+"""
 
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final, Generic, TypeVar
+
+from mesh.calls.batches import cut
 from mesh.calls.retrier import Retrier
 from mesh.runtime.deadlines import Deadlines
 from nodes.scheduler.events import Ask, Outbox, Tag
 
+Item = TypeVar("Item")
+
 RETRY = "retry_ask"
+NOT_NAMED: Final = "not_named"
+"""What an item is taken to have failed with that the answer to its ask names nowhere."""
 
 
 class PersistentAsks(Retrier[Tag, Ask]):
-    """Pending asks by tag."""
+    """Pending asks by tag, one message each: adopt, close a grant."""
 
     def __init__(self, outbox: Outbox, deadlines: Deadlines) -> None:
         super().__init__(deadlines, RETRY, lambda _, asks: outbox.commands.extend(asks))
@@ -21,3 +30,55 @@ class PersistentAsks(Retrier[Tag, Ask]):
         """Ask now; again `retry_s` after each failure before `give_up_at`. Replaces an ask of the same tag."""
         self.add(tag, actor_id, Ask(actor_id, message, timeout_s, tag), retry_s=retry_s, give_up_at=give_up_at)
         self.flush()
+
+
+class BatchedAsks(Generic[Item]):
+    """Asks that name several items each. The tag of one is `(kind, its number)`; what it named is known until it ends.
+
+    Args:
+        kind: of the tags.
+        outbox: where asks go.
+        timeout_s: of each ask.
+        message: the ask for some items.
+        size: about how many bytes an item takes, so that no message becomes too large for what it has beside others.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        outbox: Outbox,
+        timeout_s: float,
+        message: Callable[[list[Item]], Any],
+        size: Callable[[Item], int],
+    ) -> None:
+        self._kind = kind
+        self._outbox = outbox
+        self._timeout_s = timeout_s
+        self._message = message
+        self._size = size
+        self._named: dict[str, list[str]] = {}
+        self._count = 0
+
+    def ask(self, actor_id: str, items: Mapping[str, Item]) -> None:
+        """Ask a peer for these, by name; in several messages where one would be too large."""
+        for names in cut(items, lambda name: self._size(items[name])):
+            self._count += 1
+            number = str(self._count)
+            self._named[number] = names
+            message = self._message([items[name] for name in names])
+            self._outbox.add(Ask(actor_id, message, self._timeout_s, (self._kind, number)))
+
+    def failed(self, number: str) -> list[str]:
+        """The ask brought no answer: what it named."""
+        return self._named.pop(number, [])
+
+    def answered(
+        self, number: str, done: Collection[str], refused: Mapping[str, str]
+    ) -> Iterator[tuple[str, str | None]]:
+        """Of each item that the ask named: None where it is done, else the code of what it failed with.
+
+        What an answer names beside is not believed: only this ask's items were this peer's to decide.
+        """
+        done = frozenset(done)
+        for name in self._named.pop(number, ()):
+            yield name, None if name in done else refused.get(name, NOT_NAMED)

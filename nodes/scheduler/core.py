@@ -9,20 +9,19 @@ after the events of a loop turn comes `Wake`, which works through what is due, p
 `next_deadline` is when a `Wake` is wanted without any event. Time is a parameter. Called by `actor.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import assert_never
 
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import RecoveredSequences
-from kvstore.protocol import GrantClosed, GrantOpened, PagesPulled, PoolHandle, TransferFailed
+from kvstore.protocol import GrantClosed, GrantsOpened, PoolHandle, TransferNews
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import (
     Adopted,
-    PrefillAccepted,
     PrefillCancelled,
-    PrefillDone,
-    PrefillFailed,
+    PrefillNews,
+    PrefillsOrdered,
     Resend,
     StepMismatch,
     StepResult,
@@ -201,17 +200,16 @@ class SchedulerCore:
                     self.admission.is_due |= self.results.acknowledge(step, now)
             case StepMismatch():
                 self.pipeline.on_mismatch(sender, message, now)
-            case PagesPulled():
+            case TransferNews():
                 # The agent tells both sides, and one actor may be either.
-                self.orders.on_pulled(message, now)
-                self._on_outcome(self.grants.on_pulled(message, now), now)
-            case TransferFailed():
-                self._leave(self.orders.on_transfer_failed(message, now), now)
-                self._on_outcome(self.grants.on_transfer_failed(message, now), now)
-            case PrefillDone():
-                self._on_outcome(self.grants.on_done(sender, message, now), now)
-            case PrefillFailed():
-                self._on_outcome(self.grants.on_failed(sender, message, now), now)
+                for pulled in message.pulled:
+                    self.orders.on_pulled(pulled, now)
+                    self._on_outcomes((self.grants.on_pulled(pulled, now),), now)
+                for failed in message.failed:
+                    self._leave(self.orders.on_transfer_failed(failed, now), now)
+                    self._on_outcomes((self.grants.on_transfer_failed(failed, now),), now)
+            case PrefillNews():
+                self._on_outcomes(self.grants.on_news(sender, message, now), now)
             case Resend():
                 self.handlers.on_resend(sender, message, now)
             case StopAt():
@@ -226,10 +224,10 @@ class SchedulerCore:
         if isinstance(message, Adopted):
             if (adopted := self.pipeline.take_adopted(event.tag, message, now)) is not None:
                 self._on_adopted(adopted, now)
-        elif isinstance(message, GrantOpened):
-            self.grants.on_opened(subject, message, now)
-        elif isinstance(message, PrefillAccepted):
-            self.grants.on_accepted(subject, message, now)
+        elif isinstance(message, GrantsOpened):
+            self._on_outcomes(self.grants.on_opened(subject, message, now), now)
+        elif isinstance(message, PrefillsOrdered):
+            self._on_outcomes(self.grants.on_ordered(subject, message, now), now)
         elif isinstance(message, GrantClosed):
             if pages := self.grants.on_closed(subject, message):
                 self.cache.clear_quarantined(pages)
@@ -241,7 +239,7 @@ class SchedulerCore:
         if event.tag[0] == pipeline.ADOPT[0]:
             self.asks.failed((event.tag,), now)
         else:
-            self._on_outcome(self.grants.on_ask_failed(event.tag, event.code, now), now)
+            self._on_outcomes(self.grants.on_ask_failed(event.tag, event.code, now), now)
 
     def _on_adopted(self, adopted: Adopted, now: float) -> None:
         self.handlers.vocab_size = adopted.vocab_size
@@ -260,8 +258,7 @@ class SchedulerCore:
         self.streams.on_lost(peer, self.attempts)
         for sequence in self.orders.on_holder_lost(peer):
             self.endings.leave(sequence, now)
-        for outcome in self.grants.on_peer_lost(peer.actor_id, now):
-            self._on_outcome(outcome, now)
+        self._on_outcomes(self.grants.on_peer_lost(peer.actor_id, now), now)
         self.admission.is_due = True
 
     def _on_members(self, event: MembersChanged, now: float) -> None:
@@ -277,10 +274,11 @@ class SchedulerCore:
         self.streams.on_members(self._ready, self.attempts)
         self.admission.is_due = True
 
-    def _on_outcome(self, outcome: Outcome | None, now: float) -> None:
-        if outcome is not None:
-            self.results.take_handoff(outcome, now)
-            self.admission.is_due = True
+    def _on_outcomes(self, outcomes: Iterable[Outcome | None], now: float) -> None:
+        for outcome in outcomes:
+            if outcome is not None:
+                self.results.take_handoff(outcome, now)
+                self.admission.is_due = True
 
     def _leave(self, sequence: Sequence | None, now: float) -> None:
         if sequence is not None:
@@ -294,6 +292,7 @@ class SchedulerCore:
             self._on_due[key[0]](key[1], now)
         self._plan(now)
         self.grants.flush()
+        self.orders.flush()
         self.streams.flush()
         self.news.publish()
         self.load_reports.report(len(self.running) + len(self.grants), now)
@@ -307,7 +306,8 @@ class SchedulerCore:
             prefill.LEASE: lambda grant_id, now: self._leave(self.orders.on_lease_over(grant_id), now),
             prefill.TIMEOUT: lambda grant_id, now: self._leave(self.orders.on_timeout(grant_id, now), now),
             decode.RENEW: self.grants.on_renew_due,
-            decode.EXPIRE: lambda grant_id, now: self._on_outcome(self.grants.on_expired(grant_id, now), now),
+            decode.EXPIRE: lambda grant_id, now: self._on_outcomes((self.grants.on_expired(grant_id, now),), now),
+            decode.OPEN: lambda agent, _: self.grants.on_open_retry_due(agent),
             decode.CANCEL: lambda peer, _: self.grants.on_retry_due(peer),
             asks.RETRY: lambda peer, _: self.asks.retry(peer),
             attempts.FINISHED: lambda row, now: self.endings.cancel(self.attempts.on_finished_due(row), now),
@@ -378,7 +378,7 @@ class SchedulerCore:
             self._release_recovered()
         elif len(self.grants):
             # Whoever has nothing yet but lent pages gives them back.
-            self._on_outcome(self.grants.revoke(self.grants.sequences()[-1], now), now)
+            self._on_outcomes((self.grants.revoke(self.grants.sequences()[-1], now),), now)
         elif not (len(self.orders) or self.grants.num_closing or sequence.num_inflight):
             # Only pages that it holds twice can be missing: computed itself while another computed the same prefix,
             # whose copies its own lock keeps. Started again it holds each page once.

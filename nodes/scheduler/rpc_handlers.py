@@ -1,7 +1,7 @@
 """What others ask of a scheduler: take an attempt, drop attempts, send tokens again, prefill for someone else.
 
-Every ask is answered at once: holding an attempt and having computed it are two things. Repeats are answered like the
-first; what is over stays over. Pure; owned by the core.
+Every ask is answered at once: holding an attempt and having computed it are two things. Of an ask for several each is
+taken or refused by itself. Repeats are answered like the first; what is over stays over. Pure; owned by the core.
 """
 
 from collections.abc import Sequence as Items
@@ -12,17 +12,22 @@ from mesh.errors import NOT_SERVED
 from nodes.context_length import over_context
 from nodes.protocol import (
     AttemptFailed,
+    AttemptRefused,
     AttemptsCancelled,
+    AttemptsSubmitted,
     CancelAttempts,
     CancelPrefill,
-    PrefillAccepted,
+    OrderPrefills,
     PrefillCancelled,
     PrefillOrder,
+    PrefillRefused,
+    PrefillsOrdered,
     Resend,
     StopAt,
     Submit,
-    Submitted,
+    SubmitAttempts,
 )
+from nodes.request import AttemptRef
 from nodes.scheduler.attempts import Attempts, Standing
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Asked, Outbox, Refuse, Reply
@@ -31,6 +36,9 @@ from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.handoff.prefill import OrderRefused, PrefillHandoffQueue
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.sequence import Sequence
+
+Problem = tuple[str, str, bool, str | None]
+"""Why something is refused: code, message, whether it may be tried again, and the parameter at fault."""
 
 
 class RpcHandlers:
@@ -65,12 +73,12 @@ class RpcHandlers:
     def on_ask(self, event: Asked, now: float) -> None:
         """Answer one ask."""
         match event.message:
-            case Submit():
-                self._on_submit(event, event.message, now)
+            case SubmitAttempts():
+                self._on_submits(event, event.message, now)
             case CancelAttempts():
                 self._on_cancel(event, event.message, now)
-            case PrefillOrder():
-                self._on_order(event, event.message, now)
+            case OrderPrefills():
+                self._on_orders(event, event.message, now)
             case CancelPrefill():
                 for grant_id in event.message.grant_ids:
                     sequence = self._orders.cancel(grant_id)
@@ -113,34 +121,49 @@ class RpcHandlers:
 
     # inside
 
-    def _on_submit(self, event: Asked, submit: Submit, now: float) -> None:
+    def _on_submits(self, event: Asked, message: SubmitAttempts, now: float) -> None:
+        held: list[AttemptRef] = []
+        refused: list[AttemptRefused] = []
+        # What one of them takes of the room in the queue is seen by the next.
+        for submit in message.attempts:
+            refusal = self._submit(event.sender, submit, now)
+            if refusal is None:
+                held.append(AttemptRef(submit.request_id, submit.attempt))
+            else:
+                code, text, retryable, param = refusal
+                refused.append(
+                    AttemptRefused(
+                        request_id=submit.request_id,
+                        attempt=submit.attempt,
+                        code=code,
+                        message=text,
+                        retryable=retryable,
+                        param=param,
+                    )
+                )
+        self._outbox.add(Reply(event.call, AttemptsSubmitted(held=held, refused=refused)))
+
+    def _submit(self, sender: Address, submit: Submit, now: float) -> Problem | None:
+        """Take an attempt, unless it is held already; or say why not."""
         standing = self._attempts.standing(submit)
-        accepted = Reply(event.call, Submitted(request_id=submit.request_id, attempt=submit.attempt))
-        refusal = None
-        # Its answer was lost. Accepted again, and nothing else: a second sequence would draw the same tokens twice.
         if standing is Standing.KNOWN:
-            self._outbox.add(accepted)
-            return
+            # Its answer was lost. Accepted again, and nothing else: a second sequence would draw the same tokens twice.
+            return None
         if standing is Standing.OVER:
-            refusal = Refuse(
-                event.call, "attempt_over", f"attempt {submit.attempt} or a later one was here and is over"
-            )
-        elif self.is_draining or self.is_worker_drained:
-            refusal = Refuse(event.call, "draining", f"{self._what_drains}; submit to another", True)
-        elif (problem := self._problem(submit.prompt_ids, submit.output_ids, submit.stop.max_tokens)) is not None:
-            refusal = Refuse(event.call, *problem)
-        elif len(self._queue) >= self._config.max_waiting:
+            return "attempt_over", f"attempt {submit.attempt} or a later one was here and is over", False, None
+        if self.is_draining or self.is_worker_drained:
+            return "draining", f"{self._what_drains}; submit to another", True, None
+        if (problem := self._problem(submit.prompt_ids, submit.output_ids, submit.stop.max_tokens)) is not None:
+            return problem
+        if len(self._queue) >= self._config.max_waiting:
             message = f"{self._config.max_waiting} requests wait already; try again later or elsewhere"
-            refusal = Refuse(event.call, "overloaded", message, True)
-        if refusal is not None:
-            self._outbox.add(refusal)
-            return
-        # The gateway has given that one up, or it would not ask under a higher number.
+            return "overloaded", message, True, None
         older = self._attempts.up_to(submit.request_id, submit.attempt)
+        # The gateway has given that one up, or it would not ask under a higher number.
         if older is not None:
             self._endings.cancel(older, now)
-        self._outbox.add(accepted)
-        self._take(event.sender, submit, now)
+        self._take(sender, submit, now)
+        return None
 
     def _take(self, sender: Address, submit: Submit, now: float) -> None:
         # The epoch of a gateway that submits through someone else is not known: any loss of it counts.
@@ -165,12 +188,23 @@ class RpcHandlers:
             self._attempts.remember(ref.request_id, ref.attempt)
         self._outbox.add(Reply(event.call, AttemptsCancelled(attempts=message.attempts)))
 
-    def _on_order(self, event: Asked, message: PrefillOrder, now: float) -> None:
-        accepted = Reply(event.call, PrefillAccepted(grant_id=message.grant_id))
+    def _on_orders(self, event: Asked, message: OrderPrefills, now: float) -> None:
+        accepted: list[str] = []
+        refused: list[PrefillRefused] = []
+        for order in message.orders:
+            refusal = self._order(event.sender, order, now)
+            if refusal is None:
+                accepted.append(order.grant_id)
+            else:
+                code, text, retryable = refusal
+                refused.append(PrefillRefused(grant_id=order.grant_id, code=code, message=text, retryable=retryable))
+        self._outbox.add(Reply(event.call, PrefillsOrdered(accepted=accepted, refused=refused)))
+
+    def _order(self, sender: Address, message: PrefillOrder, now: float) -> OrderRefused | None:
+        """Take an order or renew it; or say why not."""
         if message.grant_id in self._orders:
-            self._orders.renew(event.sender, message, now)
-            self._outbox.add(accepted)
-            return
+            self._orders.renew(sender, message, now)
+            return None
         refusal = self._orders.refusal(message)
         problem = self._problem(message.token_ids, [], 1)
         if refusal is None and (self.is_draining or self.is_worker_drained):
@@ -178,17 +212,14 @@ class RpcHandlers:
         if refusal is None and problem is not None:
             refusal = OrderRefused(*problem[:3])
         if refusal is not None:
-            self._outbox.add(Refuse(event.call, *refusal))
-            return
+            return refusal
         sequence = Sequence.from_order(self._next_row(), message, now)
-        self._orders.accept(event.sender, message, sequence, now)
+        self._orders.accept(sender, message, sequence, now)
         self._queue.add(sequence)
-        self._outbox.add(accepted)
+        return None
 
-    def _problem(
-        self, prompt_ids: Items[int], output_ids: Items[int], max_tokens: int
-    ) -> tuple[str, str, bool, str] | None:
-        """Why tokens can never be served here: code, message, retryable, parameter."""
+    def _problem(self, prompt_ids: Items[int], output_ids: Items[int], max_tokens: int) -> Problem | None:
+        """Why tokens can never be served here."""
         # The last token of all is never computed from, so it takes no page.
         limit = min(self._config.context_length, self._cache.num_pages * self._config.page_size + 1)
         if not prompt_ids:

@@ -46,6 +46,7 @@ from nodes.worker.executor.step_watch import StepWatch
 from nodes.worker.parallel.group import RankGroup
 from nodes.worker.parallel.ranks import RankCore
 from nodes.worker.steps.step import StepOutcome
+from tests.simulation.batch_mutations import BATCHES_PLANTED
 from tests.simulation.planting import Patches, around, nothing
 from tests.simulation.table_mutations import OPENINGS_PLANTED, TABLE_KEPT
 
@@ -305,7 +306,8 @@ def _take_alone(host: Any, prefix: str, wanted: Any, incarnation: int) -> Any:
     return [take_pool(host, prefix + one.name, one, incarnation) for one in wanted]
 
 
-PLANTED: dict[str, Patches] = OPENINGS_PLANTED | {
+_ELSEWHERE = OPENINGS_PLANTED | BATCHES_PLANTED
+PLANTED: dict[str, Patches] = _ELSEWHERE | {
     "unacknowledged steps are not sent again": [around(Pipeline, "send_again", lambda _: nothing)],
     "any result is taken for the oldest step": [around(Pipeline, "on_result", _take_any_result)],
     "only the last result is kept": [around(WorkerCore, "_keep", _keep_one_result)],

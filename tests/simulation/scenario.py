@@ -323,7 +323,7 @@ def play(mesh: SimulatedMesh, scenario: Coroutine[Any, Any, list[str]], *told: o
         error.add_note("\n".join([mesh.network.report(60), *map(str, told)]))
         raise
     problems += mesh.failed_cores
-    problems += mesh.late_asks.found + mesh.tombstones.found
+    problems += mesh.late_asks.found + mesh.tombstones.found + mesh.unopened.found
     problems += [f"{num} rows failed with {code}" for code, num in mesh.errors.items() if code == CORRUPT_PAGE]
     assert not problems, "\n".join([*problems, mesh.network.report(60), *map(str, told)])
 

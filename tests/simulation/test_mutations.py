@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.simulation.batch_mutations import GATHERED_LONGER, OPENED_LATE
 from tests.simulation.mutations import PLANTED
 from tests.simulation.planting import MOST_SEEDS, first_caught
 from tests.simulation.scenario import run_seed
@@ -16,6 +17,8 @@ KNOWN_SEEDS = {
     "a grant is closed while a copy writes": 9,
     "a grant that closes itself leaves no tombstone": 40,
     "a grant that has closed itself answers its sender alone": 40,
+    "what an answer does not name is taken for done": 0,
+    "one attempt that is refused fails those beside it": 15,
     "what nobody claims is held for good": 0,
     "recovered sequences are claimed for other tokens": 22,
     "deltas are taken wherever they belong": 5,
@@ -39,7 +42,7 @@ KNOWN_SEEDS = {
     "a step is over when its first rank is done": 22,
     "ranks go on without one that died": 14,
     "a rank drops steps that another may have begun": 14,
-    "the pool of one rank is made again alone": 15,
+    "the pool of one rank is made again alone": 145,
     "a device that fails poisons what it is given": 27,
     "a batch that raises fails all its rows": 27,
     "a step that hangs is waited for": 36,
@@ -59,6 +62,11 @@ def test_a_planted_bug_is_seen(name: str) -> None:
     assert first_caught(PLANTED[name], run_seed, KNOWN_SEEDS[name], NUM_NEARBY) is not None, (
         f"nobody noticed that {name}"
     )
+
+
+@pytest.mark.parametrize("harmless", [OPENED_LATE, GATHERED_LONGER], ids=["opened late", "gathered longer"])
+def test_what_goes_with_a_planted_bug_is_none_by_itself(harmless) -> None:
+    assert first_caught([harmless], run_seed, 0, 10) is None
 
 
 @pytest.mark.slow

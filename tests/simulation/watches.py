@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvstore.protocol import PagesPulled, PagesReady
+from kvstore.protocol import AnnouncePages, OpenGrants, PagesPulled, TransferNews
 from kvstore.transfer.session import DEFAULT_LIMITS
-from mesh.actor import Actor
+from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.testing.processes import ProcessState, SimulatedProcess
 from nodes.kv_agent.actor import KVAgent
@@ -68,24 +68,54 @@ class Tombstones:
         senders: dict[str, Address] = {}
         # By grant: who was told first, which is the holder, and when.
         succeeded: dict[str, tuple[str, float]] = {}
-        told: list[tuple[str, str]] = []
 
         def telling(to: str, message: Any, *more: Any, **options: Any) -> bool:
-            if isinstance(message, PagesPulled) and message.complete:
-                succeeded.setdefault(message.grant_id, (to, loop.time()))
-                told.append((to, message.grant_id))
+            for pulled in message.pulled if isinstance(message, TransferNews) else ():
+                if pulled.complete:
+                    succeeded.setdefault(pulled.grant_id, (to, loop.time()))
             return tell(to, message, *more, **options)
 
         def taking(sender: Address, message: Any, buffers: Sequence[Any]) -> None:
-            told.clear()
-            grant_id = message.grant_id if isinstance(message, PagesReady) else ""
-            holder, at = succeeded.get(grant_id, ("", 0.0))
             on_tell(sender, message, buffers)
-            is_due = holder and senders[grant_id] == sender and loop.time() < at + DEFAULT_LIMITS.linger_s
-            if is_due and (holder, grant_id) not in told:
-                self.found.append(f"{holder} was not told again that grant {grant_id} has all its pages")
-            if grant_id:
-                senders.setdefault(grant_id, sender)
+            for ready in message.announced if isinstance(message, AnnouncePages) else ():
+                holder, at = succeeded.get(ready.grant_id, ("", 0.0))
+                is_due = holder and senders[ready.grant_id] == sender and loop.time() < at + DEFAULT_LIMITS.linger_s
+                # What an agent tells leaves it at the end of the turn.
+                told = [one.grant_id for one in agent._news.get(holder, ()) if isinstance(one, PagesPulled)]
+                if is_due and ready.grant_id not in told:
+                    self.found.append(f"{holder} was not told again that grant {ready.grant_id} has all its pages")
+                senders.setdefault(ready.grant_id, sender)
 
         agent.ctx.tell = telling  # type: ignore[method-assign]
+        agent.on_tell = taking  # type: ignore[method-assign]
+
+
+class UnopenedGrants:
+    """Notes pages announced for a grant that its agent was asked for and has not opened.
+
+    Such an order comes to nothing and the request is prefilled where it decodes: nobody hears of it but by the clock.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def watch(self, agent: KVAgent) -> None:
+        """Look at all that `agent` is asked and told from now on."""
+        on_ask, on_tell = agent.on_ask, agent.on_tell
+        asked: set[str] = set()
+        opened: set[str] = set()
+
+        def asking(call: Call) -> None:
+            on_ask(call)
+            if isinstance(call.message, OpenGrants):
+                asked.update(one.grant_id for one in call.message.grants)
+                opened.update(asked & {one.grant.grant_id for one in agent.core.sessions})
+
+        def taking(sender: Address, message: Any, buffers: Sequence[Any]) -> None:
+            for ready in message.announced if isinstance(message, AnnouncePages) else ():
+                if ready.grant_id in asked - opened:
+                    self.found.append(f"pages came for grant {ready.grant_id}, which its agent has not opened")
+            on_tell(sender, message, buffers)
+
+        agent.on_ask = asking  # type: ignore[method-assign]
         agent.on_tell = taking  # type: ignore[method-assign]

@@ -43,7 +43,7 @@ from tests.simulation.bad_moments import BadMoments
 from tests.simulation.deaths import MortalHost, MortalTransport
 from tests.simulation.hardware import Lockstep, SlowWorker, corrupt_pages, extra_of, slow_down
 from tests.simulation.speeds import draw_speeds
-from tests.simulation.watches import LateAsks, Tombstones
+from tests.simulation.watches import LateAsks, Tombstones, UnopenedGrants
 
 CONTEXT_LENGTH = 512
 SETTLE_S = 60.0
@@ -92,6 +92,7 @@ class SimulatedMesh:
     processes: dict[str, SimulatedProcess] = field(default_factory=dict[str, SimulatedProcess])
     late_asks: LateAsks = field(default_factory=LateAsks)
     tombstones: Tombstones = field(default_factory=Tombstones)
+    unopened: UnopenedGrants = field(default_factory=UnopenedGrants)
     failed_cores: list[str] = field(default_factory=list[str])
     deaths: Counter[str] = field(default_factory=Counter[str])
     gone: set[str] = field(default_factory=set[str])
@@ -226,6 +227,7 @@ class SimulatedMesh:
             dice = random.Random(f"cancels/{self.seed}/{epoch}")
             slow_down(actor, self.speeds.copy_s, self.speeds.most_late, self.moments, dice)
             self.tombstones.watch(actor)
+            self.unopened.watch(actor)
         started = process.spawn(system.start())
         if actor_id == "registry":
             await asyncio.wait([started], timeout=1.0)

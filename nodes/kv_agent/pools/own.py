@@ -5,8 +5,10 @@ Pure; part of the kv_agent's core.
 
 from collections.abc import Iterable
 
+from kvstore.layout import PADDING_PAGE
 from kvstore.pool.header import PoolInfo
 from kvstore.pool.page_pool import PagePool
+from kvstore.protocol import OpenGrant
 from kvstore.transfer.session import TransferSession
 from nodes.kv_agent.events import Refuse, SourceId
 from nodes.kv_agent.pools.facts import Pool
@@ -34,10 +36,6 @@ class OwnPools:
         """The pool of a group's rank 0, away or not."""
         return self._pools.get((group, 0))
 
-    def digest(self, group: str) -> bytes:
-        """What the layout of a known group hashes to."""
-        return self._pools[group, 0].layout.digest
-
     def withdraw(self, group: str, code: str, message: str) -> SourceId:
         """Nobody may begin anything with it any more. Returns it as a source of copies."""
         self._away[group] = code, message
@@ -62,6 +60,20 @@ class OwnPools:
             return Refuse(call, "unknown_rank", f"{self._actor_id} has no pool of rank {rank} of group {group!r}")
         known = ", ".join(sorted({name for name, _ in self._pools})) or "none"
         return Refuse(call, "unknown_group", f"{self._actor_id} has no pool of group {group!r} (it has: {known})")
+
+    def misfit(self, call: int, grant: OpenGrant) -> Refuse | None:
+        """Why a grant cannot be of a pool that is here."""
+        pool = self.find(call, grant.group)
+        if isinstance(pool, Refuse):
+            return pool
+        if grant.layout_digest != pool.layout.digest:
+            return Refuse(call, "layout_mismatch", f"the pool of {grant.group} has another layout than the grant")
+        pages = grant.pages
+        is_sound = len(set(pages)) == len(pages) == len(grant.generations) and bool(pages) and grant.timeout_s > 0
+        # Page 0 pads batches: what is written there is read by nobody, so a grant that names it is a mistake.
+        if not is_sound or not all(PADDING_PAGE < page < pool.num_pages for page in pages):
+            return Refuse(call, "bad_grant", f"grant {grant.grant_id} names no pages, some twice, or some not there")
+        return None
 
     def _source(self, group: str) -> SourceId:
         return SourceId(self._actor_id, group)

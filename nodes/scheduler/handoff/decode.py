@@ -1,30 +1,49 @@
 """Decode's side of a handoff: pages lent to a transfer, the prefill ordered elsewhere, and every way that can end.
 
-    OPENING   OpenGrant asked of the own agent
-    ORDERED   GrantOpened; PrefillOrder asked, and renewed while the handoff lives: the renewal is what tells a silent
+    OPENING   a grant asked of the own agent
+    ORDERED   it is open; the prefill ordered, and renewed while the handoff lives: the renewal is what tells a silent
               prefill scheduler from a slow one, and tells it that we still want the pages
     done      `PagesPulled(complete)` and `PrefillDone` are both here, in any order
     failed    refused, failed, silent for a lease, past the deadline, a peer lost, or no longer wanted
 
-Either way the prefill is cancelled, which is asked until answered, together with all others of a turn at that peer. A
-grant whose pages are all in has closed itself; any other is closed at the agent, which is asked until answered too, and
-pages of one that was ordered are quarantined until `GrantClosed`: until then a copy may still be under way. The first
-pages that were in already are good, whatever failed after: they stay in the cache, and if all were in, only the first
-token is missing. A grant is single use; a retry has another one and other pages. Pure; owned by the core, which moves
-the sequence as the returned outcome says.
+What a turn brings for one peer goes in one ask, and each item of it comes to its own end: what an answer names nowhere
+is asked again like what brought no answer.
+
+Either way the prefill is cancelled, which is asked until answered. A grant whose pages are all in has closed itself;
+any other is closed at the agent, which is asked until answered too, and pages of one that was ordered are quarantined
+until `GrantClosed`: until then a copy may still be under way. The first pages that were in already are good, whatever
+failed after: they stay in the cache, and if all were in, only the first token is missing. A grant is single use; a
+retry has another one and other pages. Pure; owned by the core, which moves the sequence as the returned outcome says.
 """
 
-from typing import NamedTuple
-
 from kvstore.cache.block_table import ExportedPages
-from kvstore.protocol import CloseGrant, GrantClosed, GrantOpened, OpenGrant, PagesPulled, PoolHandle, TransferFailed
+from kvstore.protocol import (
+    CloseGrant,
+    GrantClosed,
+    GrantsOpened,
+    OpenGrant,
+    OpenGrants,
+    PagesPulled,
+    PoolHandle,
+    TransferFailed,
+)
 from mesh.address import Address
 from mesh.calls.retrier import Retrier
 from mesh.runtime.deadlines import Deadlines
-from nodes.protocol import CancelPrefill, PrefillAccepted, PrefillCancelled, PrefillDone, PrefillFailed, PrefillOrder
-from nodes.scheduler.asks import PersistentAsks
+from nodes.protocol import (
+    CancelPrefill,
+    OrderPrefills,
+    PrefillCancelled,
+    PrefillDone,
+    PrefillFailed,
+    PrefillNews,
+    PrefillOrder,
+    PrefillsOrdered,
+)
+from nodes.scheduler.asks import NOT_NAMED, BatchedAsks, PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Ask, Outbox, Tag
+from nodes.scheduler.handoff.handoff import Handoff, HandoffDone, HandoffFailed, Outcome, ended
 from nodes.scheduler.sequence import Sequence
 
 OPEN = "open_grant"
@@ -35,52 +54,14 @@ RENEW = "renew_order"
 EXPIRE = "handoff"
 NEVER = float("inf")
 MAX_CANCELS = 1024
+# Of a grant or an order on the wire, without its pages or tokens, which take up to 5 bytes each.
+_ITEM_BYTES = 512
 
 # The peer may not have heard; anything else is its own refusal.
-SILENCE = frozenset({"deadline_exceeded", "mailbox_full"})
-# Both leave it open whether the other end has acted, so both are asked again under the same grant id.
+# All leave it open whether the other end has acted, so all are asked again under the same grant id.
+SILENCE = frozenset({"deadline_exceeded", "mailbox_full", NOT_NAMED})
 # The agent has not heard yet that an earlier grant of these pages is closed.
 NOT_YET = SILENCE | {"page_granted"}
-
-
-class HandoffDone(NamedTuple):
-    """All pages are in and the first token is drawn."""
-
-    sequence: Sequence
-    token_id: int
-    num_cached_tokens: int
-    extra: bytes = b""
-
-
-class HandoffFailed(NamedTuple):
-    """It is over. `complete`: all pages are in nevertheless, and the sequence's own again."""
-
-    sequence: Sequence
-    reason: str
-    complete: bool
-
-
-Outcome = HandoffDone | HandoffFailed
-
-
-class _Handoff:
-    __slots__ = (
-        "deadline", "done", "done_at", "grant_id", "heard_at", "is_ordered", "is_pulled", "lent", "num_pulled",
-        "opened_at", "prefill", "sequence",
-    )  # fmt: skip
-
-    def __init__(self, grant_id: str, sequence: Sequence, lent: ExportedPages, now: float, deadline: float) -> None:
-        self.grant_id = grant_id
-        self.sequence = sequence
-        self.lent = lent
-        self.prefill = sequence.prefill
-        self.deadline = deadline
-        # `heard_at` starts now, although nobody was heard: the lease of silence is then counted from the opening.
-        self.opened_at = self.done_at = self.heard_at = now
-        self.is_ordered = False
-        self.is_pulled = False
-        self.num_pulled = 0
-        self.done: PrefillDone | None = None
 
 
 class DecodeHandoffQueue:
@@ -104,8 +85,26 @@ class DecodeHandoffQueue:
         self._outbox = outbox
         self._deadlines = deadlines
         self._asks = asks
+        timeout_s = config.ask_timeout_s
+        self._open_asks = BatchedAsks[OpenGrant](
+            OPEN,
+            outbox,
+            timeout_s,
+            lambda grants: OpenGrants(grants=grants),
+            lambda one: _ITEM_BYTES + 10 * len(one.pages),
+        )
+        self._order_asks = BatchedAsks[PrefillOrder](
+            ORDER,
+            outbox,
+            timeout_s,
+            lambda orders: OrderPrefills(orders=orders),
+            lambda one: _ITEM_BYTES + 5 * len(one.token_ids),
+        )
+        self._opens = Retrier[str, OpenGrant](deadlines, OPEN, self._ask_to_open)
+        # Of this turn, by prefill scheduler and grant.
+        self._fresh_orders: dict[str, dict[str, PrefillOrder]] = {}
         self._cancels = Retrier[str, str](deadlines, CANCEL, self._ask_to_cancel)
-        self._handoffs: dict[str, _Handoff] = {}
+        self._handoffs: dict[str, Handoff] = {}
         self._closing: dict[str, list[int]] = {}
         self._count = 0
         self.num_done = 0
@@ -135,7 +134,7 @@ class DecodeHandoffQueue:
         # memory. Prefill remembers ids that it has cancelled: after such a return it refused 112 of 112 handoffs.
         grant_id = f"{self._holder}/{self._nonce}.{self._count}"
         deadline = now + self._config.handoff_timeout_s
-        self._handoffs[grant_id] = _Handoff(grant_id, sequence, lent, now, deadline)
+        self._handoffs[grant_id] = Handoff(grant_id, sequence, lent, now, deadline)
         message = OpenGrant(
             grant_id=grant_id,
             group=self._pool.group,
@@ -147,23 +146,32 @@ class DecodeHandoffQueue:
             timeout_s=self._config.handoff_timeout_s,
         )
         self._deadlines.set((EXPIRE, grant_id), deadline)
-        self._asks.start(
-            (OPEN, grant_id),
+        self._opens.add(
+            grant_id,
             self._config.agent,
             message,
-            timeout_s=self._config.ask_timeout_s,
             retry_s=self._config.ask_retry_s,
             # A lease and not the whole handoff timeout: an own agent that is silent for 10 s is gone, and the prompt is
             # better prefilled here.
             give_up_at=now + self._config.lease_s,
         )
 
-    def on_opened(self, grant_id: str, message: GrantOpened, now: float) -> None:
-        """The agent takes pages for this grant from now on, so the prefill can be ordered."""
+    def on_opened(self, number: str, message: GrantsOpened, now: float) -> list[Outcome]:
+        """The agent has answered ask `number`. It takes pages for the open grants, so their prefill can be ordered."""
+        refused = {one.grant_id: one.code for one in message.refused}
+        answers = self._open_asks.answered(number, message.opened, refused)
+        return ended(self._on_open_answer(grant_id, code, now) for grant_id, code in answers)
+
+    def _on_open_answer(self, grant_id: str, code: str | None, now: float) -> Outcome | None:
         handoff = self._handoffs.get(grant_id)
         # The handoff may have ended while the agent answered; its grant is then being closed already.
-        if not self._asks.answered((OPEN, grant_id)) or handoff is None or message.grant_id != grant_id:
-            return
+        if handoff is None:
+            return None
+        if code is not None:
+            # Before the lease of asking is over, silence is no answer, nor is a grant that is just being closed.
+            is_asked_again = code in NOT_YET and not self._opens.failed((grant_id,), now)
+            return None if is_asked_again else self._fail(handoff, code, now)
+        self._opens.answered(grant_id)
         assert handoff.sequence.kv is not None, "pages are lent"
         # Before the order leaves: from then on a copy may write at any moment, and pages in flight are quarantined, not
         # freed.
@@ -172,13 +180,28 @@ class DecodeHandoffQueue:
         handoff.heard_at = now
         handoff.sequence.grant_s = now - handoff.opened_at
         self._order(handoff, now)
+        return None
 
-    def on_accepted(self, grant_id: str, message: PrefillAccepted, now: float) -> None:
-        """The prefill scheduler has the order, or still has it."""
+    def on_ordered(self, number: str, message: PrefillsOrdered, now: float) -> list[Outcome]:
+        """A prefill scheduler has answered ask `number`: it has the accepted orders, or still has them."""
+        refused = {one.grant_id: one.code for one in message.refused}
+        answers = self._order_asks.answered(number, message.accepted, refused)
+        return ended(self._on_order_answer(grant_id, code, now) for grant_id, code in answers)
+
+    def _on_order_answer(self, grant_id: str, code: str | None, now: float) -> Outcome | None:
         handoff = self._handoffs.get(grant_id)
-        if handoff is not None and message.grant_id == grant_id:
+        if handoff is None:
+            return None
+        if code is None:
             handoff.heard_at = now
             self._deadlines.set((RENEW, grant_id), now + self._config.order_renew_s)
+            return None
+        # Progress of the copy counts as life of the prefill scheduler as well, so only a whole lease without either
+        # ends it: prefilling elsewhere again costs a prompt, waiting costs at most 10 s.
+        if code not in SILENCE or now - handoff.heard_at >= self._config.lease_s:
+            return self._fail(handoff, code, now)
+        self._deadlines.set((RENEW, grant_id), now + self._config.ask_retry_s)
+        return None
 
     def on_pulled(self, message: PagesPulled, now: float) -> Outcome | None:
         """The agent says how far the transfer is."""
@@ -211,6 +234,11 @@ class DecodeHandoffQueue:
             return None
         return self._fail(handoff, message.code, now)
 
+    def on_news(self, sender: Address, message: PrefillNews, now: float) -> list[Outcome]:
+        """A prefill scheduler says which orders have ended."""
+        done = [self.on_done(sender, one, now) for one in message.done]
+        return ended([*done, *(self.on_failed(sender, one, now) for one in message.failed)])
+
     def on_transfer_failed(self, message: TransferFailed, now: float) -> Outcome | None:
         """The agent has given the transfer up."""
         handoff = self._handoffs.get(message.grant_id)
@@ -227,43 +255,43 @@ class DecodeHandoffQueue:
         for grant_id in message.grant_ids:
             self._cancels.answered(grant_id)
 
-    def on_ask_failed(self, tag: Tag, code: str, now: float) -> Outcome | None:
-        """One of our asks was refused or brought no answer."""
-        # A tag's subject is a grant for all kinds but CANCEL.
-        kind, grant_id = tag
-        handoff = self._handoffs.get(grant_id)
+    def on_ask_failed(self, tag: Tag, code: str, now: float) -> list[Outcome]:
+        """One of our asks was refused as a whole or brought no answer: so did each item that it named."""
+        kind, subject = tag
         if kind == CANCEL:
             # The subject is the peer. What another ask to it may still bring about is asked again with the rest.
-            self._cancels.failed(self._cancels.keys_of(grant_id), now)
-            return None
-        if kind == CLOSE:
+            self._cancels.failed(self._cancels.keys_of(subject), now)
+        elif kind == CLOSE:
             self._asks.failed((tag,), now)
-            return None
-        if handoff is None:
-            return None
-        if kind == OPEN:
-            return self._fail(handoff, code, now) if code not in NOT_YET or self._asks.failed((tag,), now) else None
-        # Progress of the copy counts as life of the prefill scheduler as well, so only a whole lease without either
-        # ends it: prefilling elsewhere again costs a prompt, waiting costs at most 10 s.
-        if code not in SILENCE or now - handoff.heard_at >= self._config.lease_s:
-            return self._fail(handoff, code, now)
-        self._deadlines.set((RENEW, grant_id), now + self._config.ask_retry_s)
-        return None
+        elif kind == OPEN:
+            return ended(self._on_open_answer(grant_id, code, now) for grant_id in self._open_asks.failed(subject))
+        else:
+            return ended(self._on_order_answer(grant_id, code, now) for grant_id in self._order_asks.failed(subject))
+        return []
 
     def on_renew_due(self, grant_id: str, now: float) -> None:
         """Time to ask the prefill scheduler again whether it has the order."""
         self._order(self._handoffs[grant_id], now)
 
     def flush(self) -> None:
-        """All cancels of this turn have gathered."""
+        """All that is to be asked in this turn has gathered."""
+        self._opens.flush()
+        orders, self._fresh_orders = self._fresh_orders, {}
+        for prefill, of_peer in orders.items():
+            self._order_asks.ask(prefill, of_peer)
         self._cancels.flush()
 
     def on_retry_due(self, peer: str) -> None:
         """The pause after a failed ask to cancel is over."""
         self._cancels.retry(peer)
 
+    def on_open_retry_due(self, agent: str) -> None:
+        """The pause after grants that could not be opened is over."""
+        self._opens.retry(agent)
+
     def retry_now(self, peer: str) -> None:
-        """A prefill scheduler is back: it is asked to cancel without a pause."""
+        """A peer is back: what it failed to do is asked of it without a pause."""
+        self._opens.retry_now(peer)
         self._cancels.retry_now(peer)
 
     def on_expired(self, grant_id: str, now: float) -> Outcome:
@@ -283,26 +311,11 @@ class DecodeHandoffQueue:
 
     # inside
 
-    def _order(self, handoff: _Handoff, now: float) -> None:
-        sequence = handoff.sequence
-        message = PrefillOrder(
-            grant_id=handoff.grant_id,
-            request_id=sequence.request_id,
-            attempt=sequence.attempt,
-            token_ids=sequence.token_ids.tolist(),
-            num_prompt_tokens=sequence.num_prompt_tokens,
-            # What is cached here is neither sent nor, if the prefill scheduler has it too, computed.
-            num_skip_tokens=handoff.lent.first * self._config.page_size,
-            sampling=sequence.sampling,
-            agent=self._config.agent,
-            extra_key=sequence.extra_key,
-            # What is left of the handoff, on every renewal: the prefill is given up no later than here.
-            timeout_s=max(0.0, handoff.deadline - now),
-        )
-        tag = (ORDER, handoff.grant_id)
-        self._outbox.add(Ask(handoff.prefill, message, self._config.ask_timeout_s, tag))
+    def _order(self, handoff: Handoff, now: float) -> None:
+        order = handoff.order(self._config.page_size, self._config.agent, now)
+        self._fresh_orders.setdefault(handoff.prefill, {})[handoff.grant_id] = order
 
-    def _settle(self, handoff: _Handoff, now: float) -> Outcome | None:
+    def _settle(self, handoff: Handoff, now: float) -> Outcome | None:
         # Token and pages come from two actors over two links, so either may be first.
         if handoff.done is None or not handoff.is_pulled:
             return None
@@ -314,7 +327,7 @@ class DecodeHandoffQueue:
         self.num_done += 1
         return HandoffDone(sequence, done.token_id, done.num_cached_tokens, done.extra)
 
-    def _fail(self, handoff: _Handoff, reason: str, now: float) -> Outcome:
+    def _fail(self, handoff: Handoff, reason: str, now: float) -> Outcome:
         self._end(handoff, now)
         kv = handoff.sequence.kv
         assert kv is not None, "pages are lent"
@@ -330,7 +343,7 @@ class DecodeHandoffQueue:
         self.num_failed += 1
         return HandoffFailed(handoff.sequence, reason, handoff.is_pulled)
 
-    def _keep_first(self, handoff: _Handoff) -> None:
+    def _keep_first(self, handoff: Handoff) -> None:
         """Pages that are in need not be computed again: they go into the cache, where the next try finds them."""
         kv, first, page_size = handoff.sequence.kv, handoff.lent.first, self._config.page_size
         assert kv is not None, "pages are lent"
@@ -343,10 +356,12 @@ class DecodeHandoffQueue:
                 handoff.sequence.num_cached_tokens = kv.num_cached_tokens
             kv.commit_first(token_ids[:whole])
 
-    def _end(self, handoff: _Handoff, now: float) -> None:
+    def _end(self, handoff: Handoff, now: float) -> None:
         grant_id = handoff.grant_id
         del self._handoffs[grant_id]
-        self._asks.stop((OPEN, grant_id))
+        self._opens.stop(grant_id)
+        # Given up in the turn in which it was ordered: nobody has heard of it, and its cancel is told all the same.
+        self._fresh_orders.get(handoff.prefill, {}).pop(grant_id, None)
         self._deadlines.clear((RENEW, grant_id))
         self._deadlines.clear((EXPIRE, grant_id))
         if not handoff.is_pulled:
@@ -370,6 +385,9 @@ class DecodeHandoffQueue:
 
     def _cancel(self, prefill: str, grant_id: str, give_up_at: float) -> None:
         self._cancels.add(grant_id, prefill, grant_id, retry_s=self._config.ask_retry_s, give_up_at=give_up_at)
+
+    def _ask_to_open(self, agent: str, grants: list[OpenGrant]) -> None:
+        self._open_asks.ask(agent, {one.grant_id: one for one in grants})
 
     def _ask_to_cancel(self, prefill: str, grant_ids: list[str]) -> None:
         # A thousand ids are some tens of kilobytes, far below the limit of a frame. One ask for all of a turn: a

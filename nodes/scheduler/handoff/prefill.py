@@ -6,6 +6,9 @@
     FAILED    `PrefillFailed` is told; pages are given back at once
     gone      cancelled by its holder (the normal end), the holder lost, or a lease without a sign of life
 
+What a turn brings for one peer goes in one message: pages that a chunk filled and those that came full with the token
+are one announcement, and one copy for the agent.
+
 Tells may be lost, so what is not acknowledged is told again: the announcement as a whole (an index already copied is
 acknowledged again, to both schedulers), and the result until the holder cancels. Signs of life are the holder's
 renewals and the agent's progress. A cancelled grant id is remembered for a while, for an order that arrives after its
@@ -15,10 +18,11 @@ own cancellation. Pure; owned by the core, which ends the sequences that are ret
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
-from kvstore.protocol import PagesPulled, PagesReady, PoolHandle, TransferFailed
+from kvstore.protocol import AnnouncePages, PagesPulled, PagesReady, PoolHandle, TransferFailed
 from mesh.address import Address
+from mesh.calls.batches import cut
 from mesh.runtime.deadlines import Deadlines
-from nodes.protocol import PrefillDone, PrefillFailed, PrefillOrder
+from nodes.protocol import PrefillDone, PrefillFailed, PrefillNews, PrefillOrder
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Outbox
 from nodes.scheduler.sequence import Sequence
@@ -29,6 +33,8 @@ TIMEOUT: Final = "order_timeout"
 UNKNOWN_GRANT: Final = "unknown_grant"
 MAX_REMEMBERED: Final = 4096
 MAX_REPEAT_FACTOR: Final = 8
+# Of an announcement or a result on the wire, without its pages, which take up to 10 bytes each.
+_ITEM_BYTES: Final = 512
 
 
 class OrderRefused(NamedTuple):
@@ -81,6 +87,9 @@ class PrefillHandoffQueue:
         self._deadlines = deadlines
         self._orders: dict[str, _Order] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()
+        # To be told at the end of the turn. By agent and grant: the span of pages; by holder and grant: the result.
+        self._fresh_pages: dict[str, dict[str, tuple[int, int]]] = {}
+        self._fresh_results: dict[str, dict[str, PrefillDone | PrefillFailed]] = {}
         self.num_done = 0
         self.num_failed = 0
 
@@ -128,13 +137,13 @@ class PrefillHandoffQueue:
         # Whole pages only: a page that is still being written would be copied with what it held before.
         num_ready = sequence.num_computed // self._config.page_size - order.num_skip_pages
         if num_ready > order.num_announced:
-            self._announce(order, sequence, order.num_announced, num_ready, now)
+            self._announce(order, num_ready, now)
 
     def on_token(self, sequence: Sequence, token_id: int, extra: bytes, now: float) -> None:
         """The first token is drawn (`extra` goes beside it), so all pages are ready, the partly filled last one too."""
         order = self._orders[sequence.order_id]
         if order.num_announced < order.total:
-            self._announce(order, sequence, order.num_announced, order.total, now)
+            self._announce(order, order.total, now)
         self.num_done += 1
         stages = sequence.measure(now)
         done = PrefillDone(
@@ -216,44 +225,70 @@ class PrefillHandoffQueue:
         # From the first page on, not from the first that was not acknowledged: the acknowledgement may be what was
         # lost, and the decode scheduler's copy of it too.
         if sequence is not None and order.num_announced and (order.num_pulled < order.num_announced or order.result):
-            self._tell_ready(order, sequence, 0, order.num_announced)
+            self._tell_ready(order, 0, order.num_announced)
         if order.result is not None:
-            self._outbox.tell(order.holder.actor_id, order.result)
+            self._tell_result(order, order.result)
         self._deadlines.set((ANNOUNCE, grant_id), now + order.repeat_s)
+
+    def flush(self) -> None:
+        """Tell what has gathered in this turn, each peer once."""
+        fresh_pages, self._fresh_pages = self._fresh_pages, {}
+        for agent, spans in fresh_pages.items():
+            ready = [one for grant_id, span in spans.items() if (one := self._ready(grant_id, *span)) is not None]
+            for some in cut(ready, lambda one: _ITEM_BYTES + 10 * len(one.pages)):
+                self._outbox.tell(agent, AnnouncePages(announced=some))
+        fresh_results, self._fresh_results = self._fresh_results, {}
+        for holder, results in fresh_results.items():
+            # An order may have been cancelled since: nobody waits for its result.
+            told = [result for grant_id, result in results.items() if grant_id in self._orders]
+            for some in cut(told, lambda _: _ITEM_BYTES):
+                done = [one for one in some if isinstance(one, PrefillDone)]
+                failed = [one for one in some if isinstance(one, PrefillFailed)]
+                self._outbox.tell(holder, PrefillNews(done=done, failed=failed))
 
     # inside
 
-    def _announce(self, order: _Order, sequence: Sequence, first: int, end: int, now: float) -> None:
-        self._tell_ready(order, sequence, first, end)
+    def _announce(self, order: _Order, end: int, now: float) -> None:
+        self._tell_ready(order, order.num_announced, end)
         order.num_announced = end
         order.repeat_s = self._config.announce_repeat_s
         self._deadlines.set((ANNOUNCE, order.grant_id), now + order.repeat_s)
 
-    def _tell_ready(self, order: _Order, sequence: Sequence, first: int, end: int) -> None:
-        kv = sequence.kv
+    def _tell_ready(self, order: _Order, first: int, end: int) -> None:
+        spans = self._fresh_pages.setdefault(order.agent, {})
+        # Of one order spans of a turn follow each other, or a repeat begins at 0: together they are one span.
+        before = spans.get(order.grant_id, (first, end))
+        spans[order.grant_id] = (min(first, before[0]), max(end, before[1]))
+
+    def _tell_result(self, order: _Order, result: PrefillDone | PrefillFailed) -> None:
+        self._fresh_results.setdefault(order.holder.actor_id, {})[order.grant_id] = result
+
+    def _ready(self, grant_id: str, first: int, end: int) -> PagesReady | None:
+        """Pages of an order as they are announced; None if it has given them back since."""
+        order = self._orders.get(grant_id)
+        if order is None or order.sequence is None:
+            return None
+        kv = order.sequence.kv
         assert kv is not None, "pages are kept until the order is over"
         # Indices of the announcement count from the first page that the grant holds; those before it decode had cached.
         start = order.num_skip_pages + first
-        self._outbox.tell(
-            order.agent,
-            PagesReady(
-                grant_id=order.grant_id,
-                first=first,
-                total=order.total,
-                source_group=self._pool.group,
-                source_agent=self._pool.agent,
-                source_incarnation=self._pool.incarnation,
-                layout_digest=self._layout_digest,
-                pages=kv.pages[start : start + end - first],
-                # With them a copy finds out that a page was given to somebody else between announcement and reading.
-                generations=kv.generations(start, end - first),
-            ),
+        return PagesReady(
+            grant_id=grant_id,
+            first=first,
+            total=order.total,
+            source_group=self._pool.group,
+            source_agent=self._pool.agent,
+            source_incarnation=self._pool.incarnation,
+            layout_digest=self._layout_digest,
+            pages=kv.pages[start : start + end - first],
+            # With them a copy finds out that a page was given to somebody else between announcement and reading.
+            generations=kv.generations(start, end - first),
         )
 
     def _conclude(self, order: _Order, result: PrefillDone | PrefillFailed, now: float) -> None:
         order.result = result
         order.repeat_s = self._config.announce_repeat_s
-        self._outbox.tell(order.holder.actor_id, result)
+        self._tell_result(order, result)
         self._deadlines.set((ANNOUNCE, order.grant_id), now + order.repeat_s)
 
     def _renew(self, order: _Order, now: float) -> None:

@@ -25,7 +25,9 @@ from nodes.gateway.actor import Gateway
 from nodes.gateway.config import GatewayConfig
 from nodes.protocol import (
     AttemptFailed,
+    AttemptRefused,
     AttemptsCancelled,
+    AttemptsSubmitted,
     CancelAttempts,
     ChooseRoute,
     Detokenize,
@@ -35,11 +37,12 @@ from nodes.protocol import (
     Resend,
     Route,
     Submit,
-    Submitted,
+    SubmitAttempts,
     TextBatch,
     TextDelta,
 )
 from nodes.registry.actor import RegistryActor
+from nodes.request import AttemptRef
 from nodes.roles import DETOKENIZER, NODE_CODEC, SCHEDULER, TOKENIZER, WORKER
 
 END_OF_TEXT = 256
@@ -153,15 +156,19 @@ class FakeScheduler(Actor):
 
     def on_ask(self, call: Call) -> None:
         match call.message:
-            case Submit():
-                self.seen.submits.append(call.message)
-                if self.faults.refuse_submits:
-                    retryable = self.faults.refuse_submits != "never_fits"
-                    call.fail(self.faults.refuse_submits, "as told", retryable=retryable)
-                    return
-                submit = call.message
-                self.held[submit.request_id] = Held(submit, list(submit.output_ids))
-                call.reply(Submitted(request_id=submit.request_id, attempt=submit.attempt))
+            case SubmitAttempts():
+                held, refused = [], []
+                for submit in call.message.attempts:
+                    self.seen.submits.append(submit)
+                    if code := self.faults.refuse_submits:
+                        refused.append(AttemptRefused(
+                            request_id=submit.request_id, attempt=submit.attempt, code=code, message="as told",
+                            retryable=code != "never_fits",
+                        ))  # fmt: skip
+                        continue
+                    self.held[submit.request_id] = Held(submit, list(submit.output_ids))
+                    held.append(AttemptRef(submit.request_id, submit.attempt))
+                call.reply(AttemptsSubmitted(held=held, refused=refused))
                 self.wake()
             case CancelAttempts():
                 for ref in call.message.attempts:

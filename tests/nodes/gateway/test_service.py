@@ -15,12 +15,12 @@ from nodes.gateway.scrape import Scraper
 from nodes.gateway.validation import Validator
 from nodes.protocol import (
     AttemptsCancelled,
+    AttemptsSubmitted,
     CancelAttempts,
     Detokenized,
     Load,
     Prepared,
-    Submit,
-    Submitted,
+    SubmitAttempts,
     TextBatch,
     TextDelta,
 )
@@ -118,12 +118,12 @@ class ConfusedScheduler(FakeScheduler):
     num_confused_cancels = 0
 
     def on_ask(self, call: Any) -> None:
-        if isinstance(call.message, Submit) and self.num_confused_submits:
+        if isinstance(call.message, SubmitAttempts) and self.num_confused_submits:
             self.num_confused_submits -= 1
             call.reply(AttemptsCancelled(attempts=[]))
         elif isinstance(call.message, CancelAttempts) and self.num_confused_cancels:
             self.num_confused_cancels -= 1
-            call.reply(Submitted(request_id="x", attempt=0))
+            call.reply(AttemptsSubmitted(held=[]))
         else:
             super().on_ask(call)
 

@@ -24,6 +24,7 @@ from nodes.registry.actor import RegistryActor
 from nodes.roles import NODE_CODEC
 from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
 from tests.kvstore.fake_links import FakeLinks, FakeWire
+from tests.nodes.kv_agent.one_by_one import news, outcome, together
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, page_size=4)
 SIZE = LAYOUT.page_bytes
@@ -45,7 +46,7 @@ class Scheduler(Actor):
         self.heard: list[Any] = []
 
     def on_tell(self, sender: Address, message: Any, buffers: Any) -> None:
-        self.heard.append(message)
+        self.heard.extend(news(message))
 
     async def ends(self) -> PagesPulled | TransferFailed:
         async with asyncio.timeout(30):
@@ -117,7 +118,7 @@ class World:
             await system.stop()
 
     async def ask(self, agent: str, message: Any) -> Any:
-        return (await self.scheduler.ctx.ask(agent, message, timeout_s=2.0)).message
+        return outcome((await self.scheduler.ctx.ask(agent, together(message), timeout_s=2.0)).message)
 
     async def pool(self, agent: str, group: str) -> tuple[PoolHandle, PagePool]:
         """Map a pool as its worker does; its scheduler, which sees the page table only, says that all pages run."""
@@ -161,7 +162,7 @@ class World:
             pages=source_pages,
             generations=[7] * len(source_pages),
         )
-        self.scheduler.ctx.tell(agent, announced)
+        self.scheduler.ctx.tell(agent, together(announced))
 
 
 def config(device: str, *groups: str, **changes: Any) -> KVAgentConfig:

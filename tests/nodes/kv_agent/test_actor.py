@@ -17,7 +17,7 @@ from kvstore.pool.page_pool import HeapHost, MemoryHost, PoolInfo, ShmHost
 from kvstore.protocol import (
     CloseGrant,
     GrantClosed,
-    GrantOpened,
+    GrantsOpened,
     MapPool,
     PagesPulled,
     PoolHandle,
@@ -31,6 +31,7 @@ from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
 from nodes.kv_agent.events import OpenAsked, PeerGone
 from nodes.protocol import Load
 from nodes.registry.actor import RegistryActor
+from tests.nodes.kv_agent.one_by_one import together
 from tests.nodes.kv_agent.two_schedulers import (
     LAYOUT,
     NUM_PAGES,
@@ -50,13 +51,13 @@ async def pull(world: World, source_agent: str, agent: str = "agent-0") -> None:
     source, from_pool = await world.pool(world.p, source_agent, "p")
     _, to_pool = await world.pool(world.d, agent, "d")
     from_pool.pages_view[:] = random.Random(3).randbytes(len(from_pool.pages_view))
-    assert await world.ask(world.d, agent, grant([4, 5, 2])) == GrantOpened(grant_id="g")
-    world.p.ctx.tell(agent, ready(source, [8, 9], total=3))
-    world.p.ctx.tell(agent, ready(source, [3], first=2, total=3))
+    assert await world.ask(world.d, agent, grant([4, 5, 2])) == GrantsOpened(opened=["g"])
+    world.p.announce(agent, ready(source, [8, 9], total=3))
+    world.p.announce(agent, ready(source, [3], first=2, total=3))
     end = PagesPulled(grant_id="g", num_pages=3, complete=True)
     assert await world.d.ends() == end
     assert end not in world.p.heard, "it hears of it as D cancels its order"
-    world.p.ctx.tell(agent, ready(source, [3], first=2, total=3))
+    world.p.announce(agent, ready(source, [3], first=2, total=3))
     assert await world.p.ends() == end
     for page, copied in ((8, 4), (9, 5), (3, 2)):
         assert to_pool.page(copied) == from_pool.page(page)
@@ -108,7 +109,7 @@ def test_a_source_that_cannot_be_read_fails_the_transfer(agent_id: str, code: st
         await world.sees("agent-0", "nonsense")
         world.host.unlink(source.path)
         await world.ask(world.d, "agent-0", grant([1]))
-        world.p.ctx.tell("agent-0", ready(msgspec.structs.replace(source, agent=agent_id), [1]))
+        world.p.announce("agent-0", ready(msgspec.structs.replace(source, agent=agent_id), [1]))
         for scheduler in (world.d, world.p):
             end = await scheduler.ends()
             assert isinstance(end, TransferFailed)
@@ -125,7 +126,7 @@ def test_closing_during_a_long_copy_is_answered_when_it_is_quiet() -> None:
         _, to_pool = await world.pool(world.d, "agent-0", "d")
         from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
         await world.ask(world.d, "agent-0", grant([1, 2]))
-        world.p.ctx.tell("agent-0", ready(source, [1, 2]))
+        world.p.announce("agent-0", ready(source, [1, 2]))
         while not any(to_pool.pages_view):
             await asyncio.sleep(0.0005)
         assert await world.ask(world.d, "agent-0", CloseGrant(grant_id="g")) == GrantClosed(grant_id="g")
@@ -148,7 +149,7 @@ def test_a_page_that_moves_on_during_the_copy_fails_it() -> None:
         _, to_pool = await world.pool(world.d, "agent-0", "d")
         from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
         await world.ask(world.d, "agent-0", grant([1]))
-        world.p.ctx.tell("agent-0", ready(source, [3]))
+        world.p.announce("agent-0", ready(source, [3]))
         while not any(to_pool.pages_view):
             await asyncio.sleep(0.0005)
         from_pool.table().write(3, PageEntry(PageState.RUNNING, generation=8))
@@ -208,7 +209,7 @@ def test_refusals_and_what_is_not_served() -> None:
             assert caught.value.code == code
         load = Load(group="d", phase="decode", num_running=0, num_waiting=0, num_free_pages=0, num_pages=0)
         world.d.ctx.tell("agent-0", load)
-        world.p.ctx.tell("agent-0", ready(await world.ask(world.d, "agent-0", MapPool(group="d")), [1]))
+        world.p.announce("agent-0", ready(await world.ask(world.d, "agent-0", MapPool(group="d")), [1]))
         end = await world.p.ends()
         assert isinstance(end, TransferFailed)
         assert end.code == "unknown_grant"
@@ -241,7 +242,7 @@ def test_an_ask_that_was_given_up_is_not_answered() -> None:
         source, _ = await world.pool(world.p, "agent-0", "p")
         await world.pool(world.d, "agent-0", "d")
         await world.ask(world.d, "agent-0", grant([1, 2]))
-        world.p.ctx.tell("agent-0", ready(source, [1, 2]))
+        world.p.announce("agent-0", ready(source, [1, 2]))
         while not agent._pulls.is_busy:
             await asyncio.sleep(0.0005)
         closing = asyncio.ensure_future(world.ask(world.d, "agent-0", CloseGrant(grant_id="g")))
@@ -272,7 +273,7 @@ def test_a_source_that_is_lost_when_it_has_just_answered_is_not_mapped(monkeypat
 
         monkeypatch.setattr(near.ctx, "ask", ask_and_lose)
         await world.ask(world.d, "agent-0", grant([1]))
-        world.p.ctx.tell("agent-0", ready(source, [1]))
+        world.p.announce("agent-0", ready(source, [1]))
         end = await world.d.ends()
         assert isinstance(end, TransferFailed)
         assert end.code == "source_lost"
@@ -293,7 +294,7 @@ def test_a_source_pool_that_changed_between_announcement_and_copy(is_gone: bool)
             info = PoolInfo(group="p", num_pages=NUM_PAGES, layout=LAYOUT, incarnation=99)
             world.host.create("kvmesh-p", info)
         await world.ask(world.d, "agent-0", grant([1]))
-        world.p.ctx.tell("agent-0", ready(source, [1]))
+        world.p.announce("agent-0", ready(source, [1]))
         end = await world.d.ends()
         assert isinstance(end, TransferFailed)
         assert end.code == ("pool_missing" if is_gone else "source_changed")
@@ -311,7 +312,7 @@ def test_pages_that_moved_on_before_the_copy() -> None:
         from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
         to_pool.table().write(1, PageEntry(PageState.RUNNING, generation=8))
         await world.ask(world.d, "agent-0", grant([1]))
-        world.p.ctx.tell("agent-0", ready(source, [1]))
+        world.p.announce("agent-0", ready(source, [1]))
         end = await world.d.ends()
         assert isinstance(end, TransferFailed)
         assert (end.code, end.quiesced) == ("stale_pages", True)
@@ -326,8 +327,8 @@ def test_answers_to_calls_that_are_gone_and_events_inside_events() -> None:
         await world.start(agent)
         stranger = Address("X", 1)
         message = grant([1])
-        agent._handle(OpenAsked(77, stranger, message))
-        agent._handle(OpenAsked(78, Address("D", 1), message))
+        agent._handle(OpenAsked(77, stranger, together(message)))
+        agent._handle(OpenAsked(78, Address("D", 1), together(message)))
         assert agent.stats()["mesh_kv_grants_open"] == 1
         perform = agent._perform
 
@@ -336,7 +337,7 @@ def test_answers_to_calls_that_are_gone_and_events_inside_events() -> None:
             perform(command)  # type: ignore[arg-type]
 
         agent._driver._perform = nested  # type: ignore[method-assign]
-        agent._handle(OpenAsked(79, Address("D", 1), grant([2], "h")))
+        agent._handle(OpenAsked(79, Address("D", 1), together(grant([2], "h"))))
         assert agent.stats()["mesh_kv_grants_open"] == 0
 
     run(main)

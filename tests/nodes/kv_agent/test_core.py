@@ -9,7 +9,7 @@ from kvstore.layout import KVLayout
 from kvstore.protocol import (
     CloseGrant,
     GrantClosed,
-    GrantOpened,
+    GrantsOpened,
     MapPool,
     OpenGrant,
     PagesPulled,
@@ -42,6 +42,7 @@ from nodes.kv_agent.events import (
     Tick,
     UnmapForeign,
 )
+from tests.nodes.kv_agent.one_by_one import together
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8)
 OTHER = KVLayout(num_layers=2, num_kv_heads=1, head_dim=8)
@@ -70,7 +71,7 @@ def grant(grant_id: str = "g1", pages: tuple[int, ...] = (1, 2), **changes: Any)
 
 
 def opening(message: OpenGrant, call: int = 1) -> OpenAsked:
-    return OpenAsked(call, Address(message.holder, message.holder_epoch), message)
+    return OpenAsked(call, Address(message.holder, message.holder_epoch), together(message))
 
 
 def ready(grant_id: str = "g1", pages: tuple[int, ...] = (11, 12), **changes: Any) -> PagesReady:
@@ -96,16 +97,21 @@ def pull(copy_id: int = 1, grant_id: str = "g1", source: SourceId = OWN, incarna
 
 def codes(commands: list[Command]) -> list[str]:
     """Codes of refusals and told failures, in order."""
-    return [
-        command.code if isinstance(command, Refuse) else command.message.code
-        for command in commands
-        if isinstance(command, Refuse) or (isinstance(command, Tell) and isinstance(command.message, TransferFailed))
-    ]
+    found: list[str] = []
+    for command in commands:
+        match command:
+            case Refuse(_, code):
+                found.append(code)
+            case Reply(_, GrantsOpened(refused=refused)):
+                found += [one.code for one in refused]
+            case Tell(_, TransferFailed(code=code)):
+                found.append(code)
+    return found
 
 
 RELEASED = GroupReleased("p", "memory_released", "given back")
 
-OPENED = Reply(1, GrantOpened(grant_id="g1"))
+OPENED = Reply(1, GrantsOpened(opened=["g1"]))
 CLOSED = GrantClosed(grant_id="g1")
 
 
@@ -170,7 +176,7 @@ def test_a_transfer_between_own_pools() -> None:
     assert gauges["mesh_kv_transfer_pages_total"] == 2
     assert gauges['mesh_kv_sessions{state="success"}'] == 1
     assert gauges["mesh_kv_grants_open"] == 0
-    assert core.handle(opening(grant("g2")), 1.3) == [Reply(1, GrantOpened(grant_id="g2"))], "its pages are free"
+    assert core.handle(opening(grant("g2")), 1.3) == [Reply(1, GrantsOpened(opened=["g2"]))], "its pages are free"
 
 
 def test_a_foreign_pool_is_asked_for_once_and_kept() -> None:
@@ -239,8 +245,8 @@ def test_grants_that_cannot_be(changes: dict[str, Any], code: str) -> None:
 
 def test_only_the_holder_opens_and_closes() -> None:
     core = make_core()
-    assert codes(core.handle(OpenAsked(1, P, grant()), 0.0)) == ["not_holder"]
-    assert codes(core.handle(OpenAsked(1, Address("D", 2), grant()), 0.0)) == ["not_holder"]
+    assert codes(core.handle(OpenAsked(1, P, together(grant())), 0.0)) == ["not_holder"]
+    assert codes(core.handle(OpenAsked(1, Address("D", 2), together(grant())), 0.0)) == ["not_holder"]
     core.handle(opening(grant()), 0.0)
     assert codes(core.handle(CloseAsked(1, P, CloseGrant(grant_id="g1")), 0.0)) == ["not_holder"]
     assert core.handle(CloseAsked(2, P, CloseGrant(grant_id="unknown")), 0.0) == [
@@ -274,15 +280,15 @@ def test_pages_are_in_one_grant_at_a_time() -> None:
     assert again == []
     done = core.handle(CopyDone("g1", CopyEnded(1, "cancelled", ""), 10), 0.8)
     assert [command for command in done if isinstance(command, Reply)] == [Reply(5, CLOSED), Reply(6, CLOSED)]
-    assert core.handle(opening(grant("g2", (2, 3))), 0.9) == [Reply(1, GrantOpened(grant_id="g2"))]
+    assert core.handle(opening(grant("g2", (2, 3))), 0.9) == [Reply(1, GrantsOpened(opened=["g2"]))]
 
 
 def test_grants_are_bounded_and_ended_ones_are_forgotten() -> None:
     core = make_core(max_grants=2, max_remembered=3)
     core.handle(opening(grant("a", (1,))), 0.0)
     core.handle(opening(grant("b", (2,))), 0.0)
-    [refusal] = core.handle(opening(grant("c", (3,))), 0.0)
-    assert isinstance(refusal, Refuse)
+    [answer] = core.handle(opening(grant("c", (3,))), 0.0)
+    [refusal] = answer.message.refused
     assert (refusal.code, refusal.retryable) == ("too_many_grants", True)
     for number in range(10):
         core.handle(CloseAsked(1, D, CloseGrant(grant_id="b")), 0.0)
@@ -335,7 +341,7 @@ def test_a_holder_in_a_later_epoch_revokes_its_own_past() -> None:
     core = make_core()
     core.handle(opening(grant()), 0.0)
     commands = core.handle(opening(grant("g2", (1, 2), holder_epoch=2), call=9), 0.5)
-    assert commands == [Reply(9, GrantOpened(grant_id="g2"))], "the later incarnation knows nothing of g1"
+    assert commands == [Reply(9, GrantsOpened(opened=["g2"]))], "the later incarnation knows nothing of g1"
     assert core._sessions["g1"].failure.code == "holder_lost"
     assert core.num_live == 1
 
@@ -397,13 +403,13 @@ def test_every_grant_of_an_earlier_incarnation_is_revoked_however_late_it_came()
     core.handle(opening(grant("g1", (1, 2))), 0.0)
     asked = grant("g2", (3, 4))
     asked = msgspec.structs.replace(asked, holder_epoch=newer.epoch)
-    commands = core.handle(OpenAsked(7, newer, asked), 1.0)
+    commands = core.handle(OpenAsked(7, newer, together(asked)), 1.0)
     assert core._sessions["g1"].failure.code == "holder_lost"
-    assert Reply(7, GrantOpened(grant_id="g2")) in commands
-    core.handle(OpenAsked(8, older, grant("g3", (5, 6))), 2.0)
+    assert Reply(7, GrantsOpened(opened=["g2"])) in commands
+    core.handle(OpenAsked(8, older, together(grant("g3", (5, 6)))), 2.0)
     assert not core._sessions["g3"].has_ended
     again = msgspec.structs.replace(asked, grant_id="g4", pages=[7, 8])
-    core.handle(OpenAsked(9, newer, again), 3.0)
+    core.handle(OpenAsked(9, newer, together(again)), 3.0)
     assert core._sessions["g3"].has_ended
     assert not core._sessions["g2"].has_ended
 

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.layout import KVLayout
-from kvstore.protocol import CloseGrant, GrantClosed, GrantOpened, OpenGrant, PagesPulled, PagesReady, TransferFailed
+from kvstore.protocol import (
+    CloseGrant,
+    GrantClosed,
+    GrantsOpened,
+    OpenGrant,
+    OpenGrants,
+    PagesPulled,
+    PagesReady,
+    TransferFailed,
+)
 from kvstore.transfer.session import CopyEnded, SessionLimits
 from mesh.address import Address
 from nodes.kv_agent.core import AgentCore, Bounds, Pool
@@ -61,9 +70,11 @@ class AgentMachine(RuleBasedStateMachine):
             match command:
                 case Reply(call, message):
                     asked = self.asked.pop(call)
-                    if isinstance(message, GrantOpened):
+                    if isinstance(message, GrantsOpened):
                         assert isinstance(asked, OpenAsked)
-                        self.opened[message.grant_id] = asked.message
+                        self.opened |= {
+                            one.grant_id: one for one in asked.message.grants if one.grant_id in message.opened
+                        }
                     else:
                         assert isinstance(message, GrantClosed)
                         assert message.grant_id not in self.copies, "said to be closed while a copy may write"
@@ -121,7 +132,7 @@ class AgentMachine(RuleBasedStateMachine):
                 timeout_s=data.draw(st.sampled_from([1.0, 6.0])),
             )
         self.calls += 1
-        self.ask(OpenAsked(self.calls, Address(message.holder, message.holder_epoch), message))
+        self.ask(OpenAsked(self.calls, Address(message.holder, message.holder_epoch), OpenGrants(grants=[message])))
 
     @rule(grant_id=st.sampled_from(GRANTS))
     def close_grant(self, grant_id: str) -> None:

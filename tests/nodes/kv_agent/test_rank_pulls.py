@@ -15,7 +15,7 @@ from kvstore.errors import PoolBusy, TransferError
 from kvstore.layout import KVLayout
 from kvstore.pool.mapping import handle_of
 from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo, ShmHost
-from kvstore.protocol import GrantOpened, MapPool, PagesPulled, PoolHandle
+from kvstore.protocol import GrantsOpened, MapPool, PagesPulled, PoolHandle
 from kvstore.transfer.base import Peer
 from kvstore.transfer.mapped.shm import ShmTransport
 from kvstore.transfer.paired.orders import RemotePeer
@@ -278,8 +278,8 @@ def test_an_agent_pulls_for_all_ranks(source_tp: int, destination_tp: int, num_a
         fill(from_ranks)
         digest = layouts(1)[0].digest
         opened = grant([4, 5, 2])
-        assert await world.ask(world.d, "agent-0", _with_digest(opened, digest)) == GrantOpened(grant_id="g")
-        world.p.ctx.tell("agent-0", _with_digest(ready(handle, [8, 9, 3]), digest))
+        assert await world.ask(world.d, "agent-0", _with_digest(opened, digest)) == GrantsOpened(opened=["g"])
+        world.p.announce("agent-0", _with_digest(ready(handle, [8, 9, 3]), digest))
         assert await world.d.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
         for rank in range(destination_tp):
             mine = await world.ask(world.d, "agent-0", MapPool(group="d", rank=rank))

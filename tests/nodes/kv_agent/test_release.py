@@ -83,7 +83,7 @@ async def moved(world: World, source_agent: str) -> None:
     _, to_pool = await world.pool(world.d, "agent-0", "d")
     from_pool.page(8)[:4] = b"move"
     await world.ask(world.d, "agent-0", grant([4, 5]))
-    world.p.ctx.tell("agent-0", ready(source, [8, 9]))
+    world.p.announce("agent-0", ready(source, [8, 9]))
     assert await world.d.ends() == PagesPulled(grant_id="g", num_pages=2, complete=True)
     assert bytes(to_pool.page(4)[:4]) == b"move"
 
@@ -168,7 +168,7 @@ def test_a_copy_is_waited_for_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         await world.pool(world.d, "agent-0", "d")
         await world.ask(world.d, "agent-0", grant([4, 5]))
         monkeypatch.setattr(agent, "_keep_pumping", lambda: None)
-        world.p.ctx.tell("agent-0", ready(source, [1, 2]))
+        world.p.announce("agent-0", ready(source, [1, 2]))
         while not agent._pulls.is_busy:
             await asyncio.sleep(0.01)
         for _ in range(20):
@@ -237,7 +237,7 @@ def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
         monkeypatch.setattr(near.ctx, "ask", ask_and_let_go)
         digest = source.layout.digest
         await world.ask(world.d, "agent-0", msgspec.structs.replace(grant([4, 5]), layout_digest=digest))
-        world.p.ctx.tell("agent-0", msgspec.structs.replace(ready(source, [1, 2]), layout_digest=digest))
+        world.p.announce("agent-0", msgspec.structs.replace(ready(source, [1, 2]), layout_digest=digest))
         await has_let_go.wait()
         if not is_closed:
             end = await world.d.ends()
@@ -266,7 +266,7 @@ def test_a_pool_whose_header_says_that_it_is_released_is_not_mapped(monkeypatch:
 
         monkeypatch.setattr(near.ctx, "ask", ask_and_mark)
         await world.ask(world.d, "agent-0", grant([4, 5]))
-        world.p.ctx.tell("agent-0", ready(source, [1, 2]))
+        world.p.announce("agent-0", ready(source, [1, 2]))
         end = await world.d.ends()
         assert isinstance(end, TransferFailed)
         assert end.code == "memory_released"

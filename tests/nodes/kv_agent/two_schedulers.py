@@ -29,6 +29,7 @@ from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
 from nodes.registry.actor import RegistryActor
 from nodes.roles import NODE_CODEC
+from tests.nodes.kv_agent.one_by_one import news, outcome, together
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, page_size=4)
 SIZE = LAYOUT.page_bytes
@@ -53,7 +54,7 @@ class Scheduler(Actor):
         self.news = asyncio.Event()
 
     def on_tell(self, sender: Address, message: Any, buffers: Any) -> None:
-        self.heard.append(message)
+        self.heard.extend(news(message))
         self.news.set()
 
     async def until(self, is_there: Callable[[PagesPulled | TransferFailed], bool]) -> PagesPulled | TransferFailed:
@@ -64,6 +65,9 @@ class Scheduler(Actor):
                         return message
                 self.news.clear()
                 await self.news.wait()
+
+    def announce(self, agent: str, ready: PagesReady) -> None:
+        self.ctx.tell(agent, together(ready))
 
     async def ends(self) -> PagesPulled | TransferFailed:
         return await self.until(lambda message: isinstance(message, TransferFailed) or message.complete)
@@ -127,7 +131,7 @@ class World:
             await system.stop()
 
     async def ask(self, scheduler: Scheduler, agent: str, message: Any) -> Any:
-        return (await scheduler.ctx.ask(agent, message, timeout_s=2.0)).message
+        return outcome((await scheduler.ctx.ask(agent, together(message), timeout_s=2.0)).message)
 
     async def pool(self, scheduler: Scheduler, agent: str, group: str) -> tuple[PoolHandle, PagePool]:
         """Map a pool as its scheduler does, and say that all its pages are running ones of generation 7."""

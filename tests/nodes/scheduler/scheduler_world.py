@@ -14,7 +14,7 @@ from typing import Any
 
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.layout import KVLayout
-from kvstore.protocol import CloseGrant, OpenGrant, PagesReady, PoolHandle
+from kvstore.protocol import AnnouncePages, CloseGrant, OpenGrants, PoolHandle, TransferFailed, TransferNews
 from kvstore.transfer.session import CopyEnded
 from mesh.address import Address
 from nodes.kv_agent import events as agent_events
@@ -25,6 +25,7 @@ from nodes.protocol import (
     Adopt,
     Adopted,
     AttemptFailed,
+    AttemptsSubmitted,
     CancelAttempts,
     Dismiss,
     Resend,
@@ -32,7 +33,7 @@ from nodes.protocol import (
     RowError,
     StepResult,
     Submit,
-    Submitted,
+    SubmitAttempts,
     TokenBatch,
 )
 from nodes.request import AttemptRef, Sampling, StopRules
@@ -175,12 +176,13 @@ class Agent:
     def take(self, packet: "Packet") -> None:
         self.calls[packet.ask_id] = packet
         match packet.message:
-            case OpenGrant():
+            case OpenGrants():
                 self.event(agent_events.OpenAsked(packet.ask_id, packet.sender, packet.message))
             case CloseGrant():
                 self.event(agent_events.CloseAsked(packet.ask_id, packet.sender, packet.message))
-            case PagesReady():
-                self.event(agent_events.PagesAnnounced(packet.sender, packet.message))
+            case AnnouncePages():
+                for ready in packet.message.announced:
+                    self.event(agent_events.PagesAnnounced(packet.sender, ready))
 
     def event(self, event: agent_events.Event) -> None:
         pending = [event]
@@ -192,7 +194,8 @@ class Agent:
                     case agent_events.Refuse(call, code):
                         self.world.refuse(self.calls.pop(call), code)
                     case agent_events.Tell(receiver, message):
-                        self.world.put(self.name, receiver, message)
+                        kind = "failed" if isinstance(message, TransferFailed) else "pulled"
+                        self.world.put(self.name, receiver, TransferNews(**{kind: [message]}))
                     case agent_events.MapForeign(source):
                         pending.append(agent_events.SourceMapped(source, 1, self.layout_digest))
                     case agent_events.StartPull():
@@ -322,8 +325,8 @@ class World:
             pending = self.asks.pop(packet.ask_id, None)
             if pending is None:
                 return
-            if isinstance(message, Submitted):
-                self.requests[message.request_id].is_accepted = True
+            if isinstance(message, AttemptsSubmitted):
+                self.submitted(packet.sender.actor_id, message)
             if receiver in self.cores:
                 self.event(receiver, Answered(pending[1], message))
         elif receiver in self.cores:
@@ -406,10 +409,6 @@ class World:
         pending = self.asks.pop(packet.ask_id, None)
         if pending is not None and pending[0] in self.cores:
             self.event(pending[0], AskFailed(pending[1], code))
-        elif isinstance(packet.message, Submit):
-            request = self.requests[packet.message.request_id]
-            if request.attempt == packet.message.attempt and not request.is_accepted and code != "attempt_over":
-                request.failure = code
 
     def members(self) -> None:
         ready = {name: ReadyPeer(SCHEDULER, core.address.epoch) for name, core in self.cores.items()}
@@ -478,7 +477,17 @@ class World:
     def ask_from_edge(self, scheduler: str, message: Any) -> None:
         self._count += 1
         self.asks[self._count] = (EDGE, message, self.now + 5.0)
-        self.put(EDGE, scheduler, message, ask_id=self._count)
+        sent = SubmitAttempts(attempts=[message]) if isinstance(message, Submit) else message
+        self.put(EDGE, scheduler, sent, ask_id=self._count)
+
+    def submitted(self, scheduler: str, answer: AttemptsSubmitted) -> None:
+        for ref in answer.held:
+            self.requests[ref.request_id].is_accepted = True
+        for one in answer.refused:
+            self.refused.append((scheduler, one.code))
+            request = self.requests[one.request_id]
+            if request.attempt == one.attempt and not request.is_accepted and one.code != "attempt_over":
+                request.failure = one.code
 
     def cancel(self, request: Request) -> None:
         request.is_cancelled = not (request.finish or request.failure)

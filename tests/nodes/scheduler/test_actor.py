@@ -24,13 +24,14 @@ from nodes.protocol import (
     Adopt,
     Adopted,
     AttemptFailed,
+    AttemptsSubmitted,
     CancelAttempts,
     HasLetGo,
     LetGo,
     StepPlan,
     StepResult,
     Submit,
-    Submitted,
+    SubmitAttempts,
     TokenBatch,
 )
 from nodes.request import AttemptRef, Sampling, StopRules
@@ -152,9 +153,8 @@ def actor(**script) -> tuple[SchedulerActor, RecordingContext, HeapHost]:
 
 def submit(request_id: str = "r", **more) -> RecordingCall:
     fields = {"prompt_ids": [5, 6, 7], "stop": StopRules(max_tokens=2), **more}
-    return RecordingCall(
-        Submit(request_id=request_id, attempt=0, gateway="g", detokenizer="x", sampling=Sampling(), **fields)
-    )
+    one = Submit(request_id=request_id, attempt=0, gateway="g", detokenizer="x", sampling=Sampling(), **fields)
+    return RecordingCall(SubmitAttempts(attempts=[one]))
 
 
 def steps(ctx: RecordingContext) -> list[StepPlan]:
@@ -236,7 +236,7 @@ def test_one_request() -> None:
         assert steps(ctx) == [], "one step for the whole burst"
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert first.answers == [Submitted(request_id="r", attempt=0)]
+        assert first.answers == [AttemptsSubmitted(held=[AttemptRef("r", 0)])]
         assert [len(step.opens) for step in steps(ctx)] == [2, 0]
         to, _, buffers, channel = next(told for told in ctx.told if isinstance(told[1], StepPlan))
         assert (to, [len(buffer) for buffer in buffers], channel) == ("w", [56, 20, 8], Channel.DATA)
@@ -356,7 +356,8 @@ def test_draining_ends_when_nothing_is_left() -> None:
         assert ctx.announced[-1][0] == "draining"
         late = submit("late")
         one.on_ask(late)
-        assert late.answers == [("draining", True, None)]
+        ((refused,),) = (answer.refused for answer in late.answers)
+        assert (refused.code, refused.retryable) == ("draining", True)
         for step in itertools.count(1):
             if draining.done():
                 break
@@ -393,7 +394,8 @@ def test_memory_that_is_wanted_back_is_given_and_attempts_too() -> None:
         assert ctx.ended == ["the memory of m is released"]
         late = submit("late")
         one.on_ask(late)
-        assert late.answers == [("draining", True, None)]
+        ((refused,),) = (answer.refused for answer in late.answers)
+        assert (refused.code, refused.retryable) == ("draining", True)
         await one.stop()
 
     run(scenario)

@@ -11,11 +11,14 @@ from nodes.protocol import (
     AttemptFailed,
     CancelPrefill,
     Load,
+    OrderPrefills,
     PrefillOrder,
+    PrefillsOrdered,
     Resend,
     ResendFrom,
     StopAt,
     Submit,
+    SubmitAttempts,
     TokenBatch,
 )
 from nodes.protocol.steps import RowColumn
@@ -33,7 +36,6 @@ from nodes.scheduler.events import (
     PeerLost,
     ReadyPeer,
     Refuse,
-    Reply,
     Tell,
     Told,
     Wake,
@@ -149,7 +151,7 @@ def test_what_never_fits_is_told_in_tokens_of_the_pool(num_prompt, num_output, p
         request_id="r", attempt=0, gateway="g", detokenizer="x", prompt_ids=prompt(num_prompt), sampling=Sampling(),
         stop=stop,
     )  # fmt: skip
-    refused = core.handle(Asked(Address("g", 1), submit, 1), 0.0)[0]
+    (refused,) = core.handle(Asked(Address("g", 1), SubmitAttempts(attempts=[submit]), 1), 0.0)[0].message.refused
     # 40 pages of 4 tokens, and one more, which nothing is computed from.
     limit = "This model's maximum context length is 161 tokens. However, "
     assert (refused.code, refused.param) == ("never_fits", param)
@@ -670,14 +672,14 @@ def test_an_order_is_refused_where_it_cannot_be_served() -> None:
     def ask(grant_id: str, tokens: list[int], **more) -> object:
         fields = {"num_prompt_tokens": len(tokens), "num_skip_tokens": 0, "sampling": Sampling(), "agent": "a", **more}
         order = PrefillOrder(grant_id=grant_id, request_id="r", attempt=0, token_ids=tokens, **fields)
-        return core.handle(Asked(Address("d", 1), order, 1), world.now)[0]
+        return core.handle(Asked(Address("d", 1), OrderPrefills(orders=[order]), 1), world.now)[0].message
 
-    assert ask("g", prompt(256)).code == "never_fits"
-    assert ask("g", prompt(10), num_skip_tokens=1).code == "bad_order"
-    assert isinstance(ask("g", prompt(10)), Reply)
+    assert ask("g", prompt(256)).refused[0].code == "never_fits"
+    assert ask("g", prompt(10), num_skip_tokens=1).refused[0].code == "bad_order"
+    assert ask("g", prompt(10)) == PrefillsOrdered(accepted=["g"])
     core.handle(DrainAsked(), world.now)
-    assert isinstance(ask("g", prompt(10)), Reply), "it is held already"
-    assert ask("h", prompt(10)).code == "draining"
+    assert ask("g", prompt(10)) == PrefillsOrdered(accepted=["g"]), "it is held already"
+    assert ask("h", prompt(10)).refused[0].code == "draining"
     core.handle(Asked(Address("d", 1), CancelPrefill(grant_ids=["g"]), 1), world.now)
     core.handle(Asked(Address("d", 1), CancelPrefill(grant_ids=["x"]), 1), world.now)
     core.assert_idle()
@@ -951,3 +953,20 @@ def test_a_page_in_two_books_is_named() -> None:
     core.cache.blocks.allocator._states[5] = core.cache.blocks.allocator.state(0)
     with pytest.raises(AssertionError, match="page 5 is"):
         core.assert_idle()
+
+
+def test_one_attempt_that_is_refused_does_nothing_to_those_beside_it() -> None:
+    world = started(max_waiting=2)
+    core = world.cores["m"]
+    stop = StopRules(max_tokens=3)
+    attempts = [
+        Submit(request_id=name, attempt=0, gateway="g", detokenizer="x", prompt_ids=ids, sampling=Sampling(), stop=stop)
+        for name, ids in (("a", prompt(5)), ("bad", [5, 997]), ("b", prompt(6)), ("c", prompt(7)), ("a", prompt(5)))
+    ]
+    (reply,) = core.handle(Asked(Address("g", 1), SubmitAttempts(attempts=attempts), 1), world.now)
+    # The one given twice is a repeat, and the third that is good finds the queue full.
+    assert [ref.request_id for ref in reply.message.held] == ["a", "b", "a"]
+    assert [(one.request_id, one.code) for one in reply.message.refused] == [
+        ("bad", "bad_token_id"),
+        ("c", "overloaded"),
+    ]

@@ -1,6 +1,6 @@
 """What a scheduler gives up, and when: handoffs that take too long, a worker that stays away, ends nobody fetches."""
 
-from nodes.protocol import Submitted
+from nodes.protocol import AttemptsSubmitted
 from nodes.scheduler.events import Answered
 from nodes.scheduler.sequence import Stage
 from tests.nodes.scheduler.scheduler_world import EDGE, World
@@ -22,8 +22,8 @@ def test_a_handoff_that_takes_too_long_is_prefilled_here() -> None:
     # The prefill scheduler holds the order and says so, but its worker does not get to it.
     world.flush("w-p")
     core = world.cores["d"]
-    unexpected = Submitted(request_id="r", attempt=0)
-    assert world.event("d", Answered(("open_grant", "d#1/n.1"), unexpected)) == []
+    unexpected = AttemptsSubmitted(held=[])
+    assert world.event("d", Answered(("open_grant", "1"), unexpected)) == []
     while len(core.grants):
         world.advance(world.now + 0.5)
         world.flush("w-p")

@@ -5,12 +5,32 @@ import pytest
 from kvstore.cache.allocator import PageState
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.layout import KVLayout
-from kvstore.protocol import CloseGrant, GrantClosed, GrantOpened, OpenGrant, PagesPulled, PoolHandle, TransferFailed
+from kvstore.protocol import (
+    CloseGrant,
+    GrantClosed,
+    GrantRefused,
+    GrantsOpened,
+    OpenGrant,
+    OpenGrants,
+    PagesPulled,
+    PoolHandle,
+    TransferFailed,
+)
 from mesh.address import Address
+from mesh.calls import batches
 from mesh.runtime.deadlines import Deadlines
-from nodes.protocol import CancelPrefill, PrefillAccepted, PrefillCancelled, PrefillDone, PrefillFailed, PrefillOrder
+from nodes.protocol import (
+    CancelPrefill,
+    OrderPrefills,
+    PrefillCancelled,
+    PrefillDone,
+    PrefillFailed,
+    PrefillOrder,
+    PrefillRefused,
+    PrefillsOrdered,
+)
 from nodes.request import Sampling
-from nodes.scheduler.asks import RETRY, PersistentAsks
+from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Ask, Outbox
 from nodes.scheduler.handoff import decode as grants_module
@@ -46,6 +66,8 @@ class Bench:
         self.grants = DecodeHandoffQueue(CONFIG, POOL, Address("d", 2), nonce, self.outbox, self.deadlines, self.asks)
         self.cache = PrefixCache(20, PAGE, group="d", epoch=2)
         self.rows = 0
+        # Of the last ask of each kind.
+        self.numbers: dict[str, str] = {}
 
     def open(self, *, cached: bool = False, prefill: str = "p") -> Sequence:
         if cached:
@@ -63,14 +85,26 @@ class Bench:
 
     def ordered(self, **more) -> Sequence:
         one = self.open(**more)
-        self.grants.on_opened(f"d#2/n.{self.rows}", GrantOpened(grant_id=f"d#2/n.{self.rows}"), 1.0)
-        self.outbox.take()
+        self.taken()
+        self.opened(f"d#2/n.{self.rows}")
+        self.taken()
         return one
+
+    def opened(self, *grant_ids: str, now: float = 1.0) -> None:
+        """The agent answers the last ask to open grants with these."""
+        assert self.grants.on_opened(self.numbers[OPEN], GrantsOpened(opened=list(grant_ids)), now) == []
+
+    def refused(self, kind: str, code: str, now: float) -> object:
+        """The last ask of a kind brings no answer, which concerns one handoff."""
+        outcomes = self.grants.on_ask_failed((kind, self.numbers[kind]), code, now)
+        return outcomes[0] if outcomes else None
 
     def taken(self) -> list[tuple[str, str, object]]:
         """What has been asked, at the end of a turn."""
         self.grants.flush()
-        return [(one.tag[0], one.actor_id, one.message) for one in self.outbox.take() if isinstance(one, Ask)]
+        asks = [one for one in self.outbox.take() if isinstance(one, Ask)]
+        self.numbers |= dict(one.tag for one in asks)
+        return [(one.tag[0], one.actor_id, one.message) for one in asks]
 
     def pages(self, state: PageState) -> int:
         return self.cache.num_pages_in(state)
@@ -86,7 +120,7 @@ def test_an_incarnation_whose_epoch_comes_again_names_no_grant_as_the_one_before
     for bench in (Bench(nonce="5f"), Bench(nonce="a3")):
         for _ in range(3):
             bench.open()
-        names.append({message.grant_id for _, _, message in bench.taken()})
+        names.append({one.grant_id for _, _, message in bench.taken() for one in message.grants})
     assert len(names[0] | names[1]) == 6
 
 
@@ -95,18 +129,18 @@ def test_pages_are_granted_before_the_prefill_is_ordered() -> None:
     one = bench.open(cached=True)
     ((kind, actor_id, message),) = bench.taken()
     assert (kind, actor_id) == (OPEN, "a")
-    assert message == OpenGrant(
+    assert message == OpenGrants(grants=[OpenGrant(
         grant_id=ID, group="d", pages=one.kv.pages[1:], generations=one.kv.generations(1),
         layout_digest=LAYOUT.digest, holder="d", holder_epoch=2, timeout_s=CONFIG.handoff_timeout_s,
-    )  # fmt: skip
+    )])  # fmt: skip
     assert bench.pages(PageState.GRANTED) == 2
-    bench.grants.on_opened(ID, GrantOpened(grant_id=ID), 1.0)
+    bench.opened(ID)
     ((kind, actor_id, message),) = bench.taken()
     assert (kind, actor_id) == (ORDER, "p")
-    assert message == PrefillOrder(
+    assert message == OrderPrefills(orders=[PrefillOrder(
         grant_id=ID, request_id="r", attempt=4, token_ids=list(range(10)), num_prompt_tokens=8, num_skip_tokens=PAGE,
         sampling=Sampling(seed=5), agent="a", timeout_s=CONFIG.handoff_timeout_s - 1.0,
-    )  # fmt: skip
+    )])  # fmt: skip
     assert bench.pages(PageState.IN_FLIGHT) == 2
     assert (len(bench.grants), bench.grants.sequences()) == (1, [one])
 
@@ -146,7 +180,7 @@ def test_prefills_that_are_over_in_one_turn_are_cancelled_in_one_ask() -> None:
     both, other = CancelPrefill(grant_ids=["d#2/n.1", "d#2/n.2"]), CancelPrefill(grant_ids=["d#2/n.3"])
     assert bench.taken() == [(CANCEL, "p", both), (CANCEL, "q", other)]
     bench.grants.on_cancelled(PrefillCancelled(grant_ids=["d#2/n.1"]))
-    assert bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 4.0) is None
+    assert bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 4.0) == []
     assert bench.deadlines.pop_due(4.0 + CONFIG.ask_retry_s) == (CANCEL, "p")
     bench.grants.on_retry_due("p")
     assert bench.taken() == [(CANCEL, "p", CancelPrefill(grant_ids=["d#2/n.2"]))], "the other was answered"
@@ -172,7 +206,7 @@ def failing(bench: Bench, cause: str) -> HandoffFailed:
         case "transfer failed":
             return grants.on_transfer_failed(TransferFailed(grant_id=ID, code="x", message=""), 2.0)
         case "order refused":
-            return grants.on_ask_failed((ORDER, ID), "x", 2.0)
+            return bench.refused(ORDER, "x", 2.0)
         case "too long":
             assert bench.deadlines._at[(EXPIRE, ID)] == CONFIG.handoff_timeout_s
             return grants.on_expired(ID, CONFIG.handoff_timeout_s)
@@ -244,8 +278,8 @@ def test_pages_that_are_all_in_are_good_whatever_fails_after(cause) -> None:
 def test_a_grant_that_cannot_be_opened_leaves_its_pages_free(code) -> None:
     bench = Bench()
     one = bench.open()
-    bench.outbox.take()
-    outcome = bench.grants.on_ask_failed((OPEN, ID), code, 1.0)
+    bench.taken()
+    outcome = bench.refused(OPEN, code, 1.0)
     assert outcome == HandoffFailed(one, code, False)
     assert bench.pages(PageState.FREE) == 19, "without an order nobody can write them"
     assert bench.taken() == [CLOSING]
@@ -255,35 +289,40 @@ def test_a_grant_that_cannot_be_opened_leaves_its_pages_free(code) -> None:
 def test_opening_is_tried_again_where_that_may_help_but_not_for_ever(code) -> None:
     bench = Bench()
     bench.open()
-    bench.outbox.take()
-    assert bench.grants.on_ask_failed((OPEN, ID), code, 2.0) is None
-    assert bench.deadlines.pop_due(2.5) == (RETRY, "a")
-    bench.asks.retry("a")
+    bench.taken()
+    assert bench.refused(OPEN, code, 2.0) is None
+    assert bench.deadlines.pop_due(2.5) == (OPEN, "a")
+    bench.grants.on_open_retry_due("a")
     assert [kind for kind, _, _ in bench.taken()] == [OPEN]
-    outcome = bench.grants.on_ask_failed((OPEN, ID), code, CONFIG.lease_s)
+    outcome = bench.refused(OPEN, code, CONFIG.lease_s)
     assert isinstance(outcome, HandoffFailed)
 
 
 def test_the_order_is_renewed_as_long_as_the_handoff_lives() -> None:
     bench = Bench()
     bench.ordered()
-    bench.grants.on_accepted(ID, PrefillAccepted(grant_id=ID), 2.0)
+    assert bench.grants.on_ordered(bench.numbers[ORDER], PrefillsOrdered(accepted=[ID]), 2.0) == []
     assert bench.deadlines.pop_due(2.0 + CONFIG.order_renew_s) == (RENEW, ID)
     bench.grants.on_renew_due(ID, 4.0)
     assert [kind for kind, _, _ in bench.taken()] == [ORDER]
-    bench.grants.on_accepted(ID, PrefillAccepted(grant_id="other"), 4.0)
-    assert (RENEW, ID) not in bench.deadlines._at
-    bench.grants.on_accepted("other", PrefillAccepted(grant_id="other"), 4.0)
+    assert bench.grants.on_ordered("unknown", PrefillsOrdered(accepted=[ID]), 4.0) == []
+    assert (RENEW, ID) not in bench.deadlines._at, "nobody was asked so"
+    assert bench.grants.on_ordered(bench.numbers[ORDER], PrefillsOrdered(accepted=["other"]), 4.0) == []
+    assert bench.deadlines.pop_due(4.0 + CONFIG.ask_retry_s) == (RENEW, ID), "not named is not answered"
 
 
 def test_a_prefill_scheduler_that_is_silent_for_a_lease_is_given_up() -> None:
     bench = Bench()
     one = bench.ordered()
-    assert bench.grants.on_ask_failed((ORDER, ID), "deadline_exceeded", 3.0) is None
+    assert bench.refused(ORDER, "deadline_exceeded", 3.0) is None
     assert bench.deadlines.next() == 3.0 + CONFIG.ask_retry_s
     bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=1), 9.0)
-    assert bench.grants.on_ask_failed((ORDER, ID), "deadline_exceeded", 18.9) is None
-    outcome = bench.grants.on_ask_failed((ORDER, ID), "deadline_exceeded", 19.0)
+    bench.grants.on_renew_due(ID, 9.0)
+    bench.taken()
+    assert bench.refused(ORDER, "deadline_exceeded", 18.9) is None
+    bench.grants.on_renew_due(ID, 18.9)
+    bench.taken()
+    outcome = bench.refused(ORDER, "deadline_exceeded", 19.0)
     assert outcome == HandoffFailed(one, "deadline_exceeded", False)
 
 
@@ -292,15 +331,15 @@ def test_news_of_what_is_over_is_answered_with_a_cancel_where_someone_waits_for_
     grants = bench.grants
     assert grants.on_pulled(PagesPulled(grant_id="old", num_pages=1), 1.0) is None
     assert grants.on_transfer_failed(TransferFailed(grant_id="old", code="x", message=""), 1.0) is None
-    assert grants.on_ask_failed((ORDER, "old"), "x", 1.0) is None
-    assert grants.on_ask_failed((OPEN, "old"), "x", 1.0) is None
+    assert grants.on_ask_failed((ORDER, "7"), "x", 1.0) == []
+    assert grants.on_ask_failed((OPEN, "7"), "x", 1.0) == []
     assert bench.taken() == []
     cancel = (CANCEL, "p", CancelPrefill(grant_ids=["old"]))
     assert grants.on_done(P, PrefillDone(grant_id="old", token_id=1, num_cached_tokens=0), 1.0) is None
     assert bench.taken() == [cancel]
     assert grants.on_failed(P, PrefillFailed(grant_id="old", code="x", message=""), 1.0) is None
     assert bench.taken() == [], "it is under way"
-    assert grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 2.0) is None
+    assert grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 2.0) == []
     assert grants.num_cancelling == 0, "its repeats bring more"
     assert grants.on_failed(P, PrefillFailed(grant_id="old", code="x", message=""), 3.0) is None
     assert bench.taken() == [cancel]
@@ -320,9 +359,9 @@ def test_closing_goes_on_for_ever_cancelling_until_the_others_lease_is_over() ->
     bench.ordered()
     failing(bench, "revoked")
     bench.taken()
-    assert bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 2.0 + 2 * CONFIG.lease_s) is None
+    assert bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 2.0 + 2 * CONFIG.lease_s) == []
     assert bench.grants.num_cancelling == 0
-    assert bench.grants.on_ask_failed((CLOSE, ID), "unreachable", 1e6) is None
+    assert bench.grants.on_ask_failed((CLOSE, ID), "unreachable", 1e6) == []
     assert (CLOSE, ID) in bench.asks
     assert bench.grants.num_closing == 1
 
@@ -330,10 +369,11 @@ def test_closing_goes_on_for_ever_cancelling_until_the_others_lease_is_over() ->
 def test_answers_that_do_not_fit_change_nothing() -> None:
     bench = Bench()
     bench.open()
-    bench.outbox.take()
-    bench.grants.on_opened(ID, GrantOpened(grant_id="other"), 1.0)
+    bench.taken()
+    number = bench.numbers[OPEN]
+    bench.opened("other")
     assert bench.taken() == []
-    bench.grants.on_opened(ID, GrantOpened(grant_id=ID), 1.0)
+    assert bench.grants.on_opened(number, GrantsOpened(opened=[ID]), 1.0) == []
     assert bench.taken() == [], "the ask was answered once already"
     assert bench.grants.on_closed(ID, GrantClosed(grant_id="other")) == []
     assert bench.grants.on_closed("other", GrantClosed(grant_id="other")) == []
@@ -346,3 +386,48 @@ def test_only_what_hangs_on_a_lost_peer_fails() -> None:
     assert bench.grants.on_peer_lost("zzz", 2.0) == []
     assert bench.grants.sequences() == [two]
     assert bench.grants.revoke(two, 2.0).sequence is two
+
+
+def test_of_grants_asked_for_together_each_comes_to_its_own_end() -> None:
+    bench = Bench()
+    sequences = [bench.open() for _ in range(4)]
+    ((_, _, asked),) = bench.taken()
+    good, bad, taken, unnamed = (one.grant_id for one in asked.grants)
+    refused = [
+        GrantRefused(grant_id=bad, code="bad_grant", message=""),
+        GrantRefused(grant_id=taken, code="page_granted", message="", retryable=True),
+    ]
+    answer = GrantsOpened(opened=[good], refused=refused)
+    assert bench.grants.on_opened(bench.numbers[OPEN], answer, 1.0) == [HandoffFailed(sequences[1], "bad_grant", False)]
+    (kind, _, ordered), *_ = (one for one in bench.taken() if one[0] == ORDER)
+    assert [one.grant_id for one in ordered.orders] == [good]
+    assert bench.deadlines.pop_due(1.0 + CONFIG.ask_retry_s) == (OPEN, "a")
+    bench.grants.on_open_retry_due("a")
+    ((kind, _, asked),) = bench.taken()
+    assert (kind, [one.grant_id for one in asked.grants]) == (OPEN, [taken, unnamed])
+
+
+def test_of_orders_asked_for_together_each_comes_to_its_own_end() -> None:
+    bench = Bench()
+    sequences = [bench.open() for _ in range(4)]
+    ((_, _, asked),) = bench.taken()
+    good, bad, unnamed, over = (one.grant_id for one in asked.grants)
+    bench.opened(good, bad, unnamed, over)
+    bench.grants.revoke(sequences[3], 1.0)
+    ordered = next(message for kind, _, message in bench.taken() if kind == ORDER)
+    assert [one.grant_id for one in ordered.orders] == [good, bad, unnamed], "one is over before anybody heard of it"
+    refused = [PrefillRefused(grant_id=bad, code="overloaded", message="", retryable=True)]
+    answer = PrefillsOrdered(accepted=[good], refused=refused)
+    failed = bench.grants.on_ordered(bench.numbers[ORDER], answer, 2.0)
+    assert failed == [HandoffFailed(sequences[1], "overloaded", False)]
+    assert bench.deadlines.pop_due(2.0 + CONFIG.ask_retry_s) == (RENEW, unnamed)
+    assert bench.deadlines.pop_due(2.0 + CONFIG.order_renew_s) == (RENEW, good)
+
+
+def test_what_is_too_much_for_one_message_goes_in_several(monkeypatch) -> None:
+    monkeypatch.setattr(batches, "MAX_BYTES", 1200)
+    bench = Bench()
+    for _ in range(3):
+        bench.open()
+    asks = bench.taken()
+    assert [[one.grant_id for one in message.grants] for _, _, message in asks] == [["d#2/n.1", "d#2/n.2"], ["d#2/n.3"]]

@@ -5,10 +5,10 @@ from msgspec.structs import replace
 
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.layout import KVLayout
-from kvstore.protocol import PagesPulled, PagesReady, PoolHandle, TransferFailed
+from kvstore.protocol import AnnouncePages, PagesPulled, PagesReady, PoolHandle, TransferFailed
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
-from nodes.protocol import PrefillDone, PrefillFailed, PrefillOrder
+from nodes.protocol import PrefillDone, PrefillFailed, PrefillNews, PrefillOrder
 from nodes.request import Sampling
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Outbox
@@ -54,7 +54,13 @@ class Bench:
         self.orders.on_computed(one, now)
 
     def told(self) -> list[tuple[str, object]]:
-        return [(one.actor_id, timeless(one.message)) for one in self.outbox.take()]
+        """What is told at the end of a turn, by whom it is told to."""
+        self.orders.flush()
+        return [(one.actor_id, timeless(part)) for one in self.outbox.take() for part in parts(one.message)]
+
+
+def parts(message: AnnouncePages | PrefillNews) -> list[object]:
+    return list(message.announced) if isinstance(message, AnnouncePages) else [*message.done, *message.failed]
 
 
 def timeless(message: object) -> object:
@@ -102,8 +108,9 @@ def test_the_token_says_how_long_the_order_waited_and_was_computed() -> None:
     one = bench.accept(now=1.0)
     one.entered_at = 3.5
     bench.orders.on_token(one, 77, b"", 4.0)
-    done = [command.message for command in bench.outbox.take() if isinstance(command.message, PrefillDone)]
-    assert [(message.queue_s, message.prefill_s) for message in done] == [(2.5, 0.5)]
+    bench.orders.flush()
+    *_, news = (command.message for command in bench.outbox.take())
+    assert [(message.queue_s, message.prefill_s) for message in news.done] == [(2.5, 0.5)]
 
 
 def test_what_is_not_acknowledged_is_told_again_at_growing_intervals() -> None:

@@ -1,0 +1,32 @@
+"""Several items in one message, as many as it may carry.
+
+A message costs sender and receiver about 50 µs of CPU each, whatever is in it, so what gathers for one peer in a turn
+of the loop goes together. Pure.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
+
+Item = TypeVar("Item")
+
+MAX_ITEMS: Final = 256
+MAX_BYTES: Final = 1 << 20
+
+
+def cut(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """`items` in their order, in lists of at most `MAX_ITEMS`, and of `MAX_BYTES` together by what `size` says.
+
+    An item that is larger by itself goes alone, so that the limit on bodies refuses it and nothing else.
+    """
+    batch: list[Item] = []
+    # Far below a body's 16 MiB: sizes are estimates, and a receiver does nothing else while it takes a batch in.
+    num_bytes = 0
+    for item in items:
+        more = size(item)
+        if batch and (len(batch) >= MAX_ITEMS or num_bytes + more > MAX_BYTES):
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(item)
+        num_bytes += more
+    if batch:
+        yield batch

@@ -1,0 +1,73 @@
+"""One handoff of the decode side: what is known of it while it lives, and the two ways in which it ends."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kvstore.cache.block_table import ExportedPages
+from nodes.protocol import PrefillDone, PrefillOrder
+from nodes.scheduler.sequence import Sequence
+
+
+class HandoffDone(NamedTuple):
+    """All pages are in and the first token is drawn."""
+
+    sequence: Sequence
+    token_id: int
+    num_cached_tokens: int
+    extra: bytes = b""
+
+
+class HandoffFailed(NamedTuple):
+    """It is over. `complete`: all pages are in nevertheless, and the sequence's own again."""
+
+    sequence: Sequence
+    reason: str
+    complete: bool
+
+
+Outcome = HandoffDone | HandoffFailed
+
+
+class Handoff:
+    """One handoff that lives, as the decode side knows it. Written by `DecodeHandoffQueue` only."""
+
+    __slots__ = (
+        "deadline", "done", "done_at", "grant_id", "heard_at", "is_ordered", "is_pulled", "lent", "num_pulled",
+        "opened_at", "prefill", "sequence",
+    )  # fmt: skip
+
+    def __init__(self, grant_id: str, sequence: Sequence, lent: ExportedPages, now: float, deadline: float) -> None:
+        self.grant_id = grant_id
+        self.sequence = sequence
+        self.lent = lent
+        self.prefill = sequence.prefill
+        self.deadline = deadline
+        # `heard_at` starts now, although nobody was heard: the lease of silence is then counted from the opening.
+        self.opened_at = self.done_at = self.heard_at = now
+        self.is_ordered = False
+        self.is_pulled = False
+        self.num_pulled = 0
+        self.done: PrefillDone | None = None
+
+    def order(self, page_size: int, agent: str, now: float) -> PrefillOrder:
+        """What is missing, as it is ordered first and renewed; pages hold `page_size` tokens and go to `agent`."""
+        sequence = self.sequence
+        return PrefillOrder(
+            grant_id=self.grant_id,
+            request_id=sequence.request_id,
+            attempt=sequence.attempt,
+            token_ids=sequence.token_ids.tolist(),
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            # What is cached here is neither sent nor, if the prefill scheduler has it too, computed.
+            num_skip_tokens=self.lent.first * page_size,
+            sampling=sequence.sampling,
+            agent=agent,
+            extra_key=sequence.extra_key,
+            # What is left of the handoff, on every renewal: the prefill is given up no later than here.
+            timeout_s=max(0.0, self.deadline - now),
+        )
+
+
+def ended(answers: Iterable[Outcome | None]) -> list[Outcome]:
+    """Those that are any: most answers end no handoff."""
+    return [outcome for outcome in answers if outcome is not None]
