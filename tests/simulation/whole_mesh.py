@@ -164,7 +164,7 @@ class SimulatedMesh:
         makers["gateway-0"] = lambda: Gateway(gateway, serve_http=False)
         self.makers = makers | self.makers
         for actor_id in self.makers:
-            await self._start(actor_id, 1)
+            await self._start(actor_id, self.next_epoch(actor_id, 0))
         while not self._is_serving():
             await asyncio.sleep(0.05)
 
@@ -262,7 +262,11 @@ class SimulatedMesh:
         after_s = self.speeds.prefill_restart_s if is_prefill else self.speeds.restart_s
         await asyncio.sleep(self.random.uniform(*after_s))
         if address.actor_id not in self.gone:
-            await self._start(address.actor_id, address.epoch + 1)
+            await self._start(address.actor_id, self.next_epoch(*address))
+
+    def next_epoch(self, actor_id: str, last: int) -> int:
+        """Of an actor that is started, as its supervisor says it, who has the `last` one on file."""
+        return last + 1
 
     def lose_pool(self, group: str) -> None:
         """The segment of one rank is gone, with everything in it, and its agent too."""
