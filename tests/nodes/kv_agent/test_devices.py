@@ -23,7 +23,8 @@ from mesh.address import Address
 from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, PoolConfig
-from tests.nodes.kv_agent.agent_world import LAYOUT, NUM_PAGES, SIZE, World, config
+from tests.nodes.kv_agent.agent_world import World, config
+from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE
 
 
 def run(main: Callable[[World], Awaitable[None]], tables: MemoryHost | None = None) -> None:

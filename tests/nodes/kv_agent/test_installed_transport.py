@@ -9,7 +9,8 @@ import pytest
 from kvstore.errors import TransferError
 from kvstore.protocol import PagesPulled
 from nodes.kv_agent.config import ConfigError
-from tests.nodes.kv_agent.agent_world import SIZE, World, config
+from tests.nodes.kv_agent.agent_world import World, config
+from tests.nodes.kv_agent.two_schedulers import SIZE
 
 MODULE = """
 from kvstore.pool.device import CPU

@@ -14,7 +14,8 @@ from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import PoolConfig
 from nodes.protocol.memory import GroupMemory, HasLetGo, LetGo, ReleaseMemory, ResumeMemory
-from tests.nodes.kv_agent.agent_world import LAYOUT, NUM_PAGES, SIZE, Process, Scheduler, World, config
+from tests.nodes.kv_agent.agent_world import Process, World, config
+from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Scheduler
 
 
 class Holder(Scheduler):

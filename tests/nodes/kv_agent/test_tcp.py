@@ -15,7 +15,8 @@ from mesh.address import Address
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import PoolConfig
 from tests.kvstore.fake_links import FakeLinks
-from tests.nodes.kv_agent.agent_world import LAYOUT, NUM_PAGES, SIZE, World, config
+from tests.nodes.kv_agent.agent_world import World, config
+from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE
 
 TCP = TcpSettings(num_streams=2, chunk_bytes=1 << 16)
 

@@ -13,7 +13,8 @@ from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import PoolConfig
 from nodes.protocol.memory import ReleaseMemory
-from tests.nodes.kv_agent.agent_world import LAYOUT, NUM_PAGES, Scheduler, World, config
+from tests.nodes.kv_agent.agent_world import World, config
+from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, Scheduler
 
 
 class Maker(Scheduler):

@@ -91,19 +91,18 @@ class Nonsense(Actor):
         call.reply(GrantClosed(grant_id="?"))
 
 
-class World:
-    """A registry, two schedulers D and P, and as many agents as wanted."""
+class Members:
+    """Actors on one simulated network, by their names."""
 
     def __init__(self) -> None:
         self.network = SimulatedNetwork(1)
         self.bootstrap = Bootstrap()
-        self.host: MemoryHost = HeapHost()
         self.systems: dict[str, ActorSystem] = {}
         self.actors: dict[str, Actor] = {}
-        self.d, self.p = Scheduler(), Scheduler()
 
     async def add(self, actor_id: str, actor: Actor, epoch: int = 1) -> ActorSystem:
         address = Address(actor_id, epoch)
+        # Seeded by name: who else is there does not move what an actor draws.
         options = SystemOptions(random=random.Random(actor_id))
         system = ActorSystem(actor, address, self.network.transport(address), self.bootstrap, options)
         await system.start()
@@ -112,6 +111,23 @@ class World:
         if actor_id == "registry":
             self.bootstrap.found = (address, system.describe().endpoint)
         return system
+
+    async def sees(self, actor_id: str, member: str) -> None:
+        while self.actors[actor_id].ctx.members.get(member) is None:
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        for system in reversed(self.systems.values()):
+            await system.stop()
+
+
+class World(Members):
+    """A registry, two schedulers D and P, and as many agents as wanted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host: MemoryHost = HeapHost()
+        self.d, self.p = Scheduler(), Scheduler()
 
     async def start(self, *agents: KVAgent) -> None:
         await self.add("registry", RegistryActor())
@@ -122,25 +138,21 @@ class World:
         while len(self.d.ctx.members.all()) < 3 + len(agents) - 1:
             await asyncio.sleep(0.05)
 
-    async def sees(self, actor_id: str, member: str) -> None:
-        while self.actors[actor_id].ctx.members.get(member) is None:
-            await asyncio.sleep(0.05)
-
-    async def stop(self) -> None:
-        for system in reversed(self.systems.values()):
-            await system.stop()
-
     async def ask(self, scheduler: Scheduler, agent: str, message: Any) -> Any:
         return outcome((await scheduler.ctx.ask(agent, together(message), timeout_s=2.0)).message)
 
     async def pool(self, scheduler: Scheduler, agent: str, group: str) -> tuple[PoolHandle, PagePool]:
         """Map a pool as its scheduler does, and say that all its pages are running ones of generation 7."""
         handle = await self.ask(scheduler, agent, MapPool(group=group))
-        pool = self.host.open(handle.path, writable=True)
-        table = pool.table()
-        for page in range(1, pool.num_pages):
-            table.write(page, PageEntry(PageState.RUNNING, generation=7))
-        return handle, pool
+        return handle, run_all_pages(self.host, handle)
+
+
+def run_all_pages(host: MemoryHost, handle: PoolHandle) -> PagePool:
+    """The pool with a page table that says what `grant` and `ready` say: all pages are running ones of generation 7."""
+    pool = host.open(handle.path, writable=True)
+    for page in range(1, pool.num_pages):
+        pool.table().write(page, PageEntry(PageState.RUNNING, generation=7))
+    return pool
 
 
 def config(*groups: str, **changes: Any) -> KVAgentConfig:
@@ -149,14 +161,16 @@ def config(*groups: str, **changes: Any) -> KVAgentConfig:
     return KVAgentConfig(**(fields | changes))
 
 
-def grant(pages: list[int], grant_id: str = "g", timeout_s: float = 20.0, group: str = "d") -> OpenGrant:
+def grant(
+    pages: list[int], grant_id: str = "g", timeout_s: float = 20.0, group: str = "d", holder: str = "D"
+) -> OpenGrant:
     return OpenGrant(
         grant_id=grant_id,
         group=group,
         pages=pages,
         generations=[7] * len(pages),
         layout_digest=LAYOUT.digest,
-        holder="D",
+        holder=holder,
         holder_epoch=1,
         timeout_s=timeout_s,
     )
