@@ -90,8 +90,8 @@ class PlainPeer:
             self.forget(peer)  # an earlier epoch of it, or a connection that it knows nothing of
         self.registry = registry
         self.dial(registry, (where["control"], where["data"]))
-        hearsay = list(self.members.values())
-        joined = self.ask(registry, {"type": "Join", "member": self.member, "hearsay": hearsay}, system=True)
+        join = {"type": "Join", "member": self.member, "known_members": list(self.members.values())}
+        joined = self.ask(registry, join, system=True)
         self.members = {member["actor_id"]: member for member in joined["members"]}
         self.view = (joined["registry_epoch"], joined["version"])
         self.answered_at = time.monotonic()

@@ -152,7 +152,7 @@ class Registration:
             known_version=view.version,
             # A registry that has just started knows nobody; from what each remembers it has the mesh again before all
             # have joined.
-            hearsay=[] if known else view.all(),
+            known_members=[] if known else view.all(),
         )
         self._joining = address
         try:

@@ -91,14 +91,14 @@ class Join(Message, frozen=True):
     """Ask the registry to take a member in, or to update what it says. Idempotent. Answer: `Joined`.
 
     `known_epoch` and `known_version` are of the asker's view, so that the registry sends a snapshot only if needed.
-    `hearsay` is the asker's whole view, given to a new registry epoch: whoever is named there keeps a lease, so that a
-    restarted registry does not seem to say that everybody has left.
+    `known_members` is the asker's whole view, given to a new registry epoch: whoever is named there keeps a lease, so
+    that a restarted registry does not seem to say that everybody has left.
     """
 
     member: Member
     known_epoch: int = 0
     known_version: int = 0
-    hearsay: list[Member] = []
+    known_members: list[Member] = []
 
 
 class Joined(Message, frozen=True):

@@ -2,7 +2,7 @@
 
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
     gateway -> scheduler                SubmitAttempts, CancelAttempts -> AttemptsSubmitted, AttemptsCancelled; Resend
-    scheduler -> worker -> scheduler    StepPlan -> StepResult or StepMismatch; Adopt -> Adopted; Dismiss
+    scheduler -> worker -> scheduler    StepPlan -> StepResult or StepMismatch; Adopt -> Adopted; Fence
     worker -> worker of rank 0          JoinGroup                      -> GroupFormed
     scheduler D -> its kv_agent         OpenGrants, CloseGrant         -> GrantsOpened, GrantClosed
     scheduler D -> scheduler P          OrderPrefills, CancelPrefill   -> PrefillsOrdered, PrefillCancelled
@@ -97,7 +97,7 @@ from nodes.protocol.routing import (
 from nodes.protocol.steps import (
     Adopt,
     Adopted,
-    Dismiss,
+    Fence,
     RowError,
     StepMismatch,
     StepPlan,
@@ -133,7 +133,7 @@ NodeMessage = (
     | AttemptFailed
     | Adopt
     | Adopted
-    | Dismiss
+    | Fence
     | StepMismatch
     | OrderPrefills
     | PrefillsOrdered
@@ -176,7 +176,7 @@ __all__ = [
     "ClosePair",
     "Detokenize",
     "Detokenized",
-    "Dismiss",
+    "Fence",
     "GrantClosed",
     "GrantRefused",
     "GrantsOpened",

@@ -83,7 +83,7 @@ class StepResult(HotMessage, frozen=True):
 
     `extras[i]` goes beside `token_ids[i]` to the gateway, which knows what it means; of `MAX_EXTRA_BYTES` at most,
     empty where there is none, and no list where no row has one.
-    A worker that answers anything else (other counts, ids outside the vocabulary) is dismissed.
+    A worker that answers anything else (other counts, ids outside the vocabulary) is fenced.
     """
 
     scheduler_epoch: int
@@ -98,7 +98,7 @@ class StepMismatch(Message, frozen=True):
     """Tell, worker -> scheduler: the step was not run, nor any after it.
 
     It has a row of a sequence that is not open here, or gives it pages behind a gap. The scheduler adopts at once, and
-    sends its steps again as to a worker that knows nothing; refused again, the worker is dismissed. A rank that others
+    sends its steps again as to a worker that knows nothing; refused again, the worker is fenced. A rank that others
     compute with ends instead, and its group with it: they may have begun the step.
     """
 
@@ -135,7 +135,7 @@ class Adopted(Message, frozen=True):
     group_epoch: int = 0
 
 
-class Dismiss(Message, frozen=True):
+class Fence(Message, frozen=True):
     """Tell, scheduler -> worker: your answers cannot be believed. The worker ends; its successor is adopted.
 
     Of a scheduler epoch or worker epoch that is over, it is ignored. Repeated until another incarnation answers.

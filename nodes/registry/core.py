@@ -4,7 +4,7 @@ Every membership is a lease: `join` opens or updates it, `renew` extends it, `le
 has a number, one more than the last, so that members can tell whether they have missed one.
 
 A registry that has just started knows nobody, while everybody goes on working. For one lease time it believes what
-members bring along of their views when they join again (`hearsay`): who is named there gets a lease as if it had
+members bring along of their views when they join again (`known_members`): who is named there gets a lease as if it had
 joined, and loses it unless it comes itself. So a restart of the registry looks to nobody as if the others had left.
 
 Epochs of who has left are remembered: a host that comes back without its files and with its clock behind would bring an
@@ -44,7 +44,7 @@ class RegistryCore:
         self.epoch = epoch
         self.lease_s = lease_s
         self.version = 1
-        self._hearsay_until = now + lease_s
+        self._known_members_until = now + lease_s
         self._members: dict[str, Member] = {}
         self._expiry: dict[str, float] = {}
         self._heard: set[str] = set()
@@ -76,7 +76,7 @@ class RegistryCore:
         if (newest := self._newest(member.actor_id)) > member.epoch:
             raise Stale(member.address, newest)
         was_current = (request.known_epoch, request.known_version) == (self.epoch, self.version)
-        upserted = self._believe(request.hearsay, now)
+        upserted = self._believe(request.known_members, now)
         left: list[Departed] = []
         if known is not None and known.epoch < member.epoch:
             left.append(Departed(actor_id=known.actor_id, epoch=known.epoch, reason="replaced"))
@@ -119,10 +119,10 @@ class RegistryCore:
         """When `expire` has something to do next; infinite if no lease can end."""
         return min(self._expiry.values(), default=FOREVER)
 
-    def _believe(self, hearsay: Iterable[Member], now: float) -> list[Member]:
+    def _believe(self, known_members: Iterable[Member], now: float) -> list[Member]:
         believed: list[Member] = []
-        if now < self._hearsay_until:
-            for member in hearsay:
+        if now < self._known_members_until:
+            for member in known_members:
                 is_member = member.actor_id in self._members
                 # Of two that say it of the same incarnation the first is enough; who has left may have come again.
                 if self._newest(member.actor_id) < member.epoch + (not is_member):

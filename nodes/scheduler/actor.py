@@ -42,9 +42,9 @@ from nodes.scheduler.events import (
     Asked,
     AskFailed,
     Command,
-    DismissWorker,
     DrainAsked,
     Event,
+    FenceWorker,
     FollowerReset,
     Measured,
     MembersChanged,
@@ -286,8 +286,8 @@ class SchedulerActor(Actor):
             case Ask():
                 then = partial(self._on_outcome, command)
                 self.ctx.ask_then(command.actor_id, command.message, then, timeout_s=command.timeout_s)
-            case DismissWorker(worker, message):
-                self.ctx.log.error("worker dismissed", worker=f"{worker}.{message.worker_epoch}", why=message.reason)
+            case FenceWorker(worker, message):
+                self.ctx.log.error("worker fenced", worker=f"{worker}.{message.worker_epoch}", why=message.reason)
                 self.ctx.tell(worker, message, channel=Channel.CONTROL)
             case Reply(call, message):
                 call.reply(message)

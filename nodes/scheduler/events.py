@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mesh.address import Address
 from mesh.transport.base import Buffer, Channel
-from nodes.protocol import Dismiss, StepPlan
+from nodes.protocol import Fence, StepPlan
 from nodes.request import Stages
 
 Tag = tuple[str, str]
@@ -122,11 +122,11 @@ class SendStep(NamedTuple):
     buffers: Sequence[Buffer]
 
 
-class DismissWorker(NamedTuple):
+class FenceWorker(NamedTuple):
     """Have the worker end, whose answers cannot be believed, and say so where people see it."""
 
     worker: str
-    message: Dismiss
+    message: Fence
 
 
 class Reply(NamedTuple):
@@ -170,7 +170,7 @@ class Measured(NamedTuple):
     stages: Stages
 
 
-Command = Tell | Ask | SendStep | DismissWorker | Reply | Refuse | Publish | Announce | Measured
+Command = Tell | Ask | SendStep | FenceWorker | Reply | Refuse | Publish | Announce | Measured
 
 
 class Outbox:

@@ -74,7 +74,7 @@ def gauges(core: Parts) -> dict[str, float]:
         "mesh_scheduler_num_pages": cache.num_pages,
         "mesh_scheduler_kv_usage_ratio": used / cache.num_pages,
         "mesh_scheduler_steps_total": pipeline.last_step,
-        "mesh_scheduler_workers_dismissed_total": pipeline.num_dismissals,
+        "mesh_scheduler_workers_fenced_total": pipeline.num_fenced,
         "mesh_scheduler_step_mismatches_total": pipeline.num_mismatches,
         "mesh_scheduler_repeated_steps_total": pipeline.num_repeated_steps,
         "mesh_scheduler_prompt_tokens_total": core.handlers.num_prompt_tokens,

@@ -30,7 +30,7 @@ from nodes.model_spec import resolve_model
 from nodes.protocol import (
     Adopt,
     Adopted,
-    Dismiss,
+    Fence,
     HotNodeMessage,
     JoinGroup,
     LetGo,
@@ -150,8 +150,8 @@ class WorkerActor(Actor, Resident):
         """Take in a step; see `Actor.on_tell`."""
         if isinstance(message, StepPlan):
             self._dispatch(StepArrived(sender.actor_id, message, buffers))
-        elif isinstance(message, Dismiss):
-            self._on_dismiss(sender, message)
+        elif isinstance(message, Fence):
+            self._on_fence(sender, message)
         else:
             super().on_tell(sender, message, buffers)
 
@@ -285,7 +285,7 @@ class WorkerActor(Actor, Resident):
             self._adopt_timer.cancel()
             self._adopt_timer = None
 
-    def _on_dismiss(self, sender: Address, message: Dismiss) -> None:
+    def _on_fence(self, sender: Address, message: Fence) -> None:
         """End, so that the supervisor starts another; unless it is another scheduler's or another worker's business."""
         ours = (self._core.scheduler_epoch if self._core is not None else 0, self.ctx.address.epoch)
         if (message.scheduler_epoch, message.worker_epoch) == ours:

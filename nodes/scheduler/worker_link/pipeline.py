@@ -7,7 +7,7 @@ input is what step N draws says so (`from_row`). Results are taken in order of s
 that comes before its turn is not kept: the worker has it, and answers again.
 
 A worker whose answer cannot be one to its plan, or that is there and answers nothing, is not believed any more: it is
-dismissed, which is a death like any other to whoever was in its steps, and its next incarnation goes on.
+fenced, which is a death like any other to whoever was in its steps, and its next incarnation goes on.
 
 The worker may be a group of tensor-parallel ranks (`ranks.py`): all are adopted, told the same, and waited for.
 
@@ -25,13 +25,13 @@ import msgspec
 
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
-from nodes.protocol import Adopt, Adopted, Dismiss, StepMismatch, StepPlan, StepResult
+from nodes.protocol import Adopt, Adopted, Fence, StepMismatch, StepPlan, StepResult
 from nodes.protocol.steps import RowColumn
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.batch.step import Acknowledged, Step
 from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Announce, DismissWorker, Outbox, ReadyPeer, SendStep, Tag
+from nodes.scheduler.events import Announce, FenceWorker, Outbox, ReadyPeer, SendStep, Tag
 from nodes.scheduler.worker_link.ranks import AdoptedRanks, Disagreement
 from nodes.scheduler.worker_link.result_check import (
     DISAGREED,
@@ -89,14 +89,14 @@ class Pipeline:
         self.numerics = ""
         self.table = 0
         """Number of the worker's table, which is taken for empty after every `Adopted`."""
-        self._dismissed: dict[str, Dismiss] = {}
+        self._fenced: dict[str, Fence] = {}
         self._num_silences = 0
         self._is_mismatched = False
         self.last_step = 0
         self.newest: Step | None = None
         """The step composed last, as it was composed; a batch that decodes on is composed of its rows."""
         self.num_refused: dict[str, int] = dict.fromkeys(REFUSALS, 0)
-        self.num_dismissals = 0
+        self.num_fenced = 0
         self.num_mismatches = 0
         self.num_repeated_steps = 0
         self.num_recomputed_tokens = 0
@@ -134,17 +134,17 @@ class Pipeline:
     def take_adopted(self, tag: Tag, adopted: Adopted, now: float) -> Adopted | None:
         """A rank has answered the ask of `tag`. Returns what the whole group answers, when it is the last one.
 
-        An incarnation that was dismissed is told again, and asked until it is another one.
+        An incarnation that was fenced is told again, and asked until it is another one.
         """
         # An answer to an adoption that was begun anew meanwhile: which ranks it speaks for is not known any more.
         if tag not in self._asks:
             return None
         rank = int(tag[1] or 0)
         actor_id = self.ranks.worker_ids[rank]
-        dismissed = self._dismissed.get(actor_id)
-        # It answers, so it has not heard that it was dismissed: tells may be lost.
-        if dismissed is not None and dismissed.worker_epoch == adopted.worker_epoch:
-            self._outbox.add(DismissWorker(actor_id, dismissed))
+        fenced = self._fenced.get(actor_id)
+        # It answers, so it has not heard that it was fenced: tells may be lost.
+        if fenced is not None and fenced.worker_epoch == adopted.worker_epoch:
+            self._outbox.add(FenceWorker(actor_id, fenced))
             self._asks.failed((tag,), now)
             return None
         for stale in self.ranks.take_adopted(rank, adopted):
@@ -243,7 +243,7 @@ class Pipeline:
         if gathered is None:
             return None
         if isinstance(gathered, Disagreement):
-            self._dismiss(gathered.text, now)
+            self._fence(gathered.text, now)
             return self._refuse(DISAGREED)
         result = gathered
         if index > 0:
@@ -252,7 +252,7 @@ class Pipeline:
             return self._refuse(EARLY)
         sent = self._sent[0]
         if problem := find_problem(sent.step, result, self.adopted.vocab_size):
-            self._dismiss(problem, now)
+            self._fence(problem, now)
             return self._refuse(MALFORMED)
         del self._sent[0]
         num_rows, num_tokens, num_pages = _size(sent.step)
@@ -283,7 +283,7 @@ class Pipeline:
             return
         self.num_mismatches += 1
         if self._is_mismatched:
-            self._dismiss(f"told all over again, it still cannot run step {mismatch.step}: {mismatch.reason}", now)
+            self._fence(f"told all over again, it still cannot run step {mismatch.step}: {mismatch.reason}", now)
             return
         self._is_mismatched = True
         self.adopt(now)
@@ -291,14 +291,14 @@ class Pipeline:
     def _refuse(self, reason: str) -> None:
         self.num_refused[reason] += 1
 
-    def _dismiss(self, reason: str, now: float) -> None:
+    def _fence(self, reason: str, now: float) -> None:
         """The adopted incarnation is not believed any more: all that it was sent is its successor's."""
         assert self.adopted is not None, "who was not adopted was not believed"
-        self.num_dismissals += 1
+        self.num_fenced += 1
         for actor_id, epoch in self.ranks.addresses():
-            dismiss = Dismiss(scheduler_epoch=self._epoch, worker_epoch=epoch, reason=reason)
-            self._dismissed[actor_id] = dismiss
-            self._outbox.add(DismissWorker(actor_id, dismiss))
+            fence = Fence(scheduler_epoch=self._epoch, worker_epoch=epoch, reason=reason)
+            self._fenced[actor_id] = fence
+            self._outbox.add(FenceWorker(actor_id, fence))
         self._outbox.add(Announce(None, worker_ready=False, numerics=self.numerics))
         self.adopt(now)
 
@@ -313,7 +313,7 @@ class Pipeline:
         if self._repeat_s >= ADOPT_AGAIN_AFTER * self._config.step_repeat_s:
             self._num_silences += 1
             if self._num_silences >= MAX_SILENCES:
-                self._dismiss(f"step {self._sent[0].plan.step} was sent again and again, and never answered", now)
+                self._fence(f"step {self._sent[0].plan.step} was sent again and again, and never answered", now)
             else:
                 self.adopt(now)
             return

@@ -5,7 +5,7 @@
                     their sequences goes through one step alone before it runs with others again
     third death     alone: it is poisoned and fails for good, and the mesh lives on
 
-A worker that was dismissed counts as dead: what makes it answer nonsense is found out like what kills it.
+A worker that was fenced counts as dead: what makes it answer nonsense is found out like what kills it.
 A sequence is cleared by a step that is acknowledged. After too long without any worker everybody is sent elsewhere.
 Pure; owned by the core. The promise is that of `docs/architecture.md`: one bad request never takes the mesh with it.
 """

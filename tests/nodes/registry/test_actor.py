@@ -62,7 +62,7 @@ def test_a_member_that_crashes_is_gone_after_its_lease():
     run(main())
 
 
-def test_who_is_known_by_hearsay_is_told_nothing():
+def test_who_is_known_by_known_members_is_told_nothing():
     """It has not joined this registry, would refuse what it tells, and gets everything with its own join."""
 
     async def main():
@@ -73,7 +73,9 @@ def test_who_is_known_by_hearsay_is_told_nothing():
         told = []
         actor.ctx.tell = lambda actor_id, *_, **__: told.append(actor_id)
         heard = msgspec.structs.replace(a.describe(), actor_id="b", epoch=4)
-        actor.core.join(Join(member=a.describe(), known_epoch=0, known_version=0, hearsay=[heard]), actor.ctx.now())
+        actor.core.join(
+            Join(member=a.describe(), known_epoch=0, known_version=0, known_members=[heard]), actor.ctx.now()
+        )
         assert "b#4" in mesh.members()
         actor._tell_all(MembersChanged(registry_epoch=1, version=9, upserted=[], left=[]))
         assert told == ["a"]

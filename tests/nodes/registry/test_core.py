@@ -15,9 +15,11 @@ def member(actor_id, epoch=1, state=READY):
     return Member(actor_id=actor_id, role="worker", epoch=epoch, endpoint=Endpoint("c", "d"), state=state)
 
 
-def join(core, who, now=0.0, view=None, hearsay=()):
+def join(core, who, now=0.0, view=None, known_members=()):
     known = (view.registry_epoch, view.version) if view is not None else (0, 0)
-    return core.join(Join(member=who, known_epoch=known[0], known_version=known[1], hearsay=list(hearsay)), now)
+    return core.join(
+        Join(member=who, known_epoch=known[0], known_version=known[1], known_members=list(known_members)), now
+    )
 
 
 def names(members):
@@ -94,31 +96,31 @@ def test_epochs_of_who_has_left_do_not_come_again():
 
 def test_a_restarted_registry_believes_what_members_bring_along_for_one_lease():
     core = RegistryCore(2, LEASE, 100.0)
-    outcome = join(core, member("a"), 101.0, hearsay=[member("a"), member("b", 4), member("c")])
+    outcome = join(core, member("a"), 101.0, known_members=[member("a"), member("b", 4), member("c")])
     assert names(outcome.joined.members) == ["a#1", "b#4", "c#1"]
     assert names(outcome.change.upserted) == ["b#4", "c#1", "a#1"]
-    late = join(core, member("c"), 105.5, hearsay=[member("d"), member("b", 5)])
+    late = join(core, member("c"), 105.5, known_members=[member("d"), member("b", 5)])
     assert names(late.joined.members) == ["a#1", "b#4", "c#1"]
     assert [d.actor_id for d in core.expire(106.1).left] == ["a", "b"]
 
 
 def test_changes_are_told_to_those_who_joined_themselves():
     core = RegistryCore(2, LEASE, 0.0)
-    join(core, member("a"), hearsay=[member("b", 4), member("c")])
+    join(core, member("a"), known_members=[member("b", 4), member("c")])
     assert names(core.audience()) == ["a#1"]
     join(core, member("b", 4))
     assert names(core.audience()) == ["a#1", "b#4"]
     # Another incarnation has not joined because the one before had.
-    join(core, member("a"), hearsay=[member("b", 5)])
+    join(core, member("a"), known_members=[member("b", 5)])
     assert names(core.audience()) == ["a#1"]
     join(core, member("b", 5))
     assert names(core.audience()) == ["a#1", "b#5"]
 
 
-def test_hearsay_of_an_older_incarnation_is_nothing_new():
+def test_known_members_of_an_older_incarnation_is_nothing_new():
     core = RegistryCore(2, LEASE, 0.0)
     join(core, member("b", 4))
-    outcome = join(core, member("a"), hearsay=[member("b", 3), member("b", 4)])
+    outcome = join(core, member("a"), known_members=[member("b", 3), member("b", 4)])
     assert names(outcome.change.upserted) == ["a#1"]
 
 
@@ -153,18 +155,18 @@ class Leases(RuleBasedStateMachine):
             assert self.view.apply(1, change.version, change.upserted, left) is not None
 
     @rule(actor_id=IDS, epoch=st.integers(1, 4), state=st.sampled_from([READY, DRAINING]), fresh=st.booleans(),
-          hearsay=st.lists(st.builds(member, IDS, st.integers(1, 4)), max_size=2))  # fmt: skip
-    def join(self, actor_id, epoch, state, fresh, hearsay):
+          known_members=st.lists(st.builds(member, IDS, st.integers(1, 4)), max_size=2))  # fmt: skip
+    def join(self, actor_id, epoch, state, fresh, known_members):
         if self.last.get(actor_id, 0) > epoch:
             with pytest.raises(Stale):
                 join(self.core, member(actor_id, epoch, state), self.now)
             return
         view = None if fresh else self.view
-        hearsay = [m for m in hearsay if m.actor_id != actor_id]
-        outcome = join(self.core, member(actor_id, epoch, state), self.now, view, hearsay)
+        known_members = [m for m in known_members if m.actor_id != actor_id]
+        outcome = join(self.core, member(actor_id, epoch, state), self.now, view, known_members)
         self.told(outcome.change)
         if self.now < LEASE:
-            for m in hearsay:
+            for m in known_members:
                 if (m.actor_id not in self.leases or self.leases[m.actor_id][0] < m.epoch) and (
                     self.last.get(m.actor_id, 0) <= m.epoch
                 ):

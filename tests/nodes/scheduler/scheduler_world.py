@@ -27,7 +27,7 @@ from nodes.protocol import (
     AttemptFailed,
     AttemptsSubmitted,
     CancelAttempts,
-    Dismiss,
+    Fence,
     Resend,
     ResendFrom,
     RowError,
@@ -47,7 +47,7 @@ from nodes.scheduler.events import (
     Asked,
     AskFailed,
     Command,
-    DismissWorker,
+    FenceWorker,
     MembersChanged,
     PeerLost,
     Publish,
@@ -344,7 +344,7 @@ class World:
 
     def at_worker(self, name: str, packet: Packet) -> None:
         worker = self.workers[name]
-        if isinstance(packet.message, Dismiss):
+        if isinstance(packet.message, Fence):
             if packet.message.worker_epoch == worker.epoch and not worker.is_deaf:
                 self.restart_worker(name.removeprefix("w-"))
                 self.members()
@@ -393,7 +393,7 @@ class World:
                     self.put(name, actor_id, message, ask_id=self._count)
                 case SendStep(worker, plan, buffers):
                     self.put(name, worker, plan, buffers=[bytes(buffer) for buffer in buffers])
-                case DismissWorker(worker, message):
+                case FenceWorker(worker, message):
                     self.put(name, worker, message)
                 case Reply(call, message):
                     self.reply(self.calls[call], message)

@@ -4,13 +4,13 @@ from array import array
 
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
-from nodes.protocol import Adopt, Adopted, Dismiss, RowError, StepMismatch, StepResult
+from nodes.protocol import Adopt, Adopted, Fence, RowError, StepMismatch, StepResult
 from nodes.protocol.steps import RowColumn
 from nodes.request import Sampling
 from nodes.scheduler.asks import RETRY, PersistentAsks
 from nodes.scheduler.batch.step import Step
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Announce, Ask, DismissWorker, Outbox, ReadyPeer, SendStep
+from nodes.scheduler.events import Announce, Ask, FenceWorker, Outbox, ReadyPeer, SendStep
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.worker_link.pipeline import ADOPT, REPEAT, WORKER_LOST, Pipeline
 from tests.nodes.step_plans import column
@@ -232,7 +232,7 @@ def test_every_result_that_is_not_taken_is_counted() -> None:
     assert one.pipeline.can_send, "none of it is a reason to do without the worker"
 
 
-def test_a_worker_whose_answer_is_none_to_its_plan_is_dismissed() -> None:
+def test_a_worker_whose_answer_is_none_to_its_plan_is_fenced() -> None:
     one = bench()
     one.send(0, 1)
     one.send(1, 0)
@@ -240,24 +240,24 @@ def test_a_worker_whose_answer_is_none_to_its_plan_is_dismissed() -> None:
     assert one.result(1, [5], now=1.0) == []
     told, announced, asked = one.outbox.take()
     reason = "step 1 has 2 rows and was answered with 1 tokens"
-    dismiss = Dismiss(scheduler_epoch=5, worker_epoch=1, reason=reason)
-    assert told == DismissWorker("w", dismiss)
+    fence = Fence(scheduler_epoch=5, worker_epoch=1, reason=reason)
+    assert told == FenceWorker("w", fence)
     assert announced == Announce(None, worker_ready=False, numerics="x")
     assert asked.message == Adopt(scheduler_epoch=5, next_step=1)
     assert not one.pipeline.can_send
     assert one.result(1, [5, 6]) == [], "what it says now is not believed either"
     again = Adopted(worker_epoch=1, numerics="", vocab_size=99)
     assert one.pipeline.take_adopted(ADOPT, again, 2.0) is None
-    assert one.outbox.take() == [DismissWorker("w", dismiss)], "the first may be lost"
+    assert one.outbox.take() == [FenceWorker("w", fence)], "the first may be lost"
     assert one.deadlines.pop_due(2.0 + CONFIG.ask_retry_s) == (RETRY, "w"), "and its successor is asked"
     one.adopted(epoch=2, now=3.0)
     assert [step for step, _, _ in one.steps()] == [1, 2]
     assert one.result(1, [5, 6], W2) == [[5, 6]]
     assert one.result(2, [7, 8], W2) == [[7, 8]]
-    assert one.pipeline.num_dismissals == 1
+    assert one.pipeline.num_fenced == 1
 
 
-def test_a_worker_that_is_there_and_never_answers_is_dismissed() -> None:
+def test_a_worker_that_is_there_and_never_answers_is_fenced() -> None:
     one = bench()
     one.send(0)
     now = 0.0
@@ -266,15 +266,15 @@ def test_a_worker_that_is_there_and_never_answers_is_dismissed() -> None:
         if one.deadlines.pop_due(now) == (REPEAT, ""):
             one.pipeline.on_repeat_due(now)
         sent = one.outbox.take()
-        if any(isinstance(command, DismissWorker) for command in sent):
+        if any(isinstance(command, FenceWorker) for command in sent):
             break
         if any(isinstance(command, Ask) for command in sent):
             one.adopted(now=now)
-    assert one.pipeline.num_dismissals == 1
+    assert one.pipeline.num_fenced == 1
     assert now <= 60.0
 
 
-def test_a_slow_worker_is_not_dismissed_for_it() -> None:
+def test_a_slow_worker_is_not_fenced_for_it() -> None:
     """It answers each time just before it is asked again; only answers count, not how many steps wait for them."""
     one = bench()
     one.send(0)
@@ -284,7 +284,7 @@ def test_a_slow_worker_is_not_dismissed_for_it() -> None:
         one.adopted(now=step * 100.0)
         assert one.result(step, [5]) == [[5]]
         one.send(0)
-    assert one.pipeline.num_dismissals == 0
+    assert one.pipeline.num_fenced == 0
 
 
 def test_errors_of_rows_are_the_workers() -> None:
@@ -336,7 +336,7 @@ def test_a_step_carries_a_deadline_by_what_steps_took_and_more_for_the_next_work
     assert timeouts() == [280.0, 280.0], "the deadline may have been what ended the one before"
 
 
-def test_a_step_that_the_worker_cannot_run_is_told_all_over_again_and_the_second_time_it_is_dismissed() -> None:
+def test_a_step_that_the_worker_cannot_run_is_told_all_over_again_and_the_second_time_it_is_fenced() -> None:
     one = bench()
     one.send(0)
     one.send(1)
@@ -353,13 +353,13 @@ def test_a_step_that_the_worker_cannot_run_is_told_all_over_again_and_the_second
     assert mismatch(2) == [], "it is asked already"
     one.adopted()
     assert one.steps() == [(2, [1], [41])]
-    dismissed, *_ = mismatch(2)
-    assert isinstance(dismissed, DismissWorker)
-    assert "still cannot run step 2: sequence 8 is not open in slot 1" in dismissed.message.reason
+    fenced, *_ = mismatch(2)
+    assert isinstance(fenced, FenceWorker)
+    assert "still cannot run step 2: sequence 8 is not open in slot 1" in fenced.message.reason
     assert one.pipeline.num_mismatches == 2
     one.adopted(epoch=2)
     assert one.steps() == [(2, [1], [41])]
-    assert isinstance(mismatch(2, W2)[0], Ask), "the next one is told again, too, before it is dismissed"
+    assert isinstance(mismatch(2, W2)[0], Ask), "the next one is told again, too, before it is fenced"
     one.adopted(epoch=2)
     assert one.result(2, [6], W2) == [[6]]
     one.send(0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvstore.cache.allocator import PageState
 from mesh.address import Address
-from nodes.protocol import Adopt, Adopted, Dismiss, RowError, StepResult
+from nodes.protocol import Adopt, Adopted, Fence, RowError, StepResult
 from nodes.roles import WORKER
 from nodes.scheduler.config import ConfigError, SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
@@ -152,7 +152,7 @@ class RankWorld(World):
 
     def at_worker(self, name: str, packet: Packet) -> None:
         message = packet.message
-        if isinstance(message, Dismiss):
+        if isinstance(message, Fence):
             if message.worker_epoch == self.workers[name].epoch:
                 self.kill(name)
                 self.notice()
@@ -219,7 +219,7 @@ def test_a_step_is_over_when_the_last_rank_is_done() -> None:
     world.check()
 
 
-def test_ranks_that_disagree_are_dismissed_and_nothing_wrong_goes_out() -> None:
+def test_ranks_that_disagree_are_fenced_and_nothing_wrong_goes_out() -> None:
     world = RankWorld(2)
     world.flush()
     liar = world.workers["w-m.1"]
@@ -236,7 +236,7 @@ def test_ranks_that_disagree_are_dismissed_and_nothing_wrong_goes_out() -> None:
     assert [world.workers[one].epoch for one in world.ids] == [2, 2], "both: nobody knows who is right"
     figures = world.cores["m"].stats()
     assert figures['mesh_scheduler_results_refused_total{reason="disagreed"}'] == 1
-    assert figures["mesh_scheduler_workers_dismissed_total"] == 1
+    assert figures["mesh_scheduler_workers_fenced_total"] == 1
 
 
 def test_the_death_of_one_rank_counts_once() -> None:

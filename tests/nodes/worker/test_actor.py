@@ -15,7 +15,7 @@ from kvstore.protocol import MapPool
 from mesh.address import Endpoint
 from mesh.errors import RemoteError, Unreachable
 from mesh.membership.view import Member
-from nodes.protocol import Adopt, Adopted, Dismiss, StepResult
+from nodes.protocol import Adopt, Adopted, Fence, StepResult
 from nodes.worker.actor import WorkerActor
 from nodes.worker.errors import LayoutMismatch
 from nodes.worker.steps.step import RunnableStep, StepOutcome
@@ -53,15 +53,15 @@ async def test_a_worker_whose_pool_was_made_again_ends() -> None:
     await actor.stop()
 
 
-async def test_a_worker_that_its_scheduler_dismisses_ends() -> None:
+async def test_a_worker_that_its_scheduler_fences_ends() -> None:
     host = HeapHost()
     actor = WorkerActor(config(), host)
     context = await started(actor, pool(host))
     adopt(actor, epoch=3)
     for scheduler_epoch, worker_epoch in ((2, 5), (4, 5), (3, 4), (3, 6)):
-        actor.on_tell(SCHEDULER, Dismiss(scheduler_epoch=scheduler_epoch, worker_epoch=worker_epoch, reason=""), ())
+        actor.on_tell(SCHEDULER, Fence(scheduler_epoch=scheduler_epoch, worker_epoch=worker_epoch, reason=""), ())
     assert context.ended == [], "another scheduler's, or another worker's business"
-    actor.on_tell(SCHEDULER, Dismiss(scheduler_epoch=3, worker_epoch=5, reason="it said 7"), ())
+    actor.on_tell(SCHEDULER, Fence(scheduler_epoch=3, worker_epoch=5, reason="it said 7"), ())
     assert context.ended == [f"{SCHEDULER} cannot believe what it answers: it said 7"]
     await actor.stop()
 
