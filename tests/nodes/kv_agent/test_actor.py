@@ -42,7 +42,6 @@ from tests.nodes.kv_agent.two_schedulers import (
     config,
     grant,
     ready,
-    run,
 )
 
 
@@ -64,283 +63,243 @@ async def pull(world: World, source_agent: str, agent: str = "agent-0") -> None:
     assert await world.ask(world.d, agent, CloseGrant(grant_id="g")) == GrantClosed(grant_id="g")
 
 
-def test_pages_move_between_pools_of_one_agent() -> None:
-    async def main(world: World) -> None:
-        agent = KVAgent(config("d", "p"), world.host)
-        await world.start(agent)
-        await pull(world, "agent-0")
-        figures = agent.stats()
-        assert figures["mesh_kv_transfer_bytes_total"] == 3 * SIZE
-        assert figures["mesh_kv_transfer_pages_total"] == 3
-        assert figures['mesh_kv_pool_pages{group="d"}'] == NUM_PAGES - 1
-        assert figures["mesh_kv_grants_open"] == 0
-        members = world.d.ctx.members.by_role("kv_agent")
-        incarnations = {"d": 1, "p": 1}
-        expected = {"groups": ["d", "p"], "transports": ["shm"], "incarnations": incarnations, "released": []}
-        assert members[0].attributes == expected
-
-    run(main)
+async def test_pages_move_between_pools_of_one_agent(world: World) -> None:
+    agent = KVAgent(config("d", "p"), world.host)
+    await world.start(agent)
+    await pull(world, "agent-0")
+    figures = agent.stats()
+    assert figures["mesh_kv_transfer_bytes_total"] == 3 * SIZE
+    assert figures["mesh_kv_transfer_pages_total"] == 3
+    assert figures['mesh_kv_pool_pages{group="d"}'] == NUM_PAGES - 1
+    assert figures["mesh_kv_grants_open"] == 0
+    members = world.d.ctx.members.by_role("kv_agent")
+    incarnations = {"d": 1, "p": 1}
+    expected = {"groups": ["d", "p"], "transports": ["shm"], "incarnations": incarnations, "released": []}
+    assert members[0].attributes == expected
 
 
-def test_pages_of_another_agent_are_mapped_and_pulled() -> None:
-    async def main(world: World) -> None:
-        near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
-        await world.start(near, far)
-        await pull(world, "agent-1")
-        assert near.stats()["mesh_kv_foreign_pools"] == 1
-        assert far.stats()["mesh_kv_transfers_total"] == 0
-        world.network.crash(Address("agent-1", 1))
-        while near.stats()["mesh_kv_foreign_pools"]:
-            await asyncio.sleep(0.1)
-
-    run(main)
+async def test_pages_of_another_agent_are_mapped_and_pulled(world: World) -> None:
+    near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
+    await world.start(near, far)
+    await pull(world, "agent-1")
+    assert near.stats()["mesh_kv_foreign_pools"] == 1
+    assert far.stats()["mesh_kv_transfers_total"] == 0
+    world.network.crash(Address("agent-1", 1))
+    while near.stats()["mesh_kv_foreign_pools"]:
+        await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize(
     ("agent_id", "code"), [("agent-9", "unreachable"), ("agent-1", "pool_missing"), ("nonsense", "bad_answer")]
 )
-def test_a_source_that_cannot_be_read_fails_the_transfer(agent_id: str, code: str) -> None:
-    async def main(world: World) -> None:
-        far = KVAgent(config("p"), world.host)
-        await world.start(KVAgent(config("d"), world.host), far)
-        await world.add("nonsense", Nonsense())
-        source, _ = await world.pool(world.p, "agent-1", "p")
-        await world.pool(world.d, "agent-0", "d")
-        await world.sees("agent-0", "nonsense")
-        world.host.unlink(source.path)
-        await world.ask(world.d, "agent-0", grant([1]))
-        world.p.announce("agent-0", ready(msgspec.structs.replace(source, agent=agent_id), [1]))
-        for scheduler in (world.d, world.p):
-            end = await scheduler.ends()
-            assert isinstance(end, TransferFailed)
-            assert (end.code, end.quiesced) == (code, True)
-
-    run(main)
-
-
-def test_closing_during_a_long_copy_is_answered_when_it_is_quiet() -> None:
-    async def main(world: World) -> None:
-        agent = SlowAgent(config("d", "p", quantum_bytes=1), world.host)
-        await world.start(agent)
-        source, from_pool = await world.pool(world.p, "agent-0", "p")
-        _, to_pool = await world.pool(world.d, "agent-0", "d")
-        from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
-        await world.ask(world.d, "agent-0", grant([1, 2]))
-        world.p.announce("agent-0", ready(source, [1, 2]))
-        while not any(to_pool.pages_view):
-            await asyncio.sleep(0.0005)
-        assert await world.ask(world.d, "agent-0", CloseGrant(grant_id="g")) == GrantClosed(grant_id="g")
-        after = bytes(to_pool.pages_view)
-        assert not all(to_pool.page(2))
-        await asyncio.sleep(1.0)
-        assert bytes(to_pool.pages_view) == after, "nothing is written after GrantClosed"
-        end = await world.p.until(lambda message: isinstance(message, TransferFailed) and message.quiesced)
+async def test_a_source_that_cannot_be_read_fails_the_transfer(world: World, agent_id: str, code: str) -> None:
+    far = KVAgent(config("p"), world.host)
+    await world.start(KVAgent(config("d"), world.host), far)
+    await world.add("nonsense", Nonsense())
+    source, _ = await world.pool(world.p, "agent-1", "p")
+    await world.pool(world.d, "agent-0", "d")
+    await world.sees("agent-0", "nonsense")
+    world.host.unlink(source.path)
+    await world.ask(world.d, "agent-0", grant([1]))
+    world.p.announce("agent-0", ready(msgspec.structs.replace(source, agent=agent_id), [1]))
+    for scheduler in (world.d, world.p):
+        end = await scheduler.ends()
         assert isinstance(end, TransferFailed)
-        assert end.code == "grant_closed"
-
-    run(main)
+        assert (end.code, end.quiesced) == (code, True)
 
 
-def test_a_page_that_moves_on_during_the_copy_fails_it() -> None:
-    async def main(world: World) -> None:
-        agent = SlowAgent(config("d", "p", quantum_bytes=1), world.host)
-        await world.start(agent)
-        source, from_pool = await world.pool(world.p, "agent-0", "p")
-        _, to_pool = await world.pool(world.d, "agent-0", "d")
-        from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
-        await world.ask(world.d, "agent-0", grant([1]))
-        world.p.announce("agent-0", ready(source, [3]))
-        while not any(to_pool.pages_view):
-            await asyncio.sleep(0.0005)
-        from_pool.table().write(3, PageEntry(PageState.RUNNING, generation=8))
-        end = await world.d.ends()
-        assert isinstance(end, TransferFailed)
-        assert end.code == "stale_pages"
-        assert agent.stats()['mesh_kv_transfer_failures_total{code="stale_pages"}'] == 1
-
-    run(main)
-
-
-def test_a_grant_without_announcement_runs_out_and_is_told_until_closed() -> None:
-    async def main(world: World) -> None:
-        agent = KVAgent(config("d"), world.host)
-        await world.start(agent)
-        await world.ask(world.d, "agent-0", grant([1], timeout_s=3.0))
-        started = world.d.ctx.now()
-        end = await world.d.ends()
-        assert isinstance(end, TransferFailed)
-        assert end.code == "deadline_exceeded"
-        assert world.d.ctx.now() - started == pytest.approx(3.0, abs=0.2)
-        await asyncio.sleep(1.2)
-        assert world.d.heard == [end] * 3
-        await world.ask(world.d, "agent-0", CloseGrant(grant_id="g"))
-        await asyncio.sleep(3)
-        assert len(world.d.heard) == 3
-
-    run(main)
+async def test_closing_during_a_long_copy_is_answered_when_it_is_quiet(world: World) -> None:
+    agent = SlowAgent(config("d", "p", quantum_bytes=1), world.host)
+    await world.start(agent)
+    source, from_pool = await world.pool(world.p, "agent-0", "p")
+    _, to_pool = await world.pool(world.d, "agent-0", "d")
+    from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
+    await world.ask(world.d, "agent-0", grant([1, 2]))
+    world.p.announce("agent-0", ready(source, [1, 2]))
+    while not any(to_pool.pages_view):
+        await asyncio.sleep(0.0005)
+    assert await world.ask(world.d, "agent-0", CloseGrant(grant_id="g")) == GrantClosed(grant_id="g")
+    after = bytes(to_pool.pages_view)
+    assert not all(to_pool.page(2))
+    await asyncio.sleep(1.0)
+    assert bytes(to_pool.pages_view) == after, "nothing is written after GrantClosed"
+    end = await world.p.until(lambda message: isinstance(message, TransferFailed) and message.quiesced)
+    assert isinstance(end, TransferFailed)
+    assert end.code == "grant_closed"
 
 
-def test_a_lost_holder_loses_its_grants() -> None:
-    async def main(world: World) -> None:
-        agent = KVAgent(config("d"), world.host)
-        await world.start(agent)
-        await world.ask(world.d, "agent-0", grant([1], timeout_s=1000.0))
-        assert agent.stats()["mesh_kv_grants_open"] == 1
-        world.network.crash(Address("D", 1))
-        started = world.p.ctx.now()
-        while agent.stats()["mesh_kv_grants_open"]:
-            await asyncio.sleep(0.1)
-        assert world.p.ctx.now() - started < 10.0
-
-    run(main)
-
-
-def test_refusals_and_what_is_not_served() -> None:
-    async def main(world: World) -> None:
-        agent = KVAgent(config("d"), world.host)
-        await world.start(agent)
-        for message, code in (
-            (MapPool(group="x"), "unknown_group"),
-            (grant([0]), "bad_grant"),
-            (PoolHandle(group="d", agent="a", path="", num_pages=2, layout=LAYOUT, incarnation=1), "not_served"),
-        ):
-            with pytest.raises(RemoteError) as caught:
-                await world.ask(world.d, "agent-0", message)
-            assert caught.value.code == code
-        load = Load(group="d", phase="decode", num_running=0, num_waiting=0, num_free_pages=0, num_pages=0)
-        world.d.ctx.tell("agent-0", load)
-        world.p.announce("agent-0", ready(await world.ask(world.d, "agent-0", MapPool(group="d")), [1]))
-        end = await world.p.ends()
-        assert isinstance(end, TransferFailed)
-        assert end.code == "unknown_grant"
-
-    run(main)
+async def test_a_page_that_moves_on_during_the_copy_fails_it(world: World) -> None:
+    agent = SlowAgent(config("d", "p", quantum_bytes=1), world.host)
+    await world.start(agent)
+    source, from_pool = await world.pool(world.p, "agent-0", "p")
+    _, to_pool = await world.pool(world.d, "agent-0", "d")
+    from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
+    await world.ask(world.d, "agent-0", grant([1]))
+    world.p.announce("agent-0", ready(source, [3]))
+    while not any(to_pool.pages_view):
+        await asyncio.sleep(0.0005)
+    from_pool.table().write(3, PageEntry(PageState.RUNNING, generation=8))
+    end = await world.d.ends()
+    assert isinstance(end, TransferFailed)
+    assert end.code == "stale_pages"
+    assert agent.stats()['mesh_kv_transfer_failures_total{code="stale_pages"}'] == 1
 
 
-def test_draining_waits_for_open_grants_and_takes_no_more() -> None:
-    async def main(world: World) -> None:
-        agent = KVAgent(config("d"), world.host)
-        await world.start(agent)
-        await agent.drain()
-        idle = KVAgent(config("e"), world.host)
-        await world.add("agent-1", idle)
-        await world.sees("D", "agent-1")
-        await world.ask(world.d, "agent-1", grant([1], timeout_s=2.0, group="e"))
-        started = world.d.ctx.now()
-        await idle.drain()
-        assert world.d.ctx.now() - started > 1.0
-        with pytest.raises(RemoteError, match="draining"):
-            await world.ask(world.d, "agent-1", grant([1], "h", group="e"))
-
-    run(main)
+async def test_a_grant_without_announcement_runs_out_and_is_told_until_closed(world: World) -> None:
+    agent = KVAgent(config("d"), world.host)
+    await world.start(agent)
+    await world.ask(world.d, "agent-0", grant([1], timeout_s=3.0))
+    started = world.d.ctx.now()
+    end = await world.d.ends()
+    assert isinstance(end, TransferFailed)
+    assert end.code == "deadline_exceeded"
+    assert world.d.ctx.now() - started == pytest.approx(3.0, abs=0.2)
+    await asyncio.sleep(1.2)
+    assert world.d.heard == [end] * 3
+    await world.ask(world.d, "agent-0", CloseGrant(grant_id="g"))
+    await asyncio.sleep(3)
+    assert len(world.d.heard) == 3
 
 
-def test_an_ask_that_was_given_up_is_not_answered() -> None:
-    async def main(world: World) -> None:
-        agent = SlowAgent(config("d", "p", quantum_bytes=1), world.host)
-        await world.start(agent)
-        source, _ = await world.pool(world.p, "agent-0", "p")
-        await world.pool(world.d, "agent-0", "d")
-        await world.ask(world.d, "agent-0", grant([1, 2]))
-        world.p.announce("agent-0", ready(source, [1, 2]))
-        while not agent._pulls.is_busy:
-            await asyncio.sleep(0.0005)
-        closing = asyncio.ensure_future(world.ask(world.d, "agent-0", CloseGrant(grant_id="g")))
-        while not agent._calls:
-            await asyncio.sleep(0.0001)
-        closing.cancel()
-        await asyncio.gather(closing, return_exceptions=True)
-        while agent._calls:
-            await asyncio.sleep(0.01)
-        while agent.stats()["mesh_kv_grants_open"]:
-            await asyncio.sleep(0.01)
-
-    run(main)
+async def test_a_lost_holder_loses_its_grants(world: World) -> None:
+    agent = KVAgent(config("d"), world.host)
+    await world.start(agent)
+    await world.ask(world.d, "agent-0", grant([1], timeout_s=1000.0))
+    assert agent.stats()["mesh_kv_grants_open"] == 1
+    world.network.crash(Address("D", 1))
+    started = world.p.ctx.now()
+    while agent.stats()["mesh_kv_grants_open"]:
+        await asyncio.sleep(0.1)
+    assert world.p.ctx.now() - started < 10.0
 
 
-def test_a_source_that_is_lost_when_it_has_just_answered_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(world: World) -> None:
-        near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
-        await world.start(near, far)
-        source, _ = await world.pool(world.p, "agent-1", "p")
-        await world.pool(world.d, "agent-0", "d")
-        ask = near.ctx.ask
+async def test_refusals_and_what_is_not_served(world: World) -> None:
+    agent = KVAgent(config("d"), world.host)
+    await world.start(agent)
+    for message, code in (
+        (MapPool(group="x"), "unknown_group"),
+        (grant([0]), "bad_grant"),
+        (PoolHandle(group="d", agent="a", path="", num_pages=2, layout=LAYOUT, incarnation=1), "not_served"),
+    ):
+        with pytest.raises(RemoteError) as caught:
+            await world.ask(world.d, "agent-0", message)
+        assert caught.value.code == code
+    load = Load(group="d", phase="decode", num_running=0, num_waiting=0, num_free_pages=0, num_pages=0)
+    world.d.ctx.tell("agent-0", load)
+    world.p.announce("agent-0", ready(await world.ask(world.d, "agent-0", MapPool(group="d")), [1]))
+    end = await world.p.ends()
+    assert isinstance(end, TransferFailed)
+    assert end.code == "unknown_grant"
 
-        async def ask_and_lose(*arguments: Any, **options: Any) -> Any:
-            answer = await ask(*arguments, **options)
-            near.on_peer_lost(Address("agent-1", 1), "its lease ran out")
-            return answer
 
-        monkeypatch.setattr(near.ctx, "ask", ask_and_lose)
-        await world.ask(world.d, "agent-0", grant([1]))
-        world.p.announce("agent-0", ready(source, [1]))
-        end = await world.d.ends()
-        assert isinstance(end, TransferFailed)
-        assert end.code == "source_lost"
-        assert not near._peers
+async def test_draining_waits_for_open_grants_and_takes_no_more(world: World) -> None:
+    agent = KVAgent(config("d"), world.host)
+    await world.start(agent)
+    await agent.drain()
+    idle = KVAgent(config("e"), world.host)
+    await world.add("agent-1", idle)
+    await world.sees("D", "agent-1")
+    await world.ask(world.d, "agent-1", grant([1], timeout_s=2.0, group="e"))
+    started = world.d.ctx.now()
+    await idle.drain()
+    assert world.d.ctx.now() - started > 1.0
+    with pytest.raises(RemoteError, match="draining"):
+        await world.ask(world.d, "agent-1", grant([1], "h", group="e"))
 
-    run(main)
+
+async def test_an_ask_that_was_given_up_is_not_answered(world: World) -> None:
+    agent = SlowAgent(config("d", "p", quantum_bytes=1), world.host)
+    await world.start(agent)
+    source, _ = await world.pool(world.p, "agent-0", "p")
+    await world.pool(world.d, "agent-0", "d")
+    await world.ask(world.d, "agent-0", grant([1, 2]))
+    world.p.announce("agent-0", ready(source, [1, 2]))
+    while not agent._pulls.is_busy:
+        await asyncio.sleep(0.0005)
+    closing = asyncio.ensure_future(world.ask(world.d, "agent-0", CloseGrant(grant_id="g")))
+    while not agent._calls:
+        await asyncio.sleep(0.0001)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    while agent._calls:
+        await asyncio.sleep(0.01)
+    while agent.stats()["mesh_kv_grants_open"]:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_source_that_is_lost_when_it_has_just_answered_is_not_mapped(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
+    await world.start(near, far)
+    source, _ = await world.pool(world.p, "agent-1", "p")
+    await world.pool(world.d, "agent-0", "d")
+    ask = near.ctx.ask
+
+    async def ask_and_lose(*arguments: Any, **options: Any) -> Any:
+        answer = await ask(*arguments, **options)
+        near.on_peer_lost(Address("agent-1", 1), "its lease ran out")
+        return answer
+
+    monkeypatch.setattr(near.ctx, "ask", ask_and_lose)
+    await world.ask(world.d, "agent-0", grant([1]))
+    world.p.announce("agent-0", ready(source, [1]))
+    end = await world.d.ends()
+    assert isinstance(end, TransferFailed)
+    assert end.code == "source_lost"
+    assert not near._peers
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
-def test_a_source_pool_that_changed_between_announcement_and_copy(is_gone: bool) -> None:
-    async def main(world: World) -> None:
-        agent = KVAgent(config("d", "p"), world.host)
-        await world.start(agent)
-        source, _ = await world.pool(world.p, "agent-0", "p")
-        await world.pool(world.d, "agent-0", "d")
-        world.host.unlink(source.path)
-        if not is_gone:
-            info = PoolInfo(group="p", num_pages=NUM_PAGES, layout=LAYOUT, incarnation=99)
-            world.host.create("kvmesh-p", info)
-        await world.ask(world.d, "agent-0", grant([1]))
-        world.p.announce("agent-0", ready(source, [1]))
-        end = await world.d.ends()
-        assert isinstance(end, TransferFailed)
-        assert end.code == ("pool_missing" if is_gone else "source_changed")
-        assert agent.stats()["mesh_kv_grants_open"] == 0
-
-    run(main)
+async def test_a_source_pool_that_changed_between_announcement_and_copy(world: World, is_gone: bool) -> None:
+    agent = KVAgent(config("d", "p"), world.host)
+    await world.start(agent)
+    source, _ = await world.pool(world.p, "agent-0", "p")
+    await world.pool(world.d, "agent-0", "d")
+    world.host.unlink(source.path)
+    if not is_gone:
+        info = PoolInfo(group="p", num_pages=NUM_PAGES, layout=LAYOUT, incarnation=99)
+        world.host.create("kvmesh-p", info)
+    await world.ask(world.d, "agent-0", grant([1]))
+    world.p.announce("agent-0", ready(source, [1]))
+    end = await world.d.ends()
+    assert isinstance(end, TransferFailed)
+    assert end.code == ("pool_missing" if is_gone else "source_changed")
+    assert agent.stats()["mesh_kv_grants_open"] == 0
 
 
-def test_pages_that_moved_on_before_the_copy() -> None:
-    async def main(world: World) -> None:
-        agent = KVAgent(config("d", "p"), world.host)
-        await world.start(agent)
-        source, from_pool = await world.pool(world.p, "agent-0", "p")
-        _, to_pool = await world.pool(world.d, "agent-0", "d")
-        from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
-        to_pool.table().write(1, PageEntry(PageState.RUNNING, generation=8))
-        await world.ask(world.d, "agent-0", grant([1]))
-        world.p.announce("agent-0", ready(source, [1]))
-        end = await world.d.ends()
-        assert isinstance(end, TransferFailed)
-        assert (end.code, end.quiesced) == ("stale_pages", True)
-        assert not any(to_pool.pages_view)
-
-    run(main)
+async def test_pages_that_moved_on_before_the_copy(world: World) -> None:
+    agent = KVAgent(config("d", "p"), world.host)
+    await world.start(agent)
+    source, from_pool = await world.pool(world.p, "agent-0", "p")
+    _, to_pool = await world.pool(world.d, "agent-0", "d")
+    from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
+    to_pool.table().write(1, PageEntry(PageState.RUNNING, generation=8))
+    await world.ask(world.d, "agent-0", grant([1]))
+    world.p.announce("agent-0", ready(source, [1]))
+    end = await world.d.ends()
+    assert isinstance(end, TransferFailed)
+    assert (end.code, end.quiesced) == ("stale_pages", True)
+    assert not any(to_pool.pages_view)
 
 
-def test_answers_to_calls_that_are_gone_and_events_inside_events() -> None:
-    async def main(world: World) -> None:
-        agent = KVAgent(config("d"), world.host)
-        await world.start(agent)
-        stranger = Address("X", 1)
-        message = grant([1])
-        agent._handle(OpenAsked(77, stranger, together(message)))
-        agent._handle(OpenAsked(78, Address("D", 1), together(message)))
-        assert agent.stats()["mesh_kv_grants_open"] == 1
-        perform = agent._perform
+async def test_answers_to_calls_that_are_gone_and_events_inside_events(world: World) -> None:
+    agent = KVAgent(config("d"), world.host)
+    await world.start(agent)
+    stranger = Address("X", 1)
+    message = grant([1])
+    agent._handle(OpenAsked(77, stranger, together(message)))
+    agent._handle(OpenAsked(78, Address("D", 1), together(message)))
+    assert agent.stats()["mesh_kv_grants_open"] == 1
+    perform = agent._perform
 
-        def nested(command: object) -> None:
-            agent._handle(PeerGone(Address("D", 1), "lost while it is answered"))
-            perform(command)  # type: ignore[arg-type]
+    def nested(command: object) -> None:
+        agent._handle(PeerGone(Address("D", 1), "lost while it is answered"))
+        perform(command)  # type: ignore[arg-type]
 
-        agent._driver._perform = nested  # type: ignore[method-assign]
-        agent._handle(OpenAsked(79, Address("D", 1), together(grant([2], "h"))))
-        assert agent.stats()["mesh_kv_grants_open"] == 0
-
-    run(main)
+    agent._driver._perform = nested  # type: ignore[method-assign]
+    agent._handle(OpenAsked(79, Address("D", 1), together(grant([2], "h"))))
+    assert agent.stats()["mesh_kv_grants_open"] == 0
 
 
 # taking possession

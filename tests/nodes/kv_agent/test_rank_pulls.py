@@ -27,7 +27,7 @@ from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
 from nodes.kv_agent.pools.foreign import require_ranks
 from nodes.kv_agent.pools.taking import take_group
-from tests.nodes.kv_agent.two_schedulers import World, grant, ready, run
+from tests.nodes.kv_agent.two_schedulers import World, grant, ready
 
 NUM_PAGES = 12
 SIZES = [(1, 1), (2, 2), (2, 1), (1, 2), (4, 2), (2, 4), (8, 2), (2, 8), (8, 8), (1, 8)]
@@ -260,44 +260,38 @@ def config(*wanted: list[PoolConfig]) -> KVAgentConfig:
 
 @pytest.mark.parametrize(("source_tp", "destination_tp"), [(2, 2), (2, 1), (1, 4)])
 @pytest.mark.parametrize("num_agents", [1, 2])
-def test_an_agent_pulls_for_all_ranks(source_tp: int, destination_tp: int, num_agents: int) -> None:
-    async def main(world: World) -> None:
-        source, destination = pools("p", source_tp), pools("d", destination_tp)
-        if num_agents == 1:
-            await world.start(KVAgent(config(source, destination), world.host))
-        else:
-            await world.start(KVAgent(config(destination), world.host), KVAgent(config(source), world.host))
-        agent = f"agent-{num_agents - 1}"
-        handle, first = await world.pool(world.p, agent, "p")
-        await world.pool(world.d, "agent-0", "d")
-        from_ranks = [first]
-        for rank in range(1, source_tp):
-            other = await world.ask(world.p, agent, MapPool(group="p", rank=rank))
-            assert (other.group, other.layout.tp_rank, other.incarnation) == ("p", rank, 1)
-            from_ranks.append(world.host.open(other.path, writable=True))
-        fill(from_ranks)
-        digest = layouts(1)[0].digest
-        opened = grant([4, 5, 2])
-        assert await world.ask(world.d, "agent-0", _with_digest(opened, digest)) == GrantsOpened(opened=["g"])
-        world.p.announce("agent-0", _with_digest(ready(handle, [8, 9, 3]), digest))
-        assert await world.d.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
-        for rank in range(destination_tp):
-            mine = await world.ask(world.d, "agent-0", MapPool(group="d", rank=rank))
-            pool = world.host.open(mine.path, writable=False)
-            for page, copied in ((8, 4), (9, 5), (3, 2)):
-                assert bytes(pool.page(copied)) == content(pool.layout, page)
-
-    run(main)
+async def test_an_agent_pulls_for_all_ranks(world: World, source_tp: int, destination_tp: int, num_agents: int) -> None:
+    source, destination = pools("p", source_tp), pools("d", destination_tp)
+    if num_agents == 1:
+        await world.start(KVAgent(config(source, destination), world.host))
+    else:
+        await world.start(KVAgent(config(destination), world.host), KVAgent(config(source), world.host))
+    agent = f"agent-{num_agents - 1}"
+    handle, first = await world.pool(world.p, agent, "p")
+    await world.pool(world.d, "agent-0", "d")
+    from_ranks = [first]
+    for rank in range(1, source_tp):
+        other = await world.ask(world.p, agent, MapPool(group="p", rank=rank))
+        assert (other.group, other.layout.tp_rank, other.incarnation) == ("p", rank, 1)
+        from_ranks.append(world.host.open(other.path, writable=True))
+    fill(from_ranks)
+    digest = layouts(1)[0].digest
+    opened = grant([4, 5, 2])
+    assert await world.ask(world.d, "agent-0", _with_digest(opened, digest)) == GrantsOpened(opened=["g"])
+    world.p.announce("agent-0", _with_digest(ready(handle, [8, 9, 3]), digest))
+    assert await world.d.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
+    for rank in range(destination_tp):
+        mine = await world.ask(world.d, "agent-0", MapPool(group="d", rank=rank))
+        pool = world.host.open(mine.path, writable=False)
+        for page, copied in ((8, 4), (9, 5), (3, 2)):
+            assert bytes(pool.page(copied)) == content(pool.layout, page)
 
 
-def test_a_rank_that_is_none_is_refused() -> None:
-    async def main(world: World) -> None:
-        await world.start(KVAgent(config(pools("d", 2)), world.host))
-        with pytest.raises(RemoteError) as caught:
-            await world.ask(world.d, "agent-0", MapPool(group="d", rank=2))
-        assert caught.value.code == "unknown_rank"
-
-    run(main)
+async def test_a_rank_that_is_none_is_refused(world: World) -> None:
+    await world.start(KVAgent(config(pools("d", 2)), world.host))
+    with pytest.raises(RemoteError) as caught:
+        await world.ask(world.d, "agent-0", MapPool(group="d", rank=2))
+    assert caught.value.code == "unknown_rank"
 
 
 def _with_digest(message: Any, digest: bytes) -> Any:

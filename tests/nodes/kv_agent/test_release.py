@@ -23,7 +23,7 @@ from nodes.kv_agent.pools.taking import mark_pools
 from nodes.protocol import HasLetGo, HasTakenUp, LetGo, ListMemory, MemoryList, ReleaseMemory, ResumeMemory, TakeUp
 from nodes.roles import NODE_CODEC
 from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
-from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Scheduler, World, config, grant, ready, run
+from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Scheduler, World, config, grant, ready
 
 
 class Worker(Actor):
@@ -88,34 +88,31 @@ async def moved(world: World, source_agent: str) -> None:
     assert bytes(to_pool.page(4)[:4]) == b"move"
 
 
-def test_the_file_shrinks_and_the_pool_comes_back_as_another(tmp_path: Path) -> None:
-    async def main(world: World) -> None:
-        world.host = ShmHost(tmp_path)
-        worker = await started(world, KVAgent(config("d", prefix="kv-"), world.host))
-        handle, pool = await world.pool(world.d, "agent-0", "d")
-        pool.close()
-        path = Path(handle.path)
-        size = path.stat().st_size
-        (found,) = (await until(world, ReleaseMemory(groups=["d"]), "released")).groups
-        assert (found.weights, found.pool_bytes, path.stat().st_size) == ("reload", 0, HEADER_BYTES)
-        assert [type(order) for order in worker.orders] == [LetGo]
-        with pytest.raises(RemoteError) as caught:
-            await world.ask(world.d, "agent-0", MapPool(group="d"))
-        assert (caught.value.code, caught.value.retryable) == ("memory_released", True)
-        with pytest.raises(RemoteError, match="memory_released"):
-            await world.ask(world.d, "agent-0", grant([4]))
-        with pytest.raises(PoolMismatch, match="released"):
-            map_pool(world.host, handle)
-        assert world.actors["agent-0"].stats()['mesh_kv_pool_bytes{group="d"}'] == HEADER_BYTES
-        await until(world, ResumeMemory(), "held")
-        assert path.stat().st_size == size
-        again = await world.ask(world.d, "agent-0", MapPool(group="d"))
-        assert again.incarnation != handle.incarnation
-        assert isinstance(worker.orders[-1], TakeUp)
-        assert worker.orders[-1].pool == again
-        map_pool(world.host, again).close()
-
-    run(main)
+async def test_the_file_shrinks_and_the_pool_comes_back_as_another(world: World, tmp_path: Path) -> None:
+    world.host = ShmHost(tmp_path)
+    worker = await started(world, KVAgent(config("d", prefix="kv-"), world.host))
+    handle, pool = await world.pool(world.d, "agent-0", "d")
+    pool.close()
+    path = Path(handle.path)
+    size = path.stat().st_size
+    (found,) = (await until(world, ReleaseMemory(groups=["d"]), "released")).groups
+    assert (found.weights, found.pool_bytes, path.stat().st_size) == ("reload", 0, HEADER_BYTES)
+    assert [type(order) for order in worker.orders] == [LetGo]
+    with pytest.raises(RemoteError) as caught:
+        await world.ask(world.d, "agent-0", MapPool(group="d"))
+    assert (caught.value.code, caught.value.retryable) == ("memory_released", True)
+    with pytest.raises(RemoteError, match="memory_released"):
+        await world.ask(world.d, "agent-0", grant([4]))
+    with pytest.raises(PoolMismatch, match="released"):
+        map_pool(world.host, handle)
+    assert world.actors["agent-0"].stats()['mesh_kv_pool_bytes{group="d"}'] == HEADER_BYTES
+    await until(world, ResumeMemory(), "held")
+    assert path.stat().st_size == size
+    again = await world.ask(world.d, "agent-0", MapPool(group="d"))
+    assert again.incarnation != handle.incarnation
+    assert isinstance(worker.orders[-1], TakeUp)
+    assert worker.orders[-1].pool == again
+    map_pool(world.host, again).close()
 
 
 @pytest.mark.parametrize(
@@ -126,8 +123,8 @@ def test_the_file_shrinks_and_the_pool_comes_back_as_another(tmp_path: Path) -> 
         (1, True, ReleaseMemory(keep_kv=True, reload_weights=True), "keep_kv"),
     ],
 )
-def test_keeping_what_ends_with_its_worker_is_refused(
-    num_ranks: int, in_worker: bool, desired: ReleaseMemory, code: str
+async def test_keeping_what_ends_with_its_worker_is_refused(
+    world: World, num_ranks: int, in_worker: bool, desired: ReleaseMemory, code: str
 ) -> None:
     host = CudaHost(HeapHost(), lambda: FakeDeviceMemory(FakeCards(1, 2 * NUM_PAGES * SIZE)))
     layouts = [msgspec.structs.replace(LAYOUT, tp_rank=rank, tp_size=num_ranks) for rank in range(num_ranks)]
@@ -137,177 +134,158 @@ def test_keeping_what_ends_with_its_worker_is_refused(
         for layout in layouts
     ]
 
-    async def main(world: World) -> None:
-        world.host = host
-        worker = await started(world, KVAgent(config(pools=pools), host))
-        with pytest.raises(RemoteError, match="cannot be kept") as caught:
-            await world.ask(world.d, "agent-0", desired)
-        assert (caught.value.code, caught.value.retryable) == (code, False)
-        (found,) = (await world.ask(world.d, "agent-0", ListMemory())).groups
-        assert (found.state, worker.orders) == ("held", [])
-
-    run(main)
+    world.host = host
+    worker = await started(world, KVAgent(config(pools=pools), host))
+    with pytest.raises(RemoteError, match="cannot be kept") as caught:
+        await world.ask(world.d, "agent-0", desired)
+    assert (caught.value.code, caught.value.retryable) == (code, False)
+    (found,) = (await world.ask(world.d, "agent-0", ListMemory())).groups
+    assert (found.state, worker.orders) == ("held", [])
 
 
-def test_pages_move_between_pools_that_were_made_again() -> None:
-    async def main(world: World) -> None:
-        await started(world, KVAgent(config("d", "p"), world.host))
-        for _ in range(2):
-            await until(world, ReleaseMemory(), "released")
-            await until(world, ResumeMemory(), "held")
-        await moved(world, "agent-0")
-
-    run(main)
-
-
-def test_a_copy_is_waited_for_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(world: World) -> None:
-        agent = KVAgent(config("d", "p", quantum_bytes=1), world.host)
-        await started(world, agent)
-        source, _ = await world.pool(world.p, "agent-0", "p")
-        await world.pool(world.d, "agent-0", "d")
-        await world.ask(world.d, "agent-0", grant([4, 5]))
-        monkeypatch.setattr(agent, "_keep_pumping", lambda: None)
-        world.p.announce("agent-0", ready(source, [1, 2]))
-        while not agent._pulls.is_busy:
-            await asyncio.sleep(0.01)
-        for _ in range(20):
-            (found, _) = (await world.ask(world.d, "agent-0", ReleaseMemory())).groups
-            await asyncio.sleep(0.05)
-        assert (found.state, found.waiting_for, found.pool_bytes) == ("releasing", [], NUM_PAGES * SIZE)
-        monkeypatch.undo()
-        agent._pump()
-        end = await world.p.ends()
-        assert isinstance(end, TransferFailed)
-        assert end.code == "memory_released"
+async def test_pages_move_between_pools_that_were_made_again(world: World) -> None:
+    await started(world, KVAgent(config("d", "p"), world.host))
+    for _ in range(2):
         await until(world, ReleaseMemory(), "released")
+        await until(world, ResumeMemory(), "held")
+    await moved(world, "agent-0")
 
-    run(main)
+
+async def test_a_copy_is_waited_for_and_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = KVAgent(config("d", "p", quantum_bytes=1), world.host)
+    await started(world, agent)
+    source, _ = await world.pool(world.p, "agent-0", "p")
+    await world.pool(world.d, "agent-0", "d")
+    await world.ask(world.d, "agent-0", grant([4, 5]))
+    monkeypatch.setattr(agent, "_keep_pumping", lambda: None)
+    world.p.announce("agent-0", ready(source, [1, 2]))
+    while not agent._pulls.is_busy:
+        await asyncio.sleep(0.01)
+    for _ in range(20):
+        (found, _) = (await world.ask(world.d, "agent-0", ReleaseMemory())).groups
+        await asyncio.sleep(0.05)
+    assert (found.state, found.waiting_for, found.pool_bytes) == ("releasing", [], NUM_PAGES * SIZE)
+    monkeypatch.undo()
+    agent._pump()
+    end = await world.p.ends()
+    assert isinstance(end, TransferFailed)
+    assert end.code == "memory_released"
+    await until(world, ReleaseMemory(), "released")
 
 
-def test_a_foreign_agent_lets_go_of_what_it_reads() -> None:
-    async def main(world: World) -> None:
-        near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
-        await started(world, near, far)
-        await moved(world, "agent-1")
-        assert near.stats()["mesh_kv_foreign_pools"] == 1
-        await until(world, ReleaseMemory(), "released", "agent-1")
-        assert near.stats()["mesh_kv_foreign_pools"] == 0
-        (group,) = (await world.ask(world.d, "agent-0", ListMemory())).groups
-        assert group.state == "held"
-
-    run(main)
+async def test_a_foreign_agent_lets_go_of_what_it_reads(world: World) -> None:
+    near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
+    await started(world, near, far)
+    await moved(world, "agent-1")
+    assert near.stats()["mesh_kv_foreign_pools"] == 1
+    await until(world, ReleaseMemory(), "released", "agent-1")
+    assert near.stats()["mesh_kv_foreign_pools"] == 0
+    (group,) = (await world.ask(world.d, "agent-0", ListMemory())).groups
+    assert group.state == "held"
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
-    is_closed: bool, num_ranks: int, monkeypatch: pytest.MonkeyPatch
+async def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
+    world: World, is_closed: bool, num_ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pools(group: str) -> list[PoolConfig]:
         layouts = [msgspec.structs.replace(LAYOUT, tp_rank=rank, tp_size=num_ranks) for rank in range(num_ranks)]
         return [PoolConfig(group=group, num_pages=NUM_PAGES, layout=layout) for layout in layouts]
 
-    async def main(world: World) -> None:
-        near, far = KVAgent(config(pools=pools("d")), world.host), KVAgent(config(pools=pools("p")), world.host)
-        await started(world, near, far)
-        source, _ = await world.pool(world.p, "agent-1", "p")
-        await world.pool(world.d, "agent-0", "d")
-        ask = near.ctx.ask
-        has_let_go = asyncio.Event()
+    near, far = KVAgent(config(pools=pools("d")), world.host), KVAgent(config(pools=pools("p")), world.host)
+    await started(world, near, far)
+    source, _ = await world.pool(world.p, "agent-1", "p")
+    await world.pool(world.d, "agent-0", "d")
+    ask = near.ctx.ask
+    has_let_go = asyncio.Event()
 
-        async def let_go() -> None:
-            order = LetGo(group="p", number=1, is_kv=True, weights="")
-            assert (await far.ctx.ask("agent-0", order, timeout_s=2.0)).message == HasLetGo(group="p", number=1)
-            assert not near._transports.transports[0]._peers  # type: ignore[attr-defined]
-
-        async def ask_and_let_go(agent: str, question: Any, **options: Any) -> Any:
-            answer = await ask(agent, question, **options)
-            if isinstance(question, MapPool) and question.rank == num_ranks - 1:
-                if is_closed:
-                    await world.ask(world.d, "agent-0", CloseGrant(grant_id="g"))
-                    await let_go()
-                else:
-                    # A transfer waits for the pool: its end is waited for.
-                    with pytest.raises(RemoteError, match="not_ready"):
-                        await let_go()
-                has_let_go.set()
-            return answer
-
-        monkeypatch.setattr(near.ctx, "ask", ask_and_let_go)
-        digest = source.layout.digest
-        await world.ask(world.d, "agent-0", msgspec.structs.replace(grant([4, 5]), layout_digest=digest))
-        world.p.announce("agent-0", msgspec.structs.replace(ready(source, [1, 2]), layout_digest=digest))
-        await has_let_go.wait()
-        if not is_closed:
-            end = await world.d.ends()
-            assert isinstance(end, TransferFailed)
-            assert end.code == "memory_released"
-            await let_go()
-        await asyncio.sleep(0.5)
+    async def let_go() -> None:
+        order = LetGo(group="p", number=1, is_kv=True, weights="")
+        assert (await far.ctx.ask("agent-0", order, timeout_s=2.0)).message == HasLetGo(group="p", number=1)
         assert not near._transports.transports[0]._peers  # type: ignore[attr-defined]
-        assert near.stats()["mesh_kv_foreign_pools"] == 0
 
-    run(main)
+    async def ask_and_let_go(agent: str, question: Any, **options: Any) -> Any:
+        answer = await ask(agent, question, **options)
+        if isinstance(question, MapPool) and question.rank == num_ranks - 1:
+            if is_closed:
+                await world.ask(world.d, "agent-0", CloseGrant(grant_id="g"))
+                await let_go()
+            else:
+                # A transfer waits for the pool: its end is waited for.
+                with pytest.raises(RemoteError, match="not_ready"):
+                    await let_go()
+            has_let_go.set()
+        return answer
 
-
-def test_a_pool_whose_header_says_that_it_is_released_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(world: World) -> None:
-        near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
-        await started(world, near, far)
-        source, _ = await world.pool(world.p, "agent-1", "p")
-        await world.pool(world.d, "agent-0", "d")
-        ask = near.ctx.ask
-
-        async def ask_and_mark(*arguments: Any, **options: Any) -> Any:
-            answer = await ask(*arguments, **options)
-            mark_pools(world.host, far._ranks["p"], "reload", is_unwanted=True)
-            return answer
-
-        monkeypatch.setattr(near.ctx, "ask", ask_and_mark)
-        await world.ask(world.d, "agent-0", grant([4, 5]))
-        world.p.announce("agent-0", ready(source, [1, 2]))
+    monkeypatch.setattr(near.ctx, "ask", ask_and_let_go)
+    digest = source.layout.digest
+    await world.ask(world.d, "agent-0", msgspec.structs.replace(grant([4, 5]), layout_digest=digest))
+    world.p.announce("agent-0", msgspec.structs.replace(ready(source, [1, 2]), layout_digest=digest))
+    await has_let_go.wait()
+    if not is_closed:
         end = await world.d.ends()
         assert isinstance(end, TransferFailed)
         assert end.code == "memory_released"
-        assert not near._transports.transports[0]._peers  # type: ignore[attr-defined]
+        await let_go()
+    await asyncio.sleep(0.5)
+    assert not near._transports.transports[0]._peers  # type: ignore[attr-defined]
+    assert near.stats()["mesh_kv_foreign_pools"] == 0
 
-    run(main)
+
+async def test_a_pool_whose_header_says_that_it_is_released_is_not_mapped(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
+    await started(world, near, far)
+    source, _ = await world.pool(world.p, "agent-1", "p")
+    await world.pool(world.d, "agent-0", "d")
+    ask = near.ctx.ask
+
+    async def ask_and_mark(*arguments: Any, **options: Any) -> Any:
+        answer = await ask(*arguments, **options)
+        mark_pools(world.host, far._ranks["p"], "reload", is_unwanted=True)
+        return answer
+
+    monkeypatch.setattr(near.ctx, "ask", ask_and_mark)
+    await world.ask(world.d, "agent-0", grant([4, 5]))
+    world.p.announce("agent-0", ready(source, [1, 2]))
+    end = await world.d.ends()
+    assert isinstance(end, TransferFailed)
+    assert end.code == "memory_released"
+    assert not near._transports.transports[0]._peers  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("is_freed", [True, False])
-def test_the_next_agent_knows_what_was_wished(is_freed: bool, tmp_path: Path) -> None:
-    async def main(world: World) -> None:
-        world.host = ShmHost(tmp_path)
-        settings = config("d", prefix="kv-", unlink_on_stop=False)
-        first = KVAgent(settings, world.host)
-        worker = await started(world, first)
-        worker.is_willing = is_freed
-        if is_freed:
-            await until(world, ReleaseMemory(), "released")
-        else:
-            await until(world, ReleaseMemory(), "releasing")
-        world.network.crash(Address("agent-0", 1))
-        # The lock goes with the process.
-        first._ranks["d"][0].close()
-        second = KVAgent(settings, world.host)
-        await world.add("agent-0", second, 2)
-        while (member := world.d.ctx.members.get("agent-0")) is None or member.epoch != 2:
-            await asyncio.sleep(0.1)
-        assert member.attributes["released"] == ["d"]
-        worker.is_willing = True
-        for _ in range(100):
-            (found,) = (await world.ask(world.d, "agent-0", ListMemory())).groups
-            if found.state == "released":
-                break
-            await asyncio.sleep(0.1)
-        assert (found.state, found.weights) == ("released", "reload")
-        assert Path(second._ranks["d"][0].path).stat().st_size == HEADER_BYTES
-        await until(world, ResumeMemory(), "held")
-        handle = await world.ask(world.d, "agent-0", MapPool(group="d"))
-        map_pool(world.host, handle).close()
-
-    run(main)
+async def test_the_next_agent_knows_what_was_wished(world: World, is_freed: bool, tmp_path: Path) -> None:
+    world.host = ShmHost(tmp_path)
+    settings = config("d", prefix="kv-", unlink_on_stop=False)
+    first = KVAgent(settings, world.host)
+    worker = await started(world, first)
+    worker.is_willing = is_freed
+    if is_freed:
+        await until(world, ReleaseMemory(), "released")
+    else:
+        await until(world, ReleaseMemory(), "releasing")
+    world.network.crash(Address("agent-0", 1))
+    # The lock goes with the process.
+    first._ranks["d"][0].close()
+    second = KVAgent(settings, world.host)
+    await world.add("agent-0", second, 2)
+    while (member := world.d.ctx.members.get("agent-0")) is None or member.epoch != 2:
+        await asyncio.sleep(0.1)
+    assert member.attributes["released"] == ["d"]
+    worker.is_willing = True
+    for _ in range(100):
+        (found,) = (await world.ask(world.d, "agent-0", ListMemory())).groups
+        if found.state == "released":
+            break
+        await asyncio.sleep(0.1)
+    assert (found.state, found.weights) == ("released", "reload")
+    assert Path(second._ranks["d"][0].path).stat().st_size == HEADER_BYTES
+    await until(world, ResumeMemory(), "held")
+    handle = await world.ask(world.d, "agent-0", MapPool(group="d"))
+    map_pool(world.host, handle).close()
 
 
 def refuse(*errors: Exception) -> Any:
@@ -332,52 +310,46 @@ EMFILE = OSError(errno.EMFILE, "too many open files")
     ],
     ids=["cannot be made", "nor what was left", "cannot be freed"],
 )
-def test_an_agent_that_cannot_go_on_ends_and_the_next_one_does(
-    is_resumed: bool, broken: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_agent_that_cannot_go_on_ends_and_the_next_one_does(
+    world: World, is_resumed: bool, broken: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main(world: World) -> None:
-        world.host = ShmHost(tmp_path)
-        settings = config("d", prefix="kv-", unlink_on_stop=False)
-        await started(world, KVAgent(settings, world.host))
-        if is_resumed:
-            await until(world, ReleaseMemory(), "released")
-        with monkeypatch.context() as patch:
-            for name, refused in broken.items():
-                patch.setattr(world.host, name, refused)
-            await world.ask(world.d, "agent-0", ResumeMemory() if is_resumed else ReleaseMemory())
-            async with asyncio.timeout(10.0):
-                reason = await world.systems["agent-0"].shutdown_asked()
-        assert reason.startswith("the pool of d cannot be")
-        world.network.crash(Address("agent-0", 1))
-        await world.add("agent-0", KVAgent(settings, world.host), 2)
-        while (member := world.d.ctx.members.get("agent-0")) is None or member.epoch != 2:
-            await asyncio.sleep(0.1)
-        assert member.attributes["released"] == ["d"]
+    world.host = ShmHost(tmp_path)
+    settings = config("d", prefix="kv-", unlink_on_stop=False)
+    await started(world, KVAgent(settings, world.host))
+    if is_resumed:
         await until(world, ReleaseMemory(), "released")
-        await until(world, ResumeMemory(), "held")
+    with monkeypatch.context() as patch:
+        for name, refused in broken.items():
+            patch.setattr(world.host, name, refused)
+        await world.ask(world.d, "agent-0", ResumeMemory() if is_resumed else ReleaseMemory())
+        async with asyncio.timeout(10.0):
+            reason = await world.systems["agent-0"].shutdown_asked()
+    assert reason.startswith("the pool of d cannot be")
+    world.network.crash(Address("agent-0", 1))
+    await world.add("agent-0", KVAgent(settings, world.host), 2)
+    while (member := world.d.ctx.members.get("agent-0")) is None or member.epoch != 2:
+        await asyncio.sleep(0.1)
+    assert member.attributes["released"] == ["d"]
+    await until(world, ReleaseMemory(), "released")
+    await until(world, ResumeMemory(), "held")
 
-    run(main)
 
-
-def test_memory_that_others_have_taken_meanwhile_is_said_and_waited_for() -> None:
+async def test_memory_that_others_have_taken_meanwhile_is_said_and_waited_for(world: World) -> None:
     cards = FakeCards(1, 2 * NUM_PAGES * SIZE)
     host = CudaHost(HeapHost(), lambda: FakeDeviceMemory(cards))
 
-    async def main(world: World) -> None:
-        world.host = host
-        pools = [PoolConfig(group="d", num_pages=NUM_PAGES, layout=LAYOUT, device="cuda:0")]
-        agent = KVAgent(config(pools=pools, device_wait_s=1.0), host)
-        await started(world, agent)
-        await until(world, ReleaseMemory(keep_weights=True), "released")
-        trainer = FakeDeviceMemory(cards)
-        taken = trainer.allocate(0, 2 * NUM_PAGES * SIZE)
-        for _ in range(60):
-            (found,) = (await world.ask(world.d, "agent-0", ResumeMemory())).groups
-            await asyncio.sleep(0.1)
-        assert found.state in ("released", "resuming")
-        assert "0 of its" in found.reason
-        trainer.free(0, taken)
-        await until(world, ResumeMemory(), "held")
-        assert host.is_made_here(agent._ranks["d"][0])
-
-    run(main)
+    world.host = host
+    pools = [PoolConfig(group="d", num_pages=NUM_PAGES, layout=LAYOUT, device="cuda:0")]
+    agent = KVAgent(config(pools=pools, device_wait_s=1.0), host)
+    await started(world, agent)
+    await until(world, ReleaseMemory(keep_weights=True), "released")
+    trainer = FakeDeviceMemory(cards)
+    taken = trainer.allocate(0, 2 * NUM_PAGES * SIZE)
+    for _ in range(60):
+        (found,) = (await world.ask(world.d, "agent-0", ResumeMemory())).groups
+        await asyncio.sleep(0.1)
+    assert found.state in ("released", "resuming")
+    assert "0 of its" in found.reason
+    trainer.free(0, taken)
+    await until(world, ResumeMemory(), "held")
+    assert host.is_made_here(agent._ranks["d"][0])
