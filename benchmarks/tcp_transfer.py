@@ -1,9 +1,9 @@
 """Pages from another process over the `tcp` transport: `python -m benchmarks.tcp_transfer`.
 
-64 MiB of pages over loopback, sent by a process of its own, for 1 to 4 connections: in one run, and in pieces of
-192 KiB that lie scattered at both ends. Beside it, interleaved in the same run: a plain socket (`sendall` and
-`recv_into` of as many bytes, 2 MiB a call) and one memcpy of them. Medians of all rounds. Loopback copies every byte
-twice in the kernel, on the cores of both ends.
+64 MiB of pages over loopback, sent by a process of its own, for 1 to 4 connections: in one run, and as 1,024 pages of
+64 KiB that lie scattered at both ends. Beside it, in turns in the same run: as many plain sockets, with a thread at
+each end (`sendall` and `recv_into` of its share, 2 MiB a call), and one memcpy. Medians of all rounds. Loopback copies
+every byte twice in the kernel, on the cores of both ends.
 """
 
 import argparse
@@ -12,8 +12,10 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -25,7 +27,7 @@ from kvstore.transfer.paired.tcp.link import TcpLinks, TcpSettings
 
 MIB = 1 << 20
 CALL_BYTES = 2 * MIB
-PIECE_BYTES = 192 << 10
+PIECE_BYTES = 64 << 10
 
 
 def no_devices() -> DeviceMemory:
@@ -38,6 +40,33 @@ def parts_of(num_bytes: int, *, is_scattered: bool) -> list[tuple[int, int]]:
         return [(0, num_bytes)]
     pieces = [(offset, min(PIECE_BYTES, num_bytes - offset)) for offset in range(0, num_bytes, PIECE_BYTES)]
     return random.Random(1).sample(pieces, len(pieces))
+
+
+def in_threads(work: Callable[[memoryview], None], pages: memoryview, num_streams: int) -> None:
+    """An equal share of the pages for each connection."""
+    share = -(-len(pages) // num_streams)
+    shares = [pages[offset : offset + share] for offset in range(0, len(pages), share)]
+    threads = [threading.Thread(target=work, args=(one,)) for one in shares]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def send(port: int, pages: memoryview) -> None:
+    """Over a connection of its own."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        for offset in range(0, len(pages), CALL_BYTES):
+            connection.sendall(pages[offset : offset + CALL_BYTES])
+
+
+def receive(server: socket.socket, pages: memoryview) -> None:
+    """Over the next connection that comes."""
+    connection, _ = server.accept()
+    with connection:
+        done = 0
+        while done < len(pages):
+            done += connection.recv_into(pages[done : done + CALL_BYTES])
 
 
 def until(link: PairLink, wanted: Ready | Moved) -> None:
@@ -62,9 +91,7 @@ def be_source(num_bytes: int) -> None:
             link = maker.link(CPU, bytes.fromhex(rest[0]), 1)
             link.begin()
         elif word == "plain":
-            with socket.create_connection(("127.0.0.1", int(rest[0]))) as connection:
-                for offset in range(0, num_bytes, CALL_BYTES):
-                    connection.sendall(pages[offset : offset + CALL_BYTES])
+            in_threads(partial(send, int(rest[0])), pages, int(rest[1]))
         elif link is not None:
             link.move(int(rest[0]), pages, parts_of(num_bytes, is_scattered=rest[1] == "True"))
 
@@ -103,29 +130,27 @@ class Destination:
         self.tell("move", self.number, is_scattered)
         until(link, Moved(self.number))
 
-    def plain(self) -> None:
-        """As many bytes over a socket."""
+    def plain(self, num_streams: int) -> None:
+        """As many bytes over as many sockets."""
         with socket.create_server(("127.0.0.1", 0)) as server:
-            self.tell("plain", server.getsockname()[1])
-            connection, _ = server.accept()
-        with connection:
-            done = 0
-            while done < self.num_bytes:
-                done += connection.recv_into(self.pages[done : done + CALL_BYTES])
+            self.tell("plain", server.getsockname()[1], num_streams)
+            in_threads(partial(receive, server), self.pages, num_streams)
 
     def memcpy(self) -> None:
         """As many bytes in memory."""
         np.copyto(np.frombuffer(self.pages, np.uint8), self.other)
 
 
-def median_s(work: Callable[[], None], rounds: int) -> float:
-    """Seconds, after one round that does not count."""
-    taken: list[float] = []
+def medians_s(works: list[Callable[[], None]], rounds: int) -> list[float]:
+    """Seconds of each, in turns, after one round that does not count."""
+    taken: list[list[float]] = [[] for _ in works]
     for _ in range(rounds + 1):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken[1:])
+        # In turns, so that what else the machine does falls on all alike.
+        for work, seconds in zip(works, taken, strict=True):
+            start = time.perf_counter()
+            work()
+            seconds.append(time.perf_counter() - start)
+    return [statistics.median(seconds[1:]) for seconds in taken]
 
 
 def main() -> None:
@@ -141,12 +166,13 @@ def main() -> None:
     try:
         for num_streams in (1, 2, 4):
             maker, link = here.pair(num_streams)
-            plain, copied = median_s(here.plain, arguments.rounds), median_s(here.memcpy, arguments.rounds)
-            for is_scattered in (False, True):
-                taken = median_s(lambda: here.pull(link, is_scattered=is_scattered), arguments.rounds)  # noqa: B023
+            pulls = [partial(here.pull, link, is_scattered=is_scattered) for is_scattered in (False, True)]
+            works = [partial(here.plain, num_streams), here.memcpy, *pulls]
+            plain, copied, *pulled = medians_s(works, arguments.rounds)
+            for is_scattered, taken in zip((False, True), pulled, strict=True):
                 name = f"tcp, {num_streams} connections, {'scattered' if is_scattered else 'one run'}"
                 print(
-                    f"{name:36s} {here.num_bytes / taken / 1e9:6.2f} GB/s  {plain / taken:5.2f} of a plain socket "
+                    f"{name:36s} {here.num_bytes / taken / 1e9:6.2f} GB/s  {plain / taken:5.2f} of plain sockets "
                     f"({here.num_bytes / plain / 1e9:.2f} GB/s)  {copied / taken:5.2f} of memcpy"
                 )
             link.stop()
