@@ -62,7 +62,7 @@ def test_a_member_that_crashes_is_gone_after_its_lease():
     run(main())
 
 
-def test_who_is_known_by_known_members_is_told_nothing():
+def test_who_is_only_known_by_name_is_told_nothing():
     """It has not joined this registry, would refuse what it tells, and gets everything with its own join."""
 
     async def main():
