@@ -334,6 +334,8 @@ class GatewayService:
     def _flush(self) -> None:
         """Write out what this turn of the loop brought: once for each call, however much of it was its."""
         self._is_flushing = False
+        # One ask for all of a turn: 256 clients at once were 256 asks, and as many events of the scheduler's core. The
+        # frame has the trace of the first of them; the others' are with their calls, whose log lines are written here.
         submits, self._submits = self._submits, {}
         for scheduler, attempts in submits.items():
             for some in cut(attempts, lambda one: _SUBMIT_BYTES + 5 * (len(one.prompt_ids) + len(one.output_ids))):
