@@ -492,15 +492,12 @@ def test_a_hello_of_an_older_epoch_than_the_one_known_is_told_so():
     assert world.nodes["a"].core.peers["b"].address.epoch == 2
 
 
-def test_who_counts_its_connections_from_0_begins_again_as_others_do(on_rig):
-    async def test(rig):
-        for number in range(3):
-            rig.sequences = [number << 32, number << 32]
-            rig.hello()
-        assert rig.actor.lost == [(PEER, "it has begun again")] * 2
-        rig.system.links.lose(PEER, "it left the mesh")
-
-    on_rig(test)
+async def test_who_counts_its_connections_from_0_begins_again_as_others_do(rig):
+    for number in range(3):
+        rig.sequences = [number << 32, number << 32]
+        rig.hello()
+    assert rig.actor.lost == [(PEER, "it has begun again")] * 2
+    rig.system.links.lose(PEER, "it left the mesh")
 
 
 def test_who_claims_anothers_name_is_refused_and_told_nothing():
