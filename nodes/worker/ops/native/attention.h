@@ -14,7 +14,7 @@ constexpr int MAX_BLOCK_ROWS = 64;   // query heads of all tokens of a block
 
 struct AttendCall {
   const float *q, *k, *v;            // [rows] of heads, `stride` numbers apart
-  void* out;                         // [rows, heads, head_dim], as pages are
+  void* out;                         // [rows, heads, head_dim], as products read them
   int64_t stride;
   const float *q_norm, *k_norm;      // [head_dim], or null: not normed
   const float *cos, *sin;            // [positions, head_dim], sines of the first half negated
@@ -215,7 +215,7 @@ static void attend_block(const AttendCall& call, const Block& block) {
     const int64_t at = ((block.row + row / group) * (int64_t)call.heads + head) * dim;
     for (int d = 0; d < dim; d += LANES) {
       const Floats result = load(scratch.sums + row * width + d) / scratch.total[row];
-      store_first((Scalar*)call.out + at + d, result, dim - d < LANES ? dim - d : LANES);
+      store_first((RowOf<Scalar>*)call.out + at + d, result, dim - d < LANES ? dim - d : LANES);
     }
   }
 }

@@ -24,6 +24,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "kvmesh_allocate": (c_void_p, [c_int64]),
     "kvmesh_free": (None, [c_void_p, c_int64]),
     "kvmesh_packed_bytes": (c_int64, [c_int, c_int, c_int, c_int64, c_int64]),
+    "kvmesh_row_bytes": (c_int, [c_int]),
     "kvmesh_pack": (c_int, [c_int, c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
     "kvmesh_linear": (None, [c_int, c_int, c_int, *[c_void_p] * 5, *[c_int64] * 3]),
     "kvmesh_norm": (None, [c_int, *[c_void_p] * 3, c_int64, c_int64, c_float]),

@@ -53,6 +53,11 @@ EXPORT int kvmesh_pack(
   return has_bad;
 }
 
+// Bytes of a number of the rows that products of this dtype read and write.
+EXPORT int kvmesh_row_bytes(int dtype) {
+  return dtype == BFLOAT16 ? sizeof(RowOf<Bfloat16>) : sizeof(RowOf<float>);
+}
+
 EXPORT void kvmesh_linear(
     int dtype, int is_int8, int epilogue, const void* x, const void* weight, const float* bias, const void* other,
     void* y, int64_t rows, int64_t n, int64_t k) {

@@ -17,6 +17,11 @@ _PLUS: Final = 1
 _GATED: Final[dict[Activation, int]] = {"silu": 2, "gelu_tanh": 3}
 
 
+def row_bytes(library: Library, dtype: torch.dtype) -> int:
+    """Bytes of a number of rows that products of `dtype` read: 4 of bfloat16 where no instruction takes pairs of it."""
+    return library.functions.kvmesh_row_bytes(DTYPES[dtype])
+
+
 class PackedWeight:
     """One weight, or gate and up of a gated layer, packed in memory of its own, which ends with this object.
 
@@ -57,6 +62,9 @@ class _Product:
     def __init__(self, library: Library, weight: PackedWeight) -> None:
         self._run = library.functions.kvmesh_linear
         self.weight = weight
+        # Exact both ways: what the kernels keep rows as holds every number of the dtype, and only those.
+        num_bytes = row_bytes(library, weight.torch_dtype)
+        self._row_dtype = torch.float32 if num_bytes == torch.float32.itemsize else weight.torch_dtype
 
     def _compute(self, epilogue: int, x: Tensor, add: Tensor | None) -> Tensor:
         weight, num_rows = self.weight, x.shape[0]
@@ -64,11 +72,12 @@ class _Product:
         # What is of another size would be read past its end, where torch would have raised.
         assert x.shape == (num_rows, weight.depth), (x.shape, weight.depth)
         assert x.dtype == weight.torch_dtype, (x.dtype, weight.torch_dtype)
-        y = torch.empty(num_rows, weight.width, dtype=x.dtype)
+        y = torch.empty(num_rows, weight.width, dtype=self._row_dtype)
         if add is not None:
-            add = add.contiguous()
             assert add.shape == y.shape, (add.shape, y.shape)
-            assert add.dtype == y.dtype, (add.dtype, y.dtype)
+            assert add.dtype == x.dtype, (add.dtype, x.dtype)
+            add = add.contiguous().to(y.dtype)
+        x = x.to(y.dtype)
         self._run(
             weight.dtype,
             weight.is_int8,
@@ -82,7 +91,7 @@ class _Product:
             weight.width,
             weight.depth,
         )
-        return y
+        return y.to(weight.torch_dtype)
 
 
 class NativeLinear(_Product):

@@ -2,7 +2,7 @@
 //
 // Each operation is one phase of one job (threads.h). Which numbers of rows there are is known by the caller before the
 // step begins, so it says each phase's number of items beforehand. Hidden states, the rows of queries, keys and values
-// and logits are float32; what products read is in the model's dtype, rounded once. What a row's numbers are does not
+// and logits are float32; what products read is rounded once to the model's dtype, and kept as `Rows` says. What a row's numbers are does not
 // depend on the other rows: every operation is either of one row, or a product or attention, where that holds too.
 #pragma once
 #include "attention.h"
@@ -92,7 +92,7 @@ template <class Scalar>
 static void norm_one(const Program& program, const Operation& one, int row) {
   const float* x = row_of<float>(program, one.x, row) + one.k;
   const float* weight = (const float*)one.weight;
-  if (one.add < 0 && one.x != one.y) return norm_row(x, weight, row_of<Scalar>(program, one.y, row), one.n, one.eps);
+  if (one.add < 0 && one.x != one.y) return norm_row(x, weight, row_of<RowOf<Scalar>>(program, one.y, row), one.n, one.eps);
   float* y = row_of<float>(program, one.y, row) + one.k;
   norm_row(x, weight, y, one.n, one.eps, one.add < 0 ? nullptr : row_of<float>(program, one.add, row));
 }
@@ -100,7 +100,7 @@ static void norm_one(const Program& program, const Operation& one, int row) {
 template <class Scalar>
 static void convert_row(const Program& program, const Operation& one, int row) {
   const float* x = row_of<float>(program, one.x, row);
-  Scalar* y = row_of<Scalar>(program, one.y, row);
+  RowOf<Scalar>* y = row_of<RowOf<Scalar>>(program, one.y, row);
   for (int64_t i = 0; i < one.n; i += LANES) {
     const int count = one.n - i < LANES ? (int)(one.n - i) : LANES;
     store_first(y + i, load_first(x + i, count), count);
@@ -123,7 +123,7 @@ INLINE void finish_product(const Program& program, const Operation& one, int64_t
 template <class Scalar>
 INLINE void finish_gated(const Program& program, const Operation& one, int64_t panel, int64_t row, const float* sums) {
   const int outputs = panel_outputs(true);
-  Scalar* y = row_of<Scalar>(program, one.y, row);
+  RowOf<Scalar>* y = row_of<RowOf<Scalar>>(program, one.y, row);
   for (int column = 0; column < outputs; column += LANES) {
     const int64_t n = panel * outputs + column;
     if (n >= one.n) return;
@@ -190,7 +190,7 @@ template <class Scalar>
 INLINE const void* product_rows(const Program& program, const Operation& one, int rows, int thread) {
   if (one.norm < 0 || program.counts[one.norm]) return program.buffers[one.x].at;
   char* scratch = program.scratch + thread * program.scratch_bytes;
-  Scalar* normed = (Scalar*)(scratch + 64);
+  RowOf<Scalar>* normed = (RowOf<Scalar>*)(scratch + 64);
   const int64_t tag = ((int64_t)program.number << 32) | (uint32_t)one.norm;
   if (*(int64_t*)scratch != tag) {
     const Operation& norm = program.operations[one.norm];
@@ -209,7 +209,7 @@ static void run_experts(const Program& program, const Operation& one, int item) 
   if (number >= program.chosen[0]) return;
   const int first = number ? program.ends[program.chosen[number]] : 0, expert = program.chosen[number + 1];
   const Operation& own = one.experts[expert];
-  const void* x = row_of<Scalar>(program, own.x, first);
+  const void* x = row_of<RowOf<Scalar>>(program, own.x, first);
   const int rows = program.ends[expert] - first;
   multiply_panel<Type>(x, own.weight, own.k, item % panels, 0, rows, [&](int64_t row, float* sums) {
     if (is_gated) finish_gated<Scalar>(program, own, item % panels, first + row, sums);
@@ -227,11 +227,11 @@ static void route_rows(const Program& program, const Operation& one, int rows) {
   group_by_expert(choices, rows * one.top_k, one.num_experts, program.chosen, program.ends);
 }
 
-template <class Scalar>
+template <class Row>
 static void gather_row(const Program& program, const Operation& one, int row) {
   const Choice* choices = row_of<Choice>(program, one.choices, row);
   for (int i = 0; i < one.top_k; i++)
-    memcpy(row_of<Scalar>(program, one.y, choices[i].place), row_of<Scalar>(program, one.x, row), one.n * sizeof(Scalar));
+    memcpy(row_of<Row>(program, one.y, choices[i].place), row_of<Row>(program, one.x, row), one.n * sizeof(Row));
 }
 
 static void combine_row(const Program& program, const Operation& one, int row) {
@@ -251,9 +251,10 @@ template <class Type>
 static void run_product(const Program& program, const Operation& one, const Step& step, int item, int thread) {
   typedef typename Type::Scalar Scalar;
   const int rows = one.is_selected ? step.num_sampled : step.num_rows;
-  const int parts = program.counts[&one - program.operations] / (int)num_panels(one.n, one.kind == GATED);
+  const int panels = (int)num_panels(one.n, one.kind == GATED);
+  const int parts = program.counts[&one - program.operations] / panels;
   const void* x = product_rows<Scalar>(program, one, rows, thread);
-  multiply_part<Type>(x, one.weight, one.k, rows, parts, item, [&](int64_t panel, int64_t row, float* sums) {
+  multiply_part<Type>(x, one.weight, one.k, rows, panels, parts, item, [&](int64_t panel, int64_t row, float* sums) {
     if (one.kind == GATED) finish_gated<Scalar>(program, one, panel, row, sums);
     else if (one.kind == HEAD) finish_head(program, one, step, panel, row, sums);
     else finish_product(program, one, panel, row, sums);
@@ -270,7 +271,7 @@ static void run_rows(const Program& program, const Operation& one, const Step& s
       case SELECT:
         memcpy(row_of<float>(program, one.y, row), row_of<float>(program, one.x, step.sampled[row]), one.n * sizeof(float));
         break;
-      case GATHER: gather_row<Scalar>(program, one, row); break;
+      case GATHER: gather_row<RowOf<Scalar>>(program, one, row); break;
       case COMBINE: combine_row(program, one, row); break;
       default: draw_row(program, one, step, row);
     }

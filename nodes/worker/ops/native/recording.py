@@ -16,7 +16,7 @@ from nodes.models.parts import Attention, Embedding, Experts, Gated, Linear, Nor
 from nodes.models.tensor_parallel import Shard
 from nodes.worker.ops.native.attention import MAX_BLOCK_ROWS, MAX_HEAD_DIM, AttendCall
 from nodes.worker.ops.native.builds import Library
-from nodes.worker.ops.native.linear import DTYPES, PackedWeight
+from nodes.worker.ops.native.linear import DTYPES, PackedWeight, row_bytes
 from nodes.worker.ops.native.program import (
     ATTEND,
     COMBINE,
@@ -46,20 +46,23 @@ _CHOICE_BYTES: Final = 12
 class Recording(Ops[Value]):
     """`Ops` that compute nothing and list operations. Raises ProgramUnfit for what the kernels have none for."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, layout: KVLayout, shard: Shard) -> None:
+    def __init__(self, spec: ModelSpec, library: Library, weights: Weights, layout: KVLayout, shard: Shard) -> None:
         self._spec = spec
+        self._library = library
         self._shard = shard
         self._weights = weights
         self._layout = layout
         self._dtype = weights.dtype
         self._recorder = Recorder()
+        # Rounded or not may take as many bytes, so it is the value's number that tells.
+        self._rounded: set[int] = set()
         self.ropes: list[RopeParameters] = []
         """Of each attention that was recorded."""
 
-    def program(self, library: Library, model: Decoder) -> Program:
+    def program(self, model: Decoder) -> Program:
         """`model` as a list. Its weights must outlive it."""
         model.run(self)
-        return Program(library, self._recorder, DTYPES[self._dtype])
+        return Program(self._library, self._recorder, DTYPES[self._dtype])
 
     @override
     def embed(self, by: Embedding) -> Value:
@@ -80,7 +83,7 @@ class Recording(Ops[Value]):
         self._require_wide(x)
         fields = {"n": x.width, "weight": self._weights.norms[by.weight.name].data_ptr(), "eps": by.eps}
         if add is None:
-            y = self._recorder.value(x.width, self._dtype.itemsize, is_selected=x.is_selected)
+            y = self._round(x.width, is_selected=x.is_selected)
             self._recorder.append(NORM, x, y, **fields)
             return y
         self._require_wide(add)
@@ -101,7 +104,7 @@ class Recording(Ops[Value]):
     def gated(self, x: Value, by: Gated) -> Value:
         """Records gate and up as one product, the activation in its epilogue."""
         x, fields = self._narrow(x), self._gated(by)
-        y = self._recorder.value(fields["n"], self._dtype.itemsize, is_selected=x.is_selected)
+        y = self._round(fields["n"], is_selected=x.is_selected)
         self._recorder.append(GATED, x, y, **fields)
         return y
 
@@ -118,9 +121,9 @@ class Recording(Ops[Value]):
         choices = recorder.value(by.top_k, _CHOICE_BYTES)
         recorder.append(ROUTE, scores, choices, is_normalized=by.normalized, **routed)
         # Sorted by expert, so that each expert's weights are read once for a step, not once for a row.
-        gathered = recorder.value(x.width, x.item_bytes, per_row=by.top_k)
+        gathered = self._round(x.width, per_row=by.top_k)
         recorder.append(GATHER, x, gathered, choices=choices, n=x.width, **routed)
-        inner = recorder.value(gated[0]["n"], x.item_bytes, per_row=by.top_k)
+        inner = self._round(gated[0]["n"], per_row=by.top_k)
         recorder.append_experts([operation(GATED, gathered, inner, **fields) for fields in gated], gathered, inner)
         outer = recorder.value(add.width, _FLOAT_BYTES, per_row=by.top_k)
         recorder.append_experts([operation(PRODUCT, inner, outer, **fields) for fields in down], inner, outer)
@@ -163,7 +166,7 @@ class Recording(Ops[Value]):
                 for norm, begin in ((query, 0), (key, len(query))):
                     fields = {"n": len(norm), "k": begin, "weight": norm.data_ptr(), "eps": by.q_norm.eps}
                     self._recorder.append(NORM, qkv, qkv, **fields)
-        out = self._recorder.value(heads * layout.head_dim, self._dtype.itemsize)
+        out = self._round(heads * layout.head_dim)
         self.ropes.append(by.rope)
         self._recorder.attends.append(call)
         self._recorder.attended.append((qkv, out))
@@ -200,13 +203,20 @@ class Recording(Ops[Value]):
 
     def _narrow(self, x: Value) -> Value:
         """As products read it."""
-        if x.item_bytes == self._dtype.itemsize:
+        # Of a model in float32 nothing is rounded, and hidden states are read as they are.
+        if x.number in self._rounded or self._dtype == torch.float32:
             return x
-        y = self._recorder.value(x.width, self._dtype.itemsize, is_selected=x.is_selected)
+        y = self._round(x.width, is_selected=x.is_selected)
         self._recorder.append(CONVERT, x, y, n=x.width)
         return y
 
-    @staticmethod
-    def _require_wide(x: Value) -> None:
-        if x.item_bytes != _FLOAT_BYTES:
+    def _round(self, width: int, *, is_selected: bool = False, per_row: int = 1) -> Value:
+        """Rows in the model's dtype, as the kernels keep them."""
+        item_bytes = row_bytes(self._library, self._dtype)
+        y = self._recorder.value(width, item_bytes, is_selected=is_selected, per_row=per_row)
+        self._rounded.add(y.number)
+        return y
+
+    def _require_wide(self, x: Value) -> None:
+        if x.number in self._rounded and self._dtype != torch.float32:
             raise ProgramUnfit("a norm of, or a choice from, rows that are already rounded")

@@ -56,13 +56,27 @@ INLINE Floats load(const int8_t* from) {
   return __builtin_convertvector(wide, Floats);
 }
 
-// Rounds to the nearest, ties to even; not-a-number stays one, whose mantissa rounding up could carry away.
+// Rounds to bfloat16, in the upper halves: to the nearest, ties to even; not-a-number stays one, whose mantissa rounding
+// up could carry away.
+INLINE Words rounded(Floats x) {
+  const Words bits = (Words)x;
+  return x == x ? bits + 0x7fff + ((bits >> 16) & 1) : bits | 0x400000;
+}
+
 INLINE void store(Bfloat16* to, Floats x) {
-  Words bits = (Words)x;
-  Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  Words quiet = (bits >> 16) | 0x40;
-  Halves half = __builtin_convertvector(x == x ? rounded : quiet, Halves);
+  Halves half = __builtin_convertvector(rounded(x) >> 16, Halves);
   memcpy(to, &half, sizeof half);
+}
+
+// A bfloat16 kept as the float32 that it is equal to.
+struct Widened {
+  float value;
+};
+
+INLINE Floats load(const Widened* from) { return load_as<Floats>(from); }
+INLINE void store(Widened* to, Floats x) {
+  const Words bits = rounded(x) & 0xffff0000;
+  memcpy(to, &bits, sizeof bits);
 }
 
 template <class Scalar>

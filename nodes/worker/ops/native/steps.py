@@ -58,8 +58,8 @@ class NativeSteps:
             assert isinstance(weights.embedding, Tensor), "ranks have no int8 weights"
             # One row more: what tokens that another rank has look up.
             weights = weights._replace(embedding=F.pad(weights.embedding, (0, 0, 0, 1)))
-        recording = Recording(spec, weights, pool.layout, self._shard)
-        self._program = recording.program(library, model)
+        recording = Recording(spec, library, weights, pool.layout, self._shard)
+        self._program = recording.program(model)
         self._weights = weights
         self._vocab_size = spec.vocab_size
         self._ropes = recording.ropes
