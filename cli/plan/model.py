@@ -55,7 +55,9 @@ def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> Mode
         ) from error
     dtype = choose_dtype(settings.dtype, spec, settings.device, _cpu_flags())
     settings = msgspec.structs.replace(settings, dtype=dtype.dtype, chat_template=template)
-    return ModelPlan(settings, spec.quantized(settings.quantize), argument, origin, _notes(spec, dtype))
+    # The pools' layouts are made of this one: a worker that computed otherwise would be refused its pool.
+    own = spec.within(settings.context_length or 0).quantized(settings.quantize)
+    return ModelPlan(settings, own, argument, origin, _notes(spec, dtype))
 
 
 def names_hub(model: str) -> bool:

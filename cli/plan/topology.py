@@ -289,6 +289,7 @@ class _Planner:
             agent=_KV_AGENT_ID,
             dtype=self._settings.dtype,
             quantize=self._settings.quantize,
+            context_length=self._settings.context_length or 0,
             page_size=self._settings.kv.page_size,
             num_threads=self._num_threads,
             max_batch_tokens=self._max_batch_tokens,

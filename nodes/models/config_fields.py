@@ -193,15 +193,10 @@ class ConfigFields:
 
     def _longrope(self, rope: dict[str, Any], theta: float) -> RopeParameters:
         original, context = self._original_context(rope), self._context_length
-        # Chosen once, by the context that the model has: by each call, as elsewhere, a sequence that grows beyond the
-        # original context would be rotated in one way in its first pages and in another behind.
-        key = "long_factor" if context > original else "short_factor"
-        divisors: Any = rope.get(key)
-        if not isinstance(divisors, list) or not all(
-            isinstance(one, int | float) and not isinstance(one, bool) and 0 < one < math.inf
-            for one in cast("list[Any]", divisors)
-        ):
-            raise self.damaged(key, "is not a list of positive numbers")
+        # Chosen once, by the context that the model has or is asked to serve (`ModelSpec.within`): by each call, as
+        # elsewhere, a sequence that grows beyond the original context would be rotated in one way in its first pages
+        # and in another behind.
+        short = self._divisors(rope, "short_factor")
         factor = self._number(rope, "factor", context / original)
         strength = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
         return RopeParameters(
@@ -210,8 +205,18 @@ class ConfigFields:
             factor=factor,
             original_context_length=original,
             attention_factor=self._number(rope, "attention_factor", strength),
-            divisors=tuple(float(one) for one in cast("list[Any]", divisors)),
+            divisors=self._divisors(rope, "long_factor") if context > original else short,
+            short_divisors=short if context > original else (),
         )
+
+    def _divisors(self, rope: dict[str, Any], key: str) -> tuple[float, ...]:
+        divisors: Any = rope.get(key)
+        if not isinstance(divisors, list) or not all(
+            isinstance(one, int | float) and not isinstance(one, bool) and 0 < one < math.inf
+            for one in cast("list[Any]", divisors)
+        ):
+            raise self.damaged(key, "is not a list of positive numbers")
+        return tuple(float(one) for one in cast("list[Any]", divisors))
 
     def _original_context(self, rope: dict[str, Any]) -> int:
         beside = self.integer("original_max_position_embeddings", self._context_length)

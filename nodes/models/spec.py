@@ -16,7 +16,8 @@ COMPUTE_DTYPES: Final = ("float32", "bfloat16")
 class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary embedding: `linear` divides all frequencies by `factor`, `llama3` the low ones, with a smooth passage; so
     does `yarn` (Peng et al. 2023), by turns in the original context, `longrope` (Ding et al. 2024) each by its own of
-    `divisors`. `attention_factor` multiplies cosines and sines.
+    `divisors`, or `short_divisors` where those are of a context that is longer than the original and a shorter one is
+    asked for. `attention_factor` multiplies cosines and sines.
     """
 
     rope_type: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
@@ -30,6 +31,7 @@ class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
     beta_slow: float = 1.0
     truncate: bool = True
     divisors: tuple[float, ...] = ()
+    short_divisors: tuple[float, ...] = ()
 
 
 class EchoTimings(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +118,20 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         if how == "none" or self.source == "echo":
             return self
         return msgspec.structs.replace(self, quantization=how, fingerprint=f"{self.fingerprint}-{how}")
+
+    def within(self, context_length: int) -> "ModelSpec":
+        """The model for sequences of at most so many tokens, as somebody asks (0: nobody does).
+
+        Within its original context a model with LongRoPE has other divisors, and so another fingerprint: its keys are
+        rotated otherwise. Only asking chooses them. A context that follows memory must not, or the same command would
+        give other texts on a machine with less of it.
+        """
+        rope = self.rope
+        if not rope.short_divisors or not 0 < context_length <= rope.original_context_length:
+            return self
+        # No scale changes with them: transformers too takes one from the config alone, whatever a call's length.
+        rope = msgspec.structs.replace(rope, divisors=rope.short_divisors, short_divisors=())
+        return msgspec.structs.replace(self, rope=rope, fingerprint=f"{self.fingerprint}-short")
 
     def compute_dtype(self, dtype: str = "auto") -> str:
         """The dtype to compute in: `auto` is the model's own; others must be float32 or bfloat16 (ValueError).

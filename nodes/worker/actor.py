@@ -26,7 +26,6 @@ from mesh.membership.view import RELEASED, Member
 from mesh.runtime.driver import CoreDriver
 from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
-from nodes.model_spec import resolve_model
 from nodes.protocol import (
     Adopt,
     Adopted,
@@ -119,7 +118,7 @@ class WorkerActor(Actor, Resident):
         Raises ModelError, PoolError, WorkerError, DeviceError or CallError.
         """
         config = self._config
-        spec = resolve_model(config.model).quantized(config.quantize)
+        spec = config.spec()
         handle = await ask_for_pool(self.ctx, self._persistent, config, self._on_refusal)
         pool = self._pool = take_pool(self._host, config, spec, handle)
         if config.pool_in_worker:
@@ -237,7 +236,7 @@ class WorkerActor(Actor, Resident):
 
     @override
     async def take_memory(self, handle: PoolHandle) -> None:
-        spec = resolve_model(self._config.model)
+        spec = self._config.spec()
         pool = self._pool = take_pool(self._host, self._config, spec, handle)
         self._adopted = msgspec.structs.replace(self._adopted, incarnation=handle.incarnation)
         await self._engine.take(self.ctx, self._persistent, spec, pool)

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from kvstore.pool.device import CPU
-from nodes.model_spec import Quantization
+from nodes.model_spec import ModelSpec, Quantization, resolve_model
 
 
 class ConfigError(ValueError):
@@ -19,6 +19,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `max_batch_tokens` bounds the tokens of one step, and with them the memory of activations.
 
     `quantize` rounds weights to `int8` when they are loaded, on the CPU and where there is one rank.
+
+    `context_length` is what was asked for, which chooses factors of LongRoPE (`ModelSpec.within`); 0: nothing was.
 
     `kernels` computes on the CPU: `auto` is the best that this CPU has of the project's own kernels, which the other
     names ask for singly (`avx512_bf16`, `avx512`, `avx2`), and torch where there are none; `torch` is torch.
@@ -43,6 +45,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     agent: str
     dtype: str = "auto"
     quantize: Quantization = "none"
+    context_length: int = 0
     page_size: int = 16
     num_threads: int = 0
     kernels: Literal["auto", "avx512_bf16", "avx512", "avx2", "torch"] = "auto"
@@ -61,6 +64,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     map_timeout_s: float = 5.0
     map_retry_s: float = 0.2
     prefill_attention: Literal["paged", "merged"] = "paged"
+
+    def spec(self) -> ModelSpec:
+        """The model as this worker computes it. Raises ModelError."""
+        return resolve_model(self.model).within(self.context_length).quantized(self.quantize)
 
     def __post_init__(self) -> None:
         if self.quantize != "none" and (self.device != CPU or self.tp_size > 1):

@@ -63,6 +63,13 @@ def test_rounded_weights_are_told_to_workers_and_gateways():
         planned("random:tiny-qwen2", roles={"worker": {"quantize": "int8"}})
 
 
+def test_only_a_context_that_is_asked_for_is_told_to_workers():
+    # What memory leaves room for must not change what is computed.
+    assert {one.context_length for one in configs(planned("random:tiny-qwen2"), "worker")} == {0}
+    asked = planned("random:tiny-qwen2", context_length=64)
+    assert {one.context_length for one in configs(asked, "worker")} == {64}
+
+
 def test_torch_workers_fork_and_share_the_cores():
     topology = planned("random:tiny-qwen2", prefill=1, decode=2)
     assert "nodes.worker.executor.runner" in topology.preloads

@@ -303,6 +303,25 @@ def test_the_fingerprint_sees_the_window(tmp_path: Path) -> None:
     assert specs[0].fingerprint != specs[1].fingerprint
 
 
+def test_only_an_asked_context_within_the_original_chooses_short_factors(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
+    long = LLAMA | {"rope_scaling": rope | {"original_max_position_embeddings": 16}, "max_position_embeddings": 64}
+    spec = resolve_model(str(write_model(tmp_path / "m", long)))
+    assert spec.rope.divisors == (2.0, 3.0)
+    assert spec.within(0) == spec.within(17) == spec.within(64) == spec
+    short = spec.within(16)
+    assert short.rope.divisors == (1.0, 1.5)
+    assert short.within(16) == short
+    # Keys that were rotated otherwise must never be taken for this model's.
+    assert len({one.kv_layout().fingerprint for one in (spec, short)}) == 2
+    assert short.quantized("int8").fingerprint not in {short.fingerprint, spec.quantized("int8").fingerprint}
+
+    never_long = LLAMA | {"rope_scaling": rope, "original_max_position_embeddings": 64, "max_position_embeddings": 64}
+    spec = resolve_model(str(write_model(tmp_path / "n", never_long)))
+    assert spec.rope.divisors == (1.0, 1.5)
+    assert spec.within(16) == spec
+
+
 def test_missing_and_damaged_files(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"no model directory 'Qwen/Qwen2\.5-0\.5B'"):
         resolve_model("Qwen/Qwen2.5-0.5B")

@@ -153,6 +153,16 @@ def test_logits_agree_with_transformers(tmp_path: Path, name: str) -> None:
     assert_agrees(make_runner(tmp_path / "model"), reference)
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_longrope_of_a_shorter_context_that_is_asked_for(tmp_path: Path, kernels: str) -> None:
+    # transformers chooses by the call: all of these tokens lie within the original context.
+    rope = {**LONGROPE, "original_max_position_embeddings": 200}
+    reference = save_model(tmp_path / "model", "llama", heads=(4, 2), hidden=64, rope=rope)
+    assert_agrees(make_runner(tmp_path / "model", kernels=kernels, context_length=200), reference)
+    with pytest.raises(AssertionError):  # of the context that config.json has: the long factors, as nobody asked
+        assert_agrees(make_runner(tmp_path / "model", kernels=kernels), reference)
+
+
 def test_sharded_and_bfloat16_checkpoints(tmp_path: Path) -> None:
     kind, options = CASES["qwen2-gqa7-tied"]
     reference = save_model(tmp_path / "model", kind, **options)

@@ -25,8 +25,9 @@ def make_runner(
     num_threads: int = 1,
     kernels: str = "auto",
     quantize: Quantization = "none",
+    context_length: int = 0,
 ) -> HostRunner:
-    spec: ModelSpec = resolve_model(str(model)).quantized(quantize)
+    spec: ModelSpec = resolve_model(str(model)).within(context_length).quantized(quantize)
     layout = spec.kv_layout(dtype, page_size)
     pool = HeapHost().create("g", PoolInfo(group="g", num_pages=num_pages, layout=layout, incarnation=1))
     config = WorkerConfig(
