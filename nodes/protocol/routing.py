@@ -34,7 +34,6 @@ class Route(Message, frozen=True):
     decode: str
     prefill: str = ""
     detokenizer: str = ""
-    overlap_tokens: int = 0
 
 
 class Prepared(Message, frozen=True):

@@ -182,7 +182,6 @@ class RoutingCore:
             decode=decode.actor_id,
             prefill="" if prefill is None else prefill.actor_id,
             detokenizer=detokenizer,
-            overlap_tokens=overlaps[decode.actor_id],
         )
 
     def _cost(self, scheduler: _Scheduler, num_tokens: int, overlap: int, now: float) -> float:

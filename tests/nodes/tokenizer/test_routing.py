@@ -19,6 +19,7 @@ from nodes.tokenizer.routing import (
     MembersChanged,
     RoutingCore,
     Unfollow,
+    _overlaps,
 )
 
 PAGE = 4
@@ -59,12 +60,17 @@ def choose(core, request_id="r", token_ids=PROMPT, extra_key="", excluded=(), no
     return core.choose(request_id, token_ids, extra_key, excluded, now, numerics)
 
 
+def overlap(core, token_ids=PROMPT, extra_key=""):
+    """Most tokens of the prompt that a scheduler has cached, as choices count them."""
+    return max(_overlaps(core._schedulers.values(), token_ids, extra_key).values())
+
+
 def test_prefix_overlap_decides():
     core = router(member("a"), member("b"))
     core.handle(CacheChanged("b", stored(PROMPT[:12])))
     for i in range(5):
         route = choose(core, f"r{i}", now=float(i))
-        assert (route.decode, route.prefill, route.overlap_tokens) == ("b", "", 12)
+        assert (route.decode, route.prefill, overlap(core)) == ("b", "", 12)
 
 
 def test_load_decides_where_overlap_does_not():
@@ -97,15 +103,15 @@ def test_own_choices_count_until_load_shows_them():
 def test_whole_prompt_is_never_counted_as_cached():
     core = router(member("a"))
     core.handle(CacheChanged("a", stored(PROMPT[:20])))
-    assert choose(core, token_ids=PROMPT[:20]).overlap_tokens == 16
-    assert choose(core, token_ids=PROMPT[:21]).overlap_tokens == 20
+    assert overlap(core, token_ids=PROMPT[:20]) == 16
+    assert overlap(core, token_ids=PROMPT[:21]) == 20
 
 
 def test_extra_key_separates_prefixes():
     core = router(member("a"))
     core.handle(CacheChanged("a", stored(PROMPT, "tenant")))
-    assert choose(core).overlap_tokens == 0
-    assert choose(core, extra_key="tenant").overlap_tokens == 20
+    assert overlap(core) == 0
+    assert overlap(core, extra_key="tenant") == 20
 
 
 def test_removed_and_cleared_pages_and_gaps():
@@ -113,11 +119,11 @@ def test_removed_and_cleared_pages_and_gaps():
     hashes = chain_hashes(root_hash(), PROMPT, PAGE)
     core.handle(CacheChanged("a", stored(PROMPT)))
     core.handle(CacheChanged("a", CacheEvents(events=[PageRemoved(group="g", page_hashes=[*hashes[3:], b"?"])])))
-    assert choose(core).overlap_tokens == 12
+    assert overlap(core) == 12
     core.handle(CacheChanged("a", CacheEvents(events=[CacheCleared(group="g"), *stored(PROMPT[:4]).events])))
-    assert choose(core).overlap_tokens == 4
+    assert overlap(core) == 4
     core.handle(CacheUnknown("a"))
-    assert (choose(core).overlap_tokens, core.num_indexed_pages) == (0, 0)
+    assert (overlap(core), core.num_indexed_pages) == (0, 0)
 
 
 def test_index_is_bounded_and_forgets_the_oldest():
@@ -126,14 +132,14 @@ def test_index_is_bounded_and_forgets_the_oldest():
     core.handle(CacheChanged("a", stored(PROMPT[:4])))
     core.handle(CacheChanged("a", stored([7] * 4)))
     assert core.num_indexed_pages == 3
-    assert choose(core).overlap_tokens == 4
+    assert overlap(core) == 4
 
 
 def test_prefill_is_chosen_for_a_decode_scheduler():
     core = router(member("d", phase="decode"), member("p0", phase="prefill"), member("p1", phase="prefill"))
     core.handle(CacheChanged("p1", stored(PROMPT)))
     route = choose(core)
-    assert (route.decode, route.prefill, route.overlap_tokens) == ("d", "p1", 0)
+    assert (route.decode, route.prefill) == ("d", "p1")
     core.handle(LoadChanged("p1", load(num_waiting_tokens=10_000)))
     assert choose(core).prefill == "p0"
 
@@ -209,7 +215,7 @@ def test_schedulers_are_followed_and_forgotten():
     ]
     core.handle(CacheChanged("a", stored(PROMPT)))
     assert core.handle(MembersChanged([member("a"), *DETOKENIZERS])) == [Unfollow("b")]
-    assert choose(core).overlap_tokens == 20
+    assert overlap(core) == 20
     for event in (CacheChanged("b", stored(PROMPT)), CacheUnknown("b"), LoadChanged("b", load())):
         assert core.handle(event) == []
     assert core.handle(MembersChanged([member("a", "gateway")])) == [Unfollow("a")]
@@ -278,8 +284,9 @@ def test_every_choice_is_sound_and_repeatable(members, events, token_ids, exclud
         assert not any(current[n].attributes["phase"] != "prefill" for n in usable)
     prefills = {n for n in usable if current[n].attributes["phase"] == "prefill"}
     assert (route.prefill in prefills) if phase == "decode" and prefills else route.prefill == ""
-    assert 0 <= route.overlap_tokens < len(token_ids)
-    assert route.overlap_tokens % PAGE == 0
+    cached = _overlaps([first._schedulers[route.decode]], token_ids, "")[route.decode]
+    assert 0 <= cached < len(token_ids)
+    assert cached % PAGE == 0
 
 
 def test_groups_whose_memory_is_released_are_passed_over_and_told_of():
