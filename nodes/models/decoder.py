@@ -49,7 +49,12 @@ class Decoder:
         config.require("hidden_act", None, "silu", "swish")
         bias = config.boolean("attention_bias")
         shape = {**config.shape(cls.default_head_dim), **cls._windows(config)}
-        return {**shape, "rope": cls._rope(config), "qkv_bias": bias, "o_bias": bias}
+        rope = cls._rope(config)
+        pairs = shape["head_dim"] // 2
+        # Found here, by the CLI, rather than as a shape that torch cannot multiply when a worker loads.
+        if any(len(divisors) not in (0, pairs) for divisors in (rope.divisors, rope.short_divisors)):
+            raise config.damaged("rope_parameters", f"have factors of another number than the {pairs} pairs of a head")
+        return {**shape, "rope": rope, "qkv_bias": bias, "o_bias": bias}
 
     @classmethod
     def _rope(cls, config: ConfigFields) -> RopeParameters:

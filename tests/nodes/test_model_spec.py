@@ -221,6 +221,7 @@ def test_fingerprint_sees_weights_and_shape_but_not_the_place(tmp_path: Path) ->
             ModelDamaged,
             "short_factor is not a list",
         ),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, ModelDamaged, "2 pairs of a head"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ModelUnsupported, "rope_parameters"),
         ({"partial_rotary_factor": 0.5}, ModelUnsupported, "partial_rotary_factor"),
         ({"torch_dtype": "int8"}, ModelUnsupported, "int8"),
