@@ -1,7 +1,8 @@
 """Counts lines of logic by folder, at revisions side by side. `python -m tools.lines [--depth N] [REV...]`.
 
-A line of logic has code on it: blank lines, comments, docstrings and imports are none. `worktree` stands for the files
-as they lie, and is what is counted where no revision is named. The last column is what changed from the first one.
+A line of logic has code on it: blank lines, comments, docstrings, imports and marks of overriding are none.
+`worktree` stands for the files as they lie, and is what is counted where no revision is named.
+The last column is what changed from the first one.
 """
 
 import argparse
@@ -25,6 +26,10 @@ def count_logic(source: str) -> int:
         text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         if text or isinstance(node, ast.Import | ast.ImportFrom):
             apart.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            # It stands where a docstring did that only said whose method this is, and says no more than that.
+            marks = (one for one in node.decorator_list if isinstance(one, ast.Name) and one.id == "override")
+            apart.update(one.lineno for one in marks)
     with_code: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _SILENT and token.type != tokenize.ENDMARKER:

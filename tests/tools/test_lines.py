@@ -18,6 +18,7 @@ from a import (
 LIMIT = 3  # a reason
 
 
+@override
 def run(one: int) -> str:
     """Says."""
     # why
@@ -28,7 +29,7 @@ as it is"""
 '''
 
 
-def test_blanks_docstrings_comments_and_imports_are_no_logic() -> None:
+def test_blanks_docstrings_comments_imports_and_overriding_are_no_logic() -> None:
     assert lines.count_logic(SOURCE) == 5
 
 
