@@ -87,7 +87,7 @@ CORES: Final = {
         "nodes/gateway/core.py",
         "nodes/gateway/requests.py",
         "nodes/gateway/outputs.py",
-        "nodes/gateway/expansion.py",
+        "nodes/gateway/fan_out.py",
         "nodes/gateway/validation.py",
         "nodes/tokenizer/routing.py",
         "nodes/tokenizer/cache_index.py",

@@ -58,7 +58,7 @@ def probe(
     raise typer.Exit(run(name, question, timeout_s=timeout))
 
 
-@app.command(epilog=example('meshctl chat "What is 37 + 45?"'))
+@app.command(epilog=example('meshctl chat --temperature 0 "What is 37 + 45?"'))
 def chat(
     prompt: Annotated[str | None, typer.Argument(help="One message; without it a conversation begins.")] = None,
     name: NameOption = "default",
