@@ -15,7 +15,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from mesh.actor import Actor, Call
-from mesh.errors import CallError
+from mesh.errors import CallError, Superseded
 from mesh.membership.view import Member
 from mesh.run import run_actor, unsupervised
 from mesh.runtime.run_directory import RunDirectory
@@ -102,7 +102,12 @@ def main() -> int:
     if not directory.registry_file.exists():
         sys.exit(f"no mesh {args.name} runs here ({directory.path}): start one with `meshctl up`")
     if args.what == "serve":
-        return run_actor(Words(), unsupervised(args.actor_id), run_directory=directory)
+        try:
+            return run_actor(Words(), unsupervised(args.actor_id), run_directory=directory)
+        except Superseded as later:
+            # Somebody has started it again elsewhere, which is what its name is for: no failure of this one.
+            print(later, file=sys.stderr)
+            return 0
     asker = Asker(args.actor_id, args.text, args.wait)
     code = run_actor(asker, unsupervised(f"asker-{os.getpid()}"), run_directory=directory)
     print(asker.outcome)

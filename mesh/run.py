@@ -62,8 +62,7 @@ def run_actor(
     Raises:
         BadSetting: a variable of the log has a value that it cannot have.
         BindError: an address is taken or may not be listened on. Whatever the actor's `start` raises goes through too.
-        Superseded: a later incarnation of the actor is known, and this one has a supervisor, which goes above it. What
-            the actor holds has been given back.
+        Superseded: a later incarnation of the actor is known; what it holds has been given back.
     """
     log = LogSettings.of(os.environ)
     setup_log(level=log.level, json=not sys.stderr.isatty() if log.json is None else log.json)
@@ -127,9 +126,7 @@ class _Process:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
         self._log.info("stopped", forced=self._was_forced)
-        # A supervisor starts the next incarnation above the epoch that this says. Who has none was replaced by somebody
-        # who wanted that, and has ended in order.
-        if system.replaced is not None and supervisor_fd is not None:
+        if system.replaced is not None:
             raise system.replaced
         return 1 if self._was_forced else 0
 

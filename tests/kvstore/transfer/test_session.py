@@ -431,7 +431,9 @@ class SessionMachine(RuleBasedStateMachine):
         for receiver in ("D", "P"):
             ends = [m for m in self.heard[receiver] if isinstance(m, TransferFailed) or m.complete]
             assert len({isinstance(end, TransferFailed) for end in ends}) <= 1, "never both"
-            if self.outcome is Phase.SUCCESS or (self.outcome is Phase.FAILED and receiver == session.sender):
+            # The sender hears of a success by the holder's cancel, or as the answer to what it repeats.
+            who_hears = {Phase.SUCCESS: session.grant.holder, Phase.FAILED: session.sender}
+            if self.outcome is not None and receiver == who_hears[self.outcome]:
                 assert ends
         assert session.deadline > self.now - 4.0 or session.is_over(self.now)
 
