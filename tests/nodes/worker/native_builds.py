@@ -25,7 +25,7 @@ def build_all() -> None:
     """Skips where there is no compiler, and only there."""
     if compiler() is None:
         pytest.skip("no compiler")
-    if choose_library().library is None:
+    if choose_library().build is None:
         command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
 
@@ -35,8 +35,8 @@ def library_of(name: str) -> Library:
     build_all()
     if name != WIDE:
         found = choose_library(name)
-        assert found.library is not None, found.note
-        return found.library
+        assert found.build is not None, found.note
+        return found.build
     path = Path(tempfile.mkdtemp()) / "wide.so"
     flags = [*FLAGS, *BUILDS["avx2"].flags, "-O1", "-DLANES=16", f'-DKVMESH_SOURCES="{sources_digest()}"']
     subprocess.run(["g++", *flags, "-shared", "-fPIC", DIRECTORY / "kernels.cpp", "-o", path], check=True)

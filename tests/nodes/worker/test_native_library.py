@@ -41,16 +41,16 @@ def test_where_there_is_a_compiler_the_best_build_loads() -> None:
     """`pip --quiet` hides that an optional extension was not built."""
     build_all()
     choice = choose_library()
-    assert choice.library is not None, choice.note
-    assert choice.library.name == RUNNABLE[0]
+    assert choice.build is not None, choice.note
+    assert choice.build.name == RUNNABLE[0]
     assert {path.name.split(".")[0] for path in DIRECTORY.glob("*.so")} == {f"_{name}" for name in BUILDS}
 
 
 def test_without_a_build_torch_computes_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     build_all()
-    native = choose_library("avx2").library
+    native = choose_library("avx2").build
     assert native is not None
-    assert choose_library("torch").library is None
+    assert choose_library("torch").build is None
     with monkeypatch.context() as patch:
         patch.setattr(builds, "sources_digest", lambda: "edited")
         assert choose_library("avx2").note.endswith("was built from other sources; run make setup")
@@ -71,7 +71,7 @@ def test_a_cpu_without_the_instructions_gets_torch(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(builds, "cpu_flags", lambda: frozenset({"sse2"}))
     assert choose_library().note == "torch kernels: this CPU has no AVX2"
     assert choose_library("avx512_bf16").note == "torch kernels: this CPU has no AVX512_BF16"
-    assert choose_library("avx512_bf16").library is None
+    assert choose_library("avx512_bf16").build is None
 
 
 def test_numerics_name_the_instruction_set_and_fall_back_where_bits_vary(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_builds_agree_with_torch(name: str, dtype: torch.dtype) -> None:
 
 def test_a_build_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     build_all()
-    sound = choose_library("avx2").library
+    sound = choose_library("avx2").build
     assert sound is not None
     wrong = sound._replace(functions=WrongFunctions(sound.functions))
     monkeypatch.setattr("nodes.worker.ops.native.load.choose_library", lambda _: Choice(wrong, ""))

@@ -36,7 +36,7 @@ NUM_PAGES = 400
 @functools.cache
 def runner_of(model: str, dtype: str, kernels: str = "auto") -> HostRunner:
     runner = make_runner(model, dtype, NUM_PAGES, kernels=kernels)
-    assert ("/any/" if kernels == "auto" and choose_library().library else "/rows4/") in runner.numerics
+    assert ("/any/" if kernels == "auto" and choose_library().build else "/rows4/") in runner.numerics
     return runner
 
 

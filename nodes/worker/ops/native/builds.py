@@ -44,9 +44,9 @@ class Library(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The library to compute with, or None and in `note` why torch computes."""
+    """The build to compute with, or None and in `note` why torch computes."""
 
-    library: Library | None
+    build: Library | None
     note: str
 
 
