@@ -26,7 +26,8 @@ from benchmarks.mesh_peer import FAR, HIGH_WATER_MARK, NEAR, NUM_FRAMES, FarActo
 from mesh.membership.view import Member, StaticBootstrap
 from mesh.runtime.run_directory import RunDirectory
 from mesh.system import ActorSystem
-from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+from mesh.transport.zeromq import ZeroMQTransport
+from mesh.transport.zeromq_binding import ZeroMQOptions
 from nodes.protocol import Detokenized, TokenBatch
 
 SLICE = 500

@@ -22,7 +22,8 @@ from mesh.membership.view import StaticBootstrap
 from mesh.runtime.run_directory import RunDirectory
 from mesh.system import ActorSystem
 from mesh.transport.base import Buffer
-from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+from mesh.transport.zeromq import ZeroMQTransport
+from mesh.transport.zeromq_binding import ZeroMQOptions
 from nodes.protocol import TokenBatch
 from nodes.roles import NODE_CODEC
 

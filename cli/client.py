@@ -15,7 +15,8 @@ from mesh.errors import CallError, RemoteError
 from mesh.membership.view import StaticBootstrap
 from mesh.runtime.telemetry import setup_log
 from mesh.system import ActorSystem
-from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+from mesh.transport.zeromq import ZeroMQTransport
+from mesh.transport.zeromq_binding import ZeroMQOptions
 from mesh.wire.codec import Codec
 from mesh.wire.message import Message
 

@@ -1,8 +1,13 @@
 """Names of actors and where they listen."""
 
-from typing import NamedTuple
+import re
+from typing import Final, NamedTuple
 
 from mesh.wire.message import HotPart
+
+HOST_NAME: Final = r"^[a-z0-9][a-z0-9-]{0,11}$"
+"""What a host may be called in a mesh of several."""
+_HOST_OF_ID: Final = re.compile(r"\.([a-z0-9][a-z0-9-]{0,11})$")
 
 
 class Address(NamedTuple):
@@ -23,8 +28,24 @@ class Address(NamedTuple):
         return cls(actor_id, int(epoch))
 
 
+def host_of(actor_id: str) -> str:
+    """The host in an actor's id (`kv-agent-0.d`): "" on a mesh of one host, and for the registry on any."""
+    found = _HOST_OF_ID.search(actor_id)
+    return found[1] if found is not None else ""
+
+
 class Endpoint(HotPart, frozen=True):
-    """Where an actor's two ROUTER sockets listen: `ipc://…`, `tcp://…`, or a name inside a simulation."""
+    """Where an actor's two ROUTER sockets listen: `ipc://…`, `tcp://…`, or a name inside a simulation.
+
+    `local_control` and `local_data`: what who is on the same host dials instead; "" where the others are that already.
+    """
 
     control: str
     data: str
+    local_control: str = ""
+    local_data: str = ""
+
+    @property
+    def on_its_host(self) -> "Endpoint":
+        """What who is on the same host dials: it lives on when the network does not."""
+        return Endpoint(self.local_control, self.local_data) if self.local_control else self

@@ -11,7 +11,6 @@ import asyncio
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 from collections.abc import Coroutine
@@ -29,7 +28,8 @@ from mesh.runtime.process_usage import process_usage
 from mesh.runtime.run_directory import RunDirectory
 from mesh.runtime.telemetry import LogSettings, setup_log
 from mesh.system import ActorSystem
-from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+from mesh.transport.zeromq import ZeroMQTransport
+from mesh.transport.zeromq_binding import ZeroMQOptions
 
 _STOP_TIMEOUT_S: Final = 5.0
 _MAX_FILES: Final = 65_536
@@ -55,7 +55,7 @@ def run_actor(
         run_directory: of its mesh; says where the registry is and holds the ipc sockets.
         supervisor: where heartbeats go beside the registry.
         supervisor_fd: reading end of a pipe whose writing end only the supervisor holds.
-        listen: ipc in the run directory unless this says otherwise.
+        listen: as `host.json` of the run directory says, unless this says otherwise.
         options: of its system; host and supervisor are filled in.
         drain_timeout_s: how long a drain may take before the actor is stopped all the same.
 
@@ -69,8 +69,8 @@ def run_actor(
     run_directory.create()
     _allow_many_files()
     filled = replace(options or SystemOptions(), supervisor=supervisor, usage=process_usage)
-    filled = replace(filled, host=filled.host or socket.gethostname())
-    process = _Process(actor, address, listen or ZeroMQOptions(run_directory=run_directory), drain_timeout_s)
+    filled = replace(filled, host=filled.host or run_directory.host_name())
+    process = _Process(actor, address, listen or ZeroMQOptions.of_host(run_directory), drain_timeout_s)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(process.run(run_directory, filled, supervisor_fd))
 

@@ -219,15 +219,19 @@ class ActorSystem:
             self.heartbeats.send_now()
 
     def locate(self, actor_id: str) -> tuple[Address, Endpoint] | None:
-        """Where an actor is: the registry by the bootstrap, the supervisor by the options, the others by the view."""
-        supervisor = self.options.supervisor
-        if supervisor is not None and supervisor[0].actor_id == actor_id:
-            return supervisor
-        registry = self._bootstrap.lookup()
-        if registry is not None and registry[0].actor_id == actor_id:
-            return registry
+        """Where an actor is: the registry by the bootstrap, the supervisor by the options, the others by the view.
+
+        Who is on the same host is dialed there, and not by way of the network.
+        """
+        # Local endpoints are in no options and no file but those of their own host.
+        for known in (self.options.supervisor, self._bootstrap.lookup()):
+            if known is not None and known[0].actor_id == actor_id:
+                return known[0], known[1].on_its_host
         member = self.registration.view.get(actor_id)
-        return None if member is None else (member.address, member.endpoint)
+        if member is None:
+            return None
+        is_near = member.host == self._member.host
+        return member.address, member.endpoint.on_its_host if is_near else member.endpoint
 
     def peer_lost(self, peer: Peer, reason: str) -> None:
         """An incarnation is gone or cut off: everybody who waits for it is told, then the actor."""

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from typing import Final
@@ -30,7 +29,8 @@ from mesh.options import SystemOptions
 from mesh.runtime.process_usage import process_usage
 from mesh.runtime.telemetry import LogSettings, setup_log
 from mesh.system import ActorSystem
-from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+from mesh.transport.zeromq import ZeroMQTransport
+from mesh.transport.zeromq_binding import ZeroMQOptions
 from nodes.numerics import kernels_note, quantization_note
 
 _PROBE_INTERVAL_S: Final = 0.05
@@ -96,8 +96,8 @@ class _MeshProcess:
                 self._topology, self._directory, children, record, self._listeners(), reader
             )
             actor = self._actor = SupervisorActor(keeper, os.getpid())
-            transport = ZeroMQTransport(ZeroMQOptions(run_directory=self._directory.run))
-            options = SystemOptions(host=socket.gethostname(), usage=process_usage)
+            transport = ZeroMQTransport(ZeroMQOptions.of_host(self._directory.run))
+            options = SystemOptions(host=self._directory.run.host_name(), usage=process_usage)
             system = self._system = ActorSystem(actor, address, transport, self._directory.run.bootstrap(), options)
             for number in _STOP_SIGNALS:
                 loop.add_signal_handler(number, self._signalled, number)
@@ -137,14 +137,14 @@ class _MeshProcess:
         return self._actor.ctx.members.get(actor_id)
 
     def _manifest(self, address: Address, endpoint: Endpoint) -> Manifest:
-        topology = self._topology
+        topology, where = self._topology, endpoint.on_its_host
         return Manifest(
             mesh=self._directory.mesh,
             pid=os.getpid(),
             start_time=start_time(os.getpid()) or 0,
             epoch=address.epoch,
-            control=endpoint.control,
-            data=endpoint.data,
+            control=where.control,
+            data=where.data,
             url=topology.url,
             model=topology.model_name,
             pool_directory=os.path.abspath(topology.pool_directory),

@@ -1,6 +1,7 @@
-"""The run directory of one mesh on one host: where its sockets are, and which registry is the living one.
+"""The run directory of one mesh on one host: where its sockets are, who it is, which registry is the living one.
 
     <base>/kvmesh-<uid>/<mesh name>/        0700
+        host.json                           where actors of this host listen on tcp; absent on a mesh of one host
         s/<actor id>.<epoch>.c|.d           ipc sockets, control and data channel
         registry.json                       address and endpoint of the registry, which keeps it as it has to be
 
@@ -10,13 +11,14 @@ Used by `mesh/run.py`, the registry actor and `cli`.
 import contextlib
 import errno
 import os
+import socket
 import stat
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from mesh.address import Address, Endpoint
+from mesh.address import HOST_NAME, Address, Endpoint
 from mesh.errors import BindError
 from mesh.transport.base import Channel
 
@@ -24,11 +26,26 @@ MAX_SOCKET_PATH_BYTES: Final = 100
 """A little under what the kernel takes (108), so that every system does."""
 
 
+class HostRecord(msgspec.Struct, frozen=True):
+    """One host of a mesh of several: its actors listen on `bind`, and actors of other hosts dial `address`.
+
+    `bind` is an IP address of the host (`0.0.0.0` and `::`: all of them), `address` an IP address or a name.
+    `insecure`: tcp beyond loopback is wanted although nothing on it is encrypted or authenticated.
+    """
+
+    name: Annotated[str, msgspec.Meta(pattern=HOST_NAME)]
+    bind: str
+    address: str
+    insecure: bool = False
+
+
 class _RegistryFile(msgspec.Struct, frozen=True):
     actor_id: str
     epoch: int
     control: str
     data: str
+    local_control: str = ""
+    local_data: str = ""
 
 
 class RunDirectory:
@@ -38,6 +55,7 @@ class RunDirectory:
         self.path = path
         self.sockets = path / "s"
         self.registry_file = path / "registry.json"
+        self.host_file = path / "host.json"
 
     @classmethod
     def of_mesh(cls, name: str) -> "RunDirectory":
@@ -72,9 +90,32 @@ class RunDirectory:
         for channel in Channel:
             self._path(address, channel).unlink(missing_ok=True)
 
+    def write_host(self, record: HostRecord | None) -> None:
+        """Say which host this is, None of a mesh of one, before any of its actors starts. Raises OSError."""
+        if record is None:
+            self.host_file.unlink(missing_ok=True)
+            return
+        replace_file(self.host_file, msgspec.json.encode(record) + b"\n")
+
+    def host(self) -> HostRecord | None:
+        """Which host of its mesh this is, None on a mesh of one; raises `BindError` where the file is damaged."""
+        try:
+            return msgspec.json.decode(self.host_file.read_bytes(), type=HostRecord)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, ValueError) as error:
+            raise BindError(
+                f"{self.host_file} does not say where this host listens ({error}): start the mesh of this host again"
+            ) from error
+
+    def host_name(self) -> str:
+        """What this host is called: by its mesh where that has several, else by itself. Raises as `host` does."""
+        record = self.host()
+        return record.name if record is not None else socket.gethostname()
+
     def write_registry(self, address: Address, endpoint: Endpoint) -> None:
         """Say which registry is the living one, as `replace_file` does. Raises OSError."""
-        content = _RegistryFile(address.actor_id, address.epoch, endpoint.control, endpoint.data)
+        content = _RegistryFile(*address, *msgspec.structs.astuple(endpoint))
         replace_file(self.registry_file, msgspec.json.encode(content) + b"\n")
 
     def bootstrap(self) -> "FileBootstrap":
@@ -136,7 +177,8 @@ class FileBootstrap:
             status = self._path.stat()
             if self._seen != (status.st_ino, status.st_mtime_ns):
                 found = msgspec.json.decode(self._path.read_bytes(), type=_RegistryFile)
-                self._target = Address(found.actor_id, found.epoch), Endpoint(found.control, found.data)
+                actor_id, epoch, *where = msgspec.structs.astuple(found)
+                self._target = Address(actor_id, epoch), Endpoint(*where)
                 self._seen = status.st_ino, status.st_mtime_ns
         except (OSError, msgspec.MsgspecError, ValueError):
             self._seen = self._target = None

@@ -1,6 +1,6 @@
 """Actors as ZeroMQ peers: two ROUTERs bound, two DEALERs per dialed peer, one of each per channel.
 
-    identity = ID#EPOCH; on a host ipc:// in the run directory, across hosts tcp:// on a port of the kernel's choice
+    identity = ID#EPOCH; where the ROUTERs listen is `mesh/transport/zeromq_binding.py`
 
 What ZeroMQ would hide is made visible: a message it does not take (`ROUTER_MANDATORY`) waits in a bounded outbox, a
 connection is never re-made silently, and the monitor of each dialed socket says when it is gone: then the socket is
@@ -12,10 +12,8 @@ that share one do not see each other's disconnects reliably.
 """
 
 import asyncio
-import ipaddress
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -24,11 +22,9 @@ from zmq.utils.monitor import parse_monitor_message
 
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError
-from mesh.options import MAX_PEERS
-from mesh.runtime.run_directory import RunDirectory
 from mesh.transport.base import Buffer, Channel, Link, Listener
+from mesh.transport.zeromq_binding import Bound, ZeroMQOptions, bind, endpoint_of, prepare_dial
 from mesh.transport.zeromq_socket import LoopSocket, Outbox
-from mesh.wire.header import Limits
 
 _GONE: Final = {
     zmq.Event.DISCONNECTED: "disconnected",
@@ -56,26 +52,6 @@ _BACKLOG_RETRY_S: Final = 0.02
 _MAX_REST: Final = 8192
 NOBODY: Final = Address("", 0)
 """The sender of what came without a name: it is refused, and counted, by whoever opens the envelope."""
-
-
-@dataclass(frozen=True)
-class ZeroMQOptions:
-    """Where to listen, and how much may wait.
-
-    One of `run_directory` (ipc) and `tcp_host` is given. `advertised_host` is what others dial where that differs
-    (`0.0.0.0`, containers). `insecure` allows tcp beyond the loopback interface without keys.
-    """
-
-    run_directory: RunDirectory | None = None
-    tcp_host: str = ""
-    advertised_host: str = ""
-    insecure: bool = False
-    limits: Limits = field(default_factory=Limits)
-    max_peers: int = MAX_PEERS
-    high_water_mark: int = 1000
-    max_outbox_messages: int = 4096
-    max_outbox_bytes: int = 128 << 20
-    handshake_timeout_s: float = 2.0
 
 
 class _Dialed:
@@ -127,11 +103,10 @@ class ZeroMQTransport:
             raise BindError(f"{address} is too long for an identity (at most {_MAX_IDENTITY_BYTES} bytes)")
         self._address, self._listener = address, listener
         try:
-            control, data = (self._bind(address, channel) for channel in Channel)
+            return endpoint_of(*[self._bind(address, channel) for channel in Channel])
         except BindError:
             await self.stop()
             raise
-        return Endpoint(control, data)
 
     def dial(self, peer: Address, endpoint: Endpoint) -> Link:
         """Connect both channels; if that fails the link goes down soon."""
@@ -153,7 +128,7 @@ class ZeroMQTransport:
         self, dialed: _Dialed, channel: Channel, where: str, on_message: Callable[[list[Buffer]], None]
     ) -> None:
         socket = self._socket(zmq.DEALER)
-        socket.setsockopt(zmq.IPV6, 1)
+        prepare_dial(socket, where)
         # Never, which cannot be said: -1, like IMMEDIATE, would throw away what arrived before a disconnect.
         socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         socket.setsockopt(zmq.ROUTING_ID, str(self._address).encode())
@@ -308,43 +283,19 @@ class ZeroMQTransport:
 
     # Sockets
 
-    def _bind(self, address: Address, channel: Channel) -> str:
-        where = self._where(address, channel)
+    def _bind(self, address: Address, channel: Channel) -> Bound:
         socket = self._socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        socket.setsockopt(zmq.IPV6, int(":" in self._options.tcp_host))
         try:
-            socket.bind(where)
-        except zmq.ZMQError as error:
+            bound = bind(socket, self._options, address, channel)
+        except BindError:
             socket.close(0)
-            raise BindError(f"{where} cannot be listened on ({error}): is another process there already?") from error
+            raise
         router = LoopSocket(self._loop, socket, partial(self._routed, channel), partial(self._flush_accepted, channel))
         router.watch(_NO_HANDSHAKE, self._monitor_name(), partial(self._on_stranger, channel))
         self._routers.append(router)
-        bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        if self._options.advertised_host:
-            return f"tcp://{self._options.advertised_host}:{bound.rpartition(':')[2]}"
         return bound
-
-    def _where(self, address: Address, channel: Channel) -> str:
-        options = self._options
-        if options.run_directory is not None:
-            path = options.run_directory.socket(address, channel)
-            if path.exists():
-                raise BindError(
-                    f"{path} exists: epoch {address.epoch} of {address.actor_id} is running or was not cleaned up; "
-                    "start it with a new epoch"
-                )
-            return f"ipc://{path}"
-        if not _is_loopback(options.tcp_host) and not options.insecure:
-            raise BindError(
-                f"tcp on {options.tcp_host} would be open to the network: messages are neither encrypted nor "
-                "authenticated yet (CURVE keys are not part of this version). Listen on 127.0.0.1, or pass "
-                "`insecure` if the network is trusted"
-            )
-        host = f"[{options.tcp_host}]" if ":" in options.tcp_host else options.tcp_host
-        return f"tcp://{host}:*"
 
     def _socket(self, kind: int) -> "zmq.Socket[bytes]":
         options = self._options
@@ -354,10 +305,6 @@ class ZeroMQTransport:
         socket.setsockopt(zmq.RCVHWM, options.high_water_mark)
         socket.setsockopt(zmq.MAXMSGSIZE, options.limits.max_message_bytes)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(options.handshake_timeout_s * 1000))
-        if options.tcp_host:
-            # On a host a dead process closes its sockets; across hosts only silence tells.
-            socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
         return socket
 
     def _monitor_name(self) -> str:
@@ -389,12 +336,3 @@ def _flush(dialed: _Dialed, channel: Channel) -> None:
 def _close(dialed: _Dialed, linger_ms: int) -> None:
     for socket in dialed.sockets:
         socket.close(linger_ms)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

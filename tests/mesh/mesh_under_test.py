@@ -9,7 +9,8 @@ from mesh.options import SystemOptions
 from mesh.runtime.run_directory import RunDirectory
 from mesh.simulation.network import SimulatedNetwork
 from mesh.system import ActorSystem
-from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+from mesh.transport.zeromq import ZeroMQTransport
+from mesh.transport.zeromq_binding import ZeroMQOptions
 from mesh.wire.codec import Codec
 from mesh.wire.message import HotMessage, Message
 from nodes.registry.actor import RegistryActor

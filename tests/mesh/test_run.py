@@ -19,7 +19,8 @@ from mesh.errors import PeerLost
 from mesh.run import _Process, run_actor
 from mesh.runtime.run_directory import RunDirectory
 from mesh.system import ActorSystem
-from mesh.transport.zeromq import ZeroMQOptions, ZeroMQTransport
+from mesh.transport.zeromq import ZeroMQTransport
+from mesh.transport.zeromq_binding import ZeroMQOptions
 from mesh.wire.frames import Drain, Shutdown
 from tests.mesh.mesh_under_test import QUICK, Recorder, Say, until
 

@@ -111,6 +111,21 @@ async def test_a_replaced_incarnation_that_comes_back_is_told_so_and_ends(mesh):
     assert [m.epoch for m in mesh.registry.actor.core.members() if m.actor_id == "a"] == [2]
 
 
+async def test_who_shares_the_host_is_dialed_there(rig):
+    here = rig.system.describe().host
+    both = Endpoint("tcp://c", "tcp://d", "ipc://c", "ipc://d")
+    rig.system.registration.view.reset(
+        1,
+        1,
+        [
+            Member(actor_id=actor_id, role="r", epoch=1, endpoint=both, host=host)
+            for actor_id, host in (("near", here), ("far", here + "x"))
+        ],
+    )
+    assert rig.system.locate("near") == (Address("near", 1), Endpoint("ipc://c", "ipc://d"))
+    assert rig.system.locate("far") == (Address("far", 1), both)
+
+
 class AnySupervisor(Recorder):
     role = SUPERVISOR
 

@@ -1,13 +1,14 @@
 import errno
 import os
+import socket
 import stat
 from pathlib import Path
 
 import pytest
 
-from mesh.address import Address, Endpoint
+from mesh.address import Address, Endpoint, host_of
 from mesh.errors import BindError
-from mesh.runtime.run_directory import RunDirectory, replace_file
+from mesh.runtime.run_directory import HostRecord, RunDirectory, replace_file
 from mesh.transport.base import Channel
 
 
@@ -51,6 +52,32 @@ def test_the_registry_file_is_replaced_whole(tmp_path):
         assert bootstrap.lookup() is None
     directory.registry_file.unlink()
     assert bootstrap.lookup() is None
+
+
+def test_a_host_of_several_says_where_it_listens(tmp_path):
+    directory = RunDirectory(tmp_path)
+    assert directory.host() is None
+    assert directory.host_name() == socket.gethostname()
+    record = HostRecord("d", "0.0.0.0", "10.0.0.2", insecure=True)
+    directory.write_host(record)
+    assert directory.host() == record
+    assert directory.host_name() == "d"
+    for damaged in (b"", b'{"name": "no/host", "bind": "::", "address": "x"}'):
+        directory.host_file.write_bytes(damaged)
+        with pytest.raises(BindError, match="start the mesh of this host again"):
+            directory.host()
+    directory.write_host(None)
+    assert directory.host() is None
+    directory.write_registry(Address("registry", 1), Endpoint("tcp://a", "tcp://b", "ipc://a", "ipc://b"))
+    assert directory.bootstrap().lookup()[1].on_its_host == Endpoint("ipc://a", "ipc://b")
+
+
+@pytest.mark.parametrize(
+    ("actor_id", "host"),
+    [("kv-agent-0.d", "d"), ("registry", ""), ("words-12.rack-3", "rack-3"), ("x.", ""), ("a.b.c", "c"), ("x.D", "")],
+)
+def test_an_id_ends_in_its_host(actor_id, host):
+    assert host_of(actor_id) == host
 
 
 def test_a_full_disk_is_written_over_within_what_a_file_has(tmp_path, monkeypatch):

@@ -14,11 +14,13 @@ from mesh.address import Address, Endpoint
 from mesh.errors import BindError, PeerLost
 from mesh.membership.view import Member, StaticBootstrap
 from mesh.options import SystemOptions
-from mesh.runtime.run_directory import RunDirectory
+from mesh.runtime.run_directory import HostRecord, RunDirectory
 from mesh.system import ActorSystem
 from mesh.testing.leaks import assert_no_leaks
+from mesh.testing.ports import free_port
 from mesh.transport.base import Channel, Link
-from mesh.transport.zeromq import NOBODY, ZeroMQOptions, ZeroMQTransport
+from mesh.transport.zeromq import NOBODY, ZeroMQTransport
+from mesh.transport.zeromq_binding import ZeroMQOptions
 from mesh.transport.zeromq_socket import ZERO_COPY_BYTES, Outbox
 from mesh.wire.header import Limits
 from tests.mesh.mesh_under_test import QUICK, Recorder, Say, Step, until, zeromq_mesh
@@ -49,7 +51,7 @@ def start(run, short_path, once_per_process):
             directory.create()
             started = []
 
-            async def start(address, **options):
+            async def start(address, /, **options):
                 options = options or {"run_directory": directory}
                 transport, ear = ZeroMQTransport(ZeroMQOptions(**options)), Ear()
                 started.append(transport)
@@ -174,7 +176,7 @@ async def test_a_dial_without_descriptors_is_a_link_that_goes_down_and_can_be_di
 
 async def test_there_are_sockets_for_as_many_peers_as_may_be_linked(start):
     peers = [await start(Address(f"b{number}", 1)) for number in range(3)]
-    a, ear, _ = await start(A, tcp_host="127.0.0.1", max_peers=3)
+    a, ear, _ = await start(A, bind="127.0.0.1", max_peers=3)
     links = [a.dial(Address(f"b{number}", 1), where) for number, (_, _, where) in enumerate(peers)]
     for link in links:
         assert a.send(link, Channel.DATA, (b"hi",))
@@ -324,8 +326,8 @@ async def test_epochs_bind_their_own_sockets_and_never_twice(start):
 
 
 async def test_tcp_listens_on_a_free_port_of_the_loopback_interface(start):
-    a, _, _ = await start(A, tcp_host="127.0.0.1")
-    _, ear, where = await start(B, tcp_host="localhost")
+    a, _, _ = await start(A, bind="127.0.0.1")
+    _, ear, where = await start(B, bind="localhost")
     assert where.control.startswith("tcp://127.0.0.1:")
     assert where.control != where.data
     link = a.dial(B, where)
@@ -334,21 +336,61 @@ async def test_tcp_listens_on_a_free_port_of_the_loopback_interface(start):
     assert ear.heard[0][2][1] == b"over tcp"
 
 
+async def test_one_actor_listens_for_its_host_and_for_others(start, short_path):
+    directory = RunDirectory(short_path)
+    directory.write_host(HostRecord("d", "127.0.0.2", "127.0.0.2"))
+    port = free_port()
+    options = ZeroMQOptions.of_host(directory, port)
+    b, ear, where = await start(B, **vars(options))
+    assert where == Endpoint(
+        f"tcp://127.0.0.2:{port}",
+        f"tcp://127.0.0.2:{port + 1}",
+        f"ipc://{short_path}/s/b.1.c",
+        f"ipc://{short_path}/s/b.1.d",
+    )
+    near, ear_near, _ = await start(A)
+    far, ear_far, _ = await start(Address("c", 1), bind="127.0.0.3")
+    for transport, to in ((near, where.on_its_host), (far, where)):
+        link = transport.dial(B, to)
+        for channel in Channel:
+            transport.send(link, channel, (b"h", b"b"))
+    await until(lambda: len(ear.heard) == 4)
+    for peer in (A, Address("c", 1)):
+        assert b.send(Link(peer, dialed=False), Channel.DATA, (b"h", b"back"))
+    await until(lambda: ear_near.heard and ear_far.heard)
+    with pytest.raises(BindError, match="another process"):
+        await start(Address("registry", 9), **vars(options))
+    directory.write_host(None)
+    assert ZeroMQOptions.of_host(directory) == ZeroMQOptions(run_directory=directory)
+
+
+async def test_ipv6_is_listened_on_and_dialed(start):
+    a, _, _ = await start(A, bind="::1")
+    _, ear, where = await start(B, bind="::", insecure=True, address="::1")
+    assert where.control.startswith("tcp://[::1]:")
+    v4 = Endpoint(*(at.replace("[::1]", "127.0.0.1") for at in (where.control, where.data)))
+    for number, (address, to) in enumerate(((B, where), (Address("b", 2), v4))):
+        a.send(a.dial(address, to), Channel.DATA, (b"h", b"b"))
+        await until(lambda n=number: len(ear.heard) > n)
+
+
 async def test_tcp_beyond_the_host_has_to_be_wanted(start):
     for host in ("0.0.0.0", "10.1.2.3", "example.org", "::"):
         with pytest.raises(BindError, match="insecure"):
-            await start(A, tcp_host=host)
-    _, _, where = await start(A, tcp_host="0.0.0.0", insecure=True, advertised_host="worker.example")
+            await start(A, bind=host)
+    _, _, where = await start(A, bind="0.0.0.0", insecure=True, address="worker.example")
     assert where.control.startswith("tcp://worker.example:")
     with pytest.raises(BindError, match="cannot be listened on"):
-        await start(B, tcp_host="203.0.113.7", insecure=True)
+        await start(B, bind="203.0.113.7", insecure=True)
+    _, _, where = await start(A, bind="::", insecure=True, address="fd00::7")
+    assert where.data.startswith("tcp://[fd00::7]:")
     with pytest.raises(BindError, match="too long"):
-        await start(Address("x" * 300, 1), tcp_host="127.0.0.1")
+        await start(Address("x" * 300, 1), bind="127.0.0.1")
 
 
 def test_garbage_on_a_port_is_refused_and_the_actor_goes_on(run, once_per_process):
     async def main():
-        transport = ZeroMQTransport(ZeroMQOptions(tcp_host="127.0.0.1", handshake_timeout_s=0.2))
+        transport = ZeroMQTransport(ZeroMQOptions(bind="127.0.0.1", handshake_timeout_s=0.2))
         nowhere = StaticBootstrap(Address("registry", 1), Endpoint("tcp://127.0.0.1:1", "tcp://127.0.0.1:1"))
         actor = Recorder()
         actor.joins = False
@@ -369,7 +411,7 @@ def test_garbage_on_a_port_is_refused_and_the_actor_goes_on(run, once_per_proces
             await asyncio.sleep(0.05)
             stranger.close()
         await until(lambda: system.metrics.value("mesh_frames_refused_total", code="bad_header"))
-        other = ZeroMQTransport(ZeroMQOptions(tcp_host="127.0.0.1"))
+        other = ZeroMQTransport(ZeroMQOptions(bind="127.0.0.1"))
         asker = ActorSystem(Recorder(), A, other, nowhere, QUICK)
         asker.actor.joins = False
         asker.registration.view.reset(1, 1, [Member(actor_id="b", role="r", epoch=1, endpoint=where)])

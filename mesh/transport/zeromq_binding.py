@@ -1,0 +1,141 @@
+"""Where an actor listens: ipc in its run directory, tcp on an interface of its host, or both on the same ROUTERs.
+
+    a mesh of one host      ipc                  everybody dials it
+    a mesh of hosts         ipc and tcp          who shares the host dials ipc, so that a link within it outlives its
+                                                 network; the others dial tcp
+
+Used by `mesh/transport/zeromq.py`, which owns the sockets; the options are made by whoever runs an actor.
+"""
+
+import ipaddress
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import zmq
+
+from mesh.address import Address, Endpoint
+from mesh.errors import BindError
+from mesh.options import MAX_PEERS
+from mesh.runtime.run_directory import RunDirectory
+from mesh.transport.base import Channel
+from mesh.wire.header import Limits
+
+_HEARTBEAT_MS: Final = 500
+_SILENCE_MS: Final = 1500
+"""A host whose packets are lost is missed after three heartbeats, as an actor is; with 1000 and 3000 it took 5.8 s."""
+_TCP: Final = "tcp://"
+
+
+@dataclass(frozen=True)
+class ZeroMQOptions:
+    """Where to listen, and how much may wait.
+
+    At least one of `run_directory` (ipc) and `bind` (tcp: an IP address of this host, `0.0.0.0` and `::` for all) is
+    given. `address` is the IP address or name that other hosts dial, where it is not `bind`. `port` is that of the
+    control channel, the data channel has the next one; 0: any that are free. `insecure` allows tcp beyond the loopback
+    interface without keys.
+    """
+
+    run_directory: RunDirectory | None = None
+    bind: str = ""
+    address: str = ""
+    port: int = 0
+    insecure: bool = False
+    limits: Limits = field(default_factory=Limits)
+    max_peers: int = MAX_PEERS
+    high_water_mark: int = 1000
+    max_outbox_messages: int = 4096
+    max_outbox_bytes: int = 128 << 20
+    handshake_timeout_s: float = 2.0
+
+    @classmethod
+    def of_host(cls, run_directory: RunDirectory, port: int = 0) -> "ZeroMQOptions":
+        """As an actor of a run directory listens: beside ipc on tcp where `host.json` says so. Raises `BindError`."""
+        host = run_directory.host()
+        if host is None:
+            return cls(run_directory=run_directory)
+        return cls(run_directory=run_directory, bind=host.bind, address=host.address, port=port, insecure=host.insecure)
+
+
+class Bound(NamedTuple):
+    """Where one channel listens: on tcp as others dial it, and on ipc; "" where it does not."""
+
+    tcp: str
+    ipc: str
+
+
+def bind(router: "zmq.Socket[bytes]", options: ZeroMQOptions, address: Address, channel: Channel) -> Bound:
+    """Bind one channel's socket wherever the options say. Raises `BindError`, and leaves no file then."""
+    tcp = ipc = ""
+    if options.bind:
+        if not options.insecure and not _is_loopback(options.bind):
+            raise BindError(
+                f"tcp on {options.bind} would be open to the network: messages are neither encrypted nor authenticated "
+                "yet (CURVE keys are not part of this version). Listen on 127.0.0.1, or say `insecure` if the network "
+                "is trusted"
+            )
+        _expect_heartbeats(router)
+        router.setsockopt(zmq.IPV6, int(":" in options.bind))
+        port = str(options.port + channel) if options.port else "*"
+        tcp = _bind(router, f"{_TCP}{_in_url(options.bind)}:{port}")
+        if options.address:
+            tcp = f"{_TCP}{_in_url(options.address)}:{tcp.rpartition(':')[2]}"
+    if options.run_directory is not None:
+        # Of a socket's options those count that it has when it binds: on a host a dead process closes its sockets, and
+        # who is stopped there is its supervisor's business.
+        router.setsockopt(zmq.HEARTBEAT_IVL, 0)
+        ipc = _bind(router, _ipc(options.run_directory, address, channel))
+    return Bound(tcp, ipc)
+
+
+def endpoint_of(control: Bound, data: Bound) -> Endpoint:
+    """What is told to others: tcp where there is one, and beside it what who shares the host dials instead."""
+    if control.tcp:
+        return Endpoint(control.tcp, data.tcp, control.ipc, data.ipc)
+    return Endpoint(control.ipc, data.ipc)
+
+
+def prepare_dial(dealer: "zmq.Socket[bytes]", where: str) -> None:
+    """Set what a socket needs that is about to dial `where`."""
+    if where.startswith(_TCP):
+        _expect_heartbeats(dealer)
+        # Names are dialed by IPv4: with this set ZeroMQ takes a name's IPv6 address first, where a host that listens on
+        # 0.0.0.0 does not answer, and tries no other.
+        dealer.setsockopt(zmq.IPV6, int(where.startswith(f"{_TCP}[")))
+
+
+def _expect_heartbeats(socket: "zmq.Socket[bytes]") -> None:
+    """End connections that are made from now on when nothing comes on them any more."""
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+
+
+def _bind(router: "zmq.Socket[bytes]", where: str) -> str:
+    try:
+        router.bind(where)
+    except zmq.ZMQError as error:
+        raise BindError(f"{where} cannot be listened on ({error}): is another process there already?") from error
+    return router.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def _ipc(run_directory: RunDirectory, address: Address, channel: Channel) -> str:
+    path = run_directory.socket(address, channel)
+    if path.exists():
+        raise BindError(
+            f"{path} exists: epoch {address.epoch} of {address.actor_id} is running or was not cleaned up; "
+            "start it with a new epoch"
+        )
+    return f"ipc://{path}"
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
