@@ -143,12 +143,14 @@ class PagesPulled(Part, frozen=True):
 
 
 class TransferFailed(Part, frozen=True):
-    """The transfer ended without all its pages; told to both sides. `quiesced`: nothing can still write the pages."""
+    """The transfer ended without all its pages; told to both sides.
+
+    A copy may still write; what says that none does is `GrantClosed`.
+    """
 
     grant_id: str
     code: str
     message: str
-    quiesced: bool = True
 
 
 class TransferNews(Message, frozen=True):

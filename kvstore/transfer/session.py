@@ -13,9 +13,9 @@
 Every state has a deadline. A failure is told to both sides, and to the holder again and again until it closes the
 grant, since a tell may be lost. A success is told to the holder, from which the sender hears as it cancels its order.
 It closes the grant by itself, and what is left is a tombstone: the sender repeats its announcements until the holder
-wants nothing more of it, and each of them is answered to both. While a cancelled copy may still write, `quiesced` is
-False and `CloseGrant` is not answered; the end of that copy is what settles it. Pages and generations are compared
-before and after each copy by `puller`.
+wants nothing more of it, and each of them is answered to both. While a cancelled copy may still write,
+`CloseGrant` is not answered; the end of that copy is what settles it. Pages and generations are compared before and
+after each copy by `puller`.
 
 Pure: events and the time in, commands out. Owned by `nodes/kv_agent/core.py`.
 """
@@ -263,7 +263,7 @@ class TransferSession:
         copied, self._copying = self._copying, []
         if self.has_ended:
             self._settle(now)
-            return self._tell_both(self._outcome())
+            return []
         if event.code:
             for index in copied:
                 self._announced.pop(index, None)
@@ -394,4 +394,4 @@ class TransferSession:
         return self._failed(self.failure.code, self.failure.message)
 
     def _failed(self, code: str, message: str) -> TransferFailed:
-        return TransferFailed(grant_id=self.grant.grant_id, code=code, message=message, quiesced=not self._copying)
+        return TransferFailed(grant_id=self.grant.grant_id, code=code, message=message)
