@@ -19,7 +19,10 @@ RUNNING: Final = ("mesh_scheduler_num_running",)
 WAITING: Final = ("mesh_scheduler_num_waiting", "mesh_scheduler_num_handoffs")
 """Requests that wait for a place or for their KV pages."""
 KV_USAGE: Final = "mesh_scheduler_kv_usage_ratio"
+PULLED_BYTES: Final = "mesh_kv_pulled_bytes_total"
+"""Bytes of pages that a kv_agent has pulled from other pools, by transport."""
 
+_PULLED_BY: Final = f'{PULLED_BYTES}{{transport="'
 _RUNNING: Final = {roles.SCHEDULER: RUNNING, roles.GATEWAY: ("mesh_gateway_requests_running",)}
 _WAITING: Final = {roles.SCHEDULER: WAITING, roles.GATEWAY: ("mesh_gateway_requests_waiting",)}
 
@@ -35,6 +38,7 @@ class ActorFigures(Part, frozen=True):
     last ten seconds: cores that its process keeps busy, tokens computed (of prompts and output), tokens drawn.
     `memory_bytes` is what is resident of its process, pages that it shares with others included. A gateway's requests
     run once a scheduler has them. `kv_usage` is the share of the group's pages that are neither free nor only cached.
+    `pulled_bytes` is what a kv_agent has pulled, by each transport that has brought something.
     """
 
     group: str = ""
@@ -46,6 +50,7 @@ class ActorFigures(Part, frozen=True):
     kv_usage: float | None = None
     tokens_per_s: float | None = None
     output_tokens_per_s: float | None = None
+    pulled_bytes: dict[str, int] = {}
 
 
 def actor_figures(members: Sequence[Member], answers: Sequence[ActorStats]) -> dict[str, ActorFigures]:
@@ -91,6 +96,11 @@ def _figures(member: Member, phase: str, stats: StatsReply | None) -> ActorFigur
         kv_usage=series.get(KV_USAGE),
         tokens_per_s=series.get("mesh_scheduler_computed_tokens_per_second"),
         output_tokens_per_s=series.get("mesh_scheduler_output_tokens_per_second"),
+        pulled_bytes={
+            name.removeprefix(_PULLED_BY).removesuffix('"}'): int(value)
+            for name, value in series.items()
+            if value and name.startswith(_PULLED_BY)
+        },
     )
 
 

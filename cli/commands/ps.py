@@ -15,6 +15,7 @@ from cli.protocol import ActorList, ActorStatus, ListActors
 from mesh.membership.view import READY
 from nodes import roles
 from nodes.actor_figures import FIGURE_NAMES, figure_texts
+from nodes.amounts import amount
 
 _WATCH_S: Final = 2.0
 _CLEAR: Final = "\x1b[H\x1b[2J"
@@ -79,7 +80,7 @@ def _print(mesh: ActorList) -> None:
     if left_out:
         sys.stdout.write(f"(too narrow for {', '.join(left_out)}; -o json has all)\n")
     for actor in mesh.actors:
-        for note in [*_story(actor), *actor.notes]:
+        for note in [*_story(actor), *actor.notes, *_pulled(actor)]:
             sys.stdout.write(f"{actor.actor_id}: {note}\n")
 
 
@@ -105,6 +106,12 @@ def _story(actor: ActorStatus) -> list[str]:
         return []
     when = "" if actor.next_start_in_s is None else f"; next start in {duration(actor.next_start_in_s)}"
     return [f"{actor.last_reason}, {duration(actor.last_reason_age_s)} ago{when}"]
+
+
+def _pulled(actor: ActorStatus) -> list[str]:
+    """What pages came by."""
+    moved = [f"{amount(num_bytes)} by {name}" for name, num_bytes in sorted(actor.figures.pulled_bytes.items())]
+    return [f"pulled {', '.join(moved)}"] if moved else []
 
 
 def _entry(mesh: ActorList, actor: ActorStatus) -> dict[str, Any]:

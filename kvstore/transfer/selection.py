@@ -8,6 +8,7 @@ transfers go by the next at once. It is said: `fallbacks` is what the agent anno
 that breaks in the middle of its work ends its transfers, as it does without a second choice.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -56,6 +57,7 @@ class Selection(Transport):
                 self.transports.append(one)
         self._fallen: dict[_Route, tuple[Transport, str]] = {}
         self.num_fallbacks = 0
+        self.pulled_bytes: Counter[str] = Counter({transport.name: 0 for transport in self.transports})
 
     @property
     def names(self) -> list[str]:
@@ -113,7 +115,9 @@ class Selection(Transport):
         ended: list[Transfer] = []
         for transport in self.transports:
             if transport.num_posted:
-                ended += (one for one in transport.poll(now) if not self._goes_on(one, now))
+                polled = [one for one in transport.poll(now) if not self._goes_on(one, now)]
+                self.pulled_bytes[transport.name] += sum(one.num_bytes for one in polled)
+                ended += polled
         return ended
 
     def cancel(self, transfer: Transfer) -> None:

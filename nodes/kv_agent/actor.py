@@ -42,6 +42,7 @@ from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
 from mesh.wire.message import HotMessage, Message
+from nodes.actor_figures import PULLED_BYTES
 from nodes.kv_agent.config import Bounds, KVAgentConfig
 from nodes.kv_agent.control_channel import MeshChannel
 from nodes.kv_agent.core import AgentCore
@@ -244,6 +245,8 @@ class KVAgent(Actor, HeldBy):
         for group, pools in self._ranks.items():
             figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pools[0].num_pages - 1)
             figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(sum(map(held_bytes, pools)))
+        for name, num_bytes in self._transports.pulled_bytes.items():
+            figures[f'{PULLED_BYTES}{{transport="{name}"}}'] = float(num_bytes)
         if self._transports.far:
             figures["mesh_kv_fallbacks"] = float(len(self._transports.fallbacks))
             figures["mesh_kv_fallbacks_total"] = float(self._transports.num_fallbacks)

@@ -78,5 +78,5 @@ def build(base: str) -> None:
     parts = (["--target", "dependencies", "--tag", dependencies_name(base)], ["--tag", image_name(base)])
     for options in parts:
         podman(*arguments, *options, str(ROOT), timeout_s=BUILD_TIMEOUT_S)
-    for name in earlier:
+    for name in set(earlier) - {image_name(base)}:
         podman("untag", name, check=False)

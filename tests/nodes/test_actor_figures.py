@@ -5,7 +5,7 @@ from typing import Any
 from mesh.address import Endpoint
 from mesh.membership.view import Member
 from mesh.wire.frames import StatsReply
-from nodes.actor_figures import FIGURE_NAMES, ActorFigures, actor_figures, figure_texts
+from nodes.actor_figures import FIGURE_NAMES, PULLED_BYTES, ActorFigures, actor_figures, figure_texts
 from nodes.stats import ActorStats
 
 
@@ -39,15 +39,19 @@ def test_a_group_s_actors_share_its_phase_and_each_tells_of_itself() -> None:
         member("g", "gateway"),
         member("silent", "worker", group="decode-0"),
         member("odd", "custom", group=7, phase=["x"]),
+        member("k", "kv_agent"),
     ]
+    pulled = {"tcp": 5, "shm": 0}
     answers = [
         SCHEDULER,
         answer("w", "worker", cpu_cores=0.5, worker_queued_steps=1),
         answer("g", "gateway", gateway_requests_running=5, gateway_requests_waiting=6),
         ActorStats("silent", "worker", 1, None),
-        answer("odd", "custom"),
+        answer("odd", "custom", kv_pulled_bytes_total=7),
+        answer("k", "kv_agent", **{f'{PULLED_BYTES[5:]}{{transport="{name}"}}': size for name, size in pulled.items()}),
     ]
     assert actor_figures(members, answers) == {
+        "k": ActorFigures(pulled_bytes={"tcp": 5}),
         "s": ActorFigures(
             group="decode-0",
             phase="decode",

@@ -165,6 +165,8 @@ def test_the_first_choice_is_used_as_long_as_it_works() -> None:
     assert world.settle() == dict.fromkeys(handles, "")
     assert world.has(1)
     assert world.num_pairs() == (1, 0)
+    pulled = world.near.transport.pulled_bytes
+    assert {name for name, num_bytes in pulled.items() if num_bytes} == {"nccl"}
     assert (world.near.transport.fallbacks, world.near.num_changes) == ({}, 0)
 
 

@@ -68,7 +68,7 @@ async def test_pages_move_between_pools_of_one_agent(world: World) -> None:
     await world.start(agent)
     await pull(world, "agent-0")
     figures = agent.stats()
-    assert figures["mesh_kv_transfer_bytes_total"] == 3 * SIZE
+    assert figures["mesh_kv_transfer_bytes_total"] == figures['mesh_kv_pulled_bytes_total{transport="shm"}'] == 3 * SIZE
     assert figures["mesh_kv_transfer_pages_total"] == 3
     assert figures['mesh_kv_pool_pages{group="d"}'] == NUM_PAGES - 1
     assert figures["mesh_kv_grants_open"] == 0
