@@ -199,7 +199,7 @@ def test_an_announcement_that_cannot_be_right_ends_the_transfer(changes: dict[st
     commands = session.handle(Announced("P", 1, ready(0, 2, **changes)), 1.0)
     assert failures(commands) == [("D", code), ("P", code)]
     assert failures(session.handle(announced(0, 2), 1.1)) == [("P", code)]
-    assert failures(session.handle(Tick(), 1.5)) == [("D", code, True)]
+    assert failures(session.handle(Tick(), 1.5)) == [("D", code)]
 
 
 def test_the_source_stays_the_same() -> None:
