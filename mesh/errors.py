@@ -26,6 +26,8 @@ SUPERSEDED: Final = "superseded"
 STALE_EPOCH: Final = "stale_epoch"
 """The same, answered by a registry to a join."""
 
+WRONG_EPOCH: Final = "wrong_epoch"
+"""A frame for another incarnation than the receiver, whose epoch is `known_epoch`."""
 
 NOT_SERVED: Final = "not_served"
 """An ask of a kind that the receiver does not answer; another of its role may."""

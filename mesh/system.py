@@ -26,7 +26,16 @@ from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.membership.heartbeats import Heartbeats
 from mesh.membership.registration import Registration
-from mesh.membership.view import DRAINING, READY, STARTING, SUPERVISOR, Bootstrap, Member, MemberChange
+from mesh.membership.view import (
+    DRAINING,
+    READY,
+    STARTING,
+    SUPERVISOR,
+    Bootstrap,
+    LearningBootstrap,
+    Member,
+    MemberChange,
+)
 from mesh.options import SystemOptions
 from mesh.pubsub.publishing import Publishing
 from mesh.runtime.own_figures import OwnFigures
@@ -75,7 +84,7 @@ class ActorSystem:
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
         self._log: structlog.stdlib.BoundLogger = structlog.get_logger(actor=address.actor_id, epoch=address.epoch)
-        self._bootstrap = bootstrap
+        self._bootstrap = LearningBootstrap(bootstrap)
         self._member = Member(
             actor_id=address.actor_id,
             role=actor.role,
@@ -94,10 +103,10 @@ class ActorSystem:
         self.tasks = TaskSupervisor(self._log, self.metrics)
         self._figures = OwnFigures(actor, self.metrics, self.tasks, self.options.usage)
         self.links = Links(address, transport, self, self.options, self.metrics, self.tasks)
-        self._add_parts(actor, bootstrap)
+        self._add_parts(actor)
         actor.ctx = Context(self, self._log)
 
-    def _add_parts(self, actor: Actor, bootstrap: Bootstrap) -> None:
+    def _add_parts(self, actor: Actor) -> None:
         """What speaks over the links: each part takes its verbs."""
         links, tasks, options = self.links, self.tasks, self.options
         bodies = BodyCodec(actor.codec, SYSTEM_CODEC, options.limits)
@@ -106,7 +115,7 @@ class ActorSystem:
         self.serving = Serving(links, bodies, actor, tasks, options.mailbox_capacity)
         self.publishing = Publishing(links, self.tells, actor, tasks, options)
         self.registration = Registration(
-            self.asking, bootstrap, options, self.describe, self.members_changed, self.superseded, tasks
+            self.asking, self._bootstrap, options, self.describe, self.members_changed, self.superseded, tasks
         )
         self.heartbeats = Heartbeats(
             links,
@@ -242,6 +251,11 @@ class ActorSystem:
         self.publishing.lose(peer)
         self.registration.peer_lost(peer.address)
         self.tasks.call("on_peer_lost", self.actor.on_peer_lost, peer.address, reason)
+
+    def found(self, address: Address) -> None:
+        """A later incarnation of a peer listens where that was dialed: if it is the registry, it is joined at once."""
+        if self._bootstrap.learn(address):
+            self.registration.hurry()
 
     def superseded(self, by: Address, reason: str, known_epoch: int) -> None:
         """A peer knows a later incarnation of this actor: the registry is believed, and then this one is over."""

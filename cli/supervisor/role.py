@@ -22,8 +22,10 @@ from mesh.address import Address
 from mesh.errors import BadSetting, BindError, Superseded
 from mesh.run import run_actor
 from mesh.runtime.run_directory import RunDirectory
+from mesh.transport.zeromq_binding import ZeroMQOptions
 from nodes import roles
 from nodes.model_spec import ModelError
+from nodes.registry.config import RegistryConfig
 from nodes.worker.errors import DeviceMemoryShort, GroupNotFormed, WorkerError
 
 _Failure = (
@@ -71,7 +73,8 @@ def run_role(run: RoleRun) -> int:
     address = Address(run.actor_id, run.epoch)
     name_process(run.actor_id)
     try:
-        actor = make_actor(run.role, check_config(run.role, run.config), directory.run)
+        config = check_config(run.role, run.config)
+        actor = make_actor(run.role, config, directory.run)
         supervised = run.supervisor_fd != NO_FD
         manifest = directory.read_manifest() if supervised else None
         return run_actor(
@@ -80,6 +83,7 @@ def run_role(run: RoleRun) -> int:
             run_directory=directory.run,
             supervisor=manifest.supervisor if manifest is not None else None,
             supervisor_fd=run.supervisor_fd if supervised else None,
+            listen=ZeroMQOptions.of_host(directory.run, config.port) if isinstance(config, RegistryConfig) else None,
             drain_timeout_s=run.drain_timeout_s,
         )
     except CliError as error:

@@ -19,6 +19,7 @@ one of them, its route, while that lives. A connection has two channels (control
     any other frame              refused, `no_hello`                       delivered; dropped if its number is not above
                                                                            the last of its channel
     suspected                    nothing                                   ping on both channels; one stays silent: lost
+    a later epoch answers there                                            dialed: it is found, and the older lost
     connection down              nothing                                   lost; so without a welcome in time, and when
                                                                            a peer that is watched falls silent
 
@@ -29,21 +30,22 @@ led to no welcome. Invariants under any order of these (`tests/mesh/link/test_co
 3. What is delivered of a connection on a channel was sent in that order, by one incarnation, each message once.
 4. A peer is lost once, and nothing of it is delivered afterwards.
 5. A dialed connection that is not up has a deadline, and so has each ping.
+6. Who is found is a later incarnation of the peer that was dialed, and that is lost.
 
 Driven by `mesh/link/links.py`.
 """
 
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
-from mesh.address import Address, Endpoint
-from mesh.errors import SUPERSEDED, FrameRefused, Unreachable
+from mesh.address import Address
+from mesh.errors import SUPERSEDED, WRONG_EPOCH, FrameRefused, Unreachable
 from mesh.link.backoff import ReconnectBackoff
 from mesh.link.liveness import Liveness
-from mesh.link.outputs import Close, Dial, Frames, Lost, Output, Refused, Send, Superseded
+from mesh.link.outputs import Close, Dial, Found, Frames, Lost, Output, Refused, Send, Superseded
 from mesh.link.peer import SYSTEM, UNNUMBERED, Connection, Message, Meta, Peer, Phase, answer_to, connection_of
-from mesh.link.refusals import LogOnce, check_greeting, is_answered
-from mesh.membership.view import Member
+from mesh.link.refusals import LogOnce, check_greeting, is_answered, later_incarnation
+from mesh.membership.view import Directory
 from mesh.options import SystemOptions
 from mesh.runtime.deadlines import Deadlines
 from mesh.runtime.telemetry import Metrics
@@ -67,18 +69,6 @@ _MAX_WAITING: Final = 1000
 _HELD: Final = Phase.HELD
 # msgspec encodes a member of an enumeration slowly.
 _NUMBERS: Final = {verb: int(verb) for verb in Verb}
-
-
-class Directory(Protocol):
-    """Who is who, as far as this actor knows; asked, and told nothing."""
-
-    def describe(self) -> Member:
-        """This actor, for `hello` and `welcome`."""
-        ...
-
-    def locate(self, actor_id: str) -> tuple[Address, Endpoint] | None:
-        """The living incarnation of an actor and where it listens."""
-        ...
 
 
 class LinkCore:
@@ -193,9 +183,10 @@ class LinkCore:
             if len(parts) > 2 or len(parts[0]) > self._max_header_bytes or len(parts[1]) > self._max_body_bytes:
                 check_sizes(parts, self._options.limits)
             if header.receiver_epoch != self._epoch:
-                raise FrameRefused("wrong_epoch", f"meant for epoch {header.receiver_epoch} of {self._actor_id}")
+                raise FrameRefused(WRONG_EPOCH, f"epoch {self._epoch} listens here", known_epoch=self._epoch)
             if link.peer != (header.sender, header.sender_epoch):
-                raise FrameRefused("wrong_sender", f"says it is {header.sender}#{header.sender_epoch}")
+                self._from_another(link, header, parts)
+                return None
             connection = self._connections.get(link)
             if connection is None:
                 if header.verb == Verb.BYE:
@@ -223,7 +214,7 @@ class LinkCore:
     def refuse(self, link: Link, channel: Channel, header: Header | None, refusal: FrameRefused) -> None:
         """A frame is none, or not for here; `header` is None where it could not be read."""
         self._metrics.count("mesh_frames_refused_total", code=refusal.code)
-        if self._log_once.is_new(link.peer, refusal.code):
+        if self._log_once.is_new(link.peer, refusal):
             self.outputs.append(Refused(link.peer, refusal))
         connection = self._connections.get(link)
         if refusal.code == "wrong_sender" and link.dialed and connection is not None:
@@ -231,9 +222,8 @@ class LinkCore:
             return
         located = self._locate(link.peer.actor_id)
         is_member = located is not None and located[0] == link.peer
-        if header is not None and is_answered(
-            header, refusal.code, is_linked=connection is not None, is_member=is_member
-        ):
+        is_linked = connection is not None
+        if header is not None and is_answered(header, refusal, is_linked=is_linked, is_member=is_member):
             body = SYSTEM_CODEC.encode(
                 ErrorBody(code=refusal.code, message=refusal.message, known_epoch=refusal.known_epoch)
             )
@@ -295,7 +285,7 @@ class LinkCore:
         if newest > address.epoch:
             raise FrameRefused(SUPERSEDED, f"{address} says hello, epoch {newest} is known", known_epoch=newest)
         if address.actor_id in ("", self._actor_id):
-            raise FrameRefused("wrong_epoch", f"{address} says hello to {self.address}")
+            raise FrameRefused(WRONG_EPOCH, f"{address} says hello to {self.address}")
         connections = peer.connections if peer is not None else []
         if peer is not None and newest < address.epoch:
             self.lose(peer.address, f"replaced by epoch {address.epoch}")
@@ -304,6 +294,16 @@ class LinkCore:
         if address.actor_id not in self.peers and len(self.peers) >= self._options.max_peers:
             raise FrameRefused("too_many_peers", f"{self._options.max_peers} peers are linked already")
         return self._connect(link, number)
+
+    def _from_another(self, link: Link, header: Header, parts: Frames) -> None:
+        """A frame of somebody else than its link is with: only a successor's word is news, the rest is refused."""
+        successor = later_incarnation(link.peer, header, parts) if link.dialed else None
+        if successor is None:
+            raise FrameRefused("wrong_sender", f"says it is {header.sender}#{header.sender_epoch}")
+        connection = self._connections.get(link)
+        if connection is not None:
+            self.outputs.append(Found(successor))
+            self._fail(connection, f"epoch {successor.epoch} listens there")
 
     def _connect(self, link: Link, remote: int = 0) -> Connection:
         self._num_connections += 1

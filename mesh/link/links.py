@@ -16,9 +16,10 @@ import structlog
 
 from mesh.address import Address
 from mesh.errors import FrameRefused
-from mesh.link.core import Directory, LinkCore
-from mesh.link.outputs import Close, Dial, Frames, Lost, Refused, Send, Superseded
+from mesh.link.core import LinkCore
+from mesh.link.outputs import Close, Dial, Found, Frames, Lost, Refused, Send, Superseded
 from mesh.link.peer import PLAIN, Meta, Peer
+from mesh.membership.view import Directory
 from mesh.options import SystemOptions
 from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.runtime.telemetry import Metrics, current_trace
@@ -34,6 +35,10 @@ class Owner(Directory, Protocol):
 
     def peer_lost(self, peer: Peer, reason: str) -> None:
         """An incarnation is gone or cut off; its links are forgotten already."""
+        ...
+
+    def found(self, address: Address) -> None:
+        """A later incarnation of a peer listens where that was dialed; the link with that is lost in a moment."""
         ...
 
     def superseded(self, by: Address, reason: str, known_epoch: int) -> None:
@@ -167,6 +172,8 @@ class Links:
                     self._transport.close_link(output.link)
                 case Lost():
                     self._owner.peer_lost(*output)
+                case Found(address):
+                    self._owner.found(address)
                 case Superseded():
                     self._owner.superseded(*output)
                 case Refused(peer, refusal):

@@ -39,6 +39,12 @@ class Lost(NamedTuple):
     reason: str
 
 
+class Found(NamedTuple):
+    """A later incarnation of a peer listens where that was dialed."""
+
+    address: Address
+
+
 class Superseded(NamedTuple):
     """A peer knows a later incarnation of this actor."""
 
@@ -54,4 +60,4 @@ class Refused(NamedTuple):
     refusal: FrameRefused
 
 
-Output = Dial | Send | Close | Lost | Superseded | Refused
+Output = Dial | Send | Close | Lost | Found | Superseded | Refused

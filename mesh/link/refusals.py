@@ -1,8 +1,9 @@
 """Which greetings are refused, who is told that a frame was refused, and which refusals are logged. Pure.
 
     linked      error with the frame's message id, so that a call fails at once
-    not linked  error with sequence 0, which ends the sender's link: to members, to incarnations that are over, and to
-                whoever renews a lease, who would wait for an answer here and take this actor for gone
+    not linked  error with sequence 0, which ends the sender's link: to members, to incarnations that are over, to who
+                says hello to another incarnation than this, and to who renews a lease, who would wait for an answer
+                here and take this actor for gone
     never       to errors and answers, or two peers could keep each other busy; nor to who claims another's name
 
 Owned by `mesh/link/core.py`.
@@ -11,9 +12,9 @@ Owned by `mesh/link/core.py`.
 from typing import Final, TypeVar
 
 from mesh.address import Address
-from mesh.errors import SUPERSEDED, FrameRefused
+from mesh.errors import WRONG_EPOCH, FrameRefused
 from mesh.link.outputs import Frames
-from mesh.wire.frames import SYSTEM_CODEC, Hello, Welcome
+from mesh.wire.frames import SYSTEM_CODEC, ErrorBody, Hello, Welcome
 from mesh.wire.header import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, Header, Verb
 
 _UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.ITEM, Verb.END, Verb.CREDIT, Verb.CANCEL, Verb.BYE))
@@ -33,12 +34,23 @@ def check_greeting(parts: Frames, kind: type[Greeting]) -> Greeting:
     return body
 
 
-def is_answered(header: Header, code: str, *, is_linked: bool, is_member: bool) -> bool:
-    """Whether the sender of a frame is told that it was refused with `code`."""
+def later_incarnation(dialed: Address, header: Header, parts: Frames) -> Address | None:
+    """Who says, where `dialed` was dialed, that it is its successor; None if a frame does not say so."""
+    if header.verb != Verb.ERROR or header.sender != dialed.actor_id or header.sender_epoch <= dialed.epoch:
+        return None
+    body = SYSTEM_CODEC.decode(parts[1])
+    is_told = isinstance(body, ErrorBody) and (body.code, body.known_epoch) == (WRONG_EPOCH, header.sender_epoch)
+    return Address(header.sender, header.sender_epoch) if is_told else None
+
+
+def is_answered(header: Header, refusal: FrameRefused, *, is_linked: bool, is_member: bool) -> bool:
+    """Whether the sender of a frame is told that it was refused."""
     # An answer would go to the actor whose name was claimed, which has sent nothing.
-    if header.verb in _UNANSWERED or code == "wrong_sender":
+    if header.verb in _UNANSWERED or refusal.code == "wrong_sender":
         return False
-    return is_linked or is_member or code == SUPERSEDED or header.verb == Verb.HEARTBEAT
+    # Who greets in vain is told by which epoch it would not: its own is over, or it does not know this one's.
+    is_told_epoch = header.verb == Verb.HELLO and refusal.known_epoch > 0
+    return is_linked or is_member or is_told_epoch or header.verb == Verb.HEARTBEAT
 
 
 class LogOnce:
@@ -54,11 +66,13 @@ class LogOnce:
         if len(self._ended) > _MAX_REMEMBERED:
             del self._ended[next(iter(self._ended))]
 
-    def is_new(self, peer: Address, code: str) -> bool:
+    def is_new(self, peer: Address, refusal: FrameRefused) -> bool:
         """Whether to log a refusal; it is not new a second time."""
-        kind = (peer.actor_id, code)
-        # Common where a link ends under load, and nothing that anybody could mend.
-        is_late = code == "no_hello" and peer in self._ended
+        kind = (peer.actor_id, refusal.code)
+        # Common where a link ends under load, and how a successor at fixed ports is found; nobody could mend either.
+        is_late = (refusal.code == "no_hello" and peer in self._ended) or (
+            refusal.code == WRONG_EPOCH and refusal.known_epoch > 0
+        )
         # Full, it logs no new kinds: a stranger that invents actor ids must not fill the log, nor this set.
         if is_late or kind in self._logged or len(self._logged) >= _MAX_REMEMBERED:
             return False

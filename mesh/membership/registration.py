@@ -1,6 +1,7 @@
 """An actor's membership: joins at the registry, keeps the view up to date, joins again when the registry returns.
 
     join ──ok──> joined ──registry lost, change missed, lease gone, something to announce──> join
+      ├─another epoch of the registry answers─> join
       └─failed─> wait (backoff with jitter), look up where the registry is now, join
 
 While the registry is away the view stays as it is. Owned by `ActorSystem`; the view is `mesh/membership/view.py`.
@@ -60,6 +61,7 @@ class Registration:
         self._task: asyncio.Task[None] | None = None
         self._joining: Address | None = None
         self._early: list[MembersChanged] = []
+        self._is_hurried = False
 
     def start(self) -> None:
         """Join as soon as there is a registry."""
@@ -69,6 +71,10 @@ class Registration:
     def announce(self) -> None:
         """What `describe` says has changed, or the registry has lost something: join again."""
         self._wanted.set()
+
+    def hurry(self) -> None:
+        """Which registry is the living one has become known: the join that fails for that is made again at once."""
+        self._is_hurried = True
 
     async def joined(self) -> None:
         """Wait until the registry has taken this actor in for the first time."""
@@ -135,6 +141,9 @@ class Registration:
                 pause_s = self._options.retry_min_s
                 continue
             self._wanted.set()
+            if self._is_hurried:
+                self._is_hurried = False
+                continue
             # Jitter keeps a whole mesh from knocking at a returning registry in step.
             await asyncio.sleep(pause_s * self._options.random.uniform(0.5, 1.0))
             pause_s = min(pause_s * 2, self._options.retry_max_s)

@@ -41,6 +41,18 @@ class Member(Part, frozen=True):
         return Address(self.actor_id, self.epoch)
 
 
+class Directory(Protocol):
+    """Who is who, as far as this actor knows; asked, and told nothing."""
+
+    def describe(self) -> Member:
+        """This actor, for `hello` and `welcome`."""
+        ...
+
+    def locate(self, actor_id: str) -> tuple[Address, Endpoint] | None:
+        """The living incarnation of an actor and where it listens."""
+        ...
+
+
 class Bootstrap(Protocol):
     """Where the registry is: a file in the run directory, something static, or the simulation's word."""
 
@@ -58,6 +70,33 @@ class StaticBootstrap(NamedTuple):
     def lookup(self) -> tuple[Address, Endpoint] | None:
         """Always the same."""
         return self.address, self.endpoint
+
+
+class LearningBootstrap:
+    """Another bootstrap, and what the registry has said of itself since.
+
+    A registry of fixed ports that starts again has a new epoch, of which no file on other hosts tells: who dials it by
+    the one before, or by 0 because none is known, is told so.
+    """
+
+    def __init__(self, told: Bootstrap) -> None:
+        self._told = told
+        self._learned: tuple[Address, Endpoint] | None = None
+
+    def lookup(self) -> tuple[Address, Endpoint] | None:
+        """What is told, or what was learned of the same endpoint if that is later."""
+        told, learned = self._told.lookup(), self._learned
+        if told is None or learned is None or learned[1] != told[1] or learned[0] < told[0]:
+            return told
+        return learned
+
+    def learn(self, address: Address) -> bool:
+        """Take in that this incarnation listens where another was dialed; False if that is no later registry."""
+        known = self.lookup()
+        if known is None or known[0].actor_id != address.actor_id or known[0].epoch >= address.epoch:
+            return False
+        self._learned = address, known[1]
+        return True
 
 
 class MemberChange(NamedTuple):

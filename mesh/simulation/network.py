@@ -62,12 +62,15 @@ class SimulatedNetwork:
         # Messages under way belong to nobody: they arrive whatever became of who sent them.
         self._context = contextvars.copy_context()
 
-    def transport(self, address: Address) -> "SimulatedTransport":
-        """A transport for one incarnation of an actor. Raises ValueError for an address that has one."""
+    def transport(self, address: Address, place: str = "") -> "SimulatedTransport":
+        """A transport for one incarnation of an actor. Raises ValueError for an address that has one.
+
+        It listens at its address, where nobody follows it, or at `place`, as at fixed ports.
+        """
         if address in self._ends:
             raise ValueError(f"{address} has its transport already; a restarted actor gets a new epoch")
         self._ends[address] = End(address)
-        return SimulatedTransport(self, self._ends[address])
+        return SimulatedTransport(self, self._ends[address], place or str(address))
 
     def cut(
         self, left: Iterable[str], right: Iterable[str], *, duration_s: float = float("inf"), hold: bool = False
@@ -303,16 +306,17 @@ class SimulatedNetwork:
 class SimulatedTransport:
     """`mesh.transport.base.Transport` of one actor in a `SimulatedNetwork`."""
 
-    def __init__(self, network: SimulatedNetwork, end: End) -> None:
+    def __init__(self, network: SimulatedNetwork, end: End, place: str) -> None:
         self._network = network
         self._end = end
+        self._place = place
 
     async def start(self, address: Address, listener: Listener) -> Endpoint:
-        """Bind `sim://ADDRESS/c` and `/d`. Raises BindError if that is taken."""
+        """Bind `sim://PLACE/c` and `/d`. Raises BindError if that is taken."""
         end = self._end
         if address != end.address or end.state != "new":
             raise BindError(f"the transport of {end.address} ({end.state}) cannot start as {address}: make a new one")
-        endpoint = Endpoint(control=f"sim://{address}/c", data=f"sim://{address}/d")
+        endpoint = Endpoint(control=f"sim://{self._place}/c", data=f"sim://{self._place}/d")
         self._network.listen(end, endpoint)
         end.listener = listener
         end.state = "listening"

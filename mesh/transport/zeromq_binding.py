@@ -114,7 +114,8 @@ def _bind(router: "zmq.Socket[bytes]", where: str) -> str:
     try:
         router.bind(where)
     except zmq.ZMQError as error:
-        raise BindError(f"{where} cannot be listened on ({error}): is another process there already?") from error
+        do = "end what listens there, or give another port" if error.errno == zmq.EADDRINUSE else "give another address"
+        raise BindError(f"{where} cannot be listened on ({error}): {do}") from error
     return router.getsockopt_string(zmq.LAST_ENDPOINT)
 
 

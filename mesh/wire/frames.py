@@ -55,7 +55,8 @@ class ErrorBody(Message, frozen=True):
     """Why an ask or a stream failed, or why a frame was refused.
 
     `known_epoch`: with `superseded` and `stale_epoch`, the later epoch of the sender that is known here; the next
-    incarnation has to be above it. 0 with all others.
+    incarnation has to be above it. With `wrong_epoch` the epoch of this actor, where the frame was for another. 0 with
+    all others.
     """
 
     code: str

@@ -7,13 +7,14 @@ sent still comes, and neither side need be told that the other has closed.
 from collections import defaultdict, deque
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.address import Address, Endpoint
 from mesh.errors import Unreachable
 from mesh.link.core import LinkCore
-from mesh.link.outputs import Close, Dial, Lost, Refused, Send, Superseded
+from mesh.link.outputs import Close, Dial, Found, Lost, Refused, Send, Superseded
 from mesh.link.peer import PLAIN, answer_to
 from mesh.membership.view import Member
 from mesh.options import SystemOptions
@@ -33,10 +34,10 @@ def header_of(parts):
 
 
 class Pipe:
-    """One connection: what is under way to either side, by channel."""
+    """One connection, and what is under way to either side, by channel. `listener`: who accepted it."""
 
-    def __init__(self, dialer, acceptor):
-        self.dialer, self.acceptor = dialer, acceptor
+    def __init__(self, dialer, acceptor, listener):
+        self.dialer, self.acceptor, self.listener = dialer, acceptor, listener
         self.to_dialer, self.to_acceptor = ([deque(), deque()] for _ in range(2))
 
 
@@ -50,7 +51,7 @@ class Node:
         self.is_full = False
         self.num_said = 0
         self.sent = {}
-        self.lost, self.superseded, self.refused = [], [], []
+        self.lost, self.found, self.superseded, self.refused = [], [], [], []
         self.seen = set()
         self.routes = {}
         self.last_payload = defaultdict(int)
@@ -119,6 +120,12 @@ class Node:
                     assert peer not in [lost for lost, _ in self.lost]
                     assert self.core.peers.get(peer.address.actor_id) is not peer
                     self.lost.append((peer, reason))
+                case Found(address):
+                    lost = next(o.peer.address for o in self.core.outputs if isinstance(o, Lost))
+                    assert lost.actor_id == address.actor_id
+                    assert lost.epoch < address.epoch
+                    self.found.append(address)
+                    self.view[address.actor_id] = max(address, self.view[address.actor_id])
                 case Superseded(by, _, _):
                     self.superseded.append(by)
                 case Refused(_, refusal):
@@ -155,8 +162,9 @@ class Node:
 class World:
     """Two actors, whatever incarnations they have had, and what is between them."""
 
-    def __init__(self):
+    def __init__(self, has_fixed_ports=False):
         self.now = 0.0
+        self.has_fixed_ports = has_fixed_ports
         self.pipes = []
         self.history = []
         self.nodes = {}
@@ -176,9 +184,10 @@ class World:
         return node if node.address == address else None
 
     def dial(self, node, address):
-        pipe = Pipe(node.address, address)
+        """Where ports are fixed whoever lives listens, whichever incarnation was meant."""
+        acceptor = self.nodes[address.actor_id] if self.has_fixed_ports else self.alive(address)
+        pipe = Pipe(node.address, address, acceptor.address if acceptor is not None else address)
         node.pipes[Link(address, dialed=True)] = pipe
-        acceptor = self.alive(address)
         if acceptor is not None:
             acceptor.pipes[Link(node.address, dialed=False)] = pipe
         self.pipes.append(pipe)
@@ -228,12 +237,16 @@ class World:
             node.tick()
 
     def settle(self):
-        """The network is calm: what was sent arrives, and who dials nobody is told so."""
-        self.learn()
+        """The network is calm: what was sent arrives, and who dials nobody is told so.
+
+        Everybody learns who lives, but where ports are fixed only by asking there.
+        """
+        if not self.has_fixed_ports:
+            self.learn()
         for node in self.nodes.values():
             node.is_full = False
             for link in list(node.pipes):
-                if link.dialed and self.alive(link.peer) is None:
+                if link.dialed and self.alive(node.pipes[link].listener) is None:
                     self.down(node, link)
         while queues := self.queues():
             self.take(queues[0])
@@ -357,9 +370,9 @@ EVENTS = st.tuples(st.sampled_from(OFTEN * 2 + SELDOM * 2 + RARELY), st.integers
 
 
 @settings(max_examples=400)
-@given(st.lists(EVENTS, max_size=80))
-def test_any_order_of_events_keeps_the_invariants(events):
-    world = World()
+@given(st.lists(EVENTS, max_size=80), st.booleans())
+def test_any_order_of_events_keeps_the_invariants(events, has_fixed_ports):
+    world = World(has_fixed_ports)
     for event, pick in events:
         event(world, pick)
         world.check()
@@ -490,6 +503,32 @@ def test_a_hello_of_an_older_epoch_than_the_one_known_is_told_so():
     world.flush(0)
     assert "superseded" in world.nodes["a"].refused
     assert world.nodes["a"].core.peers["b"].address.epoch == 2
+
+
+@pytest.mark.parametrize("known", [0, 1])
+def test_a_successor_at_fixed_ports_is_found(known):
+    world = World(has_fixed_ports=True)
+    a = world.nodes["a"]
+    a.view["b"] = Address("b", known)
+    world.start("b", 2)
+    a.say("b", Channel.DATA)
+    world.flush(0)
+    assert a.found == [Address("b", 2)], "once, though both channels say it"
+    assert [(peer.address.epoch, reason) for peer, reason in a.lost] == [(known, "epoch 2 listens there")]
+    assert world.nodes["b"].refused == [], "nothing that anybody could mend"
+    a.say("b", Channel.DATA)
+    world.flush(0)
+    assert (a.address, a.num_said) in world.nodes["b"].seen, "and at once: only who is over is left alone for a while"
+
+
+def test_a_predecessor_at_fixed_ports_is_not_found():
+    world = World(has_fixed_ports=True)
+    a = world.nodes["a"]
+    a.view["b"] = Address("b", 7)
+    a.say("b", Channel.DATA)
+    world.flush(0)
+    assert a.found == []
+    assert [reason for _, reason in a.lost] == ["another actor listens there"]
 
 
 async def test_who_counts_its_connections_from_0_begins_again_as_others_do(rig):

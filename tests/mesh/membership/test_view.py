@@ -2,7 +2,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.address import Address, Endpoint
-from mesh.membership.view import DRAINING, READY, STARTING, Member, MemberChange, Membership, StaticBootstrap
+from mesh.membership.view import (
+    DRAINING,
+    READY,
+    STARTING,
+    LearningBootstrap,
+    Member,
+    MemberChange,
+    Membership,
+    StaticBootstrap,
+)
 
 HERE = Endpoint("c", "d")
 
@@ -62,6 +71,30 @@ def test_roles_and_readiness():
 def test_a_static_bootstrap_is_always_the_same():
     assert StaticBootstrap(Address("r", 1), HERE).lookup() == (Address("r", 1), HERE)
     assert not MemberChange([], [], [])
+
+
+class Told:
+    target = None
+
+    def lookup(self):
+        return self.target
+
+
+def test_what_a_registry_says_of_itself_stands_until_something_later_is_told():
+    told, there = Told(), Endpoint("x", "y")
+    bootstrap = LearningBootstrap(told)
+    assert bootstrap.lookup() is None
+    assert not bootstrap.learn(Address("r", 5)), "nobody was dialed"
+    told.target = Address("r", 0), HERE
+    assert not bootstrap.learn(Address("x", 5))
+    for epoch, is_news in ((5, True), (5, False), (4, False), (6, True)):
+        assert bootstrap.learn(Address("r", epoch)) == is_news
+    assert bootstrap.lookup() == (Address("r", 6), HERE)
+    for target in ((Address("r", 7), HERE), (Address("r", 2), there), None):
+        told.target = target
+        assert bootstrap.lookup() == target
+    told.target = Address("r", 6), HERE
+    assert bootstrap.lookup() == told.target
 
 
 MEMBERS = st.builds(member, st.sampled_from("abc"), st.integers(1, 3), state=st.sampled_from([READY, DRAINING]))

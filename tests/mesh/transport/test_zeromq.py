@@ -358,7 +358,7 @@ async def test_one_actor_listens_for_its_host_and_for_others(start, short_path):
     for peer in (A, Address("c", 1)):
         assert b.send(Link(peer, dialed=False), Channel.DATA, (b"h", b"back"))
     await until(lambda: ear_near.heard and ear_far.heard)
-    with pytest.raises(BindError, match="another process"):
+    with pytest.raises(BindError, match="give another port"):
         await start(Address("registry", 9), **vars(options))
     directory.write_host(None)
     assert ZeroMQOptions.of_host(directory) == ZeroMQOptions(run_directory=directory)
