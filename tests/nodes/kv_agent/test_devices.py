@@ -320,7 +320,10 @@ def test_settings_that_cannot_be_used() -> None:
         ({"device_fallback": "tcp"}, "device_fallback is for device_transport 'nccl', not 'cuda_ipc'"),
         ({"tcp": TcpSettings(host="0.0.0.0")}, "means every address"),
         ({"tcp": TcpSettings(host="10.0.0.1")}, "set trusted_network"),
-        ({"tcp": TcpSettings(host="a name")}, "is no IP address"),
+        ({"tcp": TcpSettings(host="a name")}, "is no IP address and no name"),
+        ({"tcp": TcpSettings(bind="d.example")}, "bind 'd.example' is no IP address"),
+        ({"tcp": TcpSettings(bind="0.0.0.0", host="127.0.0.1")}, "over 0.0.0.0 unencrypted: set trusted_network"),
+        ({"tcp": TcpSettings(host="d.example")}, "over d.example unencrypted: set trusted_network"),
         ({"tcp": TcpSettings(port=70000)}, "port is 0 to 65535"),
         ({"tcp": TcpSettings(num_streams=0)}, "num_streams is 1 to 16"),
         ({"tcp": TcpSettings(chunk_bytes=1)}, "chunk_bytes is 65536 to"),
@@ -328,6 +331,7 @@ def test_settings_that_cannot_be_used() -> None:
         with pytest.raises(ConfigError, match=why):
             config("cuda:0", "d", **change)
     config("cuda:0", "d", tcp=TcpSettings(host="10.0.0.1", trusted_network=True), device_transport="tcp")
+    config("cpu", "d", tcp=TcpSettings(host="d.example", bind="::", trusted_network=True), host_transport="tcp")
     with pytest.raises(ConfigError, match="give the pools a device"):
         config("cpu", "d", device_transport="nccl")
     with pytest.raises(TypeError, match="need a CudaHost, not a HeapHost"):

@@ -9,7 +9,6 @@ Pages in host memory go straight between pool and socket, those on a device over
 """
 
 import contextlib
-import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -34,11 +33,13 @@ from kvstore.transfer.paired.tcp.wire import (
     MIN_CHUNK_BYTES,
     Part,
     Rendezvous,
+    address_of,
     answer_to,
     decode_rendezvous,
     encode_header,
     encode_hello,
     encode_rendezvous,
+    is_name,
     num_bytes_of,
     require_header,
     shares,
@@ -50,10 +51,11 @@ _DIAL_S: Final = 10.0
 
 
 class TcpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`host` is the address at which others reach this agent, `port` 0 any.
+    """`host` is the IP address or name at which others reach this agent, `port` 0 any.
 
-    Pages go over it neither encrypted nor signed, so another address than loopback needs `trusted_network`, the
-    operator's word that nobody else reads or writes there.
+    `bind` is the IP address that it listens at where that is another one (`0.0.0.0` and `::`: all of its host). Pages
+    go over it neither encrypted nor signed, so another address than loopback needs `trusted_network`, the operator's
+    word that nobody else reads or writes there.
     A transfer is dealt out over `num_streams` connections in chunks of at most `chunk_bytes`; with pages on a device
     each connection has two page-locked buffers of that size at each end.
     """
@@ -63,17 +65,20 @@ class TcpSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_streams: int = 4
     chunk_bytes: int = 2 << 20
     trusted_network: bool = False
+    bind: str = ""
 
     def problem(self) -> str:
         """Why these settings cannot be used; empty if they can."""
-        try:
-            address = ipaddress.ip_address(self.host)
-        except ValueError:
-            return f"host {self.host!r} is no IP address"
-        if address.is_unspecified:
+        told, bound = address_of(self.host), address_of(self.bind or self.host)
+        if told is None and not is_name(self.host):
+            return f"host {self.host!r} is no IP address and no name"
+        if told is not None and told.is_unspecified:
             return f"host {self.host} means every address: others are told this one, so give that of one network"
-        if not (address.is_loopback or self.trusted_network):
-            return f"pages go over {self.host} unencrypted: set trusted_network if nobody else reads or writes there"
+        if self.bind and bound is None:
+            return f"bind {self.bind!r} is no IP address"
+        if not (self.trusted_network or (bound is not None and bound.is_loopback)):
+            where = self.bind or self.host
+            return f"pages go over {where} unencrypted: set trusted_network if nobody else reads or writes there"
         if not 1 <= self.num_streams <= MAX_STREAMS:
             return f"num_streams is 1 to {MAX_STREAMS}, not {self.num_streams}"
         if not MIN_CHUNK_BYTES <= self.chunk_bytes <= MAX_CHUNK_BYTES:
@@ -141,7 +146,7 @@ class TcpLinks(LinkMaker):
 
     def _listening(self) -> TcpListener:
         if self._listener is None:
-            self._listener = TcpListener(self._settings.host, self._settings.port)
+            self._listener = TcpListener(self._settings.host, self._settings.port, self._settings.bind)
         return self._listener
 
     @override

@@ -49,16 +49,23 @@ class _UnauthenticatedPeer:
 
 
 class TcpListener:
-    """See the module. Raises TransferError `tcp_unavailable`: nobody can listen at this address."""
+    """Listens at `bind`, `host` where that is empty; others are told `host`.
 
-    def __init__(self, host: str, port: int) -> None:
+    Raises TransferError `tcp_unavailable`: nobody can listen at this address.
+    """
+
+    def __init__(self, host: str, port: int, bind: str = "") -> None:
+        at = bind or host
         # `create_server` does not tell families apart by the address.
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in at else socket.AF_INET
+        # Where every address is meant, those of both families: the name that others dial may have either.
+        both = at == "::" and socket.has_dualstack_ipv6()
         try:
-            self._socket = socket.create_server((host, port), family=family, backlog=128)
+            self._socket = socket.create_server((at, port), family=family, backlog=128, dualstack_ipv6=both)
         except OSError as error:
             message = (
-                f"cannot listen at {host}:{port} ({error}): give [roles.kv_agent.tcp] host an address of this host"
+                f"cannot listen at {at}:{port} ({error}): give [roles.kv_agent.tcp] "
+                f"{'bind' if bind else 'host'} an address of this host"
             )
             raise TransferError("tcp_unavailable", f"{message} and port a free one, or 0") from None
         self._socket.setblocking(False)

@@ -13,6 +13,7 @@ Both ends work out the shares from the transfer's parts: there are no frames ins
 import hashlib
 import hmac
 import ipaddress
+import re
 import struct
 from collections.abc import Sequence
 from typing import Annotated, Final, NamedTuple
@@ -29,6 +30,7 @@ MAX_CHUNK_BYTES: Final = 1 << 24
 # A system call takes 1,024 pieces of memory at most.
 MAX_PIECES: Final = 512
 
+_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 _HELLO: Final = struct.Struct("<8s16sI4x32s")
 _HELLO_MAGIC: Final = b"KVMESHP1"
 _HEADER: Final = struct.Struct("<8sQQ")
@@ -45,7 +47,7 @@ Part = tuple[int, int]
 class Rendezvous(msgspec.Struct, frozen=True, array_like=True):
     """Where and how the two ends of a pair meet; as bytes it is what both are given as `unique_id`."""
 
-    host: Annotated[str, msgspec.Meta(max_length=64)]
+    host: Annotated[str, msgspec.Meta(max_length=253)]
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     key: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
     secret: Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
@@ -70,11 +72,24 @@ def decode_rendezvous(data: bytes) -> Rendezvous:
     """What another agent offers. Raises TransferError `bad_offer`."""
     try:
         rendezvous = msgspec.msgpack.decode(data, type=Rendezvous)
-        # Addresses only: a name would have the agent ask a resolver, in a thread, for what another one wrote.
-        ipaddress.ip_address(rendezvous.host)
     except (msgspec.MsgspecError, ValueError) as error:
         raise TransferError("bad_offer", f"an offer of tcp that says nothing sound: {error}") from None
+    if address_of(rendezvous.host) is None and not is_name(rendezvous.host):
+        raise TransferError("bad_offer", f"an offer of tcp that says nothing sound: {rendezvous.host!r} is no host")
     return rendezvous
+
+
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that a text is, None if it is none."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def is_name(host: str) -> bool:
+    """Whether a text may be the name of a host."""
+    return _NAME.fullmatch(host) is not None
 
 
 def encode_hello(rendezvous: Rendezvous, index: int) -> bytes:

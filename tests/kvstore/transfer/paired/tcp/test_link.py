@@ -462,9 +462,12 @@ def test_an_address_that_cannot_be_listened_at() -> None:
         assert caught.value.code == "tcp_unavailable"
 
 
-def test_ipv6() -> None:
+@pytest.mark.parametrize(
+    ("host", "bind"), [("127.0.0.2", "0.0.0.0"), ("localhost", "127.0.0.1"), ("127.0.0.2", "::"), ("::1", "")]
+)
+def test_it_listens_at_one_address_and_is_told_by_another(host: str, bind: str) -> None:
     try:
-        ends = Ends(settings=msgspec.structs.replace(SETTINGS, host="::1"))
+        ends = Ends(settings=msgspec.structs.replace(SETTINGS, host=host, bind=bind, trusted_network=True))
     except TransferError:
         pytest.skip("no IPv6 here")
     ends.meet().move(1, [(0, 10)], [(0, 10)])

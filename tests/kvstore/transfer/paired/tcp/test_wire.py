@@ -29,15 +29,18 @@ from kvstore.transfer.paired.tcp.wire import (
 RENDEZVOUS = Rendezvous("127.0.0.1", 5, b"k" * 16, b"s" * 32, 4, MIN_CHUNK_BYTES)
 
 
-def test_an_offer_is_read_as_it_was_written() -> None:
-    assert decode_rendezvous(encode_rendezvous(RENDEZVOUS)) == RENDEZVOUS
+@pytest.mark.parametrize("host", [RENDEZVOUS.host, "fd00::7", "d.example", "decode-1"])
+def test_an_offer_is_read_as_it_was_written(host: str) -> None:
+    written = msgspec.structs.replace(RENDEZVOUS, host=host)
+    assert decode_rendezvous(encode_rendezvous(written)) == written
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"host": "a name"},
-        {"host": "1" * 65},
+        {"host": ""},
+        {"host": "1" * 254},
         {"port": 0},
         {"port": 70000},
         {"key": b"short"},
