@@ -17,7 +17,8 @@ class Faults:
     duplicate   it arrives again, up to `duplicate_s` later
     slow        it takes up to `slow_s` longer; its channel waits behind it, other connections overtake
     reset       its connection breaks with all that is under way; both ends hear of it
-    silent_down per end of a connection that breaks: that end is not told
+    silent_down per end of a connection that breaks: that end is not told, or only `silent_s` later, as by heartbeats
+                of the transport
     partition   per pair of actors and window of `window_s`: the pair is cut for `partition_s`; by the dice in both
                 directions or one, messages lost or held until it ends
     """
@@ -31,6 +32,7 @@ class Faults:
     slow_s: float = 0.1
     reset: float = 0.0
     silent_down: float = 0.0
+    silent_s: float = float("inf")
     partition: float = 0.0
     window_s: float = 5.0
     partition_s: tuple[float, float] = (0.05, 2.0)

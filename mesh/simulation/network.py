@@ -73,19 +73,30 @@ class SimulatedNetwork:
         return SimulatedTransport(self, self._ends[address], place or str(address))
 
     def cut(
-        self, left: Iterable[str], right: Iterable[str], *, duration_s: float = float("inf"), hold: bool = False
+        self,
+        left: Iterable[str],
+        right: Iterable[str],
+        *,
+        duration_s: float = float("inf"),
+        hold: bool = False,
+        one_way: bool = False,
     ) -> None:
         """Cut every actor id of `left` off from every one of `right`, from now on.
 
-        `hold`: messages arrive when the cut ends, as TCP would have it, instead of never.
+        `hold`: messages arrive when the cut ends, as TCP would have it, instead of never. `one_way`: what `right` says
+        reaches `left`.
         """
         if hold and duration_s == float("inf"):
             raise ValueError("messages can only be held for a cut of finite duration")
-        self._cuts.append(Cut(frozenset(left), frozenset(right), self.now() + duration_s, hold))
+        self._cuts.append(Cut(frozenset(left), frozenset(right), self.now() + duration_s, hold, one_way))
 
     def heal(self) -> None:
         """End all cuts made by `cut`."""
         self._cuts.clear()
+
+    def is_cut(self, sender: str, receiver: str) -> bool:
+        """Whether a message that one actor id sends another now runs into a cut."""
+        return self._find_cut(sender, receiver, self.now()) is not None
 
     def calm(self) -> None:
         """No faults from now on; latencies stay."""
@@ -105,6 +116,10 @@ class SimulatedNetwork:
         for link, connection in list(end.links.items()):
             self._end_far_side(connection, link, "peer crashed", self.now() + self.faults.detection_s)
         end.links.clear()
+
+    def bury(self, address: Address) -> None:
+        """Forget an endpoint that has crashed: its address may come again."""
+        del self._ends[address]
 
     def hang(self, address: Address) -> None:
         """Stop an actor as SIGSTOP would: what it is sent, and what it sends, waits."""
@@ -222,6 +237,9 @@ class SimulatedNetwork:
             if connection.downs.happens(self.faults.silent_down):
                 self.counts["silent_down"] += 1
                 connection.forget_receiver(end)
+                if self.faults.silent_s < float("inf"):
+                    due = max(at, connection.accepted_at) + self.faults.silent_s
+                    self._push(due, self._down, (end, link, connection, "no heartbeat"))
             else:
                 self._push(max(at, connection.accepted_at), self._down, (end, link, connection, reason))
 

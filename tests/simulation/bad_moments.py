@@ -28,6 +28,7 @@ class BadMoments:
         self._dice = random.Random(f"moments/{seed}")
         self._processes = processes
         # Transfers end at the last group, where what a step writes too long is soonest lent to one.
+        self._first = groups[0]
         self._stalling = self._dice.choice([*groups, groups[-1]]) if theme == "stalls" else ""
         self._num_stalls_left = MOST_STALLS
         self._num_copies_left = MOST_BAD_COPIES if theme in ("copies", "sources") else 0
@@ -52,7 +53,7 @@ class BadMoments:
         dice = self._dice
         if self._num_copies_left and dice.random() < 0.2:
             self._num_copies_left -= 1
-            both = [f"scheduler-{group}", "scheduler-prefill-0"]
+            both = [f"scheduler-{group}", f"scheduler-{self._first}"]
             dying = both[1:] if self._is_source else dice.choice([both, both, both[:1]])
             self._die_soon("died in a copy", dying, dice.random() * 10 * copy_s)
 

@@ -60,7 +60,7 @@ class _AsProcess:
 class MortalHost(HeapHost):
     """Pools whose page tables a scheduler may die in the middle of writing."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         super().__init__()
         self._dice = random.Random(f"tables/{seed}")
         self.num_torn = 0

@@ -139,17 +139,20 @@ class SlowWorker(WorkerActor):
 def slow_down(agent: KVAgent, copy_s: float, most_late: int, moments: BadMoments, dice: random.Random) -> None:
     """Have each quantum of a copy take `copy_s`, and let a cancelled copy write on for up to `most_late` of them."""
     later = agent.ctx.later
-    transport: Any
-    [transport] = agent._transports.transports
-    cancel, post = transport.cancel, transport.post
-
-    def posted(transfer: Transfer) -> None:
-        moments.on_copy(transfer.pool.info.group, copy_s)
-        post(transfer)
-
     agent.ctx.later = lambda delay_s, *callback: later(delay_s or copy_s, *callback)  # type: ignore[method-assign]
-    transport.cancel = lambda transfer: later(dice.random() * most_late * copy_s, cancel, transfer)
-    transport.post = posted
+
+    def slow(transport: Any) -> None:
+        cancel, post = transport.cancel, transport.post
+
+        def posted(transfer: Transfer) -> None:
+            moments.on_copy(transfer.pool.info.group, copy_s)
+            post(transfer)
+
+        transport.cancel = lambda transfer: later(dice.random() * most_late * copy_s, cancel, transfer)
+        transport.post = posted
+
+    for transport in agent._transports.transports:
+        slow(transport)
 
 
 def corrupt_pages(pool: PagePool, table: PageTable) -> Iterator[str]:

@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from mesh.simulation.faults import Faults
 from mesh.supervision.core import Supervisor
@@ -31,16 +32,16 @@ class ReturningMesh(SimulatedMesh):
         super().__post_init__()
         self.used: dict[str, list[int]] = {}
         self.counts: Counter[str] = Counter()
-        self.nonces: list[str] = []
+        self.granting: list[Any] = []
 
     def next_epoch(self, actor_id: str, last: int) -> int:
         self._look_at_grants(actor_id)
         system = self.systems.get(actor_id)
         replaced = system.replaced if system is not None else None
-        is_remade = last > 0 and replaced is None and actor_id != "registry"
+        is_remade = last > 0 and replaced is None and self.has_lost_files(actor_id)
         self.counts["remade"] += is_remade
         clock = BEGAN_S + int(self.network.now()) + REMADE_S * self.counts["remade"]
-        clock -= self.behind_s if last > 0 else 0
+        clock -= self.behind_s if last > 0 and self.is_clock_wrong(actor_id) else 0
         core = Supervisor([Supervised(actor_id)], Policy(), {actor_id: max(0 if is_remade else last, clock)})
         if replaced is not None:
             self.counts["refused"] += 1
@@ -49,20 +50,31 @@ class ReturningMesh(SimulatedMesh):
         self.used.setdefault(actor_id, []).append(epoch)
         return epoch
 
+    def has_lost_files(self, actor_id: str) -> bool:
+        """Whether who died is started by a host that does not know of it."""
+        return actor_id != "registry"
+
+    def is_clock_wrong(self, actor_id: str) -> bool:
+        """Whether the clock of who is started again is behind."""
+        return True
+
     def _look_at_grants(self, actor_id: str) -> None:
-        core = getattr(self.actors.get(actor_id), "_core", None) if actor_id == "scheduler-decode-0" else None
-        if core is not None:
-            self.nonces.append(core.grants._nonce)
+        is_granting = actor_id.startswith("scheduler-decode")
+        core = getattr(self.actors.get(actor_id), "_core", None) if is_granting else None
+        if core is not None and not any(core is one for one in self.granting):
+            self.granting.append(core)
 
     def reused(self) -> list[str]:
         """Who joined under an epoch that was not above the one before, and cores that name their grants alike."""
         # Who was refused has done nothing under its epoch.
-        self._look_at_grants("scheduler-decode-0")
-        twice = [f"two cores name grants by {one}" for one, num in Counter(self.nonces).items() if num > 1]
+        for actor_id in self.actors:
+            self._look_at_grants(actor_id)
+        nonces = Counter(core.grants._nonce for core in self.granting)
+        twice = [f"two cores name grants by {one}" for one, num in nonces.items() if num > 1]
         return twice + [
             f"{actor_id} had the epochs {epochs}"
             for actor_id, epochs in self.used.items()
-            if epochs[-1] <= max(epochs[:-1], default=0)
+            if epochs and epochs[-1] <= max(epochs[:-1], default=0)
         ]
 
 

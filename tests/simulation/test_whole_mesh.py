@@ -8,11 +8,12 @@ from collections import Counter
 
 import pytest
 
+from tests.simulation import hosts
 from tests.simulation.scenario import run_seed
 
 NUM_SEEDS = 160
-"""Half a second of a core each. The rarest of FAULTS, the death of a tokenizer, comes four times in 120 of them; every
-planted bug has seeds of its own besides, and `make test-all` runs the rest.
+"""Half a second of a core each, a quarter of them over hosts. The rarest of FAULTS, the death of a tokenizer, comes
+four times in 120 of them; every planted bug has seeds of its own besides, and `make test-all` runs the rest.
 """
 NUM_SEEDS_OF_ALL = 10_000
 LIMIT_S = 3600
@@ -21,6 +22,8 @@ FAULTS = {
     "stalled", "died in a step", "died in a copy",
     "died: worker", "died: scheduler", "died: kv", "died: detokenizer", "died: tokenizer", "died: registry",
     "died: gateway", "died: lost pools", "steps of ranks",
+    "host cut", "host pause", "host death", "host join", "host drain", "host slander", "remade", "refused",
+    "pages by tcp",
 }  # fmt: skip
 
 
@@ -65,3 +68,4 @@ def test_every_request_ends_once_with_its_text_for_longer() -> None:
 
 def test_a_seed_repeats_itself() -> None:
     assert run_seed(3) == run_seed(3)
+    assert hosts.run_seed(7) == hosts.run_seed(7)

@@ -120,6 +120,11 @@ class SimulatedMesh:
     def groups(self) -> list[str]:
         return ["mixed-0"] if self.mixed else ["prefill-0", "decode-0"]
 
+    @property
+    def present_groups(self) -> list[str]:
+        """Without those that are not to be there."""
+        return [group for group in self.groups if f"scheduler-{group}" not in self.gone]
+
     def worker_ids(self, group: str) -> tuple[str, ...]:
         """Actor ids of a group's workers, by rank."""
         return tuple(f"worker-{group}.{rank}" if rank else f"worker-{group}" for rank in range(self.tp_size(group)))
@@ -129,54 +134,82 @@ class SimulatedMesh:
 
     async def start(self) -> None:
         """Start everything at once, as the supervisor does, and wait until requests can be served."""
-        spec = resolve_model("echo")
-        num_pages = {"prefill-0": self.speeds.num_prefill_pages}
-        pools = [
-            PoolConfig(
-                group=group,
-                num_pages=num_pages.get(group, self.speeds.num_pages),
-                layout=spec.kv_layout("float32", 16, rank, self.tp_size(group)),
-            )
-            for group in self.groups
-            for rank in range(self.tp_size(group))
-        ]
-        agent = KVAgentConfig(pools=pools, unlink_on_stop=False, quantum_bytes=QUANTUM_BYTES)
-        makers: dict[str, Callable[[], Actor]] = {
-            "registry": RegistryActor,
-            "kv-agent-0": lambda: KVAgent(agent, self.host),
-        }
+        makers: dict[str, Callable[[], Actor]] = {"registry": RegistryActor}
+        for agent in dict.fromkeys(self.agent_of(group) for group in self.groups):
+            groups = [group for group in self.groups if self.agent_of(group) == agent]
+            makers[agent] = lambda agent=agent, groups=groups: self._agent(agent, groups)
         for group in self.groups:
-            model = f"echo?step_ms={self.speeds.step_ms[group]}&token_us=50"
-            for rank, actor_id in enumerate(self.worker_ids(group)):
-                worker = self._worker_config(group, model, rank)
-                makers[actor_id] = lambda worker=worker: self._worker(worker)
-            scheduler = self._scheduler(group, spec)
-            makers[f"scheduler-{group}"] = lambda scheduler=scheduler: SchedulerActor(scheduler, self.host)
+            makers |= self._engine(group)
         tokenizer = TokenizerConfig(model="echo", context_length=CONTEXT_LENGTH, use_threads=False, use_processes=False)
-        makers["tokenizer-0"] = lambda: TokenizerActor(tokenizer)
+        makers[self.edge_id("tokenizer-0")] = lambda: TokenizerActor(tokenizer)
         detokenizer = DetokenizerConfig(model="echo", use_threads=False)
         for number in range(2):
-            makers[f"detokenizer-{number}"] = lambda: DetokenizerActor(detokenizer)
+            makers[self.edge_id(f"detokenizer-{number}")] = lambda: DetokenizerActor(detokenizer)
         gateway = GatewayConfig(
             model_name="echo", model="echo", context_length=CONTEXT_LENGTH, prepare_timeout_s=2.0, role_wait_s=60.0
         )
         self.validator = Validator(gateway)
-        makers["gateway-0"] = lambda: Gateway(gateway, serve_http=False)
+        makers[self.gateway_id] = lambda: Gateway(gateway, serve_http=False)
         self.makers = makers | self.makers
         for actor_id in self.makers:
-            await self._start(actor_id, self.next_epoch(actor_id, 0))
+            if actor_id not in self.gone:
+                await self._start(actor_id, self.next_epoch(actor_id, 0))
         while not self._is_serving():
             await asyncio.sleep(0.05)
 
+    @property
+    def gateway_id(self) -> str:
+        """The gateway that all clients call."""
+        return self.edge_id("gateway-0")
+
+    def edge_id(self, actor_id: str) -> str:
+        """Of an actor that belongs to no group."""
+        return actor_id
+
+    def agent_of(self, group: str) -> str:
+        """Actor id of the kv_agent that has the group's pools."""
+        return "kv-agent-0"
+
+    def memory_of(self, actor_id: str) -> MortalHost:
+        """The shared memory of the actor's host."""
+        return self.host
+
+    def _agent_config(self, groups: list[str]) -> KVAgentConfig:
+        spec, num_pages = resolve_model("echo"), {"prefill-0": self.speeds.num_prefill_pages}
+        pools = [
+            PoolConfig(
+                group=group,
+                num_pages=num_pages.get(group.partition(".")[0], self.speeds.num_pages),
+                layout=spec.kv_layout("float32", 16, rank, self.tp_size(group)),
+            )
+            for group in groups
+            for rank in range(self.tp_size(group))
+        ]
+        return KVAgentConfig(pools=pools, unlink_on_stop=False, quantum_bytes=QUANTUM_BYTES)
+
+    def _agent(self, agent: str, groups: list[str]) -> KVAgent:
+        return KVAgent(self._agent_config(groups), self.memory_of(agent))
+
+    def _engine(self, group: str) -> dict[str, Callable[[], Actor]]:
+        """A group's workers and its scheduler."""
+        makers: dict[str, Callable[[], Actor]] = {}
+        model = f"echo?step_ms={self.speeds.step_ms[group]}&token_us=50"
+        for rank, actor_id in enumerate(self.worker_ids(group)):
+            worker = self._worker_config(group, model, rank)
+            makers[actor_id] = lambda worker=worker: self._worker(worker)
+        scheduler, actor_id = self._scheduler(group, resolve_model("echo")), f"scheduler-{group}"
+        makers[actor_id] = lambda: SchedulerActor(scheduler, self.memory_of(actor_id))
+        return makers
+
     def _is_serving(self) -> bool:
-        gateway = self.actors["gateway-0"]
+        gateway = self.actors[self.gateway_id]
         return gateway._service is not None and not gateway.service.missing_roles()
 
     def _worker_config(self, group: str, model: str, rank: int) -> WorkerConfig:
         return WorkerConfig(
             group=group,
             model=model,
-            agent="kv-agent-0",
+            agent=self.agent_of(group),
             tp_rank=rank,
             tp_size=self.tp_size(group),
             workers=self.worker_ids(group),
@@ -185,7 +218,7 @@ class SimulatedMesh:
 
     def _worker(self, config: WorkerConfig) -> SlowWorker:
         actor_id = self.worker_ids(config.group)[config.tp_rank]
-        worker = SlowWorker(config, self.host, kill=lambda: self.processes[actor_id].die())
+        worker = SlowWorker(config, self.memory_of(actor_id), kill=lambda: self.processes[actor_id].die())
         worker.errors, worker.moments, worker.lockstep = self.errors, self.moments, self.lockstep
         worker.devices = self.devices
         worker.depth, worker.says_more = self.depths.get(config.group, 1), self.says_more
@@ -197,7 +230,7 @@ class SimulatedMesh:
             phase=group.partition("-")[0],  # type: ignore[arg-type]
             worker=f"worker-{group}",
             workers=self.worker_ids(group),
-            agent="kv-agent-0",
+            agent=self.agent_of(group),
             context_length=CONTEXT_LENGTH,
             eos_token_ids=spec.eos_token_ids,
             max_running=16,
@@ -212,7 +245,7 @@ class SimulatedMesh:
     async def _start(self, actor_id: str, epoch: int) -> None:
         actor = self.makers[actor_id]()
         address = Address(actor_id, epoch)
-        options = SystemOptions(host="sim", pid=1, random=random.Random(f"{actor_id}/{epoch}/{self.seed}"))
+        options = self._options(actor_id, random.Random(f"{actor_id}/{epoch}/{self.seed}"))
         process = SimulatedProcess(address, self.network, self._on_death)
         transport = MortalTransport(self.network, address, process)
 
@@ -236,6 +269,9 @@ class SimulatedMesh:
         self._keep(started)
         self._keep(asyncio.get_running_loop().create_task(self._end_when_asked(system, process)))
 
+    def _options(self, actor_id: str, dice: random.Random) -> SystemOptions:
+        return SystemOptions(host="sim", pid=1, random=dice)
+
     async def _end_when_asked(self, system: ActorSystem, process: SimulatedProcess) -> None:
         # While all are stopped ranks miss each other, and are stopped themselves.
         reason = await system.shutdown_asked()
@@ -249,7 +285,7 @@ class SimulatedMesh:
         task.add_done_callback(self._restarts.discard)
 
     def _on_death(self, process: SimulatedProcess) -> None:
-        self.deaths[process.name.partition("-")[0]] += 1
+        self.deaths[process.name.partition("-")[0].partition(".")[0]] += 1
         self._dead.setdefault(process, asyncio.Event()).set()
         if process.name in self.gone:
             return
@@ -261,8 +297,13 @@ class SimulatedMesh:
         is_prefill = address.actor_id == "scheduler-prefill-0"
         after_s = self.speeds.prefill_restart_s if is_prefill else self.speeds.restart_s
         await asyncio.sleep(self.random.uniform(*after_s))
-        if address.actor_id not in self.gone:
+        if self.is_wanted(address):
             await self._start(address.actor_id, self.next_epoch(*address))
+
+    def is_wanted(self, dead: Address) -> bool:
+        """Whether somebody is to follow one that died."""
+        process = self.processes[dead.actor_id]
+        return dead.actor_id not in self.gone and process.address == dead and process.state is ProcessState.DEAD
 
     def next_epoch(self, actor_id: str, last: int) -> int:
         """Of an actor that is started, as its supervisor says it, who has the `last` one on file."""
@@ -294,10 +335,10 @@ class SimulatedMesh:
 
         So do those whose gateway died, with `gateway_died` set.
         """
-        while self.actors["gateway-0"]._service is None:
+        while self.actors[self.gateway_id]._service is None:
             # Nobody listens: a client would try again.
             await asyncio.sleep(0.1)
-        process, service = self.processes["gateway-0"], self.actors["gateway-0"].service
+        process, service = self.processes[self.gateway_id], self.actors[self.gateway_id].service
         outcomes: list[Outcome] = []
         died = asyncio.ensure_future(self._dead.setdefault(process, asyncio.Event()).wait())
         task = process.spawn(self._request(service, body, request_id, abandon_after_s, outcomes))
@@ -353,7 +394,7 @@ class SimulatedMesh:
             process.disarm()
         await self._until_none(ZOMBIE_S, lambda: self.held(ZOMBIES))
         await self._until_none(SETTLE_S, lambda: [*self._absent(), *self.held(), *self._leaks()])
-        for group in self.groups:
+        for group in self.present_groups:
             core = self.actors[f"scheduler-{group}"]._core
             core.assert_idle()
             assert core.cache.check() == []
@@ -382,14 +423,14 @@ class SimulatedMesh:
             if actor_id not in self.gone
             and (
                 process.state is not ProcessState.RUNNING
-                or (actor_id != "registry" and ready.get(actor_id) != self.systems[actor_id].address.epoch)
+                or (actor_id != "registry" and ready.get(actor_id) != process.address.epoch)
             )
         ]
         return absent + [f"{actor_id} is gone, and a member" for actor_id in self.gone & ready.keys()]
 
     def _leaks(self) -> list[str]:
         """What a scheduler holds that is in none of its figures, such as asks without an answer."""
-        cores = {group: self.actors[f"scheduler-{group}"]._core for group in self.groups}
+        cores = {group: self.actors[f"scheduler-{group}"]._core for group in self.present_groups}
         return [f"{group} holds {leak}" for group, core in cores.items() if core is not None for leak in leaks(core)]
 
     def held(self, names: tuple[str, ...] = ()) -> list[str]:

@@ -1,0 +1,225 @@
+"""A simulated mesh over hosts: each has its supervisor, its kv_agent and its own memory, and may be lost as a whole.
+
+`head` has the registry and the roles at the edge, `p` a prefill group, `d` a decode group; `e`, with another decode
+group, joins while the others serve, where the mesh has a joiner. KV goes between agents over `wire.py`.
+"""
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from cli.supervisor.actor import SupervisorActor
+from mesh import address
+from mesh.address import Address, Endpoint
+from mesh.membership.view import READY
+from mesh.options import SystemOptions
+from mesh.system import ActorSystem
+from mesh.testing.processes import ProcessState, SimulatedProcess
+from nodes.kv_agent.actor import KVAgent
+from nodes.kv_agent.config import KVAgentConfig
+from tests.simulation.deaths import MortalHost
+from tests.simulation.returns import ReturningMesh
+from tests.simulation.whole_mesh import QUANTUM_BYTES
+from tests.simulation.wire import Wire, WireLinks
+
+HEAD = "head"
+PREFILL, DECODE, JOINER = "p", "d", "e"
+REAPED_S = 0.01
+"""Until a supervisor has heard of a death."""
+SLANDER = "somebody said so"
+
+
+def host_of(actor_id: str) -> str:
+    """The host of an actor, which its id says of all but the registry."""
+    return address.host_of(actor_id) or HEAD
+
+
+class _Keeper:
+    """What a supervisor's actor has for its processes: here they are the mesh's."""
+
+    def beat(self, peer: Address, state: str, progress: str) -> None:
+        """Nobody is killed for silence: who hangs is drawn."""
+
+
+@dataclass
+class HostedMesh(ReturningMesh):
+    """See the module. `lost` and `wrong` are actors whose host has lost their epochs, or whose clock is behind."""
+
+    has_joiner: bool = False
+
+    def __post_init__(self) -> None:
+        self.memories: dict[str, MortalHost] = {}
+        self.down: set[str] = set()
+        self.lost: set[str] = set()
+        self.wrong: set[str] = set()
+        super().__post_init__()
+        self.wire = Wire(self.network, self.speeds.copy_s, self.speeds.most_late, QUANTUM_BYTES)
+        for host in self.hosts:
+            self.makers[f"supervisor.{host}"] = lambda: SupervisorActor(_Keeper(), 1)  # type: ignore[arg-type]
+
+    @property
+    @override
+    def groups(self) -> list[str]:
+        more = [f"decode-0.{JOINER}"] if self.has_joiner else []
+        return [f"prefill-0.{PREFILL}", f"decode-0.{DECODE}", *more]
+
+    @property
+    def hosts(self) -> list[str]:
+        """All that there are at some time."""
+        return [HEAD, *(host_of(group) for group in self.groups)]
+
+    def ids_of(self, host: str) -> list[str]:
+        """Actors of a host, the supervisor first."""
+        ids = [actor_id for actor_id in self.makers if host_of(actor_id) == host]
+        return sorted(ids, key=lambda one: not one.startswith("supervisor"))
+
+    @override
+    def edge_id(self, actor_id: str) -> str:
+        return f"{actor_id}.{HEAD}"
+
+    @override
+    def agent_of(self, group: str) -> str:
+        return f"kv-agent-0.{host_of(group)}"
+
+    @override
+    def memory_of(self, actor_id: str) -> MortalHost:
+        host = host_of(actor_id)
+        return self.memories.setdefault(host, MortalHost(f"{self.seed}/{host}"))
+
+    @override
+    def _agent_config(self, groups: list[str]) -> KVAgentConfig:
+        return msgspec.structs.replace(super()._agent_config(groups), host_transport="tcp")
+
+    @override
+    def _agent(self, agent: str, groups: list[str]) -> KVAgent:
+        return KVAgent(self._agent_config(groups), self.memory_of(agent), {"tcp": WireLinks(self.wire)})
+
+    @override
+    def _options(self, actor_id: str, dice: random.Random) -> SystemOptions:
+        host = host_of(actor_id)
+        supervisor = self.processes.get(f"supervisor.{host}")
+        found = None
+        if supervisor is not None and supervisor.name != actor_id:
+            name = f"sim://{supervisor.address}"
+            found = supervisor.address, Endpoint(control=f"{name}/c", data=f"{name}/d")
+        return SystemOptions(host=host, pid=1, random=dice, supervisor=found)
+
+    # Epochs, by the files and the clock of a host.
+
+    @override
+    def has_lost_files(self, actor_id: str) -> bool:
+        is_lost = actor_id in self.lost
+        self.lost.discard(actor_id)
+        return is_lost
+
+    @override
+    def is_clock_wrong(self, actor_id: str) -> bool:
+        return actor_id in self.wrong
+
+    @override
+    def is_wanted(self, dead: Address) -> bool:
+        return host_of(dead.actor_id) not in self.down and super().is_wanted(dead)
+
+    @override
+    def _on_death(self, process: SimulatedProcess) -> None:
+        system = self.systems.get(process.name)
+        if system is not None and system.address == process.address and system.registration.registry is None:
+            self._forget_unless_joined(system)
+        super()._on_death(process)
+        self.wire.later(REAPED_S, self._tell_dead, process.address)
+
+    def _forget_unless_joined(self, system: ActorSystem) -> None:
+        # Who never joined knew nobody, and nobody knew it: neither does the registry, and its epoch may come again.
+        actor_id, epoch = system.address
+        if not system.registration._first.done() and epoch in self.used.get(actor_id, []):
+            self.used[actor_id].remove(epoch)
+            self.network.bury(system.address)
+
+    def _tell_dead(self, dead: Address) -> None:
+        self._say_dead(f"supervisor.{host_of(dead.actor_id)}", dead, "killed")
+
+    def _say_dead(self, supervisor_id: str, dead: Address, reason: str) -> bool:
+        supervisor, actor = self.processes.get(supervisor_id), self.actors.get(supervisor_id)
+        if supervisor is None or actor is None or supervisor.name == dead.actor_id:
+            return False
+        if supervisor.state is not ProcessState.RUNNING or actor.ctx.address != supervisor.address:
+            return False
+        supervisor.enter(actor.tell_dead, dead, reason)
+        return True
+
+    # What befalls whole hosts.
+
+    def cut_off(self, one: str, others: list[str], lasts_s: float, *, hold: bool, one_way: bool) -> None:
+        """Nothing of one host reaches the others; nor the other way round, unless `one_way`."""
+        there = [actor_id for other in others for actor_id in self.ids_of(other)]
+        self.network.cut(self.ids_of(one), there, duration_s=lasts_s, hold=hold, one_way=one_way)
+
+    async def pause(self, host: str, lasts_s: float) -> None:
+        """Everything of it stands still."""
+        running = [one for one in self.ids_of(host) if one in self.processes]
+        await asyncio.gather(*(self.hang(actor_id, lasts_s, kill=False) for actor_id in running))
+
+    async def lose(self, host: str, down_s: float, *, is_remade: bool, is_behind: bool) -> None:
+        """A host dies with all its memory; it returns without its files, or with a clock that is behind, or neither."""
+        self.down.add(host)
+        there = [actor_id for actor_id in self.ids_of(host) if actor_id in self.processes]
+        for actor_id in there:
+            self.processes[actor_id].kill()
+        self.memories.pop(host, None)
+        if is_remade:
+            # The registry keeps its file: nobody is there to refuse it.
+            self.lost |= set(there) - {"registry"}
+        if is_behind:
+            self.wrong |= set(there) - {"registry"}
+        await asyncio.sleep(down_s)
+        self.down.discard(host)
+        for actor_id in there:
+            if actor_id not in self.gone:
+                self._begin(actor_id, self.processes[actor_id].address.epoch)
+
+    def _begin(self, actor_id: str, last: int) -> None:
+        # A task each: one that dies while it starts would never let the next one start.
+        start = self._start(actor_id, self.next_epoch(actor_id, last))
+        self._keep(asyncio.get_running_loop().create_task(start))
+
+    async def join(self, host: str) -> None:
+        """A host is there from now on."""
+        ids = self.ids_of(host)
+        self.gone -= set(ids)
+        for actor_id in ids:
+            self._begin(actor_id, 0)
+        while any(actor_id not in self.systems for actor_id in ids):
+            await asyncio.sleep(REAPED_S)
+
+    async def drain_away(self, host: str) -> None:
+        """A host is asked to finish, its actors in order, and does not come again."""
+        ids = [one for one in self.ids_of(host) if one in self.processes]
+        self.gone |= set(ids)
+        while any(self.processes[one].state is ProcessState.RUNNING and not self._is_started(one) for one in ids):
+            await asyncio.sleep(0.1)
+        order = ("scheduler", "worker", "kv-agent", "supervisor")
+        for actor_id in (one for role in order for one in ids if one.startswith(role)):
+            system, process = self.systems[actor_id], self.processes[actor_id]
+            await self._unless_dead(process, system.drain())
+            await self._unless_dead(process, system.stop())
+            process.kill()
+
+    def _is_started(self, actor_id: str) -> bool:
+        system = self.systems.get(actor_id)
+        return system is not None and system.describe().state == READY
+
+    async def _unless_dead(self, process: SimulatedProcess, todo: Coroutine[Any, Any, None]) -> None:
+        died = asyncio.ensure_future(self._dead.setdefault(process, asyncio.Event()).wait())
+        await asyncio.wait([process.spawn(todo), died], return_when=asyncio.FIRST_COMPLETED)
+        died.cancel()
+
+    def slander(self, by_host: str, victim_id: str) -> None:
+        """A supervisor says of another host's actor that it is dead."""
+        victim = self.processes[victim_id]
+        if victim.state is ProcessState.RUNNING and by_host not in self.down:
+            self.counts["slandered"] += self._say_dead(f"supervisor.{by_host}", victim.address, SLANDER)
