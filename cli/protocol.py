@@ -1,6 +1,7 @@
 """What `meshctl` asks a supervisor, over the mesh like everybody else.
 
-meshctl -> supervisor    ListActors -> ActorList; StopMesh -> Stopping; RestartActors -> Restarting
+meshctl -> supervisor    ListActors -> ActorList; StopMesh -> Stopping; RestartActors -> Restarting;
+                         ProveActor -> ActorProof
 meshctl -> supervisor -> kv_agent    ReleaseMemory, ResumeMemory, ListMemory -> MemoryList (`nodes/protocol/memory.py`)
 """
 
@@ -94,6 +95,20 @@ class Restarting(Message, frozen=True, tag="Renewing"):
     epochs: dict[str, int]
 
 
+class ProveActor(Message, frozen=True):
+    """Ask the supervisor for the proof of an actor that is started by hand. Refused (`not_given`) for its own ones."""
+
+    actor_id: str
+    epoch: int
+    role: str
+
+
+class ActorProof(Message, frozen=True):
+    """Answer to `ProveActor`: good for this incarnation in this role (`mesh/membership/proof.py`)."""
+
+    proof: bytes
+
+
 SUPERVISOR_CODEC: Final = Codec(
     ListActors
     | ActorList
@@ -101,6 +116,8 @@ SUPERVISOR_CODEC: Final = Codec(
     | Stopping
     | RestartActors
     | Restarting
+    | ProveActor
+    | ActorProof
     | ReleaseMemory
     | ResumeMemory
     | ListMemory

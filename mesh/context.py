@@ -28,6 +28,7 @@ class Context:
         publish, subscribe, unsubscribe  `mesh/pubsub/publishing.py`       topics
         later, spawn                     `mesh/runtime/task_supervisor.py` timers and tasks whose exceptions are caught
         announce, describe, stats        `mesh/system.py`                  what others are told of this actor
+        credentials                      `mesh/membership/proof.py`        who is proved, and whose word counts
     """
 
     def __init__(self, system: "ActorSystem", log: structlog.stdlib.BoundLogger) -> None:
@@ -52,6 +53,7 @@ class Context:
         self.spawn = system.tasks.spawn
         self.announce = system.announce
         self.describe = system.describe
+        self.credentials = system.credentials
         self.stats = system.stats
 
     @property

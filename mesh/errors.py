@@ -29,6 +29,14 @@ STALE_EPOCH: Final = "stale_epoch"
 WRONG_EPOCH: Final = "wrong_epoch"
 """A frame for another incarnation than the receiver, whose epoch is `known_epoch`."""
 
+BAD_PROOF: Final = "bad_proof"
+"""A member shows a proof that is not its own, see `mesh/membership/proof.py`."""
+
+NO_PROOF: Final = "no_proof"
+"""A member shows no proof where one is needed: for its id, its role, or what it wants done."""
+
+PROOF_CODES: Final = (BAD_PROOF, NO_PROOF)
+
 NOT_SERVED: Final = "not_served"
 """An ask of a kind that the receiver does not answer; another of its role may."""
 
@@ -79,7 +87,7 @@ class FrameRefused(MeshError):
     """Bytes that are not a frame of this protocol, or not meant for this incarnation.
 
     Codes: bad_header, bad_body, too_large, too_many_parts, wrong_epoch, superseded, wrong_version, unknown_verb,
-    wrong_sender, no_hello, unknown_call.
+    wrong_sender, no_hello, unknown_call, bad_proof, no_proof.
     """
 
     def __init__(self, code: str, message: str = "", *, known_epoch: int = 0) -> None:

@@ -6,6 +6,7 @@ from random import Random
 from typing import Any, Final
 
 from mesh.address import Address, Endpoint
+from mesh.membership.proof import HostSecret
 from mesh.runtime.process_usage import ProcessUsage
 from mesh.wire.header import Limits
 
@@ -20,6 +21,8 @@ class SystemOptions:
     `supervisor` is where heartbeats go beside the registry. `usage` says what the process uses, where the actor has one
     of its own. `random` draws trace ids and jitter; give a seeded one
     where runs have to repeat. `capabilities` is what `hello` and `welcome` tell of this actor (numerics and so on).
+    `secret` is the supervisor's, by which this actor proves who it is and checks others; without one it checks nobody,
+    and shows the `proof` that it was given, if any.
     """
 
     host: str = ""
@@ -27,6 +30,8 @@ class SystemOptions:
     supervisor: tuple[Address, Endpoint] | None = None
     usage: Callable[[], ProcessUsage] | None = None
     capabilities: dict[str, Any] = field(default_factory=dict[str, Any])
+    secret: HostSecret | None = None
+    proof: bytes = b""
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
     limits: Limits = field(default_factory=Limits)
     heartbeat_s: float = 0.5

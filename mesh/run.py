@@ -106,7 +106,7 @@ class _Process:
             os.set_blocking(supervisor_fd, False)
             loop.add_reader(supervisor_fd, partial(self._on_supervisor, loop, supervisor_fd))
         transport = ZeroMQTransport(self._listen)
-        system = ActorSystem(self._actor, self._address, transport, run_directory.bootstrap(), options)
+        system = ActorSystem(self._actor, self._address, transport, run_directory.bootstrap(options.secret), options)
         life = asyncio.ensure_future(self._live(system))
         stop = asyncio.ensure_future(self._asked_to_stop.wait())
         try:

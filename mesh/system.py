@@ -9,7 +9,7 @@ runs unchanged on virtual time. Made by `mesh/run.py` for a process, by tests an
 
 import asyncio
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -21,10 +21,11 @@ from mesh.calls.asking import Asking
 from mesh.calls.serving import Call, Serving
 from mesh.calls.tells import Tells
 from mesh.context import Context
-from mesh.errors import SUPERSEDED, Superseded
+from mesh.errors import NO_PROOF, SUPERSEDED, Superseded
 from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.membership.heartbeats import Heartbeats
+from mesh.membership.proof import Credentials, without_proof
 from mesh.membership.registration import Registration
 from mesh.membership.view import (
     DRAINING,
@@ -85,6 +86,12 @@ class ActorSystem:
         self._started_at = self._loop.time()
         self._log: structlog.stdlib.BoundLogger = structlog.get_logger(actor=address.actor_id, epoch=address.epoch)
         self._bootstrap = LearningBootstrap(bootstrap)
+        self.credentials = Credentials(
+            self.options.secret,
+            self.options.proof,
+            lambda actor_id: self.registration.view.get(actor_id),
+            self._known_hubs,
+        )
         self._member = Member(
             actor_id=address.actor_id,
             role=actor.role,
@@ -93,6 +100,7 @@ class ActorSystem:
             host=self.options.host,
             pid=self.options.pid or os.getpid(),
             attributes=self.options.attributes,
+            proof=self.credentials.own(*address, actor.role),
         )
         self._shutdown: asyncio.Future[str] = self._loop.create_future()
         self._drained: asyncio.Task[None] | None = None
@@ -136,8 +144,8 @@ class ActorSystem:
             StatsRequest: lambda call: call.reply(self.stats()),
             DescribeRequest: self._answer_description,
             Ping: lambda call: call.reply(Pong()),
-            Drain: lambda call: tasks.spawn(self._drain_and_reply(call), "drain"),
-            Shutdown: self._answer_shutdown,
+            Drain: self._if_proved(lambda call: tasks.spawn(self._drain_and_reply(call), "drain")),
+            Shutdown: self._if_proved(self._answer_shutdown),
         }
 
     async def start(self) -> None:
@@ -213,6 +221,15 @@ class ActorSystem:
         """This actor as a member."""
         return self._member
 
+    def introduce(self, to: Address, *, is_proved: bool) -> Member:
+        """This actor as a member, with its proof for who has shown one, or is dialed where one that has listens."""
+        is_shown = is_proved or self.credentials.are_shown_to(to)
+        return self._member if is_shown else without_proof(self._member)
+
+    def vet(self, member: Member) -> bool:
+        """Whether who introduces itself has proved who it is; raises `FrameRefused` where it had to."""
+        return self.credentials.vet(member)
+
     def announce(self, state: str | None = None, **attributes: Any) -> None:
         """Tell registry and supervisor about a new state or new attributes (merged into the old).
 
@@ -284,6 +301,13 @@ class ActorSystem:
         for member in change.joined:
             self.publishing.appeared(member.actor_id)
 
+    def _find(self, actor_id: str) -> Member | None:
+        return self.registration.view.get(actor_id)
+
+    def _known_hubs(self) -> list[str]:
+        supervisor, registry = self.options.supervisor, self._bootstrap.lookup()
+        return [where[0].actor_id for where in (supervisor, registry) if where is not None]
+
     def _hubs(self) -> list[str]:
         hubs = [self.options.supervisor[0].actor_id] if self.options.supervisor is not None else []
         registry = self.registration.registry
@@ -295,6 +319,9 @@ class ActorSystem:
         # Anybody may say so, and only these two know: a wrong word would cut a living actor off.
         if sender != self.registration.registry and not self._is_supervisor(sender):
             return False
+        peer = self.links.get(sender.actor_id)
+        if peer is None or not self.credentials.believe(sender, is_proved=peer.is_proved):
+            return False
         dead = Address(message.actor_id, message.epoch)
         self.links.lose(dead, message.reason or "its supervisor says it is dead")
         self.members_changed(self.registration.view.forget(dead))
@@ -305,12 +332,25 @@ class ActorSystem:
 
     def _answer_description(self, call: Call) -> None:
         member = self._member
-        fields = {name: getattr(member, name) for name in member.__struct_fields__}
+        fields = {name: getattr(member, name) for name in member.__struct_fields__ if name != "proof"}
         call.reply(Describe(**fields, uptime_s=self._loop.time() - self._started_at))
 
     def _answer_shutdown(self, call: Call) -> None:
         call.reply(ShuttingDown())
         self.end(call.message.reason)
+
+    def _if_proved(self, answer: Callable[[Call], object]) -> Callable[[Call], object]:
+        """Who may end this actor: anybody could otherwise that may write into the run directory."""
+
+        def checked(call: Call) -> None:
+            if self.credentials.obey(is_proved=call.peer.is_proved):
+                answer(call)
+                return
+            kind = type(call.message).__name__
+            self.metrics.count("mesh_frames_refused_total", code=NO_PROOF)
+            call.fail(NO_PROOF, f"{kind} is for proved members of this host to ask: use meshctl, which has it done")
+
+        return checked
 
     async def _drain_and_reply(self, call: Call) -> None:
         await self.drain()

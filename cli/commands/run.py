@@ -9,8 +9,11 @@ import msgspec
 
 from cli.errors import BadConfig, WrongUsage
 from cli.plan.role_configs import CONFIG_TYPES
+from cli.protocol import ActorProof, ProveActor
 from cli.supervisor.mesh_directory import MeshDirectory
+from cli.supervisor.processes import is_alive
 from cli.supervisor.role import NO_FD, RoleRun, run_role
+from cli.supervisor.secret import read_secret
 
 
 def run(arguments: list[str]) -> int:
@@ -24,6 +27,11 @@ def run(arguments: list[str]) -> int:
         epoch = directory.last_epoch(actor_id) + 1
         directory.issue(actor_id, epoch)
     config = _read_config(parsed.config)
+    secret, proof = None, b""
+    if parsed.secret_fd != NO_FD:
+        secret = read_secret(parsed.secret_fd)
+    elif parsed.supervisor_fd == NO_FD:
+        proof = _ask_proof(directory, actor_id, epoch, parsed.role)
     return run_role(
         RoleRun(
             mesh=parsed.name,
@@ -33,8 +41,22 @@ def run(arguments: list[str]) -> int:
             config=config,
             supervisor_fd=parsed.supervisor_fd,
             drain_timeout_s=parsed.drain_timeout,
+            secret=secret,
+            proof=proof,
         )
     )
+
+
+def _ask_proof(directory: MeshDirectory, actor_id: str, epoch: int, role: str) -> bytes:
+    """The proof of this actor from the mesh's supervisor, empty where none lives. Raises CliError if it refuses."""
+    manifest = directory.read_manifest()
+    if manifest is None or not is_alive(manifest.pid, manifest.start_time):
+        return b""
+    # Only who starts an actor beside a supervisor needs to be a client first.
+    from cli.client import ask_supervisor
+
+    question = ProveActor(actor_id=actor_id, epoch=epoch, role=role)
+    return ask_supervisor(directory, manifest, question, ActorProof).proof
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--epoch", type=int, help="by default the next one of this actor id")
     parser.add_argument("--config", default="{}", metavar="JSON", help="configuration: JSON, or a file with it")
     parser.add_argument("--supervisor-fd", type=int, default=NO_FD, help="pipe that ends with the supervisor")
+    parser.add_argument("--secret-fd", type=int, default=NO_FD, help="pipe with the supervisor's secret")
     parser.add_argument("--drain-timeout", type=float, default=30.0, help="seconds to finish work after SIGTERM")
     return parser
 

@@ -97,7 +97,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name; several are a list, or one text with commas between them, and answers carry the first. `chat_template` is a
     file to use in the place of the model's own template. `cors_origins`, a list or a text with commas, are web pages
     that browsers let ask here, or `*`. `roles` overrides fields of a role's own configuration:
-    `[roles.gateway] max_inflight = 100`.
+    `[roles.gateway] max_inflight = 100`. With `external` actors that no supervisor of the mesh knows may have its roles
+    too, and are sent requests.
     """
 
     name: Name = "default"
@@ -129,6 +130,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_step_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] | None = None
     local_prefill_max: Annotated[int, msgspec.Meta(ge=0)] | None = None
     threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    external: bool = False
     kv: KVSettings = KVSettings()
     supervision: SupervisionSettings = SupervisionSettings()
     roles: dict[str, dict[str, Any]] = {}

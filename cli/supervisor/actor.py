@@ -9,8 +9,10 @@ import msgspec
 
 from cli.protocol import (
     SUPERVISOR_CODEC,
+    ActorProof,
     ActorStatus,
     ListActors,
+    ProveActor,
     RestartActors,
     Restarting,
     StopMesh,
@@ -44,6 +46,10 @@ class UnknownActor(Exception):
 
 class NotRecordable(Exception):
     """No new epoch can be recorded, so nobody could be started again."""
+
+
+class NotGiven(Exception):
+    """An actor is the supervisor's own to start, and nobody else gets a proof to be it."""
 
 
 class SupervisorActor(Actor):
@@ -83,6 +89,11 @@ class SupervisorActor(Actor):
                     call.fail("not_recordable", str(error))
                 else:
                     call.reply(Restarting(epochs=epochs))
+            case ProveActor(actor_id, epoch, role):
+                try:
+                    call.reply(ActorProof(proof=self._keeper.prove(actor_id, epoch, role)))
+                except NotGiven as error:
+                    call.fail("not_given", str(error))
             case ReleaseMemory() | ResumeMemory() | ListMemory():
                 self.ctx.spawn(relay(self.ctx, call, message), name="memory")
             case _:

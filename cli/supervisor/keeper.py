@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from typing import assert_never
+from typing import Final, assert_never
 
 import msgspec
 
@@ -15,15 +15,17 @@ from cli.exit_codes import FATAL_EXITS, ExitCode
 from cli.plan.faults import unknown_name
 from cli.plan.topology import ActorLaunch, Topology
 from cli.protocol import ActorList, ActorStatus
-from cli.supervisor.actor import NotRecordable, UnknownActor
+from cli.supervisor.actor import NotGiven, NotRecordable, UnknownActor
 from cli.supervisor.children import Children, spawn_process
 from cli.supervisor.exits import Exits
 from cli.supervisor.mesh_directory import MAX_EPOCH, Manifest, MeshDirectory, ProcessRecord
 from cli.supervisor.processes import Process
 from cli.supervisor.record import ZYGOTE, SupervisionRecord
 from cli.supervisor.role import RoleRun
+from cli.supervisor.secret import secret_pipe
 from cli.supervisor.zygote_client import SUPERVISOR_FD, ZygoteClient
 from mesh.address import Address, Endpoint
+from mesh.membership.proof import NEVER_GIVEN, HostSecret
 from mesh.membership.view import DRAINING, READY, RELEASED, SUPERVISOR, Member
 from mesh.runtime.driver import CoreDriver
 from mesh.runtime.timers import DeadlineTimer
@@ -53,6 +55,8 @@ from mesh.supervision.events import (
 from nodes.worker.environment import TORCH_ENVIRONMENT
 
 _NOWHERE = Endpoint("", "")
+_SECRET_FD: Final = 4
+"""Where an actor that is no fork reads the host's secret; a zygote has its channel there."""
 
 
 class Listeners(msgspec.Struct, kw_only=True):
@@ -69,7 +73,10 @@ class Listeners(msgspec.Struct, kw_only=True):
 
 
 class ProcessKeeper:
-    """All actors of one mesh. `supervisor_fd` is the reading end of the pipe that ends with this process."""
+    """All actors of one mesh. `supervisor_fd` is the reading end of the pipe that ends with this process.
+
+    `secret` is what actors of this host prove themselves by.
+    """
 
     def __init__(
         self,
@@ -79,6 +86,7 @@ class ProcessKeeper:
         record: SupervisionRecord,
         listeners: Listeners,
         supervisor_fd: int,
+        secret: HostSecret,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._topology = topology
@@ -88,6 +96,7 @@ class ProcessKeeper:
         self._exits = Exits()
         self._listeners = listeners
         self._supervisor_fd = supervisor_fd
+        self._secret = secret
         self._launches = {launch.actor_id: launch for launch in topology.actors}
         self._processes: dict[str, ProcessRecord] = {}
         self._since: dict[str, float] = {}
@@ -186,6 +195,12 @@ class ProcessKeeper:
         except OSError as error:
             raise NotRecordable(f"the next epoch cannot be recorded in {self._directory.path}: {error}") from error
 
+    def prove(self, actor_id: str, epoch: int, role: str) -> bytes:
+        """The proof of an actor that somebody starts by hand. Raises NotGiven for what is not his to be."""
+        if actor_id in self._secret.supervised or role in NEVER_GIVEN:
+            raise NotGiven(f"{actor_id} as {role} is this supervisor's own to start: take another --actor-id")
+        return self._secret.prove(actor_id, epoch, role)
+
     def list_actors(self) -> ActorList:
         """Everything `meshctl ps` shows."""
         topology = self._topology
@@ -255,6 +270,7 @@ class ProcessKeeper:
                 config=launch.supervised_config,
                 supervisor_fd=SUPERVISOR_FD,
                 drain_timeout_s=self._drain_timeout_s,
+                secret=self._secret,
             )
             self._zygote.fork(
                 run,
@@ -266,8 +282,11 @@ class ProcessKeeper:
         arguments = ["-m", "cli", *run_arguments(self._directory.mesh, launch, address.epoch)]
         arguments += ["--config", str(self._directory.path / "configs" / f"{launch.actor_id}.json")]
         arguments += ["--supervisor-fd", str(SUPERVISOR_FD), "--drain-timeout", f"{self._drain_timeout_s:g}"]
+        arguments += ["--secret-fd", str(_SECRET_FD)]
         try:
-            process = spawn_process(arguments, log, {SUPERVISOR_FD: self._supervisor_fd}, self._environment)
+            with secret_pipe(self._secret) as secret:
+                fds = {SUPERVISOR_FD: self._supervisor_fd, _SECRET_FD: secret}
+                process = spawn_process(arguments, log, fds, self._environment)
         except OSError as error:
             # Not from inside: the core is in the middle of performing what its last event led to.
             self._loop.call_soon(self._spawn_failed, address, str(error))

@@ -12,6 +12,7 @@ import structlog
 
 from cli.errors import CannotBind, CliError
 from cli.exit_codes import ExitCode
+from cli.plan.role_configs import CONFIG_TYPES
 from cli.plan.topology import Topology
 from cli.supervisor.actor import SupervisorActor
 from cli.supervisor.children import Children
@@ -24,6 +25,7 @@ from cli.supervisor.record import SupervisionRecord
 from cli.supervisor.sweep import sweep
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError
+from mesh.membership.proof import HostSecret
 from mesh.membership.view import SUPERVISOR, Member
 from mesh.options import SystemOptions
 from mesh.runtime.process_usage import process_usage
@@ -92,13 +94,15 @@ class _MeshProcess:
         try:
             roles = {launch.actor_id: launch.role for launch in self._topology.actors}
             record = self._record = SupervisionRecord(self._progress, lambda: self._actor.ctx, roles)
+            secret = self._secret([SUPERVISOR, *roles])
             keeper = self._keeper = ProcessKeeper(
-                self._topology, self._directory, children, record, self._listeners(), reader
+                self._topology, self._directory, children, record, self._listeners(), reader, secret
             )
             actor = self._actor = SupervisorActor(keeper, os.getpid())
             transport = ZeroMQTransport(ZeroMQOptions.of_host(self._directory.run))
-            options = SystemOptions(host=self._directory.run.host_name(), usage=process_usage)
-            system = self._system = ActorSystem(actor, address, transport, self._directory.run.bootstrap(), options)
+            options = SystemOptions(host=self._directory.run.host_name(), usage=process_usage, secret=secret)
+            bootstrap = self._directory.run.bootstrap(secret)
+            system = self._system = ActorSystem(actor, address, transport, bootstrap, options)
             for number in _STOP_SIGNALS:
                 loop.add_signal_handler(number, self._signalled, number)
             logs = LogFiles(self._directory.logs, self._topology.settings.supervision.max_log_bytes)
@@ -119,6 +123,11 @@ class _MeshProcess:
             os.close(reader)
             children.close()
         return self._outcome(code, failure)
+
+    def _secret(self, supervised: list[str]) -> HostSecret:
+        host = self._directory.run.host()
+        roles = () if self._topology.settings.external else CONFIG_TYPES
+        return HostSecret.draw(self._directory.mesh, host.name if host is not None else "", supervised, roles)
 
     def _listeners(self) -> Listeners:
         return Listeners(

@@ -20,6 +20,8 @@ from kvstore.pool.page_pool import ShmHost
 from mesh.actor import Actor
 from mesh.address import Address
 from mesh.errors import BadSetting, BindError, Superseded
+from mesh.membership.proof import HostSecret
+from mesh.options import SystemOptions
 from mesh.run import run_actor
 from mesh.runtime.run_directory import RunDirectory
 from mesh.transport.zeromq_binding import ZeroMQOptions
@@ -56,7 +58,10 @@ NO_FD: Final = -1
 
 
 class RoleRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One incarnation to run. `supervisor_fd` is a pipe that ends when the supervisor does; -1 without a supervisor."""
+    """One incarnation to run. `supervisor_fd` is a pipe that ends when the supervisor does; -1 without a supervisor.
+
+    `secret` is that supervisor's; `proof` is what it gives to who is started by hand beside it.
+    """
 
     mesh: str
     role: str
@@ -65,6 +70,8 @@ class RoleRun(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     supervisor_fd: int = NO_FD
     drain_timeout_s: float = 30.0
+    secret: HostSecret | None = None
+    proof: bytes = b""
 
 
 def run_role(run: RoleRun) -> int:
@@ -84,6 +91,7 @@ def run_role(run: RoleRun) -> int:
             supervisor=manifest.supervisor if manifest is not None else None,
             supervisor_fd=run.supervisor_fd if supervised else None,
             listen=ZeroMQOptions.of_host(directory.run, config.port) if isinstance(config, RegistryConfig) else None,
+            options=SystemOptions(secret=run.secret, proof=run.proof),
             drain_timeout_s=run.drain_timeout_s,
         )
     except CliError as error:

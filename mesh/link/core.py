@@ -12,7 +12,8 @@ one of them, its route, while that lives. A connection has two channels (control
     what happens                 without a link with that incarnation      with one
     a message is to be sent      dial, hello on both channels                 it goes on the route
     hello                        accept; if an older epoch is linked it    of a later connection than known: lost,
-                                 is lost, if a newer: `superseded`         and accepted anew
+                                 is lost, if a newer: `superseded`; with   and accepted anew
+                                 a wrong proof, or none: refused
     welcome on both channels        refused                                   the dial is done; of two connections: lost
     bye on both channels            nothing                                   lost
     error with number 0          refused                                   lost
@@ -39,12 +40,12 @@ from collections import deque
 from typing import Final
 
 from mesh.address import Address
-from mesh.errors import SUPERSEDED, WRONG_EPOCH, FrameRefused, Unreachable
+from mesh.errors import PROOF_CODES, SUPERSEDED, WRONG_EPOCH, FrameRefused, Unreachable
 from mesh.link.backoff import ReconnectBackoff
 from mesh.link.liveness import Liveness
 from mesh.link.outputs import Close, Dial, Found, Frames, Lost, Output, Refused, Send, Superseded
 from mesh.link.peer import SYSTEM, UNNUMBERED, Connection, Message, Meta, Peer, Phase, answer_to, connection_of
-from mesh.link.refusals import LogOnce, check_greeting, is_answered, later_incarnation
+from mesh.link.refusals import LogOnce, check_greeting, error_body, is_answered, later_incarnation
 from mesh.membership.view import Directory
 from mesh.options import SystemOptions
 from mesh.runtime.deadlines import Deadlines
@@ -62,6 +63,7 @@ from mesh.wire.header import (
 )
 
 _LINK_VERBS: Final = frozenset((Verb.HELLO, Verb.WELCOME, Verb.BYE))
+_OTHERS: Final = frozenset(("wrong_sender", *PROOF_CODES))
 _ANSWERS: Final = frozenset((Verb.REPLY, Verb.ERROR))
 _VERSIONS: Final = {"min_version": MIN_PROTOCOL_VERSION, "max_version": PROTOCOL_VERSION}
 _WELCOME: Final = "welcome"
@@ -83,7 +85,7 @@ class LinkCore:
         self._max_header_bytes = options.limits.max_header_bytes
         self._max_body_bytes = options.limits.max_body_bytes
         self._metrics = metrics
-        self._describe, self._locate = directory.describe, directory.locate
+        self._introduce, self._vet, self._locate = directory.introduce, directory.vet, directory.locate
         self._connections: dict[Link, Connection] = {}
         self._deadlines = Deadlines()
         self._backoff = ReconnectBackoff(options.retry_min_s, options.retry_max_s)
@@ -112,7 +114,8 @@ class LinkCore:
         self.outputs.append(Dial(address, endpoint))
         connection = self._connect(Link(address, dialed=True))
         self._deadlines.set((_WELCOME, actor_id), now + self._options.hello_timeout_s)
-        hello = Hello(**_VERSIONS, member=self._describe(), capabilities=self._options.capabilities)
+        me = self._introduce(address, is_proved=False)
+        hello = Hello(**_VERSIONS, member=me, capabilities=self._options.capabilities)
         body = SYSTEM_CODEC.encode(hello)
         for channel in Channel:
             self.say(connection, channel, Verb.HELLO, body, (), SYSTEM, trace)
@@ -217,16 +220,14 @@ class LinkCore:
         if self._log_once.is_new(link.peer, refusal):
             self.outputs.append(Refused(link.peer, refusal))
         connection = self._connections.get(link)
-        if refusal.code == "wrong_sender" and link.dialed and connection is not None:
+        if refusal.code in _OTHERS and link.dialed and connection is not None:
             self._fail(connection, "another actor listens there")
             return
         located = self._locate(link.peer.actor_id)
         is_member = located is not None and located[0] == link.peer
         is_linked = connection is not None
         if header is not None and is_answered(header, refusal, is_linked=is_linked, is_member=is_member):
-            body = SYSTEM_CODEC.encode(
-                ErrorBody(code=refusal.code, message=refusal.message, known_epoch=refusal.known_epoch)
-            )
+            body = error_body(refusal)
             if connection is not None:
                 self.say(connection, channel, Verb.ERROR, body, (), answer_to(header), header.trace)
             else:
@@ -277,7 +278,8 @@ class LinkCore:
         """
         if header.verb != Verb.HELLO or link.dialed:
             raise FrameRefused("no_hello", "a message without hello before it")
-        check_greeting(parts, Hello)
+        # Before anybody is lost: whoever takes another's name must not end that one.
+        self._vet(check_greeting(parts, Hello, link.peer).member)
         address, number = link.peer, connection_of(header.sequence)
         peer = self.peers.get(address.actor_id)
         located = self._locate(address.actor_id) if peer is None else None
@@ -332,6 +334,9 @@ class LinkCore:
             error = body if isinstance(body, ErrorBody) else ErrorBody(code="refused", message="")
             if error.code == SUPERSEDED:
                 self.outputs.append(Superseded(connection.link.peer, error.message, error.known_epoch))
+            told = FrameRefused(error.code, f"it says: {error.message}")
+            if error.code in PROOF_CODES and self._log_once.is_new(connection.link.peer, told):
+                self.outputs.append(Refused(connection.link.peer, told))
             self._fail(connection, f"the peer refuses the link ({error.code}: {error.message})")
             return None
         if sequence <= last or number < remote:
@@ -353,26 +358,21 @@ class LinkCore:
     def _on_link_verb(self, connection: Connection, channel: Channel, header: Header, parts: Frames) -> None:
         link, peer, state = connection.link, connection.peer, connection.channels[channel]
         match header.verb:
-            case Verb.HELLO:
-                hello = check_greeting(parts, Hello)
-                if link.dialed:
-                    raise FrameRefused("unexpected", "a hello from the dialed side")
-                peer.member, peer.capabilities = hello.member, hello.capabilities
+            case Verb.HELLO | Verb.WELCOME:
+                is_hello = header.verb == Verb.HELLO
+                greeting = check_greeting(parts, Hello if is_hello else Welcome, link.peer)
+                if is_hello == link.dialed:
+                    raise FrameRefused("unexpected", "the side that dials says hello, the other welcome")
+                peer.is_proved = self._vet(greeting.member)
+                peer.member, peer.capabilities = greeting.member, greeting.capabilities
                 state.phase = Phase.OPEN
-                welcome = Welcome(
-                    version=PROTOCOL_VERSION, member=self._describe(), capabilities=self._options.capabilities
-                )
-                self.say(
-                    connection, channel, Verb.WELCOME, SYSTEM_CODEC.encode(welcome), (), answer_to(header), header.trace
-                )
+                if is_hello:
+                    me = self._introduce(link.peer, is_proved=peer.is_proved)
+                    welcome = Welcome(version=PROTOCOL_VERSION, member=me, capabilities=self._options.capabilities)
+                    body = SYSTEM_CODEC.encode(welcome)
+                    self.say(connection, channel, Verb.WELCOME, body, (), answer_to(header), header.trace)
                 while state.waiting:
                     self.say(connection, channel, *state.waiting.popleft())
-            case Verb.WELCOME:
-                welcome = check_greeting(parts, Welcome)
-                if not link.dialed:
-                    raise FrameRefused("unexpected", "a welcome from the dialing side")
-                peer.member, peer.capabilities = welcome.member, welcome.capabilities
-                state.phase = Phase.OPEN
             case _:
                 # Bulk may still be on its way when the control channel says bye; the peer is gone when both have said
                 # it.

@@ -93,13 +93,14 @@ class Connection:
 class Peer:
     """One incarnation that this actor has a link with. `route` is where messages to it go; None once it is lost.
 
-    `member` is what it said of itself when the link was made. `is_watched`: life signs are expected until it is lost.
+    `member` is what it said of itself when the link was made, `is_proved` whether it is of this host's supervisor.
+    `is_watched`: life signs are expected until it is lost.
     `pings` are those that are not answered: by channel the message id, and what `heard` said before.
     """
 
     __slots__ = (
-        "address", "capabilities", "connections", "heard_by_beat", "is_watched", "member", "pings", "route",
-        "silent_beats",
+        "address", "capabilities", "connections", "heard_by_beat", "is_proved", "is_watched", "member", "pings",
+        "route", "silent_beats",
     )  # fmt: skip
 
     def __init__(self, address: Address) -> None:
@@ -108,6 +109,7 @@ class Peer:
         self.capabilities: dict[str, Any] = {}
         self.connections: list[Connection] = []
         self.route: Connection | None = None
+        self.is_proved = False
         self.is_watched = False
         self.heard_by_beat = -1
         self.silent_beats = 0

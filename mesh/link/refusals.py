@@ -2,8 +2,8 @@
 
     linked      error with the frame's message id, so that a call fails at once
     not linked  error with sequence 0, which ends the sender's link: to members, to incarnations that are over, to who
-                says hello to another incarnation than this, and to who renews a lease, who would wait for an answer
-                here and take this actor for gone
+                says hello to another incarnation than this or has not proved who it is, and to who renews a lease, who
+                would wait for an answer here and take this actor for gone
     never       to errors and answers, or two peers could keep each other busy; nor to who claims another's name
 
 Owned by `mesh/link/core.py`.
@@ -12,7 +12,7 @@ Owned by `mesh/link/core.py`.
 from typing import Final, TypeVar
 
 from mesh.address import Address
-from mesh.errors import WRONG_EPOCH, FrameRefused
+from mesh.errors import PROOF_CODES, WRONG_EPOCH, FrameRefused
 from mesh.link.outputs import Frames
 from mesh.wire.frames import SYSTEM_CODEC, ErrorBody, Hello, Welcome
 from mesh.wire.header import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, Header, Verb
@@ -20,17 +20,22 @@ from mesh.wire.header import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, Header, Ver
 _UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.ITEM, Verb.END, Verb.CREDIT, Verb.CANCEL, Verb.BYE))
 _MAX_REMEMBERED: Final = 1024
 
-Greeting = TypeVar("Greeting", Hello, Welcome)
+Greeting = TypeVar("Greeting", bound=Hello | Welcome)
 
 
-def check_greeting(parts: Frames, kind: type[Greeting]) -> Greeting:
-    """The hello or welcome in a message; raises `FrameRefused` if there is none, or no version in common."""
+def check_greeting(parts: Frames, kind: type[Greeting], peer: Address) -> Greeting:
+    """The hello or welcome of a peer in a message.
+
+    Raises `FrameRefused` if there is none, it is another actor's, or no version is in common.
+    """
     body = SYSTEM_CODEC.decode(parts[1])
     if not isinstance(body, kind):
         raise FrameRefused("bad_body", f"the body of a {kind.__name__.lower()} is expected")
     first, last = (body.min_version, body.max_version) if isinstance(body, Hello) else (body.version, body.version)
     if last < MIN_PROTOCOL_VERSION or first > PROTOCOL_VERSION:
         raise FrameRefused("wrong_version", f"versions {first} to {last} offered, {PROTOCOL_VERSION} is spoken here")
+    if body.member.address != peer:
+        raise FrameRefused("wrong_sender", f"introduces itself as {body.member.address}")
     return body
 
 
@@ -48,9 +53,15 @@ def is_answered(header: Header, refusal: FrameRefused, *, is_linked: bool, is_me
     # An answer would go to the actor whose name was claimed, which has sent nothing.
     if header.verb in _UNANSWERED or refusal.code == "wrong_sender":
         return False
-    # Who greets in vain is told by which epoch it would not: its own is over, or it does not know this one's.
-    is_told_epoch = header.verb == Verb.HELLO and refusal.known_epoch > 0
-    return is_linked or is_member or is_told_epoch or header.verb == Verb.HEARTBEAT
+    # Who greets in vain is told why: by its epoch, which is over, or by this one's, or by what it has not proved.
+    is_told = header.verb == Verb.HELLO and (refusal.known_epoch > 0 or refusal.code in PROOF_CODES)
+    return is_linked or is_member or is_told or header.verb == Verb.HEARTBEAT
+
+
+def error_body(refusal: FrameRefused) -> bytes:
+    """What the sender of the frame is told."""
+    error = ErrorBody(code=refusal.code, message=refusal.message, known_epoch=refusal.known_epoch)
+    return SYSTEM_CODEC.encode(error)
 
 
 class LogOnce:

@@ -24,7 +24,11 @@ SUPERVISOR = "supervisor"
 
 
 class Member(Part, frozen=True):
-    """One actor in the mesh. `state` is one of those above; `attributes` are the role's own business."""
+    """One actor in the mesh. `state` is one of those above; `attributes` are the role's own business.
+
+    `proof` is of who was started by its host's supervisor or with its leave (`mesh/membership/proof.py`), and empty for
+    who is not to see it.
+    """
 
     actor_id: str
     role: str
@@ -34,6 +38,7 @@ class Member(Part, frozen=True):
     host: str = ""
     pid: int = 0
     attributes: dict[str, Any] = {}
+    proof: bytes = b""
 
     @property
     def address(self) -> Address:
@@ -44,8 +49,12 @@ class Member(Part, frozen=True):
 class Directory(Protocol):
     """Who is who, as far as this actor knows; asked, and told nothing."""
 
-    def describe(self) -> Member:
-        """This actor, for `hello` and `welcome`."""
+    def introduce(self, to: Address, *, is_proved: bool) -> Member:
+        """This actor, for `hello` and `welcome`, with its proof where that may be shown."""
+        ...
+
+    def vet(self, member: Member) -> bool:
+        """Whether who introduces itself has proved who it is; raises `FrameRefused` where it had to."""
         ...
 
     def locate(self, actor_id: str) -> tuple[Address, Endpoint] | None:

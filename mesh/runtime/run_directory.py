@@ -10,6 +10,7 @@ Used by `mesh/run.py`, the registry actor and `cli`.
 
 import contextlib
 import errno
+import hmac
 import os
 import socket
 import stat
@@ -20,6 +21,7 @@ import msgspec
 
 from mesh.address import HOST_NAME, Address, Endpoint
 from mesh.errors import BindError
+from mesh.membership.proof import REGISTRY, HostSecret
 from mesh.transport.base import Channel
 
 MAX_SOCKET_PATH_BYTES: Final = 100
@@ -46,6 +48,7 @@ class _RegistryFile(msgspec.Struct, frozen=True):
     data: str
     local_control: str = ""
     local_data: str = ""
+    proof: str = ""
 
 
 class RunDirectory:
@@ -113,14 +116,14 @@ class RunDirectory:
         record = self.host()
         return record.name if record is not None else socket.gethostname()
 
-    def write_registry(self, address: Address, endpoint: Endpoint) -> None:
+    def write_registry(self, address: Address, endpoint: Endpoint, proof: bytes = b"") -> None:
         """Say which registry is the living one, as `replace_file` does. Raises OSError."""
-        content = _RegistryFile(*address, *msgspec.structs.astuple(endpoint))
+        content = _RegistryFile(*address, *msgspec.structs.astuple(endpoint), proof=proof.hex())
         replace_file(self.registry_file, msgspec.json.encode(content) + b"\n")
 
-    def bootstrap(self) -> "FileBootstrap":
-        """Where the registry is, as the file says at each moment."""
-        return FileBootstrap(self.registry_file)
+    def bootstrap(self, secret: HostSecret | None = None) -> "FileBootstrap":
+        """Where the registry is, as the file says at each moment; with the host's secret only of one that is proved."""
+        return FileBootstrap(self.registry_file, secret)
 
     def _path(self, address: Address, channel: Channel) -> Path:
         return self.sockets / f"{address.actor_id}.{address.epoch}.{'c' if channel == Channel.CONTROL else 'd'}"
@@ -166,8 +169,9 @@ def _write_over(path: Path, content: bytes) -> bool:
 class FileBootstrap:
     """Implements `mesh.membership.view.Bootstrap` over `registry.json`; reads it only when it was replaced."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, secret: HostSecret | None = None) -> None:
         self._path = path
+        self._secret = secret
         self._seen: tuple[int, int] | None = None
         self._target: tuple[Address, Endpoint] | None = None
 
@@ -177,9 +181,16 @@ class FileBootstrap:
             status = self._path.stat()
             if self._seen != (status.st_ino, status.st_mtime_ns):
                 found = msgspec.json.decode(self._path.read_bytes(), type=_RegistryFile)
-                actor_id, epoch, *where = msgspec.structs.astuple(found)
-                self._target = Address(actor_id, epoch), Endpoint(*where)
+                actor_id, epoch, *where, proof = msgspec.structs.astuple(found)
+                address = Address(actor_id, epoch)
+                self._target = (address, Endpoint(*where)) if self._is_proved(address, proof) else None
                 self._seen = status.st_ino, status.st_mtime_ns
         except (OSError, msgspec.MsgspecError, ValueError):
             self._seen = self._target = None
         return self._target
+
+    def _is_proved(self, address: Address, proof: str) -> bool:
+        # One that somebody else has started would take the whole mesh along; the mesh's own writes the file anew.
+        if self._secret is None or not self._secret.is_local(address.actor_id):
+            return True
+        return hmac.compare_digest(self._secret.prove(*address, REGISTRY), bytes.fromhex(proof))

@@ -9,8 +9,9 @@ import msgspec
 
 from mesh.actor import Actor, Call
 from mesh.address import Address, Endpoint
-from mesh.errors import STALE_EPOCH
-from mesh.membership.view import READY
+from mesh.errors import NO_PROOF, STALE_EPOCH, FrameRefused
+from mesh.membership.proof import as_shown_to, without_proof
+from mesh.membership.view import READY, Bootstrap
 from mesh.runtime.run_directory import RunDirectory
 from mesh.transport.base import Channel
 from mesh.wire.codec import Codec
@@ -28,6 +29,7 @@ from nodes.registry.core import RegistryCore, Stale
 
 ROLE: Final = "registry"
 _CHECK_S: Final = 0.5
+_MAX_DOUBTED: Final = 1024
 
 
 class RegistryActor(Actor):
@@ -45,7 +47,8 @@ class RegistryActor(Actor):
 
     def __init__(self, run_directory: RunDirectory | None = None, *, lease_s: float = 5.0) -> None:
         self._run_directory = run_directory
-        self._told = run_directory.bootstrap() if run_directory is not None else None
+        self._told: Bootstrap | None = None
+        self._doubted: set[str] = set()
         self._lease_s = lease_s
         self._core: RegistryCore | None = None
         self._checked_at = 0.0
@@ -60,7 +63,9 @@ class RegistryActor(Actor):
     async def start(self) -> None:
         """Begin with nobody but itself, and say where it is."""
         ctx = self.ctx
-        self._core = RegistryCore(ctx.address.epoch, self._lease_s, ctx.now())
+        if self._run_directory is not None:
+            self._told = self._run_directory.bootstrap(ctx.credentials.secret)
+        self._core = RegistryCore(ctx.address.epoch, self._lease_s, ctx.now(), ctx.credentials.check)
         self._core.admit(msgspec.structs.replace(ctx.describe(), state=READY))
         self._checked_at = ctx.now()
         ctx.later(_CHECK_S, self._check)
@@ -73,10 +78,10 @@ class RegistryActor(Actor):
             case Join():
                 self._join(call, call.message)
             case Leave(actor_id=actor_id, epoch=epoch, reason=reason):
-                self._tell_all(core.leave(Address(actor_id, epoch), reason))
-                call.reply(Left())
+                self._leave(call, Address(actor_id, epoch), reason)
             case ListMembers():
-                call.reply(Members(registry_epoch=core.epoch, version=core.version, members=core.members()))
+                members = [without_proof(member) for member in core.members()]
+                call.reply(Members(registry_epoch=core.epoch, version=core.version, members=members))
             case _:
                 super().on_ask(call)
 
@@ -106,8 +111,33 @@ class RegistryActor(Actor):
         except Stale as error:
             call.fail(STALE_EPOCH, str(error), known_epoch=error.known_epoch)
             return
-        self._tell_all(outcome.change, but=call.sender if outcome.joined.members is not None else None)
-        call.reply(outcome.joined)
+        except FrameRefused as refusal:
+            self._refused(call.sender, refusal)
+            call.fail(refusal.code, refusal.message)
+            return
+        for address, doubt in outcome.doubted:
+            self._refused(address, doubt)
+        joined, members = outcome.joined, outcome.joined.members
+        self._tell_all(outcome.change, but=call.sender if members is not None else None)
+        if members is not None:
+            joined = msgspec.structs.replace(joined, members=as_shown_to(request.member, members))
+        call.reply(joined)
+
+    def _leave(self, call: Call, address: Address, reason: str) -> None:
+        if address != call.sender and not self.ctx.credentials.believe(call.sender, is_proved=call.peer.is_proved):
+            refusal = FrameRefused(NO_PROOF, f"{call.sender} says that {address} leaves, and is nobody to know")
+            self._refused(call.sender, refusal)
+            call.fail(refusal.code, refusal.message)
+            return
+        self._tell_all(self.core.leave(address, reason))
+        call.reply(Left())
+
+    def _refused(self, address: Address, refusal: FrameRefused) -> None:
+        self.ctx.metrics.count("mesh_members_refused_total", code=refusal.code)
+        # A stranger that invents actor ids must not fill the log.
+        if address.actor_id not in self._doubted and len(self._doubted) < _MAX_DOUBTED:
+            self._doubted.add(address.actor_id)
+            self.ctx.log.warning("member_refused", member=str(address), code=refusal.code, why=refusal.message)
 
     def _check(self) -> None:
         now = self.ctx.now()
@@ -132,7 +162,7 @@ class RegistryActor(Actor):
         if self._run_directory is None:
             return
         try:
-            self._run_directory.write_registry(self.ctx.address, self.ctx.endpoint)
+            self._run_directory.write_registry(self.ctx.address, self.ctx.endpoint, self.ctx.describe().proof)
             self._unwritten = ""
         except OSError as error:
             # Who has joined goes on. For whoever comes it is tried again at each check, and told once.
@@ -146,4 +176,5 @@ class RegistryActor(Actor):
             return
         for member in self.core.audience():
             if member.address not in (but, self.ctx.address):
-                self.ctx.tell(member.actor_id, change, channel=Channel.CONTROL)
+                told = msgspec.structs.replace(change, upserted=as_shown_to(member, change.upserted))
+                self.ctx.tell(member.actor_id, told, channel=Channel.CONTROL)

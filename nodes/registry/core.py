@@ -11,10 +11,11 @@ Epochs of who has left are remembered: a host that comes back without its files 
 epoch that is lower, or the same, and whoever knew the one before (a worker its scheduler) would refuse it for good.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from mesh.address import Address
+from mesh.errors import FrameRefused
 from mesh.membership.view import Member
 from mesh.wire.frames import Departed, Join, Joined, MembersChanged
 
@@ -31,16 +32,29 @@ class Stale(Exception):
 
 
 class JoinOutcome(NamedTuple):
-    """The answer to a join, and what is told to the others (and to the joining member unless it got a snapshot)."""
+    """The answer to a join, and what is told to the others (and to the joining member unless it got a snapshot).
+
+    `doubted`: whom it named as members and who is not believed to be one.
+    """
 
     joined: Joined
     change: MembersChanged | None
+    doubted: list[tuple[Address, FrameRefused]]
+
+
+Check = Callable[[Member, Member | None], object]
+"""Raises `FrameRefused` where a member had to prove who it is; the second one is who is known by its actor id."""
+
+
+def _anybody(_member: Member, _known: Member | None) -> None:
+    """Where there is no supervisor nobody has a proof."""
 
 
 class RegistryCore:
-    """All leases of one registry incarnation. Times are seconds on one clock."""
+    """All leases of one registry incarnation. Times are seconds on one clock. `check`: as `Credentials.check`."""
 
-    def __init__(self, epoch: int, lease_s: float, now: float) -> None:
+    def __init__(self, epoch: int, lease_s: float, now: float, check: Check | None = None) -> None:
+        self._check = check or _anybody
         self.epoch = epoch
         self.lease_s = lease_s
         self.version = 1
@@ -69,14 +83,19 @@ class RegistryCore:
         self._expiry[member.actor_id] = FOREVER
 
     def join(self, request: Join, now: float) -> JoinOutcome:
-        """Open or update a membership; raises `Stale` for an incarnation that a newer one has replaced."""
+        """Open or update a membership.
+
+        Raises `Stale` for an incarnation that a newer one has replaced, and `FrameRefused` for who has not proved it is
+        who it says.
+        """
         member = request.member
         known = self._members.get(member.actor_id)
+        self._check(member, known)
         # Not at the same one: who only lost its lease, as a stopped process does, comes again as it was.
         if (newest := self._newest(member.actor_id)) > member.epoch:
             raise Stale(member.address, newest)
         was_current = (request.known_epoch, request.known_version) == (self.epoch, self.version)
-        upserted = self._believe(request.known_members, now)
+        upserted, doubted = self._believe(request.known_members, now)
         left: list[Departed] = []
         if known is not None and known.epoch < member.epoch:
             left.append(Departed(actor_id=known.actor_id, epoch=known.epoch, reason="replaced"))
@@ -89,7 +108,9 @@ class RegistryCore:
         change = self._change(upserted, left) if upserted or left else None
         snapshot = None if was_current else self.members()
         return JoinOutcome(
-            Joined(registry_epoch=self.epoch, version=self.version, lease_s=self.lease_s, members=snapshot), change
+            Joined(registry_epoch=self.epoch, version=self.version, lease_s=self.lease_s, members=snapshot),
+            change,
+            doubted,
         )
 
     def renew(self, address: Address, now: float) -> bool:
@@ -119,19 +140,27 @@ class RegistryCore:
         """When `expire` has something to do next; infinite if no lease can end."""
         return min(self._expiry.values(), default=FOREVER)
 
-    def _believe(self, known_members: Iterable[Member], now: float) -> list[Member]:
+    def _believe(
+        self, known_members: Iterable[Member], now: float
+    ) -> tuple[list[Member], list[tuple[Address, FrameRefused]]]:
         believed: list[Member] = []
-        if now < self._known_members_until:
-            for member in known_members:
-                is_member = member.actor_id in self._members
-                # Of two that say it of the same incarnation the first is enough; who has left may have come again.
-                if self._newest(member.actor_id) < member.epoch + (not is_member):
-                    self._departed.pop(member.actor_id, None)
-                    self._members[member.actor_id] = member
-                    self._expiry[member.actor_id] = now + self.lease_s
-                    self._heard.add(member.actor_id)
-                    believed.append(member)
-        return believed
+        doubted: list[tuple[Address, FrameRefused]] = []
+        for member in known_members if now < self._known_members_until else ():
+            known = self._members.get(member.actor_id)
+            # Of two that say it of the same incarnation the first is enough; who has left may have come again.
+            if self._newest(member.actor_id) >= member.epoch + (known is None):
+                continue
+            try:
+                self._check(member, known)
+            except FrameRefused as refusal:
+                doubted.append((member.address, refusal))
+                continue
+            self._departed.pop(member.actor_id, None)
+            self._members[member.actor_id] = member
+            self._expiry[member.actor_id] = now + self.lease_s
+            self._heard.add(member.actor_id)
+            believed.append(member)
+        return believed, doubted
 
     def _newest(self, actor_id: str) -> int:
         """The latest epoch of an actor that has been a member, 0 if none is known."""

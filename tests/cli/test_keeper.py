@@ -19,6 +19,7 @@ from cli.supervisor.actor import NotRecordable, SupervisorActor
 from cli.supervisor.keeper import Listeners, ProcessKeeper
 from cli.supervisor.mesh_directory import MeshDirectory, StartError
 from mesh.address import Address
+from mesh.membership.proof import HostSecret
 from mesh.membership.view import DRAINING, READY
 from mesh.supervision.events import Beat, Begin, Spawned
 
@@ -40,7 +41,9 @@ async def keeper_of(directory: MeshDirectory) -> ProcessKeeper:
     loop = asyncio.get_running_loop()
     record = Mock(ctx=Mock(now=loop.time, later=loop.call_later))
     listeners = Listeners(dead=Mock(), drained=Mock(), ready=Mock(), stopped=Mock(), member=Mock())
-    keeper = ProcessKeeper(topology, directory, Mock(), record, listeners, 0)
+    keeper = ProcessKeeper(
+        topology, directory, Mock(), record, listeners, 0, HostSecret.draw("m", "", ["gateway-0"], ())
+    )
     keeper.core.handle(Begin(), 0.0)
     keeper.core.handle(Spawned("gateway-0", 1), 0.0)
     keeper.core.handle(Beat("gateway-0", 1, True), 0.0)

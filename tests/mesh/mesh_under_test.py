@@ -117,6 +117,7 @@ class Mesh:
         self.kill_transport = kill
         self.systems = {}
         self.registry = None
+        self.options = QUICK
 
     def lookup(self):
         return None if self.registry is None else (self.registry.address, self.registry.describe().endpoint)
@@ -126,9 +127,9 @@ class Mesh:
         self.registry = await self.start("registry", epoch, actor)
         return self.registry
 
-    async def start(self, actor_id, epoch=1, actor=None, options=QUICK):
-        address = Address(actor_id, epoch)
-        system = ActorSystem(actor or Recorder(), address, self.make_transport(address), self, options)
+    async def start(self, actor_id, epoch=1, actor=None, options=None):
+        address, transport = Address(actor_id, epoch), self.make_transport(Address(actor_id, epoch))
+        system = ActorSystem(actor or Recorder(), address, transport, self, options or self.options)
         self.systems[actor_id] = system
         await system.start()
         if system.actor.joins:

@@ -1,0 +1,39 @@
+"""The host's secret on its way to an actor that is no fork: through a pipe that both ends close at once."""
+
+import contextlib
+import os
+from collections.abc import Generator
+
+import msgspec
+
+from cli.errors import WrongUsage
+from mesh.membership.proof import HostSecret
+
+_MAX_BYTES = 1 << 16
+"""What a pipe holds before a writer waits; a mesh of a thousand actors needs a third of it."""
+
+
+@contextlib.contextmanager
+def secret_pipe(secret: HostSecret) -> Generator[int]:
+    """The reading end of a pipe with the secret in it, as long as this lasts. Raises OSError."""
+    reader, writer = os.pipe()
+    try:
+        try:
+            os.set_blocking(writer, False)
+            os.write(writer, msgspec.msgpack.encode(secret))
+        finally:
+            os.close(writer)
+        yield reader
+    finally:
+        os.close(reader)
+
+
+def read_secret(descriptor: int) -> HostSecret:
+    """Read what `secret_pipe` wrote, to the end, and close it. Raises WrongUsage where there is no such thing."""
+    try:
+        with open(descriptor, "rb") as pipe:
+            return msgspec.msgpack.decode(pipe.read(_MAX_BYTES), type=HostSecret)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise WrongUsage(
+            f"--secret-fd {descriptor} cannot be used", why=str(error), do="leave it out: supervisors alone give it"
+        ) from error
