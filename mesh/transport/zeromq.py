@@ -23,6 +23,7 @@ from zmq.utils.monitor import parse_monitor_message
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError
 from mesh.transport.base import Buffer, Channel, Link, Listener
+from mesh.transport.names import Names, name_in, with_address
 from mesh.transport.zeromq_binding import Bound, ZeroMQOptions, bind, endpoint_of, prepare_dial
 from mesh.transport.zeromq_socket import LoopSocket, Outbox
 
@@ -94,6 +95,7 @@ class ZeroMQTransport:
         self._backlog: tuple[dict[Link, None], dict[Link, None]] = ({}, {})
         self._retry: asyncio.TimerHandle | None = None
         self._num_monitors = 0
+        self._names = Names(self._loop)
 
     # Transport
 
@@ -109,20 +111,39 @@ class ZeroMQTransport:
             raise
 
     def dial(self, peer: Address, endpoint: Endpoint) -> Link:
-        """Connect both channels; if that fails the link goes down soon."""
+        """Connect both channels, at once unless a name has to be looked up; if that fails the link goes down soon."""
         assert self._listener is not None, "a transport dials between start and stop"
-        on_frames = self._listener.on_frames
         link = Link(peer, dialed=True)
         dialed = self._dialed[link] = _Dialed(link, self._outboxes())
+        if name := name_in(endpoint.control):
+            self._names.look_up(name).add_done_callback(partial(self._looked_up, dialed, endpoint))
+        else:
+            self._connect_both(dialed, endpoint)
+        return link
+
+    def _looked_up(self, dialed: _Dialed, endpoint: Endpoint, found: asyncio.Future[str]) -> None:
+        """A name has an address, or none."""
+        if self._dialed.get(dialed.link) is not dialed:
+            return
+        if (error := found.exception()) is not None:
+            self._gone(dialed, str(error))
+            return
+        address = found.result()
+        self._connect_both(
+            dialed, Endpoint(with_address(endpoint.control, address), with_address(endpoint.data, address))
+        )
+
+    def _connect_both(self, dialed: _Dialed, endpoint: Endpoint) -> None:
+        assert self._listener is not None, "nothing is dialed after stop"
+        on_frames = self._listener.on_frames
         for channel, where in zip(Channel, (endpoint.control, endpoint.data), strict=True):
             try:
                 _check_descriptors()
-                self._connect(dialed, channel, where, partial(on_frames, link, channel))
+                self._connect(dialed, channel, where, partial(on_frames, dialed.link, channel))
             except (zmq.ZMQError, OSError) as error:
                 # No descriptor or socket is left, or the address is none: what is sent until then is lost with it.
                 self._loop.call_soon(self._gone, dialed, f"{where} cannot be dialed: {error}")
                 break
-        return link
 
     def _connect(
         self, dialed: _Dialed, channel: Channel, where: str, on_message: Callable[[list[Buffer]], None]

@@ -99,8 +99,6 @@ def prepare_dial(dealer: "zmq.Socket[bytes]", where: str) -> None:
     """Set what a socket needs that is about to dial `where`."""
     if where.startswith(_TCP):
         _expect_heartbeats(dealer)
-        # Names are dialed by IPv4: with this set ZeroMQ takes a name's IPv6 address first, where a host that listens on
-        # 0.0.0.0 does not answer, and tries no other.
         dealer.setsockopt(zmq.IPV6, int(where.startswith(f"{_TCP}[")))
 
 

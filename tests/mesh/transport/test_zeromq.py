@@ -5,6 +5,7 @@ import os
 import resource
 import socket
 import stat
+import threading
 import time
 
 import pytest
@@ -18,6 +19,7 @@ from mesh.runtime.run_directory import HostRecord, RunDirectory
 from mesh.system import ActorSystem
 from mesh.testing.leaks import assert_no_leaks
 from mesh.testing.ports import free_port
+from mesh.transport import names
 from mesh.transport.base import Channel, Link
 from mesh.transport.zeromq import NOBODY, ZeroMQTransport
 from mesh.transport.zeromq_binding import ZeroMQOptions
@@ -372,6 +374,39 @@ async def test_ipv6_is_listened_on_and_dialed(start):
     for number, (address, to) in enumerate(((B, where), (Address("b", 2), v4))):
         a.send(a.dial(address, to), Channel.DATA, (b"h", b"b"))
         await until(lambda n=number: len(ear.heard) > n)
+
+
+async def test_a_name_that_is_looked_up_holds_up_nobody_else(start, monkeypatch):
+    """The name server of a container network takes seconds to say that a container is gone."""
+    is_answered, asked = threading.Event(), []
+
+    def getaddrinfo(name, *_, **__):
+        asked.append(name)
+        if name == "gone.example":
+            assert is_answered.wait(20)
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        entries = [(socket.AF_INET6, ("fd00::7", 0, 0, 0)), (socket.AF_INET, ("127.0.0.1", 0))]
+        return [(family, socket.SOCK_STREAM, 6, "", where) for family, where in entries]
+
+    monkeypatch.setattr(names.socket, "getaddrinfo", getaddrinfo)
+    a, ear_a, _ = await start(A)
+    _, ear_b, where = await start(B, bind="127.0.0.1", address="b.example")
+    assert where.control.startswith("tcp://b.example:")
+    gone = Endpoint("tcp://gone.example:1", "tcp://gone.example:2")
+    dialed = [a.dial(Address("x", epoch), gone) for epoch in (1, 2, 3)]
+    link = a.dial(B, where)
+    for number in range(3):
+        assert a.send(link, Channel.DATA, (b"h", b"%d" % number)), "kept until the address is known"
+    await until(lambda: len(ear_b.heard) == 3)
+    assert [bytes(parts[1]) for _, _, parts in ear_b.heard] == [b"0", b"1", b"2"]
+    assert ear_a.down == []
+    assert a.send(dialed[0], Channel.DATA, (b"h", b"lost"))
+    a.close_link(dialed[2])
+    is_answered.set()
+    await until(lambda: len(ear_a.down) == 2)
+    assert [link for link, _ in ear_a.down] == dialed[:2]
+    assert "gone.example cannot be looked up" in ear_a.down[0][1]
+    assert asked == ["gone.example", "b.example"], "one look-up of a name at a time"
 
 
 async def test_tcp_beyond_the_host_has_to_be_wanted(start):
