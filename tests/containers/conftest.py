@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers.hosts import World
-from tests.containers.image import NoContainers, base_image, build, dependencies_name, image_name, is_built
+from benchmarks.containers.image import NoContainers, base_image, build, dependencies_name, image_name, is_built
+from benchmarks.containers.world import World
 
 
 @pytest.fixture(scope="session")

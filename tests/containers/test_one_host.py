@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from benchmarks.containers.image import podman
+from benchmarks.containers.world import World, wait_until
 from tests.chaos.streams import Answer, Wave, bodies
-from tests.containers.hosts import World, wait_until
-from tests.containers.image import podman
 
 # In CI too, where podman and the image's dependencies are: see `image`.
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]

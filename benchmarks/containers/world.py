@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.containers.image import podman
+from benchmarks.containers.image import podman
 
 SHARED_MEMORY = "1g"
 STOP_S = 40

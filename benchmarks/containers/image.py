@@ -79,4 +79,4 @@ def build(base: str) -> None:
     for options in parts:
         podman(*arguments, *options, str(ROOT), timeout_s=BUILD_TIMEOUT_S)
     for name in set(earlier) - {image_name(base)}:
-        podman("untag", name, check=False)
+        podman("untag", name, name, check=False)
