@@ -155,6 +155,11 @@ class Links:
         self._core.down(link, reason, self._time())
         self._carry_out()
 
+    def on_some_link_down(self) -> None:
+        """A connection from another host is gone: who has made one is asked whether it is still there."""
+        self._core.liveness.suspect_far(self._time())
+        self._carry_out()
+
     def _due(self, now: float) -> None:
         self._core.due(now)
         self._carry_out()

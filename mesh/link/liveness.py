@@ -51,6 +51,16 @@ class Liveness:
             self._deadlines.set((channel.name, actor_id), now + timeout_s)
             self._core.say(peer.route, channel, Verb.ASK, body, (), meta, "")
 
+    def suspect_far(self, now: float) -> None:
+        """Suspect all peers of other hosts that are reached by connections of theirs.
+
+        Without it an ask on such a connection would fail at its deadline only.
+        """
+        for peer in list(self._core.peers.values()):
+            is_far = peer.member is not None and peer.member.host != self._options.host
+            if is_far and peer.route is not None and not peer.route.link.dialed:
+                self.suspect(peer.address.actor_id, now)
+
     def beat(self, now: float) -> None:
         """Called every heartbeat: who is watched and has said nothing between as many as are allowed is lost."""
         # Who was stopped or starved sees everybody as silent when it wakes: after a late beat the count begins anew.

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Final
 
-from mesh.address import Address
+from mesh.address import Address, host_of
 from mesh.calls.asking import Asking
 from mesh.errors import STALE_EPOCH, CallError, RemoteError
 from mesh.membership.view import Bootstrap, Member, MemberChange, Membership
@@ -62,6 +62,7 @@ class Registration:
         self._joining: Address | None = None
         self._early: list[MembersChanged] = []
         self._is_hurried = False
+        self._has_lapsed = False
 
     def start(self) -> None:
         """Join as soon as there is a registry."""
@@ -99,6 +100,7 @@ class Registration:
         """A peer is lost; if it was the registry, look for it."""
         if address == self.registry:
             self.registry = None
+            self._has_lapsed = True
             self._wanted.set()
 
     def heartbeat(self, peer: Address, beat: Heartbeat) -> None:
@@ -106,6 +108,7 @@ class Registration:
         if peer == self.registry and (
             not beat.known or (beat.registry_epoch, beat.version) != (self.view.registry_epoch, self.view.version)
         ):
+            self._has_lapsed = self._has_lapsed or not beat.known
             self._wanted.set()
 
     def members_changed(self, sender: Address, body: MembersChanged) -> bool:
@@ -154,14 +157,12 @@ class Registration:
             return False
         address = target[0]
         view = self.view
-        known = view.registry_epoch == address.epoch
+        me = self._describe()
         join = Join(
-            member=self._describe(),
+            member=me,
             known_epoch=view.registry_epoch,
             known_version=view.version,
-            # A registry that has just started knows nobody; from what each remembers it has the mesh again before all
-            # have joined.
-            known_members=[] if known else view.all(),
+            known_members=self._known_members(address, host_of(me.actor_id)),
         )
         self._joining = address
         try:
@@ -176,6 +177,7 @@ class Registration:
         if not isinstance(joined, Joined):
             return False
         self.registry = answer.sender
+        self._has_lapsed = False
         # A change may have overtaken the answer; to go back behind it would bring the dead to life.
         is_old = joined.registry_epoch == view.registry_epoch and joined.version < view.version
         if joined.members is not None and not is_old:
@@ -188,3 +190,14 @@ class Registration:
         if not self._first.done():
             self._first.set_result(None)
         return True
+
+    def _known_members(self, registry: Address, host: str) -> list[Member]:
+        """Whom the registry may not know and is told of."""
+        if self.view.registry_epoch != registry.epoch:
+            # It has just started; from what each remembers it has the mesh again before all have joined.
+            return self.view.all()
+        if not self._has_lapsed or not host:
+            return []
+        # What was cut off from it is a whole host, of which it took everybody for gone; its snapshot would say so, and
+        # cut links that have never failed.
+        return [member for member in self.view.all() if host_of(member.actor_id) == host]

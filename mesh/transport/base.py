@@ -38,6 +38,10 @@ class Listener(Protocol):
         """The connection is gone; nothing more comes from it, and what was queued on it may be lost."""
         ...
 
+    def on_some_link_down(self) -> None:
+        """A connection that a peer of another host has made is gone; which, shows when something is sent on it."""
+        ...
+
 
 class Transport(Protocol):
     """Moves multipart messages between actors. FIFO per (link, channel); gaps and duplicates are possible."""

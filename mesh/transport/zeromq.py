@@ -224,10 +224,17 @@ class ZeroMQTransport:
         if self._listener is not None:
             self._listener.on_frames(link, channel, parts)
 
-    def _on_stranger(self, channel: Channel, event: list[Buffer]) -> None:
-        """Somebody connected who does not speak ZeroMQ; an empty message lets it be refused and counted."""
-        if self._listener is not None:
+    def _on_router_event(self, channel: Channel, event: list[Buffer]) -> None:
+        """A connection that somebody has made is gone, or never was one."""
+        what = parse_monitor_message([bytes(part) for part in event])
+        if self._listener is None:
+            return
+        if what["event"] != zmq.Event.DISCONNECTED:
+            # Somebody who does not speak ZeroMQ; an empty message lets it be refused and counted.
             self._listener.on_frames(Link(NOBODY, dialed=False), channel, ())
+        elif what["endpoint"].startswith(b"tcp:"):
+            # On a host whoever sees to its processes says which has ended.
+            self._listener.on_some_link_down()
 
     def _on_end(self, dialed: _Dialed, event: list[Buffer]) -> None:
         what = zmq.Event(parse_monitor_message([bytes(part) for part in event])["event"])
@@ -314,7 +321,8 @@ class ZeroMQTransport:
             socket.close(0)
             raise
         router = LoopSocket(self._loop, socket, partial(self._routed, channel), partial(self._flush_accepted, channel))
-        router.watch(_NO_HANDSHAKE, self._monitor_name(), partial(self._on_stranger, channel))
+        events = _NO_HANDSHAKE | int(zmq.Event.DISCONNECTED)
+        router.watch(events, self._monitor_name(), partial(self._on_router_event, channel))
         self._routers.append(router)
         return bound
 

@@ -6,6 +6,8 @@ has a number, one more than the last, so that members can tell whether they have
 A registry that has just started knows nobody, while everybody goes on working. For one lease time it believes what
 members bring along of their views when they join again (`known_members`): who is named there gets a lease as if it had
 joined, and loses it unless it comes itself. So a restart of the registry looks to nobody as if the others had left.
+The same is believed at any time of whose leases ran out, if whoever names them is of their host: a host that was cut
+off has lost nobody, and links within it live on.
 
 Epochs of who has left are remembered: a host that comes back without its files and with its clock behind would bring an
 epoch that is lower, or the same, and whoever knew the one before (a worker its scheduler) would refuse it for good.
@@ -14,7 +16,7 @@ epoch that is lower, or the same, and whoever knew the one before (a worker its 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from mesh.address import Address
+from mesh.address import Address, host_of
 from mesh.errors import FrameRefused
 from mesh.membership.view import Member
 from mesh.wire.frames import Departed, Join, Joined, MembersChanged
@@ -63,6 +65,7 @@ class RegistryCore:
         self._expiry: dict[str, float] = {}
         self._heard: set[str] = set()
         self._departed: dict[str, int] = {}
+        self._lapsed: dict[str, int] = {}
 
     def members(self) -> list[Member]:
         """Everybody, sorted by actor id."""
@@ -95,7 +98,7 @@ class RegistryCore:
         if (newest := self._newest(member.actor_id)) > member.epoch:
             raise Stale(member.address, newest)
         was_current = (request.known_epoch, request.known_version) == (self.epoch, self.version)
-        upserted, doubted = self._believe(request.known_members, now)
+        upserted, doubted = self._believe(request.known_members, host_of(member.actor_id), now)
         left: list[Departed] = []
         if known is not None and known.epoch < member.epoch:
             left.append(Departed(actor_id=known.actor_id, epoch=known.epoch, reason="replaced"))
@@ -129,7 +132,13 @@ class RegistryCore:
     def expire(self, now: float) -> MembersChanged | None:
         """End all memberships whose lease has run out; None if there is none."""
         gone = sorted(actor_id for actor_id, expiry in self._expiry.items() if expiry <= now)
-        return self._end(gone, "its lease ran out") if gone else None
+        if not gone:
+            return None
+        change = self._end(gone, "its lease ran out")
+        # Forgotten with the epochs of who has left, which are as many.
+        lapsed = self._lapsed | {actor_id: self._departed.get(actor_id, 0) for actor_id in gone}
+        self._lapsed = {actor_id: epoch for actor_id, epoch in lapsed.items() if epoch == self._departed.get(actor_id)}
+        return change
 
     def forgive(self, now: float) -> None:
         """The registry itself was not running for a while: nobody could renew, so every lease starts again."""
@@ -141,11 +150,15 @@ class RegistryCore:
         return min(self._expiry.values(), default=FOREVER)
 
     def _believe(
-        self, known_members: Iterable[Member], now: float
+        self, known_members: Iterable[Member], host: str, now: float
     ) -> tuple[list[Member], list[tuple[Address, FrameRefused]]]:
         believed: list[Member] = []
         doubted: list[tuple[Address, FrameRefused]] = []
-        for member in known_members if now < self._known_members_until else ():
+        for member in known_members:
+            is_lapsed = self._departed.get(member.actor_id) == self._lapsed.get(member.actor_id) == member.epoch
+            is_neighbour = bool(host) and host_of(member.actor_id) == host
+            if now >= self._known_members_until and not (is_lapsed and is_neighbour):
+                continue
             known = self._members.get(member.actor_id)
             # Of two that say it of the same incarnation the first is enough; who has left may have come again.
             if self._newest(member.actor_id) >= member.epoch + (known is None):

@@ -1,11 +1,17 @@
 """Actors of several hosts: a registry at fixed ports is found by its endpoint alone, whichever incarnation it is."""
 
 import asyncio
+import shutil
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
+import pytest
 from structlog.testing import capture_logs
 
 from mesh.address import Address, Endpoint
+from mesh.errors import PeerLost
 from mesh.membership.view import StaticBootstrap
 from mesh.runtime.run_directory import HostRecord, RunDirectory
 from mesh.simulation.network import SimulatedNetwork
@@ -59,47 +65,112 @@ def test_a_registry_is_found_by_its_endpoint_alone_and_again_after_each_restart(
     run(main, VirtualTimeLoop)
 
 
-def test_two_hosts_with_a_run_directory_each(run, short_path, once_per_process):
-    async def main():
+class TwoHosts:
+    """A head with the registry and a host d, each with a run directory and a loopback address of its own."""
+
+    def __init__(self, path):
         port = free_port()
-        head, d = (
-            (RunDirectory(short_path / name), HostRecord(name, f"127.0.0.{number}", f"127.0.0.{number}"))
-            for name, number in (("head", 2), ("d", 3))
-        )
-        for directory, record in (head, d):
+        self.registry_endpoint = Endpoint(f"tcp://127.0.0.2:{port}", f"tcp://127.0.0.2:{port + 1}")
+        self.hosts = {
+            name: (RunDirectory(path / name), HostRecord(name, address, address), port * (name == "head"))
+            for name, address in (("head", "127.0.0.2"), ("d", "127.0.0.3"))
+        }
+        for directory, record, _ in self.hosts.values():
             directory.create()
             directory.write_host(record)
-        there = Endpoint(f"tcp://127.0.0.2:{port}", f"tcp://127.0.0.2:{port + 1}")
-        d[0].write_registry(ANY_EPOCH, there)
+        self.hosts["d"][0].write_registry(ANY_EPOCH, self.registry_endpoint)
 
-        async def start(actor, address, host, port=0):
-            directory, record = host
-            transport = ZeroMQTransport(ZeroMQOptions.of_host(directory, port))
-            options = replace(QUICK, host=record.name)
-            system = ActorSystem(actor, address, transport, directory.bootstrap(), options)
-            await system.start()
-            return system
+    async def start(self, name, actor=None, host="head", epoch=1):
+        directory, record, port = self.hosts[host]
+        transport = ZeroMQTransport(ZeroMQOptions.of_host(directory, port if actor is not None else 0))
+        options = replace(QUICK, host=record.name)
+        system = ActorSystem(actor or Recorder(), Address(name, epoch), transport, directory.bootstrap(), options)
+        await system.start()
+        return system
 
-        registry = await start(RegistryActor(head[0]), Address("registry", 5), head, port)
-        systems = [
-            await start(Recorder(), Address(actor_id, 1), host)
-            for actor_id, host in (("x.head", head), ("x.d", d), ("y.d", d))
+    async def start_registry(self, epoch):
+        return await self.start("registry", RegistryActor(self.hosts["head"][0], lease_s=1.0), epoch=epoch)
+
+    async def start_recorders(self):
+        return [
+            await self.start(*where) for where in (("x.head", None, "head"), ("x.d", None, "d"), ("y.d", None, "d"))
         ]
-        near, far, neighbour = systems
+
+
+async def answers(asker, actor_id):
+    return (await asker.actor.ctx.ask(actor_id, HI, timeout_s=5)).message == HI
+
+
+async def all_joined(systems, epoch):
+    await until(lambda: all(s.registration.registry == Address("registry", epoch) for s in systems), 10)
+    await until(lambda: all(len(s.registration.view.all()) == 4 for s in systems))
+
+
+def test_two_hosts_with_a_run_directory_each(run, short_path, once_per_process):
+    async def main():
+        mesh = TwoHosts(short_path)
+        registry = await mesh.start_registry(5)
+        systems = near, far, neighbour = await mesh.start_recorders()
         for epoch in (5, 8):
-            await until(lambda e=epoch: all(s.registration.registry == Address("registry", e) for s in systems), 10)
-            await until(lambda: all(len(s.registration.view.all()) == 4 for s in systems))
+            await all_joined(systems, epoch)
             assert near.locate("registry")[1].control.startswith("ipc://")
-            assert far.locate("registry") == (Address("registry", epoch), there)
+            assert far.locate("registry") == (Address("registry", epoch), mesh.registry_endpoint)
             assert far.locate("y.d")[1].control == f"ipc://{short_path}/d/s/y.d.1.c"
             assert near.locate("x.d")[1].control.startswith("tcp://127.0.0.3:")
             for asker, asked in ((near, "x.d"), (far, "x.head"), (far, "y.d"), (neighbour, "x.d")):
-                assert (await asker.actor.ctx.ask(asked, HI, timeout_s=5)).message == HI
+                assert await answers(asker, asked)
             if epoch == 5:
                 await registry.stop()
-                registry = await start(RegistryActor(head[0]), Address("registry", 8), head, port)
+                registry = await mesh.start_registry(8)
         for system in (*systems, registry):
             await system.stop()
 
     with assert_no_leaks(shm_prefix="none of this test", within_s=1.0):
         run(main)
+
+
+def interface(state):
+    subprocess.run(["ip", "link", "set", "lo", state], check=True, timeout=10)
+
+
+async def lose_network(path):
+    """The way between two hosts goes, for longer than a lease, and comes again; called in a network of its own."""
+    interface("up")
+    mesh = TwoHosts(path)
+    registry = await mesh.start_registry(5)
+    systems = near, far, _ = await mesh.start_recorders()
+    await all_joined(systems, 5)
+    assert await answers(far, "y.d")
+    assert await answers(near, "x.d")
+    began = time.monotonic()
+    interface("down")
+    with pytest.raises(PeerLost):
+        await near.actor.ctx.ask("x.d", HI, timeout_s=30)
+    assert time.monotonic() - began < 3, "1.5 s without a heartbeat, which is looked for every 0.5 s"
+    with pytest.raises(PeerLost):
+        await far.actor.ctx.ask("x.head", HI, timeout_s=30)
+    assert time.monotonic() - began < 4, "on the side that was dialed too"
+    await until(lambda: not registry.actor.core.knows(Address("y.d", 1)))
+    assert await answers(far, "y.d")
+    interface("up")
+    await all_joined(systems, 5)
+    assert await answers(near, "x.d")
+    assert await answers(far, "y.d")
+    assert {address.actor_id for address, _ in far.actor.lost} == {"x.head", "registry"}, "never who is on its host"
+    for system in (*systems, registry):
+        await system.stop()
+
+
+def test_links_within_a_host_outlive_its_network(short_path):
+    command = ["unshare", "--map-root-user", "--net"]
+    if shutil.which("ip") is None or subprocess.run([*command, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no network of its own can be made here")
+    code = f"""
+import asyncio, pathlib
+from tests.mesh.test_hosts import lose_network
+asyncio.run(lose_network(pathlib.Path({str(short_path)!r})))
+"""
+    done = subprocess.run(
+        [*command, sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

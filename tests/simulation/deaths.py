@@ -56,6 +56,9 @@ class _AsProcess:
     def on_link_down(self, link: Link, reason: str) -> None:
         self._process.enter(self._listener.on_link_down, link, reason)
 
+    def on_some_link_down(self) -> None:
+        self._process.enter(self._listener.on_some_link_down)
+
 
 class MortalHost(HeapHost):
     """Pools whose page tables a scheduler may die in the middle of writing."""

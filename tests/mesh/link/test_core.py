@@ -55,7 +55,7 @@ class Node:
         self.seen = set()
         self.routes = {}
         self.last_payload = defaultdict(int)
-        member = Member(actor_id=address.actor_id, role="r", epoch=address.epoch, endpoint=NOWHERE)
+        member = Member(actor_id=address.actor_id, role="r", epoch=address.epoch, endpoint=NOWHERE, host=OPTIONS.host)
         self.describe = lambda: member
         self.introduce = lambda *_, **__: member
         self.vet = lambda _: False
@@ -426,6 +426,24 @@ def test_who_is_watched_is_lost_after_the_allowed_misses():
             world.flush(0)
     assert [reason for _, reason in a.lost] == ["its heartbeats stopped"]
     assert not b.lost, "a was heard at 1.5, and 3.0 is not more than three beats later"
+
+
+def test_of_those_that_have_dialed_the_ones_of_other_hosts_are_suspected():
+    world = linked()
+    a, b = world.nodes.values()
+    for node in (a, b):
+        node.core.liveness.suspect_far(world.now)
+    assert not a.core.peers["b"].pings
+    assert not b.core.peers["a"].pings, "on one host"
+    for node in (a, b):
+        for peer in node.core.peers.values():
+            peer.member = msgspec.structs.replace(peer.member, host="far")
+        node.core.liveness.suspect_far(world.now)
+        node.carry_out()
+    assert not a.core.peers["b"].pings, "of what it has dialed itself it is told"
+    assert set(b.core.peers["a"].pings) == set(Channel)
+    world.flush(0)
+    assert not b.core.peers["a"].pings
 
 
 def test_who_overslept_forgives():

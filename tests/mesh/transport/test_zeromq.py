@@ -35,12 +35,16 @@ class Ear:
     def __init__(self):
         self.heard = []
         self.down = []
+        self.num_unknown_down = 0
 
     def on_frames(self, link, channel, parts):
         self.heard.append((link, channel, list(parts)))
 
     def on_link_down(self, link, reason):
         self.down.append((link, reason))
+
+    def on_some_link_down(self):
+        self.num_unknown_down += 1
 
 
 @pytest.fixture
@@ -360,6 +364,9 @@ async def test_one_actor_listens_for_its_host_and_for_others(start, short_path):
     for peer in (A, Address("c", 1)):
         assert b.send(Link(peer, dialed=False), Channel.DATA, (b"h", b"back"))
     await until(lambda: ear_near.heard and ear_far.heard)
+    near.close_link(Link(B, dialed=True))
+    far.close_link(Link(B, dialed=True))
+    await until(lambda: ear.num_unknown_down == len(Channel))
     with pytest.raises(BindError, match="give another port"):
         await start(Address("registry", 9), **vars(options))
     directory.write_host(None)

@@ -50,6 +50,29 @@ def test_an_update_by_whoever_is_current_needs_no_snapshot():
     assert update.change.upserted[0].state == DRAINING
 
 
+def test_who_returns_brings_along_those_of_its_host_whose_leases_ran_out_with_its_own():
+    core = RegistryCore(1, LEASE, -LEASE)
+    host = [member(f"{name}.d") for name in "abcd"]
+    for one in host:
+        join(core, one)
+    join(core, member("x.head"))
+    core.leave(Address("c.d", 1), "killed")
+    core.renew(Address("x.head", 1), LEASE)
+    left = core.expire(LEASE)
+    assert [departed.actor_id for departed in left.left] == ["a.d", "b.d", "d.d"]
+    # Of c the supervisor has said that it is dead, of d a later incarnation is brought along; x speaks for its own.
+    brought = [host[1], host[2], member("d.d", epoch=2)]
+    assert names(join(core, member("x.head"), LEASE, known_members=host).joined.members) == ["x.head#1"]
+    outcome = join(core, host[0], LEASE, known_members=brought)
+    assert names(outcome.joined.members) == ["a.d#1", "b.d#1", "x.head#1"]
+    assert names(core.audience()) == ["a.d#1", "x.head#1"]
+    # Who does not come itself is gone after a lease.
+    for address in (Address("a.d", 1), Address("x.head", 1)):
+        core.renew(address, LEASE + 1)
+    assert [departed.actor_id for departed in core.expire(2 * LEASE).left] == ["b.d"]
+    assert not core.expire(2 * LEASE)
+
+
 def test_leases_end_unless_renewed():
     core = RegistryCore(1, LEASE, 0.0)
     join(core, member("a"))
