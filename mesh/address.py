@@ -5,9 +5,9 @@ from typing import Final, NamedTuple
 
 from mesh.wire.message import HotPart
 
-HOST_NAME: Final = r"^[a-z0-9][a-z0-9-]{0,11}$"
-"""What a host may be called in a mesh of several."""
-_HOST_OF_ID: Final = re.compile(r"\.([a-z0-9][a-z0-9-]{0,11})$")
+HOST_NAME: Final = r"^(?![0-9]+$)[a-z0-9][a-z0-9-]{0,11}$"
+"""What a host may be called in a mesh of several: no number, which behind an actor's name is its rank."""
+_HOST_OF_ID: Final = re.compile(r"\.((?![0-9]+(?:\.|$))[a-z0-9][a-z0-9-]{0,11})(?:\.[0-9]+)?$")
 
 
 class Address(NamedTuple):
@@ -29,7 +29,10 @@ class Address(NamedTuple):
 
 
 def host_of(actor_id: str) -> str:
-    """The host in an actor's id (`kv-agent-0.d`): "" on a mesh of one host, and for the registry on any."""
+    """The host in an actor's id (`kv-agent-0.d`, or `worker-decode-0.d.1` of rank 1).
+
+    "" on a mesh of one host, and for the registry on any.
+    """
     found = _HOST_OF_ID.search(actor_id)
     return found[1] if found is not None else ""
 

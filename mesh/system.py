@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from mesh.actor import Actor
-from mesh.address import Address, Endpoint
+from mesh.address import Address, Endpoint, host_of
 from mesh.calls.asking import Asking
 from mesh.calls.serving import Call, Serving
 from mesh.calls.tells import Tells
@@ -36,6 +36,7 @@ from mesh.membership.view import (
     LearningBootstrap,
     Member,
     MemberChange,
+    is_of_host,
 )
 from mesh.options import SystemOptions
 from mesh.pubsub.publishing import Publishing
@@ -317,7 +318,7 @@ class ActorSystem:
 
     def _on_peer_down(self, sender: Address, message: PeerDown) -> bool:
         # Anybody may say so, and only these two know: a wrong word would cut a living actor off.
-        if sender != self.registration.registry and not self._is_supervisor(sender):
+        if sender != self.registration.registry and not self._is_supervisor_of(message.actor_id, sender):
             return False
         peer = self.links.get(sender.actor_id)
         if peer is None or not self.credentials.believe(sender, is_proved=peer.is_proved):
@@ -367,9 +368,11 @@ class ActorSystem:
         }
         return self._figures.reply(self._loop.time(), gauges)
 
-    def _is_supervisor(self, sender: Address) -> bool:
+    def _is_supervisor_of(self, actor_id: str, sender: Address) -> bool:
         if self.options.supervisor is not None and self.options.supervisor[0] == sender:
             return True
         # Other hosts have theirs, and who was started by hand has none of its own.
         member = self.registration.view.get(sender.actor_id)
-        return member is not None and member.address == sender and member.role == SUPERVISOR
+        if member is None or member.address != sender or member.role != SUPERVISOR:
+            return False
+        return is_of_host(actor_id, self.registration.view.get(actor_id), host_of(sender.actor_id))

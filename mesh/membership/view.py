@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from mesh.address import Address, Endpoint
+from mesh.address import Address, Endpoint, host_of
 from mesh.wire.message import Part
 
 STARTING = "starting"
@@ -60,6 +60,15 @@ class Directory(Protocol):
     def locate(self, actor_id: str) -> tuple[Address, Endpoint] | None:
         """The living incarnation of an actor and where it listens."""
         ...
+
+
+def is_of_host(actor_id: str, known: Member | None, host: str) -> bool:
+    """Whether an actor is of a host: by its id, or as it has joined where that says nothing, as the registry's does.
+
+    A supervisor of that host may say of it that it is dead. `known` is the member of that id, `host` "" on a mesh of
+    one host.
+    """
+    return host_of(actor_id) == host or (known is not None and not host_of(actor_id) and known.host == host)
 
 
 class Bootstrap(Protocol):

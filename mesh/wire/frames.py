@@ -152,8 +152,8 @@ class MembersChanged(Message, frozen=True):
 class PeerDown(Message, frozen=True):
     """A supervisor tells that an incarnation is dead (reaped), so that whoever waits for it stops at once.
 
-    Believed of the registry, of the actor's own supervisor, and of members with the role `supervisor`; on a host whose
-    supervisor has a secret only if they are proved.
+    Believed of the registry, of the receiver's own supervisor, and of members with the role `supervisor` of actors of
+    their host; on a host whose supervisor has a secret only if they are proved.
     """
 
     actor_id: str

@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 
 from mesh.actor import Actor, Call
-from mesh.address import Address, Endpoint
+from mesh.address import Address, Endpoint, host_of
 from mesh.errors import NO_PROOF, STALE_EPOCH, FrameRefused
 from mesh.membership.proof import as_shown_to, without_proof
-from mesh.membership.view import READY, Bootstrap
+from mesh.membership.view import READY, Bootstrap, is_of_host
 from mesh.runtime.run_directory import RunDirectory
 from mesh.transport.base import Channel
 from mesh.wire.codec import Codec
@@ -124,12 +124,15 @@ class RegistryActor(Actor):
         call.reply(joined)
 
     def _leave(self, call: Call, address: Address, reason: str) -> None:
-        if address != call.sender and not self.ctx.credentials.believe(call.sender, is_proved=call.peer.is_proved):
+        core, credentials = self.core, self.ctx.credentials
+        is_its = is_of_host(address.actor_id, core.find(address.actor_id), host_of(call.sender.actor_id))
+        is_known = is_its and credentials.believe(call.sender, is_proved=call.peer.is_proved)
+        if address != call.sender and not is_known:
             refusal = FrameRefused(NO_PROOF, f"{call.sender} says that {address} leaves, and is nobody to know")
             self._refused(call.sender, refusal)
             call.fail(refusal.code, refusal.message)
             return
-        self._tell_all(self.core.leave(address, reason))
+        self._tell_all(core.leave(address, reason))
         call.reply(Left())
 
     def _refused(self, address: Address, refusal: FrameRefused) -> None:

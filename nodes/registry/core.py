@@ -75,6 +75,10 @@ class RegistryCore:
         """Members that have joined here themselves: they are told of changes. Others get them with their own join."""
         return [member for member in self.members() if member.actor_id not in self._heard]
 
+    def find(self, actor_id: str) -> Member | None:
+        """The member of this id, if there is one."""
+        return self._members.get(actor_id)
+
     def knows(self, address: Address) -> bool:
         """Whether this incarnation is a member."""
         member = self._members.get(address.actor_id)

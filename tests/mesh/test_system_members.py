@@ -140,6 +140,18 @@ async def test_who_has_no_supervisor_believes_those_of_the_mesh(mesh):
     assert a.metrics.value("mesh_frames_refused_total", code="unexpected") == 0
 
 
+async def test_a_supervisor_is_not_believed_of_other_hosts(mesh):
+    a, _ = await mesh.pair()
+    supervisor = await mesh.start("supervisor.x", actor=AnySupervisor())
+    await until(lambda: "supervisor.x#1" in states(a) and "a#1" in states(supervisor))
+    assert supervisor.actor.ctx.tell("a", PeerDown(actor_id="b", epoch=1, reason="a lie"))
+    await until(lambda: a.metrics.value("mesh_frames_refused_total", code="unexpected") == 1)
+    with pytest.raises(RemoteError, match="nobody to know"):
+        await supervisor.actor.ctx.ask("registry", Leave(actor_id="b", epoch=1, reason="a lie"), timeout_s=5)
+    assert not a.actor.lost
+    assert "b#1" in states(a)
+
+
 async def test_serving_goes_on_without_a_registry_and_it_returns_with_nothing_lost(mesh):
     a, b = await mesh.pair()
     await mesh.kill(mesh.registry)

@@ -74,7 +74,16 @@ def test_a_host_of_several_says_where_it_listens(tmp_path):
 
 @pytest.mark.parametrize(
     ("actor_id", "host"),
-    [("kv-agent-0.d", "d"), ("registry", ""), ("words-12.rack-3", "rack-3"), ("x.", ""), ("a.b.c", "c"), ("x.D", "")],
+    [
+        ("kv-agent-0.d", "d"),
+        ("registry", ""),
+        ("words-12.rack-3", "rack-3"),
+        ("x.", ""),
+        ("a.b.c", "c"),
+        ("x.D", ""),
+        ("worker-decode-0.1", ""),
+        ("worker-decode-0.d.1", "d"),
+    ],
 )
 def test_an_id_ends_in_its_host(actor_id, host):
     assert host_of(actor_id) == host
