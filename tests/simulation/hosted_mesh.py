@@ -22,6 +22,7 @@ from mesh.system import ActorSystem
 from mesh.testing.processes import ProcessState, SimulatedProcess
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig
+from nodes.registry.actor import RegistryActor
 from tests.simulation.deaths import MortalHost
 from tests.simulation.returns import ReturningMesh
 from tests.simulation.whole_mesh import QUANTUM_BYTES
@@ -57,6 +58,7 @@ class HostedMesh(ReturningMesh):
         self.down: set[str] = set()
         self.lost: set[str] = set()
         self.wrong: set[str] = set()
+        self.believed: list[str] = []
         super().__post_init__()
         self.wire = Wire(self.network, self.speeds.copy_s, self.speeds.most_late, QUANTUM_BYTES)
         for host in self.hosts:
@@ -196,6 +198,13 @@ class HostedMesh(ReturningMesh):
         while any(actor_id not in self.systems for actor_id in ids):
             await asyncio.sleep(REAPED_S)
 
+    def end(self, host: str) -> None:
+        """A host dies for good, and nobody is left to say so."""
+        ids = [one for one in self.ids_of(host) if one in self.processes]
+        self.gone |= set(ids)
+        for actor_id in ids:
+            self.processes[actor_id].kill()
+
     async def drain_away(self, host: str) -> None:
         """A host is asked to finish, its actors in order, and does not come again."""
         ids = [one for one in self.ids_of(host) if one in self.processes]
@@ -218,8 +227,41 @@ class HostedMesh(ReturningMesh):
         await asyncio.wait([process.spawn(todo), died], return_when=asyncio.FIRST_COMPLETED)
         died.cancel()
 
+    @override
+    def _absent(self) -> list[str]:
+        absent = super()._absent()
+        if absent:
+            return absent
+        members = {one.address for one in self.actors["registry"].core.members()}
+        present = [one for one in self.systems if one not in self.gone and one != "registry"]
+        views = {one: {it.address for it in self.systems[one].registration.view.all()} for one in present}
+        return [
+            f"{one} knows other members than the registry: {view ^ members}"
+            for one, view in views.items()
+            if view != members
+        ]
+
     def slander(self, by_host: str, victim_id: str) -> None:
         """A supervisor says of another host's actor that it is dead."""
         victim = self.processes[victim_id]
         if victim.state is ProcessState.RUNNING and by_host not in self.down:
             self.counts["slandered"] += self._say_dead(f"supervisor.{by_host}", victim.address, SLANDER)
+
+    @override
+    async def _start(self, actor_id: str, epoch: int) -> None:
+        await super()._start(actor_id, epoch)
+        system, actor = self.systems[actor_id], self.actors[actor_id]
+        self._listen(f"{system.address} gave it up", system, "peer_lost")
+        if isinstance(actor, RegistryActor):
+            self._listen(f"{system.address} let it go", actor, "_tell_all")
+
+    def _listen(self, who: str, owner: Any, name: str) -> None:
+        """Note whoever believes a slander."""
+        method = getattr(owner, name)
+
+        def listening(*arguments: Any, **options: Any) -> None:
+            if SLANDER in repr(arguments):
+                self.believed.append(f"{who}: {arguments}")
+            method(*arguments, **options)
+
+        setattr(owner, name, listening)

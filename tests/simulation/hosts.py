@@ -20,7 +20,7 @@ from tests.simulation.scenario import (
     play,
 )
 
-THEMES = ["", "", "", "copies", "stalls", "leavers"]
+THEMES = ["", "", "", "copies", "sources", "stalls", "leavers"]
 HEARTBEAT_S = 3.0
 """Within which a transport sees by itself that the other end has let go of a connection."""
 REFUSED_S = 20.0
@@ -31,8 +31,8 @@ class Blow(NamedTuple):
     """What befalls a host, `at_s` after the start, for `lasts_s`.
 
     `cut`: it is cut off from `others`, messages lost or held, in both directions or one; `pause`; `death`, which it
-    returns from with its files or without; `kill`: of its actor `victim` alone; `join`; `drain`; `slander`: its
-    supervisor says that `victim` of another host is dead.
+    returns from with its files or without; `end`: it never does; `kill`: of its actor `victim` alone; `join`; `drain`;
+    `slander`: its supervisor says that `victim` of another host is dead.
     """
 
     at_s: float
@@ -63,7 +63,7 @@ def draw_blow(draw: random.Random, mesh: HostedMesh, clients: list[Client], vict
 
 
 def draw_blows(draw: random.Random, mesh: HostedMesh, clients: list[Client]) -> list[Blow]:
-    """Up to five of them; a host joins in half of all meshes, and then one of its kind leaves in half."""
+    """Up to five of them; a host joins in half of all meshes, and most often one of its kind leaves, or is lost."""
     victims = ["registry", *(f"{role}-0.{HEAD}" for role in ("gateway", "tokenizer", "detokenizer"))]
     for group in mesh.groups:
         victims += [f"scheduler-{group}", f"worker-{group}", mesh.agent_of(group)]
@@ -72,10 +72,12 @@ def draw_blows(draw: random.Random, mesh: HostedMesh, clients: list[Client]) -> 
     if mesh.has_joiner:
         at_s = 3.0 * draw.random()
         drawn.append(Blow(at_s, "join", JOINER, 0.0))
-        if draw.random() < 0.5:
-            leaver = draw.choice([DECODE, JOINER])
-            # Not before the other one has joined, so that there is always one.
-            drawn.append(Blow(at_s + 2.0 + 4.0 * draw.random(), "drain", leaver, 0.0))
+        # Not before the other one has joined, so that there is always one.
+        leaves_s = at_s + 2.0 + 4.0 * draw.random()
+        if (chance := draw.random()) < 0.5:
+            drawn.append(Blow(leaves_s, "drain", draw.choice([DECODE, JOINER]), 0.0))
+        elif chance < 0.8:
+            drawn.append(Blow(leaves_s, "end", JOINER, 0.0))
     return drawn
 
 
@@ -93,6 +95,8 @@ async def befall(mesh: HostedMesh, blow: Blow) -> None:
         await mesh.pause(host, blow.lasts_s)
     elif blow.kind == "death":
         await mesh.lose(host, blow.lasts_s, is_remade=blow.is_remade, is_behind=blow.is_behind)
+    elif blow.kind == "end":
+        mesh.end(host)
     elif blow.kind == "kill":
         mesh.processes[blow.victim].kill()
     elif blow.kind == "join":
@@ -116,7 +120,7 @@ async def _scenario(mesh: HostedMesh, clients: list[Client], blows: list[Blow]) 
     mesh.network.calm()
     if mesh.counts["remade"]:
         await asyncio.sleep(REFUSED_S)
-    return [*problems, *mesh.reused()]
+    return [*problems, *mesh.reused(), *mesh.believed]
 
 
 def run_seed(seed: int) -> Counter[str]:
