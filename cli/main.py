@@ -42,6 +42,12 @@ StepOption = Annotated[
 DeviceOption = Annotated[
     str | None, typer.Option(help="cpu, cuda (all of them), or cuda:N,cuda:M,...: where models compute.")
 ]
+HostOption = Annotated[
+    str | None, typer.Option(help="Address of the HTTP server; where the file has hosts, which of them this is.")
+]
+InsecureOption = Annotated[
+    bool | None, typer.Option("--insecure", help="Let hosts listen beyond loopback although nothing is encrypted.")
+]
 LocalPrefillOption = Annotated[
     int | None, typer.Option(help="Uncached prompt tokens that a decode group prefills itself.")
 ]
@@ -74,7 +80,8 @@ def up(
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of each group.")] = None,
     prefill_tp: Annotated[int | None, typer.Option(help="The same, of prefill groups.")] = None,
     decode_tp: Annotated[int | None, typer.Option(help="The same, of decode groups.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address of the HTTP server.")] = None,
+    host: HostOption = None,
+    insecure: InsecureOption = None,
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
     cors_origin: OriginsOption = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
@@ -113,7 +120,7 @@ def up(
 
     options: dict[str, Any] = {
         "model": model, "name": name, "prefill": prefill, "decode": decode, "mixed": mixed,
-        "tp": tp, "prefill_tp": prefill_tp, "decode_tp": decode_tp, "host": host, "port": port,
+        "tp": tp, "prefill_tp": prefill_tp, "decode_tp": decode_tp, "host": host, "insecure": insecure, "port": port,
         "cors_origins": cors_origin or None,
         "dtype": dtype, "quantize": quantize, "device": device, "mem_fraction": mem_fraction,
         "deterministic": deterministic, "memory_saver": memory_saver, "pool_in_worker": pool_in_worker,

@@ -11,6 +11,7 @@ from cli.commands.up import plan, settings_in_force, tell_notes
 from cli.errors import CliError
 from cli.exit_codes import ExitCode
 from cli.output import as_toml, print_json
+from cli.plan.hosts import OF_HOSTS
 from cli.plan.model import ModelNotHere
 from cli.plan.role_configs import CONFIG_TYPES
 from cli.plan.settings import Settings
@@ -19,9 +20,9 @@ from nodes.amounts import amount
 from nodes.scheduler.config import SchedulerConfig
 
 
-def show(file: Path | None, output: str) -> ExitCode:
-    """Print the settings as TOML, a topology file, or as JSON. Raises BadConfig."""
-    shown = _filled_in(settings_in_force(file, {}))
+def show(file: Path | None, output: str, host: str | None = None) -> ExitCode:
+    """Print the settings as TOML, a topology file, or as JSON. `host` is as `up` has it. Raises BadConfig."""
+    shown = _filled_in(settings_in_force(file, {"host": host}))
     if output == "json":
         print_json(shown)
     else:
@@ -31,11 +32,7 @@ def show(file: Path | None, output: str) -> ExitCode:
 
 def _filled_in(settings: Settings) -> dict[str, Any]:
     """Settings with what follows from others, and from model and machine where these allow it. None: not set."""
-    prefill, decode, mixed = settings.groups
     shown: dict[str, Any] = msgspec.to_builtins(settings) | {
-        "prefill": prefill,
-        "decode": decode,
-        "mixed": mixed,
         "prefill_tp": settings.tp_size("prefill"),
         "decode_tp": settings.tp_size("decode"),
         "chunk": settings.chunk_tokens,
@@ -45,6 +42,12 @@ def _filled_in(settings: Settings) -> dict[str, Any]:
     if settings.local_prefill_max is None:
         defaults = {field.name: field.default for field in msgspec.structs.fields(SchedulerConfig)}
         shown["local_prefill_max"] = defaults["local_prefill_max"]
+    # Which host this is, is no matter of the file.
+    del shown["on"]
+    if settings.hosts:
+        # Neither is what follows from this host's memory and cores: the file is for all of them.
+        return {name: value for name, value in shown.items() if name not in OF_HOSTS}
+    shown["prefill"], shown["decode"], shown["mixed"] = settings.groups
     with contextlib.suppress(CliError):
         topology = plan(settings, Progress(None), fetches=False)
         shown["context_length"], shown["threads"] = topology.context.length, topology.num_threads
@@ -56,11 +59,14 @@ def _filled_in(settings: Settings) -> dict[str, Any]:
     return shown
 
 
-def validate(file: Path | None) -> ExitCode:
-    """Check the settings as far as `up` would before it starts anything. Raises BadConfig, BadModel, NoMemory."""
+def validate(file: Path | None, host: str | None = None) -> ExitCode:
+    """Check the settings as far as `up` would on this `host` before it starts anything.
+
+    Raises BadConfig, BadModel, NoMemory.
+    """
     what = "the configuration" if file is None else str(file)
     try:
-        topology = plan(settings_in_force(file, {}), Progress(2), fetches=False)
+        topology = plan(settings_in_force(file, {"host": host}), Progress(2), fetches=False)
     except ModelNotHere as error:
         sys.stderr.write(f"{what} is fine as far as can be said without its model: {error.what}; {error.do}\n")
         return ExitCode.OK
@@ -87,6 +93,8 @@ def topology_schema() -> dict[str, Any]:
         # An override names some fields; the topology fills in what a role cannot do without.
         definitions[role_type.__name__].pop("required", None)
         definitions[role_type.__name__]["additionalProperties"] = False
+    # Filled in from --host.
+    del definitions["Settings"]["properties"]["on"]
     definitions["Settings"]["properties"]["roles"] = {
         "type": "object",
         "description": "Fields of a role's own configuration, by role.",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cli.errors import BadConfig
+from cli.plan.names import on_host
 from cli.plan.settings import Settings
 from kvstore.layout import KVLayout
 from kvstore.pool.device import CPU
@@ -35,13 +36,15 @@ class WorkerGroup(NamedTuple):
 
 
 def plan_groups(settings: Settings, spec: ModelSpec, devices: Sequence[str]) -> list[WorkerGroup]:
-    """The groups that the settings ask for, on these devices; none: on the CPU. Raises BadConfig."""
+    """The groups that the settings ask for on this host, on these devices; none: on the CPU. Raises BadConfig."""
     phases: tuple[Phase, ...] = ("prefill", "decode", "mixed")
     wanted: list[tuple[Phase, str, int]] = [
-        (phase, f"{phase}-{number}", settings.tp_size(phase))
+        (phase, on_host(f"{phase}-{number}", settings.on), settings.tp_size(phase))
         for phase, count in zip(phases, settings.groups, strict=True)
         for number in range(count)
     ]
+    if not wanted and settings.on:
+        return []
     if not wanted:
         raise BadConfig("there is no worker group", why="prefill, decode and mixed are all 0", do="give --mixed 1, say")
     _check_sizes([size for _, _, size in wanted], spec, devices)

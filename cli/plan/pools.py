@@ -54,6 +54,9 @@ class PoolPlan:
         self._is_on_host = groups[0].devices[0] == CPU
         self._wanted_context = settings.context_length or spec.context_length
         self._least_context = settings.context_length or min(spec.context_length, _LEAST_CONTEXT)
+        if settings.hosts and settings.kv.pages is None and settings.kv.memory is None:
+            # By what each host has free each would serve another context, and no host knows what others have.
+            self._least_context = self._wanted_context
         self._least_pages = self._layout.num_pages_for(self._least_context) + 1
 
     def pools(self, max_batch_tokens: int) -> list[PoolConfig]:
@@ -194,6 +197,23 @@ def _pages_in(num_bytes: int, layout: KVLayout) -> int:
         else:
             high = middle - 1
     return low
+
+
+def context_elsewhere(settings: Settings, spec: ModelSpec) -> ServedContext:
+    """What a host without pools says a request may have, whose KV is on other hosts.
+
+    All hosts go by one file: pools are as large as it says, or hold the context that is wanted (`PoolPlan`).
+    """
+    wanted = settings.context_length or spec.context_length
+    # The pages of groups of few ranks are the largest.
+    phases = zip(("prefill", "decode", "mixed"), settings.mesh_groups, strict=True)
+    tp_size = min((settings.tp_size(phase) for phase, count in phases if count), default=1)
+    kv, layout = settings.kv, spec.kv_layout(settings.dtype, settings.kv.page_size, 0, tp_size)
+    num_pages = kv.pages if kv.memory is None else _pages_in(parse_bytes(kv.memory), layout)
+    kv_tokens = wanted if num_pages is None else max(0, num_pages - 1) * layout.page_size
+    length = min(wanted, kv_tokens)
+    more_by = "" if length == wanted else "--kv-memory" if kv.pages is None else "--kv-pages"
+    return ServedContext(length=length, model_length=spec.context_length, kv_tokens=kv_tokens, more_by=more_by)
 
 
 def _whole_mib(num_bytes: int) -> int:

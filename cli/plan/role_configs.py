@@ -1,9 +1,11 @@
-"""What can be set of each role: one configuration type each, whose fields `[roles.ROLE]` overrides."""
+"""What can be set of each role: one configuration type each, whose fields `[roles.ROLE]` overrides. Pure."""
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from cli.errors import BadConfig
+from cli.plan.faults import Fault, find_fault, unknown_name
 from nodes import roles
 from nodes.detokenizer.config import DetokenizerConfig
 from nodes.gateway.config import GatewayConfig
@@ -50,3 +52,43 @@ PLANNED: Final = {
     "workers": _GROUPS,
 }
 """Fields in which several actors, or actors and supervisor, have to agree, and the setting that decides for all."""
+
+
+def overlay(role: str, config: msgspec.Struct, overrides: dict[str, Any]) -> dict[str, Any]:
+    """What of a configuration differs from the defaults, as plain data, with the user's own fields on top."""
+    fields = {
+        field.name: msgspec.to_builtins(getattr(config, field.name))
+        for field in msgspec.structs.fields(config)
+        if field.required or getattr(config, field.name) != field.default
+    }
+    for name in overrides:
+        # One gateway on another port than `ps` and `up` look at would never be ready for them.
+        if name in PLANNED and name in config.__struct_fields__:
+            raise BadConfig(
+                f"{name} cannot be set in [roles.{role}]",
+                why="others go by it too",
+                do=f"take it out; {PLANNED[name]} decides it for the whole mesh",
+            )
+    # The environment has words only.
+    given = check_config(role, fields | overrides)
+    return fields | {name: msgspec.to_builtins(getattr(given, name)) for name in overrides}
+
+
+def check_config(role: str, fields: dict[str, Any]) -> msgspec.Struct:
+    """The typed configuration of a role. Raises BadConfig."""
+    if role not in CONFIG_TYPES:
+        fault = unknown_name(role, CONFIG_TYPES, "role")
+        raise BadConfig(f"there is no role {role}", why="it is none of those that a mesh is made of", do=fault.do)
+    config_type = CONFIG_TYPES[role]
+    fault = find_fault(fields, config_type, strict=False)
+    missing = [field.name for field in msgspec.structs.fields(config_type) if field.required]
+    missing = [name for name in missing if name not in fields]
+    if missing:
+        fault = Fault(f"{', '.join(missing)} is not given", "give it (`meshctl up --dry-run` prints whole lines)")
+    if fault is None:
+        try:
+            return msgspec.convert(fields, config_type, strict=False)
+        except ValueError as error:
+            # Fields that are right one by one and not together.
+            fault = Fault(str(error), "correct it")
+    raise BadConfig(f"the configuration of a {role} cannot be used", why=fault.why, do=fault.do)

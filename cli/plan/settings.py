@@ -15,6 +15,16 @@ import msgspec
 
 from cli.errors import BadConfig
 from cli.plan.faults import Fault, find_fault, unknown_name
+from cli.plan.hosts import (
+    Count,
+    Device,
+    HostName,
+    HostSettings,
+    check_hosts,
+    hosts_fault,
+    mesh_groups,
+    registry_host,
+)
 from cli.plan.role_configs import CONFIG_TYPES
 from mesh.errors import BadSetting
 from mesh.runtime.telemetry import LogSettings
@@ -31,23 +41,15 @@ rows, 2.6 or 1.9 for a prompt token, by torch's kernels or native ones); steps o
 _DEVICE_CHUNK: Final = 2048
 """A device needs some thousand rows for its products to be as fast as it can multiply."""
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=256)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=64)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+PortOfTwo = Annotated[int, msgspec.Meta(ge=1, le=65534)]
 Name = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^[a-z0-9][a-z0-9-]{0,23}$",
         description="lower-case letters, digits and dashes, at most 24 (it names sockets, whose paths are short)",
-    ),
-]
-
-Device = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^(cpu|cuda|cuda:\d{1,3}(,cuda:\d{1,3})*)$",
-        description="cpu, cuda (all that are visible), or the ones to use, like cuda:0 or cuda:0,cuda:1",
     ),
 ]
 
@@ -77,7 +79,7 @@ class SupervisionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One mesh on one host.
+    """One mesh: on one host, or this host's part of it where `hosts` says what runs on which.
 
     `device` is where workers compute and KV pools lie: the CPU, or CUDA devices, which are dealt out in order; on each
     of them weights, activations and pools take at most `mem_fraction` of its memory. `deterministic` takes fixed tiles
@@ -99,6 +101,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     that browsers let ask here, or `*`. `roles` overrides fields of a role's own configuration:
     `[roles.gateway] max_inflight = 100`. With `external` actors that no supervisor of the mesh knows may have its roles
     too, and are sent requests.
+
+    With `hosts` each of them has counts of its own in the place of these, and `on` is the one that this machine is:
+    never in the file, it comes from `--host`, which else is `host`, where gateways listen for HTTP. The registry is
+    found at `registry_port` of its host, and at the next one. `insecure` lets hosts listen beyond the loopback although
+    nothing between them is encrypted.
     """
 
     name: Name = "default"
@@ -134,6 +141,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv: KVSettings = KVSettings()
     supervision: SupervisionSettings = SupervisionSettings()
     roles: dict[str, dict[str, Any]] = {}
+    hosts: dict[HostName, HostSettings] = {}
+    registry_port: PortOfTwo = 7400
+    insecure: bool = False
+    on: str = ""
+
+    @property
+    def own_host(self) -> HostSettings | None:
+        """What the file says of this host; None on a mesh of one host."""
+        return self.hosts[self.on] if self.hosts else None
+
+    @property
+    def own_counts(self) -> "Settings | HostSettings":
+        """Who says how many gateways, tokenizers and detokenizers this host has."""
+        return self.own_host or self
+
+    @property
+    def registry_host(self) -> str:
+        """The host that the registry runs on; "" on a mesh of one host."""
+        return registry_host(self.hosts)
+
+    @property
+    def mesh_groups(self) -> tuple[int, int, int]:
+        """How many prefill, decode and mixed groups all hosts have together."""
+        return mesh_groups(self.hosts) if self.hosts else self.groups
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -177,7 +208,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def groups(self) -> tuple[int, int, int]:
-        """How many prefill, decode and mixed groups there are, defaults filled in."""
+        """How many prefill, decode and mixed groups this host has, defaults filled in."""
+        if self.own_host is not None:
+            return self.own_host.groups
         if self.prefill is None and self.decode is None:
             return (0, 0, self.mixed) if self.mixed else (1, 1, 0)
         given = 1 if self.mixed is None else 0
@@ -197,8 +230,13 @@ def load_settings(file: Path | None, environment: Mapping[str, str], options: Ma
     document: dict[str, Any] = _read_file(file) if file is not None else {}
     source = str(file) if file is not None else "the defaults"
     settings = _convert(document, source, strict=True)
+    given = {key: value for key, value in options.items() if value is not None}
+    own = ""
+    if settings.hosts:
+        # Where there are hosts, that word says which of them this is, and only the file where gateways listen.
+        own = str(given.pop("host", None) or environment.get(_HOST_VARIABLE, ""))
     for name, path in _variables(environment).items():
-        if not _is_setting(path):
+        if not _is_setting(path) or (settings.hosts and name == _HOST_VARIABLE):
             continue
         _set(document, path, environment[name])
         source = f"the environment variable {name}"
@@ -206,7 +244,6 @@ def load_settings(file: Path | None, environment: Mapping[str, str], options: Ma
             # A pod beside a service named kvmesh has KVMESH_PORT=tcp://10.0.0.1:8000 and more of the kind.
             source += " (Kubernetes sets it for a service of that name: enableServiceLinks: false)"
         settings = _convert(document, source, strict=False)
-    given = {key: value for key, value in options.items() if value is not None}
     for key, value in given.items():
         _set(document, key.split("__"), value)
         settings = _convert(document, f"--{key.replace('_', '-').replace('--', '-')}", strict=False)
@@ -218,7 +255,19 @@ def load_settings(file: Path | None, environment: Mapping[str, str], options: Ma
             why=f"--kv-pages ([kv] pages) is {settings.kv.pages}, --kv-memory ([kv] memory) is {settings.kv.memory}",
             do="take one of them out",
         )
-    return settings
+    if not settings.hosts:
+        return settings
+    check_hosts(settings.hosts, own, document.keys(), insecure=settings.insecure)
+    return _on_host(settings, own)
+
+
+def _on_host(settings: Settings, own: str) -> Settings:
+    """The settings as one of the hosts has them. Each host's device is filled in: here the mesh's becomes its own."""
+    hosts = {
+        name: msgspec.structs.replace(host, device=host.device or settings.device)
+        for name, host in settings.hosts.items()
+    }
+    return msgspec.structs.replace(settings, on=own, hosts=hosts, device=hosts[own].device)
 
 
 def foreign_variables(environment: Mapping[str, str]) -> list[str]:
@@ -248,6 +297,9 @@ def parse_bytes(text: str) -> int:
 
 _OTHER_VARIABLES: Final = frozenset({"KVMESH_TOPOLOGY", "KVMESH_LOG_LEVEL", "KVMESH_LOG_FORMAT", "KVMESH_NCCL_LIBRARY"})
 """Documented, and no settings of a mesh."""
+_HOST_VARIABLE: Final = "KVMESH_HOST"
+_NOT_BY_WORDS: Final = ("roles", "hosts", "on")
+"""What no single word sets."""
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, list[str]]:
@@ -275,7 +327,7 @@ def _paths(struct: type[msgspec.Struct]) -> list[list[str]]:
     for field in msgspec.structs.fields(struct):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             paths += [[field.name, *path] for path in _paths(field.type)]
-        elif field.name != "roles":
+        elif field.name not in _NOT_BY_WORDS:
             paths.append([field.name])
     return paths
 
@@ -301,7 +353,10 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 
 def _convert(document: dict[str, Any], source: str, *, strict: bool) -> Settings:
-    fault = find_fault(document, Settings, strict=strict)
+    fault = hosts_fault(document.get("hosts", {}))
+    if "on" in document:
+        fault = Fault("there is no setting on: which host this is, is no matter of the file", "give --host NAME")
+    fault = fault or find_fault(document, Settings, strict=strict)
     for role, fields in () if fault else document.get("roles", {}).items():
         fault = fault or role_fault(role, fields)
     if fault is not None:

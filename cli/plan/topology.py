@@ -1,4 +1,4 @@
-"""Which actors make up a mesh, and how each is configured: settings and a model in, a list of launches out. Pure.
+"""Which actors make up a mesh, or one host of it, and how each is configured: a list of launches. Pure.
 
 Called by `meshctl up` (which starts the list, or prints it with `--dry-run`) and by `meshctl config`.
 """
@@ -9,18 +9,20 @@ import msgspec
 
 from cli.errors import BadConfig
 from cli.plan.devices import DeviceMemory, check_device_options
-from cli.plan.faults import Fault, find_fault, unknown_name
 from cli.plan.groups import WorkerGroup, plan_groups
-from cli.plan.pools import PoolPlan
-from cli.plan.role_configs import CONFIG_TYPES, PLANNED
+from cli.plan.names import agent_id, on_host
+from cli.plan.notes import topology_notes
+from cli.plan.pools import PoolPlan, context_elsewhere
+from cli.plan.role_configs import CONFIG_TYPES, overlay
 from cli.plan.settings import Settings
 from cli.supervisor.mesh_directory import segment_prefix
 from kvstore.pool.device import CPU
+from kvstore.transfer.paired.tcp.link import TCP, TcpSettings
 from nodes import roles
 from nodes.context_length import ServedContext
 from nodes.detokenizer.config import DetokenizerConfig
 from nodes.gateway.config import GatewayConfig
-from nodes.kv_agent.config import KVAgentConfig
+from nodes.kv_agent.config import KVAgentConfig, PoolConfig
 from nodes.model_spec import ModelSpec
 from nodes.registry.config import RegistryConfig
 from nodes.scheduler.config import SchedulerConfig
@@ -52,11 +54,6 @@ _DRAIN_TIERS: Final = {
     roles.REGISTRY: 4,
 }
 
-_OWN_FILES: Final = 64
-_PEER_FILES: Final = 8
-"""Descriptors of a link: two sockets each way, with what ZeroMQ wakes itself by."""
-
-_KV_AGENT_ID: Final = "kv-agent-0"
 _COMPILE_S: Final = 1200.0
 """The first start on a host compiles FlashInfer's kernels, minutes each on a few cores."""
 
@@ -98,8 +95,8 @@ class Machine(NamedTuple):
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole mesh. `pool_bytes` is what all KV pools take in `pool_directory`, in files beginning with `prefix`, where
-    pools on a device have only their page tables.
+    """A whole mesh, or one host's part of it. `pool_bytes` is what all KV pools take in `pool_directory`, in files
+    beginning with `prefix`, where pools on a device have only their page tables.
 
     `preloads` are the modules that the zygote imports, `notes` what people should know before it starts.
     """
@@ -114,6 +111,16 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     context: ServedContext
     preloads: list[str]
     notes: list[str] = []
+
+    @property
+    def host(self) -> str:
+        """Which of several hosts this is of; "" on a mesh of one."""
+        return self.settings.on
+
+    @property
+    def has_gateway(self) -> bool:
+        """Whether clients connect to this host."""
+        return any(launch.role == roles.GATEWAY for launch in self.actors)
 
     @property
     def url(self) -> str:
@@ -163,33 +170,40 @@ class _Planner:
             )
         self._groups = plan_groups(settings, spec, [memory.name for memory in machine.devices])
         # Cores are shared out: two workers of two threads each on 2 cores took 108 ms for a layer's step of 4 ms.
-        self._num_threads = settings.threads or max(
-            1, machine.num_cores // sum(group.tp_size for group in self._groups)
-        )
-        check_device_options(settings, max(group.tp_size for group in self._groups))
+        num_workers = sum(group.tp_size for group in self._groups)
+        self._num_threads = settings.threads or max(1, machine.num_cores // max(1, num_workers))
+        check_device_options(settings, max((group.tp_size for group in self._groups), default=1))
         self._prefix = segment_prefix(machine.uid, settings.name)
+        self._agent_id = agent_id(settings.on)
 
     def plan(self) -> Topology:
-        settings = self._settings
-        plan = PoolPlan(settings, self._spec, self._groups, self._machine.pool_free_bytes, self._machine.devices)
-        pools = plan.pools(self._max_batch_tokens)
-        pool_bytes = plan.require_room(pools)
-        context = plan.context(pools)
-        agent = KVAgentConfig(pools=pools, directory=settings.kv.directory, prefix=self._prefix)
-        actors = [
-            self._launch("registry", RegistryConfig()),
-            *(self._launch(f"gateway-{number}", self._gateway(context)) for number in range(settings.gateways)),
+        settings, counts = self._settings, self._settings.own_counts
+        pools: list[PoolConfig] = []
+        pool_bytes = 0
+        if not self._groups:
+            context = context_elsewhere(settings, self._spec)
+        else:
+            plan = PoolPlan(settings, self._spec, self._groups, self._machine.pool_free_bytes, self._machine.devices)
+            pools = plan.pools(self._max_batch_tokens)
+            pool_bytes, context = plan.require_room(pools), plan.context(pools)
+        actors: list[ActorLaunch] = []
+        if settings.on == settings.registry_host:
+            # On several hosts it has to be found before anything is known of the mesh.
+            registry = RegistryConfig(port=settings.registry_port if settings.on else 0)
+            actors.append(self._launch("registry", registry))
+        gateways = [self._id(f"gateway-{number}") for number in range(counts.gateways)]
+        actors += [self._launch(actor_id, self._gateway(context)) for actor_id in gateways]
+        if self._groups:
             # The supervisor removes the segments in the end: until then the next agent finds them.
-            self._launch(_KV_AGENT_ID, agent, unlink_on_stop=False),
-        ]
-        for number in range(settings.tokenizers):
+            actors.append(self._launch(self._agent_id, self._kv_agent(pools), unlink_on_stop=False))
+        for number in range(counts.tokenizers):
             config = TokenizerConfig(
                 model=self._model, context_length=context.length, chat_template=settings.chat_template
             )
-            actors.append(self._launch(f"tokenizer-{number}", config))
-        for number in range(settings.detokenizers):
+            actors.append(self._launch(self._id(f"tokenizer-{number}"), config))
+        for number in range(counts.detokenizers):
             config = DetokenizerConfig(model=self._model)
-            actors.append(self._launch(f"detokenizer-{number}", config))
+            actors.append(self._launch(self._id(f"detokenizer-{number}"), config))
         for group in self._groups:
             for rank, worker_id in enumerate(group.worker_ids):
                 actors.append(self._launch(worker_id, self._worker(group, rank)))
@@ -208,22 +222,23 @@ class _Planner:
         )
 
     def _notes(self, actors: list[ActorLaunch]) -> list[str]:
-        notes: list[str] = []
-        prefill, decode, mixed = self._settings.groups
-        if not mixed and not decode:
-            notes.append("there is no decode group: prefill groups decode, too")
-        if not mixed and not prefill:
-            notes.append("there is no prefill group: decode groups prefill, too")
-        gateway = next(launch for launch in actors if launch.role == roles.GATEWAY)
-        wanted = msgspec.convert(gateway.config, GatewayConfig).max_connections
-        limit = self._machine.max_files
-        own = _OWN_FILES + _PEER_FILES * len(actors)
-        if limit is not None and wanted + own > limit:
-            notes.append(
-                f"`ulimit -Hn` is {limit:,}: a gateway can hold about {max(0, limit - own):,} connections, not the "
-                f"{wanted:,} of max_connections; raise it to {wanted + own:,}, or set [roles.gateway] max_connections"
-            )
-        return notes
+        gateway = next((launch.config for launch in actors if launch.role == roles.GATEWAY), None)
+        config = msgspec.convert(gateway, GatewayConfig) if gateway is not None else None
+        return topology_notes(self._settings, config, len(actors), self._machine.max_files)
+
+    def _id(self, name: str) -> str:
+        return on_host(name, self._settings.on)
+
+    def _kv_agent(self, pools: list[PoolConfig]) -> KVAgentConfig:
+        settings = self._settings
+        config = KVAgentConfig(pools=pools, directory=settings.kv.directory, prefix=self._prefix)
+        host = settings.own_host
+        if host is None or len(settings.hosts) == 1:
+            return config
+        tcp = TcpSettings(host=host.address, bind=host.bind, trusted_network=settings.insecure)
+        # What lies on devices goes the same way: the default is for agents of one host.
+        device_transport = config.device_transport if settings.device == CPU else TCP
+        return msgspec.structs.replace(config, host_transport=TCP, device_transport=device_transport, tcp=tcp)
 
     def _preloads(self, actors: list[ActorLaunch]) -> list[str]:
         forked = {launch.role for launch in actors if launch.start == "fork"}
@@ -247,7 +262,7 @@ class _Planner:
             port=settings.port,
             cors_origins=settings.allowed_origins,
             # Several share the port; alone it must not share it with a stranger.
-            reuse_port=settings.gateways > 1,
+            reuse_port=settings.own_counts.gateways > 1,
         )
 
     def _scheduler(self, group: WorkerGroup, context_length: int) -> SchedulerConfig:
@@ -263,7 +278,7 @@ class _Planner:
             group=group.name,
             worker=group.worker_ids[0],
             workers=group.worker_ids if group.tp_size > 1 else (),
-            agent=_KV_AGENT_ID,
+            agent=self._agent_id,
             context_length=context_length,
             phase=group.phase,
             eos_token_ids=self._spec.eos_token_ids,
@@ -286,7 +301,7 @@ class _Planner:
         return WorkerConfig(
             group=group.name,
             model=self._model,
-            agent=_KV_AGENT_ID,
+            agent=self._agent_id,
             dtype=self._settings.dtype,
             quantize=self._settings.quantize,
             context_length=self._settings.context_length or 0,
@@ -307,6 +322,13 @@ class _Planner:
     def _max_batch_tokens(self) -> int:
         return max(2048, self._step_tokens)
 
+    def _overrides(self, role: str, config: msgspec.Struct) -> dict[str, Any]:
+        given = self._settings.roles.get(role, {})
+        if isinstance(config, KVAgentConfig) and "tcp" in given:
+            # Where it listens follows from the host: who sets the number of streams means to keep that.
+            return given | {"tcp": msgspec.to_builtins(config.tcp) | given["tcp"]}
+        return given
+
     def _launch(self, actor_id: str, config: msgspec.Struct, **supervised: object) -> ActorLaunch:
         role = next(role for role, config_type in CONFIG_TYPES.items() if isinstance(config, config_type))
         supervision = self._settings.supervision
@@ -316,7 +338,7 @@ class _Planner:
             actor_id=actor_id,
             role=role,
             kind=_kind(role, config),
-            config=_overlay(role, config, self._settings.roles.get(role, {})),
+            config=overlay(role, config, self._overrides(role, config)),
             # Somebody waits until an actor is back, and an interpreter takes half a second to start.
             start="fork" if supervision.fork and not uses_cuda else "plain",
             drain_tier=_DRAIN_TIERS[role],
@@ -331,46 +353,6 @@ def _kind(role: str, config: msgspec.Struct) -> str:
         case SchedulerConfig():
             return f"{config.phase} {role}"
         case WorkerConfig():
-            return f"{config.group.rpartition('-')[0]} {role} {config.tp_rank}"
+            return f"{config.group.partition('-')[0]} {role} {config.tp_rank}"
         case _:
             return role
-
-
-def _overlay(role: str, config: msgspec.Struct, overrides: dict[str, Any]) -> dict[str, Any]:
-    """What of a configuration differs from the defaults, as plain data, with the user's own fields on top."""
-    fields = {
-        field.name: msgspec.to_builtins(getattr(config, field.name))
-        for field in msgspec.structs.fields(config)
-        if field.required or getattr(config, field.name) != field.default
-    }
-    for name in overrides:
-        # One gateway on another port than `ps` and `up` look at would never be ready for them.
-        if name in PLANNED and name in config.__struct_fields__:
-            raise BadConfig(
-                f"{name} cannot be set in [roles.{role}]",
-                why="others go by it too",
-                do=f"take it out; {PLANNED[name]} decides it for the whole mesh",
-            )
-    # The environment has words only.
-    given = check_config(role, fields | overrides)
-    return fields | {name: msgspec.to_builtins(getattr(given, name)) for name in overrides}
-
-
-def check_config(role: str, fields: dict[str, Any]) -> msgspec.Struct:
-    """The typed configuration of a role. Raises BadConfig."""
-    if role not in CONFIG_TYPES:
-        fault = unknown_name(role, CONFIG_TYPES, "role")
-        raise BadConfig(f"there is no role {role}", why="it is none of those that a mesh is made of", do=fault.do)
-    config_type = CONFIG_TYPES[role]
-    fault = find_fault(fields, config_type, strict=False)
-    missing = [field.name for field in msgspec.structs.fields(config_type) if field.required]
-    missing = [name for name in missing if name not in fields]
-    if missing:
-        fault = Fault(f"{', '.join(missing)} is not given", "give it (`meshctl up --dry-run` prints whole lines)")
-    if fault is None:
-        try:
-            return msgspec.convert(fields, config_type, strict=False)
-        except ValueError as error:
-            # Fields that are right one by one and not together.
-            fault = Fault(str(error), "correct it")
-    raise BadConfig(f"the configuration of a {role} cannot be used", why=fault.why, do=fault.do)

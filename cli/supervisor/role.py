@@ -9,7 +9,7 @@ import msgspec
 
 from cli.errors import CliError
 from cli.exit_codes import ExitCode
-from cli.plan.topology import check_config
+from cli.plan.role_configs import check_config
 from cli.supervisor.children import name_process
 from cli.supervisor.mesh_directory import MeshDirectory, StartError
 from cli.supervisor.processes import leave_terminal

@@ -19,8 +19,9 @@ from cli.plan.devices import (
     DeviceMemory,
     device_pages,
 )
+from cli.plan.role_configs import check_config
 from cli.plan.settings import KVSettings, Settings, SupervisionSettings
-from cli.plan.topology import Machine, check_config, plan_topology
+from cli.plan.topology import Machine, plan_topology
 from cli.supervisor import device_memory
 from cli.supervisor.device_memory import ask_device, ask_devices, device_id
 from cli.supervisor.role import exit_code_of

@@ -176,3 +176,115 @@ def test_several_names_are_a_list_or_a_text_with_commas():
     for wrong in ("a,,b", [""], "a\tb", ["x" * 201]):
         with pytest.raises(BadConfig, match="cannot be served as names"):
             assert Settings(served_name=wrong).served_names
+
+
+# hosts
+
+HOSTS = """
+insecure = true
+host = "0.0.0.0"
+[hosts.head]
+address = "head.example"
+gateways = 1
+tokenizers = 1
+detokenizers = 1
+[hosts.p]
+address = "10.0.0.2"
+prefill = 2
+[hosts.d-1]
+address = "fd00::3"
+bind = "::"
+decode = 1
+device = "cuda:0"
+"""
+
+
+def test_who_starts_a_host_says_which_it_is(tmp_path):
+    file = write(tmp_path, HOSTS)
+    settings = load_settings(file, {}, {"host": "p"})
+    assert (settings.on, settings.host, settings.groups, settings.device) == ("p", "0.0.0.0", (2, 0, 0), "cpu")
+    assert settings.own_host is not None
+    assert (settings.own_host.address, settings.own_host.bind) == ("10.0.0.2", "0.0.0.0")
+    assert (settings.registry_host, settings.registry_port, settings.mesh_groups) == ("head", 7400, (2, 1, 0))
+    decode = load_settings(file, {"KVMESH_HOST": "d-1"}, {})
+    assert (decode.on, decode.host, decode.groups, decode.device) == ("d-1", "0.0.0.0", (0, 1, 0), "cuda:0")
+    # Devices are each host's own, also where one host's becomes the mesh's for whoever reads them.
+    assert [host.device for host in decode.hosts.values()] == ["cpu", "cpu", "cuda:0"]
+    assert load_settings(file, {"KVMESH_HOST": "d-1"}, {"host": "head", "device": "cuda"}).device == "cuda"
+    chosen = load_settings(write(tmp_path, HOSTS + "registry = true"), {}, {"host": "head"})
+    assert chosen.registry_host == "d-1"
+
+
+def test_without_hosts_the_word_is_the_address_of_the_gateway():
+    settings = load_settings(None, {"KVMESH_HOST": "10.0.0.9", "KVMESH_ON": "p", "KVMESH_HOSTS": "p"}, {})
+    assert (settings.host, settings.on, settings.own_host, settings.registry_host) == ("10.0.0.9", "", None, "")
+    assert settings.mesh_groups == settings.groups == (1, 1, 0)
+    assert load_settings(None, {}, {"host": "::1"}).host == "::1"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words", "do"),
+    [
+        ("[hosts.p]", "[hosts.head]", "not TOML", "correct"),
+        ("[hosts.p]", "[hosts.P]", "the name of a host is 'P', and has to be lower-case letters", "correct"),
+        ("[hosts.p]", "[hosts.1]", "the name of a host is '1'", "correct"),
+        ("[hosts.p]", "[hosts.a-dozen-and-1]", "at most 12", "correct"),
+        ('address = "10.0.0.2"', "", "hosts.p.address is not given", "what the other hosts dial"),
+        ("10.0.0.2", "10.0.0.2:7400", "nobody can dial|has to be an IP address", ""),
+        ("10.0.0.2", "tcp://10.0.0.2", "has to be an IP address or a DNS name, without a port", "correct"),
+        ("10.0.0.2", "0.0.0.0", r"\[hosts.p\] address is 0.0.0.0, which nobody can dial", "an IP address of that host"),
+        ('bind = "::"', 'bind = "eth0"', r"\[hosts.d-1\] bind is 'eth0'", "0.0.0.0 for all"),
+        ("prefill = 2", "prefil = 2", "there is no setting hosts.p.prefil", "did you mean hosts.p.prefill?"),
+        ("prefill = 2", "prefill = -1", "hosts.p.prefill is -1, and has to be a whole number", "correct"),
+        ("[hosts.p]", "[hosts]\np = 3\n[hosts.q]", "not TOML|hosts.p is 3, and has to be a table", ""),
+        ("gateways = 1", "gateways = 0", "no host has a gateway", "gateways = 1"),
+        ("tokenizers = 1\nde", "de", "no host has a tokenizer", "tokenizers = 1"),
+        ("detokenizers = 1", "", "no host has a detokenizer", "detokenizers = 1"),
+        (
+            "prefill = 2",
+            "registry = true\n[hosts.q]\naddress = 'q'\nregistry = true",
+            "p and q cannot both",
+            "one host",
+        ),
+        ("insecure = true", "", "head may not listen at 0.0.0.0", "--insecure"),
+        ("insecure = true", "insecure = true\nprefill = 1", r"prefill cannot be set beside \[hosts\]", "take it out"),
+        ("insecure = true", "insecure = true\ngateways = 2", "gateways cannot be set beside", "take it out"),
+        ("insecure = true", "insecure = true\nregistry_port = 65535", "registry_port is 65535", "correct"),
+        ("insecure = true", "insecure = true\non = 'p'", "there is no setting on", "--host"),
+    ],
+)
+def test_hosts_that_make_no_mesh(tmp_path, old, new, words, do):
+    assert old in HOSTS
+    with pytest.raises(BadConfig, match=words) as caught:
+        load_settings(write(tmp_path, HOSTS.replace(old, new, 1)), {}, {"host": "head"})
+    assert do in caught.value.do
+    assert not set("^$\\") & set(caught.value.why)
+
+
+def test_a_mesh_of_hosts_without_any_group(tmp_path):
+    text = HOSTS.replace("prefill = 2", "").replace("decode = 1", "")
+    with pytest.raises(BadConfig, match="no host has a worker group"):
+        load_settings(write(tmp_path, text), {}, {"host": "p"})
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "do"),
+    [
+        ({}, "which of its hosts", "--host head"),
+        ({"host": "d1"}, "--host d1 names no host", "did you mean d-1?"),
+        ({"host": "10.0.0.2"}, "names no host", "there are: head, p, d-1"),
+        ({"host": "p", "decode": 1}, "decode cannot be set beside", "[hosts.p] decode = 1"),
+    ],
+)
+def test_a_host_that_is_not_in_the_file(tmp_path, given, what, do):
+    with pytest.raises(BadConfig, match=what) as caught:
+        load_settings(write(tmp_path, HOSTS), {}, given)
+    assert do in caught.value.do
+    if "decode" not in given:
+        assert "head, p, d-1" in caught.value.why
+
+
+def test_hosts_on_the_loopback_need_no_word_for_it(tmp_path):
+    text = "".join(f"[hosts.{name}]\naddress = '127.0.0.1'\nbind = '127.0.0.1'\nmixed = 1\n" for name in ("a", "b"))
+    alone = "[hosts.c]\naddress = 'localhost'\nbind = '::1'\ngateways = 1\ntokenizers = 1\ndetokenizers = 1\n"
+    assert load_settings(write(tmp_path, text + alone), {}, {"host": "c"}).groups == (0, 0, 0)

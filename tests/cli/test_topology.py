@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.errors import BadConfig, NoMemory
-from cli.plan.role_configs import CONFIG_TYPES
+from cli.plan.role_configs import CONFIG_TYPES, check_config
 from cli.plan.settings import KVSettings, Settings, SupervisionSettings
-from cli.plan.topology import Machine, check_config, plan_topology, segment_prefix
+from cli.plan.topology import Machine, plan_topology, segment_prefix
 from kvstore.pool.page_pool import PoolInfo
 from nodes.context_length import ServedContext
 from nodes.model_spec import resolve_model

@@ -1,0 +1,174 @@
+"""What a topology file says of its hosts (`[hosts.NAME]`), and what has to be true of all of them together. Pure.
+
+Used by `cli/plan/settings.py` when it has read everything; a mesh on one host has no such table.
+"""
+
+import ipaddress
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Final, cast
+
+import msgspec
+
+from cli.errors import BadConfig
+from cli.plan.faults import Fault, find_fault, unknown_name
+from mesh.address import HOST_NAME
+
+HostName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=HOST_NAME,
+        description="lower-case letters, digits and dashes, at most 12, and no number (ids of actors end in it)",
+    ),
+]
+Count = Annotated[int, msgspec.Meta(ge=0, le=256)]
+Several = Annotated[int, msgspec.Meta(ge=0, le=64)]
+Device = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(cpu|cuda|cuda:\d{1,3}(,cuda:\d{1,3})*)$",
+        description="cpu, cuda (all that are visible), or the ones to use, like cuda:0 or cuda:0,cuda:1",
+    ),
+]
+_Address = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)$",
+        description="an IP address or a DNS name, without a port (ports are chosen; the registry's is registry_port)",
+    ),
+]
+
+OF_HOSTS: Final = ("prefill", "decode", "mixed", "gateways", "tokenizers", "detokenizers")
+"""Settings of a mesh on one host that every host has for itself where there are several."""
+
+
+class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What runs on one of several hosts. `address` is what the others dial, `bind` the IP address it listens at.
+
+    `registry` is true of at most one host; without one the first of the file has it. `device` is the mesh's unless set.
+    """
+
+    address: _Address
+    bind: str = "0.0.0.0"
+    registry: bool = False
+    gateways: Several = 0
+    tokenizers: Several = 0
+    detokenizers: Several = 0
+    prefill: Count = 0
+    decode: Count = 0
+    mixed: Count = 0
+    device: Device | None = None
+
+    @property
+    def groups(self) -> tuple[int, int, int]:
+        """How many prefill, decode and mixed groups it has."""
+        return self.prefill, self.decode, self.mixed
+
+
+def hosts_fault(table: Any) -> Fault | None:
+    """What is wrong with `[hosts]` as it was read: the first host that cannot be understood by itself."""
+    if not isinstance(table, Mapping):
+        return find_fault(table, dict[str, Any], "hosts", strict=True)
+    for name, fields in cast("Mapping[str, Any]", table).items():
+        path = f"hosts.{name}"
+        fault = find_fault(name, HostName, "the name of a host", strict=True)
+        fault = fault or find_fault(fields, HostSettings, path, strict=True)
+        if fault is None and "address" not in fields:
+            fault = Fault(f"{path}.address is not given", "give what the other hosts dial: an IP address or a DNS name")
+        if fault is not None:
+            return fault
+    return None
+
+
+def registry_host(hosts: Mapping[str, HostSettings]) -> str:
+    """The host that the registry runs on: who says so, or else the first; "" without hosts."""
+    return next((name for name, host in hosts.items() if host.registry), next(iter(hosts), ""))
+
+
+def mesh_groups(hosts: Mapping[str, HostSettings]) -> tuple[int, int, int]:
+    """How many prefill, decode and mixed groups all hosts have together."""
+    prefill, decode, mixed = zip(*(host.groups for host in hosts.values()), strict=True)
+    return sum(prefill), sum(decode), sum(mixed)
+
+
+def check_hosts(hosts: Mapping[str, HostSettings], own: str, given: Collection[str], *, insecure: bool) -> None:
+    """Raises BadConfig where hosts do not make a mesh together, or `own` names none of them.
+
+    `given` are the settings that were given for the mesh as a whole.
+    """
+    _check_own(hosts, own)
+    both = [name for name in OF_HOSTS if name in given]
+    if both:
+        raise BadConfig(
+            f"{', '.join(both)} cannot be set beside [hosts]",
+            why="where there are several hosts, each says for itself what it runs",
+            do=f"take it out, and set it for a host: [hosts.{own}] {both[0]} = 1, say",
+        )
+    registries = [name for name, host in hosts.items() if host.registry]
+    if len(registries) > 1:
+        raise BadConfig(
+            f"{' and '.join(registries)} cannot both have the registry",
+            why="a mesh has one, which all others look for at its host's address",
+            do="set registry = true for one host only",
+        )
+    for name, host in hosts.items():
+        _check_listening(name, host, insecure=insecure)
+    _check_served(hosts)
+
+
+def _check_own(hosts: Mapping[str, HostSettings], own: str) -> None:
+    names = ", ".join(hosts)
+    if not own:
+        raise BadConfig(
+            "which of its hosts this is has to be said",
+            why=f"the topology file is one for several hosts: {names}",
+            do=f"name it with --host (or KVMESH_HOST): --host {next(iter(hosts))}, say",
+        )
+    if own not in hosts:
+        fault = unknown_name(own, hosts, "host")
+        raise BadConfig(f"--host {own} names no host of the topology file", why=f"its hosts are {names}", do=fault.do)
+
+
+def _check_listening(name: str, host: HostSettings, *, insecure: bool) -> None:
+    address = _ip(host.address)
+    if (address is not None and address.is_unspecified) or (address is None and ":" in host.address):
+        raise BadConfig(
+            f"[hosts.{name}] address is {host.address}, which nobody can dial",
+            why="it is what the other hosts reach this one at; where to listen is `bind`",
+            do="give an IP address of that host, or a name that the other hosts can look up",
+        )
+    bind = _ip(host.bind)
+    if bind is None:
+        raise BadConfig(
+            f"[hosts.{name}] bind is {host.bind!r}, which cannot be listened at",
+            why="it is no IP address",
+            do="give one of that host's addresses, or 0.0.0.0 for all of them",
+        )
+    if not bind.is_loopback and not insecure:
+        raise BadConfig(
+            f"{name} may not listen at {host.bind}",
+            why="between hosts nothing is encrypted, and whoever reaches the network can join the mesh",
+            do="set insecure = true (--insecure) where nobody else is on that network",
+        )
+
+
+def _check_served(hosts: Mapping[str, HostSettings]) -> None:
+    for field, what in (("gateways", "gateway"), ("tokenizers", "tokenizer"), ("detokenizers", "detokenizer")):
+        if not any(getattr(host, field) for host in hosts.values()):
+            raise BadConfig(
+                f"no host has a {what}",
+                why="a mesh of hosts cannot serve without one",
+                do=f"set {field} = 1 for a host, [hosts.{next(iter(hosts))}], say",
+            )
+    if not any(mesh_groups(hosts)):
+        raise BadConfig(
+            "no host has a worker group",
+            why="prefill, decode and mixed are all 0",
+            do=f"set mixed = 1 for a host, [hosts.{next(iter(hosts))}], say",
+        )
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None

@@ -1,0 +1,32 @@
+"""What people should know of a topology before it starts, though nothing is wrong with it. Pure."""
+
+from typing import Final
+
+from cli.plan.settings import Settings
+from nodes.gateway.config import GatewayConfig
+
+_OWN_FILES: Final = 64
+_PEER_FILES: Final = 8
+"""Descriptors of a link: two sockets each way, with what ZeroMQ wakes itself by."""
+
+
+def topology_notes(
+    settings: Settings, gateway: GatewayConfig | None, num_actors: int, max_files: int | None
+) -> list[str]:
+    """Of the whole mesh, and of this host's gateway if it has one, whose process may have `max_files` descriptors."""
+    notes: list[str] = []
+    prefill, decode, mixed = settings.mesh_groups
+    if not mixed and not decode:
+        notes.append("there is no decode group: prefill groups decode, too")
+    if not mixed and not prefill:
+        notes.append("there is no prefill group: decode groups prefill, too")
+    if gateway is None or max_files is None:
+        return notes
+    wanted = gateway.max_connections
+    own = _OWN_FILES + _PEER_FILES * num_actors
+    if wanted + own > max_files:
+        notes.append(
+            f"`ulimit -Hn` is {max_files:,}: a gateway can hold about {max(0, max_files - own):,} connections, not the "
+            f"{wanted:,} of max_connections; raise it to {wanted + own:,}, or set [roles.gateway] max_connections"
+        )
+    return notes
