@@ -5,6 +5,7 @@
     ├── BindError             cannot_bind            an address could not be listened on
     ├── FrameRefused          bad_header, …          bytes from a peer that are not a frame of this protocol
     ├── Superseded            superseded             the registry knows a later incarnation of this actor
+    ├── WrongMesh             wrong_mesh             the registry that was found is another mesh's
     └── CallError                                    everything that `ask` and `stream` raise
         ├── DeadlineExceeded  deadline_exceeded  r   the time given has passed
         ├── PeerLost          peer_lost          r   the peer died, restarted or was cut off while asked
@@ -28,6 +29,9 @@ STALE_EPOCH: Final = "stale_epoch"
 
 WRONG_EPOCH: Final = "wrong_epoch"
 """A frame for another incarnation than the receiver, whose epoch is `known_epoch`."""
+
+WRONG_MESH: Final = "wrong_mesh"
+"""A join for another mesh than the registry's."""
 
 BAD_PROOF: Final = "bad_proof"
 """A member shows a proof that is not its own, see `mesh/membership/proof.py`."""
@@ -102,6 +106,10 @@ class Superseded(MeshError, code=SUPERSEDED):
     def __init__(self, message: str, known_epoch: int) -> None:
         super().__init__(message)
         self.known_epoch = known_epoch
+
+
+class WrongMesh(MeshError, code=WRONG_MESH):
+    """The registry that was found is another mesh's, and takes no members for this one."""
 
 
 class CallError(MeshError, code="call_failed"):

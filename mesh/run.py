@@ -63,13 +63,14 @@ def run_actor(
         BadSetting: a variable of the log has a value that it cannot have.
         BindError: an address is taken or may not be listened on. Whatever the actor's `start` raises goes through too.
         Superseded: a later incarnation of the actor is known; what it holds has been given back.
+        WrongMesh: the registry that was found is another mesh's.
     """
     log = LogSettings.of(os.environ)
     setup_log(level=log.level, json=not sys.stderr.isatty() if log.json is None else log.json)
     run_directory.create()
     _allow_many_files()
     filled = replace(options or SystemOptions(), supervisor=supervisor, usage=process_usage)
-    filled = replace(filled, host=filled.host or run_directory.host_name())
+    filled = replace(filled, mesh=run_directory.mesh, host=filled.host or run_directory.host_name())
     process = _Process(actor, address, listen or ZeroMQOptions.of_host(run_directory), drain_timeout_s)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(process.run(run_directory, filled, supervisor_fd))
@@ -126,8 +127,8 @@ class _Process:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
         self._log.info("stopped", forced=self._was_forced)
-        if system.replaced is not None:
-            raise system.replaced
+        if system.over is not None:
+            raise system.over
         return 1 if self._was_forced else 0
 
     async def _live(self, system: ActorSystem) -> None:

@@ -21,7 +21,7 @@ from mesh.calls.asking import Asking
 from mesh.calls.serving import Call, Serving
 from mesh.calls.tells import Tells
 from mesh.context import Context
-from mesh.errors import NO_PROOF, SUPERSEDED, Superseded
+from mesh.errors import NO_PROOF, MeshError, Superseded
 from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.membership.heartbeats import Heartbeats
@@ -106,8 +106,8 @@ class ActorSystem:
         self._shutdown: asyncio.Future[str] = self._loop.create_future()
         self._drained: asyncio.Task[None] | None = None
         self._stopped = False
-        self.replaced: Superseded | None = None
-        """Why this incarnation is over, where the registry knows a later one."""
+        self.over: MeshError | None = None
+        """Why this incarnation is over, where the registry will not take it in: it knows a later one, say."""
 
         self.tasks = TaskSupervisor(self._log, self.metrics)
         self._figures = OwnFigures(actor, self.metrics, self.tasks, self.options.usage)
@@ -124,7 +124,7 @@ class ActorSystem:
         self.serving = Serving(links, bodies, actor, tasks, options.mailbox_capacity)
         self.publishing = Publishing(links, self.tells, actor, tasks, options)
         self.registration = Registration(
-            self.asking, self._bootstrap, options, self.describe, self.members_changed, self.superseded, tasks
+            self.asking, self._bootstrap, options, self.describe, self.members_changed, self._is_over, tasks
         )
         self.heartbeats = Heartbeats(
             links,
@@ -277,13 +277,10 @@ class ActorSystem:
 
     def superseded(self, by: Address, reason: str, known_epoch: int) -> None:
         """A peer knows a later incarnation of this actor: the registry is believed, and then this one is over."""
-        registry = self._bootstrap.lookup()
-        if registry is not None and registry[0] == by and self.end(SUPERSEDED):
-            # Whoever starts the next one goes above it: without that word an actor whose host lost its files, or has
-            # its clock a day behind, would be refused until the lease of the one before has run out, and then reuse
-            # what that one was called.
-            self.replaced = Superseded(reason, known_epoch)
-            self._log.warning("superseded", by=str(by), why=reason, known_epoch=known_epoch)
+        # Whoever starts the next one goes above it: without that word an actor whose host lost its files, or has its
+        # clock a day behind, would be refused until the lease of the one before has run out, and then reuse what that
+        # one was called.
+        self._is_over(by, Superseded(reason, known_epoch))
 
     def members_changed(self, change: MemberChange, leaving: Collection[Address] = ()) -> None:
         """The view has changed: links with who has left end, topics of who has come are asked for.
@@ -313,6 +310,13 @@ class ActorSystem:
         hubs = [self.options.supervisor[0].actor_id] if self.options.supervisor is not None else []
         registry = self.registration.registry
         return [*hubs, registry.actor_id] if registry is not None else hubs
+
+    def _is_over(self, by: Address, why: MeshError) -> None:
+        registry = self._bootstrap.lookup()
+        if registry is not None and registry[0] == by and self.end(why.code):
+            self.over = why
+            known_epoch = why.known_epoch if isinstance(why, Superseded) else 0
+            self._log.warning(why.code, by=str(by), why=why.message, known_epoch=known_epoch)
 
     # What is told or asked of every actor
 

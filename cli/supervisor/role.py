@@ -10,6 +10,7 @@ import msgspec
 from cli.errors import CliError
 from cli.exit_codes import ExitCode
 from cli.plan.role_configs import check_config
+from cli.release import release
 from cli.supervisor.children import name_process
 from cli.supervisor.mesh_directory import MeshDirectory, StartError
 from cli.supervisor.processes import leave_terminal
@@ -19,7 +20,7 @@ from kvstore.pool.device import CPU
 from kvstore.pool.page_pool import ShmHost
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.errors import BadSetting, BindError, Superseded
+from mesh.errors import BadSetting, BindError, Superseded, WrongMesh
 from mesh.membership.proof import HostSecret
 from mesh.options import SystemOptions
 from mesh.run import run_actor
@@ -31,7 +32,15 @@ from nodes.registry.config import RegistryConfig
 from nodes.worker.errors import DeviceMemoryShort, GroupNotFormed, WorkerError
 
 _Failure = (
-    ModelError | BadSetting | Superseded | BindError | PoolDenied | PoolExhaustedMemory | DeviceError | WorkerError
+    ModelError
+    | BadSetting
+    | Superseded
+    | WrongMesh
+    | BindError
+    | PoolDenied
+    | PoolExhaustedMemory
+    | DeviceError
+    | WorkerError
 )
 StartFailure = CliError | _Failure | TransferError
 """What an actor's start may end with that a person has to know of."""
@@ -40,6 +49,7 @@ _FAILURES: Final = (
     BadSetting,
     BindError,
     Superseded,
+    WrongMesh,
     PoolDenied,
     PoolExhaustedMemory,
     DeviceError,
@@ -129,7 +139,7 @@ def exit_code_of(error: StartFailure) -> ExitCode:
         case GroupNotFormed() | Superseded():
             # Another rank was not there in time, or the epoch was too low: the next one may be right.
             return ExitCode.FAILED
-        case BadSetting() | PoolDenied() | DeviceUnavailable() | WorkerError() | TransferError():
+        case BadSetting() | WrongMesh() | PoolDenied() | DeviceUnavailable() | WorkerError() | TransferError():
             return ExitCode.BAD_CONFIG
         case DeviceError():
             # The agent that made the pages has just died, or the device failed in this process: the next one may do.
@@ -143,7 +153,7 @@ def make_actor(role: str, config: Any, run: RunDirectory) -> Actor:
         case roles.REGISTRY:
             from nodes.registry.actor import RegistryActor
 
-            return RegistryActor(run, lease_s=config.lease_s)
+            return RegistryActor(run, lease_s=config.lease_s, release=release())
         case roles.GATEWAY:
             from nodes.gateway.actor import Gateway
 

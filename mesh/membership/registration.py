@@ -13,7 +13,7 @@ from typing import Final
 
 from mesh.address import Address, host_of
 from mesh.calls.asking import Asking
-from mesh.errors import STALE_EPOCH, CallError, RemoteError
+from mesh.errors import STALE_EPOCH, WRONG_MESH, CallError, MeshError, RemoteError, Superseded, WrongMesh
 from mesh.membership.view import Bootstrap, Member, MemberChange, Membership
 from mesh.options import SystemOptions
 from mesh.runtime.task_supervisor import TaskSupervisor
@@ -32,7 +32,7 @@ class Registration:
         options: pauses and timeouts, and the supervisor.
         describe: what to join as.
         changed: told of each change of the view that is not empty, and who of those that left did so in good order.
-        superseded: told of the registry that knows a later incarnation of this actor, why, and its epoch.
+        over: told of the registry that will never take this incarnation in, and why.
         tasks: keeps the task that joins.
     """
 
@@ -43,7 +43,7 @@ class Registration:
         options: SystemOptions,
         describe: Callable[[], Member],
         changed: Callable[[MemberChange, Collection[Address]], None],
-        superseded: Callable[[Address, str, int], None],
+        over: Callable[[Address, MeshError], None],
         tasks: TaskSupervisor,
     ) -> None:
         self.view = Membership()
@@ -53,7 +53,7 @@ class Registration:
         self._options = options
         self._describe = describe
         self._changed = changed
-        self._superseded = superseded
+        self._over = over
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._wanted = asyncio.Event()
@@ -163,13 +163,16 @@ class Registration:
             known_epoch=view.registry_epoch,
             known_version=view.version,
             known_members=self._known_members(address, host_of(me.actor_id)),
+            mesh=self._options.mesh,
         )
         self._joining = address
         try:
             answer = await self._asking.ask(address.actor_id, join, timeout_s=self._options.join_timeout_s)
         except CallError as error:
             if isinstance(error, RemoteError) and error.code == STALE_EPOCH:
-                self._superseded(address, error.message, error.known_epoch)
+                self._over(address, Superseded(error.message, error.known_epoch))
+            elif isinstance(error, RemoteError) and error.code == WRONG_MESH:
+                self._over(address, WrongMesh(error.message))
             return False
         finally:
             self._joining, early, self._early = None, self._early, []

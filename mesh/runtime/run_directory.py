@@ -66,6 +66,11 @@ class RunDirectory:
         base = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
         return cls(base / f"kvmesh-{os.getuid()}" / name)
 
+    @property
+    def mesh(self) -> str:
+        """The name of its mesh."""
+        return self.path.name
+
     def create(self) -> None:
         """Make the directories; raises `BindError` if somebody else owns or may write them."""
         # One by one: the mode of a directory made for `parents` is not ours to say.

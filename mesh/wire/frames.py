@@ -93,13 +93,15 @@ class Join(Message, frozen=True):
 
     `known_epoch` and `known_version` are of the asker's view, so that the registry sends a snapshot only if needed.
     `known_members` is the asker's whole view, given to a new registry epoch: whoever is named there keeps a lease, so
-    that a restarted registry does not seem to say that everybody has left.
+    that a restarted registry does not seem to say that everybody has left. `mesh` is the name of the mesh that the
+    member is meant for: a registry of another refuses it with `wrong_mesh`. Empty: it goes wherever it was sent.
     """
 
     member: Member
     known_epoch: int = 0
     known_version: int = 0
     known_members: list[Member] = []
+    mesh: str = ""
 
 
 class Joined(Message, frozen=True):
@@ -249,11 +251,13 @@ class ListMembers(Message, frozen=True):
 
 
 class Members(Message, frozen=True):
-    """Answer to `ListMembers`."""
+    """Answer to `ListMembers`. `mesh` is the name of the registry's mesh, `release` of the software that it runs."""
 
     registry_epoch: int
     version: int
     members: list[Member]
+    mesh: str = ""
+    release: str = ""
 
 
 class Drain(Message, frozen=True):

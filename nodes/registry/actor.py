@@ -9,7 +9,7 @@ import msgspec
 
 from mesh.actor import Actor, Call
 from mesh.address import Address, Endpoint, host_of
-from mesh.errors import NO_PROOF, STALE_EPOCH, FrameRefused
+from mesh.errors import NO_PROOF, STALE_EPOCH, WRONG_MESH, FrameRefused
 from mesh.membership.proof import as_shown_to, without_proof
 from mesh.membership.view import READY, Bootstrap, is_of_host
 from mesh.runtime.run_directory import RunDirectory
@@ -38,6 +38,7 @@ class RegistryActor(Actor):
     Args:
         run_directory: where to write which registry is the living one; None where it is found otherwise.
         lease_s: how long a membership lasts without renewal.
+        release: of the software that this is, for who asks whether it has the same.
     """
 
     role = ROLE
@@ -45,8 +46,10 @@ class RegistryActor(Actor):
     system_asks = (Join, Leave, ListMembers)
     joins = False
 
-    def __init__(self, run_directory: RunDirectory | None = None, *, lease_s: float = 5.0) -> None:
+    def __init__(self, run_directory: RunDirectory | None = None, *, lease_s: float = 5.0, release: str = "") -> None:
         self._run_directory = run_directory
+        self._mesh = run_directory.mesh if run_directory is not None else ""
+        self._release = release
         self._told: Bootstrap | None = None
         self._doubted: set[str] = set()
         self._lease_s = lease_s
@@ -81,7 +84,15 @@ class RegistryActor(Actor):
                 self._leave(call, Address(actor_id, epoch), reason)
             case ListMembers():
                 members = [without_proof(member) for member in core.members()]
-                call.reply(Members(registry_epoch=core.epoch, version=core.version, members=members))
+                call.reply(
+                    Members(
+                        registry_epoch=core.epoch,
+                        version=core.version,
+                        members=members,
+                        mesh=self._mesh,
+                        release=self._release,
+                    )
+                )
             case _:
                 super().on_ask(call)
 
@@ -105,6 +116,15 @@ class RegistryActor(Actor):
     def _join(self, call: Call, request: Join) -> None:
         if request.member.address != call.sender:
             call.fail("bad_request", "an actor joins for itself", param="member")
+            return
+        if request.mesh and self._mesh and request.mesh != self._mesh:
+            refusal = FrameRefused(
+                WRONG_MESH,
+                f"the registry that {call.sender} has found is of the mesh {self._mesh!r}, not of {request.mesh!r}: "
+                "correct the registry's address or port in the topology file, or the mesh's name",
+            )
+            self._refused(call.sender, refusal)
+            call.fail(refusal.code, refusal.message)
             return
         try:
             outcome = self.core.join(request, self.ctx.now())

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from mesh.errors import Superseded
 from mesh.simulation.faults import Faults
 from mesh.supervision.core import Supervisor
 from mesh.supervision.events import Begin, Policy, Spawn, Supervised
@@ -37,7 +38,7 @@ class ReturningMesh(SimulatedMesh):
     def next_epoch(self, actor_id: str, last: int) -> int:
         self._look_at_grants(actor_id)
         system = self.systems.get(actor_id)
-        replaced = system.replaced if system is not None else None
+        replaced = system.over if system is not None and isinstance(system.over, Superseded) else None
         is_remade = last > 0 and replaced is None and self.has_lost_files(actor_id)
         self.counts["remade"] += is_remade
         clock = BEGAN_S + int(self.network.now()) + REMADE_S * self.counts["remade"]

@@ -53,8 +53,8 @@ class Audience:
     def members_changed(self, change, leaving=()):
         self.changes.append([m.actor_id for m in change.joined])
 
-    def superseded(self, by, reason, known_epoch):
-        self.ends.append((by, reason, known_epoch))
+    def over(self, by, why):
+        self.ends.append((by, why.message, why.known_epoch))
 
 
 def run(answers, after=lambda registration: None):
@@ -63,7 +63,7 @@ def run(answers, after=lambda registration: None):
         log = structlog.get_logger()
         registration = registry.registration = Registration(
             registry, StaticBootstrap(REGISTRY, NOWHERE), SystemOptions(), lambda: member("me"),
-            audience.members_changed, audience.superseded, TaskSupervisor(log, Metrics()),
+            audience.members_changed, audience.over, TaskSupervisor(log, Metrics()),
         )  # fmt: skip
         registration.start()
         await registration.joined()

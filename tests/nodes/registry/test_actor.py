@@ -8,14 +8,15 @@ from structlog.testing import capture_logs
 
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.errors import RemoteError
+from mesh.errors import RemoteError, WrongMesh
 from mesh.options import SystemOptions
 from mesh.runtime.run_directory import RunDirectory
 from mesh.simulation.network import SimulatedNetwork
 from mesh.simulation.virtual_time import run
+from mesh.system import ActorSystem
 from mesh.testing.actors import Actors
 from mesh.wire.codec import Codec
-from mesh.wire.frames import Join, MembersChanged, Ping
+from mesh.wire.frames import Join, ListMembers, MembersChanged, Ping
 from nodes.registry.actor import RegistryActor
 from nodes.registry.config import RegistryConfig
 
@@ -169,5 +170,31 @@ def test_where_the_registry_cannot_be_written_it_serves_and_tries_again(tmp_path
         await asyncio.sleep(1.0)
         assert directory.bootstrap().lookup() == (Address("registry", 1), registry.describe().endpoint)
         await registry.stop()
+
+    run(main())
+
+
+def test_a_member_meant_for_another_mesh_ends_and_disturbs_nobody(tmp_path):
+    async def main():
+        (tmp_path / "blue").mkdir()
+        mesh = Mesh()
+        registry = await mesh.start(RegistryActor(RunDirectory(tmp_path / "blue"), release="1.2"), "registry")
+        ours = await mesh.start(Nobody(), "ours")
+        with capture_logs() as log:
+            address = Address("stray", 9)
+            stray = ActorSystem(
+                Nobody(), address, mesh.network.transport(address), mesh, SystemOptions(mesh="green", host="h", pid=1)
+            )
+            await stray.start()
+            assert await stray.shutdown_asked() == "wrong_mesh"
+        assert isinstance(stray.over, WrongMesh)
+        assert "'blue', not of 'green'" in stray.over.message
+        assert [line["code"] for line in log if line["event"] == "member_refused"] == ["wrong_mesh"]
+        assert registry.metrics.value("mesh_members_refused_total", code="wrong_mesh") == 1
+        assert mesh.members() == ["ours#1", "registry#1"]
+        listed = (await ours.actor.ctx.ask("registry", ListMembers(), timeout_s=5)).message
+        assert (listed.mesh, listed.release) == ("blue", "1.2")
+        for system in (stray, ours, registry):
+            await system.stop()
 
     run(main())
