@@ -16,9 +16,14 @@ from nodes.protocol.memory import ListMemory, MemoryList, ReleaseMemory, ResumeM
 
 
 class ListActors(Message, frozen=True):
-    """Ask for every actor of the mesh, living or not. With `figures` each is asked for what it uses and does."""
+    """Ask for every actor of the mesh, living or not. With `figures` each is asked for what it uses and does.
+
+    `whole_mesh`: the supervisors of other hosts are asked, too; who does not answer is in the notes. Without it they
+    and their actors are those that are not supervised.
+    """
 
     figures: bool = False
+    whole_mesh: bool = False
 
 
 class ActorStatus(Part, frozen=True):
@@ -28,7 +33,8 @@ class ActorStatus(Part, frozen=True):
     should know of what it announces: whose pages come another way than was chosen. `num_starts` counts the processes
     that this supervisor asked for, `last_reason` is why the actor was last suspected, killed, or ended, so many seconds
     ago; it outlives a restart, and is empty where nothing has happened. `next_start_in_s` is None unless the actor
-    waits to be started again. Who is not `supervised` was started by somebody else, and is only looked at.
+    waits to be started again. Who is not `supervised` was started by somebody else, and is only looked at. `host` is
+    empty on a mesh of one host.
     """
 
     actor_id: str
@@ -46,6 +52,7 @@ class ActorStatus(Part, frozen=True):
     last_reason_age_s: float = 0.0
     next_start_in_s: float | None = None
     supervised: bool = True
+    host: str = ""
     figures: ActorFigures = ActorFigures()
 
 
@@ -66,10 +73,16 @@ class ActorList(Message, frozen=True):
 
 
 class StopMesh(Message, frozen=True):
-    """Ask the supervisor to drain everything and end; with `force` to kill everything and end."""
+    """Ask the supervisor to drain everything and end; with `force` to kill everything and end.
+
+    On a mesh of several hosts it means its own host. `host` names another one, to whose supervisor it is passed on
+    (`unknown_host` where that is no member); with `whole_mesh` all others end before it.
+    """
 
     reason: str
     force: bool = False
+    host: str = ""
+    whole_mesh: bool = False
 
 
 class Stopping(Message, frozen=True):
@@ -82,11 +95,14 @@ class RestartActors(Message, frozen=True, tag="RenewActors"):
     """Ask the supervisor to drain actors, named by id or by role, one after the other, and to start each again.
 
     With `stay_away` they are not started until they are asked for again. An unknown name is refused (`unknown_actor`),
-    and then nothing happens to the others.
+    and then nothing happens to the others. On a mesh of several hosts names are those of all; it is passed on to the
+    supervisor of the registry's host, which goes from host to host and tells each with `here` to see to its own.
+    Refused (`restart_running`) while another is under way.
     """
 
     names: list[str]
     stay_away: bool = False
+    here: bool = False
 
 
 class Restarting(Message, frozen=True, tag="Renewing"):

@@ -12,13 +12,14 @@ app = commands()
 @app.command(epilog=example("meshctl down"))
 def down(
     name: NameOption = "default",
+    host: Annotated[str, typer.Option(help="Of a mesh of several hosts the one to stop, not the whole mesh.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Kill instead of draining.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the end.")] = 120.0,
 ) -> None:
-    """Stop a mesh: gateways finish what they have, then everything ends."""
+    """Stop a mesh, on all its hosts: gateways finish what they have, then everything ends."""
     from cli.commands.down import down as run
 
-    raise typer.Exit(run(name, force=force, timeout_s=timeout))
+    raise typer.Exit(run(name, host=host, force=force, timeout_s=timeout))
 
 
 @app.command(epilog=example("meshctl drain scheduler-prefill-0"))

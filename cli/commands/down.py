@@ -6,25 +6,32 @@ import signal
 import sys
 import time
 
-from cli.client import ask_supervisor, not_running
+from cli.client import ask_supervisor, find_mesh, not_running
 from cli.errors import BadManifest, NotRunning, TimedOut
 from cli.exit_codes import ExitCode
-from cli.protocol import StopMesh, Stopping
+from cli.plan.names import supervisor_id
+from cli.protocol import ActorList, ActorStatus, ListActors, StopMesh, Stopping
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory
 from cli.supervisor.processes import open_process, wait_dead
 from cli.supervisor.sweep import sweep
 
 _KILL_TIMEOUT_S = 5.0
+_LOOK_S = 0.2
 _FORCED_ASK_S = 1.5
 """A supervisor that is well answers in milliseconds. Whoever forces the end does not wait for one that hangs."""
 _FORCED_SIGNAL_S = 5.0
 """For a supervisor that can only be signalled: a forced end kills its actors at once, so it takes about a second."""
 
 
-def down(name: str, *, force: bool, timeout_s: float) -> ExitCode:
-    """Stop the mesh and wait until its supervisor is gone. Raises NotRunning or TimedOut."""
+def down(name: str, *, host: str = "", force: bool, timeout_s: float) -> ExitCode:
+    """Stop the mesh and wait until its supervisor is gone; only `host` of a mesh of several where one is named.
+
+    Raises NotRunning or TimedOut.
+    """
     directory = MeshDirectory(name)
     manifest, damage = _look_up(directory)
+    if host and (manifest is None or manifest.supervisor_id != supervisor_id(host)):
+        return _down_other(name, StopMesh(reason="meshctl down", force=force, host=host), timeout_s)
     # Where no manifest says who the supervisor is, its lock does: it is starting, or the manifest was damaged.
     named = manifest or directory.holder()
     supervisor = open_process(named.pid, named.start_time) if named is not None else None
@@ -36,7 +43,8 @@ def down(name: str, *, force: bool, timeout_s: float) -> ExitCode:
     try:
         began = time.monotonic()
         patience_s = timeout_s
-        if not _ask_to_stop(directory, manifest, named.pid, supervisor, force) and force:
+        question = StopMesh(reason="meshctl down", force=force, whole_mesh=not host)
+        if not _ask_to_stop(directory, manifest, named.pid, supervisor, question) and force:
             # Where it was asked and did not answer, it has had its time.
             patience_s = 0.0 if manifest is not None else min(timeout_s, _FORCED_SIGNAL_S)
         if not wait_dead(supervisor, patience_s):
@@ -66,11 +74,34 @@ def _look_up(directory: MeshDirectory) -> tuple[Manifest | None, BadManifest | N
         return None, error
 
 
-def _ask_to_stop(directory: MeshDirectory, manifest: Manifest | None, pid: int, supervisor: int, force: bool) -> bool:
+def _down_other(name: str, question: StopMesh, timeout_s: float) -> ExitCode:
+    """Have another host stopped by its own supervisor, and wait until that has left the mesh."""
+    directory, manifest = find_mesh(name)
+    began = time.monotonic()
+    ask_supervisor(directory, manifest, question, Stopping)
+    while any(one.actor_id == supervisor_id(question.host) for one in _actors(directory, manifest)):
+        if time.monotonic() - began > timeout_s:
+            raise TimedOut(
+                f"host {question.host} of the mesh {name!r} has not stopped within {timeout_s:g} s",
+                why="actors are still finishing what they have",
+                do="wait, or kill them with --force",
+            )
+        time.sleep(_LOOK_S)
+    sys.stderr.write(f"host {question.host} of {name} stopped in {time.monotonic() - began:.1f} s\n")
+    return ExitCode.OK
+
+
+def _actors(directory: MeshDirectory, manifest: Manifest) -> list[ActorStatus]:
+    return ask_supervisor(directory, manifest, ListActors(), ActorList).actors
+
+
+def _ask_to_stop(
+    directory: MeshDirectory, manifest: Manifest | None, pid: int, supervisor: int, question: StopMesh
+) -> bool:
     """Whether the supervisor has answered; else it has a signal, unless it is to be killed anyway."""
+    force = question.force
     if manifest is not None:
         try:
-            question = StopMesh(reason="meshctl down", force=force)
             if force:
                 ask_supervisor(directory, manifest, question, Stopping, timeout_s=_FORCED_ASK_S)
             else:

@@ -20,8 +20,8 @@ from nodes.amounts import amount
 _WATCH_S: Final = 2.0
 _CLEAR: Final = "\x1b[H\x1b[2J"
 _SERVING_ROLES: Final = (roles.GATEWAY, roles.TOKENIZER, roles.SCHEDULER, roles.WORKER, roles.DETOKENIZER)
-_HEADER: Final = ("ACTOR", "ROLE", "STATE", "PID", "EPOCH", "STARTS", "UPTIME", *FIGURE_NAMES, "SUPERVISED")
-_DISPENSABLE: Final = ("EPOCH", "PID", "ROLE", "PHASE", "STARTS")
+_HEADER: Final = ("ACTOR", "HOST", "ROLE", "STATE", "PID", "EPOCH", "STARTS", "UPTIME", *FIGURE_NAMES, "SUPERVISED")
+_DISPENSABLE: Final = ("HOST", "EPOCH", "PID", "ROLE", "PHASE", "STARTS")
 """What a narrow terminal goes without, in this order."""
 
 
@@ -49,7 +49,7 @@ def _show(names: list[str], output: str, *, clears: bool) -> ExitCode:
     code = ExitCode.OK
     for name in names:
         try:
-            meshes.append(ask_supervisor(*find_mesh(name), ListActors(figures=True), ActorList))
+            meshes.append(ask_supervisor(*find_mesh(name), ListActors(figures=True, whole_mesh=True), ActorList))
         except (NotRunning, BadManifest) as error:
             # One of several does not keep the others from being shown.
             if len(names) == 1:
@@ -72,11 +72,15 @@ def _print(mesh: ActorList) -> None:
         sys.stdout.write(f"{mesh.context}\n")
     for note in mesh.notes:
         sys.stdout.write(f"{note}\n")
-    # Only where somebody is not.
-    names = _HEADER if any(not actor.supervised for actor in mesh.actors) else _HEADER[:-1]
-    rows = [_row(actor)[: len(names)] for actor in mesh.actors]
+    # Only where somebody is not, and where there is more than one.
+    left = {"SUPERVISED"} if all(actor.supervised for actor in mesh.actors) else set[str]()
+    left |= set[str]() if any(actor.host for actor in mesh.actors) else {"HOST"}
+    names = [name for name in _HEADER if name not in left]
+    cells = [dict[str, str](zip(_HEADER, _row(actor), strict=True)) for actor in mesh.actors]
+    rows = [[row[name] for name in names] for row in cells]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    left_out = print_table(names, rows, width=width, dispensable=_DISPENSABLE)
+    dispensable = [name for name in _DISPENSABLE if name in names]
+    left_out = print_table(names, rows, width=width, dispensable=dispensable)
     if left_out:
         sys.stdout.write(f"(too narrow for {', '.join(left_out)}; -o json has all)\n")
     for actor in mesh.actors:
@@ -97,7 +101,8 @@ def _row(actor: ActorStatus) -> list[str]:
     numbers = [str(actor.pid or "-"), str(actor.epoch), str(actor.num_starts)]
     uptime = duration(actor.uptime_s) if actor.uptime_s else "-"
     supervised = "yes" if actor.supervised else "no"
-    return [actor.actor_id, actor.role, actor.state, *numbers, uptime, *figure_texts(actor.figures), supervised]
+    first = [actor.actor_id, actor.host or "-", actor.role, actor.state]
+    return [*first, *numbers, uptime, *figure_texts(actor.figures), supervised]
 
 
 def _story(actor: ActorStatus) -> list[str]:

@@ -46,7 +46,7 @@ def restart(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -
 
 
 def _look(directory: MeshDirectory, manifest: Manifest) -> list[ActorStatus]:
-    return ask_supervisor(directory, manifest, ListActors(), ActorList).actors
+    return ask_supervisor(directory, manifest, ListActors(whole_mesh=True), ActorList).actors
 
 
 def _tell(status: ActorStatus, seconds: float) -> None:

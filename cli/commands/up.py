@@ -134,7 +134,8 @@ def _serve(settings: Settings, directory: MeshDirectory, progress: Progress) -> 
     from cli.supervisor.mesh_process import run_mesh
 
     def make_topology() -> Topology:
-        check_port(settings.host, settings.port)
+        if settings.own_counts.gateways:
+            check_port(settings.host, settings.port)
         return plan(settings, progress, fetches=True)
 
     return run_mesh(make_topology, directory, progress)

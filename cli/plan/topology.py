@@ -173,7 +173,7 @@ class _Planner:
         num_workers = sum(group.tp_size for group in self._groups)
         self._num_threads = settings.threads or max(1, machine.num_cores // max(1, num_workers))
         check_device_options(settings, max((group.tp_size for group in self._groups), default=1))
-        self._prefix = segment_prefix(machine.uid, settings.name)
+        self._prefix = segment_prefix(machine.uid, settings.name, settings.on)
         self._agent_id = agent_id(settings.on)
 
     def plan(self) -> Topology:

@@ -3,12 +3,17 @@
 Decides nothing: deaths and restarts are `mesh/supervision/core.py`, processes are `cli/supervisor/keeper.py`.
 """
 
+import asyncio
+import contextlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from cli.plan.names import supervisor_id
 from cli.protocol import (
     SUPERVISOR_CODEC,
+    ActorList,
     ActorProof,
     ActorStatus,
     ListActors,
@@ -19,8 +24,11 @@ from cli.protocol import (
     Stopping,
 )
 from cli.supervisor.memory_relay import relay
+from cli.supervisor.whole_mesh import ASK_TIMEOUT_S, list_whole_mesh, other_supervisors
+from cli.supervisor.whole_restart import WholeRestart
+from cli.supervisor.whole_stop import stop_whole_mesh
 from mesh.actor import Actor, Call
-from mesh.address import Address
+from mesh.address import Address, host_of
 from mesh.errors import CallError
 from mesh.membership.view import SUPERVISOR, Member
 from mesh.transport.base import Channel
@@ -62,10 +70,13 @@ class SupervisorActor(Actor):
         self._keeper = keeper
         self._pid = pid
         self._started_at = 0.0
+        self._changed = asyncio.Event()
+        self._lost: set[Address] = set()
 
     async def start(self) -> None:
         """Remember when."""
         self._started_at = self.ctx.now()
+        self._rolling = WholeRestart(self.ctx, self._look)
 
     def on_heartbeat(self, peer: Address, state: str, progress: str) -> None:
         """An actor is alive."""
@@ -78,17 +89,9 @@ class SupervisorActor(Actor):
             case ListActors():
                 self.ctx.spawn(self._list(call, message), name="list")
             case StopMesh():
-                call.reply(Stopping(pid=self._pid))
-                self._keeper.stop(message.reason, force=message.force)
+                self._stop(call, message)
             case RestartActors():
-                try:
-                    epochs = self._keeper.restart(message.names, stay_away=message.stay_away)
-                except UnknownActor as error:
-                    call.fail("unknown_actor", str(error))
-                except NotRecordable as error:
-                    call.fail("not_recordable", str(error))
-                else:
-                    call.reply(Restarting(epochs=epochs))
+                self._restart(call, message)
             case ProveActor(actor_id, epoch, role):
                 try:
                     call.reply(ActorProof(proof=self._keeper.prove(actor_id, epoch, role)))
@@ -99,33 +102,111 @@ class SupervisorActor(Actor):
             case _:
                 super().on_ask(call)
 
+    def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
+        """Whoever waits for an actor to be gone looks again."""
+        self._look_again()
+
+    def on_peer_lost(self, peer: Address, reason: str) -> None:
+        """The same; without a registry nobody is told who has left."""
+        if peer.actor_id in [one.actor_id for one in other_supervisors(self.ctx)]:
+            self._lost.add(peer)
+            self._look_again()
+
+    def _look_again(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _restart(self, call: Call, request: RestartActors) -> None:
+        if not request.here and (host := self._keeper.registry_host):
+            lessor = supervisor_id(host)
+            if lessor == self.ctx.address.actor_id:
+                self.ctx.spawn(self._rolling.run(call, request, supervisor_id), name="restart")
+            else:
+                self.ctx.spawn(self._pass_on(call, request, host), name="restart")
+            return
+        try:
+            epochs = self._keeper.restart(request.names, stay_away=request.stay_away)
+        except UnknownActor as error:
+            call.fail("unknown_actor", str(error))
+        except NotRecordable as error:
+            call.fail("not_recordable", str(error))
+        else:
+            call.reply(Restarting(epochs=epochs))
+
+    async def _look(self) -> list[ActorStatus]:
+        return (await self._listed(ListActors(whole_mesh=True))).actors
+
+    def _stop(self, call: Call, request: StopMesh) -> None:
+        own = host_of(self.ctx.address.actor_id)
+        if request.host not in ("", own):
+            order = StopMesh(reason=request.reason, force=request.force)
+            self.ctx.spawn(self._pass_on(call, order, request.host), name="stop")
+            return
+        call.reply(Stopping(pid=self._pid))
+        if request.whole_mesh and own:
+            self.ctx.spawn(self._stop_whole_mesh(request), name="stop")
+        else:
+            self._keeper.stop(request.reason, force=request.force)
+
+    async def _pass_on(self, call: Call, request: StopMesh | RestartActors, host: str) -> None:
+        """To another host's supervisor, with its answer."""
+        other = supervisor_id(host)
+        if self.ctx.members.get(other) is None:
+            hosts = [host_of(one.actor_id) for one in other_supervisors(self.ctx)]
+            there = f"there are {', '.join(hosts)}" if hosts else "there are no others"
+            call.fail("unknown_host", f"no host {host} is in the mesh; {there}")
+            return
+        try:
+            answer = await self.ctx.ask(other, request, timeout_s=ASK_TIMEOUT_S)
+        except CallError as error:
+            call.fail(error.code, f"the supervisor of {host}: {error.message}", retryable=error.retryable)
+        else:
+            call.reply(answer.message)
+
+    async def _stop_whole_mesh(self, request: StopMesh) -> None:
+        # What was lost and found again before is here.
+        self._lost.clear()
+        try:
+            registry_host, drain_s = self._keeper.registry_host, self._keeper.drain_timeout_s
+            await stop_whole_mesh(self.ctx, request, registry_host, drain_s, self._left)
+        finally:
+            self._keeper.stop(request.reason, force=request.force)
+
+    async def _left(self, actor_id: str, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while (member := self.ctx.members.get(actor_id)) is not None and member.address not in self._lost:
+                    await self._changed.wait()
+
     async def _list(self, call: Call, question: ListActors) -> None:
-        members = {member.actor_id: member for member in [self.ctx.describe(), *self.ctx.members.all()]}
+        call.reply(await self._listed(question))
+
+    async def _listed(self, question: ListActors) -> ActorList:
+        me = self.ctx.describe()
+        members = {member.actor_id: member for member in [me, *self.ctx.members.all()]}
         figures: dict[str, ActorFigures] = {}
         if question.figures:
-            answers = await ask_stats(self.ctx, list(members.values()), _STATS_TIMEOUT_S)
-            figures = actor_figures(list(members.values()), answers)
+            # The supervisor of another host asks its own.
+            here = [one for one in members.values() if not me.host or one.host == me.host]
+            figures = actor_figures(here, await ask_stats(self.ctx, here, _STATS_TIMEOUT_S))
         answer = self._keeper.list_actors()
         actors = [self._status(), *answer.actors]
         known = {actor.actor_id for actor in actors}
         actors += [_foreign(member) for member in self.ctx.members.all() if member.actor_id not in known]
-        call.reply(
-            msgspec.structs.replace(
-                answer,
-                actors=[
-                    msgspec.structs.replace(actor, figures=figures.get(actor.actor_id, actor.figures))
-                    for actor in actors
-                ],
-                notes=[
-                    *answer.notes,
-                    *(
-                        note
-                        for told in (quantization_note, numerics_note, kernels_note)
-                        if (note := told(members.values()))
-                    ),
-                ],
-            )
+        notes = (told(members.values()) for told in (quantization_note, numerics_note, kernels_note))
+        own = msgspec.structs.replace(
+            answer,
+            actors=[
+                msgspec.structs.replace(
+                    actor, figures=figures.get(actor.actor_id, actor.figures), host=_host_of(me, members, actor)
+                )
+                for actor in actors
+            ],
+            notes=[*answer.notes, *filter(None, notes)],
         )
+        if question.whole_mesh:
+            return await list_whole_mesh(self.ctx, own, self._keeper.hosts, figures=question.figures)
+        return own
 
     def _status(self) -> ActorStatus:
         return msgspec.structs.replace(
@@ -152,6 +233,14 @@ class SupervisorActor(Actor):
             except CallError:
                 # Its lease ends by itself.
                 return
+
+
+def _host_of(me: Member, members: Mapping[str, Member], actor: ActorStatus) -> str:
+    """Empty on a mesh of one host, where it would be the same for all."""
+    own = host_of(me.actor_id)
+    if not own or actor.supervised:
+        return own
+    return host_of(actor.actor_id) or members[actor.actor_id].host
 
 
 def _foreign(member: Member) -> ActorStatus:

@@ -6,7 +6,7 @@ Runs on the event loop of the `meshctl up` process, in its main thread.
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, assert_never
 
 import msgspec
@@ -116,7 +116,7 @@ class ProcessKeeper:
             environment=self._environment,
             timeout_s=supervision.start_timeout_s,
         )
-        self._drain_timeout_s = supervision.drain_timeout_s
+        self.drain_timeout_s = supervision.drain_timeout_s
         policy = Policy(
             budget=supervision.restart_budget,
             budget_window_s=supervision.restart_window_s,
@@ -201,6 +201,16 @@ class ProcessKeeper:
             raise NotGiven(f"{actor_id} as {role} is this supervisor's own to start: take another --actor-id")
         return self._secret.prove(actor_id, epoch, role)
 
+    @property
+    def hosts(self) -> Collection[str]:
+        """The hosts that the topology names, none on a mesh of one."""
+        return self._topology.settings.hosts
+
+    @property
+    def registry_host(self) -> str:
+        """The host that has the registry, "" on a mesh of one."""
+        return self._topology.settings.registry_host
+
     def list_actors(self) -> ActorList:
         """Everything `meshctl ps` shows."""
         topology = self._topology
@@ -269,7 +279,7 @@ class ProcessKeeper:
                 epoch=address.epoch,
                 config=launch.supervised_config,
                 supervisor_fd=SUPERVISOR_FD,
-                drain_timeout_s=self._drain_timeout_s,
+                drain_timeout_s=self.drain_timeout_s,
                 secret=self._secret,
             )
             self._zygote.fork(
@@ -281,7 +291,7 @@ class ProcessKeeper:
             return
         arguments = ["-m", "cli", *run_arguments(self._directory.mesh, launch, address.epoch)]
         arguments += ["--config", str(self._directory.path / "configs" / f"{launch.actor_id}.json")]
-        arguments += ["--supervisor-fd", str(SUPERVISOR_FD), "--drain-timeout", f"{self._drain_timeout_s:g}"]
+        arguments += ["--supervisor-fd", str(SUPERVISOR_FD), "--drain-timeout", f"{self.drain_timeout_s:g}"]
         arguments += ["--secret-fd", str(_SECRET_FD)]
         try:
             with secret_pipe(self._secret) as secret:

@@ -25,8 +25,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from cli.errors import AlreadyRunning, BadManifest, CliError
+from cli.plan.names import agent_id
 from cli.supervisor.processes import start_time
-from mesh.address import Address, Endpoint
+from mesh.address import Address, Endpoint, host_of
+from mesh.errors import BindError
+from mesh.membership.view import SUPERVISOR
 from mesh.runtime.run_directory import RunDirectory, replace_file
 
 _FILE_MODE: Final = 0o600
@@ -37,9 +40,12 @@ _NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 _MAX_MANIFEST_BYTES: Final = 1 << 24
 
 
-def segment_prefix(uid: int, mesh: str) -> str:
-    """Names of a mesh's segments begin so. The dots, which no mesh's name has, keep `a` apart from `a-b`."""
-    return f"kvmesh-{uid}.{mesh}."
+def segment_prefix(uid: int, mesh: str, host: str = "") -> str:
+    """Names of a mesh's segments begin so, on one of several hosts with its name: two may share a directory.
+
+    The dots, which no mesh's name has, keep `a` apart from `a-b`; the underline, hosts from meshes.
+    """
+    return f"kvmesh-{uid}.{mesh}{'_' if host else ''}{host}."
 
 
 class Holder(NamedTuple):
@@ -60,7 +66,7 @@ class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that has to be gone when the mesh is. `started_at` is Unix time."""
+    """Everything that has to be gone when the mesh is, on this host. `started_at` is Unix time."""
 
     mesh: str
     pid: int
@@ -73,12 +79,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     pool_directory: str
     pool_prefix: str
     started_at: float
+    supervisor_id: str = SUPERVISOR
     processes: list[ProcessRecord] = []
 
     @property
     def supervisor(self) -> tuple[Address, Endpoint]:
         """Where the supervisor listens."""
-        return Address("supervisor", self.epoch), Endpoint(self.control, self.data)
+        return Address(self.supervisor_id, self.epoch), Endpoint(self.control, self.data)
 
 
 class _Pools(msgspec.Struct, frozen=True):
@@ -185,7 +192,7 @@ class MeshDirectory:
         except (OSError, *_NOT_JSON) as error:
             raise self._bad_manifest(str(error)) from None
         # What it names is killed and removed: nothing but this mesh's own may be meant.
-        prefix = segment_prefix(os.getuid(), self.mesh)
+        prefix = segment_prefix(os.getuid(), self.mesh, host_of(manifest.supervisor_id))
         if manifest.mesh != self.mesh:
             raise self._bad_manifest(f"it is the manifest of a mesh named {manifest.mesh!r}")
         if manifest.pool_prefix != prefix or not Path(manifest.pool_directory).is_absolute():
@@ -244,11 +251,21 @@ class MeshDirectory:
 
     def pool_directory(self) -> str:
         """Where the kv_agent that was started last has its segments, for when no manifest says so."""
-        with contextlib.suppress(OSError, *_NOT_JSON):
-            told = msgspec.json.decode(self._read_own(self.path / "configs" / "kv-agent-0.json"), type=_Pools)
+        # By its name, which says the host on a mesh of several.
+        configs = sorted((self.path / "configs").glob(f"{agent_id('')}*.json"), key=lambda path: path.lstat().st_mtime)
+        with contextlib.suppress(OSError, IndexError, *_NOT_JSON):
+            told = msgspec.json.decode(self._read_own(configs[-1]), type=_Pools)
             if Path(told.directory).is_absolute():
                 return told.directory
         return _Pools().directory
+
+    def segments(self) -> str:
+        """How names of segments of the mesh that ran here last begin, for when no manifest says so."""
+        with contextlib.suppress(BindError):
+            host = self.run.host()
+            return segment_prefix(os.getuid(), self.mesh, host.name if host is not None else "")
+        # With the file that says which host this was, what it left behind has lost its name.
+        return segment_prefix(os.getuid(), self.mesh)
 
     def write_actors(self, roles: dict[str, str]) -> None:
         """Record which actors, by id, the mesh that begins now is made of."""

@@ -12,15 +12,17 @@ import structlog
 
 from cli.errors import CannotBind, CliError
 from cli.exit_codes import ExitCode
+from cli.plan.names import supervisor_id
 from cli.plan.role_configs import CONFIG_TYPES
 from cli.plan.topology import Topology
 from cli.supervisor.actor import SupervisorActor
 from cli.supervisor.children import Children
+from cli.supervisor.host_files import write_host_files
 from cli.supervisor.keeper import Listeners, ProcessKeeper
 from cli.supervisor.log_files import LogFiles
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory
 from cli.supervisor.processes import start_time
-from cli.supervisor.progress import Progress, ready_text
+from cli.supervisor.progress import Progress, ready_text, ready_text_elsewhere
 from cli.supervisor.record import SupervisionRecord
 from cli.supervisor.sweep import sweep
 from mesh.address import Address, Endpoint
@@ -84,9 +86,11 @@ class _MeshProcess:
     async def run(self) -> ExitCode:
         loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[tuple[ExitCode, str]] = loop.create_future()
-        address = Address(SUPERVISOR, self._directory.last_epoch(SUPERVISOR) + 1)
+        name = supervisor_id(self._topology.settings.on)
+        address = Address(name, self._directory.last_epoch(name) + 1)
         with self._directory.written():
             self._directory.issue(*address)
+            write_host_files(self._directory.run, self._topology.settings)
         children = Children(loop)
         # Actors have the reading end and read its end when this process is gone, however it ended: no word has to be
         # sent.
@@ -94,7 +98,7 @@ class _MeshProcess:
         try:
             roles = {launch.actor_id: launch.role for launch in self._topology.actors}
             record = self._record = SupervisionRecord(self._progress, lambda: self._actor.ctx, roles)
-            secret = self._secret([SUPERVISOR, *roles])
+            secret = self._secret([name, *roles])
             keeper = self._keeper = ProcessKeeper(
                 self._topology, self._directory, children, record, self._listeners(), reader, secret
             )
@@ -151,6 +155,7 @@ class _MeshProcess:
             mesh=self._directory.mesh,
             pid=os.getpid(),
             start_time=start_time(os.getpid()) or 0,
+            supervisor_id=address.actor_id,
             epoch=address.epoch,
             control=where.control,
             data=where.data,
@@ -173,6 +178,10 @@ class _MeshProcess:
     async def _wait_until_served(self) -> None:
         """Every actor is ready; the mesh is when the gateway says that requests can be served."""
         settings = self._topology.settings
+        if not self._topology.has_gateway:
+            # What is served is for the gateway's host to say; hosts may start in any order, so it is not waited for.
+            self._ready_without_gateway()
+            return
         deadline = asyncio.get_running_loop().time() + settings.supervision.start_timeout_s
         while not await _answers_ready(settings.host, settings.port):
             if asyncio.get_running_loop().time() > deadline:
@@ -191,6 +200,17 @@ class _MeshProcess:
         members = self._actor.ctx.members.all()
         note = "\n".join(filter(None, (quantization_note(members), kernels_note(members))))
         text = ready_text(topology.url, topology.model_name, mesh, seconds, str(topology.context), note)
+        self._progress.ready(text)
+
+    def _ready_without_gateway(self) -> None:
+        self._was_ready = True
+        self._actor.ctx.log.info("host_ready", elapsed_s=round(self._progress.elapsed_s, 3))
+        registry = self._directory.run.bootstrap().lookup()
+        where = registry[1].control if registry is not None else ""
+        settings = self._topology.settings
+        text = ready_text_elsewhere(
+            settings.on, self._directory.mesh, self._progress.elapsed_s, where, self._topology.url
+        )
         self._progress.ready(text)
 
     def _stopped(self, code: ExitCode, failure: str) -> None:

@@ -97,6 +97,15 @@ class Progress:
         return ", ".join(parts)
 
 
+def ready_text_elsewhere(host: str, mesh: str, seconds: float, registry: str, url: str) -> str:
+    """The same of a host without a gateway: `registry` is where it looks for the registry, `url` where clients go."""
+    name = "" if mesh == "default" else f" --name {mesh}"
+    return (
+        f"host {host} of the mesh {mesh} is ready in {seconds:.1f} s\n"
+        f"registry at {registry}, clients go to {url}\n\n  meshctl ps{name}\n"
+    )
+
+
 def ready_text(url: str, model: str, mesh: str, seconds: float, context: str, note: str = "") -> str:
     """What a user sees at the end of a good start. `context`: how long requests may be, in words.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cli.errors import BadManifest
-from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord, segment_prefix
+from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord
 from cli.supervisor.processes import is_alive, open_process, wait_dead
 from kvstore.pool.page_pool import ShmHost
 
@@ -45,7 +45,9 @@ def _remove_files(directory: MeshDirectory, manifest: Manifest | None) -> list[s
     _remove_all([directory.run.registry_file], "file")
     _remove_all(_entries(directory.path / "errors"), "file")
     host = ShmHost(directory.pool_directory() if manifest is None else manifest.pool_directory)
-    return found + [f"segment {path}" for path in host.sweep(segment_prefix(os.getuid(), directory.mesh))]
+    return found + [
+        f"segment {path}" for path in host.sweep(directory.segments() if manifest is None else manifest.pool_prefix)
+    ]
 
 
 def _entries(path: Path) -> list[Path]:

@@ -5,13 +5,12 @@ import errno
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 import msgspec
 import pytest
 
-from cli.plan.settings import SupervisionSettings
+from cli.plan.settings import Settings, SupervisionSettings
 from cli.plan.topology import ActorLaunch
 from cli.protocol import RestartActors, Restarting
 from cli.supervisor import mesh_directory
@@ -36,7 +35,7 @@ async def keeper_of(directory: MeshDirectory) -> ProcessKeeper:
         actors=[ActorLaunch(actor_id="gateway-0", role="gateway", kind="gateway", config={})],
         preloads=(),
         num_threads=1,
-        settings=SimpleNamespace(supervision=SupervisionSettings()),
+        settings=Settings(supervision=SupervisionSettings()),
     )
     loop = asyncio.get_running_loop()
     record = Mock(ctx=Mock(now=loop.time, later=loop.call_later))

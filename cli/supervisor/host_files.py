@@ -1,0 +1,33 @@
+"""What the supervisor of one host of several leaves for its actors: which host this is, and where the registry is."""
+
+from typing import Final
+
+from cli.plan.settings import Settings
+from mesh.address import Address, Endpoint
+from mesh.runtime.run_directory import HostRecord, RunDirectory
+from nodes.roles import REGISTRY
+
+_ANY_EPOCH: Final = 0
+"""Whoever listens there says which incarnation it is."""
+
+
+def write_host_files(run: RunDirectory, settings: Settings) -> None:
+    """Write `host.json`, and `registry.json` where the registry is on another host, before any actor starts.
+
+    On a mesh of one host none is written: its registry says itself where it is. Raises OSError.
+    """
+    host = settings.hosts.get(settings.on)
+    if host is None:
+        run.write_host(None)
+        return
+    run.write_host(HostRecord(settings.on, host.bind, host.address, settings.insecure))
+    if settings.registry_host != settings.on:
+        run.write_registry(Address(REGISTRY, _ANY_EPOCH), registry_endpoint(settings))
+
+
+def registry_endpoint(settings: Settings) -> Endpoint:
+    """Where the registry of a mesh of several hosts is dialed from others: its control channel, and the port after."""
+    address = settings.hosts[settings.registry_host].address
+    where = f"[{address}]" if ":" in address else address
+    control, data = (f"tcp://{where}:{settings.registry_port + number}" for number in range(2))
+    return Endpoint(control, data)

@@ -1,0 +1,82 @@
+"""Drains and restarts over the hosts of a mesh: one at a time in the whole mesh, host after host.
+
+    meshctl --ask--> supervisor.b --the same--> supervisor of the registry's host --`here`--> each host in its turn
+
+The supervisor of the registry's host holds the lease: while it rolls, another wish is refused, whoever has it. A host's
+own supervisor goes from one of its actors to the next; hosts go one after the other, so that never two that stand in
+for each other are away by wish.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from cli.plan.faults import unknown_name
+from cli.protocol import ActorStatus, RestartActors, Restarting
+from cli.supervisor.whole_mesh import ASK_TIMEOUT_S
+from mesh.actor import Call, Context
+from mesh.errors import CallError
+from mesh.membership.view import READY
+from mesh.supervision.events import DRAINED, GIVEN_UP
+
+_LOOK_S: Final = 0.2
+_PATIENCE_S: Final = 600.0
+"""For one host: who drains has its own timeout, and who loads a large model from a slow disk takes minutes."""
+
+
+class WholeRestart:
+    """Owned by the supervisor of the registry's host. `look` lists the actors of the whole mesh."""
+
+    def __init__(self, ctx: Context, look: Callable[[], Awaitable[list[ActorStatus]]]) -> None:
+        self._ctx = ctx
+        self._look = look
+        self.is_running = False
+
+    async def run(self, call: Call, request: RestartActors, supervisor_of: Callable[[str], str]) -> None:
+        """Answer `call` with whom it means, and roll over them. `supervisor_of` names a host's supervisor."""
+        if self.is_running:
+            call.fail("restart_running", "another drain or restart is under way in this mesh", retryable=True)
+            return
+        self.is_running = True
+        try:
+            actors = [one for one in await self._look() if one.supervised]
+            meant: dict[str, dict[str, int]] = {}
+            for name in request.names:
+                found = [one for one in actors if name in (one.actor_id, one.role)]
+                if not found:
+                    known = [*(one.role for one in actors), *(one.actor_id for one in actors)]
+                    fault = unknown_name(name, known, "actor or role")
+                    call.fail("unknown_actor", f"{fault.why}; {fault.do}")
+                    return
+                for one in found:
+                    meant.setdefault(one.host, {})[one.actor_id] = one.epoch
+            call.reply(Restarting(epochs={name: epoch for some in meant.values() for name, epoch in some.items()}))
+            for host, epochs in meant.items():
+                if not await self._roll(supervisor_of(host), request, epochs):
+                    return
+        finally:
+            self.is_running = False
+
+    async def _roll(self, supervisor: str, request: RestartActors, epochs: Mapping[str, int]) -> bool:
+        """One host's. False: it could not be asked, or an actor did not come again; hosts after it are left alone."""
+        ctx = self._ctx
+        order = RestartActors(names=list(epochs), stay_away=request.stay_away, here=True)
+        try:
+            await ctx.ask(supervisor, order, timeout_s=ASK_TIMEOUT_S)
+        except CallError as error:
+            ctx.log.warning("restart_ended", peer=supervisor, why=error.message)
+            return False
+        deadline, waiting = ctx.now() + _PATIENCE_S, dict(epochs)
+        while waiting and ctx.now() < deadline:
+            await asyncio.sleep(_LOOK_S)
+            for one in await self._look():
+                if one.actor_id in waiting and one.state == GIVEN_UP:
+                    ctx.log.warning("restart_ended", peer=one.actor_id, why="it does not start again")
+                    return False
+                if one.actor_id in waiting and _is_done(one, waiting[one.actor_id], stay_away=request.stay_away):
+                    del waiting[one.actor_id]
+        return not waiting
+
+
+def _is_done(one: ActorStatus, epoch: int, *, stay_away: bool) -> bool:
+    return one.state == DRAINED if stay_away else one.state == READY and one.epoch > epoch

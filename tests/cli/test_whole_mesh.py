@@ -1,0 +1,192 @@
+"""What one supervisor asks the others of a mesh of several hosts: lists, restarts and the end, in their order."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from cli.plan.names import supervisor_id
+from cli.protocol import ActorList, ActorStatus, ListActors, RestartActors, Restarting, StopMesh, Stopping
+from cli.supervisor import whole_restart, whole_stop
+from cli.supervisor.whole_mesh import joined, list_whole_mesh
+from cli.supervisor.whole_restart import WholeRestart
+from cli.supervisor.whole_stop import stop_whole_mesh
+from mesh.address import Address, Endpoint, host_of
+from mesh.errors import PeerLost
+from mesh.membership.view import READY, SUPERVISOR, Member
+from mesh.supervision.events import DRAINED, GIVEN_UP
+
+NOWHERE = Endpoint("", "")
+ROLES = {"a": ["gateway", "tokenizer"], "b": ["scheduler", "worker"], "c": ["scheduler", "worker"]}
+
+
+def actor(name: str, host: str, **fields: Any) -> ActorStatus:
+    given = {"role": name.partition("-")[0], "pid": 7, "epoch": 1, "state": READY, "endpoint": NOWHERE} | fields
+    return ActorStatus(actor_id=f"{name}.{host}", host=host, **given)
+
+
+class Hosts:
+    """Supervisors of three hosts behind one context, `supervisor.a`'s; who is in `silent` does not answer."""
+
+    def __init__(self, silent: tuple[str, ...] = ()) -> None:
+        self.silent = silent
+        self.said: list[tuple[str, Any]] = []
+        self.actors = {host: {role: actor(f"{role}-0", host) for role in some} for host, some in ROLES.items()}
+        self.address = Address(supervisor_id("a"), 1)
+        self.log = SimpleNamespace(warning=lambda *_, **__: None)
+        supervisors = [Member(supervisor_id(host), SUPERVISOR, 1, NOWHERE, host=host) for host in ROLES]
+        self.members = SimpleNamespace(by_role=lambda role, ready: supervisors if role == SUPERVISOR else [])
+        self.epoch_of: Callable[[int], int] = lambda epoch: epoch + 1
+        self.state = READY
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def listed(self, host: str) -> ActorList:
+        return ActorList("m", "u", "tiny", True, list(self.actors[host].values()), notes=[f"{host} is there", "slow"])
+
+    async def ask(self, supervisor: str, question: Any, *, timeout_s: float) -> Any:
+        host = host_of(supervisor)
+        await asyncio.sleep(0)
+        if host in self.silent:
+            raise PeerLost(f"{supervisor} does not answer")
+        match question:
+            case ListActors():
+                answer: Any = self.listed(host)
+            case RestartActors(names=names, stay_away=stay_away):
+                self.said.append((host, ("drain" if stay_away else "restart", *names)))
+                for role, one in self.actors[host].items():
+                    if one.actor_id in names:
+                        epoch, state = (one.epoch, DRAINED) if stay_away else (self.epoch_of(one.epoch), self.state)
+                        self.actors[host][role] = msgspec.structs.replace(one, epoch=epoch, state=state)
+                answer = Restarting(epochs=dict.fromkeys(names, 1))
+            case _:
+                self.said.append((host, question))
+                answer = Stopping(pid=1)
+        return SimpleNamespace(message=answer)
+
+    async def look(self) -> list[ActorStatus]:
+        return [one for host in self.actors for one in self.listed(host).actors]
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (whole_restart, whole_stop):
+        monkeypatch.setattr(module, "_LOOK_S", 0.0)
+
+
+def test_the_list_of_the_whole_mesh_is_every_host_s_own() -> None:
+    hosts = Hosts()
+    own = msgspec.structs.replace(
+        hosts.listed("a"), actors=[*hosts.listed("a").actors, actor("worker-0", "c", supervised=False)]
+    )
+    whole = asyncio.run(list_whole_mesh(hosts, own, ROLES, figures=False))  # type: ignore[arg-type]
+    assert [one.actor_id for one in whole.actors] == [
+        "gateway-0.a", "tokenizer-0.a", "scheduler-0.b", "worker-0.b", "scheduler-0.c", "worker-0.c"
+    ]  # fmt: skip
+    assert all(one.supervised for one in whole.actors), "who is another's to supervise is no stranger"
+    assert whole.ready
+    assert whole.notes == ["a is there", "slow", "b is there", "c is there"]
+
+
+def test_a_host_that_does_not_answer_is_named_and_what_is_known_of_it_stays() -> None:
+    hosts = Hosts(silent=("c",))
+    stranger = actor("worker-0", "c", supervised=False)
+    own = msgspec.structs.replace(hosts.listed("a"), actors=[*hosts.listed("a").actors, stranger])
+    whole = asyncio.run(list_whole_mesh(hosts, own, [*ROLES, "d"], figures=False))  # type: ignore[arg-type]
+    assert whole.notes[:2] == ["host c does not answer within 2 s", "host d is not in the mesh"]
+    assert not whole.ready
+    assert whole.actors[-1] == stranger
+
+
+def test_one_host_that_is_not_ready_makes_the_mesh_not_ready() -> None:
+    own = Hosts().listed("a")
+    assert not joined(own, {"b": msgspec.structs.replace(own, ready=False)}, ()).ready
+
+
+async def stop(hosts: Hosts, registry_host: str, **fields: Any) -> list[tuple[str, Any]]:
+    gone: list[str] = []
+
+    async def left(supervisor: str, _timeout_s: float) -> None:
+        gone.append(supervisor)
+
+    await stop_whole_mesh(hosts, StopMesh(reason="r", **fields), registry_host, 1.0, left)  # type: ignore[arg-type]
+    assert gone == [supervisor_id(host) for host, what in hosts.said if isinstance(what, StopMesh)]
+    return hosts.said
+
+
+def test_the_end_goes_tier_by_tier_and_the_registry_s_host_is_last() -> None:
+    end = StopMesh(reason="r")
+    assert asyncio.run(stop(Hosts(), "b")) == [
+        ("a", ("drain", "gateway-0.a")),
+        ("a", ("drain", "tokenizer-0.a")), ("b", ("drain", "scheduler-0.b")), ("c", ("drain", "scheduler-0.c")),
+        ("c", end), ("b", end),
+    ]  # fmt: skip
+
+
+def test_a_forced_end_drains_nobody_and_a_silent_host_keeps_nobody() -> None:
+    end = StopMesh(reason="r", force=True)
+    assert asyncio.run(stop(Hosts(silent=("c",)), "a", force=True)) == [("b", end)]
+
+
+class Call:
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+
+    def reply(self, answer: Any) -> None:
+        self.answers.append(answer)
+
+    def fail(self, code: str, message: str, *, retryable: bool = False) -> None:
+        self.answers.append((code, retryable))
+
+
+def restarting(hosts: Hosts, *names: str, stay_away: bool = False) -> tuple[Call, WholeRestart]:
+    call, rolling = Call(), WholeRestart(hosts, hosts.look)  # type: ignore[arg-type]
+    request = RestartActors(names=list(names), stay_away=stay_away)
+    asyncio.run(rolling.run(call, request, supervisor_id))  # type: ignore[arg-type]
+    assert not rolling.is_running
+    return call, rolling
+
+
+def test_a_role_is_restarted_host_after_host() -> None:
+    hosts = Hosts()
+    call, _ = restarting(hosts, "scheduler", "gateway-0.a")
+    assert call.answers == [Restarting(epochs={"scheduler-0.b": 1, "scheduler-0.c": 1, "gateway-0.a": 1})]
+    assert hosts.said == [
+        ("b", ("restart", "scheduler-0.b")), ("c", ("restart", "scheduler-0.c")), ("a", ("restart", "gateway-0.a"))
+    ]  # fmt: skip
+
+
+def test_hosts_after_an_actor_that_does_not_come_again_are_left_alone() -> None:
+    hosts = Hosts()
+    hosts.state = GIVEN_UP
+    restarting(hosts, "worker")
+    assert [host for host, _ in hosts.said] == ["b"]
+
+
+def test_hosts_after_one_that_does_not_answer_are_left_alone() -> None:
+    hosts = Hosts(silent=("b",))
+    restarting(hosts, "worker", stay_away=True)
+    assert hosts.said == []
+
+
+def test_an_unknown_name_is_refused_and_nothing_happens() -> None:
+    hosts = Hosts()
+    call, _ = restarting(hosts, "gateway", "schedular")
+    assert call.answers == [("unknown_actor", False)]
+    assert hosts.said == []
+
+
+def test_one_restart_at_a_time_in_the_whole_mesh() -> None:
+    async def two(hosts: Hosts) -> list[Call]:
+        rolling = WholeRestart(hosts, hosts.look)  # type: ignore[arg-type]
+        calls = [Call(), Call()]
+        await asyncio.gather(*(rolling.run(one, RestartActors(names=["worker"]), supervisor_id) for one in calls))  # type: ignore[arg-type]
+        return calls
+
+    first, second = asyncio.run(two(Hosts()))
+    assert isinstance(first.answers[0], Restarting)
+    assert second.answers == [("restart_running", True)]
