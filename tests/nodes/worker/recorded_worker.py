@@ -9,7 +9,7 @@ from kvstore.protocol import MapPool, PoolHandle
 from mesh.address import Address
 from mesh.membership.view import Membership
 from mesh.runtime.telemetry import Metrics
-from nodes.model_spec import resolve_model
+from nodes.model_spec import Quantization, resolve_model
 from nodes.protocol import Adopt, StepPlan
 from nodes.worker.actor import WorkerActor
 from nodes.worker.config import WorkerConfig
@@ -76,8 +76,8 @@ class RecordedCall:
         self.answer = code
 
 
-def pool(host: HeapHost, model: str = "echo") -> PoolHandle:
-    layout = resolve_model(model).kv_layout()
+def pool(host: HeapHost, model: str = "echo", quantize: Quantization = "none") -> PoolHandle:
+    layout = resolve_model(model).quantized(quantize).kv_layout()
     made = host.create("g", PoolInfo(group="g", num_pages=20, layout=layout, incarnation=1))
     return PoolHandle(group="g", agent="agent-0", path=made.path, num_pages=20, layout=layout, incarnation=1)
 

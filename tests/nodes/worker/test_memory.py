@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import PoolHandle
 from mesh.address import Address
 from mesh.errors import RemoteError
+from nodes.model_spec import Quantization
 from nodes.protocol import HasLetGo, HasTakenUp, LetGo, StepPlan, TakeUp
 from nodes.worker.actor import WorkerActor
 from nodes.worker.memory.core import (
@@ -129,8 +131,9 @@ def order(actor: WorkerActor, message: LetGo | TakeUp) -> RecordedCall:
 
 
 async def answer_of(call: RecordedCall) -> Any:
-    while call.answer is None:
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(20):
+        while call.answer is None:
+            await asyncio.sleep(0.001)
     return call.answer
 
 
@@ -236,11 +239,11 @@ async def test_one_that_starts_waits_without_memory_or_ends() -> None:
 MODEL = "random:tiny-llama"
 
 
-@pytest.mark.parametrize("weights", ["reload", "keep"])
-async def test_a_model_draws_the_same_tokens_afterwards(weights: str) -> None:
+@pytest.mark.parametrize(("weights", "quantize"), [("reload", "none"), ("keep", "none"), ("reload", "int8")])
+async def test_a_model_draws_the_same_tokens_afterwards(weights: str, quantize: Quantization) -> None:
     host = HeapHost()
-    actor = WorkerActor(config(MODEL), host)
-    handle = pool(host, MODEL)
+    actor = WorkerActor(msgspec.structs.replace(config(MODEL), quantize=quantize), host)
+    handle = pool(host, MODEL, quantize)
     context = await started(actor, handle)
     made: list[Any] = [actor._engine.runner]
 
@@ -252,8 +255,9 @@ async def test_a_model_draws_the_same_tokens_afterwards(weights: str) -> None:
     await context.until_told(1)
     await answer_of(order(actor, LetGo(group="g", number=1, is_kv=True, weights=weights)))
     assert (actor._engine.runner is None) == (weights == "reload")
-    await answer_of(order(actor, TakeUp(group="g", number=2, pool=pool(host, MODEL))))
+    await answer_of(order(actor, TakeUp(group="g", number=2, pool=pool(host, MODEL, quantize))))
     made.append(actor._engine.runner)
+    assert ["int8" in runner.numerics for runner in made] == [quantize == "int8"] * 2
     assert (made[0] is made[1]) == (weights == "keep")
     adopt(actor, 2)
     actor.on_tell(SCHEDULER, *prompt(1, 2))
