@@ -4,7 +4,10 @@ The uniform numbers do not depend on logits, so the host makes them by the hash 
 the CPU the draws are equal to that sampler's bit for bit; on a device whose `exp` and sums round otherwise a draw can
 differ where its number falls within a rounding of the border between two tokens.
 
-It is not the CPU's too: there it takes longer to sort so many candidates of a large vocabulary than that one's windows.
+It is not the CPU's too: of 16 rows of 151,936 logits on one core (AVX-512, medians of CPU time in turns) it takes 4.6
+times as long with `top_p`, where windows sort fewer candidates, 1.4 to 1.5 times with `top_k` or temperature alone, 2.2
+times for the most likely token, which is looked up by piece there. Nor do that one's windows fit a device: how many a
+row needs is an answer to wait for.
 
 Filters need the most likely tokens in order. Rows whose `top_k` bounds them are sorted that far only; the others as far
 as `_FIRST_TRY` tokens, and whole if that did not settle all of them, which takes one look at the device. A token is
