@@ -374,7 +374,7 @@ class ActorSystem:
 
     def _is_supervisor_of(self, actor_id: str, sender: Address) -> bool:
         if self.options.supervisor is not None and self.options.supervisor[0] == sender:
-            return True
+            return not (host := host_of(sender.actor_id)) or host_of(actor_id) in ("", host)
         # Other hosts have theirs, and who was started by hand has none of its own.
         member = self.registration.view.get(sender.actor_id)
         if member is None or member.address != sender or member.role != SUPERVISOR:
