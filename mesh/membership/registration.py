@@ -126,7 +126,7 @@ class Registration:
 
     def _apply(self, body: MembersChanged) -> None:
         change = self.view.apply(
-            body.registry_epoch, body.version, body.upserted, [departed.address for departed in body.left]
+            body.registry_epoch, body.version, body.upserted, [departed.address for departed in body.left], body.follows
         )
         if change is None:
             self._wanted.set()

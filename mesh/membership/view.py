@@ -157,14 +157,14 @@ class Membership:
         return change
 
     def apply(
-        self, registry_epoch: int, version: int, upserted: Iterable[Member], left: Iterable[Address]
+        self, registry_epoch: int, version: int, upserted: Iterable[Member], left: Iterable[Address], follows: int = 0
     ) -> MemberChange | None:
         """Take the next numbered change; None if it does not follow what is known, so a snapshot is needed.
 
-        A change that is already known is an empty change.
+        A change that is already known is an empty change. With `follows` it is all changes after that one.
         """
         # A change of another registry, or a gap: whoever was in what is missing would stay for ever.
-        if registry_epoch != self.registry_epoch or version > self.version + 1:
+        if registry_epoch != self.registry_epoch or (follows or version - 1) > self.version:
             return None
         if version <= self.version:
             return MemberChange([], [], [])

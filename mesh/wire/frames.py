@@ -143,12 +143,16 @@ class Departed(Part, frozen=True):
 
 
 class MembersChanged(Message, frozen=True):
-    """The registry tells every member of change number `version`. Whoever misses one joins again for a snapshot."""
+    """The registry tells every member of change number `version`. Whoever misses one joins again for a snapshot.
+
+    It may tell several at once: all that came after version `follows`; 0: the one before `version`.
+    """
 
     registry_epoch: int
     version: int
     upserted: list[Member] = []
     left: list[Departed] = []
+    follows: int = 0
 
 
 class PeerDown(Message, frozen=True):

@@ -3,7 +3,7 @@
 Everybody joins here, renews by heartbeat, and is told every change; the decisions are `nodes/registry/core.py`.
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -26,10 +26,16 @@ from mesh.wire.frames import (
     Ping,
 )
 from nodes.registry.core import RegistryCore, Stale
+from nodes.registry.untold import Untold
+
+if TYPE_CHECKING:
+    import asyncio
 
 ROLE: Final = "registry"
 _CHECK_S: Final = 0.5
 _MAX_DOUBTED: Final = 1024
+_GATHER_S: Final = 0.02
+"""Between two tellings. A death is told at once, unless something else was just told."""
 
 
 class RegistryActor(Actor):
@@ -55,6 +61,11 @@ class RegistryActor(Actor):
         self._lease_s = lease_s
         self._core: RegistryCore | None = None
         self._checked_at = 0.0
+        self._untold = Untold(1)
+        self._telling: asyncio.TimerHandle | None = None
+        self._told_at = float("-inf")
+        # Who has had a snapshot since the last telling, and its version.
+        self._ahead: dict[Address, int] = {}
         self._unwritten = ""
 
     @property
@@ -103,7 +114,8 @@ class RegistryActor(Actor):
     def heartbeat_to(self, peer: Address) -> Heartbeat:
         """What a member has to know to see that it has missed something."""
         core = self.core
-        return Heartbeat(state=READY, registry_epoch=core.epoch, version=core.version, known=core.knows(peer))
+        version = self._ahead.get(peer, self._untold.version)
+        return Heartbeat(state=READY, registry_epoch=core.epoch, version=version, known=core.knows(peer))
 
     def stats(self) -> dict[str, float]:
         """Members by role."""
@@ -138,7 +150,9 @@ class RegistryActor(Actor):
         for address, doubt in outcome.doubted:
             self._refused(address, doubt)
         joined, members = outcome.joined, outcome.joined.members
-        self._tell_all(outcome.change, but=call.sender if members is not None else None)
+        if members is not None:
+            self._ahead[call.sender] = joined.version
+        self._tell_all(outcome.change)
         if members is not None:
             joined = msgspec.structs.replace(joined, members=as_shown_to(request.member, members))
         call.reply(joined)
@@ -193,11 +207,26 @@ class RegistryActor(Actor):
                 self._unwritten = str(error)
                 self.ctx.log.error("registry_file_unwritten", why=str(error), do="make room in the run directory")
 
-    def _tell_all(self, change: MembersChanged | None, but: Address | None = None) -> None:
+    def _tell_all(self, change: MembersChanged | None) -> None:
+        """Tell it at once, or with what else comes within a moment of the last telling."""
+        if change is None:
+            return
+        self._untold.add(change)
+        if self._telling is None:
+            wait_s = self._told_at + _GATHER_S - self.ctx.now()
+            if wait_s <= 0.0:
+                self._tell_untold()
+            else:
+                self._telling = self.ctx.later(wait_s, self._tell_untold)
+
+    def _tell_untold(self) -> None:
         """Who cannot be reached, or misses it, sees by the next heartbeat that the version is another."""
+        self._telling, self._told_at = None, self.ctx.now()
+        change = self._untold.take()
         if change is None:
             return
         for member in self.core.audience():
-            if member.address not in (but, self.ctx.address):
+            if member.address != self.ctx.address and self._ahead.get(member.address) != change.version:
                 told = msgspec.structs.replace(change, upserted=as_shown_to(member, change.upserted))
                 self.ctx.tell(member.actor_id, told, channel=Channel.CONTROL)
+        self._ahead.clear()

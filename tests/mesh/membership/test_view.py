@@ -41,6 +41,7 @@ def test_a_missed_change_is_seen_and_a_known_one_is_empty():
     view.reset(1, 5, [])
     assert view.apply(1, 7, [], []) is None
     assert view.apply(2, 6, [], []) is None
+    assert view.apply(1, 9, [], [], 6) is None
     assert view.version == 5
     assert not view.apply(1, 5, [member("a")], [])
     assert view.get("a") is None

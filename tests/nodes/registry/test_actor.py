@@ -78,6 +78,7 @@ def test_who_is_only_known_by_name_is_told_nothing():
             Join(member=a.describe(), known_epoch=0, known_version=0, known_members=[heard]), actor.ctx.now()
         )
         assert "b#4" in mesh.members()
+        await asyncio.sleep(0.1)
         actor._tell_all(MembersChanged(registry_epoch=1, version=9, upserted=[], left=[]))
         assert told == ["a"]
         for system in (a, mesh.registry):
