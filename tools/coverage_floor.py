@@ -49,6 +49,7 @@ CORES: Final = {
     ),
     "links": (
         "mesh/link/core.py",
+        "mesh/link/handshake.py",
         "mesh/link/liveness.py",
         "mesh/link/peer.py",
         "mesh/link/refusals.py",

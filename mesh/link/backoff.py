@@ -1,4 +1,4 @@
-"""Pauses between dials of an incarnation that could not be reached. Pure; owned by `mesh/link/core.py`.
+"""Pauses between dials of an incarnation that could not be reached. Pure; owned by `mesh/link/handshake.py`.
 
 Whoever tells a member that is dead, and not yet known to be, would dial it again for every message.
 """

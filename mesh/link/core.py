@@ -41,20 +41,19 @@ from typing import Final
 
 from mesh.address import Address
 from mesh.errors import PROOF_CODES, SUPERSEDED, WRONG_EPOCH, FrameRefused, Unreachable
-from mesh.link.backoff import ReconnectBackoff
+from mesh.link.handshake import WELCOME, Handshake
 from mesh.link.liveness import Liveness
 from mesh.link.outputs import Close, Dial, Found, Frames, Lost, Output, Refused, Send, Superseded
 from mesh.link.peer import SYSTEM, UNNUMBERED, Connection, Message, Meta, Peer, Phase, answer_to, connection_of
-from mesh.link.refusals import LogOnce, check_greeting, error_body, is_answered, later_incarnation
+from mesh.link.refusals import LogOnce, error_body, is_answered, later_incarnation
 from mesh.membership.view import Directory
 from mesh.options import SystemOptions
 from mesh.runtime.deadlines import Deadlines
 from mesh.runtime.telemetry import Metrics
 from mesh.transport.base import Channel, Link
 from mesh.wire.codec import check_sizes, open_envelope
-from mesh.wire.frames import SYSTEM_CODEC, Bye, ErrorBody, Hello, Welcome
+from mesh.wire.frames import SYSTEM_CODEC, Bye, ErrorBody
 from mesh.wire.header import (
-    MIN_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
     SYSTEM_FLAG,
     Header,
@@ -65,8 +64,6 @@ from mesh.wire.header import (
 _LINK_VERBS: Final = frozenset((Verb.HELLO, Verb.WELCOME, Verb.BYE))
 _OTHERS: Final = frozenset(("wrong_sender", *PROOF_CODES))
 _ANSWERS: Final = frozenset((Verb.REPLY, Verb.ERROR))
-_VERSIONS: Final = {"min_version": MIN_PROTOCOL_VERSION, "max_version": PROTOCOL_VERSION}
-_WELCOME: Final = "welcome"
 _MAX_WAITING: Final = 1000
 _HELD: Final = Phase.HELD
 # msgspec encodes a member of an enumeration slowly.
@@ -85,15 +82,15 @@ class LinkCore:
         self._max_header_bytes = options.limits.max_header_bytes
         self._max_body_bytes = options.limits.max_body_bytes
         self._metrics = metrics
-        self._introduce, self._vet, self._locate = directory.introduce, directory.vet, directory.locate
+        self._locate = directory.locate
         self._connections: dict[Link, Connection] = {}
         self._deadlines = Deadlines()
-        self._backoff = ReconnectBackoff(options.retry_min_s, options.retry_max_s)
         self._log_once = LogOnce()
         self._now = 0.0
         self._num_connections = self._message_ids = 0
         self.next_deadline = self._deadlines.next
         self.liveness = Liveness(self, options, metrics, self._deadlines)
+        self._handshake = Handshake(self, options, directory, self._deadlines)
 
     # From the actor
 
@@ -105,20 +102,13 @@ class LinkCore:
         if located is None:
             raise Unreachable(f"{actor_id} is not a member of the mesh")
         address, endpoint = located
-        pause_s = self._backoff.remaining_s(address, now)
-        if pause_s:
-            raise Unreachable(f"{address} could not be reached; it is tried again in {pause_s:.2f} s")
+        self._handshake.check_pause(address, now)
         if len(self.peers) >= self._options.max_peers:
             raise Unreachable(f"{self._options.max_peers} peers are linked already")
         self._now = now
         self.outputs.append(Dial(address, endpoint))
         connection = self._connect(Link(address, dialed=True))
-        self._deadlines.set((_WELCOME, actor_id), now + self._options.hello_timeout_s)
-        me = self._introduce(address, is_proved=False)
-        hello = Hello(**_VERSIONS, member=me, capabilities=self._options.capabilities)
-        body = SYSTEM_CODEC.encode(hello)
-        for channel in Channel:
-            self.say(connection, channel, Verb.HELLO, body, (), SYSTEM, trace)
+        self._handshake.begin(connection, now, trace)
         return connection.peer
 
     def lose(self, address: Address, reason: str, keep: Link | None = None) -> None:
@@ -263,7 +253,7 @@ class LinkCore:
         while (key := self._deadlines.pop_due(now)) is not None:
             kind, actor_id = key
             peer = self.peers[actor_id]
-            if kind == _WELCOME:
+            if kind == WELCOME:
                 self.down(Link(peer.address, dialed=True), "no welcome to hello", now)
             else:
                 self.liveness.due(peer, Channel[kind])
@@ -279,7 +269,7 @@ class LinkCore:
         if header.verb != Verb.HELLO or link.dialed:
             raise FrameRefused("no_hello", "a message without hello before it")
         # Before anybody is lost: whoever takes another's name must not end that one.
-        self._vet(check_greeting(parts, Hello, link.peer).member)
+        self._handshake.vet_hello(link.peer, parts)
         address, number = link.peer, connection_of(header.sequence)
         peer = self.peers.get(address.actor_id)
         located = self._locate(address.actor_id) if peer is None else None
@@ -320,7 +310,7 @@ class LinkCore:
         peer.route = None
         for connection in peer.connections:
             del self._connections[connection.link]
-        for kind in (_WELCOME, *(channel.name for channel in peer.pings)):
+        for kind in (WELCOME, *(channel.name for channel in peer.pings)):
             self._deadlines.clear((kind, peer.address.actor_id))
 
     def _out_of_order(
@@ -356,36 +346,18 @@ class LinkCore:
         return connection
 
     def _on_link_verb(self, connection: Connection, channel: Channel, header: Header, parts: Frames) -> None:
-        link, peer, state = connection.link, connection.peer, connection.channels[channel]
-        match header.verb:
-            case Verb.HELLO | Verb.WELCOME:
-                is_hello = header.verb == Verb.HELLO
-                greeting = check_greeting(parts, Hello if is_hello else Welcome, link.peer)
-                if is_hello == link.dialed:
-                    raise FrameRefused("unexpected", "the side that dials says hello, the other welcome")
-                peer.is_proved = self._vet(greeting.member)
-                peer.member, peer.capabilities = greeting.member, greeting.capabilities
-                state.phase = Phase.OPEN
-                if is_hello:
-                    me = self._introduce(link.peer, is_proved=peer.is_proved)
-                    welcome = Welcome(version=PROTOCOL_VERSION, member=me, capabilities=self._options.capabilities)
-                    body = SYSTEM_CODEC.encode(welcome)
-                    self.say(connection, channel, Verb.WELCOME, body, (), answer_to(header), header.trace)
-                while state.waiting:
-                    self.say(connection, channel, *state.waiting.popleft())
-            case _:
-                # Bulk may still be on its way when the control channel says bye; the peer is gone when both have said
-                # it.
-                state.phase = Phase.CLOSED
-                if all(state.phase is Phase.CLOSED for state in connection.channels):
-                    self.lose(link.peer, "it said bye")
-        if link.dialed and connection.is_up and self._deadlines.clear((_WELCOME, link.peer.actor_id)):
-            self._backoff.succeeded(link.peer)
+        if header.verb != Verb.BYE:
+            self._handshake.greeted(connection, channel, header, parts)
+            return
+        # Bulk may still be on its way when the control channel says bye; the peer is gone when both have said it.
+        connection.channels[channel].phase = Phase.CLOSED
+        if all(state.phase is Phase.CLOSED for state in connection.channels):
+            self.lose(connection.link.peer, "it said bye")
+        self._handshake.end_if_up(connection)
 
     def _fail(self, connection: Connection, reason: str) -> None:
         """A connection has ended, or never was one; if that, the core was told the time when it was dialed."""
-        if connection.link.dialed and not connection.is_up:
-            self._backoff.failed(connection.link.peer, self._now)
+        self._handshake.failed(connection, self._now)
         self.lose(connection.link.peer, reason)
 
     def say(self, connection: Connection, channel: Channel, *message: *Message) -> None:

@@ -1,0 +1,93 @@
+"""Who may be linked: hello and welcome of dialed and accepted connections, and pauses between dials in vain. Pure.
+
+    dialed      hello on both channels --welcome on both--> up, the backoff begins anew
+                   `--no welcome in time, connection down, refused--> failed, a pause before the next dial
+    accepted    hello on a channel: welcome on it, then what waited there
+
+Owned by `mesh/link/core.py`, which says what has come and what is over; it makes and ends the connections.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from mesh.address import Address
+from mesh.errors import FrameRefused, Unreachable
+from mesh.link.backoff import ReconnectBackoff
+from mesh.link.outputs import Frames
+from mesh.link.peer import SYSTEM, Connection, Phase, answer_to
+from mesh.link.refusals import check_greeting
+from mesh.membership.view import Directory
+from mesh.options import SystemOptions
+from mesh.runtime.deadlines import Deadlines
+from mesh.transport.base import Channel
+from mesh.wire.frames import SYSTEM_CODEC, Hello, Welcome
+from mesh.wire.header import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, Header, Verb
+
+if TYPE_CHECKING:
+    from mesh.link.core import LinkCore
+
+WELCOME: Final = "welcome"
+"""Kind of the deadlines of dialed connections: (`WELCOME`, actor id)."""
+
+
+class Handshake:
+    """Of all links of one incarnation: deadlines of the dials under way, and pauses after those that failed."""
+
+    def __init__(self, core: "LinkCore", options: SystemOptions, directory: Directory, deadlines: Deadlines) -> None:
+        self._core = core
+        self._options = options
+        self._introduce, self._vet = directory.introduce, directory.vet
+        self._deadlines = deadlines
+        self._backoff = ReconnectBackoff(options.retry_min_s, options.retry_max_s)
+
+    def check_pause(self, address: Address, now: float) -> None:
+        """Raise `Unreachable` while an incarnation is not dialed, as it was in vain a moment ago."""
+        pause_s = self._backoff.remaining_s(address, now)
+        if pause_s:
+            raise Unreachable(f"{address} could not be reached; it is tried again in {pause_s:.2f} s")
+
+    def begin(self, connection: Connection, now: float, trace: str) -> None:
+        """Say hello on both channels of a dialed connection."""
+        peer = connection.link.peer
+        self._deadlines.set((WELCOME, peer.actor_id), now + self._options.hello_timeout_s)
+        # Whoever listens there has proved nothing yet.
+        me, capabilities = self._introduce(peer, is_proved=False), self._options.capabilities
+        hello = Hello(
+            min_version=MIN_PROTOCOL_VERSION, max_version=PROTOCOL_VERSION, member=me, capabilities=capabilities
+        )
+        body = SYSTEM_CODEC.encode(hello)
+        for channel in Channel:
+            self._core.say(connection, channel, Verb.HELLO, body, (), SYSTEM, trace)
+
+    def vet_hello(self, peer: Address, parts: Frames) -> None:
+        """Raise `FrameRefused` unless a frame is a hello of this peer that may be accepted; nothing changes."""
+        self._vet(check_greeting(parts, Hello, peer).member)
+
+    def greeted(self, connection: Connection, channel: Channel, header: Header, parts: Frames) -> None:
+        """A hello or welcome came: its channel is open; raises `FrameRefused`."""
+        link, peer, state = connection.link, connection.peer, connection.channels[channel]
+        is_hello = header.verb == Verb.HELLO
+        greeting = check_greeting(parts, Hello if is_hello else Welcome, link.peer)
+        if is_hello == link.dialed:
+            raise FrameRefused("unexpected", "the side that dials says hello, the other welcome")
+        peer.is_proved = self._vet(greeting.member)
+        peer.member, peer.capabilities = greeting.member, greeting.capabilities
+        state.phase = Phase.OPEN
+        if is_hello:
+            me = self._introduce(link.peer, is_proved=peer.is_proved)
+            welcome = Welcome(version=PROTOCOL_VERSION, member=me, capabilities=self._options.capabilities)
+            body = SYSTEM_CODEC.encode(welcome)
+            self._core.say(connection, channel, Verb.WELCOME, body, (), answer_to(header), header.trace)
+        while state.waiting:
+            self._core.say(connection, channel, *state.waiting.popleft())
+        self.end_if_up(connection)
+
+    def end_if_up(self, connection: Connection) -> None:
+        """A channel has changed its phase: with the second the dial is done."""
+        link = connection.link
+        if link.dialed and connection.is_up and self._deadlines.clear((WELCOME, link.peer.actor_id)):
+            self._backoff.succeeded(link.peer)
+
+    def failed(self, connection: Connection, now: float) -> None:
+        """A connection has ended: a pause begins if it was dialed and never up."""
+        if connection.link.dialed and not connection.is_up:
+            self._backoff.failed(connection.link.peer, now)
