@@ -78,5 +78,6 @@ def build(base: str) -> None:
     parts = (["--target", "dependencies", "--tag", dependencies_name(base)], ["--tag", image_name(base)])
     for options in parts:
         podman(*arguments, *options, str(ROOT), timeout_s=BUILD_TIMEOUT_S)
-    for name in set(earlier) - {image_name(base)}:
+    used = podman("ps", "--all", "--format", "{{.Image}}").stdout.split()
+    for name in set(earlier) - {image_name(base), *used}:
         podman("untag", name, name, check=False)

@@ -1,0 +1,112 @@
+"""How long streams stand still when a host of three is killed, paused or cut off: from the blow to the next token.
+
+The mesh of compose.yaml, each host a container of podman's on this machine, with clients that stream without a pause.
+What counts as a stall says `benchmarks/recovery.py`. A killed host is made anew at once, with its id and without its
+files; what is paused or cut off is let go after `--seconds`. Any stream that breaks ends the run with status 1.
+Needs root, podman and a base image, see CONTRIBUTING.md.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Final
+
+from benchmarks.containers.image import NoContainers, base_image, build, image_name, is_built
+from benchmarks.containers.mesh import DECODE, PREFILL, HostMesh
+from benchmarks.containers.world import World, wait_until
+from benchmarks.recovery import KILL_GOAL_S, Load
+from mesh.supervision.events import Policy
+
+WATCH_S: Final = 6.0
+
+KILLS: Final[dict[str, Callable[[HostMesh], None]]] = {
+    "decode killed": lambda mesh: mesh.remake(DECODE),
+    "prefill killed": lambda mesh: mesh.remake(PREFILL),
+    "registry killed": HostMesh.kill_registry,
+}
+FAULTS: Final[dict[str, Callable[[HostMesh], AbstractContextManager[None]]]] = {
+    "decode paused": lambda mesh: mesh[DECODE].paused(),
+    "prefill paused": lambda mesh: mesh[PREFILL].paused(),
+    "decode cut off": lambda mesh: mesh[DECODE].cut_off(),
+    "prefill cut off": lambda mesh: mesh[PREFILL].cut_off(),
+    "decode disconnected": lambda mesh: mesh[DECODE].disconnected(),
+    "prefill | decode cut": lambda mesh: mesh[DECODE].cut_off(mesh[PREFILL]),
+}
+
+
+def _blow(mesh: HostMesh, name: str, seconds: float) -> None:
+    if name in KILLS:
+        KILLS[name](mesh)
+        return
+    with FAULTS[name](mesh):
+        time.sleep(seconds)
+
+
+async def strike(load: Load, mesh: HostMesh, name: str, seconds: float) -> list[float]:
+    """One blow, and what it cost the streams."""
+    before = await asyncio.to_thread(mesh.settled)
+    await load.flows()
+    at_s = time.perf_counter()
+    await asyncio.to_thread(_blow, mesh, name, seconds)
+    await asyncio.sleep(max(0.0, at_s + WATCH_S - time.perf_counter()))
+    await load.flows()
+    stalls = load.stalls(at_s, WATCH_S)
+    if name in KILLS:
+        # Who was killed is listed for a moment longer.
+        await asyncio.to_thread(wait_until, lambda: mesh.settled() != before, "who was killed is back")
+    return stalls
+
+
+def report(name: str, blows: list[list[float]]) -> None:
+    """One line. p50 and p99 are over streams that stood still, and beside them the worst of a blow, the median one."""
+    stalls = sorted(stall for blow in blows for stall in blow)
+    worst = sorted(max(blow, default=0.0) for blow in blows)
+    if not stalls:
+        print(f"{name:<22}{len(blows):>6}{0:>9}   no stream stood still", flush=True)
+        return
+    p50, p99 = stalls[len(stalls) // 2], stalls[int(len(stalls) * 0.99)]
+    mean = len(stalls) / len(blows)
+    print(f"{name:<22}{len(blows):>6}{mean:>9.1f}{p50:>9.2f}{p99:>9.2f}{worst[len(worst) // 2]:>9.2f}", flush=True)
+
+
+async def measure(mesh: HostMesh, args: argparse.Namespace) -> list[str]:
+    """All faults in turn; returns what broke."""
+    load = Load(mesh.port, args.clients)
+    for name in args.faults:
+        report(name, [await strike(load, mesh, name, args.seconds) for _ in range(args.blows)])
+    await load.stop()
+    return load.broken
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--blows", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--faults", type=lambda text: text.split(","), default=[*KILLS, *FAULTS])
+    args = parser.parse_args()
+    try:
+        base = base_image()
+    except NoContainers as error:
+        sys.exit(str(error))
+    if not is_built(image_name(base)):
+        build(base)
+    policy = Policy()
+    goal_s = policy.missed * policy.heartbeat_s + KILL_GOAL_S
+    print(f"heartbeat {policy.heartbeat_s} s, {policy.missed} of them missed; goal: p99 below {goal_s} s", flush=True)
+    print("fault                  blows  stalled    p50 s    p99 s  worst s", flush=True)
+    world = World(image_name(base))
+    try:
+        broken = asyncio.run(measure(HostMesh.settled_in(world), args))
+    finally:
+        world.remove()
+    if broken:
+        sys.exit(f"{len(broken)} streams broke, the first: {broken[0]}")
+
+
+if __name__ == "__main__":
+    main()
