@@ -11,8 +11,8 @@ are settled; the order is total (equal logits: lower id first), so how many wind
 """
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,11 @@ from nodes.request import Sampling
 if TYPE_CHECKING:
     from array import array
 
+Numbers = npt.NDArray[Any]
+
 NOT_DRAWN: Final = -1
 
-_PIECE: Final = 1024
+PIECE: Final = 1024
 _WINDOWS: Final = (4.0, 12.0, math.inf)
 _MASK: Final = (1 << 64) - 1
 
@@ -75,17 +77,16 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
         for i, (_, token) in zip(plain, most_likely(logits[plain] if altered else logits), strict=True):
             drawn[i] = token
     if altered:
-        tokens = _sample_altered(_padded(logits, altered), logits.shape[1], [draws[i] for i in altered])
+        rows = logits if len(altered) == len(draws) else logits[altered]
+        tokens = _sample_altered(rows, [draws[i] for i in altered])
         for i, token in zip(altered, tokens, strict=True):
             drawn[i] = token
     return drawn
 
 
-def _sample_altered(rows: Tensor, vocab_size: int, draws: Sequence[Draw]) -> list[int]:
-    """The same for padded float32 `rows`, of rows that are biased or random."""
-    for row, draw in zip(rows, draws, strict=True):
-        _add_bias(row[:vocab_size], draw.bias())
-        _penalize(row, draw, vocab_size)
+def _sample_altered(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """The same for rows that are biased or random."""
+    rows = adjusted(logits, draws, _on_host)
     likely = most_likely(rows)
     drawn = [token for _, token in likely]
     random = [i for i, draw in enumerate(draws) if not draw.sampling.is_greedy and drawn[i] != NOT_DRAWN]
@@ -95,7 +96,7 @@ def _sample_altered(rows: Tensor, vocab_size: int, draws: Sequence[Draw]) -> lis
         highest = torch.tensor([likely[i][0] for i in random]).unsqueeze(-1)
         scaled = ((rows if len(random) == len(draws) else rows[random]) - highest) / temperatures
         weights = torch.exp(scaled)
-        sums = weights.view(len(random), -1, _PIECE).sum(-1).to(torch.float64).cumsum(-1)
+        sums = weights.view(len(random), -1, PIECE).sum(-1).to(torch.float64).cumsum(-1)
         for n, i in enumerate(random):
             sampling = draws[i].sampling
             number = uniform(sampling.seed, sampling.sample_index, draws[i].position)
@@ -126,26 +127,36 @@ def _mixed(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _add_bias(row: Tensor, bias: dict[int, float]) -> None:
-    known = {token: value for token, value in bias.items() if 0 <= token < row.shape[0]}
-    if known:
-        row[list(known)] += torch.tensor(list(known.values()))
+def _on_host(array: Numbers) -> Tensor:
+    return torch.from_numpy(array)
 
 
-def _penalize(row: Tensor, draw: Draw, vocab_size: int) -> None:
-    tokens = torch.from_numpy(draw.repeated(vocab_size))
-    if len(tokens):
-        penalty, seen = torch.tensor(draw.sampling.repetition_penalty), row[tokens]
+def adjusted(logits: Tensor, draws: Sequence[Draw], place: Callable[[Numbers], Tensor]) -> Tensor:
+    """A float32 copy of `logits`, biased and penalized as `draws` say, filled up with -inf to whole pieces.
+
+    `place` takes an array of the host's to the device of `logits`.
+    """
+    num_rows, size = logits.shape
+    rows = torch.full((num_rows, -(-size // PIECE) * PIECE), -math.inf, device=logits.device)
+    rows[:, :size] = logits
+    entries = [
+        (row, token, value)
+        for row, draw in enumerate(draws)
+        for token, value in draw.bias().items()
+        if 0 <= token < size
+    ]
+    if entries:
+        places, tokens, values = zip(*entries, strict=True)
+        rows[place(np.array(places)), place(np.array(tokens))] += place(np.array(values, np.float32))
+    seen = [(row, tokens) for row, draw in enumerate(draws) if len(tokens := draw.repeated(size))]
+    if seen:
+        counts = [len(tokens) for _, tokens in seen]
+        at = place(np.repeat([row for row, _ in seen], counts)), place(np.concatenate([tokens for _, tokens in seen]))
+        penalties = np.array([draws[row].sampling.repetition_penalty for row, _ in seen], np.float32)
+        # A tensor, also where all are equal: a division by a number is a product with its inverse on some devices.
+        penalty, found = place(np.repeat(penalties, counts)), rows[at]
         # Away from being drawn in either case: dividing a negative logit would make it likelier.
-        row[tokens] = torch.where(seen < 0, seen * penalty, seen / penalty)
-
-
-def _padded(logits: Tensor, altered: list[int]) -> Tensor:
-    """A float32 copy of some rows, filled up with -inf to whole pieces."""
-    vocab_size = logits.shape[1]
-    rows = torch.empty(len(altered), -(-vocab_size // _PIECE) * _PIECE)
-    rows[:, :vocab_size] = logits if len(altered) == logits.shape[0] else logits[altered]
-    rows[:, vocab_size:] = -math.inf
+        rows[at] = torch.where(found < 0, found * penalty, found / penalty)
     return rows
 
 
@@ -155,14 +166,14 @@ def most_likely(rows: Tensor) -> list[tuple[float, int]]:
     Exact in any type, so rows are not converted. Looked up by piece, because `argmax` over a whole vocabulary takes
     twenty times as long as `amax`. `argmax` promises the first of equal elements.
     """
-    num_whole = rows.shape[1] // _PIECE
-    tops = rows[:, : num_whole * _PIECE].view(rows.shape[0], num_whole, _PIECE).amax(-1)
-    if rows.shape[1] % _PIECE:
-        tops = torch.cat((tops, rows[:, num_whole * _PIECE :].amax(-1, keepdim=True)), -1)
+    num_whole = rows.shape[1] // PIECE
+    tops = rows[:, : num_whole * PIECE].view(rows.shape[0], num_whole, PIECE).amax(-1)
+    if rows.shape[1] % PIECE:
+        tops = torch.cat((tops, rows[:, num_whole * PIECE :].amax(-1, keepdim=True)), -1)
     highest = tops.amax(-1, keepdim=True)
-    first = tops.eq(highest).to(torch.uint8).argmax(-1, keepdim=True) * _PIECE
+    first = tops.eq(highest).to(torch.uint8).argmax(-1, keepdim=True) * PIECE
     # Behind the end of the last piece its last id is looked at again: what is found there was found before.
-    ids = (first + torch.arange(_PIECE)).clamp_(max=rows.shape[1] - 1)
+    ids = (first + torch.arange(PIECE)).clamp_(max=rows.shape[1] - 1)
     tokens = first.squeeze(-1) + rows.gather(1, ids).eq(highest).to(torch.uint8).argmax(-1)
     found = zip(_numbers(highest.squeeze(-1)), _numbers(tokens), strict=True)
     return [(value, int(token) if math.isfinite(value) else NOT_DRAWN) for value, token in found]
@@ -173,8 +184,8 @@ def _draw_any(weights: Tensor, sums: Tensor, number: float) -> int:
     target = number * float(sums[-1])
     piece = _first_above(sums, target)
     before = float(sums[piece - 1]) if piece else 0.0
-    inside = weights[piece * _PIECE : (piece + 1) * _PIECE].to(torch.float64).cumsum(0)
-    return piece * _PIECE + _first_above(inside, target - before)
+    inside = weights[piece * PIECE : (piece + 1) * PIECE].to(torch.float64).cumsum(0)
+    return piece * PIECE + _first_above(inside, target - before)
 
 
 def _draw_filtered(scaled: Tensor, sampling: Sampling, total: float, number: float) -> int:

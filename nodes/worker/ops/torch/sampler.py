@@ -4,10 +4,10 @@ The uniform numbers do not depend on logits, so the host makes them by the hash 
 the CPU the draws are equal to that sampler's bit for bit; on a device whose `exp` and sums round otherwise a draw can
 differ where its number falls within a rounding of the border between two tokens.
 
-It is not the CPU's too: of 16 rows of 151,936 logits on one core (AVX-512, medians of CPU time in turns) it takes 4.6
-times as long with `top_p`, where windows sort fewer candidates, 1.4 to 1.5 times with `top_k` or temperature alone, 2.2
-times for the most likely token, which is looked up by piece there. Nor do that one's windows fit a device: how many a
-row needs is an answer to wait for.
+What logits are drawn from is made by the same code as the CPU's (`adjusted`), the draws are not: of 16 rows of 151,936
+logits on one core (AVX-512, medians of CPU time in turns) this takes 4.6 to 5.0 times as long with `top_p`, where
+windows sort fewer candidates, 1.4 to 1.6 times with `top_k` or temperature alone, and 2.1 times for the most likely
+token, which is looked up by piece there. Nor do windows fit a device: how many a row needs is an answer to wait for.
 
 Filters need the most likely tokens in order. Rows whose `top_k` bounds them are sorted that far only; the others as far
 as `_FIRST_TRY` tokens, and whole if that did not settle all of them, which takes one look at the device. A token is
@@ -17,6 +17,7 @@ what the device's sorting makes of them.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,9 +25,8 @@ import torch
 from torch import Tensor
 
 from nodes.worker.ops.torch.batch import pinned
-from nodes.worker.sampler import NOT_DRAWN, Draw, uniform
+from nodes.worker.sampler import NOT_DRAWN, PIECE, Draw, Numbers, adjusted, uniform
 
-_PIECE: Final = 1024
 _FIRST_TRY: Final = 1024
 
 
@@ -66,9 +66,7 @@ def sample_on_device(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 def _sample_altered(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """The same for rows that are biased or random."""
-    rows = _padded(logits)
-    _add_bias(rows, logits.shape[1], draws)
-    _penalize(rows, logits.shape[1], draws)
+    rows = adjusted(logits, draws, partial(_placed, device=logits.device))
     highest, drawn = _most_likely(rows)
     random = [i for i, draw in enumerate(draws) if not draw.sampling.is_greedy]
     if not random:
@@ -92,7 +90,7 @@ def _draw(rows: Tensor, highest: Tensor, draws: Sequence[Draw]) -> Tensor:
     parameters = _parameters(draws, rows.device)
     scaled = (rows - highest.unsqueeze(-1)) / parameters.temperature.unsqueeze(-1)
     weights = torch.exp(scaled)
-    sums = weights.view(rows.shape[0], -1, _PIECE).sum(-1).to(torch.float64).cumsum(-1)
+    sums = weights.view(rows.shape[0], -1, PIECE).sum(-1).to(torch.float64).cumsum(-1)
     groups: dict[str, list[int]] = {"any": [], "bounded": [], "filtered": []}
     for i, (sampling, _, _) in enumerate(draws):
         is_filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
@@ -120,10 +118,10 @@ def _draw_any(weights: Tensor, sums: Tensor, number: Tensor) -> Tensor:
     target = number * sums[:, -1]
     piece = _first_above(sums, target, every)
     before = torch.where(piece > 0, sums.gather(1, (piece - 1).clamp(min=0).unsqueeze(1)).squeeze(1), 0.0)
-    columns = piece.unsqueeze(1) * _PIECE + torch.arange(_PIECE, device=sums.device)
+    columns = piece.unsqueeze(1) * PIECE + torch.arange(PIECE, device=sums.device)
     inside = weights.gather(1, columns).to(torch.float64).cumsum(-1)
-    every = every.fill_(_PIECE)
-    return piece * _PIECE + _first_above(inside, target - before, every)
+    every = every.fill_(PIECE)
+    return piece * PIECE + _first_above(inside, target - before, every)
 
 
 def _draw_filtered(scaled: Tensor, parameters: _Random, total: Tensor, most: int, bounded: bool) -> Tensor:
@@ -169,43 +167,6 @@ def _most_likely(rows: Tensor) -> tuple[Tensor, Tensor]:
     return highest, torch.where(torch.isfinite(highest), tokens, NOT_DRAWN)
 
 
-def _padded(logits: Tensor) -> Tensor:
-    """A float32 copy, filled up with -inf to whole pieces."""
-    num_rows, size = logits.shape
-    rows = torch.full((num_rows, -(-size // _PIECE) * _PIECE), -math.inf, device=logits.device)
-    rows[:, :size] = logits
-    return rows
-
-
-def _add_bias(rows: Tensor, vocab_size: int, draws: Sequence[Draw]) -> None:
-    entries = [
-        (row, token, value)
-        for row, draw in enumerate(draws)
-        for token, value in draw.bias().items()
-        if 0 <= token < vocab_size
-    ]
-    if entries:
-        places, tokens, values = zip(*entries, strict=True)
-        at = (_indices(places, rows.device), _indices(tokens, rows.device))
-        rows[at] += pinned(np.array(values, dtype=np.float32), rows.device).to(rows.device, non_blocking=True)
-
-
-def _penalize(rows: Tensor, vocab_size: int, draws: Sequence[Draw]) -> None:
-    seen = [(row, tokens) for row, draw in enumerate(draws) if len(tokens := draw.repeated(vocab_size))]
-    if not seen:
-        return
-    counts = [len(tokens) for _, tokens in seen]
-    penalties = np.array([draws[row].sampling.repetition_penalty for row, _ in seen], dtype=np.float32)
-    at = (
-        _indices(np.repeat([row for row, _ in seen], counts), rows.device),
-        _indices(np.concatenate([tokens for _, tokens in seen]), rows.device),
-    )
-    # A tensor, also where all are equal: a division by a number is a product with its inverse on some devices.
-    penalty = pinned(np.repeat(penalties, counts), rows.device).to(rows.device, non_blocking=True)
-    logits = rows[at]
-    rows[at] = torch.where(logits < 0, logits * penalty, logits / penalty)
-
-
 def _parameters(draws: Sequence[Draw], device: torch.device) -> _Random:
     fields = [
         (
@@ -217,10 +178,14 @@ def _parameters(draws: Sequence[Draw], device: torch.device) -> _Random:
         )
         for sampling, position, _ in draws
     ]
-    table = pinned(np.array(fields, dtype=np.float64).T, device).to(device, non_blocking=True)
+    table = _placed(np.array(fields, dtype=np.float64).T, device)
     temperature, lowest, top_p, top_k, number = table.unbind(0)
     return _Random(temperature.to(torch.float32), lowest.to(torch.float32), top_p, top_k, number)
 
 
-def _indices(values: "Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]", device: torch.device) -> Tensor:
-    return pinned(np.array(values, dtype=np.int64), device).to(device, non_blocking=True)
+def _indices(values: Sequence[int], device: torch.device) -> Tensor:
+    return _placed(np.array(values, dtype=np.int64), device)
+
+
+def _placed(array: Numbers, device: torch.device) -> Tensor:
+    return pinned(array, device).to(device, non_blocking=True)
