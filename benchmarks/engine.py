@@ -1,12 +1,14 @@
 """Output tokens/s, TTFT and ITL of a Qwen2.5-0.5B-shaped bfloat16 model with random weights on CPU.
 
 Prompt 128, output 64, at 1, 4 and 16 concurrent, beside the floor that memory bandwidth sets: the time to read the
-weights once, with the bandwidth probed in the same run before each level.
+weights once, with the bandwidth probed in the same run before each level. With `--pairs` the same model with int8
+weights is measured in turns with it, at as many clients as the first of `--concurrency`.
 """
 
 import argparse
 import asyncio
 import random
+import statistics
 from typing import Any
 
 from benchmarks.bandwidth import read_gb_s
@@ -42,6 +44,24 @@ async def measure(port: int, args: argparse.Namespace) -> None:
         )
 
 
+async def measure_int8(plain: int, rounded: int, args: argparse.Namespace) -> None:
+    """Prints TPOT of both meshes, and how many times as good that of int8 is, for each pair of runs."""
+    clients: int = args.concurrency[0]
+    ratios: list[float] = []
+    for number in range(args.pairs + 1):
+        tpots: list[float] = []
+        for port in (plain, rounded):
+            start = 1_000 * number
+            level = await closed_loop(
+                "127.0.0.1", port, clients, 2 * clients, lambda n, start=start: body(args, start + n)
+            )
+            tpots.append(level.tpot_p50_ms)
+        if number:  # The first requests of a mesh are answered more slowly.
+            ratios.append(tpots[0] / tpots[1])
+            print(f"bfloat16 {tpots[0]:.1f} ms, int8 {tpots[1]:.1f} ms: {ratios[-1]:.2f} times", flush=True)
+    print(f"median {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) at {clients} clients")
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -52,10 +72,15 @@ def main() -> None:
     parser.add_argument(
         "--disaggregated", action="store_true", help="one prefill and one decode worker, one thread each"
     )
+    parser.add_argument("--pairs", type=int, default=0, help="of runs beside int8 weights")
     args = parser.parse_args()
     shape = ("--prefill", "1", "--decode", "1") if args.disaggregated else ("--mixed", "1")
     with mesh("--model", args.model, "--context-length", "1024", *shape) as (port, _):
-        asyncio.run(measure(port, args))
+        if not args.pairs:
+            asyncio.run(measure(port, args))
+            return
+        with mesh("--model", args.model, "--context-length", "1024", "--quantize", "int8", *shape) as (rounded, _):
+            asyncio.run(measure_int8(port, rounded, args))
 
 
 if __name__ == "__main__":
