@@ -10,11 +10,12 @@ from typing import Final
 
 import structlog
 
-from cli.errors import CannotBind, CliError
+from cli.errors import BadConfig, CannotBind, CliError, StartFailed
 from cli.exit_codes import ExitCode
 from cli.plan.names import supervisor_id
 from cli.plan.role_configs import CONFIG_TYPES
 from cli.plan.topology import Topology
+from cli.release import release
 from cli.supervisor.actor import SupervisorActor
 from cli.supervisor.children import Children
 from cli.supervisor.host_files import write_host_files
@@ -25,8 +26,9 @@ from cli.supervisor.processes import start_time
 from cli.supervisor.progress import Progress, ready_text, ready_text_elsewhere
 from cli.supervisor.record import SupervisionRecord
 from cli.supervisor.sweep import sweep
+from cli.supervisor.welcome import Asker, require_welcome
 from mesh.address import Address, Endpoint
-from mesh.errors import BindError
+from mesh.errors import BindError, MeshError, Superseded, WrongMesh
 from mesh.membership.proof import HostSecret
 from mesh.membership.view import SUPERVISOR, Member
 from mesh.options import SystemOptions
@@ -82,6 +84,7 @@ class _MeshProcess:
         self._num_signals = 0
         self._was_ready = False
         self._interrupted = False
+        self._refusal: MeshError | None = None
 
     async def run(self) -> ExitCode:
         loop = asyncio.get_running_loop()
@@ -91,6 +94,8 @@ class _MeshProcess:
         with self._directory.written():
             self._directory.issue(*address)
             write_host_files(self._directory.run, self._topology.settings)
+        settings = self._topology.settings
+        await require_welcome(settings, release(), Asker(self._directory.run, settings.on))
         children = Children(loop)
         # Actors have the reading end and read its end when this process is gone, however it ended: no word has to be
         # sent.
@@ -111,6 +116,7 @@ class _MeshProcess:
                 loop.add_signal_handler(number, self._signalled, number)
             logs = LogFiles(self._directory.logs, self._topology.settings.supervision.max_log_bytes)
             rotating = loop.create_task(logs.keep_small(), name="logs")
+            watching = loop.create_task(self._end_if_refused(), name="refusal")
             try:
                 await system.start()
                 keeper.begin(self._manifest(address, system.describe().endpoint))
@@ -118,6 +124,7 @@ class _MeshProcess:
                 actor.ctx.log.info("mesh_stopped", failure=failure)
             finally:
                 rotating.cancel()
+                watching.cancel()
                 keeper.close()
                 await system.stop()
                 # After the system: renderers and forks of a zygote that died have no other parent by now.
@@ -127,6 +134,16 @@ class _MeshProcess:
             os.close(reader)
             children.close()
         return self._outcome(code, failure)
+
+    async def _end_if_refused(self) -> None:
+        """A host that the registry, which came later, will never take in, serves nobody: end it, with the reason."""
+        await self._system.shutdown_asked()
+        self._refusal = self._system.over
+        if self._refusal is not None:
+            if isinstance(self._refusal, Superseded):
+                # The next start goes above it.
+                self._directory.issue(self._system.address.actor_id, self._refusal.known_epoch)
+            self._keeper.stop(self._refusal.message, force=True)
 
     def _secret(self, supervised: list[str]) -> HostSecret:
         host = self._directory.run.host()
@@ -218,6 +235,10 @@ class _MeshProcess:
             self._ended.set_result((code, failure))
 
     def _outcome(self, code: ExitCode, failure: str) -> ExitCode:
+        if self._refusal is not None:
+            kind = BadConfig if isinstance(self._refusal, WrongMesh) else StartFailed
+            what = f"the mesh {self._directory.mesh!r} does not take this host in"
+            raise kind(what, why=self._refusal.message, do="correct that and start it again; nothing is left running")
         if failure:
             error = CliError(
                 f"the mesh {self._directory.mesh!r} could not be started",

@@ -1,0 +1,97 @@
+"""Before a host of several starts anything: whether the mesh that is there already can take it in.
+
+Hosts start in any order, so where no registry answers nothing is known, and the host begins. Called by
+`cli/supervisor/mesh_process.py`; a mesh's name is checked again whenever an actor joins.
+"""
+
+import os
+from typing import Final, NamedTuple, Protocol
+
+from cli.client import ClientActor
+from cli.errors import AlreadyRunning, BadConfig
+from cli.plan.names import on_host, supervisor_id
+from cli.plan.settings import Settings
+from cli.supervisor.host_files import registry_endpoint
+from mesh.address import Address, Endpoint
+from mesh.errors import CallError, PeerLost
+from mesh.membership.view import StaticBootstrap
+from mesh.runtime.run_directory import RunDirectory
+from mesh.system import ActorSystem
+from mesh.transport.zeromq import ZeroMQTransport
+from mesh.transport.zeromq_binding import ZeroMQOptions
+from mesh.wire.frames import ListMembers, Members, Ping, Pong
+from mesh.wire.message import Message
+from nodes.roles import REGISTRY
+
+_ASK_S: Final = 2.0
+_ANY_EPOCH: Final = 0
+
+
+class Ask(Protocol):
+    """Asks one actor, wherever it is; None where it does not answer in time."""
+
+    async def __call__(self, peer: Address, endpoint: Endpoint, question: Message) -> object:
+        """The answer of `peer`, which listens at `endpoint`."""
+        ...
+
+
+class Asker(NamedTuple):
+    """Asks over ZeroMQ, as a peer of the host `host` that joins no mesh."""
+
+    run: RunDirectory
+    host: str
+
+    async def __call__(self, peer: Address, endpoint: Endpoint, question: Message) -> object:
+        """The answer; None where there is none within 2 s, or who listens is somebody else."""
+        actor = ClientActor()
+        transport = ZeroMQTransport(ZeroMQOptions(run_directory=self.run))
+        address = Address(on_host(f"meshctl-{os.getpid()}-{type(question).__name__}", self.host), 1)
+        system = ActorSystem(actor, address, transport, StaticBootstrap(peer, endpoint))
+        await system.start()
+        try:
+            for _ in range(2):
+                try:
+                    return (await actor.ctx.ask(peer.actor_id, question, timeout_s=_ASK_S)).message
+                except PeerLost:
+                    # The first dial is to an epoch that nobody has; the refusal names the one to dial.
+                    continue
+        except CallError:
+            return None
+        finally:
+            await system.stop()
+        return None
+
+
+async def require_welcome(settings: Settings, release: str, ask: Ask) -> None:
+    """Raise BadConfig, or AlreadyRunning, where this host would only disturb the mesh that it found."""
+    host = settings.on
+    if not host or host == settings.registry_host:
+        return
+    endpoint = registry_endpoint(settings)
+    there = await ask(Address(REGISTRY, _ANY_EPOCH), endpoint, ListMembers())
+    if not isinstance(there, Members):
+        return
+    where = f"the registry at {endpoint.control}"
+    if there.mesh and there.mesh != settings.name:
+        raise BadConfig(
+            f"host {host} cannot join the mesh {settings.name!r}",
+            why=f"{where} is of the mesh {there.mesh!r}",
+            do=f"correct `name`, `registry_port` or [hosts.{settings.registry_host}] address, or give --name",
+        )
+    if there.release and there.release != release:
+        raise BadConfig(
+            f"host {host} cannot join the mesh {settings.name!r}",
+            why=f"{where} runs kvmesh {there.release}, and this is {release}",
+            do="install the same release on all hosts",
+        )
+    known = next((member for member in there.members if member.actor_id == supervisor_id(host)), None)
+    if known is None:
+        return
+    # Not by its local endpoints, which are another machine's files. One that has died answers nothing: it has returned.
+    answer = await ask(known.address, Endpoint(known.endpoint.control, known.endpoint.data), Ping())
+    if isinstance(answer, Pong):
+        raise AlreadyRunning(
+            f"the mesh {settings.name!r} has a host {host} already",
+            why=f"its supervisor, process {known.pid} there, answers at {known.endpoint.control}",
+            do=f"stop it there with `meshctl down --host {host}`, or start this machine as another of the hosts",
+        )

@@ -1,0 +1,99 @@
+"""A host that would disturb the mesh which it finds does not start."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from cli.errors import AlreadyRunning, BadConfig
+from cli.plan.hosts import HostSettings
+from cli.plan.settings import Settings
+from cli.supervisor.welcome import Asker, require_welcome
+from mesh.address import Address, Endpoint
+from mesh.membership.view import Member
+from mesh.runtime.run_directory import HostRecord, RunDirectory
+from mesh.system import ActorSystem
+from mesh.testing.ports import free_port
+from mesh.transport.zeromq import ZeroMQTransport
+from mesh.transport.zeromq_binding import ZeroMQOptions
+from mesh.wire.frames import Members, Ping, Pong
+from nodes.registry.actor import RegistryActor
+
+HOSTS = {"head": HostSettings(address="127.0.0.1", gateways=1), "d": HostSettings(address="127.0.0.2", decode=1)}
+SUPERVISOR = Member(
+    actor_id="supervisor.d",
+    role="supervisor",
+    epoch=7,
+    endpoint=Endpoint("tcp://127.0.0.2:1", "tcp://127.0.0.2:2", "ipc:///theirs.c", "ipc:///theirs.d"),
+    pid=4321,
+)
+
+
+def asked(on="d", name="blue", answer=None, pong=None):
+    """What was asked of whom on the way to the end."""
+    questions = []
+
+    async def ask(peer, endpoint, question):
+        questions.append((peer, endpoint.control, type(question)))
+        assert not endpoint.local_control, "another machine's files"
+        return pong if isinstance(question, Ping) else answer
+
+    asyncio.run(require_welcome(Settings(name=name, hosts=HOSTS, on=on), "1.2", ask))
+    return [str(peer) for peer, _, _ in questions]
+
+
+def members(*known, mesh="blue", release="1.2"):
+    return Members(registry_epoch=3, version=9, members=list(known), mesh=mesh, release=release)
+
+
+def test_who_finds_no_registry_or_has_it_begins():
+    assert asked() == ["registry#0"]
+    assert asked(on="head") == []
+
+
+def test_who_is_new_or_was_dead_begins():
+    assert asked(answer=members()) == ["registry#0"]
+    assert asked(answer=members(SUPERVISOR)) == ["registry#0", "supervisor.d#7"]
+
+
+def test_who_says_neither_mesh_nor_release_is_not_refused():
+    assert asked(answer=members(mesh="", release="")) == ["registry#0"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "why"),
+    [
+        (members(mesh="green"), BadConfig, "is of the mesh 'green'"),
+        (members(release="1.1"), BadConfig, "runs kvmesh 1.1, and this is 1.2"),
+        (members(SUPERVISOR), AlreadyRunning, "process 4321 there, answers at tcp://127.0.0.2:1"),
+    ],
+)
+def test_a_host_that_does_not_fit_is_refused_with_what_to_do(answer, kind, why):
+    with pytest.raises(kind) as caught:
+        asked(answer=answer, pong=Pong())
+    assert why in caught.value.why
+    assert caught.value.do
+
+
+def test_a_registry_is_asked_by_its_ports_alone():
+    async def main(short_path):
+        port = free_port()
+        head, d = RunDirectory(short_path / "head" / "green"), RunDirectory(short_path / "d" / "blue")
+        for directory in (head, d):
+            directory.path.parent.mkdir(mode=0o700)
+            directory.create()
+        head.write_host(HostRecord("head", "127.0.0.1", "127.0.0.1"))
+        address = Address("registry", 5)
+        transport = ZeroMQTransport(ZeroMQOptions.of_host(head, port))
+        registry = ActorSystem(RegistryActor(head), address, transport, head.bootstrap())
+        await registry.start()
+        try:
+            settings = Settings(name="blue", hosts=HOSTS, on="d", registry_port=port)
+            with pytest.raises(BadConfig, match="green"):
+                await require_welcome(settings, "1.2", Asker(d, "d"))
+        finally:
+            await registry.stop()
+
+    with tempfile.TemporaryDirectory(prefix="kvt") as path:
+        asyncio.run(main(Path(path)))
