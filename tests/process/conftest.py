@@ -154,12 +154,24 @@ class Host:
 
 
 @pytest.fixture
-def host():
-    # Under /tmp and short: paths of sockets are at most a hundred bytes.
-    base = tempfile.mkdtemp(prefix="km")
-    host = Host(base)
-    try:
-        yield host
-    finally:
-        host.clean()
-        shutil.rmtree(base)
+def host(another_host):
+    return another_host()
+
+
+@pytest.fixture
+def another_host():
+    """Makes hosts of one mesh, each with a run directory of its own."""
+    with contextlib.ExitStack() as stack:
+        first = []
+
+        def make():
+            # Under /tmp and short: paths of sockets are at most a hundred bytes.
+            base = tempfile.mkdtemp(prefix="km")
+            stack.callback(shutil.rmtree, base)
+            host = Host(base)
+            stack.callback(host.clean)
+            first.append(host)
+            host.name = first[0].name
+            return host
+
+        yield make

@@ -1,0 +1,83 @@
+"""A mesh of three hosts, which are three run directories and three addresses of the loopback interface."""
+
+import itertools
+import os
+import signal
+
+import pytest
+
+from cli.exit_codes import ExitCode
+from mesh.testing.ports import free_port
+
+pytestmark = pytest.mark.process
+
+TOPOLOGY = """
+model = "tiny"
+port = {port}
+registry_port = {registry_port}
+local_prefill_max = 0
+[kv]
+pages = 200
+[hosts.head]
+address = "127.0.0.1"
+bind = "127.0.0.1"
+gateways = 1
+tokenizers = 1
+detokenizers = 1
+[hosts.p]
+address = "127.0.0.2"
+bind = "127.0.0.2"
+prefill = 1
+[hosts.d]
+address = "127.0.0.3"
+bind = "127.0.0.3"
+decode = 1
+"""
+QUESTION = "What is 37 + 45?"
+
+
+def test_hosts_start_in_any_order_serve_together_and_come_back(host, another_host):
+    head, p, d, stray = host, another_host(), another_host(), another_host()
+    file = head.base / "mesh.toml"
+    file.write_text(TOPOLOGY.format(port=head.port, registry_port=free_port()))
+
+    def up(one, name):
+        return one.up("-f", str(file), "--host", name, wait=False)
+
+    started = {name: up(one, name) for one, name in ((d, "d"), (p, "p"), (head, "head"))}
+    head.wait_ready(started["head"])
+
+    def say():
+        return head.say(QUESTION, model="tiny", temperature=0, max_tokens=16)
+
+    answer = say()
+    assert "82" in answer
+    numbers = itertools.count(10)
+
+    def is_pulled_by_tcp():
+        # A new prompt each time, since of one that d has seen nothing is left to pull; until p is there d is alone.
+        head.say(f"What is {next(numbers)} + 45?", model="tiny", temperature=0, max_tokens=2)
+        return "by tcp" in d.meshctl("ps").stdout
+
+    d.wait_until(is_pulled_by_tcp, "p prefills, and its pages come by tcp")
+
+    # A second machine that calls itself d, and one of another mesh: refused, and nobody notices.
+    double = stray.meshctl("up", "-f", str(file), "--host", "d")
+    assert double.returncode == ExitCode.ALREADY_RUNNING, double.stderr
+    assert "has a host d already" in double.stderr
+    other = stray.meshctl("up", "-f", str(file), "--host", "d", "--name", "other", name=False)
+    assert other.returncode == ExitCode.BAD_CONFIG, other.stderr
+    assert f"is of the mesh '{head.name}'" in other.stderr
+    assert say() == answer
+
+    os.kill(d.ps()["worker-decode-0.d"]["pid"], signal.SIGKILL)
+    assert say() == answer
+
+    # The whole host, by its supervisor; it returns without what it had on disk.
+    started["d"].kill()
+    started["d"].wait()
+    d.wait_until(lambda: len(d.processes()) == 0, "its actors have ended with it")
+    again = up(d, "d")
+    d.wait_until(lambda: "is ready in" in again.log.read_text() or again.poll() is not None, "d is back")
+    assert again.poll() is None, again.log.read_text()
+    assert say() == answer
