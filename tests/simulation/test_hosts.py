@@ -8,7 +8,7 @@ from tests.simulation.planting import first_caught
 
 KNOWN_SEEDS = {
     "a cancelled transfer is over before its bytes are": 4,
-    "generations are not compared where pages are sent": 40,
+    "generations are not compared where pages are sent": 70,
     "a host that is lost for good stays in the mesh": 1,
     "a host that was cut off does not join again": 6,
     "a foreign PeerDown is believed": 3,
