@@ -48,7 +48,7 @@ from nodes.gateway.events import (
     Tick,
 )
 from nodes.gateway.peers import Peers
-from nodes.gateway.requests import Gap, Phase, RequestLog
+from nodes.gateway.requests import Gap, Phase, RequestState
 from nodes.gateway.resends import Resends
 from nodes.gateway.retrying import (
     DRAINING,
@@ -72,7 +72,7 @@ class GatewayCore:
     def __init__(self, gateway: str, config: GatewayConfig) -> None:
         self._gateway = gateway
         self._config = config
-        self._requests: dict[str, RequestLog] = {}
+        self._requests: dict[str, RequestState] = {}
         self._commands: list[Command] = []
         # Of each request the first of what it waits for. Output only puts that off, so it moves nothing here.
         self._deadlines = Deadlines()
@@ -93,7 +93,7 @@ class GatewayCore:
     @property
     def num_waiting(self) -> int:
         """Requests that no scheduler holds at the moment."""
-        return sum(log.phase is not Phase.RUNNING for log in self._requests.values())
+        return sum(state.phase is not Phase.RUNNING for state in self._requests.values())
 
     @property
     def num_cancels(self) -> int:
@@ -145,16 +145,16 @@ class GatewayCore:
                 self._peers.take(event)
             case SchedulersChanged():
                 self._peers.take(event)
-                for log in self._requests.values():
-                    self._on_return(log)
+                for state in self._requests.values():
+                    self._on_return(state)
             case ClientGone():
-                log = self._requests.get(event.request_id)
-                if log is not None:
-                    self._end(log, None, None, now)
+                state = self._requests.get(event.request_id)
+                if state is not None:
+                    self._end(state, None, None, now)
             case Stopping():
                 failure = Failure("shutting_down", "this gateway is shutting down")
-                for log in list(self._requests.values()):
-                    self._end(log, None, failure, now)
+                for state in list(self._requests.values()):
+                    self._end(state, None, failure, now)
             case Tick():
                 while (key := self._deadlines.pop_due(now)) is not None:
                     self._on_due(*key, now)
@@ -162,238 +162,238 @@ class GatewayCore:
                 assert_never(event)
 
     def _on_delta(self, delta: TextDelta, now: float) -> None:
-        log = self._requests.get(delta.request_id)
-        if log is None or delta.attempt < log.attempt or log.phase > Phase.RUNNING:
+        state = self._requests.get(delta.request_id)
+        if state is None or delta.attempt < state.attempt or state.phase > Phase.RUNNING:
             self.num_refused += 1
             if delta.scheduler:
                 self._cancels.add(delta.scheduler, delta.request_id, delta.attempt, now)
             return
-        if delta.attempt > log.attempt:
+        if delta.attempt > state.attempt:
             self.num_refused += 1
             return
-        if log.phase is Phase.SUBMITTING:
-            self._run(log, now)
-        news = log.accept(delta, now)
+        if state.phase is Phase.SUBMITTING:
+            self._run(state, now)
+        news = state.accept(delta, now)
         if isinstance(news, Gap):
-            self.resends.after_gap(log, news.position, now)
-            self._arm(log)
+            self.resends.after_gap(state, news.position, now)
+            self._arm(state)
             return
-        if news.num_tokens and len(log.output_ids) > log.opened.stop.max_tokens:
+        if news.num_tokens and len(state.output_ids) > state.opened.stop.max_tokens:
             # The scheduler or the detokenizer is broken.
             failure = Failure("internal", "more tokens came than were asked for", retryable=False)
-            self._end(log, None, failure, now)
+            self._end(state, None, failure, now)
             return
-        if news.num_tokens and log.take_numerics(self._peers.numerics_of(log.scheduler)):
+        if news.num_tokens and state.take_numerics(self._peers.numerics_of(state.scheduler)):
             self.num_numerics_changes += 1
         if news.num_tokens or news.text:
-            log.resend_at = now + max(self._config.quiet_s, min(MAX_QUIET_S, QUIET_PACES * log.pace_s))
-            log.num_resends = 0
+            state.resend_at = now + max(self._config.quiet_s, min(MAX_QUIET_S, QUIET_PACES * state.pace_s))
+            state.num_resends = 0
             self._commands.append(news)
         if delta.finish_reason is not None:
-            self._end(log, delta.finish_reason, None, now)
+            self._end(state, delta.finish_reason, None, now)
 
     def _on_opened(self, event: Opened, now: float) -> None:
         assert event.request_id not in self._requests, "a request id is used once"
-        log = self._requests[event.request_id] = RequestLog(event)
-        log.recover_by = now + self._config.recovery_timeout_s
-        self._submit(log)
-        self._arm(log)
+        state = self._requests[event.request_id] = RequestState(event)
+        state.recover_by = now + self._config.recovery_timeout_s
+        self._submit(state)
+        self._arm(state)
 
-    def _submit(self, log: RequestLog) -> None:
-        log.phase = Phase.SUBMITTING
-        log.epoch = log.awaited_epoch = 0
-        self._commands.append(SendSubmit(log.scheduler, log.submit(self._gateway)))
+    def _submit(self, state: RequestState) -> None:
+        state.phase = Phase.SUBMITTING
+        state.epoch = state.awaited_epoch = 0
+        self._commands.append(SendSubmit(state.scheduler, state.submit(self._gateway)))
 
-    def _run(self, log: RequestLog, now: float) -> None:
-        log.phase = Phase.RUNNING
-        log.resend_at = now + self._config.quiet_s
-        log.num_resends = log.num_route_tries = log.num_tries = 0
-        log.excluded = []
-        self._arm(log)
-        self._commands.append(Accepted(log.opened.request_id))
+    def _run(self, state: RequestState, now: float) -> None:
+        state.phase = Phase.RUNNING
+        state.resend_at = now + self._config.quiet_s
+        state.num_resends = state.num_route_tries = state.num_tries = 0
+        state.excluded = []
+        self._arm(state)
+        self._commands.append(Accepted(state.opened.request_id))
 
     def _on_accepted(self, event: SubmitAccepted, now: float) -> None:
-        log = self._requests.get(event.request_id)
-        if log is None or log.attempt != event.attempt:
+        state = self._requests.get(event.request_id)
+        if state is None or state.attempt != event.attempt:
             # Ended or given up meanwhile; the cancel may have come before the attempt was there.
             self._cancels.add(event.scheduler, event.request_id, event.attempt, now)
             return
-        if log.phase is Phase.SUBMITTING:
-            self._run(log, now)
-        log.epoch = event.epoch
+        if state.phase is Phase.SUBMITTING:
+            self._run(state, now)
+        state.epoch = event.epoch
 
     def _on_submit_failed(self, event: SubmitFailed, now: float) -> None:
-        log = self._requests.get(event.request_id)
-        if log is None or log.attempt != event.attempt or log.phase is not Phase.SUBMITTING:
+        state = self._requests.get(event.request_id)
+        if state is None or state.attempt != event.attempt or state.phase is not Phase.SUBMITTING:
             return
         code = event.failure.code
         # What is too much for a prefill group's pool may fit that of the decode group that it stands in for.
-        if code in NOT_HELD or (code == "never_fits" and self._peers.is_stand_in(log.scheduler)):
-            log.failure = event.failure
-            log.excluded.append(log.scheduler)
-            if code == DRAINING and log.attempt == 0:
+        if code in NOT_HELD or (code == "never_fits" and self._peers.is_stand_in(state.scheduler)):
+            state.failure = event.failure
+            state.excluded.append(state.scheduler)
+            if code == DRAINING and state.attempt == 0:
                 # Its worker comes back when an operator says so: as long as for a role that is missing.
-                log.recover_by = min(log.recover_by, log.arrived_at + self._config.role_wait_s)
-            self._ask_route(log)
+                state.recover_by = min(state.recover_by, state.arrived_at + self._config.role_wait_s)
+            self._ask_route(state)
             return
         if code == "attempt_over":
             # It was cancelled there, by us or because we seemed lost: only this number is spoilt.
-            self._next_attempt(log, event.failure._replace(retryable=True), [], now, has_run=False)
+            self._next_attempt(state, event.failure._replace(retryable=True), [], now, has_run=False)
             return
         if code != "peer_lost":
-            self._cancel(log, now)
-        log.epoch = self._peers.epoch_of(log.scheduler)
+            self._cancel(state, now)
+        state.epoch = self._peers.epoch_of(state.scheduler)
         # Silence is no sign that the request brings anything down; a death of whoever heard it may be.
         has_run = event.was_heard and code != "deadline_exceeded"
-        self._next_attempt(log, event.failure, [log.scheduler], now, has_run=has_run)
+        self._next_attempt(state, event.failure, [state.scheduler], now, has_run=has_run)
 
     def _on_attempt_failed(self, event: AttemptFailed, now: float) -> None:
-        log = self._requests.get(event.request_id)
-        if log is None or log.attempt != event.attempt or log.phase > Phase.RUNNING:
+        state = self._requests.get(event.request_id)
+        if state is None or state.attempt != event.attempt or state.phase > Phase.RUNNING:
             return
         failure = Failure(event.code, event.message or event.code.replace("_", " "), event.retryable)
         # A scheduler that restarted does not know the attempt, but may have its pages: it is as good as any other.
-        excluded = [] if event.code == "unknown_attempt" else [log.scheduler]
+        excluded = [] if event.code == "unknown_attempt" else [state.scheduler]
         if event.code == MEMORY_RELEASED:
             # An operator's wish is no failure of the request, and gives it the time of a new one to find a place.
-            log.recover_by = now + self._config.recovery_timeout_s
-            self._next_attempt(log, failure, excluded, now, has_run=False)
+            state.recover_by = now + self._config.recovery_timeout_s
+            self._next_attempt(state, failure, excluded, now, has_run=False)
             return
         if event.code == DRAINING:
-            log.recover_by = now + ELSEWHERE_S
-            self._next_attempt(log, failure, excluded, now, has_run=False)
+            state.recover_by = now + ELSEWHERE_S
+            self._next_attempt(state, failure, excluded, now, has_run=False)
             return
-        self._next_attempt(log, failure, excluded, now)
+        self._next_attempt(state, failure, excluded, now)
 
     def _on_peer_lost(self, event: PeerLost, now: float) -> None:
         self._cancels.lost(event.actor_id)
-        for log in list(self._requests.values()):
-            if log.phase is not Phase.RUNNING:
+        for state in list(self._requests.values()):
+            if state.phase is not Phase.RUNNING:
                 continue
-            if log.scheduler == event.actor_id and log.epoch <= event.epoch:
+            if state.scheduler == event.actor_id and state.epoch <= event.epoch:
                 # The answer to the submission may not have come.
-                log.epoch = event.epoch
+                state.epoch = event.epoch
                 failure = Failure("peer_lost", f"lost {event.actor_id} while it ran the request")
-                self._next_attempt(log, failure, [event.actor_id], now)
-            elif log.detokenizer == event.actor_id:
-                self.resends.resend(log, len(log.output_ids), now, leave=event.actor_id)
-                self._arm(log)
+                self._next_attempt(state, failure, [event.actor_id], now)
+            elif state.detokenizer == event.actor_id:
+                self.resends.resend(state, len(state.output_ids), now, leave=event.actor_id)
+                self._arm(state)
 
     def _next_attempt(
-        self, log: RequestLog, failure: Failure, excluded: list[str], now: float, *, has_run: bool = True
+        self, state: RequestState, failure: Failure, excluded: list[str], now: float, *, has_run: bool = True
     ) -> None:
         """Try again, unless too many attempts ran and came to nothing, or none could be placed for too long."""
         if not failure.retryable:
-            self._end(log, None, failure, now)
+            self._end(state, None, failure, now)
             return
         if has_run:
             # A scheduler forgets the attempts of a gateway that it lost.
-            log.fail(is_lost=failure.code in ("peer_lost", "unknown_attempt"))
-            log.recover_by = now + self._config.recovery_timeout_s
-        if log.num_failures >= self._config.max_attempts:
-            message = f"gave up after {log.num_failures} attempts; the last one: {failure.message}"
-            self._end(log, None, Failure(failure.code, message), now)
+            state.fail(is_lost=failure.code in ("peer_lost", "unknown_attempt"))
+            state.recover_by = now + self._config.recovery_timeout_s
+        if state.num_failures >= self._config.max_attempts:
+            message = f"gave up after {state.num_failures} attempts; the last one: {failure.message}"
+            self._end(state, None, Failure(failure.code, message), now)
             return
-        if now >= log.recover_by:
-            self._end(log, None, failure, now)
+        if now >= state.recover_by:
+            self._end(state, None, failure, now)
             return
-        lost_epoch = log.epoch or self._peers.epoch_of(log.scheduler)
-        log.attempt += 1
-        log.num_tries += 1
+        lost_epoch = state.epoch or self._peers.epoch_of(state.scheduler)
+        state.attempt += 1
+        state.num_tries += 1
         self.num_retries += 1
-        log.failure = failure
-        log.excluded = excluded
-        if failure.code == "peer_lost" and log.output_ids:
+        state.failure = failure
+        state.excluded = excluded
+        if failure.code == "peer_lost" and state.output_ids:
             # Its KV outlives the scheduler, and the next incarnation finds it: anywhere else it is computed again.
-            log.phase = Phase.WAITING
-            log.retry_at = now + self._config.reconnect_grace_s
-            log.awaited_epoch = lost_epoch + 1
-            self._arm(log)
-            self._on_return(log)
+            state.phase = Phase.WAITING
+            state.retry_at = now + self._config.reconnect_grace_s
+            state.awaited_epoch = lost_epoch + 1
+            self._arm(state)
+            self._on_return(state)
             return
-        if pause_s := pause_before(log.num_tries, log.num_failures):
-            log.phase = Phase.WAITING
-            log.retry_at = now + pause_s
-            self._arm(log)
+        if pause_s := pause_before(state.num_tries, state.num_failures):
+            state.phase = Phase.WAITING
+            state.retry_at = now + pause_s
+            self._arm(state)
         else:
-            self._ask_route(log)
+            self._ask_route(state)
 
-    def _on_return(self, log: RequestLog) -> None:
+    def _on_return(self, state: RequestState) -> None:
         """Submit to the scheduler that had the request, if that is what it waits for and it is there again."""
-        if not log.awaited_epoch or self._peers.epoch_of(log.scheduler) < log.awaited_epoch:
+        if not state.awaited_epoch or self._peers.epoch_of(state.scheduler) < state.awaited_epoch:
             return
-        log.excluded = []
-        if self._peers.has_detokenizer(log.detokenizer):
-            log.switched = False
-            self._submit(log)
+        state.excluded = []
+        if self._peers.has_detokenizer(state.detokenizer):
+            state.switched = False
+            self._submit(state)
         else:
-            self._ask_route(log)
+            self._ask_route(state)
 
-    def _ask_route(self, log: RequestLog) -> None:
-        log.phase = Phase.ROUTING
-        log.awaited_epoch = 0
-        self._commands.append(AskRoute(log.attempt, log.choose_route()))
+    def _ask_route(self, state: RequestState) -> None:
+        state.phase = Phase.ROUTING
+        state.awaited_epoch = 0
+        self._commands.append(AskRoute(state.attempt, state.choose_route()))
 
     def _on_route(self, event: RouteChosen | RouteFailed, now: float) -> None:
-        log = self._requests.get(event.request_id)
-        if log is None or log.attempt != event.attempt or log.phase is not Phase.ROUTING:
+        state = self._requests.get(event.request_id)
+        if state is None or state.attempt != event.attempt or state.phase is not Phase.ROUTING:
             return
         if isinstance(event, RouteFailed):
             if event.failure.code == MEMORY_RELEASED:
                 # Those who can serve it are there, and an operator says when: what has begun waits for that.
-                log.recover_by = max(log.recover_by, now + self._config.recovery_timeout_s)
-            self._on_no_route(log, event.failure, now)
-        elif event.route.decode in log.excluded:
+                state.recover_by = max(state.recover_by, now + self._config.recovery_timeout_s)
+            self._on_no_route(state, event.failure, now)
+        elif event.route.decode in state.excluded:
             # A tokenizer names an excluded scheduler where there is no other; at once would be a busy loop.
-            self._on_no_route(log, Failure("no_route", "no other scheduler takes requests"), now)
+            self._on_no_route(state, Failure("no_route", "no other scheduler takes requests"), now)
         else:
-            log.route = event.route
-            log.detokenizer = event.route.detokenizer
-            log.switched = False
-            self._submit(log)
+            state.route = event.route
+            state.detokenizer = event.route.detokenizer
+            state.switched = False
+            self._submit(state)
 
-    def _on_no_route(self, log: RequestLog, failure: Failure, now: float) -> None:
+    def _on_no_route(self, state: RequestState, failure: Failure, now: float) -> None:
         retryable = failure.retryable
-        if retryable and log.failure is not None:
-            failure = log.failure
-        all_full = failure.code == "overloaded" and log.attempt == 0
-        if not retryable or all_full or now >= log.recover_by:
-            self._end(log, None, failure, now)
+        if retryable and state.failure is not None:
+            failure = state.failure
+        all_full = failure.code == "overloaded" and state.attempt == 0
+        if not retryable or all_full or now >= state.recover_by:
+            self._end(state, None, failure, now)
             return
         # Whoever was excluded may be back by then, and is better than nobody.
-        log.excluded = []
-        log.phase = Phase.WAITING
-        log.retry_at = now + min(MAX_ROUTE_PAUSE_S, FIRST_ROUTE_PAUSE_S * 2**log.num_route_tries)
-        log.num_route_tries += 1
-        self._arm(log)
+        state.excluded = []
+        state.phase = Phase.WAITING
+        state.retry_at = now + min(MAX_ROUTE_PAUSE_S, FIRST_ROUTE_PAUSE_S * 2**state.num_route_tries)
+        state.num_route_tries += 1
+        self._arm(state)
 
     def _on_due(self, kind: str, subject: str, now: float) -> None:
         if kind == cancels.RETRY:
             self._cancels.retry(subject)
             return
         assert kind == REQUEST, f"nobody is responsible for deadlines of kind {kind}"
-        log = self._requests[subject]
-        if now >= log.arrived_at + self._config.request_timeout_s:
+        state = self._requests[subject]
+        if now >= state.arrived_at + self._config.request_timeout_s:
             message = f"not finished within {self._config.request_timeout_s:g} s"
-            self._end(log, None, Failure("request_timeout", message, retryable=False), now)
+            self._end(state, None, Failure("request_timeout", message, retryable=False), now)
             return
-        if log.phase is Phase.WAITING and now >= log.retry_at:
-            self._ask_route(log)
-        elif log.phase is Phase.RUNNING and now >= log.resend_at:
-            self.resends.ask_again(log, len(log.output_ids), now)
-        self._arm(log)
+        if state.phase is Phase.WAITING and now >= state.retry_at:
+            self._ask_route(state)
+        elif state.phase is Phase.RUNNING and now >= state.resend_at:
+            self.resends.ask_again(state, len(state.output_ids), now)
+        self._arm(state)
 
-    def _arm(self, log: RequestLog) -> None:
+    def _arm(self, state: RequestState) -> None:
         """What the request waits for has changed, to something earlier perhaps."""
-        self._deadlines.set((REQUEST, log.opened.request_id), log.due_at(self._config.request_timeout_s))
+        self._deadlines.set((REQUEST, state.opened.request_id), state.due_at(self._config.request_timeout_s))
 
-    def _cancel(self, log: RequestLog, now: float) -> None:
-        self._cancels.add(log.scheduler, log.opened.request_id, log.attempt, now)
+    def _cancel(self, state: RequestState, now: float) -> None:
+        self._cancels.add(state.scheduler, state.opened.request_id, state.attempt, now)
 
-    def _end(self, log: RequestLog, finish_reason: str | None, failure: Failure | None, now: float) -> None:
+    def _end(self, state: RequestState, finish_reason: str | None, failure: Failure | None, now: float) -> None:
         """The one way out. Whatever a scheduler may still hold of the attempt, it is told to free."""
-        del self._requests[log.opened.request_id]
-        self._deadlines.clear((REQUEST, log.opened.request_id))
-        if log.phase <= Phase.RUNNING:
-            self._cancel(log, now)
-        self._commands.extend(log.end(finish_reason, failure, now, self._config.slow_request_s))
+        del self._requests[state.opened.request_id]
+        self._deadlines.clear((REQUEST, state.opened.request_id))
+        if state.phase <= Phase.RUNNING:
+            self._cancel(state, now)
+        self._commands.extend(state.end(finish_reason, failure, now, self._config.slow_request_s))

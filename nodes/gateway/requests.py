@@ -39,7 +39,7 @@ class Gap(NamedTuple):
     position: int
 
 
-class RequestLog:
+class RequestState:
     """One request of one client. Written by `GatewayCore` only."""
 
     __slots__ = (

@@ -3,7 +3,7 @@
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.events import Command, SendResend, Suspect
 from nodes.gateway.peers import Peers
-from nodes.gateway.requests import RequestLog
+from nodes.gateway.requests import RequestState
 from nodes.gateway.retrying import MAX_RESEND_PAUSE_S, RESENDS_BEFORE_OTHER_DETOKENIZER
 from nodes.protocol import ResendFrom
 
@@ -18,35 +18,35 @@ class Resends:
         self._suspects: list[Command] = []
         self.num_resends = 0
 
-    def after_gap(self, log: RequestLog, position: int, now: float) -> None:
+    def after_gap(self, state: RequestState, position: int, now: float) -> None:
         """What came does not follow what is here; most often what lies between is on its way."""
         # Everything that follows a gap shows it again: one request for it is enough until there was time to answer.
-        if now >= log.gap_until:
-            self.ask_again(log, position, now)
-            log.gap_until = now + self._config.gap_pause_s * 2 ** min(log.num_resends, 5)
+        if now >= state.gap_until:
+            self.ask_again(state, position, now)
+            state.gap_until = now + self._config.gap_pause_s * 2 ** min(state.num_resends, 5)
 
-    def ask_again(self, log: RequestLog, position: int, now: float) -> None:
+    def ask_again(self, state: RequestState, position: int, now: float) -> None:
         """Output is missing. If asking did not help, or the detokenizer is not there, it goes another way."""
-        log.num_resends += 1
+        state.num_resends += 1
         # Every third: the first two are for frames that were lost, which another detokenizer does not help.
-        in_vain = log.num_resends % RESENDS_BEFORE_OTHER_DETOKENIZER == 0
+        in_vain = state.num_resends % RESENDS_BEFORE_OTHER_DETOKENIZER == 0
         if in_vain:
             # What is told may go into a link whose other end has let go of it.
-            self._suspects.append(Suspect(log.scheduler))
-        leave = in_vain or not self._peers.has_detokenizer(log.detokenizer)
-        self.resend(log, position, now, leave=log.detokenizer if leave else "")
+            self._suspects.append(Suspect(state.scheduler))
+        leave = in_vain or not self._peers.has_detokenizer(state.detokenizer)
+        self.resend(state, position, now, leave=state.detokenizer if leave else "")
 
-    def resend(self, log: RequestLog, position: int, now: float, leave: str = "") -> None:
+    def resend(self, state: RequestState, position: int, now: float, leave: str = "") -> None:
         """Ask for output from `position` on, by way of another detokenizer than `leave` if there is one."""
-        if leave and (other := self._peers.other_detokenizer(log.opened.request_id, leave)):
-            log.detokenizer = other
-            log.switched = True
-        changed = log.detokenizer if log.switched else ""
+        if leave and (other := self._peers.other_detokenizer(state.opened.request_id, leave)):
+            state.detokenizer = other
+            state.switched = True
+        changed = state.detokenizer if state.switched else ""
         # Gathered by way: when a detokenizer dies all its requests ask at once, in one message for each scheduler.
-        stream = ResendFrom(log.opened.request_id, log.attempt, position)
-        self._streams.setdefault((log.scheduler, changed), []).append(stream)
+        stream = ResendFrom(state.opened.request_id, state.attempt, position)
+        self._streams.setdefault((state.scheduler, changed), []).append(stream)
         # Not by a `Retrier`: there is no answer but the text itself, from a position that moves on meanwhile.
-        log.resend_at = now + min(MAX_RESEND_PAUSE_S, self._config.quiet_s * 2 ** min(log.num_resends, 8))
+        state.resend_at = now + min(MAX_RESEND_PAUSE_S, self._config.quiet_s * 2 ** min(state.num_resends, 8))
 
     def take(self) -> list[Command]:
         """All that has gathered."""

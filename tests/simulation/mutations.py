@@ -21,7 +21,7 @@ from nodes.detokenizer.step import Step
 from nodes.gateway.cancels import CancelLedger
 from nodes.gateway.core import GatewayCore
 from nodes.gateway.peers import Peers
-from nodes.gateway.requests import Phase, RequestLog
+from nodes.gateway.requests import Phase, RequestState
 from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.events import Reply
 from nodes.kv_agent.pools import taking
@@ -71,7 +71,7 @@ def _commit_what_is_scheduled(journal: Any) -> Any:
 
 
 def _count_tokens_twice(accept: Any) -> Any:
-    def mutated(self: RequestLog, delta: Any, now: float) -> Any:
+    def mutated(self: RequestState, delta: Any, now: float) -> Any:
         taken = msgspec.structs.replace(delta, position=len(self.output_ids), text_offset=self.num_chars)
         return accept(self, taken, now)
 
@@ -323,7 +323,7 @@ PLANTED: dict[str, Patches] = _ELSEWHERE | {
     ],
     "what nobody claims is held for good": [around(RecoveredSequences, "release", lambda _: nothing)],
     "recovered sequences are claimed for other tokens": [around(RecoveredSequences, "claim", _claim_any)],
-    "deltas are taken wherever they belong": [around(RequestLog, "accept", _count_tokens_twice)],
+    "deltas are taken wherever they belong": [around(RequestState, "accept", _count_tokens_twice)],
     "a detokenizer takes tokens behind a gap": [around(Step, "_take_run", _take_gaps)],
     "a cancel is asked once": [
         around(CancelLedger, "failed", lambda _: lambda self, scheduler, now: self.lost(scheduler)),

@@ -21,7 +21,7 @@ from nodes.gateway.core import GatewayCore
 from nodes.gateway.http import GatewayApp
 from nodes.gateway.http_call import PIECES
 from nodes.gateway.observer import HttpObserver
-from nodes.gateway.requests import RequestLog
+from nodes.gateway.requests import RequestState
 from nodes.gateway.scrape import Scraper
 from nodes.request import AttemptRef
 from nodes.roles import DETOKENIZER, TOKENIZER
@@ -502,7 +502,7 @@ def test_a_core_that_fails_ends_the_gateway_and_fails_again_from_its_log(monkeyp
     async def main() -> None:
         async with Ring() as ring, httpx.AsyncClient(base_url=ring.url, verify=False) as client:
             setup_log(stream=log)
-            monkeypatch.setattr(RequestLog, "accept", broken)
+            monkeypatch.setattr(RequestState, "accept", broken)
             answer = asyncio.ensure_future(complete(client))
             assert "its core gateway failed" in await ring.systems["g0"].shutdown_asked()
             await ring.systems.pop("g0").stop()
