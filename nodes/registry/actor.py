@@ -67,6 +67,7 @@ class RegistryActor(Actor):
         # Who has had a snapshot since the last telling, and its version.
         self._ahead: dict[Address, int] = {}
         self._unwritten = ""
+        self._has_stopped = False
 
     @property
     def core(self) -> RegistryCore:
@@ -84,6 +85,13 @@ class RegistryActor(Actor):
         self._checked_at = ctx.now()
         ctx.later(_CHECK_S, self._check)
         self._say_where()
+
+    async def stop(self) -> None:
+        """Tell what is untold; links end next, and nothing is told, or written, after them."""
+        self._has_stopped = True
+        if self._telling is not None:
+            self._telling.cancel()
+            self._tell_untold()
 
     def on_ask(self, call: Call) -> None:
         """Join, leave, list."""
@@ -177,6 +185,8 @@ class RegistryActor(Actor):
             self.ctx.log.warning("member_refused", member=str(address), code=refusal.code, why=refusal.message)
 
     def _check(self) -> None:
+        if self._has_stopped:
+            return
         now = self.ctx.now()
         if now - self._checked_at > 2 * _CHECK_S:
             self.core.forgive(now)
@@ -209,7 +219,7 @@ class RegistryActor(Actor):
 
     def _tell_all(self, change: MembersChanged | None) -> None:
         """Tell it at once, or with what else comes within a moment of the last telling."""
-        if change is None:
+        if change is None or self._has_stopped:
             return
         self._untold.add(change)
         if self._telling is None:

@@ -199,3 +199,21 @@ def test_a_member_meant_for_another_mesh_ends_and_disturbs_nobody(tmp_path):
             await system.stop()
 
     run(main())
+
+
+def test_a_registry_that_stops_tells_what_it_has_gathered_and_nothing_after():
+    async def main():
+        mesh = Mesh()
+        await mesh.start(RegistryActor(), "registry")
+        a, b, c = [await mesh.start(Nobody(), name) for name in "abc"]
+        # The first change is told at once, what follows within 20 ms waits for more.
+        for member in (b, c):
+            member.announce(mark=1)
+        while all(m.attributes.get("mark") != 1 for m in mesh.registry.actor.core.members() if m.actor_id == "c"):
+            await asyncio.sleep(0.001)
+        await mesh.registry.stop()
+        await asyncio.sleep(1.0)
+        assert [a.registration.view.get(name).attributes for name in "bc"] == [{"mark": 1}] * 2
+        assert mesh.registry.metrics.value("mesh_handler_errors_total", handler="_tell_untold") == 0
+
+    run(main())
