@@ -213,6 +213,15 @@ def _answer_no_repeats(on_announced: Any) -> Any:
     return mutated
 
 
+def _lose_the_first(on_announced: Any) -> Any:
+    def mutated(self: TransferSession, event: Any, now: float) -> Any:
+        is_first = event.ready.first == 0 and not self.__dict__.get("was_lost")
+        self.__dict__["was_lost"] = True
+        return [] if is_first else on_announced(self, event, now)
+
+    return mutated
+
+
 def _count_all_pages(progress: Any) -> Any:
     return lambda self: msgspec.structs.replace(progress(self), num_pages=self.num_pages)
 
@@ -307,6 +316,9 @@ def _take_alone(host: Any, prefix: str, wanted: Any, incarnation: int) -> Any:
 
 
 _ELSEWHERE = OPENINGS_PLANTED | BATCHES_PLANTED
+FIRST_LOST = around(TransferSession, "_on_announced", _lose_the_first)
+"""No bug: announcements are told, so any may be lost. That of a transfer's first pages seldom is, and is now."""
+
 PLANTED: dict[str, Patches] = _ELSEWHERE | {
     "unacknowledged steps are not sent again": [around(Pipeline, "send_again", lambda _: nothing)],
     "any result is taken for the oldest step": [around(Pipeline, "on_result", _take_any_result)],
@@ -370,7 +382,10 @@ PLANTED: dict[str, Patches] = _ELSEWHERE | {
         around(TransferSession, "handle", _ignore_lost_senders),
         around(DecodeHandoffQueue, "on_peer_lost", lambda _: lambda *_: []),
     ],
-    "pages are counted that are not the first ones": [around(TransferSession, "_progress", _count_all_pages)],
+    "pages are counted that are not the first ones": [
+        FIRST_LOST,
+        around(TransferSession, "_progress", _count_all_pages),
+    ],
     # Pages of a step are given back, and cached, that another rank has yet to write.
     "a step is over when its first rank is done": [
         around(AdoptedRanks, "gather", lambda _: lambda self, rank, result: result),

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.simulation.batch_mutations import GATHERED_LONGER, OPENED_LATE
-from tests.simulation.mutations import PLANTED
+from tests.simulation.mutations import FIRST_LOST, PLANTED
 from tests.simulation.planting import MOST_SEEDS, first_caught
 from tests.simulation.scenario import run_seed
 
@@ -38,7 +38,7 @@ KNOWN_SEEDS = {
     "a worker is adopted while a step runs": 283,
     "the pool is taken over before the worker": 283,
     "generations are not compared": 77,
-    "pages are counted that are not the first ones": 24,
+    "pages are counted that are not the first ones": 4,
     "a step is over when its first rank is done": 22,
     "ranks go on without one that died": 14,
     "a rank drops steps that another may have begun": 14,
@@ -64,7 +64,9 @@ def test_a_planted_bug_is_seen(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("harmless", [OPENED_LATE, GATHERED_LONGER], ids=["opened late", "gathered longer"])
+@pytest.mark.parametrize(
+    "harmless", [OPENED_LATE, GATHERED_LONGER, FIRST_LOST], ids=["opened late", "gathered longer", "first lost"]
+)
 def test_what_goes_with_a_planted_bug_is_none_by_itself(harmless) -> None:
     assert first_caught([harmless], run_seed, 0, 10) is None
 
