@@ -172,19 +172,16 @@ def test_leaving_a_stream_frees_it(served: Any, client: openai.OpenAI) -> None:
     served.faults.step_s = 0.0
 
 
-def test_many_at_once(served: Any) -> None:
-    async def main() -> None:
-        async with openai.AsyncOpenAI(base_url=served.url + "/v1", api_key="none", timeout=60) as client:
+async def test_many_at_once(served: Any) -> None:
+    async with openai.AsyncOpenAI(base_url=served.url + "/v1", api_key="none", timeout=60) as client:
 
-            async def one(number: int) -> None:
-                content = f"{number} {TEXT}"
-                messages: Any = [{"role": "user", "content": content}]
-                stream = await client.chat.completions.create(model="bytes", messages=messages, stream=True)
-                assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == content
+        async def one(number: int) -> None:
+            content = f"{number} {TEXT}"
+            messages: Any = [{"role": "user", "content": content}]
+            stream = await client.chat.completions.create(model="bytes", messages=messages, stream=True)
+            assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == content
 
-            await asyncio.gather(*(one(number) for number in range(40)))
-
-    asyncio.run(main())
+        await asyncio.gather(*(one(number) for number in range(40)))
 
 
 def test_what_it_sends_is_all_known(served: Any) -> None:

@@ -18,6 +18,8 @@ from mesh.simulation.network import SimulatedNetwork
 from mesh.simulation.virtual_time import run
 from mesh.transport.base import Channel, Link
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Ear:
     """A listener that writes down what it hears, and may answer."""
@@ -152,204 +154,171 @@ def test_every_message_is_accounted_for_and_every_fault_happens():
     assert happening >= {"lost", "link_down"}
 
 
-def test_without_faults_everything_arrives_in_order_at_latency():
-    async def main():
-        net = await Net().start(A, B)
-        link = net.dial(A, B)
-        assert net.dial(A, B) == link == Link(B, dialed=True)
-        for number in range(100):
-            assert net.send(A, link, number)
-        assert net.ears[B].heard == []
-        await asyncio.sleep(0.001)
-        assert net.ears[B].numbers() == list(range(100))
-        back = net.ears[B].heard[0][0]
-        assert back == Link(A, dialed=False)
-        assert net.send(B, back, 7, Channel.CONTROL)
-        await asyncio.sleep(0.001)
-        assert net.ears[A].heard == [(link, Channel.CONTROL, ((7).to_bytes(4), b"body"))]
-
-    run(main())
+async def test_without_faults_everything_arrives_in_order_at_latency():
+    net = await Net().start(A, B)
+    link = net.dial(A, B)
+    assert net.dial(A, B) == link == Link(B, dialed=True)
+    for number in range(100):
+        assert net.send(A, link, number)
+    assert net.ears[B].heard == []
+    await asyncio.sleep(0.001)
+    assert net.ears[B].numbers() == list(range(100))
+    back = net.ears[B].heard[0][0]
+    assert back == Link(A, dialed=False)
+    assert net.send(B, back, 7, Channel.CONTROL)
+    await asyncio.sleep(0.001)
+    assert net.ears[A].heard == [(link, Channel.CONTROL, ((7).to_bytes(4), b"body"))]
 
 
-def test_parts_are_copied_at_send():
-    async def main():
-        net = await Net().start(A, B)
-        memory = bytearray(b"before")
-        net.ends[A].send(net.dial(A, B), Channel.DATA, [b"h", memoryview(memory)])
-        memory[:] = b"after!"
-        await asyncio.sleep(1)
-        assert net.ears[B].heard[0][2] == (b"h", b"before")
-
-    run(main())
+async def test_parts_are_copied_at_send():
+    net = await Net().start(A, B)
+    memory = bytearray(b"before")
+    net.ends[A].send(net.dial(A, B), Channel.DATA, [b"h", memoryview(memory)])
+    memory[:] = b"after!"
+    await asyncio.sleep(1)
+    assert net.ears[B].heard[0][2] == (b"h", b"before")
 
 
-def test_outbox_is_bounded_while_the_receiver_hangs():
-    async def main():
-        net = await Net(outbox_limit=10).start(A, B)
-        link = net.dial(A, B)
-        net.network.hang(B)
-        net.network.hang(B)
-        assert [net.send(A, link, number) for number in range(12)] == [True] * 10 + [False] * 2
-        assert net.send(A, link, 0, Channel.CONTROL), "channels do not share a queue"
-        await asyncio.sleep(60)
-        assert net.ears[B].heard == []
-        net.network.resume(B)
-        net.network.resume(B)
-        await asyncio.sleep(0.001)
-        assert net.ears[B].numbers(channel=Channel.DATA) == list(range(10))
-        assert net.send(A, link, 11)
-        assert net.network.counts["refused"] == 2
-        assert net.network.counts["hang"] == 1
-
-    run(main())
+async def test_outbox_is_bounded_while_the_receiver_hangs():
+    net = await Net(outbox_limit=10).start(A, B)
+    link = net.dial(A, B)
+    net.network.hang(B)
+    net.network.hang(B)
+    assert [net.send(A, link, number) for number in range(12)] == [True] * 10 + [False] * 2
+    assert net.send(A, link, 0, Channel.CONTROL), "channels do not share a queue"
+    await asyncio.sleep(60)
+    assert net.ears[B].heard == []
+    net.network.resume(B)
+    net.network.resume(B)
+    await asyncio.sleep(0.001)
+    assert net.ears[B].numbers(channel=Channel.DATA) == list(range(10))
+    assert net.send(A, link, 11)
+    assert net.network.counts["refused"] == 2
+    assert net.network.counts["hang"] == 1
 
 
-def test_what_a_hung_actor_sends_waits_too():
-    async def main():
-        net = await Net().start(A, B)
-        link = net.dial(A, B)
-        net.network.hang(A)
-        for number in range(5):
-            assert net.send(A, link, number)
-        await asyncio.sleep(5)
-        assert net.ears[B].heard == []
-        net.network.resume(A)
-        await asyncio.sleep(0.001)
-        assert net.ears[B].numbers() == list(range(5))
-
-    run(main())
+async def test_what_a_hung_actor_sends_waits_too():
+    net = await Net().start(A, B)
+    link = net.dial(A, B)
+    net.network.hang(A)
+    for number in range(5):
+        assert net.send(A, link, number)
+    await asyncio.sleep(5)
+    assert net.ears[B].heard == []
+    net.network.resume(A)
+    await asyncio.sleep(0.001)
+    assert net.ears[B].numbers() == list(range(5))
 
 
-def test_crash_is_noticed_by_peers_and_silences_the_actor():
-    async def main():
-        net = await Net().start(A, B, C)
-        link, other = net.dial(A, B), net.dial(C, A)
-        net.send(A, link, 1)
-        await asyncio.sleep(0.001)
-        net.network.crash(A)
-        net.network.crash(A)
-        assert not net.send(A, link, 2)
-        await asyncio.sleep(0.001)
-        assert net.ears[B].downs == []
-        await asyncio.sleep(0.1)
-        assert net.ears[B].downs == [(Link(A, dialed=False), "peer crashed")]
-        assert net.ears[C].downs == [(Link(A, dialed=True), "peer crashed")]
-        assert not net.send(C, other, 3)
-        assert not net.send(B, Link(A, dialed=False), 3)
-        assert net.ears[B].numbers() == [1]
-        # Dialing it again is refused, and heard of.
-        net.dial(B, A)
-        await asyncio.sleep(0.1)
-        assert net.ears[B].downs[-1] == (Link(A, dialed=True), "refused")
-        assert net.ears[A].heard == []
-
-    run(main())
+async def test_crash_is_noticed_by_peers_and_silences_the_actor():
+    net = await Net().start(A, B, C)
+    link, other = net.dial(A, B), net.dial(C, A)
+    net.send(A, link, 1)
+    await asyncio.sleep(0.001)
+    net.network.crash(A)
+    net.network.crash(A)
+    assert not net.send(A, link, 2)
+    await asyncio.sleep(0.001)
+    assert net.ears[B].downs == []
+    await asyncio.sleep(0.1)
+    assert net.ears[B].downs == [(Link(A, dialed=False), "peer crashed")]
+    assert net.ears[C].downs == [(Link(A, dialed=True), "peer crashed")]
+    assert not net.send(C, other, 3)
+    assert not net.send(B, Link(A, dialed=False), 3)
+    assert net.ears[B].numbers() == [1]
+    # Dialing it again is refused, and heard of.
+    net.dial(B, A)
+    await asyncio.sleep(0.1)
+    assert net.ears[B].downs[-1] == (Link(A, dialed=True), "refused")
+    assert net.ears[A].heard == []
 
 
-def test_a_silent_end_fills_the_outbox_until_the_link_is_replaced():
-    async def main():
-        net = await Net(faults=Faults(silent_down=1.0), outbox_limit=5).start(A, B)
-        link = net.dial(A, B)
-        net.send(A, link, 0)
-        await asyncio.sleep(0.01)
-        net.ends[B].close_link(Link(A, dialed=False))
-        await asyncio.sleep(1)
-        assert net.ears[A].downs == []
-        assert [net.send(A, link, n) for n in range(7)] == [True] * 5 + [False] * 2
-        net.ends[A].close_link(link)
-        net.ends[A].close_link(link)
-        assert net.send(A, net.dial(A, B), 9)
-        await asyncio.sleep(1)
-        assert net.ears[B].numbers() == [0, 9]
-
-    run(main())
+async def test_a_silent_end_fills_the_outbox_until_the_link_is_replaced():
+    net = await Net(faults=Faults(silent_down=1.0), outbox_limit=5).start(A, B)
+    link = net.dial(A, B)
+    net.send(A, link, 0)
+    await asyncio.sleep(0.01)
+    net.ends[B].close_link(Link(A, dialed=False))
+    await asyncio.sleep(1)
+    assert net.ears[A].downs == []
+    assert [net.send(A, link, n) for n in range(7)] == [True] * 5 + [False] * 2
+    net.ends[A].close_link(link)
+    net.ends[A].close_link(link)
+    assert net.send(A, net.dial(A, B), 9)
+    await asyncio.sleep(1)
+    assert net.ears[B].numbers() == [0, 9]
 
 
-def test_redialing_replaces_a_connection_that_the_acceptor_still_believes_in():
-    async def main():
-        net = await Net(faults=Faults(silent_down=1.0)).start(A, B)
-        net.send(A, net.dial(A, B), 0)
-        await asyncio.sleep(0.01)
-        net.ends[A].close_link(Link(B, dialed=True))
-        net.send(A, net.dial(A, B), 1)
-        await asyncio.sleep(0.01)
-        assert net.ears[B].downs == [(Link(A, dialed=False), "replaced by a new connection")]
-        assert net.ears[B].numbers() == [0, 1]
-
-    run(main())
+async def test_redialing_replaces_a_connection_that_the_acceptor_still_believes_in():
+    net = await Net(faults=Faults(silent_down=1.0)).start(A, B)
+    net.send(A, net.dial(A, B), 0)
+    await asyncio.sleep(0.01)
+    net.ends[A].close_link(Link(B, dialed=True))
+    net.send(A, net.dial(A, B), 1)
+    await asyncio.sleep(0.01)
+    assert net.ears[B].downs == [(Link(A, dialed=False), "replaced by a new connection")]
+    assert net.ears[B].numbers() == [0, 1]
 
 
-def test_stop_delivers_what_was_sent_then_closes():
-    async def main():
-        net = await Net(faults=Faults(slow=1.0)).start(A, B)
-        link = net.dial(A, B)
-        for number in range(20):
-            net.send(A, link, number)
-        await net.ends[A].stop()
-        await net.ends[A].stop()
-        await asyncio.sleep(2)
-        assert net.ears[B].numbers() == list(range(20))
-        assert net.ears[B].downs == [(Link(A, dialed=False), "closed by peer")]
-        with pytest.raises(BindError):
-            await net.ends[A].start(A, Ear())
-
-    run(main())
+async def test_stop_delivers_what_was_sent_then_closes():
+    net = await Net(faults=Faults(slow=1.0)).start(A, B)
+    link = net.dial(A, B)
+    for number in range(20):
+        net.send(A, link, number)
+    await net.ends[A].stop()
+    await net.ends[A].stop()
+    await asyncio.sleep(2)
+    assert net.ears[B].numbers() == list(range(20))
+    assert net.ears[B].downs == [(Link(A, dialed=False), "closed by peer")]
+    with pytest.raises(BindError):
+        await net.ends[A].start(A, Ear())
 
 
-def test_dialing_an_actor_that_stops_meanwhile():
-    async def main():
-        net = await Net().start(A, B)
-        net.dial(A, B)
-        await net.ends[B].stop()
-        await asyncio.sleep(1)
-        assert net.ears[A].downs == [(Link(B, dialed=True), "refused")]
-
-    run(main())
+async def test_dialing_an_actor_that_stops_meanwhile():
+    net = await Net().start(A, B)
+    net.dial(A, B)
+    await net.ends[B].stop()
+    await asyncio.sleep(1)
+    assert net.ears[A].downs == [(Link(B, dialed=True), "refused")]
 
 
-def test_cuts_part_the_two_sides_only():
-    async def main():
-        net = await Net().start(A, B, C)
-        links = {(s, t): net.dial(s, t) for s, t in [(A, B), (A, C), (B, C)]}
-        net.network.cut(["a"], ["b"], duration_s=1.0)
-        for (source, _), link in links.items():
-            net.send(source, link, 1)
-        await asyncio.sleep(0.5)
-        assert net.ears[B].heard == []
-        assert net.ears[C].numbers() == [1, 1]
-        await asyncio.sleep(1)
-        net.send(A, links[A, B], 2)
-        await asyncio.sleep(0.1)
-        assert net.ears[B].numbers() == [2]
-        net.network.cut(["a"], ["b"], duration_s=5.0, hold=True)
-        net.send(A, links[A, B], 3)
-        await asyncio.sleep(1)
-        assert net.ears[B].numbers() == [2]
-        await asyncio.sleep(5)
-        assert net.ears[B].numbers() == [2, 3]
-        net.network.cut(["a"], ["b"])
-        net.send(A, links[A, B], 4)
-        net.network.calm()
-        net.send(A, links[A, B], 5)
-        await asyncio.sleep(1)
-        assert net.ears[B].numbers() == [2, 3, 5]
-        with pytest.raises(ValueError, match="finite"):
-            net.network.cut(["a"], ["b"], hold=True)
-
-    run(main())
+async def test_cuts_part_the_two_sides_only():
+    net = await Net().start(A, B, C)
+    links = {(s, t): net.dial(s, t) for s, t in [(A, B), (A, C), (B, C)]}
+    net.network.cut(["a"], ["b"], duration_s=1.0)
+    for (source, _), link in links.items():
+        net.send(source, link, 1)
+    await asyncio.sleep(0.5)
+    assert net.ears[B].heard == []
+    assert net.ears[C].numbers() == [1, 1]
+    await asyncio.sleep(1)
+    net.send(A, links[A, B], 2)
+    await asyncio.sleep(0.1)
+    assert net.ears[B].numbers() == [2]
+    net.network.cut(["a"], ["b"], duration_s=5.0, hold=True)
+    net.send(A, links[A, B], 3)
+    await asyncio.sleep(1)
+    assert net.ears[B].numbers() == [2]
+    await asyncio.sleep(5)
+    assert net.ears[B].numbers() == [2, 3]
+    net.network.cut(["a"], ["b"])
+    net.send(A, links[A, B], 4)
+    net.network.calm()
+    net.send(A, links[A, B], 5)
+    await asyncio.sleep(1)
+    assert net.ears[B].numbers() == [2, 3, 5]
+    with pytest.raises(ValueError, match="finite"):
+        net.network.cut(["a"], ["b"], hold=True)
 
 
-def test_an_address_has_one_transport_and_one_endpoint():
-    async def main():
-        network = SimulatedNetwork(0)
-        transport = network.transport(A)
-        with pytest.raises(ValueError, match="new epoch"):
-            network.transport(A)
-        with pytest.raises(BindError):
-            await transport.start(B, Ear())
-        await transport.start(A, Ear())
-
-    run(main())
+async def test_an_address_has_one_transport_and_one_endpoint():
+    network = SimulatedNetwork(0)
+    transport = network.transport(A)
+    with pytest.raises(ValueError, match="new epoch"):
+        network.transport(A)
+    with pytest.raises(BindError):
+        await transport.start(B, Ear())
+    await transport.start(A, Ear())
 
 
 def test_report_shows_the_last_messages():
@@ -360,18 +329,15 @@ def test_report_shows_the_last_messages():
     assert "delivered=" in report
 
 
-def test_an_actor_may_dial_itself():
-    async def main():
-        net = await Net().start(A)
-        link = net.dial(A, A)
-        net.send(A, link, 1)
-        await asyncio.sleep(1)
-        assert net.ears[A].heard[0][0] == Link(A, dialed=False)
-        net.send(A, Link(A, dialed=False), 2)
-        await asyncio.sleep(1)
-        assert net.ears[A].heard[1][0] == link
-
-    run(main())
+async def test_an_actor_may_dial_itself():
+    net = await Net().start(A)
+    link = net.dial(A, A)
+    net.send(A, link, 1)
+    await asyncio.sleep(1)
+    assert net.ears[A].heard[0][0] == Link(A, dialed=False)
+    net.send(A, Link(A, dialed=False), 2)
+    await asyncio.sleep(1)
+    assert net.ears[A].heard[1][0] == link
 
 
 def test_speed_of_a_ping_pong():

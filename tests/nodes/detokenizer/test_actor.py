@@ -158,13 +158,10 @@ async def test_draining_ends_when_tokens_stop_coming(mesh):
     await until(lambda: mesh.gateway.text == "abbbbbc")
 
 
-def test_nothing_is_known_before_the_start():
-    async def main():
-        actor = DetokenizerActor(DetokenizerConfig(model="echo"))
-        assert actor.stats() == {}
-        actor.on_peer_lost(Address("s0", 1), "never met")
-
-    asyncio.run(main())
+async def test_nothing_is_known_before_the_start():
+    actor = DetokenizerActor(DetokenizerConfig(model="echo"))
+    assert actor.stats() == {}
+    actor.on_peer_lost(Address("s0", 1), "never met")
 
 
 def test_idle_streams_are_looked_at_only_while_there_are_some():

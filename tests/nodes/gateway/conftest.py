@@ -1,4 +1,4 @@
-"""One gateway for all that leave it as they have found it."""
+"""Gateways of one test each, and one for all that leave it as they have found it."""
 
 import pytest
 
@@ -10,3 +10,17 @@ def served():
 
     with ServedRing() as ring:
         yield ring
+
+
+@pytest.fixture
+def ring(request):
+    """Runs a test that is a coroutine function on a ring of its own, with what its mark `settings` says."""
+    from tests.nodes.gateway.fake_ring import play
+
+    mark = request.node.get_closest_marker("settings")
+    return lambda test: play(test, **(mark.kwargs if mark else {}))
+
+
+@pytest.fixture
+def client():
+    """What `ring` opens besides, and so gives in the place of this."""

@@ -52,39 +52,35 @@ def refusals(ring: Ring) -> float:
     return ring.gateway.ctx.metrics.value("mesh_http_connections_refused_total")
 
 
-def test_one_connection_too_many_is_answered_and_those_before_it_are_served() -> None:
-    async def scenario(ring: Ring, client: Any) -> None:
-        assert (await client.get("/health")).status_code == 200
-        kept = await connections(ring, 4)
-        await until(lambda: len(ring.gateway._server._server.server_state.connections) == 5)  # type: ignore[union-attr]
-        with structlog.testing.capture_logs() as logs:
-            more = await connections(ring, 30)
-            assert Counter(await asyncio.gather(*map(fate, kept + more))) == fates(4, 30)
-        (line,) = [line for line in logs if line["event"] == "connections_refused"]
-        assert "5 connections" in line["why"]
-        assert "ulimit -n" in line["do"]
-        assert refusals(ring) == 30
-        assert (await client.get("/health")).status_code == 200, "its connection was there before"
-        await leave(kept + more)
-        await until(lambda: len(ring.gateway._server._server.server_state.connections) == 1)  # type: ignore[union-attr]
-        again = await connections(ring, 1)
-        assert await fate(again[0]) == "kept"
-        await leave(again)
-
-    play(scenario, max_connections=5)
+@pytest.mark.settings(max_connections=5)
+async def test_one_connection_too_many_is_answered_and_those_before_it_are_served(ring, client) -> None:
+    assert (await client.get("/health")).status_code == 200
+    kept = await connections(ring, 4)
+    await until(lambda: len(ring.gateway._server._server.server_state.connections) == 5)  # type: ignore[union-attr]
+    with structlog.testing.capture_logs() as logs:
+        more = await connections(ring, 30)
+        assert Counter(await asyncio.gather(*map(fate, kept + more))) == fates(4, 30)
+    (line,) = [line for line in logs if line["event"] == "connections_refused"]
+    assert "5 connections" in line["why"]
+    assert "ulimit -n" in line["do"]
+    assert refusals(ring) == 30
+    assert (await client.get("/health")).status_code == 200, "its connection was there before"
+    await leave(kept + more)
+    await until(lambda: len(ring.gateway._server._server.server_state.connections) == 1)  # type: ignore[union-attr]
+    again = await connections(ring, 1)
+    assert await fate(again[0]) == "kept"
+    await leave(again)
 
 
-def test_who_asks_at_once_reads_the_refusal_too() -> None:
-    async def scenario(ring: Ring, client: Any) -> None:
-        await client.get("/health")
-        for _ in range(20):
-            opened = await connections(ring, 1)
-            ((reader, writer),) = opened
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 30000\r\n\r\n" + b"x" * 30_000)
-            assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
-            await leave(opened)
-
-    play(scenario, max_connections=1)
+@pytest.mark.settings(max_connections=1)
+async def test_who_asks_at_once_reads_the_refusal_too(ring, client) -> None:
+    await client.get("/health")
+    for _ in range(20):
+        opened = await connections(ring, 1)
+        ((reader, writer),) = opened
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 30000\r\n\r\n" + b"x" * 30_000)
+        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        await leave(opened)
 
 
 def test_the_last_descriptors_are_no_client_s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +126,7 @@ class Exhausted:
         return self.listener.accept()
 
 
-def test_without_any_descriptor_newcomers_wait_and_are_taken_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_any_descriptor_newcomers_wait_and_are_taken_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "_PAUSE_S", 0.01)
 
     class Greeter(asyncio.Protocol):
@@ -139,31 +135,26 @@ def test_without_any_descriptor_newcomers_wait_and_are_taken_later(monkeypatch: 
             transport.write(b"here")
             transport.close()
 
-    async def main() -> None:
-        whys: list[str] = []
-        none: Callable[[], int] = lambda: 0  # noqa: E731
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            listener.setblocking(False)
-            taking = Acceptor(Exhausted(listener), Greeter, none, 10, whys.append)  # type: ignore[arg-type]
-            taking.open()
-            reader, writer = await asyncio.open_connection(*listener.getsockname())
-            assert await asyncio.wait_for(reader.read(), 5) == b"here"
-            assert whys == ["accept failed (Too many open files)"] * 3
-            writer.close()
-            taking.close()
-            taking.close()
-            await taking.opened()
-
-    asyncio.run(main())
+    whys: list[str] = []
+    none: Callable[[], int] = lambda: 0  # noqa: E731
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        taking = Acceptor(Exhausted(listener), Greeter, none, 10, whys.append)  # type: ignore[arg-type]
+        taking.open()
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await asyncio.wait_for(reader.read(), 5) == b"here"
+        assert whys == ["accept failed (Too many open files)"] * 3
+        writer.close()
+        taking.close()
+        taking.close()
+        await taking.opened()
 
 
-def test_whoever_is_in_the_queue_when_the_port_is_left_is_taken() -> None:
-    async def scenario(ring: Ring, client: Any) -> None:
-        # Connected as far as the kernel and the client know: the loop has not turned since.
-        with socket.create_connection(("127.0.0.1", ring.gateway.port), timeout=5) as waiting:
-            ring.gateway._server.leave_port()  # type: ignore[union-attr]
-            waiting.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
-            await asyncio.wait_for(ring.gateway._server.quiet(), 5)  # type: ignore[union-attr]
-            assert waiting.recv(100).startswith(b"HTTP/1.1 200 OK")
-
-    play(scenario, reuse_port=True)
+@pytest.mark.settings(reuse_port=True)
+async def test_whoever_is_in_the_queue_when_the_port_is_left_is_taken(ring, client) -> None:
+    # Connected as far as the kernel and the client know: the loop has not turned since.
+    with socket.create_connection(("127.0.0.1", ring.gateway.port), timeout=5) as waiting:
+        ring.gateway._server.leave_port()  # type: ignore[union-attr]
+        waiting.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.wait_for(ring.gateway._server.quiet(), 5)  # type: ignore[union-attr]
+        assert waiting.recv(100).startswith(b"HTTP/1.1 200 OK")

@@ -25,7 +25,7 @@ from nodes.gateway.requests import RequestState
 from nodes.gateway.scrape import Scraper
 from nodes.request import AttemptRef
 from nodes.roles import DETOKENIZER, TOKENIZER
-from tests.nodes.gateway.fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, Silent, play, until
+from tests.nodes.gateway.fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring, Silent, until
 
 PROMPT = "the quick brown fox"
 
@@ -47,236 +47,187 @@ def error_of(response: httpx.Response, status: int, code: str) -> dict[str, Any]
     return error
 
 
-def test_a_failed_attempt_is_not_seen() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.failing_attempts, ring.faults.fail_after = 1, 4
-        answer = (await complete(client)).json()
-        assert answer["choices"][0]["text"] == PROMPT
-        assert answer["usage"]["completion_tokens"] == len(PROMPT) + 1
-        first, second = ring.seen.submits
-        assert (second.attempt, second.output_ids) == (1, list(PROMPT[:4].encode()))
-        assert second.prompt_ids == first.prompt_ids
-        assert second.sampling == first.sampling
-
-    play(scenario)
+async def test_a_failed_attempt_is_not_seen(ring, client) -> None:
+    ring.faults.failing_attempts, ring.faults.fail_after = 1, 4
+    answer = (await complete(client)).json()
+    assert answer["choices"][0]["text"] == PROMPT
+    assert answer["usage"]["completion_tokens"] == len(PROMPT) + 1
+    first, second = ring.seen.submits
+    assert (second.attempt, second.output_ids) == (1, list(PROMPT[:4].encode()))
+    assert second.prompt_ids == first.prompt_ids
+    assert second.sampling == first.sampling
 
 
-def test_a_priority_is_refused_where_a_scheduler_would_make_nothing_of_it() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        assert (await complete(client, priority=-1)).status_code == 200
-        await ring.start("d1", FakeScheduler(ring.faults, ring.seen), group="a", policy="fcfs")
-        await until(lambda: len(ring.gateway.service.members()) == 7)
-        error = error_of(await complete(client, priority=-1), 400, "unsupported_parameter")
-        assert error["param"] == "priority"
-        assert "'fcfs'" in error["message"]
-        assert (await complete(client, priority=0)).status_code == 200
-
-    play(scenario)
+async def test_a_priority_is_refused_where_a_scheduler_would_make_nothing_of_it(ring, client) -> None:
+    assert (await complete(client, priority=-1)).status_code == 200
+    await ring.start("d1", FakeScheduler(ring.faults, ring.seen), group="a", policy="fcfs")
+    await until(lambda: len(ring.gateway.service.members()) == 7)
+    error = error_of(await complete(client, priority=-1), 400, "unsupported_parameter")
+    assert error["param"] == "priority"
+    assert "'fcfs'" in error["message"]
+    assert (await complete(client, priority=0)).status_code == 200
 
 
-def test_a_lost_batch_is_asked_for() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.drop_batches = 2
+async def test_a_lost_batch_is_asked_for(ring, client) -> None:
+    ring.faults.drop_batches = 2
+    assert await text_of(client) == PROMPT
+    assert ring.seen.resends
+
+
+async def test_a_lost_last_batch_is_asked_for(ring, client) -> None:
+    ring.faults.tokens_per_step, ring.faults.drop_batches = 100, 1
+    assert await text_of(client) == PROMPT
+
+
+async def test_a_killed_scheduler_is_replaced_in_the_middle_of_a_stream(ring, client) -> None:
+    ring.faults.step_s = 0.01
+    task = asyncio.ensure_future(text_of(client))
+    await until(lambda: any(len(held.output_ids) > 5 for held in ring.scheduler.held.values()))
+    await ring.kill("d0")
+    await ring.start("d0", FakeScheduler(ring.faults, ring.seen), group="a")
+    assert await task == PROMPT
+    assert ring.seen.submits[-1].attempt >= 1
+
+
+async def test_another_scheduler_takes_over(ring, client) -> None:
+    ring.faults.step_s = 0.01
+    await ring.start("d1", FakeScheduler(ring.faults, ring.seen), group="a")
+    await until(lambda: len(ring.systems["tok0"].actor.ctx.members.by_role("scheduler")) == 2)
+    task = asyncio.ensure_future(text_of(client))
+    await until(lambda: any(len(held.output_ids) > 5 for held in ring.scheduler.held.values()))
+    await ring.kill("d0")
+    assert await task == PROMPT
+
+
+async def test_a_killed_tokenizer_is_asked_no_more(ring, client) -> None:
+    await ring.start("tok1", FakeTokenizer(ring.faults, ring.seen))
+    await until(lambda: len(ring.gateway.ctx.members.by_role("tokenizer")) == 2)
+    await ring.kill("tok0")
+    for _ in range(4):
         assert await text_of(client) == PROMPT
-        assert ring.seen.resends
-
-    play(scenario)
 
 
-def test_a_lost_last_batch_is_asked_for() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.tokens_per_step, ring.faults.drop_batches = 100, 1
-        assert await text_of(client) == PROMPT
+@pytest.mark.settings(prepare_timeout_s=0.2)
+async def test_a_tokenizer_that_hangs_costs_its_deadline_only(ring, client) -> None:
+    from tests.nodes.gateway.fake_ring import Faults
 
-    play(scenario)
-
-
-def test_a_killed_scheduler_is_replaced_in_the_middle_of_a_stream() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.step_s = 0.01
-        task = asyncio.ensure_future(text_of(client))
-        await until(lambda: any(len(held.output_ids) > 5 for held in ring.scheduler.held.values()))
-        await ring.kill("d0")
-        await ring.start("d0", FakeScheduler(ring.faults, ring.seen), group="a")
-        assert await task == PROMPT
-        assert ring.seen.submits[-1].attempt >= 1
-
-    play(scenario)
+    await ring.start("tok1", FakeTokenizer(Faults(prepare_silent=True), ring.seen))
+    await until(lambda: len(ring.gateway.ctx.members.by_role("tokenizer")) == 2)
+    assert [await text_of(client) for _ in range(2)] == [PROMPT, PROMPT]
 
 
-def test_another_scheduler_takes_over() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.step_s = 0.01
-        await ring.start("d1", FakeScheduler(ring.faults, ring.seen), group="a")
-        await until(lambda: len(ring.systems["tok0"].actor.ctx.members.by_role("scheduler")) == 2)
-        task = asyncio.ensure_future(text_of(client))
-        await until(lambda: any(len(held.output_ids) > 5 for held in ring.scheduler.held.values()))
-        await ring.kill("d0")
-        assert await task == PROMPT
-
-    play(scenario)
-
-
-def test_a_killed_tokenizer_is_asked_no_more() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        await ring.start("tok1", FakeTokenizer(ring.faults, ring.seen))
-        await until(lambda: len(ring.gateway.ctx.members.by_role("tokenizer")) == 2)
-        await ring.kill("tok0")
-        for _ in range(4):
-            assert await text_of(client) == PROMPT
-
-    play(scenario)
-
-
-def test_a_tokenizer_that_hangs_costs_its_deadline_only() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        from tests.nodes.gateway.fake_ring import Faults
-
-        await ring.start("tok1", FakeTokenizer(Faults(prepare_silent=True), ring.seen))
-        await until(lambda: len(ring.gateway.ctx.members.by_role("tokenizer")) == 2)
-        assert [await text_of(client) for _ in range(2)] == [PROMPT, PROMPT]
-
-    play(scenario, prepare_timeout_s=0.2)
-
-
-def test_a_lost_detokenizer_makes_the_scheduler_use_another() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.step_s = 0.01
-        await ring.start("t1", Silent(DETOKENIZER))
-        await until(lambda: len(ring.gateway.ctx.members.by_role("detokenizer")) == 2)
-        task = asyncio.ensure_future(text_of(client))
-        await until(lambda: bool(ring.scheduler.held))
-        await ring.kill("t0")
-        ring.gateway.on_peer_lost(ring.gateway.ctx.address._replace(actor_id="t0"), "as told")
-        assert await task == PROMPT
-        assert ring.seen.resends[-1].detokenizer == "t1"
-
-    play(scenario)
+async def test_a_lost_detokenizer_makes_the_scheduler_use_another(ring, client) -> None:
+    ring.faults.step_s = 0.01
+    await ring.start("t1", Silent(DETOKENIZER))
+    await until(lambda: len(ring.gateway.ctx.members.by_role("detokenizer")) == 2)
+    task = asyncio.ensure_future(text_of(client))
+    await until(lambda: bool(ring.scheduler.held))
+    await ring.kill("t0")
+    ring.gateway.on_peer_lost(ring.gateway.ctx.address._replace(actor_id="t0"), "as told")
+    assert await task == PROMPT
+    assert ring.seen.resends[-1].detokenizer == "t1"
 
 
 @pytest.mark.parametrize("role", ["tok0", "d0"])
-def test_a_missing_role_is_waited_for_and_then_503(role: str) -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        await ring.kill(role)
-        await until(lambda: bool(ring.gateway.service.missing_roles()))
-        response = await client.get("/health/ready")
-        assert response.status_code == 503
-        assert "is ready" in response.json()["reasons"][0]
-        response = await complete(client)
-        assert response.status_code == 503
-        assert response.headers["retry-after"] == "1"
-        again = asyncio.ensure_future(text_of(client))
-        await asyncio.sleep(0.05)
-        actor = FakeTokenizer if role == "tok0" else FakeScheduler
-        await ring.start(role, actor(ring.faults, ring.seen), group="a")
-        assert await again == PROMPT, "it came back in time"
-
-    play(scenario, recovery_timeout_s=0.5, role_wait_s=1.0)
+@pytest.mark.settings(recovery_timeout_s=0.5, role_wait_s=1.0)
+async def test_a_missing_role_is_waited_for_and_then_503(ring, client, role: str) -> None:
+    await ring.kill(role)
+    await until(lambda: bool(ring.gateway.service.missing_roles()))
+    response = await client.get("/health/ready")
+    assert response.status_code == 503
+    assert "is ready" in response.json()["reasons"][0]
+    response = await complete(client)
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+    again = asyncio.ensure_future(text_of(client))
+    await asyncio.sleep(0.05)
+    actor = FakeTokenizer if role == "tok0" else FakeScheduler
+    await ring.start(role, actor(ring.faults, ring.seen), group="a")
+    assert await again == PROMPT, "it came back in time"
 
 
-def test_all_attempts_fail_before_the_first_token() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.failing_attempts = 100
-        assert "2 attempts" in error_of(await complete(client), 503, "worker_lost")["message"]
-
-    play(scenario, max_attempts=2)
+@pytest.mark.settings(max_attempts=2)
+async def test_all_attempts_fail_before_the_first_token(ring, client) -> None:
+    ring.faults.failing_attempts = 100
+    assert "2 attempts" in error_of(await complete(client), 503, "worker_lost")["message"]
 
 
-def test_all_attempts_fail_in_the_middle_of_a_stream() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.failing_attempts, ring.faults.fail_after = 100, 4
-        response = await complete(client, stream=True)
-        assert response.status_code == 200
-        *chunks, last = [json.loads(line[6:]) for line in response.text.split("\n\n") if line]
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == PROMPT[:4]
-        assert last["error"]["code"] == "worker_lost"
-        assert "[DONE]" not in response.text
-
-    play(scenario, max_attempts=2)
+@pytest.mark.settings(max_attempts=2)
+async def test_all_attempts_fail_in_the_middle_of_a_stream(ring, client) -> None:
+    ring.faults.failing_attempts, ring.faults.fail_after = 100, 4
+    response = await complete(client, stream=True)
+    assert response.status_code == 200
+    *chunks, last = [json.loads(line[6:]) for line in response.text.split("\n\n") if line]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == PROMPT[:4]
+    assert last["error"]["code"] == "worker_lost"
+    assert "[DONE]" not in response.text
 
 
-def test_a_poisoned_request_is_our_fault_and_not_tried_again() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.failing_attempts, ring.faults.fail_retryable = 1, False
-        ring.faults.fail_code = "poisoned_request"
-        with structlog.testing.capture_logs() as lines:
-            error_of(await complete(client), 500, "poisoned_request")
-        assert len(ring.seen.submits) == 1
-        (line,) = [line for line in lines if line["event"] == "request_failed"]
-        assert (line["status"], line["code"], line["path"]) == (500, "poisoned_request", "/v1/completions")
-
-    play(scenario)
+async def test_a_poisoned_request_is_our_fault_and_not_tried_again(ring, client) -> None:
+    ring.faults.failing_attempts, ring.faults.fail_retryable = 1, False
+    ring.faults.fail_code = "poisoned_request"
+    with structlog.testing.capture_logs() as lines:
+        error_of(await complete(client), 500, "poisoned_request")
+    assert len(ring.seen.submits) == 1
+    (line,) = [line for line in lines if line["event"] == "request_failed"]
+    assert (line["status"], line["code"], line["path"]) == (500, "poisoned_request", "/v1/completions")
 
 
 @pytest.mark.parametrize(("code", "status"), [("never_fits", 400), ("overloaded", 503)])
-def test_a_scheduler_that_refuses(code: str, status: int) -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.refuse_submits = code
-        for stream in (False, True):
-            response = await complete(client, stream=stream, n=2)
-            error = error_of(response, status, "context_length_exceeded" if code == "never_fits" else code)
-            assert error["param"] == ("prompt" if status == 400 else None)
-            assert ("retry-after" in response.headers) == (status == 503)
-
-    play(scenario)
+async def test_a_scheduler_that_refuses(ring, client, code: str, status: int) -> None:
+    ring.faults.refuse_submits = code
+    for stream in (False, True):
+        response = await complete(client, stream=stream, n=2)
+        error = error_of(response, status, "context_length_exceeded" if code == "never_fits" else code)
+        assert error["param"] == ("prompt" if status == 400 else None)
+        assert ("retry-after" in response.headers) == (status == 503)
 
 
 @pytest.mark.parametrize(
     ("code", "retryable", "status"),
     [("template_error", False, 400), ("internal", False, 500), ("overloaded", True, 503), ("no_capacity", True, 503)],
 )
-def test_a_tokenizer_that_refuses(code: str, retryable: bool, status: int) -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.tokenizer_error = (code, retryable)
-        error = error_of(await complete(client), status, code)
-        assert error["param"] == ("prompt" if status == 400 else None)
-        error_of(await client.post("/detokenize", json={"tokens": [1]}), status, code)
-
-    play(scenario)
+async def test_a_tokenizer_that_refuses(ring, client, code: str, retryable: bool, status: int) -> None:
+    ring.faults.tokenizer_error = (code, retryable)
+    error = error_of(await complete(client), status, code)
+    assert error["param"] == ("prompt" if status == 400 else None)
+    error_of(await client.post("/detokenize", json={"tokens": [1]}), status, code)
 
 
-def test_a_gateway_full_of_requests_says_so() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.step_s = 0.02
-        first = asyncio.ensure_future(text_of(client, n=2))
-        await until(lambda: ring.gateway.service.core.num_requests == 2)
-        response = await complete(client, n=2)
-        error_of(response, 429, "too_many_requests")
-        assert response.headers["retry-after"] == "1"
-        assert await text_of(client) == PROMPT, "one more has room"
-        await first
-
-    play(scenario, max_inflight=3)
+@pytest.mark.settings(max_inflight=3)
+async def test_a_gateway_full_of_requests_says_so(ring, client) -> None:
+    ring.faults.step_s = 0.02
+    first = asyncio.ensure_future(text_of(client, n=2))
+    await until(lambda: ring.gateway.service.core.num_requests == 2)
+    response = await complete(client, n=2)
+    error_of(response, 429, "too_many_requests")
+    assert response.headers["retry-after"] == "1"
+    assert await text_of(client) == PROMPT, "one more has room"
+    await first
 
 
-def test_a_gateway_full_of_calls_says_so() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.prepare_silent = True
-        tasks = [asyncio.ensure_future(complete(client)) for _ in "ab"]
-        await until(lambda: ring.gateway.service.num_calls == 2)
-        error_of(await complete(client), 429, "too_many_requests")
-        error_of(await client.post("/tokenize", json={"prompt": "x"}), 429, "too_many_requests")
-        ring.faults.prepare_silent = False
-        for task in tasks:
-            error_of(await task, 503, "deadline_exceeded")
-
-    play(scenario, max_inflight=2, prepare_timeout_s=0.3, role_wait_s=0.1)
+@pytest.mark.settings(max_inflight=2, prepare_timeout_s=0.3, role_wait_s=0.1)
+async def test_a_gateway_full_of_calls_says_so(ring, client) -> None:
+    ring.faults.prepare_silent = True
+    tasks = [asyncio.ensure_future(complete(client)) for _ in "ab"]
+    await until(lambda: ring.gateway.service.num_calls == 2)
+    error_of(await complete(client), 429, "too_many_requests")
+    error_of(await client.post("/tokenize", json={"prompt": "x"}), 429, "too_many_requests")
+    ring.faults.prepare_silent = False
+    for task in tasks:
+        error_of(await task, 503, "deadline_exceeded")
 
 
-def test_bodies_share_a_budget() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        error_of(await complete(client, user="x" * 1000), 503, "service_unavailable")
-        assert await text_of(client) == PROMPT
-
-    play(scenario, max_buffered_bytes=500)
+@pytest.mark.settings(max_buffered_bytes=500)
+async def test_bodies_share_a_budget(ring, client) -> None:
+    error_of(await complete(client, user="x" * 1000), 503, "service_unavailable")
+    assert await text_of(client) == PROMPT
 
 
-def test_a_request_that_takes_too_long() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.silent = True
-        error_of(await complete(client), 504, "request_timeout")
-
-    play(scenario, request_timeout_s=0.3)
+@pytest.mark.settings(request_timeout_s=0.3)
+async def test_a_request_that_takes_too_long(ring, client) -> None:
+    ring.faults.silent = True
+    error_of(await complete(client), 504, "request_timeout")
 
 
 async def leave_after(ring: Ring, body: dict[str, Any], num_events: int, reached: Callable[[], bool]) -> None:
@@ -294,75 +245,61 @@ async def leave_after(ring: Ring, body: dict[str, Any], num_events: int, reached
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_client_that_leaves_is_cancelled(stream: bool, n: int) -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.step_s = 0.005
-        body = {"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True, "stream": stream, "n": n}
-        await leave_after(ring, body, 3 if stream else 0, lambda: len(ring.scheduler.held) == n)
-        await until(lambda: not ring.scheduler.held, 0.5)
-        request_ids = {submit.request_id for submit in ring.seen.submits}
-        assert {AttemptRef(request_id, 0) for request_id in request_ids} == set(ring.seen.cancels)
-        await until(lambda: ring.is_idle)
-        assert ring.gateway.ctx.metrics.value("mesh_requests_ended_total", reason="abort") == n
-
-    play(scenario)
+async def test_a_client_that_leaves_is_cancelled(ring, client, stream: bool, n: int) -> None:
+    ring.faults.step_s = 0.005
+    body = {"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True, "stream": stream, "n": n}
+    await leave_after(ring, body, 3 if stream else 0, lambda: len(ring.scheduler.held) == n)
+    await until(lambda: not ring.scheduler.held, 0.5)
+    request_ids = {submit.request_id for submit in ring.seen.submits}
+    assert {AttemptRef(request_id, 0) for request_id in request_ids} == set(ring.seen.cancels)
+    await until(lambda: ring.is_idle)
+    assert ring.gateway.ctx.metrics.value("mesh_requests_ended_total", reason="abort") == n
 
 
-def test_a_client_that_leaves_with_requests_in_line_is_cancelled() -> None:
+async def test_a_client_that_leaves_with_requests_in_line_is_cancelled(ring, client) -> None:
     """Another request on the same connection, even one that cannot be read, must not hide the end of the first."""
 
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.silent = True
-        body = json.dumps({"prompt": PROMPT}).encode()
-        post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-        for rest in (post, post * 5, b"garbage\r\n\r\n"):
-            _, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
-            writer.write(post + rest)
-            await until(lambda: len(ring.scheduler.held) == 1)
-            writer.close()
-            await writer.wait_closed()
-            await until(lambda: ring.is_idle, 1.0)
-
-    play(scenario)
+    ring.faults.silent = True
+    body = json.dumps({"prompt": PROMPT}).encode()
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    for rest in (post, post * 5, b"garbage\r\n\r\n"):
+        _, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
+        writer.write(post + rest)
+        await until(lambda: len(ring.scheduler.held) == 1)
+        writer.close()
+        await writer.wait_closed()
+        await until(lambda: ring.is_idle, 1.0)
 
 
-def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_reads_nothing_is_cut_off(ring, client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "READER_TIMEOUT_S", 0.2)
 
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        server = ring.gateway._server
-        assert server is not None
-        # Small buffers, so that little is more than they hold.
-        server._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        with socket.socket() as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.connect(("127.0.0.1", ring.gateway.port))
-            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 60)
-            await until(lambda: server._server.server_state.connections)
-            await until(lambda: not server._server.server_state.connections)
-        assert await text_of(client) == PROMPT
-
-    play(scenario)
+    server = ring.gateway._server
+    assert server is not None
+    # Small buffers, so that little is more than they hold.
+    server._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", ring.gateway.port))
+        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 60)
+        await until(lambda: server._server.server_state.connections)
+        await until(lambda: not server._server.server_state.connections)
+    assert await text_of(client) == PROMPT
 
 
-def test_a_client_that_leaves_while_its_prompt_is_prepared() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.prepare_silent = True
-        await leave_after(ring, {"prompt": PROMPT}, 0, lambda: ring.gateway.service.num_calls == 1)
-        await until(lambda: ring.gateway.service.num_calls == 0, 0.5)
-
-    play(scenario)
+async def test_a_client_that_leaves_while_its_prompt_is_prepared(ring, client) -> None:
+    ring.faults.prepare_silent = True
+    await leave_after(ring, {"prompt": PROMPT}, 0, lambda: ring.gateway.service.num_calls == 1)
+    await until(lambda: ring.gateway.service.num_calls == 0, 0.5)
 
 
-def test_a_client_that_leaves_in_its_body() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
-        await until(lambda: ring.gateway.service.num_calls == 1)
-        writer.close()
-        await until(lambda: ring.gateway.service.num_calls == 0, 0.5)
-
-    play(scenario, body_timeout_s=30.0)
+@pytest.mark.settings(body_timeout_s=30.0)
+async def test_a_client_that_leaves_in_its_body(ring, client) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+    await until(lambda: ring.gateway.service.num_calls == 1)
+    writer.close()
+    await until(lambda: ring.gateway.service.num_calls == 0, 0.5)
 
 
 class KeepsUp:
@@ -385,112 +322,100 @@ class KeepsUp:
 
 
 @pytest.mark.parametrize("num_pieces", [0, 20, 1000])
-def test_a_slow_reader_holds_nobody_up(num_pieces: int) -> None:
+async def test_a_slow_reader_holds_nobody_up(ring, client, num_pieces: int) -> None:
     """Its text waits in the gateway; its request ends at the scheduler before it has read any of it.
 
     What it takes at once goes to its connection as it comes, and no task of the call runs for it.
     """
 
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        body = json.dumps({"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True, "stream": True}).encode()
-        reads_on, gone = asyncio.Event(), asyncio.Event()
-        sent: list[bytes] = []
-        bodies = [{"type": "http.request", "body": body, "more_body": False}]
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True, "stream": True}).encode()
+    reads_on, gone = asyncio.Event(), asyncio.Event()
+    sent: list[bytes] = []
+    bodies = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def receive() -> Any:
-            if not bodies:
-                await gone.wait()
-            return bodies.pop() if bodies else {"type": "http.disconnect"}
+    async def receive() -> Any:
+        if not bodies:
+            await gone.wait()
+        return bodies.pop() if bodies else {"type": "http.disconnect"}
 
-        async def send(message: Any) -> None:
-            nonlocal num_sent_by_task
-            if message["type"] == "http.response.body":
-                num_sent_by_task += 1
-                sent.append(message["body"])
-                await reads_on.wait()
+    async def send(message: Any) -> None:
+        nonlocal num_sent_by_task
+        if message["type"] == "http.response.body":
+            num_sent_by_task += 1
+            sent.append(message["body"])
+            await reads_on.wait()
 
-        service = ring.gateway.service
-        observer = HttpObserver(ring.gateway.ctx)
-        scraper = Scraper(ring.gateway.ctx, ring.config)
-        app = GatewayApp(service, scraper, observer, BodyBudget(ring.config))
-        scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/v1/completions", "headers": []}
-        connection, num_sent_by_task = KeepsUp(num_pieces, sent), 0
-        if num_pieces:
-            reads_on.set()
-            scope["extensions"] = {PIECES: {"writer": connection}}
-            ring.faults.step_s = 0.001
-        task = asyncio.ensure_future(app(scope, receive, send))
-        await until(lambda: len(ring.seen.submits) == 1 and service.core.num_requests == 0)
-        if not num_pieces:
-            assert len(sent) == 1
-            assert await text_of(client) == PROMPT
+    service = ring.gateway.service
+    observer = HttpObserver(ring.gateway.ctx)
+    scraper = Scraper(ring.gateway.ctx, ring.config)
+    app = GatewayApp(service, scraper, observer, BodyBudget(ring.config))
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/v1/completions", "headers": []}
+    connection, num_sent_by_task = KeepsUp(num_pieces, sent), 0
+    if num_pieces:
         reads_on.set()
-        await task
-        if not num_pieces:
-            assert len(sent) == 2, "what came meanwhile leaves in one piece"
-        elif num_pieces > 150:
-            assert num_sent_by_task <= 2, "the task writes what came before it was there, and the end"
-        else:
-            assert connection.num_left == 0
-            assert num_sent_by_task > 2
-        assert task not in connection.tasks
-        events = [json.loads(line[6:]) for line in b"".join(sent).split(b"\n\n") if line.startswith(b"data: {")]
-        text = "".join(event["choices"][0]["text"] for event in events)
-        assert text == (PROMPT * 10)[:150]
-        gone.set()
-
-    play(scenario)
-
-
-def test_draining_finishes_what_is_here_and_takes_no_more() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.step_s = 0.01
-        task = asyncio.ensure_future(text_of(client))
-        await until(lambda: bool(ring.scheduler.held))
-        draining = asyncio.ensure_future(ring.gateway.drain())
-        await asyncio.sleep(0)
-        error_of(await complete(client), 503, "draining")
-        response = await client.get("/health/ready")
-        assert response.status_code == 503
-        assert "draining" in response.json()["reasons"][0]
-        assert not draining.done()
-        assert await task == PROMPT
-        await asyncio.wait_for(draining, 1)
-
-    play(scenario)
-
-
-def test_a_fault_of_the_gateway_is_one_call_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        def broken(*_: Any) -> None:
-            raise ZeroDivisionError
-
-        with monkeypatch.context() as patch:
-            patch.setattr(ring.gateway.service, "open", broken)
-            error_of(await complete(client), 500, "internal_error")
-        with monkeypatch.context() as patch:
-            patch.setattr("nodes.gateway.sse.ChunkWriter.delta", broken)
-            response = await complete(client, stream=True)
-            assert response.status_code == 200
-            assert '"internal_error"' in response.text
+        scope["extensions"] = {PIECES: {"writer": connection}}
+        ring.faults.step_s = 0.001
+    task = asyncio.ensure_future(app(scope, receive, send))
+    await until(lambda: len(ring.seen.submits) == 1 and service.core.num_requests == 0)
+    if not num_pieces:
+        assert len(sent) == 1
         assert await text_of(client) == PROMPT
-        assert ring.gateway.ctx.metrics.value("mesh_handler_errors_total", handler="http") == 2
+    reads_on.set()
+    await task
+    if not num_pieces:
+        assert len(sent) == 2, "what came meanwhile leaves in one piece"
+    elif num_pieces > 150:
+        assert num_sent_by_task <= 2, "the task writes what came before it was there, and the end"
+    else:
+        assert connection.num_left == 0
+        assert num_sent_by_task > 2
+    assert task not in connection.tasks
+    events = [json.loads(line[6:]) for line in b"".join(sent).split(b"\n\n") if line.startswith(b"data: {")]
+    text = "".join(event["choices"][0]["text"] for event in events)
+    assert text == (PROMPT * 10)[:150]
+    gone.set()
 
-    play(scenario)
+
+async def test_draining_finishes_what_is_here_and_takes_no_more(ring, client) -> None:
+    ring.faults.step_s = 0.01
+    task = asyncio.ensure_future(text_of(client))
+    await until(lambda: bool(ring.scheduler.held))
+    draining = asyncio.ensure_future(ring.gateway.drain())
+    await asyncio.sleep(0)
+    error_of(await complete(client), 503, "draining")
+    response = await client.get("/health/ready")
+    assert response.status_code == 503
+    assert "draining" in response.json()["reasons"][0]
+    assert not draining.done()
+    assert await task == PROMPT
+    await asyncio.wait_for(draining, 1)
 
 
-def test_a_tokenizer_that_does_not_serve_a_question_is_passed_over() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        await ring.start("tok1", Silent(TOKENIZER))
-        await until(lambda: len(ring.gateway.ctx.members.by_role(TOKENIZER)) == 2)
-        for _ in range(4):
-            assert await text_of(client) == PROMPT
-        await ring.kill("tok0")
-        await until(lambda: len(ring.gateway.ctx.members.by_role(TOKENIZER)) == 1)
-        error = error_of(await complete(client), 500, "not_served")
-        assert "does not answer Prepare" in error["message"]
+async def test_a_fault_of_the_gateway_is_one_call_s(ring, client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
 
-    play(scenario)
+    with monkeypatch.context() as patch:
+        patch.setattr(ring.gateway.service, "open", broken)
+        error_of(await complete(client), 500, "internal_error")
+    with monkeypatch.context() as patch:
+        patch.setattr("nodes.gateway.sse.ChunkWriter.delta", broken)
+        response = await complete(client, stream=True)
+        assert response.status_code == 200
+        assert '"internal_error"' in response.text
+    assert await text_of(client) == PROMPT
+    assert ring.gateway.ctx.metrics.value("mesh_handler_errors_total", handler="http") == 2
+
+
+async def test_a_tokenizer_that_does_not_serve_a_question_is_passed_over(ring, client) -> None:
+    await ring.start("tok1", Silent(TOKENIZER))
+    await until(lambda: len(ring.gateway.ctx.members.by_role(TOKENIZER)) == 2)
+    for _ in range(4):
+        assert await text_of(client) == PROMPT
+    await ring.kill("tok0")
+    await until(lambda: len(ring.gateway.ctx.members.by_role(TOKENIZER)) == 1)
+    error = error_of(await complete(client), 500, "not_served")
+    assert "does not answer Prepare" in error["message"]
 
 
 def test_a_core_that_fails_ends_the_gateway_and_fails_again_from_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -518,42 +443,34 @@ def test_a_core_that_fails_ends_the_gateway_and_fails_again_from_its_log(monkeyp
     replay(GatewayCore(failure.setup["gateway"], CONFIG).handle, failure, reader)
 
 
-def test_stopping_under_load_leaves_no_task() -> None:
-    async def main() -> None:
-        async with Ring() as ring, httpx.AsyncClient(base_url=ring.url, verify=False) as client:
-            ring.faults.step_s = 0.05
-            tasks = [
-                asyncio.ensure_future(complete(client, stream=True, max_tokens=150, ignore_eos=True)) for _ in "abc"
-            ]
-            await until(lambda: len(ring.scheduler.held) == 3)
-            whole = asyncio.ensure_future(complete(client, max_tokens=150, ignore_eos=True))
-            await until(lambda: len(ring.scheduler.held) == 4)
-            ring.faults.prepare_silent = True
-            waiting = asyncio.ensure_future(complete(client))
-            await until(lambda: ring.systems["g0"].actor.service.num_calls == 5)
-            await ring.systems.pop("g0").stop()
-            for response in await asyncio.gather(*tasks):
-                assert '"shutting_down"' in response.text
-            error_of(await whole, 503, "shutting_down")
-            error_of(await waiting, 503, "shutting_down")
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not left, left
-
-    asyncio.run(main())
+async def test_stopping_under_load_leaves_no_task() -> None:
+    async with Ring() as ring, httpx.AsyncClient(base_url=ring.url, verify=False) as client:
+        ring.faults.step_s = 0.05
+        tasks = [asyncio.ensure_future(complete(client, stream=True, max_tokens=150, ignore_eos=True)) for _ in "abc"]
+        await until(lambda: len(ring.scheduler.held) == 3)
+        whole = asyncio.ensure_future(complete(client, max_tokens=150, ignore_eos=True))
+        await until(lambda: len(ring.scheduler.held) == 4)
+        ring.faults.prepare_silent = True
+        waiting = asyncio.ensure_future(complete(client))
+        await until(lambda: ring.systems["g0"].actor.service.num_calls == 5)
+        await ring.systems.pop("g0").stop()
+        for response in await asyncio.gather(*tasks):
+            assert '"shutting_down"' in response.text
+        error_of(await whole, 503, "shutting_down")
+        error_of(await waiting, 503, "shutting_down")
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, left
 
 
-def test_without_http_a_simulation_drives_the_service() -> None:
-    async def main() -> None:
-        async with Ring(serve_http=False) as ring:
-            service = ring.gateway.service
-            assert ring.gateway.port == 0
-            from nodes.gateway.validation import Validator
+async def test_without_http_a_simulation_drives_the_service() -> None:
+    async with Ring(serve_http=False) as ring:
+        service = ring.gateway.service
+        assert ring.gateway.port == 0
+        from nodes.gateway.validation import Validator
 
-            job = Validator(CONFIG).text(json.dumps({"prompt": PROMPT, "max_tokens": 50}).encode(), "cmpl-sim")
-            generation = service.open(job, await service.prepare(job.prepare, prompt_param="prompt"), service.now())
-            while not generation.output.is_finished:
-                await generation.output.wait()
-            (piece,) = generation.output.take()
-            assert (piece.text, piece.end.finish_reason) == (PROMPT, "stop")
-
-    asyncio.run(main())
+        job = Validator(CONFIG).text(json.dumps({"prompt": PROMPT, "max_tokens": 50}).encode(), "cmpl-sim")
+        generation = service.open(job, await service.prepare(job.prepare, prompt_param="prompt"), service.now())
+        while not generation.output.is_finished:
+            await generation.output.wait()
+        (piece,) = generation.output.take()
+        assert (piece.text, piece.end.finish_reason) == (PROMPT, "stop")

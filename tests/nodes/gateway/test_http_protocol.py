@@ -145,15 +145,6 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def in_loop(test: Callable[[], Any]) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.run(test())
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-@in_loop
 async def test_a_head_has_its_time() -> None:
     one = Connection()
     (timer,) = one.loop.due(HEAD_TIMEOUT_S)
@@ -185,7 +176,6 @@ async def test_a_head_has_its_time() -> None:
     assert unread.transport.end == "aborted"
 
 
-@in_loop
 async def test_the_next_head_may_be_late_while_an_answer_is_under_way() -> None:
     one = Connection()
     one.may_answer.clear()
@@ -198,7 +188,6 @@ async def test_the_next_head_may_be_late_while_an_answer_is_under_way() -> None:
     assert one.ends == ["answered"]
 
 
-@in_loop
 async def test_who_reads_nothing_is_cut_off_but_not_who_catches_up() -> None:
     one = Connection()
     one.protocol.pause_writing()
@@ -240,7 +229,6 @@ class Streaming(Connection):
         await send({"type": "http.response.body", "body": b"end"})
 
 
-@in_loop
 async def test_a_piece_is_written_at_once_as_send_would_write_it() -> None:
     one = Streaming()
     written = await one.take(GET + b"\r\n")
@@ -259,17 +247,13 @@ async def test_a_piece_is_written_at_once_as_send_would_write_it() -> None:
 
 
 @pytest.mark.parametrize("unread", [0, 5])
-def test_a_silent_client_is_left_at_once_if_it_does_not_read(unread: int) -> None:
-    async def main() -> None:
-        one = Connection()
-        one.transport.unread = unread
-        one.protocol.timeout_keep_alive_handler()
-        assert one.transport.end == ("aborted" if unread else "closed")
-
-    asyncio.run(main())
+async def test_a_silent_client_is_left_at_once_if_it_does_not_read(unread: int) -> None:
+    one = Connection()
+    one.transport.unread = unread
+    one.protocol.timeout_keep_alive_handler()
+    assert one.transport.end == ("aborted" if unread else "closed")
 
 
-@in_loop
 async def test_an_upgrade_is_not_taken_and_its_body_is_read() -> None:
     one = Connection()
     head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nHTTP2-Settings: A\r\n"
@@ -280,7 +264,6 @@ async def test_an_upgrade_is_not_taken_and_its_body_is_read() -> None:
     assert one.transport.end == ""
 
 
-@in_loop
 async def test_an_upgrade_that_closes_is_closed() -> None:
     one = Connection()
     written = await one.take(b"GET / HTTP/1.0\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
@@ -288,7 +271,6 @@ async def test_an_upgrade_that_closes_is_closed() -> None:
     assert one.transport.end == "closed"
 
 
-@in_loop
 async def test_this_is_no_proxy() -> None:
     one = Connection()
     refusal = await one.take(b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -298,7 +280,6 @@ async def test_this_is_no_proxy() -> None:
     assert await one.take(GET + b"\r\n") == refusal, "it does not listen any more"
 
 
-@in_loop
 async def test_what_cannot_be_read_waits_for_the_answers_that_are_owed() -> None:
     one = Connection()
     one.may_answer.clear()
@@ -310,7 +291,6 @@ async def test_what_cannot_be_read_waits_for_the_answers_that_are_owed() -> None
     assert one.transport.end == "closed"
 
 
-@in_loop
 async def test_a_body_that_cannot_be_read_ends_its_own_request() -> None:
     one = Connection()
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -320,7 +300,6 @@ async def test_a_body_that_cannot_be_read_ends_its_own_request() -> None:
     assert one.transport.end == "closed"
 
 
-@in_loop
 async def test_trailers_are_dropped() -> None:
     one = Connection()
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -330,7 +309,6 @@ async def test_trailers_are_dropped() -> None:
     assert b"x-late" not in one.headers[0]
 
 
-@in_loop
 async def test_who_is_answered_hears_that_the_client_left() -> None:
     one = Connection()
     await one.take(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nab")
@@ -339,7 +317,6 @@ async def test_who_is_answered_hears_that_the_client_left() -> None:
     assert one.ends == ["disconnected"]
 
 
-@in_loop
 async def test_newcomers_are_those_who_have_asked_nothing() -> None:
     one, both = Connection(), Newcomers()
     waiting = asyncio.create_task(one.newcomers.gone(60))
@@ -360,7 +337,6 @@ async def test_newcomers_are_those_who_have_asked_nothing() -> None:
     await both.gone(0.01)
 
 
-@in_loop
 async def test_heads_are_bounded() -> None:
     one = Connection()
     line = b"X: " + b"x" * 9000 + b"\r\n"
@@ -372,7 +348,6 @@ async def test_heads_are_bounded() -> None:
     assert one.transport.end == "closed"
 
 
-@in_loop
 async def test_a_head_over_the_limit_is_refused_however_it_is_cut() -> None:
     """One read may bring more than a head may have: what has its end is counted, too."""
     size = len(GET) + len(b"X: \r\n\r\n")
@@ -404,17 +379,14 @@ async def test_a_head_over_the_limit_is_refused_however_it_is_cut() -> None:
         (b"POST / HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n", "chunked' alone"),
     ],
 )
-def test_what_others_may_understand_otherwise_is_refused(head: bytes, why: str) -> None:
-    async def main() -> None:
-        one = Connection()
-        answer, body = (await one.take(head + b"\r\n")).split(b"\r\n\r\n")
-        error = msgspec.json.decode(body)["error"]
-        assert answer.startswith(b"HTTP/1.1 400")
-        assert (error["code"], why in error["message"]) == ("invalid_http", True)
-        assert b"x-request-id: " + error["request_id"].encode() in answer, "ours, where the client has none"
-        assert (one.transport.end, one.asked) == ("closed", [])
-
-    asyncio.run(main())
+async def test_what_others_may_understand_otherwise_is_refused(head: bytes, why: str) -> None:
+    one = Connection()
+    answer, body = (await one.take(head + b"\r\n")).split(b"\r\n\r\n")
+    error = msgspec.json.decode(body)["error"]
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert (error["code"], why in error["message"]) == ("invalid_http", True)
+    assert b"x-request-id: " + error["request_id"].encode() in answer, "ours, where the client has none"
+    assert (one.transport.end, one.asked) == ("closed", [])
 
 
 @pytest.mark.parametrize(
@@ -448,18 +420,14 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\
     ],
 )
 @pytest.mark.parametrize("size", [1 << 20, 30_000])
-def test_what_is_neither_head_nor_body_is_bounded_in_all(rest: bytes, size: int) -> None:
-    async def main() -> None:
-        one = Connection()
-        data = CHUNKED + rest
-        written = await one.take(*[data[at : at + size] for at in range(0, len(data), size)])
-        assert written.startswith(b"HTTP/1.1 400")
-        assert (one.transport.end, one.bodies) == ("closed", [])
-
-    asyncio.run(main())
+async def test_what_is_neither_head_nor_body_is_bounded_in_all(rest: bytes, size: int) -> None:
+    one = Connection()
+    data = CHUNKED + rest
+    written = await one.take(*[data[at : at + size] for at in range(0, len(data), size)])
+    assert written.startswith(b"HTTP/1.1 400")
+    assert (one.transport.end, one.bodies) == ("closed", [])
 
 
-@in_loop
 async def test_a_body_in_tiny_pieces_and_many_requests_are_not() -> None:
     one = Connection()
     await one.take(CHUNKED, *[b"1\r\nx\r\n" * 5000] * 10, b"0\r\n\r\n")
@@ -470,7 +438,6 @@ async def test_a_body_in_tiny_pieces_and_many_requests_are_not() -> None:
     assert one.transport.end == ""
 
 
-@in_loop
 async def test_lines_within_a_body_are_bounded() -> None:
     """The parser keeps a trailer until it has its end, and there is no end to an extension."""
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -498,7 +465,6 @@ class Early(Connection):
         await send({"type": "http.response.body", "body": b"ok"})
 
 
-@in_loop
 async def test_a_body_goes_on_for_a_while_after_its_answer_and_no_longer() -> None:
     one = Early()
     assert (await one.take(POST % 100 + b"x")).startswith(b"HTTP/1.1 200 OK")
@@ -523,7 +489,6 @@ async def test_a_body_goes_on_for_a_while_after_its_answer_and_no_longer() -> No
     assert gone.loop.due(LINGER_S) == []
 
 
-@in_loop
 async def test_the_next_in_line_is_not_hurried_by_the_answer_before_it() -> None:
     one = Connection()
     one.may_answer.clear()
@@ -536,7 +501,6 @@ async def test_the_next_in_line_is_not_hurried_by_the_answer_before_it() -> None
     assert one.ends == ["answered", "answered"]
 
 
-@in_loop
 async def test_bodies_in_line_are_counted_and_bounded() -> None:
     budget = GatewayConfig(model_name="x", context_length=1, max_buffered_bytes=100_000)
     one = Connection(budget)

@@ -113,67 +113,58 @@ def test_what_wakes_the_writer(whole: bool, act: Any, wakes: bool) -> None:
     assert asyncio.run(main()) is wakes
 
 
-def test_news_from_before_are_not_waited_for() -> None:
-    async def main() -> None:
-        output = CallOutput(1, whole=False)
-        output.deliver(0, "x", 1)
-        await asyncio.wait_for(output.wait(), 1)
-        output.take()
-        output.gone()
-        await asyncio.wait_for(output.wait(), 1)
-
-    asyncio.run(main())
+async def test_news_from_before_are_not_waited_for() -> None:
+    output = CallOutput(1, whole=False)
+    output.deliver(0, "x", 1)
+    await asyncio.wait_for(output.wait(), 1)
+    output.take()
+    output.gone()
+    await asyncio.wait_for(output.wait(), 1)
 
 
-def test_what_is_written_through_wakes_nobody_while_the_client_keeps_up() -> None:
-    async def main() -> None:
-        output, written = CallOutput(2, whole=False), []
-        keeps_up = True
+async def test_what_is_written_through_wakes_nobody_while_the_client_keeps_up() -> None:
+    output, written = CallOutput(2, whole=False), []
+    keeps_up = True
 
-        def write() -> bool:
-            written.extend(output.take() if keeps_up else [])
-            return keeps_up
+    def write() -> bool:
+        written.extend(output.take() if keeps_up else [])
+        return keeps_up
 
-        async def woken_by(*acts: Any) -> bool:
-            return await woken(output, lambda: [*(act() for act in acts), output.flush()])
+    async def woken_by(*acts: Any) -> bool:
+        return await woken(output, lambda: [*(act() for act in acts), output.flush()])
 
-        output.write_through(write)
-        output.deliver(0, "early", 1)
-        output.flush()
-        assert not written, "its writer is not there yet, or busy, and takes it"
-        await asyncio.wait_for(output.wait(), 1)
-        output.take()
-        assert not await woken_by(lambda: output.deliver(0, "a", 1), lambda: output.deliver(1, "b", 1))
-        assert not await woken_by(lambda: output.deliver(0, "c", 1), lambda: output.end(0, end()))
-        assert written == [Piece(0, "a", None), Piece(1, "b", None), Piece(0, "c", end())]
-        assert not await woken_by(), "nothing came"
-        keeps_up = False
-        assert await woken_by(lambda: output.deliver(1, "d", 1)), "it lags"
-        assert output.take() == [Piece(1, "d", None)]
-        keeps_up = True
-        assert await woken_by(lambda: output.deliver(1, "e", 1), lambda: output.end(1, end())), "the end is the task's"
-        assert output.take() == [Piece(1, "e", end())]
-        assert len(written) == 3
-
-    asyncio.run(main())
+    output.write_through(write)
+    output.deliver(0, "early", 1)
+    output.flush()
+    assert not written, "its writer is not there yet, or busy, and takes it"
+    await asyncio.wait_for(output.wait(), 1)
+    output.take()
+    assert not await woken_by(lambda: output.deliver(0, "a", 1), lambda: output.deliver(1, "b", 1))
+    assert not await woken_by(lambda: output.deliver(0, "c", 1), lambda: output.end(0, end()))
+    assert written == [Piece(0, "a", None), Piece(1, "b", None), Piece(0, "c", end())]
+    assert not await woken_by(), "nothing came"
+    keeps_up = False
+    assert await woken_by(lambda: output.deliver(1, "d", 1)), "it lags"
+    assert output.take() == [Piece(1, "d", None)]
+    keeps_up = True
+    assert await woken_by(lambda: output.deliver(1, "e", 1), lambda: output.end(1, end())), "the end is the task's"
+    assert output.take() == [Piece(1, "e", end())]
+    assert len(written) == 3
 
 
-def test_what_writing_through_raises_is_the_writer_s() -> None:
-    async def main() -> None:
-        output = CallOutput(1, whole=False)
+async def test_what_writing_through_raises_is_the_writer_s() -> None:
+    output = CallOutput(1, whole=False)
 
-        def write() -> bool:
-            raise ZeroDivisionError
+    def write() -> bool:
+        raise ZeroDivisionError
 
-        output.write_through(write)
-        waiting = asyncio.ensure_future(output.wait())
-        await asyncio.sleep(0)
-        output.deliver(0, "x", 1)
-        output.flush()
-        with pytest.raises(ZeroDivisionError):
-            await waiting
-
-    asyncio.run(main())
+    output.write_through(write)
+    waiting = asyncio.ensure_future(output.wait())
+    await asyncio.sleep(0)
+    output.deliver(0, "x", 1)
+    output.flush()
+    with pytest.raises(ZeroDivisionError):
+        await waiting
 
 
 def test_usage_counts_each_prompt_once() -> None:

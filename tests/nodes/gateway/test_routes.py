@@ -19,93 +19,80 @@ async def statuses(client: httpx.AsyncClient, paths: tuple[str, ...]) -> set[int
     return {(await client.get(path)).status_code for path in paths}
 
 
-def test_health_is_readiness_and_healthz_is_life() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        assert await statuses(client, READY + LIVE + GENERATE) == {200}
-        await ring.kill("w0")
-        await until(lambda: bool(ring.gateway.service.missing_roles()))
-        assert await statuses(client, LIVE) == {200}
-        for path in READY + GENERATE:
-            answer = await client.get(path)
-            assert answer.status_code == 503
-            assert answer.json() == {"status": "not_ready", "reasons": ["no worker is ready"]}
-            assert answer.headers["retry-after"] == "1"
-
-    play(scenario)
+async def test_health_is_readiness_and_healthz_is_life(ring, client) -> None:
+    assert await statuses(client, READY + LIVE + GENERATE) == {200}
+    await ring.kill("w0")
+    await until(lambda: bool(ring.gateway.service.missing_roles()))
+    assert await statuses(client, LIVE) == {200}
+    for path in READY + GENERATE:
+        answer = await client.get(path)
+        assert answer.status_code == 503
+        assert answer.json() == {"status": "not_ready", "reasons": ["no worker is ready"]}
+        assert answer.headers["retry-after"] == "1"
 
 
-def test_health_generate_has_one_token_generated_by_the_whole_ring() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        for path in GENERATE:
-            await client.get(path)
-        assert [submit.stop.max_tokens for submit in ring.seen.submits] == [1, 1]
-        assert ring.gateway.ctx.metrics.value("mesh_generation_tokens_total") == 2
-
-    play(scenario)
+async def test_health_generate_has_one_token_generated_by_the_whole_ring(ring, client) -> None:
+    for path in GENERATE:
+        await client.get(path)
+    assert [submit.stop.max_tokens for submit in ring.seen.submits] == [1, 1]
+    assert ring.gateway.ctx.metrics.value("mesh_generation_tokens_total") == 2
 
 
-def test_health_generate_is_503_where_no_token_comes_in_time_and_leaves_nothing() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        ring.faults.silent = True
-        assert await statuses(client, READY) == {200}, "everybody is there"
-        answer = await client.get("/health_generate")
-        assert (answer.status_code, answer.json()["reasons"]) == (503, ["no token came within 0.3 s"])
-        await until(lambda: not ring.scheduler.held)
-        ring.faults.silent, ring.faults.refuse_submits = False, "overloaded"
-        assert await statuses(client, GENERATE) == {503}
-        ring.faults.refuse_submits, ring.faults.tokenizer_error = "", ("internal", False)
-        assert await statuses(client, GENERATE) == {503}
-        ring.faults.tokenizer_error = None
-        assert await statuses(client, GENERATE) == {200}
-
-    play(scenario, health_timeout_s=0.3)
+@pytest.mark.settings(health_timeout_s=0.3)
+async def test_health_generate_is_503_where_no_token_comes_in_time_and_leaves_nothing(ring, client) -> None:
+    ring.faults.silent = True
+    assert await statuses(client, READY) == {200}, "everybody is there"
+    answer = await client.get("/health_generate")
+    assert (answer.status_code, answer.json()["reasons"]) == (503, ["no token came within 0.3 s"])
+    await until(lambda: not ring.scheduler.held)
+    ring.faults.silent, ring.faults.refuse_submits = False, "overloaded"
+    assert await statuses(client, GENERATE) == {503}
+    ring.faults.refuse_submits, ring.faults.tokenizer_error = "", ("internal", False)
+    assert await statuses(client, GENERATE) == {503}
+    ring.faults.tokenizer_error = None
+    assert await statuses(client, GENERATE) == {200}
 
 
-def test_a_trailing_slash_is_answered_as_without_it_and_not_by_a_redirect() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        for path in ("/v1/models", "/v1/models/bytes", "/health", "/openapi.json"):
-            with_slash, without = await client.get(path + "/"), await client.get(path)
-            assert (with_slash.status_code, with_slash.content) == (200, without.content)
-        body = {"prompt": "hi", "max_tokens": 2}
-        for path in ("/v1/completions/", "/v1/completions//", "/tokenize/"):
-            assert (await client.post(path, json=body)).status_code == 200
-        assert (await client.post("/v1/chat/completions/", json={})).status_code == 400
-        assert (await client.get("/nope/")).status_code == 404
-
-    play(scenario)
+async def test_a_trailing_slash_is_answered_as_without_it_and_not_by_a_redirect(ring, client) -> None:
+    for path in ("/v1/models", "/v1/models/bytes", "/health", "/openapi.json"):
+        with_slash, without = await client.get(path + "/"), await client.get(path)
+        assert (with_slash.status_code, with_slash.content) == (200, without.content)
+    body = {"prompt": "hi", "max_tokens": 2}
+    for path in ("/v1/completions/", "/v1/completions//", "/tokenize/"):
+        assert (await client.post(path, json=body)).status_code == 200
+    assert (await client.post("/v1/chat/completions/", json={})).status_code == 400
+    assert (await client.get("/nope/")).status_code == 404
 
 
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
 PAGE = "https://chat.example"
 
 
-def test_browsers_may_ask_from_the_pages_that_are_allowed_and_from_no_other() -> None:
-    async def scenario(ring: Ring, client: httpx.AsyncClient) -> None:
-        path, body = "/v1/completions", {"prompt": "hi", "max_tokens": 2, "stream": True}
-        allowed = await client.options(path, headers={"Origin": PAGE, **PREFLIGHT})
-        assert allowed.status_code == 200
-        assert allowed.headers["access-control-allow-origin"] == PAGE
-        assert "POST" in allowed.headers["access-control-allow-methods"]
-        assert allowed.headers["access-control-allow-headers"] == "authorization,content-type"
-        stranger = {"Origin": "https://chat.example.evil"}
-        refused = await client.options(path, headers=stranger | PREFLIGHT)
-        assert refused.status_code == 400
-        assert "access-control-allow-origin" not in refused.headers
-        error = refused.json()["error"]
-        assert (error["code"], refused.headers["x-kvmesh-request-id"]) == ("cors_refused", error["request_id"])
-        assert "origin" in error["message"]
-        for asked in (
-            client.post(path, json=body, headers={"Origin": PAGE}),
-            client.get("/x", headers={"Origin": PAGE}),
-        ):
-            answer = await asked
-            assert answer.headers["access-control-allow-origin"] == PAGE
-            assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
-            assert "origin" in answer.headers["vary"].lower()
-        answer = await client.post(path, json=body, headers=stranger)
-        assert "access-control-allow-origin" not in answer.headers
-
-    play(scenario, cors_origins=(PAGE,))
+@pytest.mark.settings(cors_origins=(PAGE,))
+async def test_browsers_may_ask_from_the_pages_that_are_allowed_and_from_no_other(ring, client) -> None:
+    path, body = "/v1/completions", {"prompt": "hi", "max_tokens": 2, "stream": True}
+    allowed = await client.options(path, headers={"Origin": PAGE, **PREFLIGHT})
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == PAGE
+    assert "POST" in allowed.headers["access-control-allow-methods"]
+    assert allowed.headers["access-control-allow-headers"] == "authorization,content-type"
+    stranger = {"Origin": "https://chat.example.evil"}
+    refused = await client.options(path, headers=stranger | PREFLIGHT)
+    assert refused.status_code == 400
+    assert "access-control-allow-origin" not in refused.headers
+    error = refused.json()["error"]
+    assert (error["code"], refused.headers["x-kvmesh-request-id"]) == ("cors_refused", error["request_id"])
+    assert "origin" in error["message"]
+    for asked in (
+        client.post(path, json=body, headers={"Origin": PAGE}),
+        client.get("/x", headers={"Origin": PAGE}),
+    ):
+        answer = await asked
+        assert answer.headers["access-control-allow-origin"] == PAGE
+        assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
+        assert "origin" in answer.headers["vary"].lower()
+    answer = await client.post(path, json=body, headers=stranger)
+    assert "access-control-allow-origin" not in answer.headers
 
 
 def test_any_page_may_ask_where_all_are_allowed_and_none_by_default() -> None:

@@ -29,12 +29,16 @@ from tests.nodes.gateway.fake_ring import CONFIG, FakeScheduler, FakeTokenizer, 
 VALIDATOR = Validator(CONFIG)
 
 
-def play(scenario: Callable[[Ring], Awaitable[None]], **settings: Any) -> None:
-    async def main() -> None:
-        async with Ring(msgspec.structs.replace(CONFIG, **settings), serve_http=False) as ring:
-            await scenario(ring)
+@pytest.fixture
+def ring(request: pytest.FixtureRequest) -> Any:
+    """A ring without HTTP."""
 
-    asyncio.run(main())
+    async def opened(test: Callable[[Ring], Awaitable[None]]) -> None:
+        mark = request.node.get_closest_marker("settings")
+        async with Ring(msgspec.structs.replace(CONFIG, **(mark.kwargs if mark else {})), serve_http=False) as ring:
+            await test(ring)
+
+    return lambda test: asyncio.run(opened(test))
 
 
 def job(**fields: Any) -> Any:
@@ -72,43 +76,37 @@ class Confused(FakeTokenizer):
         Prepared(token_ids=[[1], [2]], routes=[]),
     ],
 )
-def test_a_tokenizer_s_answer_that_does_not_fit(answer: Any) -> None:
-    async def scenario(ring: Ring) -> None:
-        await ring.kill("tok0")
-        confused = Confused(ring.faults, ring.seen)
-        confused.answer = answer
-        await ring.start("tok0", confused)
-        await until(lambda: not ring.gateway.service.missing_roles())
+async def test_a_tokenizer_s_answer_that_does_not_fit(ring: Ring, answer: Any) -> None:
+    await ring.kill("tok0")
+    confused = Confused(ring.faults, ring.seen)
+    confused.answer = answer
+    await ring.start("tok0", confused)
+    await until(lambda: not ring.gateway.service.missing_roles())
+    with pytest.raises(ApiError, match="does not fit"):
+        await ring.gateway.service.prepare(job().prepare, prompt_param="prompt")
+    if not isinstance(answer, Detokenized):
         with pytest.raises(ApiError, match="does not fit"):
-            await ring.gateway.service.prepare(job().prepare, prompt_param="prompt")
-        if not isinstance(answer, Detokenized):
-            with pytest.raises(ApiError, match="does not fit"):
-                await ring.gateway.service.detokenize([1], skip_special_tokens=False)
-
-    play(scenario)
+            await ring.gateway.service.detokenize([1], skip_special_tokens=False)
 
 
-def test_a_route_that_is_none() -> None:
-    async def scenario(ring: Ring) -> None:
-        confused = Confused(ring.faults, ring.seen)
-        await ring.kill("tok0")
-        await ring.start("tok0", confused)
-        await until(lambda: not ring.gateway.service.missing_roles())
-        ring.faults.failing_attempts = 1
-        ring.faults.step_s = 0.02
-        wanted = job()
-        service = ring.gateway.service
-        prepared = await service.prepare(wanted.prepare, prompt_param="prompt")
-        confused.answer = Detokenized(text="x")
-        generation = service.open(wanted, prepared, service.now())
-        await until(lambda: service.core.num_waiting == 1 and service.core.num_retries == 1)
-        await asyncio.sleep(0.1)
-        confused.answer = None
-        while not generation.output.is_finished:
-            await generation.output.wait()
-        assert generation.output.failure is None
-
-    play(scenario)
+async def test_a_route_that_is_none(ring: Ring) -> None:
+    confused = Confused(ring.faults, ring.seen)
+    await ring.kill("tok0")
+    await ring.start("tok0", confused)
+    await until(lambda: not ring.gateway.service.missing_roles())
+    ring.faults.failing_attempts = 1
+    ring.faults.step_s = 0.02
+    wanted = job()
+    service = ring.gateway.service
+    prepared = await service.prepare(wanted.prepare, prompt_param="prompt")
+    confused.answer = Detokenized(text="x")
+    generation = service.open(wanted, prepared, service.now())
+    await until(lambda: service.core.num_waiting == 1 and service.core.num_retries == 1)
+    await asyncio.sleep(0.1)
+    confused.answer = None
+    while not generation.output.is_finished:
+        await generation.output.wait()
+    assert generation.output.failure is None
 
 
 class ConfusedScheduler(FakeScheduler):
@@ -128,132 +126,110 @@ class ConfusedScheduler(FakeScheduler):
             super().on_ask(call)
 
 
-def test_what_one_turn_of_the_loop_brings_is_written_in_one_piece() -> None:
+async def test_what_one_turn_of_the_loop_brings_is_written_in_one_piece(ring: Ring) -> None:
     """A gateway that lags has many frames before it at once, and must not write each of their tokens by itself."""
 
-    async def scenario(ring: Ring) -> None:
-        service = ring.gateway.service
-        ring.faults.step_s = 3600.0
-        wanted = job(max_tokens=50, stream=True)
-        generation = service.open(wanted, await service.prepare(wanted.prepare, prompt_param="prompt"), service.now())
-        output, written = generation.output, []
-        await until(lambda: output.is_started)
-        output.write_through(lambda: not written.append(output.take()))
-        writer = asyncio.ensure_future(output.wait())
-        await asyncio.sleep(0)
-        (request_id,) = generation.request_ids
-        for n in range(5):
-            service.handle(TextBatch(deltas=[TextDelta(request_id, 0, n, [1], n, "abcde"[n])]))
-        assert written == []
-        await asyncio.sleep(0.01)
-        assert [[piece.text for piece in pieces] for pieces in written] == [["abcde"]]
-        assert not writer.done()
-        service.abandon(generation)
-        await writer
-
-    play(scenario)
+    service = ring.gateway.service
+    ring.faults.step_s = 3600.0
+    wanted = job(max_tokens=50, stream=True)
+    generation = service.open(wanted, await service.prepare(wanted.prepare, prompt_param="prompt"), service.now())
+    output, written = generation.output, []
+    await until(lambda: output.is_started)
+    output.write_through(lambda: not written.append(output.take()))
+    writer = asyncio.ensure_future(output.wait())
+    await asyncio.sleep(0)
+    (request_id,) = generation.request_ids
+    for n in range(5):
+        service.handle(TextBatch(deltas=[TextDelta(request_id, 0, n, [1], n, "abcde"[n])]))
+    assert written == []
+    await asyncio.sleep(0.01)
+    assert [[piece.text for piece in pieces] for pieces in written] == [["abcde"]]
+    assert not writer.done()
+    service.abandon(generation)
+    await writer
 
 
-def test_a_scheduler_s_answers_that_do_not_fit() -> None:
-    async def scenario(ring: Ring) -> None:
-        await ring.kill("d0")
-        confused = ConfusedScheduler(ring.faults, ring.seen)
-        confused.num_confused_submits = confused.num_confused_cancels = 1
-        await ring.start("d0", confused, group="a")
+async def test_a_scheduler_s_answers_that_do_not_fit(ring: Ring) -> None:
+    await ring.kill("d0")
+    confused = ConfusedScheduler(ring.faults, ring.seen)
+    confused.num_confused_submits = confused.num_confused_cancels = 1
+    await ring.start("d0", confused, group="a")
+    await until(lambda: not ring.gateway.service.missing_roles())
+    output = await generate(ring)
+    assert output.failure is None
+    assert output.take()[0].text == "hel"
+    await until(lambda: ring.gateway.service.core.is_idle)
+
+
+@pytest.mark.settings(cancel_timeout_s=0.1)
+async def test_a_cancel_that_gets_no_answer_is_repeated(ring: Ring) -> None:
+    scheduler = ring.scheduler
+    answered = scheduler.on_ask
+    ignored: list[Any] = []
+
+    def ignore_once(call: Any) -> None:
+        if isinstance(call.message, CancelAttempts) and not ignored:
+            ignored.append(call)
+        else:
+            answered(call)
+
+    scheduler.on_ask = ignore_once  # type: ignore[method-assign]
+    await generate(ring)
+    await until(lambda: ring.gateway.service.core.is_idle)
+    assert ignored
+    assert ring.seen.cancels
+
+
+async def test_a_cancel_at_a_dead_scheduler_is_given_up(ring: Ring) -> None:
+    ring.faults.silent = True
+    wanted = job()
+    service = ring.gateway.service
+    generation = service.open(wanted, await service.prepare(wanted.prepare, prompt_param="prompt"), service.now())
+    await until(lambda: bool(ring.scheduler.held))
+    await ring.kill("d0")
+    await until(lambda: ring.gateway.ctx.members.get("d0") is None)
+    service.abandon(generation)
+    service.abandon(generation)
+    service.handle(CancelFailed("d0", lost=True))
+    await until(lambda: service.core.is_idle)
+    assert generation.output.is_finished
+
+
+async def test_messages_that_are_not_for_a_gateway_are_counted(ring: Ring) -> None:
+    gateway = ring.gateway
+    gateway.on_tell(gateway.ctx.address, Load(group="", phase="", num_running=0, num_waiting=0, num_free_pages=0, num_pages=0), ())  # fmt: skip  # noqa: E501
+    assert gateway.ctx.metrics.value("mesh_unhandled_total", type="Load") == 1
+    gateway.on_tell(gateway.ctx.address, TextBatch(deltas=[]), ())
+
+
+@pytest.mark.settings(scrape_timeout_s=0.2)
+async def test_an_actor_that_does_not_answer_is_shown_as_down(ring: Ring) -> None:
+    ring.network.crash(ring.systems["w0"].address)
+    gateway = ring.gateway
+    scraper = Scraper(gateway.ctx, ring.config)
+    first, second = await asyncio.gather(scraper.answers(), scraper.answers())
+    assert first is second, "one round of asks for both"
+    page = await scraper.page()
+    lines = page.decode().splitlines()
+    assert 'mesh_actor_up{actor="w0",role="worker"} 0.0' in lines or not any("w0" in line for line in lines)
+    assert 'mesh_actor_up{actor="d0",role="scheduler"} 1.0' in lines
+    assert await scraper.answers() is not first
+
+
+async def test_readiness_wants_a_scheduler_with_its_worker(ring: Ring) -> None:
+    service = ring.gateway.service
+    ring.systems["d0"].announce(worker_ready=False)
+    await until(lambda: service.missing_roles() == ["no scheduler has a worker that is ready"])
+    ring.systems["d0"].announce(worker_ready=True)
+    await until(lambda: not service.missing_roles())
+    ring.systems["w0"].announce(group="another")
+    await until(lambda: bool(service.missing_roles()))
+
+
+async def test_seeds_may_be_drawn_by_a_simulation() -> None:
+    async with Ring(serve_http=False) as ring:
+        await ring.kill("g0")
+        await ring.start("g0", Gateway(CONFIG, serve_http=False, draw_seed=lambda: 42))
         await until(lambda: not ring.gateway.service.missing_roles())
-        output = await generate(ring)
-        assert output.failure is None
-        assert output.take()[0].text == "hel"
-        await until(lambda: ring.gateway.service.core.is_idle)
-
-    play(scenario)
-
-
-def test_a_cancel_that_gets_no_answer_is_repeated() -> None:
-    async def scenario(ring: Ring) -> None:
-        scheduler = ring.scheduler
-        answered = scheduler.on_ask
-        ignored: list[Any] = []
-
-        def ignore_once(call: Any) -> None:
-            if isinstance(call.message, CancelAttempts) and not ignored:
-                ignored.append(call)
-            else:
-                answered(call)
-
-        scheduler.on_ask = ignore_once  # type: ignore[method-assign]
         await generate(ring)
-        await until(lambda: ring.gateway.service.core.is_idle)
-        assert ignored
-        assert ring.seen.cancels
-
-    play(scenario, cancel_timeout_s=0.1)
-
-
-def test_a_cancel_at_a_dead_scheduler_is_given_up() -> None:
-    async def scenario(ring: Ring) -> None:
-        ring.faults.silent = True
-        wanted = job()
-        service = ring.gateway.service
-        generation = service.open(wanted, await service.prepare(wanted.prepare, prompt_param="prompt"), service.now())
-        await until(lambda: bool(ring.scheduler.held))
-        await ring.kill("d0")
-        await until(lambda: ring.gateway.ctx.members.get("d0") is None)
-        service.abandon(generation)
-        service.abandon(generation)
-        service.handle(CancelFailed("d0", lost=True))
-        await until(lambda: service.core.is_idle)
-        assert generation.output.is_finished
-
-    play(scenario)
-
-
-def test_messages_that_are_not_for_a_gateway_are_counted() -> None:
-    async def scenario(ring: Ring) -> None:
-        gateway = ring.gateway
-        gateway.on_tell(gateway.ctx.address, Load(group="", phase="", num_running=0, num_waiting=0, num_free_pages=0, num_pages=0), ())  # fmt: skip  # noqa: E501
-        assert gateway.ctx.metrics.value("mesh_unhandled_total", type="Load") == 1
-        gateway.on_tell(gateway.ctx.address, TextBatch(deltas=[]), ())
-
-    play(scenario)
-
-
-def test_an_actor_that_does_not_answer_is_shown_as_down() -> None:
-    async def scenario(ring: Ring) -> None:
-        ring.network.crash(ring.systems["w0"].address)
-        gateway = ring.gateway
-        scraper = Scraper(gateway.ctx, ring.config)
-        first, second = await asyncio.gather(scraper.answers(), scraper.answers())
-        assert first is second, "one round of asks for both"
-        page = await scraper.page()
-        lines = page.decode().splitlines()
-        assert 'mesh_actor_up{actor="w0",role="worker"} 0.0' in lines or not any("w0" in line for line in lines)
-        assert 'mesh_actor_up{actor="d0",role="scheduler"} 1.0' in lines
-        assert await scraper.answers() is not first
-
-    play(scenario, scrape_timeout_s=0.2)
-
-
-def test_readiness_wants_a_scheduler_with_its_worker() -> None:
-    async def scenario(ring: Ring) -> None:
-        service = ring.gateway.service
-        ring.systems["d0"].announce(worker_ready=False)
-        await until(lambda: service.missing_roles() == ["no scheduler has a worker that is ready"])
-        ring.systems["d0"].announce(worker_ready=True)
-        await until(lambda: not service.missing_roles())
-        ring.systems["w0"].announce(group="another")
-        await until(lambda: bool(service.missing_roles()))
-
-    play(scenario)
-
-
-def test_seeds_may_be_drawn_by_a_simulation() -> None:
-    async def main() -> None:
-        async with Ring(serve_http=False) as ring:
-            await ring.kill("g0")
-            await ring.start("g0", Gateway(CONFIG, serve_http=False, draw_seed=lambda: 42))
-            await until(lambda: not ring.gateway.service.missing_roles())
-            await generate(ring)
-            assert ring.seen.submits[-1].sampling.seed == 42
-
-    asyncio.run(main())
+        assert ring.seen.submits[-1].sampling.seed == 42

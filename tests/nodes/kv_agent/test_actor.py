@@ -326,36 +326,30 @@ def crash(agent: KVAgent) -> None:
         pool.close()
 
 
-def test_an_orderly_stop_takes_the_segments_away(host: MemoryHost) -> None:
-    async def main() -> None:
-        agent = await started(host, config("d", prefix="kv-"), 1)
-        assert host.open(host.path("kv-d"), writable=False).info.incarnation == 1
-        await agent.stop()
-        with pytest.raises(PoolMissing):
-            host.open(host.path("kv-d"), writable=False)
-        again = await started(host, config("d", prefix="kv-", unlink_on_stop=False), 2)
-        await again.stop()
-        host.open(host.path("kv-d"), writable=False).close()
-
-    virtual_time.run(main())
+async def test_an_orderly_stop_takes_the_segments_away(host: MemoryHost) -> None:
+    agent = await started(host, config("d", prefix="kv-"), 1)
+    assert host.open(host.path("kv-d"), writable=False).info.incarnation == 1
+    await agent.stop()
+    with pytest.raises(PoolMissing):
+        host.open(host.path("kv-d"), writable=False)
+    again = await started(host, config("d", prefix="kv-", unlink_on_stop=False), 2)
+    await again.stop()
+    host.open(host.path("kv-d"), writable=False).close()
 
 
-def test_the_next_agent_reopens_what_a_killed_one_left(host: MemoryHost) -> None:
-    async def main() -> None:
-        first = await started(host, config("d", "p"), 3)
-        first._ranks["d"][0].page(2)[:4] = b"kept"
-        crash(first)
-        second = await started(host, config("d", "p"), 4)
-        assert bytes(second._ranks["d"][0].page(2)[:4]) == b"kept"
-        assert second._ranks["d"][0].info.incarnation == 3
-        crash(second)
-        bigger = config("d", pools=[PoolConfig(group="d", num_pages=NUM_PAGES + 1, layout=LAYOUT)])
-        third = await started(host, bigger, 5)
-        assert not any(third._ranks["d"][0].page(2))
-        assert third._ranks["d"][0].info.incarnation == 5
-        crash(third)
-
-    virtual_time.run(main())
+async def test_the_next_agent_reopens_what_a_killed_one_left(host: MemoryHost) -> None:
+    first = await started(host, config("d", "p"), 3)
+    first._ranks["d"][0].page(2)[:4] = b"kept"
+    crash(first)
+    second = await started(host, config("d", "p"), 4)
+    assert bytes(second._ranks["d"][0].page(2)[:4]) == b"kept"
+    assert second._ranks["d"][0].info.incarnation == 3
+    crash(second)
+    bigger = config("d", pools=[PoolConfig(group="d", num_pages=NUM_PAGES + 1, layout=LAYOUT)])
+    third = await started(host, bigger, 5)
+    assert not any(third._ranks["d"][0].page(2))
+    assert third._ranks["d"][0].info.incarnation == 5
+    crash(third)
 
 
 def test_damaged_and_foreign_leftovers_are_replaced(tmp_path: Path) -> None:
@@ -370,14 +364,11 @@ def test_damaged_and_foreign_leftovers_are_replaced(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_pool_whose_owner_lives_stops_the_start(tmp_path: Path) -> None:
-    async def main() -> None:
-        first = await started(ShmHost(tmp_path), config("d"), 1)
-        with pytest.raises(PoolBusy):
-            await started(ShmHost(tmp_path), config("d"), 1)
-        await first.stop()
-
-    virtual_time.run(main())
+async def test_a_pool_whose_owner_lives_stops_the_start(tmp_path: Path) -> None:
+    first = await started(ShmHost(tmp_path), config("d"), 1)
+    with pytest.raises(PoolBusy):
+        await started(ShmHost(tmp_path), config("d"), 1)
+    await first.stop()
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ from mesh.errors import RemoteError, WrongMesh
 from mesh.options import SystemOptions
 from mesh.runtime.run_directory import RunDirectory
 from mesh.simulation.network import SimulatedNetwork
-from mesh.simulation.virtual_time import run
 from mesh.system import ActorSystem
 from mesh.testing.actors import Actors
 from mesh.wire.codec import Codec
 from mesh.wire.frames import Join, ListMembers, MembersChanged, Ping
 from nodes.registry.actor import RegistryActor
 from nodes.registry.config import RegistryConfig
+
+pytestmark = pytest.mark.virtual_time
 
 
 class Nobody(Actor):
@@ -41,179 +42,150 @@ class Mesh(Actors):
         return [str(m.address) for m in self.registry.actor.core.members()]
 
 
-def test_a_member_that_crashes_is_gone_after_its_lease():
-    async def main():
-        mesh = Mesh()
-        await mesh.start(RegistryActor(lease_s=RegistryConfig().lease_s), "registry")
-        a, b = await mesh.start(Nobody(), "a"), await mesh.start(Nobody(), "b")
-        loop = asyncio.get_running_loop()
-        mesh.network.crash(b.address)
-        died = loop.time()
-        await b.stop()
-        while "b#1" in mesh.members():
-            await asyncio.sleep(0.05)
-        assert 4.0 < loop.time() - died < 6.5
-        await asyncio.sleep(0.1)
-        assert a.registration.view.get("b") is None
-        await asyncio.sleep(60)
-        assert mesh.members() == ["a#1", "registry#1"]
-        for system in (a, mesh.registry):
-            await system.stop()
-
-    run(main())
+async def test_a_member_that_crashes_is_gone_after_its_lease():
+    mesh = Mesh()
+    await mesh.start(RegistryActor(lease_s=RegistryConfig().lease_s), "registry")
+    a, b = await mesh.start(Nobody(), "a"), await mesh.start(Nobody(), "b")
+    loop = asyncio.get_running_loop()
+    mesh.network.crash(b.address)
+    died = loop.time()
+    await b.stop()
+    while "b#1" in mesh.members():
+        await asyncio.sleep(0.05)
+    assert 4.0 < loop.time() - died < 6.5
+    await asyncio.sleep(0.1)
+    assert a.registration.view.get("b") is None
+    await asyncio.sleep(60)
+    assert mesh.members() == ["a#1", "registry#1"]
+    for system in (a, mesh.registry):
+        await system.stop()
 
 
-def test_who_is_only_known_by_name_is_told_nothing():
+async def test_who_is_only_known_by_name_is_told_nothing():
     """It has not joined this registry, would refuse what it tells, and gets everything with its own join."""
 
-    async def main():
-        mesh = Mesh()
-        await mesh.start(RegistryActor(), "registry")
-        a = await mesh.start(Nobody(), "a")
-        actor = mesh.registry.actor
-        told = []
-        actor.ctx.tell = lambda actor_id, *_, **__: told.append(actor_id)
-        heard = msgspec.structs.replace(a.describe(), actor_id="b", epoch=4)
-        actor.core.join(
-            Join(member=a.describe(), known_epoch=0, known_version=0, known_members=[heard]), actor.ctx.now()
-        )
-        assert "b#4" in mesh.members()
-        await asyncio.sleep(0.1)
-        actor._tell_all(MembersChanged(registry_epoch=1, version=9, upserted=[], left=[]))
-        assert told == ["a"]
-        for system in (a, mesh.registry):
-            await system.stop()
-
-    run(main())
+    mesh = Mesh()
+    await mesh.start(RegistryActor(), "registry")
+    a = await mesh.start(Nobody(), "a")
+    actor = mesh.registry.actor
+    told = []
+    actor.ctx.tell = lambda actor_id, *_, **__: told.append(actor_id)
+    heard = msgspec.structs.replace(a.describe(), actor_id="b", epoch=4)
+    actor.core.join(Join(member=a.describe(), known_epoch=0, known_version=0, known_members=[heard]), actor.ctx.now())
+    assert "b#4" in mesh.members()
+    await asyncio.sleep(0.1)
+    actor._tell_all(MembersChanged(registry_epoch=1, version=9, upserted=[], left=[]))
+    assert told == ["a"]
+    for system in (a, mesh.registry):
+        await system.stop()
 
 
-def test_a_registry_that_was_stopped_itself_forgives():
-    async def main():
-        mesh = Mesh()
-        await mesh.start(RegistryActor(), "registry")
-        a = await mesh.start(Nobody(), "a")
-        actor = mesh.registry.actor
-        actor.core._expiry["a"] = actor.ctx.now() - 1.0
-        actor._checked_at -= 60.0
-        await asyncio.sleep(2.0)
-        assert mesh.members() == ["a#1", "registry#1"]
-        for system in (a, mesh.registry):
-            await system.stop()
-
-    run(main())
+async def test_a_registry_that_was_stopped_itself_forgives():
+    mesh = Mesh()
+    await mesh.start(RegistryActor(), "registry")
+    a = await mesh.start(Nobody(), "a")
+    actor = mesh.registry.actor
+    actor.core._expiry["a"] = actor.ctx.now() - 1.0
+    actor._checked_at -= 60.0
+    await asyncio.sleep(2.0)
+    assert mesh.members() == ["a#1", "registry#1"]
+    for system in (a, mesh.registry):
+        await system.stop()
 
 
-def test_an_old_incarnation_cannot_join():
-    async def main():
-        mesh = Mesh()
-        await mesh.start(RegistryActor(), "registry")
-        a = await mesh.start(Nobody(), "a", epoch=3)
-        core = mesh.registry.actor.core
-        core._members["a"] = type(a.describe())(**{**fields(a.describe()), "epoch": 4})
-        with pytest.raises(RemoteError) as caught:
-            await a.actor.ctx.ask("registry", Join(member=a.describe()), timeout_s=5)
-        assert (caught.value.code, caught.value.known_epoch) == ("stale_epoch", 4)
-        for system in (a, mesh.registry):
-            await system.stop()
-
-    run(main())
+async def test_an_old_incarnation_cannot_join():
+    mesh = Mesh()
+    await mesh.start(RegistryActor(), "registry")
+    a = await mesh.start(Nobody(), "a", epoch=3)
+    core = mesh.registry.actor.core
+    core._members["a"] = type(a.describe())(**{**fields(a.describe()), "epoch": 4})
+    with pytest.raises(RemoteError) as caught:
+        await a.actor.ctx.ask("registry", Join(member=a.describe()), timeout_s=5)
+    assert (caught.value.code, caught.value.known_epoch) == ("stale_epoch", 4)
+    for system in (a, mesh.registry):
+        await system.stop()
 
 
 def fields(member):
     return {name: getattr(member, name) for name in member.__struct_fields__}
 
 
-def test_the_run_directory_is_told(tmp_path):
-    async def main():
-        directory = RunDirectory(tmp_path)
-        mesh = Mesh()
-        registry = await mesh.start(RegistryActor(directory), "registry", epoch=7)
-        assert directory.bootstrap().lookup() == (Address("registry", 7), registry.describe().endpoint)
-        assert registry.actor.stats() == {'mesh_registry_members{role="registry"}': 1.0}
-        await registry.stop()
-
-    run(main())
+async def test_the_run_directory_is_told(tmp_path):
+    directory = RunDirectory(tmp_path)
+    mesh = Mesh()
+    registry = await mesh.start(RegistryActor(directory), "registry", epoch=7)
+    assert directory.bootstrap().lookup() == (Address("registry", 7), registry.describe().endpoint)
+    assert registry.actor.stats() == {'mesh_registry_members{role="registry"}': 1.0}
+    await registry.stop()
 
 
 @pytest.mark.parametrize("damage", [b"{", b"", None, b'{"actor_id":"registry","epoch":6,"control":"c","data":"d"}'])
-def test_a_damaged_file_does_not_keep_newcomers_out(tmp_path, damage):
-    async def main():
-        directory = RunDirectory(tmp_path)
-        mesh = Mesh()
-        registry = await mesh.start(RegistryActor(directory), "registry", epoch=7)
-        own = registry.describe().address, registry.describe().endpoint
-        if damage is None:
-            directory.registry_file.unlink()
-        else:
-            directory.registry_file.write_bytes(damage)
-        with capture_logs() as log:
-            await asyncio.sleep(2.0)
-        assert directory.bootstrap().lookup() == own
-        assert [line["event"] for line in log] == ["registry_file_lost"], "once, and for all to read"
-        # What a later incarnation has said stands.
-        directory.write_registry(Address("registry", 8), own[1])
+async def test_a_damaged_file_does_not_keep_newcomers_out(tmp_path, damage):
+    directory = RunDirectory(tmp_path)
+    mesh = Mesh()
+    registry = await mesh.start(RegistryActor(directory), "registry", epoch=7)
+    own = registry.describe().address, registry.describe().endpoint
+    if damage is None:
+        directory.registry_file.unlink()
+    else:
+        directory.registry_file.write_bytes(damage)
+    with capture_logs() as log:
         await asyncio.sleep(2.0)
-        assert directory.bootstrap().lookup() == (Address("registry", 8), own[1])
-        await registry.stop()
-
-    run(main())
-
-
-def test_where_the_registry_cannot_be_written_it_serves_and_tries_again(tmp_path):
-    async def main():
-        directory = RunDirectory(tmp_path / "gone")
-        mesh = Mesh()
-        with capture_logs() as log:
-            registry = await mesh.start(RegistryActor(directory), "registry")
-            await asyncio.sleep(2.0)
-        assert [line["event"] for line in log] == ["registry_file_unwritten"]
-        directory.path.mkdir()
-        await asyncio.sleep(1.0)
-        assert directory.bootstrap().lookup() == (Address("registry", 1), registry.describe().endpoint)
-        await registry.stop()
-
-    run(main())
+    assert directory.bootstrap().lookup() == own
+    assert [line["event"] for line in log] == ["registry_file_lost"], "once, and for all to read"
+    # What a later incarnation has said stands.
+    directory.write_registry(Address("registry", 8), own[1])
+    await asyncio.sleep(2.0)
+    assert directory.bootstrap().lookup() == (Address("registry", 8), own[1])
+    await registry.stop()
 
 
-def test_a_member_meant_for_another_mesh_ends_and_disturbs_nobody(tmp_path):
-    async def main():
-        (tmp_path / "blue").mkdir()
-        mesh = Mesh()
-        registry = await mesh.start(RegistryActor(RunDirectory(tmp_path / "blue"), release="1.2"), "registry")
-        ours = await mesh.start(Nobody(), "ours")
-        with capture_logs() as log:
-            address = Address("stray", 9)
-            stray = ActorSystem(
-                Nobody(), address, mesh.network.transport(address), mesh, SystemOptions(mesh="green", host="h", pid=1)
-            )
-            await stray.start()
-            assert await stray.shutdown_asked() == "wrong_mesh"
-        assert isinstance(stray.over, WrongMesh)
-        assert "'blue', not of 'green'" in stray.over.message
-        assert [line["code"] for line in log if line["event"] == "member_refused"] == ["wrong_mesh"]
-        assert registry.metrics.value("mesh_members_refused_total", code="wrong_mesh") == 1
-        assert mesh.members() == ["ours#1", "registry#1"]
-        listed = (await ours.actor.ctx.ask("registry", ListMembers(), timeout_s=5)).message
-        assert (listed.mesh, listed.release) == ("blue", "1.2")
-        for system in (stray, ours, registry):
-            await system.stop()
-
-    run(main())
+async def test_where_the_registry_cannot_be_written_it_serves_and_tries_again(tmp_path):
+    directory = RunDirectory(tmp_path / "gone")
+    mesh = Mesh()
+    with capture_logs() as log:
+        registry = await mesh.start(RegistryActor(directory), "registry")
+        await asyncio.sleep(2.0)
+    assert [line["event"] for line in log] == ["registry_file_unwritten"]
+    directory.path.mkdir()
+    await asyncio.sleep(1.0)
+    assert directory.bootstrap().lookup() == (Address("registry", 1), registry.describe().endpoint)
+    await registry.stop()
 
 
-def test_a_registry_that_stops_tells_what_it_has_gathered_and_nothing_after():
-    async def main():
-        mesh = Mesh()
-        await mesh.start(RegistryActor(), "registry")
-        a, b, c = [await mesh.start(Nobody(), name) for name in "abc"]
-        # The first change is told at once, what follows within 20 ms waits for more.
-        for member in (b, c):
-            member.announce(mark=1)
-        while all(m.attributes.get("mark") != 1 for m in mesh.registry.actor.core.members() if m.actor_id == "c"):
-            await asyncio.sleep(0.001)
-        await mesh.registry.stop()
-        await asyncio.sleep(1.0)
-        assert [a.registration.view.get(name).attributes for name in "bc"] == [{"mark": 1}] * 2
-        assert mesh.registry.metrics.value("mesh_handler_errors_total", handler="_tell_untold") == 0
+async def test_a_member_meant_for_another_mesh_ends_and_disturbs_nobody(tmp_path):
+    (tmp_path / "blue").mkdir()
+    mesh = Mesh()
+    registry = await mesh.start(RegistryActor(RunDirectory(tmp_path / "blue"), release="1.2"), "registry")
+    ours = await mesh.start(Nobody(), "ours")
+    with capture_logs() as log:
+        address = Address("stray", 9)
+        stray = ActorSystem(
+            Nobody(), address, mesh.network.transport(address), mesh, SystemOptions(mesh="green", host="h", pid=1)
+        )
+        await stray.start()
+        assert await stray.shutdown_asked() == "wrong_mesh"
+    assert isinstance(stray.over, WrongMesh)
+    assert "'blue', not of 'green'" in stray.over.message
+    assert [line["code"] for line in log if line["event"] == "member_refused"] == ["wrong_mesh"]
+    assert registry.metrics.value("mesh_members_refused_total", code="wrong_mesh") == 1
+    assert mesh.members() == ["ours#1", "registry#1"]
+    listed = (await ours.actor.ctx.ask("registry", ListMembers(), timeout_s=5)).message
+    assert (listed.mesh, listed.release) == ("blue", "1.2")
+    for system in (stray, ours, registry):
+        await system.stop()
 
-    run(main())
+
+async def test_a_registry_that_stops_tells_what_it_has_gathered_and_nothing_after():
+    mesh = Mesh()
+    await mesh.start(RegistryActor(), "registry")
+    a, b, c = [await mesh.start(Nobody(), name) for name in "abc"]
+    # The first change is told at once, what follows within 20 ms waits for more.
+    for member in (b, c):
+        member.announce(mark=1)
+    while all(m.attributes.get("mark") != 1 for m in mesh.registry.actor.core.members() if m.actor_id == "c"):
+        await asyncio.sleep(0.001)
+    await mesh.registry.stop()
+    await asyncio.sleep(1.0)
+    assert [a.registration.view.get(name).attributes for name in "bc"] == [{"mark": 1}] * 2
+    assert mesh.registry.metrics.value("mesh_handler_errors_total", handler="_tell_untold") == 0

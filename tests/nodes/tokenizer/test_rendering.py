@@ -155,18 +155,15 @@ def test_too_many_waiting_are_told_so():
     with_child(test, max_waiting=2)
 
 
-def test_no_process_to_be_had(monkeypatch):
+async def test_no_process_to_be_had(monkeypatch):
     async def refuse(*args, **kwargs):
         raise BlockingIOError("no more processes")
 
-    async def test():
-        monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
-        renderer = ChildRenderer(TEMPLATE, {}, 1000, RenderingLimits())
-        with pytest.raises(Overloaded):
-            await renderer.start()
-        await renderer.stop()
-
-    asyncio.run(test())
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    renderer = ChildRenderer(TEMPLATE, {}, 1000, RenderingLimits())
+    with pytest.raises(Overloaded):
+        await renderer.start()
+    await renderer.stop()
 
 
 def served(source, *requests, parent_pid):
