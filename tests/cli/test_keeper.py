@@ -4,10 +4,10 @@ import asyncio
 import errno
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from unittest.mock import Mock, call
 
-import msgspec
 import pytest
 
 from cli.plan.settings import Settings, SupervisionSettings
@@ -29,154 +29,109 @@ def _at_the_beginning_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_directory.time, "time", lambda: 0.0)
 
 
-async def keeper_of(directory: MeshDirectory) -> ProcessKeeper:
-    """One actor, ready as the core sees it; no process stands behind it."""
-    topology = Mock(
-        actors=[ActorLaunch(actor_id="gateway-0", role="gateway", kind="gateway", config={})],
-        preloads=(),
-        num_threads=1,
-        settings=Settings(supervision=SupervisionSettings()),
-    )
-    loop = asyncio.get_running_loop()
-    record = Mock(ctx=Mock(now=loop.time, later=loop.call_later))
-    listeners = Listeners(dead=Mock(), drained=Mock(), ready=Mock(), stopped=Mock(), member=Mock())
-    keeper = ProcessKeeper(
-        topology, directory, Mock(), record, listeners, 0, HostSecret.draw("m", "", ["gateway-0"], ())
-    )
-    keeper.core.handle(Begin(), 0.0)
-    keeper.core.handle(Spawned("gateway-0", 1), 0.0)
-    keeper.core.handle(Beat("gateway-0", 1, True), 0.0)
-    keeper._processes["gateway-0"] = Mock(pid=os.getpid())
-    return keeper
+@pytest.fixture
+def keeper(directory: MeshDirectory) -> Callable[..., None]:
+    """One actor, ready as the core sees it; no process stands behind it. For tests that are coroutine functions."""
+
+    async def opened(test: Callable[[ProcessKeeper], Awaitable[None]]) -> None:
+        topology = Mock(
+            actors=[ActorLaunch(actor_id="gateway-0", role="gateway", kind="gateway", config={}, start="fork")],
+            preloads=(),
+            num_threads=1,
+            settings=Settings(supervision=SupervisionSettings()),
+        )
+        loop = asyncio.get_running_loop()
+        record = Mock(ctx=Mock(now=loop.time, later=loop.call_later))
+        listeners = Listeners(dead=Mock(), drained=Mock(), ready=Mock(), stopped=Mock(), member=Mock())
+        secret = HostSecret.draw("m", "", ["gateway-0"], ())
+        keeper = ProcessKeeper(topology, directory, Mock(), record, listeners, 0, secret)
+        keeper.core.handle(Begin(), 0.0)
+        keeper.core.handle(Spawned("gateway-0", 1), 0.0)
+        keeper.core.handle(Beat("gateway-0", 1, True), 0.0)
+        keeper._processes["gateway-0"] = Mock(pid=os.getpid())
+        await test(keeper)
+        keeper.close()
+
+    return lambda test: asyncio.run(opened(test))
 
 
-def test_a_restart_is_refused_before_an_actor_ends_whose_next_epoch_cannot_be_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_a_restart_is_refused_before_an_actor_ends_whose_next_epoch_cannot_be_recorded(
+    keeper: ProcessKeeper, directory: MeshDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    directory = MeshDirectory("m")
-    directory.create()
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    async def run() -> None:
-        keeper = await keeper_of(directory)
-        watch = keeper.core.watches["gateway-0"]
-        with monkeypatch.context() as patch:
-            patch.setattr(mesh_directory, "replace_file", full)
-            with pytest.raises(NotRecordable, match="No space left"):
-                keeper.restart(["gateway"], stay_away=False)
-            question = Mock(message=RestartActors(names=["gateway"], stay_away=False))
-            SupervisorActor(keeper, 1).on_ask(question)
-            code, text = question.fail.call_args.args
-            assert (code, str(directory.path) in text) == ("not_recordable", True)
-            assert (watch.state, watch.epoch) == (READY, 1), "it goes on as it was"
+    watch = keeper.core.watches["gateway-0"]
+    with monkeypatch.context() as patch:
+        patch.setattr(mesh_directory, "replace_file", full)
+        with pytest.raises(NotRecordable, match="No space left"):
+            keeper.restart(["gateway"], stay_away=False)
         question = Mock(message=RestartActors(names=["gateway"], stay_away=False))
         SupervisorActor(keeper, 1).on_ask(question)
-        question.reply.assert_called_once_with(Restarting(epochs={"gateway-0": 1}))
-        assert watch.state == DRAINING, "there is room again"
-        keeper.close()
-
-    asyncio.run(run())
-
-
-def test_on_a_full_disk_who_died_comes_back_and_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    directory = MeshDirectory("m")
-    directory.create()
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    async def run() -> None:
-        keeper = await keeper_of(directory)
-        directory.issue("gateway-0", 1)
-        monkeypatch.setattr(Path, "write_bytes", full)
-        forked = Mock()
-        keeper._zygote = forked
-        keeper._launches["gateway-0"] = msgspec.structs.replace(keeper._launches["gateway-0"], start="fork")
-        keeper._exited(Address("gateway-0", 1), -signal.SIGKILL)
-        while not forked.fork.called:
-            await asyncio.sleep(0.01)
-        assert forked.fork.call_args.args[0].epoch == 2
-        assert MeshDirectory("m").epochs() == {"gateway-0": 2}, "no later supervisor issues it again"
-        told = [call.args[0] for call in keeper._record.trouble.call_args_list]
-        assert any("no room in" in line and "make room" in line for line in told)
-        keeper.close()
-
-    asyncio.run(run())
+        code, text = question.fail.call_args.args
+        assert (code, str(directory.path) in text) == ("not_recordable", True)
+        assert (watch.state, watch.epoch) == (READY, 1), "it goes on as it was"
+    question = Mock(message=RestartActors(names=["gateway"], stay_away=False))
+    SupervisorActor(keeper, 1).on_ask(question)
+    question.reply.assert_called_once_with(Restarting(epochs={"gateway-0": 1}))
+    assert watch.state == DRAINING, "there is room again"
 
 
-def test_a_core_that_fails_costs_one_event_and_not_the_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    directory = MeshDirectory("m")
-    directory.create()
+async def test_on_a_full_disk_who_died_comes_back_and_it_is_said(
+    keeper: ProcessKeeper, directory: MeshDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.issue("gateway-0", 1)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    forked = Mock()
+    keeper._zygote = forked
+    keeper._exited(Address("gateway-0", 1), -signal.SIGKILL)
+    while not forked.fork.called:
+        await asyncio.sleep(0.01)
+    assert forked.fork.call_args.args[0].epoch == 2
+    assert MeshDirectory("m").epochs() == {"gateway-0": 2}, "no later supervisor issues it again"
+    told = [call.args[0] for call in keeper._record.trouble.call_args_list]
+    assert any("no room in" in line and "make room" in line for line in told)
 
-    async def run() -> None:
-        keeper = await keeper_of(directory)
-        ctx = keeper._record.ctx
-        # A pid that nobody knows any more: the signal cannot be sent, and Terminate fails half-way.
-        process = keeper._processes.pop("gateway-0")
-        keeper.restart(["gateway"], stay_away=True)
-        ctx.metrics.count.assert_called_once_with("mesh_core_failures_total", core="supervision")
-        assert (ctx.end.called, keeper._listeners.stopped.called) == (False, False)
-        # Nor is the deadline lost with the event: who does not end is killed when it is over.
-        assert keeper._timer._handle is not None
-        keeper._processes["gateway-0"] = process
-        keeper.stop("SIGTERM", force=True)
-        keeper._children.signal.assert_called_once_with(process.pid, signal.SIGKILL)
-        keeper.close()
 
-    asyncio.run(run())
+async def test_a_core_that_fails_costs_one_event_and_not_the_mesh(keeper: ProcessKeeper) -> None:
+    ctx = keeper._record.ctx
+    # A pid that nobody knows any more: the signal cannot be sent, and Terminate fails half-way.
+    process = keeper._processes.pop("gateway-0")
+    keeper.restart(["gateway"], stay_away=True)
+    ctx.metrics.count.assert_called_once_with("mesh_core_failures_total", core="supervision")
+    assert (ctx.end.called, keeper._listeners.stopped.called) == (False, False)
+    # Nor is the deadline lost with the event: who does not end is killed when it is over.
+    assert keeper._timer._handle is not None
+    keeper._processes["gateway-0"] = process
+    keeper.stop("SIGTERM", force=True)
+    keeper._children.signal.assert_called_once_with(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("known", "next_epoch"), [(1_700_000_000, 1_700_000_001), (1 << 60, 2)])
-def test_who_was_refused_for_its_epoch_comes_again_above_the_one_that_is_known(
-    known: int, next_epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_who_was_refused_for_its_epoch_comes_again_above_the_one_that_is_known(
+    keeper: ProcessKeeper, directory: MeshDirectory, known: int, next_epoch: int
 ) -> None:
     """One that no file could hold is somebody's nonsense, and not taken over."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    directory = MeshDirectory("m")
-    directory.create()
-
-    async def run() -> None:
-        keeper = await keeper_of(directory)
-        forked = keeper._zygote = Mock()
-        keeper._launches["gateway-0"] = msgspec.structs.replace(keeper._launches["gateway-0"], start="fork")
-        directory.write_error(Address("gateway-0", 1), StartError("superseded", "replaced", known))
-        keeper._exited(Address("gateway-0", 1), 1)
-        while not forked.fork.called:
-            await asyncio.sleep(0.01)
-        assert forked.fork.call_args.args[0].epoch == next_epoch
-        assert directory.epochs() == {"gateway-0": next_epoch}
-        keeper.close()
-
-    asyncio.run(run())
+    forked = keeper._zygote = Mock()
+    directory.write_error(Address("gateway-0", 1), StartError("superseded", "replaced", known))
+    keeper._exited(Address("gateway-0", 1), 1)
+    while not forked.fork.called:
+        await asyncio.sleep(0.01)
+    assert forked.fork.call_args.args[0].epoch == next_epoch
+    assert directory.epochs() == {"gateway-0": next_epoch}
 
 
-def test_the_mesh_hears_who_stays_away_before_he_is_asked_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    directory = MeshDirectory("m")
-    directory.create()
-
-    async def run() -> None:
-        keeper = await keeper_of(directory)
-        keeper._zygote = Mock()
-        order = Mock()
-        order.attach_mock(keeper._listeners.drained, "drained")
-        order.attach_mock(keeper._children.signal, "signal")
-        keeper.restart(["gateway"], stay_away=True)
-        pid = keeper._processes["gateway-0"].pid
-        assert order.mock_calls == [call.drained({"gateway-0": 1}), call.signal(pid, signal.SIGTERM)]
-        keeper._exited(Address("gateway-0", 1), 0)
-        keeper.beat(Address("gateway-0", 1), READY, "")
-        assert len(order.mock_calls) == 2, "it is drained now, which is nothing new"
-        keeper._launches["gateway-0"] = msgspec.structs.replace(keeper._launches["gateway-0"], start="fork")
-        keeper.restart(["gateway"], stay_away=False)
-        assert order.mock_calls[2:] == [call.drained({})]
-        keeper.close()
-
-    asyncio.run(run())
+async def test_the_mesh_hears_who_stays_away_before_he_is_asked_to_end(keeper: ProcessKeeper) -> None:
+    keeper._zygote = Mock()
+    order = Mock()
+    order.attach_mock(keeper._listeners.drained, "drained")
+    order.attach_mock(keeper._children.signal, "signal")
+    keeper.restart(["gateway"], stay_away=True)
+    pid = keeper._processes["gateway-0"].pid
+    assert order.mock_calls == [call.drained({"gateway-0": 1}), call.signal(pid, signal.SIGTERM)]
+    keeper._exited(Address("gateway-0", 1), 0)
+    keeper.beat(Address("gateway-0", 1), READY, "")
+    assert len(order.mock_calls) == 2, "it is drained now, which is nothing new"
+    keeper.restart(["gateway"], stay_away=False)
+    assert order.mock_calls[2:] == [call.drained({})]

@@ -11,7 +11,6 @@ from cli.commands.logs import Wanted, logs
 from cli.errors import NotRunning, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.log_lines import parse_since, read_lines, to_text
-from cli.supervisor.mesh_directory import MeshDirectory
 
 START = datetime(2026, 3, 1, 12, 0, 0)
 
@@ -22,11 +21,8 @@ def entry(actor, seconds, event, level="info", **fields):
 
 
 @pytest.fixture
-def mesh(tmp_path, monkeypatch):
+def mesh(directory):
     """A directory with logs of three actors, one of them of an earlier topology."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    directory = MeshDirectory("m")
-    directory.create()
     directory.write_actors({"supervisor": "supervisor", "gateway-0": "gateway", "worker-0": "worker"})
     directory.log("gateway-0").write_text(
         entry("gateway-0", 1, "joined") + entry("gateway-0", 4, "slow", "warning", what="a b", n=3)

@@ -12,14 +12,6 @@ from cli.supervisor.sweep import kill_all, sweep
 from mesh.address import Address
 
 
-@pytest.fixture
-def directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    directory = MeshDirectory("m")
-    directory.create()
-    return directory
-
-
 def manifest(directory, processes=()):
     return Manifest(
         mesh="m",
