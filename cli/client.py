@@ -1,9 +1,11 @@
 """`meshctl` as a peer in the mesh: asks a running supervisor one question, for `ps`, `down`, `drain` and others."""
 
 import asyncio
+import contextlib
 import itertools
 import os
-from typing import ClassVar, Final, TypeVar
+from collections.abc import AsyncGenerator
+from typing import ClassVar, Final, Protocol, TypeVar
 
 from cli.errors import BadManifest, CliError, NotRunning, TryAgain
 from cli.protocol import SUPERVISOR_CODEC
@@ -71,41 +73,60 @@ def ask_supervisor(
     timeout_s: float = _ASK_TIMEOUT_S,
 ) -> Reply:
     """Ask the supervisor of a mesh. Raises NotRunning if it does not answer within `timeout_s`."""
+
+    async def once() -> Reply:
+        async with connected(directory, manifest) as ask:
+            return await ask(question, answer_type, timeout_s)
+
+    return asyncio.run(once())
+
+
+class Ask(Protocol):
+    """A question to the supervisor that a command is connected with."""
+
+    async def __call__(self, question: Message, answer_type: type[Reply], timeout_s: float = ..., /) -> Reply:
+        """Its answer. Raises NotRunning if there is none within `timeout_s`, CliError where it is a refusal."""
+        ...
+
+
+@contextlib.asynccontextmanager
+async def connected(directory: MeshDirectory, manifest: Manifest) -> AsyncGenerator[Ask]:
+    """Be a peer of a mesh's supervisor."""
     setup_log(level="error")
-    answer = asyncio.run(_ask(directory, manifest, question, timeout_s))
-    if not isinstance(answer, answer_type):
-        raise NotRunning(
-            f"the supervisor of {manifest.mesh!r} cannot be understood",
-            why=f"it answers {type(question).__name__} with {type(answer).__name__}",
-            do="use the meshctl that started the mesh",
-        )
-    return answer
-
-
-async def _ask(directory: MeshDirectory, manifest: Manifest, question: Message, timeout_s: float) -> object:
     transport = ZeroMQTransport(ZeroMQOptions(run_directory=directory.run))
     supervisor, endpoint = manifest.supervisor
-    # An id of its own for every call: two at the same time would take each other's answers, and a second one right
-    # behind the first would find its identity still taken at the supervisor's socket, and never be welcomed.
+    # An id of its own for every connection: two at the same time would take each other's answers, and a second one
+    # right behind the first would find its identity still taken at the supervisor's socket, and never be welcomed.
     address = Address(f"meshctl-{os.getpid()}-{next(_numbers)}", 1)
     actor = ClientActor()
     system = ActorSystem(actor, address, transport, StaticBootstrap(supervisor, endpoint))
+
+    async def ask(question: Message, answer_type: type[Reply], timeout_s: float = _ASK_TIMEOUT_S) -> Reply:
+        try:
+            answer = (await actor.ctx.ask(supervisor.actor_id, question, timeout_s=timeout_s)).message
+        except RemoteError as error:
+            kind = TryAgain if error.retryable else CliError
+            do = "try again in a moment" if error.retryable else f"correct it; see meshctl ps --name {manifest.mesh}"
+            raise kind(f"the mesh {manifest.mesh!r} does not do that", why=error.message, do=do) from error
+        except CallError as error:
+            raise NotRunning(
+                f"the supervisor of {manifest.mesh!r} (process {manifest.pid}) does not answer",
+                why=str(error),
+                do=f"look at {directory.logs}, or end it with `meshctl down --force --name {manifest.mesh}`",
+            ) from error
+        if not isinstance(answer, answer_type):
+            raise NotRunning(
+                f"the supervisor of {manifest.mesh!r} cannot be understood",
+                why=f"it answers {type(question).__name__} with {type(answer).__name__}",
+                do="use the meshctl that started the mesh",
+            )
+        return answer
+
     await system.start()
     try:
-        answer = await actor.ctx.ask(supervisor.actor_id, question, timeout_s=timeout_s)
-    except RemoteError as error:
-        kind = TryAgain if error.retryable else CliError
-        do = "try again in a moment" if error.retryable else f"correct it; see meshctl ps --name {manifest.mesh}"
-        raise kind(f"the mesh {manifest.mesh!r} does not do that", why=error.message, do=do) from error
-    except CallError as error:
-        raise NotRunning(
-            f"the supervisor of {manifest.mesh!r} (process {manifest.pid}) does not answer",
-            why=str(error),
-            do=f"look at {directory.logs}, or end it with `meshctl down --force --name {manifest.mesh}`",
-        ) from error
+        yield ask
     finally:
         await system.stop()
-    return answer.message
 
 
 def _lives(name: str) -> bool:

@@ -1,7 +1,7 @@
 """What `meshctl` asks a supervisor, over the mesh like everybody else.
 
 meshctl -> supervisor    ListActors -> ActorList; StopMesh -> Stopping; RestartActors -> Restarting;
-                         ProveActor -> ActorProof
+                         ProveActor -> ActorProof; ListLogs -> LogList; ReadLogs -> LogParts
 meshctl -> supervisor -> kv_agent    ReleaseMemory, ResumeMemory, ListMemory -> MemoryList (`nodes/protocol/memory.py`)
 """
 
@@ -125,6 +125,49 @@ class ActorProof(Message, frozen=True):
     proof: bytes
 
 
+class ListLogs(Message, frozen=True):
+    """Ask for whose logs there are on a host: the supervisor's own, or `host`, to whose supervisor it is passed on."""
+
+    host: str = ""
+
+
+class LogList(Message, frozen=True):
+    """Answer to `ListLogs`: roles by actor id, and the other hosts that are in the mesh or should be."""
+
+    roles: dict[str, str]
+    hosts: list[str] = []
+
+
+class ReadLogs(Message, frozen=True):
+    """Ask for what was written to logs of a host, from a place on by actor id; `host` as in `ListLogs`.
+
+    A place is a byte of the file, counted from where it was last cut (rotated): the file before it ends at 0. None
+    means the last `num_lines`, or all where that is None too. Who has no log has written nothing.
+    """
+
+    places: dict[str, int | None]
+    num_lines: int | None = None
+    host: str = ""
+
+
+class LogPart(Part, frozen=True):
+    """What is in one log up to `place`, from where the next part begins; whether there is `more` by now.
+
+    `modified_at` is Unix time.
+    """
+
+    content: bytes
+    place: int
+    more: bool
+    modified_at: float
+
+
+class LogParts(Message, frozen=True):
+    """Answer to `ReadLogs`, 1 MiB in all at most."""
+
+    parts: dict[str, LogPart]
+
+
 SUPERVISOR_CODEC: Final = Codec(
     ListActors
     | ActorList
@@ -134,6 +177,10 @@ SUPERVISOR_CODEC: Final = Codec(
     | Restarting
     | ProveActor
     | ActorProof
+    | ListLogs
+    | LogList
+    | ReadLogs
+    | LogParts
     | ReleaseMemory
     | ResumeMemory
     | ListMemory

@@ -1,23 +1,30 @@
-"""`meshctl logs`: what actors wrote, in one stream in order of time; works after the mesh has ended, too."""
+"""`meshctl logs`: what actors wrote, in one stream in order of time; of all hosts while they run, else of this one.
 
+Its own host's files are read as they are, those of others by their supervisors:
+
+    meshctl --ListLogs, ReadLogs--> own supervisor --the same, 2 s--> supervisor of another host
+"""
+
+import asyncio
 import os
 import sys
-import time
-from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
 from datetime import datetime
-from pathlib import Path
-from typing import BinaryIO, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from cli.client import not_running
-from cli.errors import NotRunning
+import msgspec
+
+from cli.client import Ask, Reply, connected, find_mesh, not_running
+from cli.errors import CliError, NotRunning
 from cli.exit_codes import ExitCode
 from cli.log_lines import LogLine, choose, parse_since, read_lines, to_json, to_text
 from cli.plan.faults import unknown_name
+from cli.protocol import ListLogs, LogList, LogPart, LogParts, ReadLogs
+from cli.supervisor.log_files import LogFolder
 from cli.supervisor.mesh_directory import MeshDirectory
 
 _POLL_S: Final = 0.2
 _DEFAULT_LINES: Final = 50
-_BLOCK_BYTES: Final = 1 << 16
 
 
 class Wanted(NamedTuple):
@@ -32,102 +39,165 @@ class Wanted(NamedTuple):
 def logs(name: str, wanted: Wanted, *, follow: bool, output: Literal["text", "json"] | None) -> ExitCode:
     """Print the last lines, and with `follow` what comes after. Raises NotRunning if there is no such log."""
     directory = MeshDirectory(name)
-    since = parse_since(wanted.since, datetime.now()) if wanted.since is not None else 0.0
-    files = sorted(directory.logs.glob("*.log"))
-    if not files:
+    if wanted.since is None and wanted.num_lines is None:
+        wanted = wanted._replace(num_lines=_DEFAULT_LINES)
+    shown = _Shown(wanted, as_text=output == "text" if output else sys.stdout.isatty())
+    if not any(directory.logs.glob("*.log")):
         error = not_running(name)
         raise NotRunning(f"there are no logs of a mesh {name!r}", why=error.why, do=error.do)
-    # A directory serves many meshes of the name, one after the other, with other actors each.
-    chosen = _choose_actors(name, wanted.names, directory.actors() or {path.stem: "" for path in files})
-    as_text = output == "text" if output else sys.stdout.isatty()
-    colours = as_text and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    width = max(map(len, chosen))
-
-    def show(lines: list[LogLine]) -> None:
-        for line in lines:
-            sys.stdout.write((to_text(line, width, colours=colours) if as_text else to_json(line)) + "\n")
-        sys.stdout.flush()
-
-    num_lines = wanted.num_lines
-    if num_lines is None and wanted.since is None:
-        num_lines = _DEFAULT_LINES
-    # Whole files are read only where a filter may leave little of them.
-    enough = num_lines if wanted.since is None and wanted.level == "debug" else None
-    followed = [_Followed(actor_id, directory.log(actor_id), enough) for actor_id in chosen]
-    first = choose((line for log in followed for line in log.first_lines()), since, wanted.level)
-    show(first if num_lines is None else first[len(first) - min(num_lines, len(first)) :])
-    try:
-        while follow:
-            time.sleep(_POLL_S)
-            show(choose((line for log in followed for line in log.new_lines()), since, wanted.level))
-    except KeyboardInterrupt:
-        pass
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_show(directory, wanted, shown, follow=follow))
     return ExitCode.OK
 
 
-def _choose_actors(name: str, wanted: tuple[str, ...], actors: Mapping[str, str]) -> list[str]:
-    """Ids of the actors that are meant."""
-    for one in wanted:
-        if one not in actors and one not in actors.values():
-            fault = unknown_name(one, [*actors.values(), *actors], "actor or role")
-            raise NotRunning(f"there is no log of {one} in mesh {name!r}", why=fault.why, do=fault.do)
-    return [actor for actor, role in actors.items() if not wanted or actor in wanted or role in wanted]
+async def _show(directory: MeshDirectory, wanted: Wanted, shown: "_Shown", *, follow: bool) -> None:
+    async with AsyncExitStack() as stack:
+        # Whole files are read only where a filter may leave little of them.
+        enough = wanted.num_lines if wanted.since is None and wanted.level == "debug" else None
+        folder = LogFolder(directory)
+        sources: list[_Here | _There] = [_Here(folder)]
+        if folder.host:
+            try:
+                ask = await stack.enter_async_context(connected(*find_mesh(directory.mesh)))
+                others = (await ask(ListLogs(), LogList)).hosts
+            except CliError as error:
+                sys.stderr.write(f"of this host alone: {error.what}\n")
+            else:
+                sources += [_There(ask, host) for host in others]
+        hosts = [_HostLogs(source, wanted.names, enough) for source in sources]
+        await asyncio.gather(*(host.choose() for host in hosts))
+        _require(directory.mesh, wanted.names, {id_: role for host in hosts for id_, role in host.roles.items()})
+        shown.width = max((len(actor) for host in hosts for actor in host.chosen), default=0)
+        first = await asyncio.gather(*(host.new_lines(is_last=not follow) for host in hosts))
+        shown.begin([line for lines in first for line in lines])
+
+        async def go_on(host: _HostLogs) -> None:
+            while True:
+                await asyncio.sleep(_POLL_S)
+                await host.choose()
+                shown.add(await host.new_lines())
+
+        if follow:
+            await asyncio.gather(*map(go_on, hosts))
 
 
-class _Followed:
-    """One growing file; begins again where it was cut (rotated). `enough`: lines to begin with, None for all."""
+class _Shown:
+    """What is printed. Raises WrongUsage where `since` is no time."""
 
-    def __init__(self, actor_id: str, path: Path, enough: int | None) -> None:
-        self._actor_id = actor_id
-        self._path = path
+    def __init__(self, wanted: Wanted, *, as_text: bool) -> None:
+        self.width = 0
+        self._since = parse_since(wanted.since, datetime.now()) if wanted.since is not None else 0.0
+        self._wanted = wanted
+        self._as_text = as_text
+        self._colours = as_text and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+    def begin(self, lines: list[LogLine]) -> None:
+        """The last of these, as many as are wanted."""
+        chosen = choose(lines, self._since, self._wanted.level)
+        num_lines = self._wanted.num_lines
+        self._print(chosen if num_lines is None else chosen[len(chosen) - min(num_lines, len(chosen)) :])
+
+    def add(self, lines: list[LogLine]) -> None:
+        """What came since."""
+        self._print(choose(lines, self._since, self._wanted.level))
+
+    def _print(self, lines: list[LogLine]) -> None:
+        for line in lines:
+            text = to_text(line, self.width, colours=self._colours) if self._as_text else to_json(line)
+            sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
+class _HostLogs:
+    """What is shown of one host's logs: `chosen`, each from its last lines on."""
+
+    def __init__(self, source: "_Here | _There", names: tuple[str, ...], enough: int | None) -> None:
+        self.roles: dict[str, str] = {}
+        self.chosen: list[str] = []
+        self._source = source
+        self._names = names
         self._enough = enough
-        self._at = 0
-        self._rest = b""
+        self._places: dict[str, int] = {}
+        self._rests: dict[str, bytes] = {}
+        self._is_away = False
 
-    def first_lines(self) -> list[LogLine]:
-        """What is there already, the rotated file before it."""
-        content = b""
-        for path in (self._path, self._path.with_name(self._path.name + ".1")):
-            # An actor that has not been started yet has none.
-            if path.exists() and (self._enough is None or content.count(b"\n") < self._enough):
-                with path.open("rb") as file:
-                    tail, end = self._tail(file)
-                content = tail + content
-                if path is self._path:
-                    self._at = end
-        return self._lines(content)
+    async def choose(self) -> None:
+        """Find out whose logs there are; who is away is asked again the next time."""
+        if self.roles:
+            return
+        try:
+            self.roles = (await self._source.ask(ListLogs(), LogList)).roles
+        except CliError as error:
+            self._away(error)
+        is_wanted = {*self._names}.intersection
+        self.chosen = [id_ for id_, role in self.roles.items() if not self._names or is_wanted((id_, role))]
 
-    def new_lines(self) -> list[LogLine]:
-        """What was written since."""
-        if not self._path.exists():
-            return []
-        if self._path.stat().st_size < self._at:
-            self._at, self._rest = 0, b""
-        with self._path.open("rb") as file:
-            file.seek(self._at)
-            content = self._rest + file.read()
-            self._at = file.tell()
-        # A line that is just being written comes whole the next time.
-        whole, newline, self._rest = content.rpartition(b"\n")
-        return self._lines(whole + newline)
+    async def new_lines(self, *, is_last: bool = False) -> list[LogLine]:
+        """What was written since the last time; a line that is just being written comes whole the next time."""
+        new: dict[str, LogPart] = {}
+        asked = self.chosen
+        while asked:
+            places = {actor_id: self._places.get(actor_id) for actor_id in asked}
+            try:
+                parts = (await self._source.ask(ReadLogs(places=places, num_lines=self._enough), LogParts)).parts
+            except CliError as error:
+                self._away(error)
+                break
+            self._back()
+            for actor_id, part in parts.items():
+                self._places[actor_id] = part.place
+                before = new[actor_id].content if actor_id in new else self._rests.pop(actor_id, b"")
+                new[actor_id] = msgspec.structs.replace(part, content=before + part.content)
+            asked = [actor_id for actor_id, part in parts.items() if part.more]
+        lines: list[LogLine] = []
+        for actor_id, part in new.items():
+            whole, newline, rest = part.content.rpartition(b"\n")
+            if not is_last:
+                self._rests[actor_id] = rest
+            # Not splitlines, which breaks at characters that JSON leaves as they are.
+            texts = (part.content if is_last else whole + newline).decode(errors="replace").split("\n")
+            lines += read_lines(actor_id, texts, part.modified_at)
+        return lines
 
-    def _tail(self, file: BinaryIO) -> tuple[bytes, int]:
-        """As much from the end as `enough` lines take, or all; and where that end is."""
-        if self._enough is None:
-            content = file.read()
-            return content, len(content)
-        at = end = file.seek(0, os.SEEK_END)
-        content = b""
-        while at > 0 and content.count(b"\n") <= self._enough:
-            size = min(at, _BLOCK_BYTES)
-            at = file.seek(at - size)
-            content = file.read(size) + content
-        # The first line is whole only at the file's beginning.
-        return content if at == 0 else content.partition(b"\n")[2], end
+    def _away(self, error: CliError) -> None:
+        if not self._is_away:
+            sys.stderr.write(f"without host {self._source.host}: {error.why}\n")
+        self._is_away = True
 
-    def _lines(self, content: bytes) -> list[LogLine]:
-        if not content:
-            return []
-        # Not splitlines, which breaks at characters that JSON leaves as they are.
-        texts = content.decode(errors="replace").split("\n")
-        return read_lines(self._actor_id, texts, self._path.stat().st_mtime)
+    def _back(self) -> None:
+        if self._is_away:
+            sys.stderr.write(f"host {self._source.host} answers again\n")
+        self._is_away = False
+
+
+class _Here(NamedTuple):
+    """The files of this host."""
+
+    folder: LogFolder
+
+    @property
+    def host(self) -> str:
+        return self.folder.host
+
+    async def ask(self, question: ListLogs | ReadLogs, answer_type: type[Reply]) -> Reply:
+        answer = self.folder.read(question) if isinstance(question, ReadLogs) else LogList(roles=self.folder.roles())
+        assert isinstance(answer, answer_type)
+        return answer
+
+
+class _There(NamedTuple):
+    """Those of another, by its supervisor."""
+
+    connection: Ask
+    host: str
+
+    async def ask(self, question: ListLogs | ReadLogs, answer_type: type[Reply]) -> Reply:
+        return await self.connection(msgspec.structs.replace(question, host=self.host), answer_type)
+
+
+def _require(mesh: str, names: tuple[str, ...], roles: dict[str, str]) -> None:
+    """Raises NotRunning for a name that is nobody's."""
+    for one in names:
+        if one not in roles and one not in roles.values():
+            fault = unknown_name(one, [*roles.values(), *roles], "actor or role")
+            raise NotRunning(f"there is no log of {one} in mesh {mesh!r}", why=fault.why, do=fault.do)

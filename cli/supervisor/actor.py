@@ -17,12 +17,16 @@ from cli.protocol import (
     ActorProof,
     ActorStatus,
     ListActors,
+    ListLogs,
+    LogList,
     ProveActor,
+    ReadLogs,
     RestartActors,
     Restarting,
     StopMesh,
     Stopping,
 )
+from cli.supervisor.log_files import LogFolder
 from cli.supervisor.memory_relay import relay
 from cli.supervisor.whole_mesh import ASK_TIMEOUT_S, list_whole_mesh, other_supervisors
 from cli.supervisor.whole_restart import WholeRestart
@@ -46,6 +50,8 @@ if TYPE_CHECKING:
 _LEAVE_TIMEOUT_S = 1.0
 _STATS_TIMEOUT_S = 1.0
 """Who is stopped or hangs is shown without figures."""
+
+_Passed = StopMesh | RestartActors | ListLogs | ReadLogs
 
 
 class UnknownActor(Exception):
@@ -97,6 +103,8 @@ class SupervisorActor(Actor):
                     call.reply(ActorProof(proof=self._keeper.prove(actor_id, epoch, role)))
                 except NotGiven as error:
                     call.fail("not_given", str(error))
+            case ListLogs() | ReadLogs():
+                self._logs(call, message)
             case ReleaseMemory() | ResumeMemory() | ListMemory():
                 self.ctx.spawn(relay(self.ctx, call, message), name="memory")
             case _:
@@ -148,7 +156,18 @@ class SupervisorActor(Actor):
         else:
             self._keeper.stop(request.reason, force=request.force)
 
-    async def _pass_on(self, call: Call, request: StopMesh | RestartActors, host: str) -> None:
+    def _logs(self, call: Call, request: ListLogs | ReadLogs) -> None:
+        own, folder = host_of(self.ctx.address.actor_id), LogFolder(self._keeper.directory)
+        if request.host not in ("", own):
+            order = msgspec.structs.replace(request, host="")
+            self.ctx.spawn(self._pass_on(call, order, request.host), name="logs")
+        elif isinstance(request, ReadLogs):
+            call.reply(folder.read(request))
+        else:
+            hosts = {*self._keeper.hosts, *(host_of(one.actor_id) for one in other_supervisors(self.ctx))}
+            call.reply(LogList(roles=folder.roles(), hosts=sorted(hosts - {own})))
+
+    async def _pass_on(self, call: Call, request: _Passed, host: str) -> None:
         """To another host's supervisor, with its answer."""
         other = supervisor_id(host)
         if self.ctx.members.get(other) is None:

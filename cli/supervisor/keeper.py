@@ -90,7 +90,7 @@ class ProcessKeeper:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._topology = topology
-        self._directory = directory
+        self.directory = directory
         self._children = children
         self._record = record
         self._exits = Exits()
@@ -135,18 +135,18 @@ class ProcessKeeper:
         """Start everything. `manifest` is what the processes are added to."""
         self._manifest = manifest
         self._write_manifest()
-        with self._directory.written():
+        with self.directory.written():
             roles = {launch.actor_id: launch.role for launch in self._topology.actors}
-            self._directory.write_actors({SUPERVISOR: SUPERVISOR, ZYGOTE: ZYGOTE, **roles})
+            self.directory.write_actors({SUPERVISOR: SUPERVISOR, ZYGOTE: ZYGOTE, **roles})
             for launch in self._topology.actors:
-                self._directory.write_config(launch.actor_id, launch.supervised_config)
+                self.directory.write_config(launch.actor_id, launch.supervised_config)
         if self._topology.forks:
             # It takes longest, so it goes first.
             self._zygote.start()
         self._feed(Begin())
         if self._driver.has_failed:
             # Nothing serves yet that going on could save, and a mesh half begun would wait for ever.
-            raise RuntimeError(f"supervision failed at its first event: see {self._directory.log(SUPERVISOR)}")
+            raise RuntimeError(f"supervision failed at its first event: see {self.directory.log(SUPERVISOR)}")
 
     def beat(self, address: Address, state: str, progress: str) -> None:
         """An actor is alive and says it is in `state`, and how far with what takes long."""
@@ -191,9 +191,9 @@ class ProcessKeeper:
         # many bytes as the next epoch takes.
         try:
             for address in epochs.items():
-                self._directory.issue(*address)
+                self.directory.issue(*address)
         except OSError as error:
-            raise NotRecordable(f"the next epoch cannot be recorded in {self._directory.path}: {error}") from error
+            raise NotRecordable(f"the next epoch cannot be recorded in {self.directory.path}: {error}") from error
 
     def prove(self, actor_id: str, epoch: int, role: str) -> bytes:
         """The proof of an actor that somebody starts by hand. Raises NotGiven for what is not his to be."""
@@ -264,16 +264,16 @@ class ProcessKeeper:
     def _spawn(self, launch: ActorLaunch, address: Address) -> None:
         try:
             # Before anything is started, so that no epoch is issued twice.
-            if not self._directory.issue(*address):
-                where = self._directory.path
+            if not self.directory.issue(*address):
+                where = self.directory.path
                 self._record.trouble(f"no room in {where}: the epoch of {address} is written over the last; make room")
         except OSError as error:
             self._loop.call_soon(self._spawn_failed, address, f"its epoch cannot be recorded: {error}")
             return
-        log = self._directory.log(launch.actor_id)
+        log = self.directory.log(launch.actor_id)
         if launch.start == "fork":
             run = RoleRun(
-                mesh=self._directory.mesh,
+                mesh=self.directory.mesh,
                 role=launch.role,
                 actor_id=address.actor_id,
                 epoch=address.epoch,
@@ -289,8 +289,8 @@ class ProcessKeeper:
                 lambda reason, foreign: self._spawn_failed(address, reason, foreign=foreign),
             )
             return
-        arguments = ["-m", "cli", *run_arguments(self._directory.mesh, launch, address.epoch)]
-        arguments += ["--config", str(self._directory.path / "configs" / f"{launch.actor_id}.json")]
+        arguments = ["-m", "cli", *run_arguments(self.directory.mesh, launch, address.epoch)]
+        arguments += ["--config", str(self.directory.path / "configs" / f"{launch.actor_id}.json")]
         arguments += ["--supervisor-fd", str(SUPERVISOR_FD), "--drain-timeout", f"{self.drain_timeout_s:g}"]
         arguments += ["--secret-fd", str(_SECRET_FD)]
         try:
@@ -326,11 +326,11 @@ class ProcessKeeper:
         self._write_manifest()
         try:
             # Whoever was killed left them, and the next incarnation has names of its own.
-            self._directory.run.remove_sockets(address)
+            self.directory.run.remove_sockets(address)
         except OSError as error:
             self._record.trouble(f"sockets of {address} cannot be removed: {error}")
         # What the actor wrote of itself says more than its exit status does.
-        error = self._directory.take_error(address)
+        error = self.directory.take_error(address)
         end = self._exits.read(status)
         reason = end.text if error is None else error.message
         fatal = status in FATAL_EXITS
@@ -368,7 +368,7 @@ class ProcessKeeper:
         if self._manifest is not None:
             manifest = msgspec.structs.replace(self._manifest, processes=list(self._processes.values()))
             try:
-                self._directory.write_manifest(manifest)
+                self.directory.write_manifest(manifest)
             except OSError as error:
                 # Actors end with their supervisor's pipe; the manifest is for those that cannot.
                 self._record.trouble(f"the manifest cannot be written: {error}")

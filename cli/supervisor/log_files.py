@@ -1,4 +1,4 @@
-"""The log files of a mesh: bounded, with one predecessor each."""
+"""The log files of a mesh: bounded, with one predecessor each, and read by parts."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,19 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from cli.plan.names import on_host
+from cli.protocol import LogPart, LogParts, ReadLogs
+from cli.supervisor.mesh_directory import MeshDirectory
+from cli.supervisor.record import ZYGOTE
+from mesh.errors import BindError
+from mesh.membership.view import SUPERVISOR
+
 _CHECK_INTERVAL_S: Final = 10.0
+_BLOCK_BYTES: Final = 1 << 16
+_MAX_BYTES: Final = 1 << 20
+"""Of one answer: heartbeats of the actor that reads wait while it does."""
+_UNNAMED: Final = (SUPERVISOR, ZYGOTE)
+"""Whose files do not say the host."""
 
 
 class LogFiles:
@@ -29,7 +41,100 @@ class LogFiles:
         full = [path for path in sorted(self._folder.glob("*.log")) if path.stat().st_size > self._max_bytes]
         for path in full:
             # Lines that come between copy and cut are lost: the price of descriptors that stay open.
-            shutil.copyfile(path, path.with_name(path.name + ".1"))
+            shutil.copyfile(path, _predecessor(path))
             with path.open("r+b") as file:
                 file.truncate(0)
         return full
+
+
+class LogFolder:
+    """The logs of one host, as `meshctl logs` shows them; on one of several hosts every id says which."""
+
+    def __init__(self, directory: MeshDirectory) -> None:
+        self._directory = directory
+
+    @property
+    def host(self) -> str:
+        """Which host this is, or was; "" on a mesh of one."""
+        with contextlib.suppress(BindError):
+            record = self._directory.run.host()
+            return record.name if record is not None else ""
+        return ""
+
+    def roles(self) -> dict[str, str]:
+        """By actor id: of the actors that the last mesh was made of, or where nobody knows, of all that have a log."""
+        return {actor_id: role for actor_id, (role, _) in self._actors().items()}
+
+    def read(self, request: ReadLogs) -> LogParts:
+        """What is asked for. Of an id that is none of `roles` there is nothing."""
+        actors = self._actors()
+        max_bytes = _MAX_BYTES // max(len(request.places), 1)
+        return LogParts(
+            parts={
+                actor_id: read_part(actors[actor_id][1], place, request.num_lines, max_bytes)
+                for actor_id, place in request.places.items()
+                if actor_id in actors
+            }
+        )
+
+    def _actors(self) -> dict[str, tuple[str, Path]]:
+        directory, host = self._directory, self.host
+        # A directory serves many meshes of the name, one after the other, with other actors each.
+        roles = directory.actors() or {path.stem: "" for path in sorted(directory.logs.glob("*.log"))}
+        return {
+            on_host(name, host if role in _UNNAMED else ""): (role, directory.log(name)) for name, role in roles.items()
+        }
+
+
+def read_part(path: Path, place: int | None, num_lines: int | None, max_bytes: int) -> LogPart:
+    """What was written to a log from `place` on, see `ReadLogs`; `max_bytes` at most."""
+    older = _predecessor(path)
+    num_older, size = (_size(one) for one in (older, path))
+    if place is None:
+        place = -num_older if num_lines is None else _last_lines(path, older, num_lines)
+    elif place > size:
+        # It was cut since, and what was there is in the file before it; unless somebody else emptied it.
+        place = min(place - num_older, 0)
+    place = max(place, -num_older)
+    file, start = (older, num_older + place) if place < 0 else (path, place)
+    content = _read(file, start, min(max_bytes, -place) if place < 0 else max_bytes)
+    place += len(content)
+    modified_at = path.stat().st_mtime if path.exists() else 0.0
+    return LogPart(content=content, place=place, more=place < size, modified_at=modified_at)
+
+
+def _last_lines(path: Path, older: Path, num_lines: int) -> int:
+    """Where the last lines begin; or a few before them."""
+    start, found = _tail(path, num_lines)
+    if start == 0 and found < num_lines:
+        start = _tail(older, num_lines - found)[0] - _size(older)
+    return start
+
+
+def _tail(path: Path, num_lines: int) -> tuple[int, int]:
+    """The same in one file, and how many lines begin from there on."""
+    at, found, block = _size(path), 0, b""
+    while at > 0 and found <= num_lines:
+        num_bytes = min(at, _BLOCK_BYTES)
+        at -= num_bytes
+        block = _read(path, at, num_bytes)
+        found += block.count(b"\n")
+    # A line is whole only at the file's beginning, or behind the end of another.
+    return (at + block.index(b"\n") + 1 if at > 0 else 0), found
+
+
+def _read(path: Path, start: int, num_bytes: int) -> bytes:
+    if num_bytes <= 0 or not path.exists():
+        return b""
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(num_bytes)
+
+
+def _size(path: Path) -> int:
+    # An actor that has not been started yet has none.
+    return path.stat().st_size if path.exists() else 0
+
+
+def _predecessor(path: Path) -> Path:
+    return path.with_name(path.name + ".1")

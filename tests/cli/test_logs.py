@@ -1,5 +1,8 @@
 """`meshctl logs` over files as actors leave them: one stream in order of time, chosen and written for whoever reads."""
 
+import asyncio
+import contextlib
+import itertools
 import json
 import sys
 from datetime import datetime, timedelta
@@ -8,9 +11,13 @@ import pytest
 
 from cli.commands import logs as command
 from cli.commands.logs import Wanted, logs
-from cli.errors import NotRunning, WrongUsage
+from cli.errors import NotRunning, TryAgain, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.log_lines import parse_since, read_lines, to_text
+from cli.protocol import LogList, ReadLogs
+from cli.supervisor.log_files import LogFiles, LogFolder
+from cli.supervisor.mesh_directory import MeshDirectory
+from mesh.runtime.run_directory import HostRecord
 
 START = datetime(2026, 3, 1, 12, 0, 0)
 
@@ -93,13 +100,13 @@ def test_following_goes_on_through_new_lines_cut_files_and_late_actors(mesh, cap
         ]
     )
 
-    def next_step(_):
+    async def next_step(_):
         step = next(steps, None)
         if step is None:
             raise KeyboardInterrupt
         step()
 
-    monkeypatch.setattr(command.time, "sleep", next_step)
+    monkeypatch.setattr(command.asyncio, "sleep", next_step)
     assert events(shown(capsys, "supervisor", follow=True)) == ["a death", "half a line", "cut"]
 
 
@@ -111,6 +118,108 @@ def test_few_lines_of_a_long_file_are_its_last_and_the_rotated_one_comes_before(
     rotated.write_text(entry("gateway-0", -2, "first") + entry("gateway-0", -1, "second"))
     assert events(shown(capsys, "gateway", num_lines=5001))[:2] == ["second", "e0"]
     assert len(shown(capsys, "gateway", level="info", num_lines=9000)) == 5002
+
+
+class OtherHosts:
+    """What the supervisor of host `a` passes on to that of `b`, which is another directory; it may be cut off."""
+
+    def __init__(self, base, monkeypatch):
+        self.silent = False
+        self.asked = []
+        with monkeypatch.context() as patch:
+            patch.setenv("XDG_RUNTIME_DIR", str(base))
+            self.directory = MeshDirectory("m")
+        self.directory.create()
+        self.directory.run.write_host(HostRecord("b", "127.0.0.1", "127.0.0.1"))
+        self.directory.write_actors({"supervisor": "supervisor", "worker-0.b": "worker"})
+        monkeypatch.setattr(command, "find_mesh", lambda name: (MeshDirectory(name), None))
+        monkeypatch.setattr(command, "connected", self.connected)
+
+    @contextlib.asynccontextmanager
+    async def connected(self, _directory, _manifest):
+        yield self.ask
+
+    async def ask(self, question, _type):
+        """As `SupervisorActor` answers."""
+        folder = LogFolder(self.directory)
+        self.asked.append(question)
+        if question.host == "":
+            return LogList(roles={}, hosts=["b"])
+        assert question.host == "b"
+        if self.silent:
+            raise TryAgain("no", why="the supervisor of b: no answer", do="wait")
+        return folder.read(question) if isinstance(question, ReadLogs) else LogList(roles=folder.roles())
+
+
+@pytest.fixture
+def other(mesh, tmp_path, monkeypatch):
+    mesh.run.write_host(HostRecord("a", "127.0.0.1", "127.0.0.1"))
+    (tmp_path / "b").mkdir()
+    return OtherHosts(tmp_path / "b", monkeypatch)
+
+
+def test_other_hosts_logs_come_by_their_supervisors(mesh, other, capsys):
+    mesh.log("supervisor").write_text(entry("supervisor.a", 6, "here"))
+    other.directory.log("worker-0.b").write_text(entry("worker-0.b", 3, "there"))
+    other.directory.log("supervisor").write_text(entry("supervisor.b", 7, "there, too"))
+    assert events(shown(capsys, "supervisor", "worker", num_lines=4)) == ["there", "stopped", "here", "there, too"]
+    assert "supervisor.b  info     there, too" in shown(capsys, "supervisor.b", output="text")[0]
+    # More than one answer takes.
+    lines = "".join(entry("worker-0.b", second, f"e{second}", padding="x" * 1000) for second in range(3000))
+    other.directory.log("worker-0.b").write_text(lines)
+    other.asked.clear()
+    assert events(shown(capsys, "worker-0.b", level="info", num_lines=2999)) == [f"e{n}" for n in range(1, 3000)]
+    assert len(other.asked) == 6
+    assert other.directory.log("worker-0.b").read_text() == lines
+
+
+def test_a_host_that_does_not_answer_is_named_and_goes_on_when_it_does(mesh, other, capsys, monkeypatch):
+    log = other.directory.log("worker-0.b")
+    log.write_text(entry("worker-0.b", 1, "e1"))
+    rotation = LogFiles(other.directory.logs, max_bytes=1)
+
+    def write(text):
+        with log.open("a") as file:
+            file.write(text)
+
+    def cut_off():
+        other.silent = True
+        write(entry("worker-0.b", 2, "e2") + entry("worker-0.b", 3, "e3"))
+
+    def healed():
+        rotation.rotate()
+        write(entry("worker-0.b", 4, "e4")[:-5])
+        other.silent = False
+
+    steps = iter([cut_off, lambda: None, healed, lambda: write(entry("worker-0.b", 4, "e4")[-5:])])
+    polls, sleep = itertools.count(), asyncio.sleep
+
+    async def next_step(_):
+        # Both hosts are polled in turns.
+        await sleep(0)
+        if next(polls) % 2:
+            step = next(steps, None)
+            if step is None:
+                raise KeyboardInterrupt
+            step()
+
+    monkeypatch.setattr(command.asyncio, "sleep", next_step)
+    assert logs("m", Wanted(names=("worker-0.b",)), follow=True, output="json") is ExitCode.OK
+    told = capsys.readouterr()
+    assert events(told.out.splitlines()) == ["e1", "e2", "e3", "e4"], "nothing is lost by a file cut meanwhile"
+    assert told.err == "without host b: the supervisor of b: no answer\nhost b answers again\n"
+    other.silent = True
+    assert events(shown(capsys, "gateway")) == ["joined", "slow"]
+    with pytest.raises(NotRunning, match=r"no log of worker-0.b"):
+        logs("m", Wanted(names=("worker-0.b",)), follow=False, output=None)
+
+
+def test_a_mesh_that_has_ended_shows_what_is_here(mesh, capsys):
+    mesh.run.write_host(HostRecord("a", "127.0.0.1", "127.0.0.1"))
+    assert logs("m", Wanted(names=("gateway",)), follow=False, output="json") is ExitCode.OK
+    told = capsys.readouterr()
+    assert events(told.out.splitlines()) == ["joined", "slow"]
+    assert told.err == "of this host alone: no mesh named 'm' is running\n"
 
 
 def test_who_has_no_log(mesh, capsys):

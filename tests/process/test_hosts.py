@@ -1,6 +1,7 @@
 """A mesh of three hosts, which are three run directories and three addresses of the loopback interface."""
 
 import itertools
+import json
 import os
 import signal
 
@@ -61,6 +62,9 @@ def test_hosts_start_in_any_order_serve_together_and_come_back(host, another_hos
 
     d.wait_until(is_pulled_by_tcp, "p prefills, and its pages come by tcp")
 
+    told = head.meshctl("logs", "worker", "supervisor.p", "-n", "1000", "-o", "json")
+    assert {json.loads(line)["actor"] for line in told.stdout.splitlines()} >= {"worker-decode-0.d", "supervisor.p"}
+
     # A second machine that calls itself d, and one of another mesh: refused, and nobody notices.
     double = stray.meshctl("up", "-f", str(file), "--host", "d")
     assert double.returncode == ExitCode.ALREADY_RUNNING, double.stderr
@@ -77,6 +81,9 @@ def test_hosts_start_in_any_order_serve_together_and_come_back(host, another_hos
     started["d"].kill()
     started["d"].wait()
     d.wait_until(lambda: len(d.processes()) == 0, "its actors have ended with it")
+    told = head.meshctl("logs", "worker")
+    assert "worker-prefill-0.p" in told.stdout
+    assert "without host d: " in told.stderr
     again = up(d, "d")
     d.wait_until(lambda: "is ready in" in again.log.read_text() or again.poll() is not None, "d is back")
     assert again.poll() is None, again.log.read_text()
