@@ -5,26 +5,42 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mesh.actor import Context
+from mesh.address import host_of
 from mesh.errors import CallError
 from mesh.membership.view import Member
 from mesh.wire.frames import StatsReply, StatsRequest
 
 
 class ActorStats(NamedTuple):
-    """What one member answered; `stats` is None if it did not."""
+    """What one member answered; `stats` is None if it did not. `host` is "" on a mesh of one host."""
 
     actor_id: str
     role: str
     epoch: int
     stats: StatsReply | None
+    host: str = ""
+
+
+def hosts_of(members: Sequence[Member]) -> dict[str, str]:
+    """Where each member is, by actor id; empty on a mesh of one host."""
+    if not any(host_of(member.actor_id) for member in members):
+        return {}
+    return {member.actor_id: host_of(member.actor_id) or member.host for member in members}
+
+
+def silent_hosts(answers: Sequence[ActorStats]) -> list[str]:
+    """Hosts of which nobody has answered."""
+    return sorted({one.host for one in answers} - {one.host for one in answers if one.stats is not None})
 
 
 async def ask_stats(ctx: Context, members: Sequence[Member], timeout_s: float) -> list[ActorStats]:
     """The answers of `members`, of which the asker may be one, in their order."""
-    return list(await asyncio.gather(*(_ask(ctx, member, timeout_s) for member in members)))
+    hosts = hosts_of(members)
+    asks = (_ask(ctx, member, hosts.get(member.actor_id, ""), timeout_s) for member in members)
+    return list(await asyncio.gather(*asks))
 
 
-async def _ask(ctx: Context, member: Member, timeout_s: float) -> ActorStats:
+async def _ask(ctx: Context, member: Member, host: str, timeout_s: float) -> ActorStats:
     stats: StatsReply | None = None
     if member.actor_id == ctx.address.actor_id:
         stats = ctx.stats()
@@ -35,4 +51,4 @@ async def _ask(ctx: Context, member: Member, timeout_s: float) -> ActorStats:
             answer = None
         if answer is not None and isinstance(answer.message, StatsReply):
             stats = answer.message
-    return ActorStats(member.actor_id, member.role, member.epoch, stats)
+    return ActorStats(member.actor_id, member.role, member.epoch, stats, host)

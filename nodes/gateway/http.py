@@ -34,6 +34,7 @@ from nodes.gateway.scrape import Scraper
 from nodes.gateway.service import GatewayService
 from nodes.gateway.status_page import status_page
 from nodes.gateway.validation import Validator
+from nodes.stats import silent_hosts
 
 HTML = b"text/html; charset=utf-8"
 
@@ -123,8 +124,10 @@ class Pages:
         # Where this client found us; an address that we listen on may mean nothing to it.
         base_url = "http://" + call.headers.get(b"host", b"127.0.0.1").decode("latin-1")
         members = self._service.members()
-        figures = actor_figures(members, await self._scraper.answers())
-        page = status_page(self._config, members, figures, self._service.missing_roles(), base_url)
+        answers = await self._scraper.answers()
+        figures = actor_figures(members, answers)
+        missing, silent = self._service.missing_roles(), silent_hosts(answers)
+        page = status_page(self._config, members, figures, missing, base_url, silent)
         await call.respond(200, page, content_type=HTML)
 
     async def _read(self, call: HttpCall) -> bytes:

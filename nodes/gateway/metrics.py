@@ -1,7 +1,8 @@
 """One `/metrics` page for the whole mesh, in Prometheus' text form. Pure: snapshots in, bytes out.
 
-Every actor's own series get the labels `actor` and `role`. Beside them stand the names that existing dashboards and
-autoscalers know from vLLM, made by `ALIASES` from the series of schedulers and gateways, with the label `model_name`.
+Every actor's own series get the labels `actor` and `role`, and `host` on a mesh of several. Beside them stand the names
+that existing dashboards and autoscalers know from vLLM, made by `ALIASES` from the series of schedulers and gateways,
+with the label `model_name`.
 """
 
 import re
@@ -123,13 +124,13 @@ class MeshCollector(Collector):
         yield from self._aliases()
 
     def _up(self) -> Metric:
-        up = GaugeMetricFamily("mesh_actor_up", "Whether the actor answered this scrape.", labels=("actor", "role"))
+        up = GaugeMetricFamily("mesh_actor_up", "Whether the actor answered this scrape.")
         for actor in self._actors:
-            up.add_metric((actor.actor_id, actor.role), float(actor.stats is not None))
+            up.add_sample("mesh_actor_up", _labels(actor), float(actor.stats is not None))
         return up
 
     def _add(self, families: dict[str, Metric], actor: ActorStats, stats: StatsReply) -> None:
-        own = {"actor": actor.actor_id, "role": actor.role}
+        own = _labels(actor)
         for text, value in (*stats.counters.items(), *stats.gauges.items()):
             series = parse_series(text)
             if series is None:
@@ -199,6 +200,10 @@ class MeshCollector(Collector):
             for text, histogram in actor.stats.histograms.items()
             if text.partition("{")[0] in names
         ]
+
+
+def _labels(actor: ActorStats) -> dict[str, str]:
+    return {"actor": actor.actor_id, "role": actor.role} | ({"host": actor.host} if actor.host else {})
 
 
 def merge_histograms(histograms: Sequence[Histogram]) -> Histogram | None:

@@ -7,6 +7,7 @@ from mesh.membership.view import Member
 from nodes.actor_figures import FIGURE_NAMES, ActorFigures, figure_texts
 from nodes.gateway.config import GatewayConfig
 from nodes.numerics import numerics_note, quantization_note
+from nodes.stats import hosts_of
 
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -24,11 +25,17 @@ def status_page(
     figures: Mapping[str, ActorFigures],
     missing: Sequence[str],
     base_url: str,
+    silent: Sequence[str] = (),
 ) -> bytes:
-    """HTML; `figures` by actor id. Everything that comes from elsewhere is escaped."""
+    """HTML; `figures` by actor id, `silent` are hosts of which nobody answers.
+
+    Everything that comes from elsewhere is escaped.
+    """
     state = "ready" if not missing else "not ready: " + "; ".join(missing)
+    hosts = hosts_of(members)
     rows = "".join(
-        f"<tr><td>{escape(member.actor_id)}<td>{escape(member.role)}<td>{escape(member.state)}"
+        f"<tr><td>{escape(member.actor_id)}{f'<td>{escape(hosts[member.actor_id])}' if hosts else ''}"
+        f"<td>{escape(member.role)}<td>{escape(member.state)}"
         f"<td>{member.pid}<td>{member.epoch}{_cells(figures.get(member.actor_id, ActorFigures()))}"
         for member in members
     )
@@ -44,7 +51,8 @@ def status_page(
         f"<h1>kvmesh</h1><p>Model <b>{name}</b>. {context}."
         f"<p class={'bad' if missing else 'good'}>{escape(state)}"
         f"{f'<p>{escape(note)}' if note else ''}"
-        f"<table><tr><th>actor<th>role<th>state<th>pid<th>epoch{_HEADS}{rows}</table>"
+        f"{''.join(f'<p class=bad>host {escape(host)} does not answer' for host in silent)}"
+        f"<table><tr><th>actor{'<th>host' if hosts else ''}<th>role<th>state<th>pid<th>epoch{_HEADS}{rows}</table>"
         f"<pre>{escape(example)}</pre>"
         "<p><a href=/docs>docs</a> · <a href=/v1/models>models</a> · <a href=/metrics>metrics</a>"
     )

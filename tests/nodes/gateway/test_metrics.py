@@ -5,10 +5,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from mesh.address import Endpoint
+from mesh.membership.view import Member
 from mesh.runtime.telemetry import Metrics, series
 from mesh.wire.frames import Histogram, StatsReply
+from nodes.gateway.config import GatewayConfig
 from nodes.gateway.metrics import merge_histograms, parse_series, render
-from nodes.stats import ActorStats
+from nodes.gateway.status_page import status_page
+from nodes.stats import ActorStats, hosts_of, silent_hosts
 
 
 def samples(actors: list[ActorStats]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -29,6 +33,24 @@ def scheduler(actor_id: str, **gauges: float) -> ActorStats:
 
 
 MODEL = (("model_name", "tiny"),)
+
+
+def test_of_several_hosts_each_series_says_which_and_silent_ones_are_known() -> None:
+    def member(actor_id: str, host: str) -> Member:
+        return Member(actor_id, "worker", 1, Endpoint("", ""), host=host)
+
+    assert hosts_of([member("w0", "computer"), member("registry", "computer")]) == {}
+    hosts = hosts_of([member("w0.d", ""), member("registry", "head")])
+    assert hosts == {"w0.d": "d", "registry": "head"}
+    gone = ActorStats("w0.d", "worker", 1, None, hosts["w0.d"])
+    there = ActorStats("registry", "registry", 1, Metrics().snapshot({"mesh_x": 1.0}), hosts["registry"])
+    assert silent_hosts([gone, there]) == ["d"]
+    found = samples([gone, there])
+    assert found[("mesh_actor_up", (("actor", "w0.d"), ("host", "d"), ("role", "worker")))] == 0
+    assert found[("mesh_x", (("actor", "registry"), ("host", "head"), ("role", "registry")))] == 1
+    page = status_page(GatewayConfig(model_name="m", context_length=1), [member("w0.d", "")], {}, [], "u", ["d"])
+    assert b"host d does not answer" in page
+    assert b"<td>w0.d<td>d<td>worker" in page
 
 
 def test_every_actor_s_series_with_their_labels() -> None:
