@@ -116,7 +116,8 @@ def _story(actor: ActorStatus) -> list[str]:
 def _pulled(actor: ActorStatus) -> list[str]:
     """What pages came by."""
     moved = [f"{amount(num_bytes)} by {name}" for name, num_bytes in sorted(actor.figures.pulled_bytes.items())]
-    return [f"pulled {', '.join(moved)}"] if moved else []
+    note = " (not encrypted)" if "tcp" in actor.figures.pulled_bytes else ""
+    return [f"pulled {', '.join(moved)}{note}"] if moved else []
 
 
 def _entry(mesh: ActorList, actor: ActorStatus) -> dict[str, Any]:

@@ -7,7 +7,7 @@ ever (NIXL does when its peer hangs) is cancelled, and what it may still write s
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from kvstore.errors import TransferError
@@ -142,6 +142,11 @@ class Transport(ABC):
     def device_failure(self) -> str:
         """Why no work on a device of this process succeeds any more; empty: nobody has seen it fail."""
         return ""
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Connections of strangers that were closed, by reason."""
+        return {}
 
     @abstractmethod
     def drain(self) -> list[Transfer]:

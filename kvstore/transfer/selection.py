@@ -75,6 +75,11 @@ class Selection(Transport):
         return next((one.device_failure for one in self.transports if one.device_failure), "")
 
     @property
+    def refused(self) -> Counter[str]:
+        """Of all of them."""
+        return sum((Counter(one.refused) for one in self.transports), Counter[str]())
+
+    @property
     def num_posted(self) -> int:
         """Transfers of all transports."""
         return sum(transport.num_posted for transport in self.transports)

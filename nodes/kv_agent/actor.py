@@ -42,7 +42,6 @@ from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
 from mesh.wire.message import HotMessage, Message
-from nodes.actor_figures import PULLED_BYTES
 from nodes.kv_agent.config import Bounds, KVAgentConfig
 from nodes.kv_agent.control_channel import MeshChannel
 from nodes.kv_agent.core import AgentCore
@@ -69,6 +68,7 @@ from nodes.kv_agent.events import (
     Tick,
     UnmapForeign,
 )
+from nodes.kv_agent.metrics import transport_gauges
 from nodes.kv_agent.pools.facts import Pool
 from nodes.kv_agent.pools.foreign import ForeignPools
 from nodes.kv_agent.pools.held import HeldBy, HeldPools
@@ -119,6 +119,7 @@ class KVAgent(Actor, HeldBy):
         self._news: dict[str, list[PagesPulled | TransferFailed]] = {}
         self._core = AgentCore("", [], Bounds())
         self._held: HeldPools | None = None
+        self._told_refusals: set[str] = set()
 
     async def start(self) -> None:
         """Take the pools. Raises PoolError, which names the pool and what to do; nothing is left half made.
@@ -245,12 +246,7 @@ class KVAgent(Actor, HeldBy):
         for group, pools in self._ranks.items():
             figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pools[0].num_pages - 1)
             figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(sum(map(held_bytes, pools)))
-        for name, num_bytes in self._transports.pulled_bytes.items():
-            figures[f'{PULLED_BYTES}{{transport="{name}"}}'] = float(num_bytes)
-        if self._transports.far:
-            figures["mesh_kv_fallbacks"] = float(len(self._transports.fallbacks))
-            figures["mesh_kv_fallbacks_total"] = float(self._transports.num_fallbacks)
-        return figures
+        return figures | transport_gauges(self._transports)
 
     # inside
 
@@ -374,6 +370,10 @@ class KVAgent(Actor, HeldBy):
         return wake
 
     def _pump_soon(self) -> None:
+        for why in self._transports.refused.keys() - self._told_refusals:
+            # Once each: a port scanner would fill the log.
+            self._told_refusals.add(why)
+            self.ctx.log.warning("kv_connection_refused", why=why)
         if self._pumping is not None:
             self._pumping.cancel()
             self._pumping = self.ctx.later(0.0, self._pump)

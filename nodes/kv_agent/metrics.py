@@ -1,10 +1,12 @@
-"""What a kv_agent's core shows of itself: gauges for `/metrics`."""
+"""What a kv_agent's core and transports show of themselves: gauges for `/metrics`."""
 
 from collections import Counter
 from collections.abc import Collection
 from typing import Protocol
 
+from kvstore.transfer.selection import Selection
 from kvstore.transfer.session import Phase, TransferSession
+from nodes.actor_figures import PULLED_BYTES
 
 
 class Parts(Protocol):
@@ -49,4 +51,17 @@ def gauges(core: Parts) -> dict[str, float]:
     )
     for code, number in core.failures.items():
         figures[f'mesh_kv_transfer_failures_total{{code="{code}"}}'] = float(number)
+    return figures
+
+
+def transport_gauges(transports: Selection) -> dict[str, float]:
+    """The same of its transports."""
+    figures: dict[str, float] = {}
+    for name, num_bytes in transports.pulled_bytes.items():
+        figures[f'{PULLED_BYTES}{{transport="{name}"}}'] = float(num_bytes)
+    for why, number in transports.refused.items():
+        figures[f'mesh_kv_connections_refused_total{{why="{why}"}}'] = float(number)
+    if transports.far:
+        figures["mesh_kv_fallbacks"] = float(len(transports.fallbacks))
+        figures["mesh_kv_fallbacks_total"] = float(transports.num_fallbacks)
     return figures

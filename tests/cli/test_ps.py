@@ -163,7 +163,9 @@ def test_figures_are_in_the_table_and_all_of_them_in_json(show: Callable[..., li
 
 def test_an_agent_s_pages_by_what_they_came(show: Callable[..., list[str]]) -> None:
     agent = actor("kv-agent-0", figures=ActorFigures(pulled_bytes={"tcp": 3 << 20, "shm": 1 << 10}))
-    assert show(Meshes(m=[agent, actor("a")]), "m")[4:] == ["kv-agent-0: pulled 1.0 KiB by shm, 3.0 MiB by tcp"]
+    assert show(Meshes(m=[agent, actor("a")]), "m")[4:] == [
+        "kv-agent-0: pulled 1.0 KiB by shm, 3.0 MiB by tcp (not encrypted)"
+    ]
 
 
 def test_who_is_not_supervised_is_shown_as_such(show: Callable[..., list[str]]) -> None:

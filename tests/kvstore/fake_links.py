@@ -1,7 +1,7 @@
 """Pairs of two ranks over fake devices and pools, for tests only. Sends and receives meet by their order alone."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvstore.errors import DeviceUnavailable
 from kvstore.pool.device import CPU, CUDA, DevicePages
@@ -64,6 +64,10 @@ class FakeLinks:
 
     def open(self, wake: Callable[[], None]) -> str:
         return ""
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        return {}
 
     def unique_id(self) -> bytes:
         if self.is_missing:

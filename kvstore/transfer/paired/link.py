@@ -5,7 +5,7 @@ rank 0 makes and which travels over the mesh. Both put the same transfers to the
 time. Nothing here blocks the caller but `stop`: what happened is fetched by `news`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from kvstore.pool.device import DevicePages
@@ -81,6 +81,11 @@ class LinkMaker(Protocol):
     def link(self, device: str, unique_id: bytes, rank: int) -> PairLink:
         """One half, for pages on a device, or `cpu`. Raises KVError."""
         ...
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Connections of strangers that were closed, by reason; every reason is there from `open` on."""
+        return {}
 
     def close(self) -> None:
         """Let the threads go."""

@@ -8,7 +8,7 @@ source compares generations before and after it sends, and a transfer is complet
 by the operator; where a pair cannot be made its transfers end with PairUnmade, and what follows is `selection.py`'s.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, assert_never
 
 from kvstore.errors import DeviceError, DeviceFault, KVError, PagesElsewhere, PairUnmade, TransferError
@@ -92,6 +92,11 @@ class PairTransport(Transport):
     def pause_s(self) -> float:
         """Seconds until another look at the engine pays."""
         return 0.0 if self._num_idle < self._links.eager_polls else _PAUSE_S
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """The engine's."""
+        return self._links.refused
 
     @property
     def device_failure(self) -> str:

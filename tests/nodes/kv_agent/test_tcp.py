@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from kvstore.errors import TransferError
 from kvstore.protocol import CloseGrant, GrantClosed, MapPool, PagesPulled, PoolHandle, TransferFailed
@@ -74,6 +75,21 @@ async def test_pages_of_another_agent_come_by_tcp(world: World, device: str) -> 
     for member in world.scheduler.ctx.members.by_role("kv_agent"):
         assert member.attributes["transports"] == expected
     assert all(process.memory.num_open == 0 for process in world.processes.values()), "no handle is opened"
+
+
+async def test_strangers_at_the_port_are_counted_and_logged_once(world: World) -> None:
+    name = 'mesh_kv_connections_refused_total{why="not_ours"}'
+    with capture_logs() as log:
+        near = (await two(world, "cpu")).near
+        port = near._transports.far["cpu"][0]._links._listener.port
+        for number in range(1, 4):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\n" + bytes(64))
+            while near.stats().get(name) != number:
+                await asyncio.sleep(0.01)
+            writer.close()
+        await asyncio.sleep(0.01)
+    assert [line["why"] for line in log if line["event"] == "kv_connection_refused"] == ["not_ours"]
 
 
 async def test_an_agent_that_dies_before_it_has_sent(world: World) -> None:

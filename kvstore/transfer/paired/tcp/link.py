@@ -11,7 +11,7 @@ Pages in host memory go straight between pool and socket, those on a device over
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import ClassVar, Final, NamedTuple
 
@@ -115,9 +115,9 @@ class TcpLinks(LinkMaker):
         return self._listening().address
 
     @property
-    def num_refused(self) -> int:
-        """Connections of strangers that were closed."""
-        return self._listener.num_refused if self._listener is not None else 0
+    @override
+    def refused(self) -> Mapping[str, int]:
+        return self._listener.refused if self._listener is not None else {}
 
     @override
     def unique_id(self) -> bytes:
@@ -146,7 +146,8 @@ class TcpLinks(LinkMaker):
 
     def _listening(self) -> TcpListener:
         if self._listener is None:
-            self._listener = TcpListener(self._settings.host, self._settings.port, self._settings.bind)
+            settings = self._settings
+            self._listener = TcpListener(settings.host, settings.port, settings.bind, lambda: self._wake())
         return self._listener
 
     @override
@@ -238,6 +239,8 @@ class TcpLink(PairLink):
             first.join()
         for thread in self._threads:
             thread.join()
+        if self._expected is not None:
+            self._expected.close_arrived()
         with self._lock:
             for connection in self._sockets:
                 connection.close()
@@ -301,7 +304,14 @@ class TcpLink(PairLink):
             connection.connect((host, port))
             connection.sendall(encode_hello(self._rendezvous, index))
             answer = bytearray(ANSWER_BYTES)
-            receive_all(connection, [memoryview(answer)])
+            try:
+                receive_all(connection, [memoryview(answer)])
+            except ConnectionResetError:
+                raise TransferError(
+                    "token_refused",
+                    f"who listens at {host}:{port} does not take the pair's token: the offer was given up or used "
+                    "already, or is another agent's",
+                ) from None
             # Before a byte of a page is sent: somebody else may listen at that port by now.
             if bytes(answer) != answer_to(self._rendezvous, index):
                 raise TransferError("bad_stream", f"who listens at {host}:{port} is not the agent that made the offer")

@@ -2,7 +2,7 @@
 
 One thread, one selector; nothing in it waits for a single peer. A stranger has a few seconds and 64 bytes to say who it
 is, and there are at most `_MAX_UNAUTHENTICATED` of them: one more, and the one that has been silent longest
-goes. Who speaks but cannot prove anything is closed without an answer. Used by `tcp/link.py`.
+goes. Who speaks but cannot prove anything is closed without an answer, and counted in `refused`. Used by `tcp/link.py`.
 """
 
 import contextlib
@@ -11,7 +11,8 @@ import selectors
 import socket
 import threading
 import time
-from queue import SimpleQueue
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from kvstore.errors import TransferError
@@ -19,6 +20,7 @@ from kvstore.transfer.paired.tcp.wire import (
     HELLO_BYTES,
     KEY_BYTES,
     SECRET_BYTES,
+    Hello,
     Rendezvous,
     answer_to,
     decode_hello,
@@ -29,6 +31,17 @@ _MAX_UNAUTHENTICATED: Final = 64
 _HELLO_S: Final = 5.0
 _NO_DESCRIPTORS_S: Final = 0.1
 
+NO_TOKEN: Final = "no_token"
+"""Silent, gone or crowded out before it had said a whole hello."""
+NOT_OURS: Final = "not_ours"
+"""It speaks another protocol."""
+UNKNOWN_PAIR: Final = "unknown_pair"
+"""Never offered, given up, or complete: a hello that comes late, or once more."""
+STREAM_TAKEN: Final = "stream_taken"
+"""The pair waits for other connections, not for one of this number, or not for another."""
+WRONG_TOKEN: Final = "wrong_token"
+"""It does not know the secret that went over the mesh."""
+
 
 class Expected:
     """Connections of one pair on their way; `arrived` gives those that came, and None when there is no more waiting."""
@@ -37,6 +50,15 @@ class Expected:
         self.rendezvous = rendezvous
         self.missing = set(range(rendezvous.num_streams))
         self.arrived: SimpleQueue[tuple[int, socket.socket] | None] = SimpleQueue()
+
+    def close_arrived(self) -> None:
+        """Nobody takes them any more; who waits all the same is told so."""
+        with contextlib.suppress(Empty):
+            while True:
+                arrived = self.arrived.get_nowait()
+                if arrived is not None:
+                    arrived[1].close()
+        self.arrived.put(None)
 
 
 class _UnauthenticatedPeer:
@@ -51,10 +73,11 @@ class _UnauthenticatedPeer:
 class TcpListener:
     """Listens at `bind`, `host` where that is empty; others are told `host`.
 
+    `refused` counts strangers by reason; at the first of each `tell` is called, in the listener's thread.
     Raises TransferError `tcp_unavailable`: nobody can listen at this address.
     """
 
-    def __init__(self, host: str, port: int, bind: str = "") -> None:
+    def __init__(self, host: str, port: int, bind: str = "", tell: Callable[[], None] = lambda: None) -> None:
         at = bind or host
         # `create_server` does not tell families apart by the address.
         family = socket.AF_INET6 if ":" in at else socket.AF_INET
@@ -75,7 +98,9 @@ class TcpListener:
         self._expected: dict[bytes, Expected] = {}
         self._unauthenticated: dict[socket.socket, _UnauthenticatedPeer] = {}
         self._is_closed = False
-        self.num_refused = 0
+        # All reasons from the beginning: it is read by other threads, and never grows under them.
+        self.refused: dict[str, int] = dict.fromkeys((NO_TOKEN, NOT_OURS, UNKNOWN_PAIR, STREAM_TAKEN, WRONG_TOKEN), 0)
+        self._tell = tell
         self._wake, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
@@ -134,7 +159,7 @@ class TcpListener:
                 self._drop_silent()
         finally:
             for one in list(self._unauthenticated.values()):
-                self._drop(one)
+                self._close(one)
             self._selector.close()
             for own in (self._socket, self._wake, self._woken):
                 own.close()
@@ -152,7 +177,7 @@ class TcpListener:
         connection.setblocking(False)
         # The oldest goes, not the new one: else 64 silent connections would shut real agents out for 5 s each.
         if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
-            self._drop(next(iter(self._unauthenticated.values())))
+            self._drop(next(iter(self._unauthenticated.values())), NO_TOKEN)
         self._unauthenticated[connection] = _UnauthenticatedPeer(connection, time.monotonic() + _HELLO_S)
         self._selector.register(connection, selectors.EVENT_READ)
 
@@ -165,29 +190,26 @@ class TcpListener:
             data = b""
         peer.data += data
         if not data:
-            self._drop(peer)
+            self._drop(peer, NO_TOKEN)
         elif len(peer.data) == HELLO_BYTES:
             self._introduce(peer)
 
     def _introduce(self, peer: _UnauthenticatedPeer) -> None:
         hello = decode_hello(bytes(peer.data))
         if hello is None:
-            self._drop(peer)
+            self._drop(peer, NOT_OURS)
             return
         with self._lock:
             expected = self._expected.get(hello.key)
-            is_known = expected is not None and hello.stream in expected.missing
-            # The proof is looked at last, and in constant time (`compare_digest`).
-            if expected is None or not is_known or not is_proven(hello, expected.rendezvous.secret):
-                expected = None
-            else:
+            why = _refusal(hello, expected)
+            if expected is not None and not why:
                 # Each number once: a proof that was overheard cannot be used for a second connection.
                 expected.missing.discard(hello.stream)
                 # Nothing more is expected, so the key is of no use to anybody from here on.
                 if not expected.missing:
                     del self._expected[hello.key]
-        if expected is None:
-            self._drop(peer)
+        if expected is None or why:
+            self._drop(peer, why)
             return
         self._forget(peer)
         try:
@@ -203,10 +225,15 @@ class TcpListener:
     def _drop_silent(self) -> None:
         now = time.monotonic()
         for one in [one for one in self._unauthenticated.values() if one.deadline <= now]:
-            self._drop(one)
+            self._drop(one, NO_TOKEN)
 
-    def _drop(self, peer: _UnauthenticatedPeer) -> None:
-        self.num_refused += 1
+    def _drop(self, peer: _UnauthenticatedPeer, why: str) -> None:
+        self.refused[why] += 1
+        if self.refused[why] == 1:
+            self._tell()
+        self._close(peer)
+
+    def _close(self, peer: _UnauthenticatedPeer) -> None:
         self._forget(peer)
         with contextlib.suppress(OSError):
             peer.connection.close()
@@ -214,3 +241,13 @@ class TcpListener:
     def _forget(self, peer: _UnauthenticatedPeer) -> None:
         self._selector.unregister(peer.connection)
         del self._unauthenticated[peer.connection]
+
+
+def _refusal(hello: Hello, expected: Expected | None) -> str:
+    """Why it is not one of the expected connections; empty if it is."""
+    if expected is None:
+        return UNKNOWN_PAIR
+    if hello.stream not in expected.missing:
+        return STREAM_TAKEN
+    # Last, and in constant time (`compare_digest`).
+    return "" if is_proven(hello, expected.rendezvous.secret) else WRONG_TOKEN

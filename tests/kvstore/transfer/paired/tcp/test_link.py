@@ -280,8 +280,22 @@ def is_refused(connection: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize("what", ["garbage", "another secret", "another pair", "a connection too many", "the same one"])
+STRANGERS = {
+    "garbage": tcp_listener.NOT_OURS,
+    "another secret": tcp_listener.WRONG_TOKEN,
+    "another pair": tcp_listener.UNKNOWN_PAIR,
+    "a connection too many": tcp_listener.STREAM_TAKEN,
+    "the same one": tcp_listener.UNKNOWN_PAIR,
+    "the same one before the others": tcp_listener.STREAM_TAKEN,
+    "nothing": tcp_listener.NO_TOKEN,
+    "half of it": tcp_listener.NO_TOKEN,
+}
+
+
+@pytest.mark.parametrize("what", STRANGERS)
 def test_strangers_are_refused_and_the_pair_comes_about_all_the_same(ends: Ends, what: str) -> None:
+    told: list[str] = []
+    ends.makers[0].open(lambda: told.append("once"))
     rendezvous = decode_rendezvous(ends.rendezvous)
     hello = {
         "garbage": bytes(64),
@@ -289,15 +303,37 @@ def test_strangers_are_refused_and_the_pair_comes_about_all_the_same(ends: Ends,
         "another pair": encode_hello(msgspec.structs.replace(rendezvous, key=b"x" * 16), 0),
         "a connection too many": encode_hello(rendezvous, 3),
         "the same one": encode_hello(rendezvous, 0),
+        "the same one before the others": encode_hello(rendezvous, 0),
+        "nothing": b"",
+        "half of it": encode_hello(rendezvous, 0)[:40],
     }[what]
-    if what == "the same one":
-        ends.meet()
-    with dial(ends.rendezvous) as peer:
-        peer.sendall(hello)
-        assert is_refused(peer)
-    if what != "the same one":
-        ends.meet()
-    assert ends.makers[0].num_refused == 1
+    with contextlib.ExitStack() as stack:
+        if what == "the same one":
+            ends.meet()
+        if what == "the same one before the others":
+            first = stack.enter_context(dial(ends.rendezvous))
+            first.sendall(hello)
+            assert len(first.recv(32, socket.MSG_WAITALL)) == 32
+        for _ in range(2):
+            peer = stack.enter_context(dial(ends.rendezvous))
+            peer.sendall(hello)
+            peer.shutdown(socket.SHUT_WR)
+            assert is_refused(peer)
+        if not what.startswith("the same one"):
+            ends.meet()
+    refused = {why: number for why, number in ends.makers[0].refused.items() if number}
+    assert refused == {STRANGERS[what]: 2}
+    assert told.count("once") >= 1
+
+
+def test_a_token_that_comes_late_is_refused_and_said_so_where_it_was_shown(ends: Ends) -> None:
+    ends.links[0].begin()
+    ends.links[0].stop()
+    ends.links[1].begin()
+    told = broken(ends.links[1])
+    assert told.code == "token_refused"
+    assert "does not take the pair's token" in told.message
+    assert ends.makers[0].refused[tcp_listener.UNKNOWN_PAIR] == 1
 
 
 def test_who_says_nothing_is_closed_after_a_while(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +351,7 @@ def test_one_that_resets_its_connection_is_dropped(ends: Ends) -> None:
     ends.meet()
     listener = ends.makers[0]
     deadline = time.monotonic() + 20
-    while listener.num_refused < 1:
+    while not listener.refused[tcp_listener.NO_TOKEN]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
