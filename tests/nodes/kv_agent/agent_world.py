@@ -1,6 +1,8 @@
 """Agents with pools on fake devices or in host memory, and a scheduler that is both sides, on the simulated network."""
 
 import asyncio
+import random
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvstore.pool.cuda.pool import CudaHost
@@ -9,6 +11,7 @@ from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool
 from kvstore.protocol import MapPool, PoolHandle
 from kvstore.transfer.paired.link import LinkMaker
 from kvstore.transfer.session import SessionLimits
+from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
 from nodes.registry.actor import RegistryActor
@@ -38,14 +41,16 @@ class World(Members):
     `has_sockets`: agents have real engines of the transports between them, not fakes.
     """
 
-    def __init__(self, tables: MemoryHost | None = None, *, has_sockets: bool = False) -> None:
+    def __init__(
+        self, tables: MemoryHost | None = None, scheduler: Scheduler | None = None, *, has_sockets: bool = False
+    ) -> None:
         super().__init__()
         self.has_sockets = has_sockets
         self.tables = tables or HeapHost()
         self.cards = FakeCards(num_devices=2)
         self.wire = FakeWire()
         self.processes: dict[str, Process] = {}
-        self.scheduler = Scheduler()
+        self.scheduler = scheduler or Scheduler()
         # The worker's process: it computes on the devices, so it sees the pages.
         self.worker = Process(self.tables, self.cards)
 
@@ -72,6 +77,20 @@ class World(Members):
         run_all_pages(self.tables, handle)
         return handle, self.worker.host.open(handle.path, writable=True)
 
+    async def pools(self, source_agent: str = "agent-1") -> tuple[PoolHandle, memoryview, memoryview]:
+        """Map `p` at the agent that has it, and `d` at the first one; the bytes of both, those of `p` random."""
+        source, from_pool = await self.pool(source_agent, "p")
+        from_bytes = self.worker.bytes_of(from_pool)
+        from_bytes[:] = random.Random(3).randbytes(len(from_bytes))
+        return source, from_bytes, self.worker.bytes_of((await self.pool("agent-0", "d"))[1])
+
+    async def two(self, near: KVAgentConfig, far: KVAgentConfig) -> tuple[PoolHandle, memoryview, memoryview]:
+        """The agents agent-0 and agent-1, and their `pools`."""
+        await self.agent("agent-0", near)
+        await self.agent("agent-1", far)
+        await self.settle(4)
+        return await self.pools()
+
     async def order(
         self,
         source: PoolHandle,
@@ -90,3 +109,22 @@ def config(device: str, *groups: str, **changes: Any) -> KVAgentConfig:
     pools = [PoolConfig(group=group, num_pages=NUM_PAGES, layout=LAYOUT, device=device) for group in groups]
     fields: dict[str, Any] = {"pools": pools, "limits": SessionLimits(resend_s=0.5, map_s=1.0)}
     return KVAgentConfig(**(fields | changes))
+
+
+def in_world(
+    tables: MemoryHost | None = None, *, has_sockets: bool = False, scheduler: Scheduler | None = None
+) -> Callable[..., None]:
+    """Runs tests that are coroutine functions in a world that has started."""
+
+    async def whole(test: Callable[[World], Awaitable[None]]) -> None:
+        world = World(tables, scheduler, has_sockets=has_sockets)
+        await world.start()
+        await test(world)
+        await world.stop()
+
+    async def limited(test: Callable[[World], Awaitable[None]]) -> None:
+        await asyncio.wait_for(whole(test), 60.0)
+
+    if has_sockets:
+        return lambda test: asyncio.run(limited(test))
+    return lambda test: virtual_time.run(whole(test), limit_s=600.0)

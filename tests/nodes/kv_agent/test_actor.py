@@ -25,7 +25,6 @@ from kvstore.protocol import (
 )
 from mesh.address import Address
 from mesh.errors import RemoteError
-from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, KVAgentConfig, PoolConfig
 from nodes.kv_agent.events import OpenAsked, PeerGone
@@ -43,6 +42,8 @@ from tests.nodes.kv_agent.two_schedulers import (
     grant,
     ready,
 )
+
+pytestmark = pytest.mark.virtual_time
 
 
 async def pull(world: World, source_agent: str, agent: str = "agent-0") -> None:
@@ -96,26 +97,21 @@ async def test_a_source_that_cannot_be_read_fails_the_transfer(world: World, age
     far = KVAgent(config("p"), world.host)
     await world.start(KVAgent(config("d"), world.host), far)
     await world.add("nonsense", Nonsense())
-    source, _ = await world.pool(world.p, "agent-1", "p")
-    await world.pool(world.d, "agent-0", "d")
+    source, _, _ = await world.pools("agent-1")
     await world.sees("agent-0", "nonsense")
     world.host.unlink(source.path)
     await world.ask(world.d, "agent-0", grant([1]))
     world.p.announce("agent-0", ready(msgspec.structs.replace(source, agent=agent_id), [1]))
     for scheduler in (world.d, world.p):
-        end = await scheduler.ends()
-        assert isinstance(end, TransferFailed)
-        assert end.code == code
+        assert await scheduler.fails() == code
 
 
 async def test_closing_during_a_long_copy_is_answered_when_it_is_quiet(world: World) -> None:
     agent = SlowAgent(config("d", "p", quantum_bytes=1), world.host)
     await world.start(agent)
-    source, from_pool = await world.pool(world.p, "agent-0", "p")
-    _, to_pool = await world.pool(world.d, "agent-0", "d")
+    source, from_pool, to_pool = await world.pools()
     from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
-    await world.ask(world.d, "agent-0", grant([1, 2]))
-    world.p.announce("agent-0", ready(source, [1, 2]))
+    await world.order(source, [1, 2], [1, 2])
     while not any(to_pool.pages_view):
         await asyncio.sleep(0.0005)
     assert await world.ask(world.d, "agent-0", CloseGrant(grant_id="g")) == GrantClosed(grant_id="g")
@@ -131,17 +127,13 @@ async def test_closing_during_a_long_copy_is_answered_when_it_is_quiet(world: Wo
 async def test_a_page_that_moves_on_during_the_copy_fails_it(world: World) -> None:
     agent = SlowAgent(config("d", "p", quantum_bytes=1), world.host)
     await world.start(agent)
-    source, from_pool = await world.pool(world.p, "agent-0", "p")
-    _, to_pool = await world.pool(world.d, "agent-0", "d")
+    source, from_pool, to_pool = await world.pools()
     from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
-    await world.ask(world.d, "agent-0", grant([1]))
-    world.p.announce("agent-0", ready(source, [3]))
+    await world.order(source, [3], [1])
     while not any(to_pool.pages_view):
         await asyncio.sleep(0.0005)
     from_pool.table().write(3, PageEntry(PageState.RUNNING, generation=8))
-    end = await world.d.ends()
-    assert isinstance(end, TransferFailed)
-    assert end.code == "stale_pages"
+    assert await world.d.fails() == "stale_pages"
     assert agent.stats()['mesh_kv_transfer_failures_total{code="stale_pages"}'] == 1
 
 
@@ -151,8 +143,7 @@ async def test_a_grant_without_announcement_runs_out_and_is_told_until_closed(wo
     await world.ask(world.d, "agent-0", grant([1], timeout_s=3.0))
     started = world.d.ctx.now()
     end = await world.d.ends()
-    assert isinstance(end, TransferFailed)
-    assert end.code == "deadline_exceeded"
+    assert await world.d.fails() == "deadline_exceeded"
     assert world.d.ctx.now() - started == pytest.approx(3.0, abs=0.2)
     await asyncio.sleep(1.2)
     assert world.d.heard == [end] * 3
@@ -187,9 +178,7 @@ async def test_refusals_and_what_is_not_served(world: World) -> None:
     load = Load(group="d", phase="decode", num_running=0, num_waiting=0, num_free_pages=0, num_pages=0)
     world.d.ctx.tell("agent-0", load)
     world.p.announce("agent-0", ready(await world.ask(world.d, "agent-0", MapPool(group="d")), [1]))
-    end = await world.p.ends()
-    assert isinstance(end, TransferFailed)
-    assert end.code == "unknown_grant"
+    assert await world.p.fails() == "unknown_grant"
 
 
 async def test_draining_waits_for_open_grants_and_takes_no_more(world: World) -> None:
@@ -210,10 +199,8 @@ async def test_draining_waits_for_open_grants_and_takes_no_more(world: World) ->
 async def test_an_ask_that_was_given_up_is_not_answered(world: World) -> None:
     agent = SlowAgent(config("d", "p", quantum_bytes=1), world.host)
     await world.start(agent)
-    source, _ = await world.pool(world.p, "agent-0", "p")
-    await world.pool(world.d, "agent-0", "d")
-    await world.ask(world.d, "agent-0", grant([1, 2]))
-    world.p.announce("agent-0", ready(source, [1, 2]))
+    source, _, _ = await world.pools()
+    await world.order(source, [1, 2], [1, 2])
     while not agent._pulls.is_busy:
         await asyncio.sleep(0.0005)
     closing = asyncio.ensure_future(world.ask(world.d, "agent-0", CloseGrant(grant_id="g")))
@@ -232,8 +219,7 @@ async def test_a_source_that_is_lost_when_it_has_just_answered_is_not_mapped(
 ) -> None:
     near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
     await world.start(near, far)
-    source, _ = await world.pool(world.p, "agent-1", "p")
-    await world.pool(world.d, "agent-0", "d")
+    source, _, _ = await world.pools("agent-1")
     ask = near.ctx.ask
 
     async def ask_and_lose(*arguments: Any, **options: Any) -> Any:
@@ -242,11 +228,8 @@ async def test_a_source_that_is_lost_when_it_has_just_answered_is_not_mapped(
         return answer
 
     monkeypatch.setattr(near.ctx, "ask", ask_and_lose)
-    await world.ask(world.d, "agent-0", grant([1]))
-    world.p.announce("agent-0", ready(source, [1]))
-    end = await world.d.ends()
-    assert isinstance(end, TransferFailed)
-    assert end.code == "source_lost"
+    await world.order(source, [1], [1])
+    assert await world.d.fails() == "source_lost"
     assert not near._peers
 
 
@@ -254,32 +237,24 @@ async def test_a_source_that_is_lost_when_it_has_just_answered_is_not_mapped(
 async def test_a_source_pool_that_changed_between_announcement_and_copy(world: World, is_gone: bool) -> None:
     agent = KVAgent(config("d", "p"), world.host)
     await world.start(agent)
-    source, _ = await world.pool(world.p, "agent-0", "p")
-    await world.pool(world.d, "agent-0", "d")
+    source, _, _ = await world.pools()
     world.host.unlink(source.path)
     if not is_gone:
         info = PoolInfo(group="p", num_pages=NUM_PAGES, layout=LAYOUT, incarnation=99)
         world.host.create("kvmesh-p", info)
-    await world.ask(world.d, "agent-0", grant([1]))
-    world.p.announce("agent-0", ready(source, [1]))
-    end = await world.d.ends()
-    assert isinstance(end, TransferFailed)
-    assert end.code == ("pool_missing" if is_gone else "source_changed")
+    await world.order(source, [1], [1])
+    assert await world.d.fails() == ("pool_missing" if is_gone else "source_changed")
     assert agent.stats()["mesh_kv_grants_open"] == 0
 
 
 async def test_pages_that_moved_on_before_the_copy(world: World) -> None:
     agent = KVAgent(config("d", "p"), world.host)
     await world.start(agent)
-    source, from_pool = await world.pool(world.p, "agent-0", "p")
-    _, to_pool = await world.pool(world.d, "agent-0", "d")
+    source, from_pool, to_pool = await world.pools()
     from_pool.pages_view[:] = b"\1" * len(from_pool.pages_view)
     to_pool.table().write(1, PageEntry(PageState.RUNNING, generation=8))
-    await world.ask(world.d, "agent-0", grant([1]))
-    world.p.announce("agent-0", ready(source, [1]))
-    end = await world.d.ends()
-    assert isinstance(end, TransferFailed)
-    assert end.code == "stale_pages"
+    await world.order(source, [1], [1])
+    assert await world.d.fails() == "stale_pages"
     assert not any(to_pool.pages_view)
 
 
@@ -352,15 +327,12 @@ async def test_the_next_agent_reopens_what_a_killed_one_left(host: MemoryHost) -
     crash(third)
 
 
-def test_damaged_and_foreign_leftovers_are_replaced(tmp_path: Path) -> None:
-    async def main() -> None:
-        (tmp_path / "kvmesh-d").write_bytes(b"something else altogether" * 1000)
-        (tmp_path / "kvmesh-p").write_bytes(b"")
-        agent = await started(ShmHost(tmp_path), config("d", "p"), 1)
-        assert agent._ranks["d"][0].num_pages == agent._ranks["p"][0].num_pages == NUM_PAGES
-        await agent.stop()
-
-    virtual_time.run(main())
+async def test_damaged_and_foreign_leftovers_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "kvmesh-d").write_bytes(b"something else altogether" * 1000)
+    (tmp_path / "kvmesh-p").write_bytes(b"")
+    agent = await started(ShmHost(tmp_path), config("d", "p"), 1)
+    assert agent._ranks["d"][0].num_pages == agent._ranks["p"][0].num_pages == NUM_PAGES
+    await agent.stop()
     assert list(tmp_path.iterdir()) == []
 
 

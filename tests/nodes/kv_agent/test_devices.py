@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +15,25 @@ from kvstore.protocol import (
     GrantClosed,
     MapPool,
     PagesPulled,
-    TransferFailed,
 )
 from kvstore.transfer.paired.tcp.link import TcpSettings
 from kvstore.transfer.selection import Selection
 from mesh.address import Address
-from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, PoolConfig
-from tests.nodes.kv_agent.agent_world import World, config
+from tests.nodes.kv_agent.agent_world import World, config, in_world
 from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE
 
 
-def run(main: Callable[[World], Awaitable[None]], tables: MemoryHost | None = None) -> None:
-    async def whole() -> None:
-        world = World(tables)
-        await world.start()
-        await main(world)
-        await world.stop()
-
-    virtual_time.run(whole(), limit_s=600.0)
+@pytest.fixture
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHost:
+    """Where page tables are: in this process, or in files where a test says so."""
+    return ShmHost(tmp_path) if getattr(request, "param", "") == "files" else HeapHost()
 
 
 @pytest.fixture
-def world() -> Callable[..., None]:
-    """A world that has started; for tests that are coroutine functions."""
-    return run
+def world(tables: MemoryHost) -> Callable[..., None]:
+    return in_world(tables)
 
 
 @pytest.mark.parametrize("num_agents", [1, 2])
@@ -79,10 +72,7 @@ async def test_pages_of_another_agent_come_by_nccl_where_that_is_chosen(world: W
     await world.settle(4)
     for member in world.scheduler.ctx.members.by_role("kv_agent"):
         assert member.attributes["transports"] == ["cuda_ipc", "nccl"]
-    source, from_pool = await world.pool("agent-1", "p")
-    _, to_pool = await world.pool("agent-0", "d")
-    from_bytes, to_bytes = world.worker.bytes_of(from_pool), world.worker.bytes_of(to_pool)
-    from_bytes[:] = random.Random(3).randbytes(len(from_bytes))
+    source, from_bytes, to_bytes = await world.pools()
     await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
     assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
     for page, copied in ((8, 4), (9, 5), (3, 2)):
@@ -98,36 +88,23 @@ async def test_pages_of_another_agent_come_by_nccl_where_that_is_chosen(world: W
 async def test_pools_of_one_agent_are_copied_on_the_device_all_the_same(world: World) -> None:
     await world.agent("agent-0", config("cuda:0", "d", "p", device_transport="nccl"))
     await world.settle(3)
-    source, _ = await world.pool("agent-0", "p")
-    await world.pool("agent-0", "d")
+    source, _, _ = await world.pools("agent-0")
     await world.order(source, "agent-0", [8], [4])
     assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
     assert world.wire.num_ids == 0
 
 
 async def test_an_agent_without_nccl_is_not_reached_in_another_way(world: World) -> None:
-    await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))
-    await world.agent("agent-1", config("cuda:1", "p"))
-    await world.settle(4)
-    source, _ = await world.pool("agent-1", "p")
-    await world.pool("agent-0", "d")
+    source, _, _ = await world.two(config("cuda:0", "d", device_transport="nccl"), config("cuda:1", "p"))
     await world.order(source, "agent-0", [8], [4])
-    end = await world.scheduler.ends()
-    assert isinstance(end, TransferFailed)
-    assert end.code == "not_served"
-    assert "agent-1 makes no pair" in end.message
+    assert await world.scheduler.fails("agent-1 makes no pair") == "not_served"
 
 
 async def test_a_fallback_is_announced_counted_and_withdrawn(world: World) -> None:
     choice = {"device_transport": "nccl", "device_fallback": "tcp", "pair_timeout_s": 2.0}
-
-    near = await world.agent("agent-0", config("cuda:0", "d", **choice))
-    await world.agent("agent-1", config("cuda:1", "p", device_transport="tcp"))
-    await world.settle(4)
-    source, from_pool = await world.pool("agent-1", "p")
-    _, to_pool = await world.pool("agent-0", "d")
-    from_bytes, to_bytes = world.worker.bytes_of(from_pool), world.worker.bytes_of(to_pool)
-    from_bytes[:] = random.Random(3).randbytes(len(from_bytes))
+    choices = config("cuda:0", "d", **choice), config("cuda:1", "p", device_transport="tcp")
+    source, from_bytes, to_bytes = await world.two(*choices)
+    near = world.actors["agent-0"]
     await world.order(source, "agent-0", [8, 9, 3], [4, 5, 2])
     assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=3, complete=True)
     assert to_bytes[4 * SIZE : 6 * SIZE] == from_bytes[8 * SIZE : 10 * SIZE]
@@ -154,8 +131,7 @@ async def test_an_agent_that_dies_in_the_middle_of_a_transfer(world: World, dies
     agents = [await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))]
     agents.append(await world.agent("agent-1", config("cuda:1", "p", device_transport="nccl")))
     await world.settle(4)
-    source, _ = await world.pool("agent-1", "p")
-    await world.pool("agent-0", "d")
+    source, _, _ = await world.pools()
     await world.order(source, "agent-0", [8], [4])
     while not all(link.waiting for link in world.wire.links) or len(world.wire.links) < 2:
         await asyncio.sleep(0.01)
@@ -174,8 +150,7 @@ async def test_a_grant_is_closed_when_the_device_has_done_what_it_was_told(world
     world.cards.copies_per_look = 0
     await world.agent("agent-0", config("cuda:0", "d", "p"))
     await world.settle(3)
-    source, _ = await world.pool("agent-0", "p")
-    await world.pool("agent-0", "d")
+    source, _, _ = await world.pools("agent-0")
     await world.order(source, "agent-0", [1, 2], [3, 4])
     while not world.cards.num_waiting:
         await asyncio.sleep(0.001)
@@ -188,16 +163,9 @@ async def test_a_grant_is_closed_when_the_device_has_done_what_it_was_told(world
 
 @pytest.mark.parametrize(("near", "far"), [("cuda:0", "cpu"), ("cpu", "cuda:0")])
 async def test_pools_of_two_kinds_of_memory_are_refused(world: World, near: str, far: str) -> None:
-    await world.agent("agent-0", config(near, "d"))
-    await world.agent("agent-1", config(far, "p"))
-    await world.settle(4)
-    source, _ = await world.pool("agent-1", "p")
-    await world.pool("agent-0", "d")
+    source, _, _ = await world.two(config(near, "d"), config(far, "p"))
     await world.order(source, "agent-0", [1], [2])
-    end = await world.scheduler.ends()
-    assert isinstance(end, TransferFailed)
-    assert end.code == "pages_elsewhere"
-    assert f"pages on {far} cannot be copied by this agent" in end.message
+    assert await world.scheduler.fails(f"pages on {far} cannot be copied by this agent") == "pages_elsewhere"
 
 
 async def test_so_are_those_of_one_agent_that_has_both(world: World) -> None:
@@ -209,41 +177,32 @@ async def test_so_are_those_of_one_agent_that_has_both(world: World) -> None:
     await world.settle(3)
     [member] = world.scheduler.ctx.members.by_role("kv_agent")
     assert member.attributes["transports"] == ["cuda_ipc", "shm"]
-    source, _ = await world.pool("agent-0", "p")
-    await world.pool("agent-0", "d")
+    source, _, _ = await world.pools("agent-0")
     await world.order(source, "agent-0", [1], [2])
-    end = await world.scheduler.ends()
-    assert isinstance(end, TransferFailed)
-    assert end.code == "mixed_memory"
-    assert "pages on cpu cannot be copied to cuda:0" in end.message
+    assert await world.scheduler.fails("pages on cpu cannot be copied to cuda:0") == "mixed_memory"
 
 
-@pytest.mark.parametrize("files", [True, False])
-def test_the_next_agent_makes_the_pool_again(files: bool, tmp_path: Path) -> None:
-    tables: MemoryHost = ShmHost(tmp_path) if files else HeapHost()
-
-    async def main(world: World) -> None:
-        first = await world.agent("agent-0", config("cuda:0", "d", unlink_on_stop=False), epoch=1)
-        await world.settle(3)
-        old, pool = await world.pool("agent-0", "d")
-        _ = pool.device_pages
-        world.network.crash(Address("agent-0", 1))
-        # What kill -9 does: its memory on the device goes, the lock goes, the file stays.
-        first._ranks["d"][0].close()
-        await world.agent("agent-0", config("cuda:0", "d"), epoch=2)
-        member = None
-        while member is None or member.address.epoch != 2:
-            await asyncio.sleep(0.1)
-            member = world.scheduler.ctx.members.get("agent-0")
-        assert member.attributes["incarnations"] == {"d": 2}
-        new = await world.ask("agent-0", MapPool(group="d"))
-        assert (old.incarnation, new.incarnation) == (1, 2)
-        mapped = world.worker.host.open(new.path, writable=True)
-        assert not any(world.worker.bytes_of(mapped))
-        pool.close()
-        mapped.close()
-
-    run(main, tables)
+@pytest.mark.parametrize("tables", ["files", "heap"], indirect=True)
+async def test_the_next_agent_makes_the_pool_again(world: World) -> None:
+    first = await world.agent("agent-0", config("cuda:0", "d", unlink_on_stop=False), epoch=1)
+    await world.settle(3)
+    old, pool = await world.pool("agent-0", "d")
+    _ = pool.device_pages
+    world.network.crash(Address("agent-0", 1))
+    # What kill -9 does: its memory on the device goes, the lock goes, the file stays.
+    first._ranks["d"][0].close()
+    await world.agent("agent-0", config("cuda:0", "d"), epoch=2)
+    member = None
+    while member is None or member.address.epoch != 2:
+        await asyncio.sleep(0.1)
+        member = world.scheduler.ctx.members.get("agent-0")
+    assert member.attributes["incarnations"] == {"d": 2}
+    new = await world.ask("agent-0", MapPool(group="d"))
+    assert (old.incarnation, new.incarnation) == (1, 2)
+    mapped = world.worker.host.open(new.path, writable=True)
+    assert not any(world.worker.bytes_of(mapped))
+    pool.close()
+    mapped.close()
 
 
 async def test_a_device_that_fails_under_what_is_sent_to_others_ends_the_agent(
@@ -265,15 +224,12 @@ async def test_a_device_that_fails_ends_the_agent(world: World) -> None:
     ends: list[str] = []
     agent.ctx.end = ends.append  # type: ignore[method-assign]
     await world.settle(3)
-    source, _ = await world.pool("agent-0", "p")
-    await world.pool("agent-0", "d")
+    source, _, _ = await world.pools("agent-0")
     await world.order(source, "agent-0", [1], [2])
     while not world.cards.num_waiting:
         await asyncio.sleep(0.001)
     world.cards.fault = "an illegal address"
-    end = await world.scheduler.ends()
-    assert isinstance(end, TransferFailed)
-    assert end.code == "device_fault"
+    assert await world.scheduler.fails() == "device_fault"
     assert ends == ["a device failed: an illegal address"]
     await agent.stop()
     with pytest.raises(PoolMissing):
@@ -300,14 +256,12 @@ async def test_a_start_waits_for_memory_that_others_are_about_to_let_go(world: W
     await agent.stop()
 
 
-def test_a_pool_whose_owner_lives_stops_the_start(tmp_path: Path) -> None:
-    async def main(world: World) -> None:
-        await world.agent("agent-0", config("cuda:0", "d"))
-        with pytest.raises(PoolBusy):
-            await world.agent("agent-1", config("cuda:0", "d"))
-        assert len(world.cards.allocations) == 1
-
-    run(main, ShmHost(tmp_path))
+@pytest.mark.parametrize("tables", ["files"], indirect=True)
+async def test_a_pool_whose_owner_lives_stops_the_start(world: World) -> None:
+    await world.agent("agent-0", config("cuda:0", "d"))
+    with pytest.raises(PoolBusy):
+        await world.agent("agent-1", config("cuda:0", "d"))
+    assert len(world.cards.allocations) == 1
 
 
 def test_settings_that_cannot_be_used() -> None:

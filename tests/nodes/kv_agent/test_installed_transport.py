@@ -1,7 +1,6 @@
 """A transport that another distribution brings: found by its entry point, named in the settings, moving pages."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from kvstore.errors import TransferError
 from kvstore.protocol import PagesPulled
 from nodes.kv_agent.config import ConfigError
-from tests.nodes.kv_agent.agent_world import World, config
+from tests.nodes.kv_agent.agent_world import World, config, in_world
 from tests.nodes.kv_agent.two_schedulers import SIZE
 
 MODULE = """
@@ -99,33 +98,21 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def run(main: Callable[[World], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        world = World()
-        await world.start()
-        await main(world)
-        await world.stop()
-
-    asyncio.run(asyncio.wait_for(whole(), 60.0))
+@pytest.fixture
+def world() -> Callable[..., None]:
+    return in_world()
 
 
-def test_pages_of_another_agent_come_by_an_installed_transport() -> None:
-    async def main(world: World) -> None:
-        await world.agent("agent-0", config("cpu", "d", host_transport="eager"))
-        await world.agent("agent-1", config("cpu", "p"))
-        await world.settle(4)
-        source, from_pool = await world.pool("agent-1", "p")
-        _, to_pool = await world.pool("agent-0", "d")
-        world.worker.bytes_of(from_pool)[8 * SIZE : 9 * SIZE] = b"8" * SIZE
-        await world.order(source, "agent-0", [8, 9], [4, 5])
-        assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=2, complete=True)
-        assert world.worker.bytes_of(to_pool)[4 * SIZE : 5 * SIZE] == b"8" * SIZE
-        (brought,) = __import__("brought_transport").made
-        assert brought.num_moved == 2 * SIZE, "it was this transport, and no other"
-        [member] = [one for one in world.scheduler.ctx.members.by_role("kv_agent") if one.actor_id == "agent-0"]
-        assert member.attributes["transports"] == ["eager", "shm"]
-
-    run(main)
+async def test_pages_of_another_agent_come_by_an_installed_transport(world: World) -> None:
+    near, far = config("cpu", "d", host_transport="eager"), config("cpu", "p")
+    source, from_bytes, to_bytes = await world.two(near, far)
+    await world.order(source, "agent-0", [8, 9], [4, 5])
+    assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=2, complete=True)
+    assert to_bytes[4 * SIZE : 5 * SIZE] == from_bytes[8 * SIZE : 9 * SIZE]
+    (brought,) = __import__("brought_transport").made
+    assert brought.num_moved == 2 * SIZE, "it was this transport, and no other"
+    [member] = [one for one in world.scheduler.ctx.members.by_role("kv_agent") if one.actor_id == "agent-0"]
+    assert member.attributes["transports"] == ["eager", "shm"]
 
 
 @pytest.mark.parametrize(
@@ -136,14 +123,11 @@ def test_pages_of_another_agent_come_by_an_installed_transport() -> None:
         ("eager", "cuda:0", "moves cpu pages, not those of cuda"),
     ],
 )
-def test_one_that_cannot_be_used_is_named_with_the_reason(name: str, device: str, why: str) -> None:
-    async def main(world: World) -> None:
-        setting = "device_transport" if device != "cpu" else "host_transport"
-        with pytest.raises(TransferError, match=why) as caught:
-            await world.agent("agent-0", config(device, "d", **{setting: name}))
-        assert caught.value.code == "transport_unusable"
-
-    run(main)
+async def test_one_that_cannot_be_used_is_named_with_the_reason(world: World, name: str, device: str, why: str) -> None:
+    setting = "device_transport" if device != "cpu" else "host_transport"
+    with pytest.raises(TransferError, match=why) as caught:
+        await world.agent("agent-0", config(device, "d", **{setting: name}))
+    assert caught.value.code == "transport_unusable"
 
 
 def test_a_name_that_nothing_has_is_refused_with_those_there_are() -> None:

@@ -13,7 +13,7 @@ from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.header import HEADER_BYTES
 from kvstore.pool.mapping import map_pool
 from kvstore.pool.page_pool import HeapHost, ShmHost
-from kvstore.protocol import CloseGrant, MapPool, PagesPulled, TransferFailed
+from kvstore.protocol import CloseGrant, MapPool, PagesPulled
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.errors import RemoteError
@@ -82,8 +82,7 @@ async def moved(world: World, source_agent: str) -> None:
     source, from_pool = await world.pool(world.p, source_agent, "p")
     _, to_pool = await world.pool(world.d, "agent-0", "d")
     from_pool.page(8)[:4] = b"move"
-    await world.ask(world.d, "agent-0", grant([4, 5]))
-    world.p.announce("agent-0", ready(source, [8, 9]))
+    await world.order(source, [8, 9], [4, 5])
     assert await world.d.ends() == PagesPulled(grant_id="g", num_pages=2, complete=True)
     assert bytes(to_pool.page(4)[:4]) == b"move"
 
@@ -154,8 +153,7 @@ async def test_pages_move_between_pools_that_were_made_again(world: World) -> No
 async def test_a_copy_is_waited_for_and_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = KVAgent(config("d", "p", quantum_bytes=1), world.host)
     await started(world, agent)
-    source, _ = await world.pool(world.p, "agent-0", "p")
-    await world.pool(world.d, "agent-0", "d")
+    source, _, _ = await world.pools()
     await world.ask(world.d, "agent-0", grant([4, 5]))
     monkeypatch.setattr(agent, "_keep_pumping", lambda: None)
     world.p.announce("agent-0", ready(source, [1, 2]))
@@ -167,9 +165,7 @@ async def test_a_copy_is_waited_for_and_ends(world: World, monkeypatch: pytest.M
     assert (found.state, found.waiting_for, found.pool_bytes) == ("releasing", [], NUM_PAGES * SIZE)
     monkeypatch.undo()
     agent._pump()
-    end = await world.p.ends()
-    assert isinstance(end, TransferFailed)
-    assert end.code == "memory_released"
+    assert await world.p.fails() == "memory_released"
     await until(world, ReleaseMemory(), "released")
 
 
@@ -195,8 +191,7 @@ async def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
 
     near, far = KVAgent(config(pools=pools("d")), world.host), KVAgent(config(pools=pools("p")), world.host)
     await started(world, near, far)
-    source, _ = await world.pool(world.p, "agent-1", "p")
-    await world.pool(world.d, "agent-0", "d")
+    source, _, _ = await world.pools("agent-1")
     ask = near.ctx.ask
     has_let_go = asyncio.Event()
 
@@ -224,9 +219,7 @@ async def test_what_is_let_go_of_while_it_is_being_mapped_is_not_mapped(
     world.p.announce("agent-0", msgspec.structs.replace(ready(source, [1, 2]), layout_digest=digest))
     await has_let_go.wait()
     if not is_closed:
-        end = await world.d.ends()
-        assert isinstance(end, TransferFailed)
-        assert end.code == "memory_released"
+        assert await world.d.fails() == "memory_released"
         await let_go()
     await asyncio.sleep(0.5)
     assert not near._transports.transports[0]._peers  # type: ignore[attr-defined]
@@ -238,8 +231,7 @@ async def test_a_pool_whose_header_says_that_it_is_released_is_not_mapped(
 ) -> None:
     near, far = KVAgent(config("d"), world.host), KVAgent(config("p"), world.host)
     await started(world, near, far)
-    source, _ = await world.pool(world.p, "agent-1", "p")
-    await world.pool(world.d, "agent-0", "d")
+    source, _, _ = await world.pools("agent-1")
     ask = near.ctx.ask
 
     async def ask_and_mark(*arguments: Any, **options: Any) -> Any:
@@ -248,11 +240,8 @@ async def test_a_pool_whose_header_says_that_it_is_released_is_not_mapped(
         return answer
 
     monkeypatch.setattr(near.ctx, "ask", ask_and_mark)
-    await world.ask(world.d, "agent-0", grant([4, 5]))
-    world.p.announce("agent-0", ready(source, [1, 2]))
-    end = await world.d.ends()
-    assert isinstance(end, TransferFailed)
-    assert end.code == "memory_released"
+    await world.order(source, [1, 2], [4, 5])
+    assert await world.d.fails() == "memory_released"
     assert not near._transports.transports[0]._peers  # type: ignore[attr-defined]
 
 

@@ -1,7 +1,7 @@
 """An agent gives memory back that it sends to other agents: what is being read stays, nothing more is begun."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +10,10 @@ from kvstore.protocol import MakePages, MapPool, OfferPages, OfferPair, PagesOff
 from mesh.actor import Call
 from mesh.address import Address
 from mesh.errors import RemoteError
-from mesh.simulation import virtual_time
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import PoolConfig
 from nodes.protocol.memory import GroupMemory, HasLetGo, LetGo, ReleaseMemory, ResumeMemory
-from tests.nodes.kv_agent.agent_world import Process, World, config
+from tests.nodes.kv_agent.agent_world import Process, World, config, in_world
 from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE, Scheduler
 
 
@@ -31,15 +30,9 @@ class Holder(Scheduler):
         call.reply(HasLetGo(group=order.group, number=order.number))
 
 
-def run(main: Callable[[World, Holder], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        world = World()
-        holder = world.scheduler = Holder()
-        await world.start()
-        await main(world, holder)
-        await world.stop()
-
-    virtual_time.run(whole(), limit_s=600.0)
+@pytest.fixture
+def world() -> Callable[..., None]:
+    return in_world(scheduler=Holder())
 
 
 class Maker(Scheduler):
@@ -63,8 +56,7 @@ async def two(world: World) -> tuple[KVAgent, PoolHandle]:
     await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))
     far = await world.agent("agent-1", config("cuda:1", "p", device_transport="nccl"))
     await world.settle(4)
-    source, _ = await world.pool("agent-1", "p")
-    await world.pool("agent-0", "d")
+    source, _, _ = await world.pools()
     return far, source
 
 
@@ -87,77 +79,67 @@ def stop_sender(world: World) -> None:
     sender.stop()
 
 
-def test_pages_that_are_being_sent_stay_until_nothing_reads_them() -> None:
-    async def main(world: World, _: Holder) -> None:
-        far, source = await two(world)
-        # The sender's kernel goes on after its pair was given up.
-        world.wire.is_slow = world.wire.is_stuck = True
-        await world.order(source, "agent-0", [8], [4])
-        while not far._transports.is_sending("p"):
-            await asyncio.sleep(0.01)
-        world.network.crash(Address("agent-0", 1))
-        for _ in range(100):
-            found = await state(world, ReleaseMemory())
-            await asyncio.sleep(0.1)
-        assert (found.state, found.waiting_for, found.pool_bytes) == ("releasing", [], NUM_PAGES * SIZE)
-        stop_sender(world)
-        await becomes(world, ReleaseMemory(), "released")
-        assert not far._transports.is_sending("p")
-
-    run(main)
+async def test_pages_that_are_being_sent_stay_until_nothing_reads_them(world: World) -> None:
+    far, source = await two(world)
+    # The sender's kernel goes on after its pair was given up.
+    world.wire.is_slow = world.wire.is_stuck = True
+    await world.order(source, "agent-0", [8], [4])
+    while not far._transports.is_sending("p"):
+        await asyncio.sleep(0.01)
+    world.network.crash(Address("agent-0", 1))
+    for _ in range(100):
+        found = await state(world, ReleaseMemory())
+        await asyncio.sleep(0.1)
+    assert (found.state, found.waiting_for, found.pool_bytes) == ("releasing", [], NUM_PAGES * SIZE)
+    stop_sender(world)
+    await becomes(world, ReleaseMemory(), "released")
+    assert not far._transports.is_sending("p")
 
 
-def test_nothing_is_sent_of_a_pool_that_is_being_released_and_offered_again_it_is() -> None:
-    async def main(world: World, holder: Holder) -> None:
-        _, source = await two(world)
-        holder.is_willing = False
-        await becomes(world, ReleaseMemory(), "releasing")
-        offer = OfferPair(
-            pair="x",
-            unique_id=bytes(128),
-            group="p",
-            incarnation=source.incarnation,
-            layout_digest=LAYOUT.digest,
-            timeout_s=5.0,
-            transport="nccl",
-        )
-        with pytest.raises(RemoteError, match="unknown_group"):
-            await world.ask("agent-1", offer)
-        await becomes(world, ResumeMemory(), "held")
-        assert (await world.ask("agent-1", MapPool(group="p"))).incarnation == source.incarnation
-        await world.order(source, "agent-0", [8], [4])
-        assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
-
-    run(main)
+async def test_nothing_is_sent_of_a_pool_that_is_being_released_and_offered_again_it_is(world: World) -> None:
+    _, source = await two(world)
+    world.scheduler.is_willing = False
+    await becomes(world, ReleaseMemory(), "releasing")
+    offer = OfferPair(
+        pair="x",
+        unique_id=bytes(128),
+        group="p",
+        incarnation=source.incarnation,
+        layout_digest=LAYOUT.digest,
+        timeout_s=5.0,
+        transport="nccl",
+    )
+    with pytest.raises(RemoteError, match="unknown_group"):
+        await world.ask("agent-1", offer)
+    await becomes(world, ResumeMemory(), "held")
+    assert (await world.ask("agent-1", MapPool(group="p"))).incarnation == source.incarnation
+    await world.order(source, "agent-0", [8], [4])
+    assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
 
 
-def test_the_table_of_pages_that_a_worker_made_is_made_again_when_nothing_reads_them() -> None:
-    async def main(world: World, _: Holder) -> None:
-        pool = PoolConfig(group="p", num_pages=NUM_PAGES, layout=LAYOUT, device="cuda:1", in_worker=True)
-        await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))
-        far = await world.agent("agent-1", config("cuda:1", pools=[pool], device_transport="nccl"))
-        worker = Maker()
-        await world.add("W", worker)
-        await world.settle(5)
-        await worker.make(Process(world.tables, world.cards))
-        source = (await world.pool("agent-1", "p"))[0]
-        await world.pool("agent-0", "d")
-        world.wire.is_slow = world.wire.is_stuck = True
-        await world.order(source, "agent-0", [8], [4])
-        while not far._transports.is_sending("p"):
-            await asyncio.sleep(0.01)
-        for address in (Address("agent-0", 1), Address("W", 1)):
-            world.network.crash(address)
-        successor = Maker()
-        await world.add("W", successor, 2)
-        while successor.ctx.members.get("agent-1") is None:
-            await asyncio.sleep(0.05)
-        answer = asyncio.ensure_future(successor.table())
-        await asyncio.sleep(10.0)
-        assert not answer.done()
-        assert world.processes["agent-1"].memory.num_open == 1, "the sender reads what is open"
-        stop_sender(world)
-        assert (await answer).incarnation != source.incarnation
-        assert world.processes["agent-1"].memory.num_open == 0
-
-    run(main)
+async def test_the_table_of_pages_that_a_worker_made_is_made_again_when_nothing_reads_them(world: World) -> None:
+    pool = PoolConfig(group="p", num_pages=NUM_PAGES, layout=LAYOUT, device="cuda:1", in_worker=True)
+    await world.agent("agent-0", config("cuda:0", "d", device_transport="nccl"))
+    far = await world.agent("agent-1", config("cuda:1", pools=[pool], device_transport="nccl"))
+    worker = Maker()
+    await world.add("W", worker)
+    await world.settle(5)
+    await worker.make(Process(world.tables, world.cards))
+    source, _, _ = await world.pools()
+    world.wire.is_slow = world.wire.is_stuck = True
+    await world.order(source, "agent-0", [8], [4])
+    while not far._transports.is_sending("p"):
+        await asyncio.sleep(0.01)
+    for address in (Address("agent-0", 1), Address("W", 1)):
+        world.network.crash(address)
+    successor = Maker()
+    await world.add("W", successor, 2)
+    while successor.ctx.members.get("agent-1") is None:
+        await asyncio.sleep(0.05)
+    answer = asyncio.ensure_future(successor.table())
+    await asyncio.sleep(10.0)
+    assert not answer.done()
+    assert world.processes["agent-1"].memory.num_open == 1, "the sender reads what is open"
+    stop_sender(world)
+    assert (await answer).incarnation != source.incarnation
+    assert world.processes["agent-1"].memory.num_open == 0

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,7 +16,7 @@ from mesh.address import Address
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import PoolConfig
 from tests.kvstore.fake_links import FakeLinks
-from tests.nodes.kv_agent.agent_world import World, config
+from tests.nodes.kv_agent.agent_world import World, config, in_world
 from tests.nodes.kv_agent.two_schedulers import LAYOUT, NUM_PAGES, SIZE
 
 TCP = TcpSettings(num_streams=2, chunk_bytes=1 << 16)
@@ -24,21 +24,7 @@ TCP = TcpSettings(num_streams=2, chunk_bytes=1 << 16)
 
 @pytest.fixture
 def world() -> Callable[..., None]:
-    """A world that has started, on real sockets; for tests that are coroutine functions."""
-
-    def run(main: Callable[[World], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            world = World(has_sockets=True)
-            await world.start()
-            await main(world)
-            await world.stop()
-
-        async def limited() -> None:
-            await asyncio.wait_for(whole(), 60.0)
-
-        asyncio.run(limited())
-
-    return run
+    return in_world(has_sockets=True)
 
 
 class Two(NamedTuple):
@@ -56,10 +42,7 @@ async def two(world: World, device: str, **changes: Any) -> Two:
     agents = [await world.agent("agent-0", config(device, "d", **settings))]
     agents.append(await world.agent("agent-1", config(device, "p", **settings)))
     await world.settle(4)
-    source, from_pool = await world.pool("agent-1", "p")
-    _, to_pool = await world.pool("agent-0", "d")
-    from_bytes, to_bytes = world.worker.bytes_of(from_pool), world.worker.bytes_of(to_pool)
-    from_bytes[:] = random.Random(3).randbytes(len(from_bytes))
+    source, from_bytes, to_bytes = await world.pools()
     return Two(*agents, source, from_bytes, to_bytes)
 
 
@@ -96,22 +79,15 @@ async def test_an_agent_that_dies_before_it_has_sent(world: World) -> None:
     agents = await two(world, "cpu", pair_timeout_s=30.0)
     world.network.crash(Address("agent-1", 1))
     await world.order(agents.source, "agent-0", [8], [4])
-    end = await world.scheduler.ends()
-    assert isinstance(end, TransferFailed)
+    await world.scheduler.fails()
     while agents.near._pulls.is_busy:
         await asyncio.sleep(0.01)
 
 
 async def test_a_source_that_does_not_listen_to_tcp_is_not_reached_in_another_way(world: World) -> None:
-    await world.agent("agent-0", config("cpu", "d", tcp=TCP, host_transport="tcp"))
-    await world.agent("agent-1", config("cpu", "p"))
-    await world.settle(4)
-    source, _ = await world.pool("agent-1", "p")
-    await world.pool("agent-0", "d")
+    source, _, _ = await world.two(config("cpu", "d", tcp=TCP, host_transport="tcp"), config("cpu", "p"))
     await world.order(source, "agent-0", [8], [4])
-    end = await world.scheduler.ends()
-    assert isinstance(end, TransferFailed)
-    assert end.code == "not_served"
+    assert await world.scheduler.fails() == "not_served"
 
 
 async def test_a_transfer_that_is_late_is_quiet_when_its_threads_have_ended(
@@ -122,8 +98,7 @@ async def test_a_transfer_that_is_late_is_quiet_when_its_threads_have_ended(
     idle = FakeLinks(world.wire, world.worker.memory, "tcp").link("cpu", b"", 1)
     monkeypatch.setattr(agents.far._transports.far["cpu"][0]._links, "link", lambda *_: idle)
     await world.order(agents.source, "agent-0", [8], [4], timeout_s=1.0)
-    end = await world.scheduler.ends()
-    assert isinstance(end, TransferFailed)
+    await world.scheduler.fails()
     assert await world.ask("agent-0", CloseGrant(grant_id="g")) == GrantClosed(grant_id="g")
     assert not any(agents.to_bytes)
 
@@ -133,9 +108,7 @@ async def test_a_pool_that_is_withdrawn_is_not_sent_and_offered_again_it_is(worl
     assert not agents.far._transports.is_sending("p")
     agents.far._transports.withdraw("p")
     await world.order(agents.source, "agent-0", [8], [4])
-    end = await world.scheduler.ends()
-    assert isinstance(end, TransferFailed)
-    assert end.code == "unknown_group"
+    assert await world.scheduler.fails() == "unknown_group"
     agents.far._transports.register(agents.far._ranks["p"][0])
     world.scheduler.heard.clear()
     await world.order(agents.source, "agent-0", [8], [4], grant_id="again")
@@ -152,8 +125,7 @@ async def test_an_agent_whose_address_is_not_there_does_not_start(world: World) 
 async def test_pools_of_one_agent_are_copied_in_memory_all_the_same(world: World) -> None:
     agent = await world.agent("agent-0", config("cpu", "d", "p", tcp=TCP, host_transport="tcp"))
     await world.settle(3)
-    source, _ = await world.pool("agent-0", "p")
-    await world.pool("agent-0", "d")
+    source, _, _ = await world.pools("agent-0")
     await world.order(source, "agent-0", [8], [NUM_PAGES - 1])
     assert await world.scheduler.ends() == PagesPulled(grant_id="g", num_pages=1, complete=True)
     assert not agent._transports.far["cpu"][0]._halves  # type: ignore[attr-defined]
@@ -181,11 +153,10 @@ async def test_ranks_of_another_agent(world: World, device: str, source_tp: int,
         return world.worker.bytes_of(world.worker.host.open(handle.path, writable=True))
 
     settings = {"tcp": TCP, "device_transport" if device != "cpu" else "host_transport": "tcp"}
-    await world.agent("agent-0", config("cpu", pools=pools("d", destination_tp), **settings))
-    await world.agent("agent-1", config("cpu", pools=pools("p", source_tp), **settings))
-    await world.settle(4)
-    source, _ = await world.pool("agent-1", "p")
-    await world.pool("agent-0", "d")
+    source, _, _ = await world.two(
+        config("cpu", pools=pools("d", destination_tp), **settings),
+        config("cpu", pools=pools("p", source_tp), **settings),
+    )
     sent = [await bytes_of(world, "agent-1", "p", rank) for rank in range(source_tp)]
     for rank, content in enumerate(sent):
         content[:] = random.Random(rank).randbytes(len(content))

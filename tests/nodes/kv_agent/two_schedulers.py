@@ -72,6 +72,13 @@ class Scheduler(Actor):
     async def ends(self) -> PagesPulled | TransferFailed:
         return await self.until(lambda message: isinstance(message, TransferFailed) or message.complete)
 
+    async def fails(self, words: str = "") -> str:
+        """The code that the first end has, which is a failure that says these words."""
+        end = await self.ends()
+        assert isinstance(end, TransferFailed)
+        assert words in end.message
+        return end.code
+
 
 class SlowAgent(KVAgent):
     """Copies one quantum each millisecond: on virtual time a copy would otherwise be over within its instant."""
@@ -145,6 +152,15 @@ class World(Members):
         """Map a pool as its scheduler does, and say that all its pages are running ones of generation 7."""
         handle = await self.ask(scheduler, agent, MapPool(group=group))
         return handle, run_all_pages(self.host, handle)
+
+    async def pools(self, source_agent: str = "agent-0") -> tuple[PoolHandle, PagePool, PagePool]:
+        """Map `p` at the agent that has it, and `d` at the first one."""
+        source, from_pool = await self.pool(self.p, source_agent, "p")
+        return source, from_pool, (await self.pool(self.d, "agent-0", "d"))[1]
+
+    async def order(self, source: PoolHandle, source_pages: list[int], pages: list[int]) -> None:
+        await self.ask(self.d, "agent-0", grant(pages))
+        self.p.announce("agent-0", ready(source, source_pages))
 
 
 def run_all_pages(host: MemoryHost, handle: PoolHandle) -> PagePool:
