@@ -11,13 +11,9 @@ from hypothesis import strategies as st
 from mesh.address import Address
 from nodes.protocol import Adopted, RowError, StepResult
 from nodes.scheduler.events import Told
-from tests.nodes.scheduler.scheduler_world import VOCAB, World
+from tests.nodes.scheduler.scheduler_world import VOCAB, World, prompt
 
 Lie = Callable[[StepResult], list[StepResult]]
-
-
-def prompt(length: int, base: int = 0) -> list[int]:
-    return [2 + (base * 101 + index * 7) % 900 for index in range(length)]
 
 
 def altered(result: StepResult, **fields: object) -> StepResult:
@@ -172,6 +168,7 @@ def test_a_worker_that_lies_and_will_not_go_is_done_without() -> None:
     """Nobody waits for ever, and nobody is told its tokens; requests are told to go elsewhere."""
     liar = Liar()
     world = liar.world
+    world.leave()
     world.workers["w-m"].is_deaf = True
     liar.lie = NONSENSE["beyond the vocabulary"]
     request = world.submit(prompt(9), "m", max_tokens=6)
@@ -187,6 +184,7 @@ def test_a_worker_that_lies_and_will_not_go_is_done_without() -> None:
 def test_a_worker_that_lies_about_its_epoch_is_done_without() -> None:
     """Nothing it sends comes from whom it says to be, and nobody waits for that for ever."""
     world = World(num_pages={"m": 60})
+    world.leave()
     worker = world.workers["w-m"]
     worker.adopted = lambda: Adopted(worker_epoch=2**60, numerics="", vocab_size=VOCAB)
     request = world.submit(prompt(9), "m", max_tokens=6)

@@ -6,13 +6,9 @@ from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import rebuild
 from mesh.address import Address
 from nodes.scheduler.core import SchedulerCore
-from tests.nodes.scheduler.scheduler_world import PAGE, World
+from tests.nodes.scheduler.scheduler_world import PAGE, World, prompt
 
 NUM_PAGES = 24
-
-
-def prompt(length: int, base: int = 0) -> list[int]:
-    return [2 + (base * 101 + index * 7) % 900 for index in range(length)]
 
 
 class Heirs:

@@ -3,12 +3,8 @@
 from nodes.protocol import StepPlan
 from nodes.protocol.steps import RowColumn
 from nodes.scheduler.worker_link.worker_deaths import POISONED
-from tests.nodes.scheduler.scheduler_world import EDGE, World
+from tests.nodes.scheduler.scheduler_world import EDGE, World, prompt
 from tests.nodes.step_plans import column
-
-
-def prompt(length: int, base: int = 0) -> list[int]:
-    return [2 + (base * 101 + index * 7) % 900 for index in range(length)]
 
 
 class Deadly:
@@ -68,8 +64,6 @@ def test_who_kills_the_worker_fails_and_nobody_else() -> None:
     assert all(request.finish for request in requests)
     assert deadly.num_deaths == 3
     assert world.cores["m"].deaths.num_poisoned == 1
-    world.settle()
-    world.check()
 
 
 def test_one_who_was_only_there_is_cleared_by_a_step_alone() -> None:
@@ -95,8 +89,6 @@ def test_one_who_was_only_there_is_cleared_by_a_step_alone() -> None:
     assert deadly.alone[:3] == [1, 1, 1]
     assert 3 in deadly.alone
     assert core.deaths.num_poisoned == 0
-    world.settle()
-    world.check()
 
 
 def test_a_prompt_that_kills_the_prefill_worker_does_not_go_on_to_kill_the_next() -> None:
@@ -127,5 +119,3 @@ def test_a_prompt_that_kills_the_prefill_worker_does_not_go_on_to_kill_the_next(
     assert killer.failure == POISONED
     assert other.finish
     assert deaths == 3
-    world.settle()
-    world.check()
