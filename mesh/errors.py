@@ -101,7 +101,7 @@ class FrameRefused(MeshError):
 
 
 class Superseded(MeshError, code=SUPERSEDED):
-    """This incarnation is over: the registry knows `known_epoch` of the same actor, so the next one goes above that."""
+    """This incarnation is over: those it needs know a later one, of `known_epoch`; the next one goes above that."""
 
     def __init__(self, message: str, known_epoch: int) -> None:
         super().__init__(message)

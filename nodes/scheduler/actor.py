@@ -21,7 +21,7 @@ from kvstore.protocol import MapPool, PoolHandle
 from mesh.actor import Actor, Answer, Call
 from mesh.address import Address
 from mesh.calls.persistent_ask import PersistentAsk
-from mesh.errors import CallError, MeshError
+from mesh.errors import STALE_EPOCH, CallError, MeshError, RemoteError, Superseded
 from mesh.membership.view import DRAINING, READY, RELEASED, Member
 from mesh.runtime.driver import CoreDriver
 from mesh.runtime.timers import DeadlineTimer
@@ -87,7 +87,8 @@ class SchedulerActor(Actor):
         """Map the pool and take over what an earlier incarnation left in it.
 
         Transfers into it have ended when the agent answers, and steps of that incarnation when the worker does; before
-        both the page table may still change. Raises PoolError, ConfigError, or what agent or worker refuse with.
+        both the page table may still change. Raises PoolError, ConfigError, Superseded where the worker is a later
+        scheduler's, or what agent or worker refuse with.
 
         Where the group's memory is released this waits, and begins again if it is released meanwhile.
         """
@@ -144,7 +145,13 @@ class SchedulerActor(Actor):
         """Every rank's `Adopted`. Asked at once: a rank adopted alone would leave another waiting for it in a step."""
         adopt = Adopt(scheduler_epoch=self.ctx.address.epoch)
         asks = [self._ask_until_answered(rank, adopt, "the worker") for rank in self._config.ranks]
-        return await asyncio.gather(*asks)
+        try:
+            return await asyncio.gather(*asks)
+        except RemoteError as error:
+            if error.code == STALE_EPOCH and error.known_epoch > self.ctx.address.epoch:
+                # The next one goes above it: by one at a time it would take as many starts as a clock was put back.
+                raise Superseded(error.message, error.known_epoch) from error
+            raise
 
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
         """Results, transfers, handoffs, streams; see `Actor.on_tell`."""

@@ -21,7 +21,7 @@ from kvstore.protocol import PoolHandle
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.calls.persistent_ask import PersistentAsk
-from mesh.errors import CallError
+from mesh.errors import STALE_EPOCH, CallError
 from mesh.membership.view import RELEASED, Member
 from mesh.runtime.driver import CoreDriver
 from mesh.transport.base import Buffer
@@ -308,8 +308,8 @@ class WorkerActor(Actor, Resident):
                 self._on_mismatch(actor_id, mismatch)
             case AnswerAdopt(call):
                 call.reply(self._adopted)
-            case RefuseAdopt(call, code, message):
-                call.fail(code, message)
+            case RefuseAdopt(call, known_epoch, message):
+                call.fail(STALE_EPOCH, message, known_epoch=known_epoch)
             case StepRefused(step, reason):
                 self.ctx.metrics.count("mesh_worker_steps_refused_total", reason=reason)
                 self.ctx.log.debug("step refused", step=step, reason=reason)

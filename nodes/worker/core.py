@@ -77,10 +77,10 @@ class AnswerAdopt(NamedTuple):
 
 
 class RefuseAdopt(NamedTuple):
-    """A later scheduler has the worker."""
+    """A later scheduler, of `known_epoch`, has the worker; 0 where none has."""
 
     call: Any
-    code: str
+    known_epoch: int
     message: str
 
 
@@ -194,11 +194,11 @@ class WorkerCore:
         # A scheduler that was replaced and does not know it: told, so that it ends.
         if epoch < max(self._epoch, 1):
             message = f"scheduler epoch {epoch} is over: the worker was adopted by epoch {self._epoch}"
-            return [RefuseAdopt(event.call, "stale_epoch", message)]
+            return [RefuseAdopt(event.call, self._epoch, message)]
         commands: list[Command] = []
         if epoch > self._epoch or not self._is_adopted:
             commands += [
-                RefuseAdopt(waiting.call, "stale_epoch", f"scheduler epoch {epoch} adopted the worker meanwhile")
+                RefuseAdopt(waiting.call, epoch, f"scheduler epoch {epoch} adopted the worker meanwhile")
                 for waiting in self._adopting
             ]
             self._adopting.clear()

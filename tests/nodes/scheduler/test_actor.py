@@ -15,7 +15,7 @@ from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import MapPool, PoolHandle
 from mesh.actor import Answer
 from mesh.address import Address, Endpoint
-from mesh.errors import DeadlineExceeded, RemoteError, Unreachable
+from mesh.errors import DeadlineExceeded, RemoteError, Superseded, Unreachable
 from mesh.membership.view import Member
 from mesh.runtime.telemetry import Metrics
 from mesh.transport.base import Channel
@@ -395,6 +395,15 @@ async def test_a_scheduler_that_is_starting_lets_go_and_begins_again() -> None:
         mapped.table()
     assert [type(message) for _, message in ctx.asked[:4]] == [MapPool, Adopt, MapPool, Adopt]
     assert ctx.ended == []
+    await one.stop()
+
+
+async def test_a_scheduler_with_an_epoch_of_long_ago_says_above_which_the_next_one_goes() -> None:
+    refused = RemoteError("stale_epoch", "scheduler epoch 7 is over", known_epoch=86_400)
+    one, _, _ = actor(adopted=[refused])
+    with pytest.raises(Superseded) as caught:
+        await one.start()
+    assert caught.value.known_epoch == 86_400
     await one.stop()
 
 

@@ -384,10 +384,10 @@ def test_later_epochs_win() -> None:
     assert core.handle(adopt(epoch=3, call="third")) == []
     (refused,) = core.handle(adopt(epoch=2, call="second"))
     assert isinstance(refused, RefuseAdopt)
-    assert (refused.call, refused.code) == ("second", "stale_epoch")
+    assert (refused.call, refused.known_epoch) == ("second", 3)
     assert core.handle(adopt(epoch=3, call="third again")) == []
     refusals = core.handle(adopt(epoch=4, call="fourth"))
-    assert [command.call for command in refusals] == ["third", "third again"]
+    assert [(command.call, command.known_epoch) for command in refusals] == [("third", 4), ("third again", 4)]
     assert core.handle(done(1)) == [AnswerAdopt("fourth")]
     (refused,) = WorkerCore(LIMITS).handle(adopt(epoch=0))
     assert isinstance(refused, RefuseAdopt)
