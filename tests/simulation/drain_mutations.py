@@ -1,26 +1,27 @@
 """Planted bugs in what becomes of requests whose worker is drained, or whose question somebody does not serve."""
 
 from typing import Any
+from unittest.mock import patch
 
 from mesh.calls import persistent_ask
 from nodes.scheduler.worker_link.worker_drain import WorkerDrain
 from tests.simulation.planting import Patches, around, nothing
 
 
-def _never_back(on_members: Any) -> Any:
-    return lambda self, event, now: on_members(self, event._replace(ready={}), now)
+def _never_back(on_members: Any, self: Any, event: Any, now: Any) -> Any:
+    return on_members(self, event._replace(ready={}), now)
 
 
-def _untold(on_members: Any) -> Any:
-    return lambda self, event, now: on_members(self, event._replace(drained={}), now)
+def _untold(on_members: Any, self: Any, event: Any, now: Any) -> Any:
+    return on_members(self, event._replace(drained={}), now)
 
 
 PLANTED: dict[str, Patches] = {
-    "a drained worker is waited for like one that died": [around(WorkerDrain, "on_members", lambda _: nothing)],
-    "what a drained worker was computing is kept": [around(WorkerDrain, "on_due", lambda _: nothing)],
+    "a drained worker is waited for like one that died": [around(WorkerDrain, "on_members", nothing)],
+    "what a drained worker was computing is kept": [around(WorkerDrain, "on_due", nothing)],
     "who stays away is waited for like one that is renewed": [around(WorkerDrain, "on_members", _untold)],
     "a worker that was renewed is taken for drained": [around(WorkerDrain, "on_members", _never_back)],
     "who does not serve a question has the last word": [
-        around(persistent_ask, "NOT_SERVED", lambda _: "nothing like it")
+        lambda: patch.object(persistent_ask, "NOT_SERVED", "nothing like it"),
     ],
 }

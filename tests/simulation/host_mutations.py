@@ -17,33 +17,26 @@ from tests.simulation.planting import Patches, around, nothing
 _ENDED = "_ended_early"
 
 
-def _over_at_once(cancel: Any) -> Any:
-    def mutated(self: Pair, number: int, error: Any) -> Any:
-        current = self._current
-        if current is None or current.number != number or current.error is not None:
-            return cancel(self, number, error)
-        current.error = error
-        vars(self).setdefault(_ENDED, set()).add(number)
-        return [Finished(number, error)]
-
-    return mutated
+def _over_at_once(cancel: Any, self: Pair, number: int, error: Any) -> Any:
+    current = self._current
+    if current is None or current.number != number or current.error is not None:
+        return cancel(self, number, error)
+    current.error = error
+    vars(self).setdefault(_ENDED, set()).add(number)
+    return [Finished(number, error)]
 
 
-def _once(end: Any) -> Any:
-    def mutated(self: Pair) -> Any:
-        ended = vars(self).get(_ENDED, ())
-        return [one for one in end(self) if not (isinstance(one, Finished) and one.number in ended)]
-
-    return mutated
+def _once(end: Any, self: Pair) -> Any:
+    ended = vars(self).get(_ENDED, ())
+    return [one for one in end(self) if not (isinstance(one, Finished) and one.number in ended)]
 
 
-def _without_looking_for_gaps(apply: Any) -> Any:
-    def mutated(self: Membership, registry_epoch: int, version: int, upserted: Any, left: Any) -> Any:
-        if registry_epoch == self.registry_epoch and version > self.version:
-            self.version = version - 1
-        return apply(self, registry_epoch, version, upserted, left)
-
-    return mutated
+def _without_looking_for_gaps(
+    apply: Any, self: Membership, registry_epoch: int, version: int, upserted: Any, left: Any
+) -> Any:
+    if registry_epoch == self.registry_epoch and version > self.version:
+        self.version = version - 1
+    return apply(self, registry_epoch, version, upserted, left)
 
 
 def _anybody(*_: Any) -> bool:
@@ -59,14 +52,14 @@ HOSTS_PLANTED: dict[str, Patches] = {
     ],
     # As on one host: the death of who announced them is heard of in time, most often.
     "generations are not compared where pages are sent": [
-        around(transport, "compare_generations", lambda _: nothing),
+        around(transport, "compare_generations", nothing),
         around(TransferSession, "handle", _ignore_lost_senders),
-        around(DecodeHandoffQueue, "on_peer_lost", lambda _: lambda *_: []),
+        around(DecodeHandoffQueue, "on_peer_lost", lambda *_: []),
     ],
     # With its supervisor gone too there is nobody else to say so.
-    "a host that is lost for good stays in the mesh": [around(RegistryCore, "expire", lambda _: nothing)],
-    "a host that was cut off does not join again": [around(Registration, "heartbeat", lambda _: nothing)],
-    "a foreign PeerDown is believed": [around(system, "is_of_host", lambda _: _anybody)],
-    "a foreign Leave is believed": [around(registry, "is_of_host", lambda _: _anybody)],
+    "a host that is lost for good stays in the mesh": [around(RegistryCore, "expire", nothing)],
+    "a host that was cut off does not join again": [around(Registration, "heartbeat", nothing)],
+    "a foreign PeerDown is believed": [around(system, "is_of_host", _anybody)],
+    "a foreign Leave is believed": [around(registry, "is_of_host", _anybody)],
     "changes that a cut swallowed are not missed": [around(Membership, "apply", _without_looking_for_gaps)],
 }

@@ -51,267 +51,187 @@ from tests.simulation.planting import Patches, around, nothing
 from tests.simulation.table_mutations import OPENINGS_PLANTED, TABLE_KEPT
 
 
-def _leave_at_once(leave: Any) -> Any:
-    def mutated(self: Running, sequence: Sequence, stage: Any) -> bool:
-        inflight, sequence.num_inflight = sequence.num_inflight, 0
-        left = leave(self, sequence, stage)
-        sequence.num_inflight = inflight
-        return left
+def _leave_at_once(leave: Any, self: Running, sequence: Sequence, stage: Any) -> bool:
+    inflight, sequence.num_inflight = sequence.num_inflight, 0
+    left = leave(self, sequence, stage)
+    sequence.num_inflight = inflight
+    return left
 
-    return mutated
 
+def _commit_what_is_scheduled(journal: Any, self: Sequence, page_size: int) -> None:
+    computed, self.num_computed = self.num_computed, self.num_scheduled
+    journal(self, page_size)
+    self.num_computed = computed
 
-def _commit_what_is_scheduled(journal: Any) -> Any:
-    def mutated(self: Sequence, page_size: int) -> None:
-        computed, self.num_computed = self.num_computed, self.num_scheduled
-        journal(self, page_size)
-        self.num_computed = computed
 
-    return mutated
+def _count_tokens_twice(accept: Any, self: RequestState, delta: Any, now: float) -> Any:
+    taken = msgspec.structs.replace(delta, position=len(self.output_ids), text_offset=self.num_chars)
+    return accept(self, taken, now)
 
 
-def _count_tokens_twice(accept: Any) -> Any:
-    def mutated(self: RequestState, delta: Any, now: float) -> Any:
-        taken = msgspec.structs.replace(delta, position=len(self.output_ids), text_offset=self.num_chars)
-        return accept(self, taken, now)
+def _take_steps_of_every_epoch(on_step: Any, self: WorkerCore, event: Any) -> Any:
+    plan = msgspec.structs.replace(event.plan, scheduler_epoch=self._epoch)
+    return on_step(self, event._replace(plan=plan))
 
-    return mutated
 
+def _take_any_result(on_result: Any, self: Pipeline, worker: Any, result: Any, now: float) -> Any:
+    if self._sent:
+        step = self._sent[0].plan.step
+        result = msgspec.structs.replace(result, scheduler_epoch=self._epoch, step=step)
+    return on_result(self, worker, result, now)
 
-def _take_steps_of_every_epoch(on_step: Any) -> Any:
-    def mutated(self: WorkerCore, event: Any) -> Any:
-        plan = msgspec.structs.replace(event.plan, scheduler_epoch=self._epoch)
-        return on_step(self, event._replace(plan=plan))
 
-    return mutated
+def _free_at_once(abort: Any, self: Any, *, quiesced: Any) -> Any:
+    return abort(self, quiesced=True)
 
 
-def _take_any_result(on_result: Any) -> Any:
-    def mutated(self: Pipeline, worker: Any, result: Any, now: float) -> Any:
-        if self._sent:
-            step = self._sent[0].plan.step
-            result = msgspec.structs.replace(result, scheduler_epoch=self._epoch, step=step)
-        return on_result(self, worker, result, now)
+def _off_by_one(reopen: Any, self: Any, sequence: Any, position: Any, *more: Any) -> Any:
+    return reopen(self, sequence, position + 1, *more)
 
-    return mutated
 
+def _unlocked(lock: Any, self: RadixTree, match: Any) -> Any:
+    node = step = lock(self, match)
+    while step is not None:
+        if step.lock_count == 1:
+            self.num_evictable += len(step.pages)
+        step.lock_count -= 1
+        step = step.parent
+    return node
 
-def _free_at_once(abort: Any) -> Any:
-    return lambda self, *, quiesced: abort(self, quiesced=True)
 
+def _do_not_answer_zombies(on_delta: Any, self: GatewayCore, delta: Any, now: float) -> None:
+    log = self._requests.get(delta.request_id)
+    if log is not None and delta.attempt >= log.attempt and log.phase <= Phase.RUNNING:
+        on_delta(self, delta, now)
 
-def _off_by_one(reopen: Any) -> Any:
-    return lambda self, sequence, position, *more: reopen(self, sequence, position + 1, *more)
 
+def _keep_queue(on_adopt: Any, self: WorkerCore, event: Any) -> Any:
+    epoch, queue = self._epoch, dict(self._queue)
+    commands = on_adopt(self, event)
+    if queue and epoch != self._epoch and self._running is not None:
+        oldest = queue[min(queue)]
+        self._queue[1] = oldest._replace(plan=msgspec.structs.replace(oldest.plan, step=1, scheduler_epoch=self._epoch))
+    return commands
 
-def _unlocked(lock: Any) -> Any:
-    def mutated(self: RadixTree, match: Any) -> Any:
-        node = step = lock(self, match)
-        while step is not None:
-            if step.lock_count == 1:
-                self.num_evictable += len(step.pages)
-            step.lock_count -= 1
-            step = step.parent
-        return node
 
-    return mutated
+def _adopted_at_once(settle: Any, self: WorkerCore) -> Any:
+    answers = [AnswerAdopt(waiting.call) for waiting in self._adopting]
+    self._adopting.clear()
+    return answers + settle(self)
 
 
-def _do_not_answer_zombies(on_delta: Any) -> Any:
-    def mutated(self: GatewayCore, delta: Any, now: float) -> None:
-        log = self._requests.get(delta.request_id)
-        if log is not None and delta.attempt >= log.attempt and log.phase <= Phase.RUNNING:
-            on_delta(self, delta, now)
+def _keep_one_result(keep: Any, self: WorkerCore, result: Any) -> None:
+    self._results.clear()
+    keep(self, result)
 
-    return mutated
 
+async def _do_not_wait_for_worker(ask: Any, self: SchedulerActor, actor_id: str, message: Any, what: str) -> Any:
+    return None if isinstance(message, Adopt) else await ask(self, actor_id, message, what)
 
-def _keep_queue(on_adopt: Any) -> Any:
-    def mutated(self: WorkerCore, event: Any) -> Any:
-        epoch, queue = self._epoch, dict(self._queue)
-        commands = on_adopt(self, event)
-        if queue and epoch != self._epoch and self._running is not None:
-            oldest = queue[min(queue)]
-            self._queue[1] = oldest._replace(
-                plan=msgspec.structs.replace(oldest.plan, step=1, scheduler_epoch=self._epoch)
-            )
-        return commands
 
-    return mutated
+def _ready_at_once(start: Any, self: SchedulerCore, now: float) -> Any:
+    self._is_announced = True
+    return [*start(self, now), Announce("ready", worker_ready=True)]
 
 
-def _adopted_at_once(settle: Any) -> Any:
-    def mutated(self: WorkerCore) -> Any:
-        answers = [AnswerAdopt(waiting.call) for waiting in self._adopting]
-        self._adopting.clear()
-        return answers + settle(self)
+def _forget_holders(peer_gone: Any, self: AgentCore, peer: Any, reason: str, now: float) -> Any:
+    sessions = self._sessions
+    self._sessions = {name: one for name, one in sessions.items() if one.grant.holder != peer.actor_id}
+    commands = peer_gone(self, peer, reason, now)
+    self._sessions = sessions
+    return commands
 
-    return mutated
 
+def _map_at_once(_: Any, self: Any, event: Any, now: Any) -> Any:
+    return [*self._revoke_older(event.sender, now), self._map(event)]
 
-def _keep_one_result(keep: Any) -> Any:
-    def mutated(self: WorkerCore, result: Any) -> None:
-        self._results.clear()
-        keep(self, result)
 
-    return mutated
+def _close_at_once(close: Any, self: AgentCore, event: Any, now: float) -> Any:
+    commands = close(self, event, now)
+    grant_id = event.message.grant_id
+    return commands + [Reply(call, GrantClosed(grant_id=grant_id)) for call in self._closing.pop(grant_id, [])]
 
 
-def _do_not_wait_for_worker(ask: Any) -> Any:
-    async def mutated(self: SchedulerActor, actor_id: str, message: Any, what: str) -> Any:
-        return None if isinstance(message, Adopt) else await ask(self, actor_id, message, what)
+def _leave_no_tombstone(quiesced: Any, self: AgentCore, session: TransferSession) -> None:
+    quiesced(self, session)
+    if session.phase is TransferPhase.SUCCESS:
+        self._forget(session.grant.grant_id)
 
-    return mutated
 
+def _answer_no_repeats(on_announced: Any, self: TransferSession, event: Any, now: float) -> Any:
+    commands = on_announced(self, event, now)
+    return commands[1:] if self.phase is TransferPhase.SUCCESS else commands
 
-def _ready_at_once(start: Any) -> Any:
-    def mutated(self: SchedulerCore, now: float) -> Any:
-        self._is_announced = True
-        return [*start(self, now), Announce("ready", worker_ready=True)]
 
-    return mutated
+def _lose_the_first(on_announced: Any, self: TransferSession, event: Any, now: float) -> Any:
+    is_first = event.ready.first == 0 and not self.__dict__.get("was_lost")
+    self.__dict__["was_lost"] = True
+    return [] if is_first else on_announced(self, event, now)
 
 
-def _forget_holders(peer_gone: Any) -> Any:
-    def mutated(self: AgentCore, peer: Any, reason: str, now: float) -> Any:
-        sessions = self._sessions
-        self._sessions = {name: one for name, one in sessions.items() if one.grant.holder != peer.actor_id}
-        commands = peer_gone(self, peer, reason, now)
-        self._sessions = sessions
-        return commands
+def _count_all_pages(progress: Any, self: Any) -> Any:
+    return msgspec.structs.replace(progress(self), num_pages=self.num_pages)
 
-    return mutated
 
+def _ignore_unknown_grants(on_transfer_failed: Any, self: PrefillHandoffQueue, message: Any, now: float) -> Any:
+    return None if message.code == "unknown_grant" else on_transfer_failed(self, message, now)
 
-def _map_at_once(_: Any) -> Any:
-    return lambda self, event, now: [*self._revoke_older(event.sender, now), self._map(event)]
 
+def _claim_any(_: Any, self: RecoveredSequences, token_ids: Any, extra_key: str = "", *, lora: str = "") -> Any:
+    for handles in self._by_parent.values():
+        for handle in handles:
+            if handle.num_tokens < len(token_ids):
+                handles.remove(handle)
+                return handle
+    return None
 
-def _close_at_once(close: Any) -> Any:
-    def mutated(self: AgentCore, event: Any, now: float) -> Any:
-        commands = close(self, event, now)
-        grant_id = event.message.grant_id
-        return commands + [Reply(call, GrantClosed(grant_id=grant_id)) for call in self._closing.pop(grant_id, [])]
 
-    return mutated
+def _ignore_lost_senders(handle: Any, self: TransferSession, event: Any, now: float) -> Any:
+    return [] if isinstance(event, SenderLost) else handle(self, event, now)
 
 
-def _leave_no_tombstone(quiesced: Any) -> Any:
-    def mutated(self: AgentCore, session: TransferSession) -> None:
-        quiesced(self, session)
-        if session.phase is TransferPhase.SUCCESS:
-            self._forget(session.grant.grant_id)
+def _take_gaps(take_run: Any, self: Step, number: int, stream: Any, position: int, *more: Any) -> None:
+    take_run(self, number, stream, min(position, stream.position) if stream.position else position, *more)
 
-    return mutated
 
+def _let_anything_in(problem: Any, self: RpcHandlers, *arguments: Any) -> Any:
+    found = problem(self, *arguments)
+    return None if found is not None and found[0] == "never_fits" else found
 
-def _answer_no_repeats(on_announced: Any) -> Any:
-    def mutated(self: TransferSession, event: Any, now: float) -> Any:
-        commands = on_announced(self, event, now)
-        return commands[1:] if self.phase is TransferPhase.SUCCESS else commands
 
-    return mutated
+def _same_incarnation(update: Any, self: Membership, upserted: Any, gone: Any) -> MemberChange:
+    change = update(self, upserted, gone)
+    joined = {one.actor_id for one in change.joined}
+    left = [one for one in change.left if one.actor_id not in joined]
+    old = {one.actor_id for one in change.left} & joined
+    return MemberChange(
+        [one for one in change.joined if one.actor_id not in old],
+        left,
+        change.changed + [one for one in change.joined if one.actor_id in old],
+    )
 
 
-def _lose_the_first(on_announced: Any) -> Any:
-    def mutated(self: TransferSession, event: Any, now: float) -> Any:
-        is_first = event.ready.first == 0 and not self.__dict__.get("was_lost")
-        self.__dict__["was_lost"] = True
-        return [] if is_first else on_announced(self, event, now)
+def _open_with_others(opening: Any, self: Sequence) -> Any:
+    opened = opening(self)
+    return msgspec.structs.replace(opened, token_ids=[1] * len(opened.token_ids))
 
-    return mutated
 
+def _count_from_the_attempt(from_submit: Any, *arguments: Any) -> Sequence:
+    sequence = from_submit(*arguments)
+    least = sequence.sampling.min_tokens and sequence.sampling.min_tokens + sequence.num_prior_outputs
+    sequence.sampling = msgspec.structs.replace(sequence.sampling, min_tokens=least)
+    return sequence
 
-def _count_all_pages(progress: Any) -> Any:
-    return lambda self: msgspec.structs.replace(progress(self), num_pages=self.num_pages)
 
-
-def _ignore_unknown_grants(on_transfer_failed: Any) -> Any:
-    def mutated(self: PrefillHandoffQueue, message: Any, now: float) -> Any:
-        return None if message.code == "unknown_grant" else on_transfer_failed(self, message, now)
-
-    return mutated
-
-
-def _claim_any(_: Any) -> Any:
-    def mutated(self: RecoveredSequences, token_ids: Any, extra_key: str = "", *, lora: str = "") -> Any:
-        for handles in self._by_parent.values():
-            for handle in handles:
-                if handle.num_tokens < len(token_ids):
-                    handles.remove(handle)
-                    return handle
-        return None
-
-    return mutated
-
-
-def _ignore_lost_senders(handle: Any) -> Any:
-    def mutated(self: TransferSession, event: Any, now: float) -> Any:
-        return [] if isinstance(event, SenderLost) else handle(self, event, now)
-
-    return mutated
-
-
-def _take_gaps(take_run: Any) -> Any:
-    def mutated(self: Step, number: int, stream: Any, position: int, *more: Any) -> None:
-        take_run(self, number, stream, min(position, stream.position) if stream.position else position, *more)
-
-    return mutated
-
-
-def _let_anything_in(problem: Any) -> Any:
-    def mutated(self: RpcHandlers, *arguments: Any) -> Any:
-        found = problem(self, *arguments)
-        return None if found is not None and found[0] == "never_fits" else found
-
-    return mutated
-
-
-def _same_incarnation(update: Any) -> Any:
-    def mutated(self: Membership, upserted: Any, gone: Any) -> MemberChange:
-        change = update(self, upserted, gone)
-        joined = {one.actor_id for one in change.joined}
-        left = [one for one in change.left if one.actor_id not in joined]
-        old = {one.actor_id for one in change.left} & joined
-        return MemberChange(
-            [one for one in change.joined if one.actor_id not in old],
-            left,
-            change.changed + [one for one in change.joined if one.actor_id in old],
-        )
-
-    return mutated
-
-
-def _open_with_others(opening: Any) -> Any:
-    def mutated(self: Sequence) -> Any:
-        opened = opening(self)
-        return msgspec.structs.replace(opened, token_ids=[1] * len(opened.token_ids))
-
-    return mutated
-
-
-def _count_from_the_attempt(from_submit: Any) -> Any:
-    def mutated(*arguments: Any) -> Sequence:
-        sequence = from_submit(*arguments)
-        least = sequence.sampling.min_tokens and sequence.sampling.min_tokens + sequence.num_prior_outputs
-        sequence.sampling = msgspec.structs.replace(sequence.sampling, min_tokens=least)
-        return sequence
-
-    return mutated
-
-
-def _fail_all(_: Any) -> Any:
-    def mutated(runner: Any, step: Any, failure: str) -> StepOutcome:
-        return StepOutcome([-1] * len(step.rows), [RowError(row.row, "poisoned_request", failure) for row in step.rows])
-
-    return mutated
+def _fail_all(_: Any, runner: Any, step: Any, failure: str) -> StepOutcome:
+    return StepOutcome([-1] * len(step.rows), [RowError(row.row, "poisoned_request", failure) for row in step.rows])
 
 
 ZOMBIES_GO_ON = around(GatewayCore, "_on_delta", _do_not_answer_zombies)
 """The second guard behind every cancel: output of an attempt that nobody wants is answered with one."""
 
 
-def _take_alone(host: Any, prefix: str, wanted: Any, incarnation: int) -> Any:
+def _take_alone(_: Any, host: Any, prefix: str, wanted: Any, incarnation: int) -> Any:
     return [take_pool(host, prefix + one.name, one, incarnation) for one in wanted]
 
 
@@ -320,7 +240,7 @@ FIRST_LOST = around(TransferSession, "_on_announced", _lose_the_first)
 """No bug: announcements are told, so any may be lost. That of a transfer's first pages seldom is, and is now."""
 
 PLANTED: dict[str, Patches] = _ELSEWHERE | {
-    "unacknowledged steps are not sent again": [around(Pipeline, "send_again", lambda _: nothing)],
+    "unacknowledged steps are not sent again": [around(Pipeline, "send_again", nothing)],
     "any result is taken for the oldest step": [around(Pipeline, "on_result", _take_any_result)],
     "only the last result is kept": [around(WorkerCore, "_keep", _keep_one_result)],
     "pages are given back under a step that writes them": [around(Running, "leave", _leave_at_once)],
@@ -333,31 +253,31 @@ PLANTED: dict[str, Patches] = _ELSEWHERE | {
     "a grant that has closed itself answers its sender alone": [
         around(TransferSession, "_on_announced", _answer_no_repeats),
     ],
-    "what nobody claims is held for good": [around(RecoveredSequences, "release", lambda _: nothing)],
+    "what nobody claims is held for good": [around(RecoveredSequences, "release", nothing)],
     "recovered sequences are claimed for other tokens": [around(RecoveredSequences, "claim", _claim_any)],
     "deltas are taken wherever they belong": [around(RequestState, "accept", _count_tokens_twice)],
     "a detokenizer takes tokens behind a gap": [around(Step, "_take_run", _take_gaps)],
     "a cancel is asked once": [
-        around(CancelLedger, "failed", lambda _: lambda self, scheduler, now: self.lost(scheduler)),
+        around(CancelLedger, "failed", lambda _, self, scheduler, now: self.lost(scheduler)),
         ZOMBIES_GO_ON,
     ],
-    "attempts of a lost gateway go on": [around(Attempts, "of_gateway", lambda _: lambda *_: []), ZOMBIES_GO_ON],
+    "attempts of a lost gateway go on": [around(Attempts, "of_gateway", lambda *_: []), ZOMBIES_GO_ON],
     # The lease is the last guard: before it the holder cancels, is seen to be gone, or does not know the order.
     "prefilled pages are kept for good": [
-        around(PrefillHandoffQueue, "on_lease_over", lambda _: nothing),
-        around(PrefillHandoffQueue, "on_holder_lost", lambda _: lambda *_: []),
+        around(PrefillHandoffQueue, "on_lease_over", nothing),
+        around(PrefillHandoffQueue, "on_holder_lost", lambda *_: []),
         around(PrefillHandoffQueue, "on_transfer_failed", _ignore_unknown_grants),
-        around(DecodeHandoffQueue, "_cancel_unknown", lambda _: nothing),
+        around(DecodeHandoffQueue, "_cancel_unknown", nothing),
     ],
     "a stream begins behind the position asked for": [around(Streams, "reopen", _off_by_one)],
     "requests that never fit are taken": [around(RpcHandlers, "_problem", _let_anything_in)],
-    "a stand-in has the last word on what fits": [around(Peers, "is_stand_in", lambda _: nothing)],
-    "leases at the registry never end": [around(RegistryCore, "expire", lambda _: nothing)],
+    "a stand-in has the last word on what fits": [around(Peers, "is_stand_in", nothing)],
+    "leases at the registry never end": [around(RegistryCore, "expire", nothing)],
     "a new incarnation is taken for the old one": [around(Membership, "_update", _same_incarnation)],
     "pages of a failed transfer are free at once": [around(BlockTable, "abort", _free_at_once)],
     # The agent hears of it in three ways: the link, the next incarnation's first message, and its asking for the pool.
     "a dead scheduler's grants stay open": [
-        around(AgentCore, "_revoke_older", lambda _: lambda *_: []),
+        around(AgentCore, "_revoke_older", lambda *_: []),
         around(AgentCore, "_peer_gone", _forget_holders),
         around(AgentCore, "_map_asked", _map_at_once),
     ],
@@ -378,9 +298,9 @@ PLANTED: dict[str, Patches] = _ELSEWHERE | {
     ],
     # A source's death ends its transfers before its pages are taken for anything else, if it is heard of in time.
     "generations are not compared": [
-        around(puller, "_compare", lambda _: nothing),
+        around(puller, "_compare", nothing),
         around(TransferSession, "handle", _ignore_lost_senders),
-        around(DecodeHandoffQueue, "on_peer_lost", lambda _: lambda *_: []),
+        around(DecodeHandoffQueue, "on_peer_lost", lambda *_: []),
     ],
     "pages are counted that are not the first ones": [
         FIRST_LOST,
@@ -388,16 +308,18 @@ PLANTED: dict[str, Patches] = _ELSEWHERE | {
     ],
     # Pages of a step are given back, and cached, that another rank has yet to write.
     "a step is over when its first rank is done": [
-        around(AdoptedRanks, "gather", lambda _: lambda self, rank, result: result),
+        around(AdoptedRanks, "gather", lambda _, self, rank, result: result),
     ],
-    "ranks go on without one that died": [around(RankGroup, "_end", lambda _: nothing)],
-    "a rank drops steps that another may have begun": [around(RankCore, "handle", lambda _: WorkerCore.handle)],
+    "ranks go on without one that died": [around(RankGroup, "_end", nothing)],
+    "a rank drops steps that another may have begun": [
+        around(RankCore, "handle", lambda _, *event: WorkerCore.handle(*event))
+    ],
     "min_tokens are counted from the attempt": [around(Sequence, "from_submit", _count_from_the_attempt)],
     "what a sampler looks back at is another's": [around(Sequence, "opening", _open_with_others)],
-    "the pool of one rank is made again alone": [around(taking, "take_group", lambda _: _take_alone)],
-    "a device that fails poisons what it is given": [around(isolation, "_check_device", lambda _: nothing)],
+    "the pool of one rank is made again alone": [around(taking, "take_group", _take_alone)],
+    "a device that fails poisons what it is given": [around(isolation, "_check_device", nothing)],
     "a batch that raises fails all its rows": [around(isolation, "_row_by_row", _fail_all)],
-    "a step that hangs is waited for": [around(StepWatch, "begun", lambda _: nothing)],
+    "a step that hangs is waited for": [around(StepWatch, "begun", nothing)],
     # Taken, it would be the same text: that a late answer is dropped shows in nothing but in who goes on computing.
     "output of older attempts is not answered": [ZOMBIES_GO_ON],
 }

@@ -14,9 +14,14 @@ def nothing(*arguments: Any, **options: Any) -> None:
     return None
 
 
-def around(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Callable[[], "_patch[Any]"]:
-    """Replace `owner.name` by what `make` makes of it."""
-    return lambda: patch.object(owner, name, make(getattr(owner, name)))
+def around(owner: Any, name: str, planted: Callable[..., Any]) -> Callable[[], "_patch[Any]"]:
+    """Replace the function `owner.name` by `planted`, which takes the one it replaces before the other arguments."""
+
+    def plant() -> "_patch[Any]":
+        original = getattr(owner, name)
+        return patch.object(owner, name, lambda *arguments, **options: planted(original, *arguments, **options))
+
+    return plant
 
 
 def first_caught(

@@ -18,45 +18,39 @@ from nodes.worker.actor import WorkerActor
 from tests.simulation.planting import Patches, around, nothing
 
 
-def _of_held_groups(pending: Any) -> Any:
-    return lambda self, group: pending(self, group) if group.wish is None else []
+def _of_held_groups(pending: Any, self: Any, group: Any) -> Any:
+    return pending(self, group) if group.wish is None else []
 
 
-def _of_wanted_groups(pending: Any) -> Any:
-    return lambda self, group: pending(self, group) if group.wish is not None else []
+def _of_wanted_groups(pending: Any, self: Any, group: Any) -> Any:
+    return pending(self, group) if group.wish is not None else []
 
 
-def _without_wish(facts: Any) -> Any:
-    return lambda ranks: facts(ranks)._replace(wish=None)
+def _without_wish(facts: Any, ranks: Any) -> Any:
+    return facts(ranks)._replace(wish=None)
 
 
-def _keep_everything(_: Any) -> Any:
-    def mutated(self: SchedulerActor, call: Call, order: LetGo) -> None:
-        call.reply(HasLetGo(group=order.group, number=order.number))
-
-    return mutated
+def _keep_everything(_: Any, self: SchedulerActor, call: Call, order: LetGo) -> None:
+    call.reply(HasLetGo(group=order.group, number=order.number))
 
 
-def _under_steps(stop_steps: Any) -> Any:
-    def mutated(self: WorkerActor, *, is_stopped: bool) -> bool:
-        stop_steps(self, is_stopped=is_stopped)
-        return False
-
-    return mutated
+def _under_steps(stop_steps: Any, self: WorkerActor, *, is_stopped: bool) -> bool:
+    stop_steps(self, is_stopped=is_stopped)
+    return False
 
 
-def _only_rank_0(free_pools: Any) -> Any:
-    return lambda host, prefix, pools: [*free_pools(host, prefix, pools[:1]), *pools[1:]]
+def _only_rank_0(free_pools: Any, host: Any, prefix: Any, pools: Any) -> Any:
+    return [*free_pools(host, prefix, pools[:1]), *pools[1:]]
 
 
 PLANTED: dict[str, Patches] = {
     "a pool is freed under those who map it": [around(MemoryCore, "_pending", _of_held_groups)],
     "who let go is not asked to take up": [around(MemoryCore, "_pending", _of_wanted_groups)],
     "the next agent does not know the wish": [around(actions, "_facts", _without_wish)],
-    "a holder that died is waited for": [around(MemoryCore, "_forget", lambda _: nothing)],
+    "a holder that died is waited for": [around(MemoryCore, "_forget", nothing)],
     "a scheduler keeps what it is asked to give back": [around(SchedulerActor, "_let_go", _keep_everything)],
     "a worker releases its memory under a step": [around(WorkerActor, "stop_steps", _under_steps)],
     "only the first rank's pool is freed": [around(actions, "free_pools", _only_rank_0)],
-    "copies go on from pools that are wanted back": [around(HeldPools, "stop_copies", lambda _: nothing)],
-    "the wish is not written down": [around(MemoryActions, "_mark", lambda _: nothing)],
+    "copies go on from pools that are wanted back": [around(HeldPools, "stop_copies", nothing)],
+    "the wish is not written down": [around(MemoryActions, "_mark", nothing)],
 }

@@ -15,31 +15,25 @@ NUM_SEEDS = 12
 NUM_NEARBY = 20
 
 
-def _not_told(spawn: Any) -> Any:
-    def without(self: Supervisor, watch: Any) -> None:
-        watch.known_epoch = 0
-        spawn(self, watch)
-
-    return without
+def _not_told(spawn: Any, self: Supervisor, watch: Any) -> None:
+    watch.known_epoch = 0
+    spawn(self, watch)
 
 
-def _members_alone(_newest: Any) -> Any:
-    return lambda self, actor_id: self._members[actor_id].epoch if actor_id in self._members else 0
+def _members_alone(_newest: Any, self: Any, actor_id: Any) -> Any:
+    return self._members[actor_id].epoch if actor_id in self._members else 0
 
 
-def _from_one(spawn: Any) -> Any:
-    def counted(self: Supervisor, watch: Any) -> None:
-        watch.epoch = 0
-        spawn(self, watch)
-
-    return counted
+def _from_one(spawn: Any, self: Supervisor, watch: Any) -> None:
+    watch.epoch = 0
+    spawn(self, watch)
 
 
 FROM_A_LOST_FILE = around(Supervisor, "_spawn", _from_one)
 PLANTED: dict[str, Patches] = {
     "the epoch that a refusal names is not heard": [around(Supervisor, "_spawn", _not_told)],
     "a registry forgets the epochs of who has left": [around(RegistryCore, "_newest", _members_alone)],
-    "grants are named by epoch and count alone": [around(os, "urandom", lambda _: bytes)],
+    "grants are named by epoch and count alone": [around(os, "urandom", lambda _, count: bytes(count))],
     "epochs are counted from a lost file": [FROM_A_LOST_FILE, around(RegistryCore, "_newest", _members_alone)],
 }
 

@@ -16,23 +16,20 @@ NUM_SEEDS = 4
 NUM_NEARBY = 10
 
 
-def _anybody(_: Any) -> Any:
-    return lambda *_, **__: True
+def _anybody(*_: Any, **__: Any) -> bool:
+    return True
 
 
-def _believe_all(believe: Any) -> Any:
-    def mutated(self: RegistryCore, known_members: Any, now: float) -> Any:
-        check, self._check = self._check, lambda *_: None
-        try:
-            return believe(self, known_members, now)
-        finally:
-            self._check = check
-
-    return mutated
+def _believe_all(believe: Any, self: RegistryCore, known_members: Any, now: float) -> Any:
+    check, self._check = self._check, lambda *_: None
+    try:
+        return believe(self, known_members, now)
+    finally:
+        self._check = check
 
 
-def _of_any_epoch(prove: Any) -> Any:
-    return lambda self, actor_id, _epoch, role: prove(self, actor_id, 0, role)
+def _of_any_epoch(prove: Any, self: Any, actor_id: Any, _epoch: Any, role: Any) -> Any:
+    return prove(self, actor_id, 0, role)
 
 
 PLANTED: dict[str, Patches] = {
@@ -41,10 +38,10 @@ PLANTED: dict[str, Patches] = {
     "a foreign PeerDown is believed": [
         around(Credentials, "believe", _anybody),
         around(ActorSystem, "_is_supervisor_of", _anybody),
-        around(RegistryActor, "_leave", lambda _: nothing),
+        around(RegistryActor, "_leave", nothing),
     ],
     "hearsay without a proof is believed": [around(RegistryCore, "_believe", _believe_all)],
-    "whoever says hello is who he says": [around(Credentials, "vet", lambda _: lambda *_: False)],
+    "whoever says hello is who he says": [around(Credentials, "vet", lambda *_: False)],
     "anybody may end an actor": [around(Credentials, "obey", _anybody)],
     "a proof is good for every epoch": [around(HostSecret, "prove", _of_any_epoch)],
 }

@@ -16,33 +16,24 @@ from tests.simulation.planting import Patches, around, first_caught, nothing
 
 
 def _as_if(**told: Any) -> Any:
-    return lambda ended: lambda self, now, **given: ended(self, now, **given | told)
+    return lambda ended, self, now, **given: ended(self, now, **given | told)
 
 
-def _forget_who_killed(on_actor: Any) -> Any:
-    def mutated(self: Supervisor, event: Any, watch: Watch, now: float) -> None:
-        if isinstance(event, Exited):
-            watch.state = READY
-        on_actor(self, event, watch, now)
-
-    return mutated
+def _forget_who_killed(on_actor: Any, self: Supervisor, event: Any, watch: Watch, now: float) -> None:
+    if isinstance(event, Exited):
+        watch.state = READY
+    on_actor(self, event, watch, now)
 
 
-def _start_the_next_at_once(kill: Any) -> Any:
-    def mutated(self: Supervisor, watch: Watch, cause: str, reason: str) -> None:
-        kill(self, watch, cause, reason)
-        if not self.stopping:
-            self._spawn(watch)
-
-    return mutated
+def _start_the_next_at_once(kill: Any, self: Supervisor, watch: Watch, cause: str, reason: str) -> None:
+    kill(self, watch, cause, reason)
+    if not self.stopping:
+        self._spawn(watch)
 
 
-def _never_spent(ended: Any) -> Any:
-    def mutated(self: Restarts, now: float, **given: Any) -> None:
-        ended(self, now, **given)
-        self.is_spent = False
-
-    return mutated
+def _never_spent(ended: Any, self: Restarts, now: float, **given: Any) -> None:
+    ended(self, now, **given)
+    self.is_spent = False
 
 
 PLANTED: dict[str, Patches] = {
@@ -51,8 +42,8 @@ PLANTED: dict[str, Patches] = {
     "a kill of our own is taken for a foreign one": [around(Supervisor, "_on_actor", _forget_who_killed)],
     "who served well is punished like who did not": [around(Restarts, "ended", _as_if(ready_s=None))],
     "whoever was ready at all has served well": [around(Restarts, "ended", _as_if(start_s=0.0))],
-    "the last of its kind waits": [around(Supervisor, "_is_stood_in_for", lambda _: lambda self, watch: True)],
-    "who waits is not told that nobody is left": [around(Supervisor, "_start_now", lambda _: nothing)],
+    "the last of its kind waits": [around(Supervisor, "_is_stood_in_for", lambda _, self, watch: True)],
+    "who waits is not told that nobody is left": [around(Supervisor, "_start_now", nothing)],
     "the budget is never spent": [around(Restarts, "ended", _never_spent)],
     "the next incarnation starts before the last one is reaped": [around(Supervisor, "_kill", _start_the_next_at_once)],
 }
