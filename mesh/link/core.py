@@ -128,6 +128,7 @@ class LinkCore:
         """Say bye to everybody and forget them; nobody is lost."""
         body = SYSTEM_CODEC.encode(Bye())
         for peer in list(self.peers.values()):
+            # A link of an actor with itself has nobody at its other end who would have to hear it.
             if peer.route is not None and peer.address != self.address:
                 for channel in Channel:
                     self.say(peer.route, channel, Verb.BYE, body, (), SYSTEM, "")
@@ -173,6 +174,7 @@ class LinkCore:
         header: Header | None = None
         try:
             header = open_envelope(parts)
+            # Compared here as well, since most frames are of two small parts and need no more.
             if len(parts) > 2 or len(parts[0]) > self._max_header_bytes or len(parts[1]) > self._max_body_bytes:
                 check_sizes(parts, self._options.limits)
             if header.receiver_epoch != self._epoch:
@@ -329,6 +331,7 @@ class LinkCore:
                 self.outputs.append(Refused(connection.link.peer, told))
             self._fail(connection, f"the peer refuses the link ({error.code}: {error.message})")
             return None
+        # Sent twice by the network, or late: of a connection that another has followed.
         if sequence <= last or number < remote:
             self._metrics.count("mesh_frames_repeated_total")
             return None

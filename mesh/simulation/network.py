@@ -136,6 +136,7 @@ class SimulatedNetwork:
         end.hung = False
         self._trace("resume", str(address), "", "")
         withheld, end.withheld = end.withheld, []
+        # Under their old numbers, so that they come before what is sent from now on.
         for number, handler, arguments in withheld:
             self._push(self.now(), handler, arguments, number)
         unsent, end.unsent = end.unsent, []
@@ -196,6 +197,7 @@ class SimulatedNetwork:
             fate = "held" if cut.hold else "cut"
             due = cut.until_s + dice.between(*faults.latency_s)
         arrives = pipe.receiver is not None and fate in ("sent", "held")
+        # As over TCP: what is sent later on a channel is not there earlier, and nothing before the connection is.
         due = max(due, pipe.last_due, pipe.connection.accepted_at)
         self._trace(fate, pipe.sender_name, pipe.receiver_name, pipe.channel.name, due if arrives else None, frames)
         if fate != "sent":

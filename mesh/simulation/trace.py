@@ -50,6 +50,7 @@ class Trace:
     def add(self, entry: TraceEntry) -> None:
         """Record one message or event."""
         what = f"{entry.at_s!r} {entry.fate} {entry.sender} {entry.receiver} {entry.detail} {entry.due_s!r}"
+        # A checksum, since all messages go through it and nobody forges a run.
         digest = zlib.crc32(what.encode(), self.fingerprint)
         for frame in entry.frames:
             digest = zlib.crc32(frame, digest)

@@ -18,6 +18,7 @@ from mesh.testing.processes import RUNNING_PROCESS, Killed, SimulatedProcess
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+# Timers run early by up to this much. The real clock's, which asyncio takes, would tell machines apart.
 _CLOCK_RESOLUTION_S = 1e-9
 
 

@@ -46,9 +46,11 @@ class Codec:
         """The message in `body`; raises `FrameRefused("bad_body")` if there is none of this protocol."""
         try:
             first = body[0]
+            # MessagePack's arrays: of up to 15 fields, with 16 bits of length, with 32.
             is_array = 0x90 <= first <= 0x9F or first == 0xDC or first == 0xDD
             return (self._hot if is_array else self._control).decode(body)
         except (msgspec.MsgspecError, ValueError, IndexError, OverflowError, RecursionError) as error:
+            # The text quotes a tag that is unknown, however long: a stranger must not fill logs and answers with it.
             raise FrameRefused("bad_body", str(error)[:_SHOWN_BYTES] or "an empty body") from error
 
 
@@ -93,6 +95,7 @@ def open_envelope(parts: Sequence[Buffer]) -> Header:
         header = _HEADERS.decode(parts[0])
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise FrameRefused("bad_header", str(error)) from error
+    # A hello's body says which versions its sender speaks; whether one is common is for the handshake to find.
     if header.version != PROTOCOL_VERSION and header.verb != Verb.HELLO:
         raise FrameRefused("wrong_version", f"protocol version {header.version}")
     return header

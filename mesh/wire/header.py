@@ -37,6 +37,8 @@ SYSTEM_FLAG: Final = 1
 """In `Header.flags`: the body is one of `mesh/wire/frames.py`, not of the actor's own protocol."""
 
 
+# One is made for every frame that comes or goes and refers to nothing but numbers and text, so no cycle can begin at
+# it: `gc=False` has the collector not look at any.
 class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """First part of every message.
 

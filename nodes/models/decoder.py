@@ -41,6 +41,7 @@ class Decoder:
         self.layers: list[Any] = [self._layer(index, f"model.layers.{index}.") for index in range(spec.num_layers)]
         self.norm = self._norm("model.norm", spec.hidden_size)
         own = Parameter("lm_head.weight", *vocabulary)
+        # Tied, it is the same parameter under the same name, and is loaded once.
         self.head = Linear((self.embedding.weight if spec.tie_word_embeddings else own,))
 
     @classmethod
@@ -75,6 +76,7 @@ class Decoder:
         x = ops.embed(self.embedding)
         for layer in self.layers:
             x = self._run_layer(ops, layer, x)
+        # Of a prompt's chunk, 256 tokens by default, one row is sampled at most: the others need no logits.
         return ops.head(ops.norm(ops.select(x), self.norm), self.head)
 
     def _run_layer(self, ops: Ops[Value], layer: Any, x: Value) -> Value:
@@ -109,6 +111,7 @@ class Decoder:
     def _qkv(self, prefix: str) -> Linear:
         spec = self.spec
         query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        # One product whose outputs lie side by side, as `Ops.attend` takes them.
         return joined(
             linear(f"{prefix}q_proj", query, spec.hidden_size, Cut(0, "heads"), bias=spec.qkv_bias),
             linear(f"{prefix}k_proj", key, spec.hidden_size, Cut(0, "kv_heads"), bias=spec.qkv_bias),

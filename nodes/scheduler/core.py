@@ -76,7 +76,7 @@ MAX_LONE_PREEMPTIONS = 16
 
 
 class SchedulerCore:
-    """The decisions of one scheduler incarnation. Parts are public for `figures.py` and tests; only this class acts.
+    """The decisions of one scheduler incarnation. Parts are public for `metrics.py` and tests; only this class acts.
 
     `recovered` are held in `cache` for a lease, or until they are claimed: what the incarnation before was running.
     """
@@ -99,12 +99,9 @@ class SchedulerCore:
         self.asks = PersistentAsks(self.outbox, self.deadlines)
         self.growth = GrowthEstimate(config.page_size)
         self.queue = WaitingQueue(
-            config.policy,
-            self._match_pages,
-            starvation_s=config.starvation_s,
-            page_size=config.page_size,
-            seed=config.policy_seed,
-        )
+            config.policy, self._match_pages,
+            starvation_s=config.starvation_s, page_size=config.page_size, seed=config.policy_seed,
+        )  # fmt: skip
         self.running = Running(config.page_size, self.growth)
         self.attempts = Attempts(config, self.deadlines)
         self.streams = Streams(self.outbox, config.prompt_tail_tokens)
@@ -265,6 +262,7 @@ class SchedulerCore:
         for actor_id, peer in event.ready.items():
             known = self._ready.get(actor_id)
             if known is None or known.epoch != peer.epoch:
+                # A new incarnation knows nothing of what the one before was asked: to wait on would be in vain.
                 self.asks.retry_now(actor_id)
                 self.grants.retry_now(actor_id)
         self._ready = dict(event.ready)
@@ -330,6 +328,7 @@ class SchedulerCore:
             self._secure_pages(now)
             decoding, prefilling = self.running.decoding.values(), self.running.prefilling.values()
             if (suspect := self.deaths.next_suspect()) is not None:
+                # Alone in the worker too: a death with another step on its way would convict nobody.
                 if self.pipeline.num_inflight:
                     break
                 decoding, prefilling = self.running.alone(suspect)
@@ -343,7 +342,7 @@ class SchedulerCore:
                 self.admission.is_due = True
             self._steps_since_admission += 1
             if self._steps_since_admission >= ADMIT_EVERY_STEPS:
-                # The growth estimate sinks with every step.
+                # The growth estimate sinks by 0.001 with every step: it lets somebody in after some, not after each.
                 self.admission.is_due = True
             self._admit(now)
         if not len(self.running):
@@ -366,6 +365,7 @@ class SchedulerCore:
     def _secure_pages(self, now: float) -> None:
         preempted, stuck = self.running.secure_pages()
         for sequence in preempted:
+            # A step on its way still writes the pages: then it is put back when that is acknowledged.
             if not sequence.num_inflight:
                 self.endings.put_back(sequence)
         self.admission.is_due |= bool(preempted)

@@ -363,6 +363,7 @@ class WorkerActor(Actor, Resident):
     def _die(self, reason: str) -> None:
         """Leave the steps to the next incarnation. A thread that hangs would hold up every gentler end."""
         self.ctx.log.error("dying", why=reason)
+        # Nothing that is buffered survives SIGKILL, and the reason is the last of it.
         sys.stdout.flush()
         sys.stderr.flush()
         self._kill()
