@@ -25,7 +25,7 @@ from mesh.errors import NO_PROOF, MeshError, Superseded
 from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.membership.heartbeats import Heartbeats
-from mesh.membership.proof import Credentials, without_proof
+from mesh.membership.proof import REGISTRY, Credentials, without_proof
 from mesh.membership.registration import Registration
 from mesh.membership.view import (
     DRAINING,
@@ -275,12 +275,16 @@ class ActorSystem:
         if self._bootstrap.learn(address):
             self.registration.hurry()
 
-    def superseded(self, by: Address, reason: str, known_epoch: int) -> None:
-        """A peer knows a later incarnation of this actor: the registry is believed, and then this one is over."""
+    def superseded(self, by: Address, reason: str, known_epoch: int, *, is_proved: bool) -> None:
+        """A peer knows a later incarnation of this actor: the registry is believed, and then this one is over.
+
+        Of the registry itself whoever may have been its member is: else one that lost files and clock is dialed by the
+        epoch that was before for ever, and nobody dials it as what it is.
+        """
         # Whoever starts the next one goes above it: without that word an actor whose host lost its files, or has its
         # clock a day behind, would be refused until the lease of the one before has run out, and then reuse what that
         # one was called.
-        self._is_over(by, Superseded(reason, known_epoch))
+        self._is_over(by, Superseded(reason, known_epoch), is_proved=is_proved)
 
     def members_changed(self, change: MemberChange, leaving: Collection[Address] = ()) -> None:
         """The view has changed: links with who has left end, topics of who has come are asked for.
@@ -311,9 +315,12 @@ class ActorSystem:
         registry = self.registration.registry
         return [*hubs, registry.actor_id] if registry is not None else hubs
 
-    def _is_over(self, by: Address, why: MeshError) -> None:
+    def _is_over(self, by: Address, why: MeshError, *, is_proved: bool = False) -> None:
         registry = self._bootstrap.lookup()
-        if registry is not None and registry[0] == by and self.end(why.code):
+        is_said = registry is not None and registry[0] == by
+        if self.actor.role == REGISTRY:
+            is_said = self.credentials.believe(by, is_proved=is_proved)
+        if is_said and self.end(why.code):
             self.over = why
             known_epoch = why.known_epoch if isinstance(why, Superseded) else 0
             self._log.warning(why.code, by=str(by), why=why.message, known_epoch=known_epoch)

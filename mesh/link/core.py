@@ -178,6 +178,7 @@ class LinkCore:
             if len(parts) > 2 or len(parts[0]) > self._max_header_bytes or len(parts[1]) > self._max_body_bytes:
                 check_sizes(parts, self._options.limits)
             if header.receiver_epoch != self._epoch:
+                self._note_successor(link, header, parts)
                 raise FrameRefused(WRONG_EPOCH, f"epoch {self._epoch} listens here", known_epoch=self._epoch)
             if link.peer != (header.sender, header.sender_epoch):
                 self._from_another(link, header, parts)
@@ -298,6 +299,13 @@ class LinkCore:
         if connection is not None:
             self.outputs.append(Found(successor))
             self._fail(connection, f"epoch {successor.epoch} listens there")
+
+    def _note_successor(self, link: Link, header: Header, parts: Frames) -> None:
+        """A frame is for another incarnation of this actor: if a later one, who dials it knows of that."""
+        if header.verb == Verb.HELLO and header.receiver_epoch > self._epoch and not link.dialed:
+            is_proved = self._handshake.vet_hello(link.peer, parts)
+            reason = f"{link.peer} dials epoch {header.receiver_epoch} of this actor"
+            self.outputs.append(Superseded(link.peer, reason, header.receiver_epoch, is_proved))
 
     def _connect(self, link: Link, remote: int = 0) -> Connection:
         self._num_connections += 1

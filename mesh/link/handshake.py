@@ -58,9 +58,12 @@ class Handshake:
         for channel in Channel:
             self._core.say(connection, channel, Verb.HELLO, body, (), SYSTEM, trace)
 
-    def vet_hello(self, peer: Address, parts: Frames) -> None:
-        """Raise `FrameRefused` unless a frame is a hello of this peer that may be accepted; nothing changes."""
-        self._vet(check_greeting(parts, Hello, peer).member)
+    def vet_hello(self, peer: Address, parts: Frames) -> bool:
+        """Whether the peer of a hello has proved who it is; nothing changes.
+
+        Raises `FrameRefused` unless it is a hello of this peer that may be accepted.
+        """
+        return self._vet(check_greeting(parts, Hello, peer).member)
 
     def greeted(self, connection: Connection, channel: Channel, header: Header, parts: Frames) -> None:
         """A hello or welcome came: its channel is open; raises `FrameRefused`."""

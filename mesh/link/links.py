@@ -41,8 +41,8 @@ class Owner(Directory, Protocol):
         """A later incarnation of a peer listens where that was dialed; the link with that is lost in a moment."""
         ...
 
-    def superseded(self, by: Address, reason: str, known_epoch: int) -> None:
-        """A peer knows a later incarnation of this actor, `known_epoch`."""
+    def superseded(self, by: Address, reason: str, known_epoch: int, *, is_proved: bool) -> None:
+        """A peer knows a later incarnation of this actor, `known_epoch`; see `mesh.link.outputs.Superseded`."""
         ...
 
 
@@ -179,8 +179,8 @@ class Links:
                     self._owner.peer_lost(*output)
                 case Found(address):
                     self._owner.found(address)
-                case Superseded():
-                    self._owner.superseded(*output)
+                case Superseded(by, reason, known_epoch, is_proved):
+                    self._owner.superseded(by, reason, known_epoch, is_proved=is_proved)
                 case Refused(peer, refusal):
                     self._log.warning("frame refused", peer=str(peer), code=refusal.code, why=refusal.message)
         self._timer.arm()

@@ -46,11 +46,12 @@ class Found(NamedTuple):
 
 
 class Superseded(NamedTuple):
-    """A peer knows a later incarnation of this actor."""
+    """A peer knows a later incarnation of this actor. `is_proved`: it has just shown who it is, and dials that one."""
 
     by: Address
     reason: str
     known_epoch: int
+    is_proved: bool = False
 
 
 class Refused(NamedTuple):

@@ -55,6 +55,15 @@ def test_a_registry_is_found_by_its_endpoint_alone_and_again_after_each_restart(
                 await until(lambda e=epoch: a.registration.registry == Address("registry", e))
                 assert registry.actor.core.knows(address)
         assert [entry for entry in logs if entry["log_level"] == "warning"] == []
+        # Without its files and with a clock of yesterday it learns above which epoch it has to be.
+        network.crash(registry.address)
+        await registry.stop()
+        registry = await start_registry(4)
+        assert await asyncio.wait_for(registry.shutdown_asked(), 10) == "superseded"
+        assert registry.over.known_epoch == 9
+        await registry.stop()
+        registry = await start_registry(10)
+        await until(lambda: a.registration.registry == Address("registry", 10))
         # The registry that it has found is believed that a later incarnation of it is there.
         successor = ActorSystem(Recorder(), Address("a", 2), network.transport(Address("a", 2)), told, QUICK)
         await successor.start()

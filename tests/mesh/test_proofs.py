@@ -122,6 +122,21 @@ async def test_nobody_is_ended_by_a_strangers_word(mesh):
     assert (await a.actor.ctx.ask("b", Drain(), timeout_s=5)).message == Drained()
 
 
+async def test_a_registry_is_told_of_a_later_one_by_who_is_proved_alone(mesh):
+    registry, a, b = await supervised(mesh)
+
+    async def dials_later_one(system):
+        assert system._bootstrap.learn(Address("registry", 9))
+        system.links.lose(registry.address, "a later one is known")
+        await refused(system, "registry", HI, "listens there")
+
+    await dials_later_one(await stranger(mesh))
+    await nothing_happened(a, b)
+    assert registry.over is None
+    await dials_later_one(b)
+    assert (await asyncio.wait_for(registry.shutdown_asked(), 5), registry.over.known_epoch) == ("superseded", 9)
+
+
 async def test_a_supervisor_that_is_proved_is_believed(mesh):
     _, a, _ = await supervised(mesh)
     supervisor = await mesh.start("supervisor", actor=AnySupervisor())
