@@ -13,7 +13,6 @@ import structlog
 from cli.errors import BadConfig, CannotBind, CliError, StartFailed
 from cli.exit_codes import ExitCode
 from cli.plan.names import supervisor_id
-from cli.plan.role_configs import CONFIG_TYPES
 from cli.plan.topology import Topology
 from cli.release import release
 from cli.supervisor.actor import SupervisorActor
@@ -25,11 +24,11 @@ from cli.supervisor.mesh_directory import Manifest, MeshDirectory
 from cli.supervisor.processes import start_time
 from cli.supervisor.progress import Progress, ready_text, ready_text_elsewhere
 from cli.supervisor.record import SupervisionRecord
+from cli.supervisor.secret import draw_secret
 from cli.supervisor.sweep import sweep
 from cli.supervisor.welcome import Asker, require_welcome
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError, MeshError, Superseded, WrongMesh
-from mesh.membership.proof import HostSecret
 from mesh.membership.view import SUPERVISOR, Member
 from mesh.options import SystemOptions
 from mesh.runtime.process_usage import process_usage
@@ -103,7 +102,7 @@ class _MeshProcess:
         try:
             roles = {launch.actor_id: launch.role for launch in self._topology.actors}
             record = self._record = SupervisionRecord(self._progress, lambda: self._actor.ctx, roles)
-            secret = self._secret([name, *roles])
+            secret = draw_secret(self._topology.settings, [name, *roles])
             keeper = self._keeper = ProcessKeeper(
                 self._topology, self._directory, children, record, self._listeners(), reader, secret
             )
@@ -144,11 +143,6 @@ class _MeshProcess:
                 # The next start goes above it.
                 self._directory.issue(self._system.address.actor_id, self._refusal.known_epoch)
             self._keeper.stop(self._refusal.message, force=True)
-
-    def _secret(self, supervised: list[str]) -> HostSecret:
-        host = self._directory.run.host()
-        roles = () if self._topology.settings.external else CONFIG_TYPES
-        return HostSecret.draw(self._directory.mesh, host.name if host is not None else "", supervised, roles)
 
     def _listeners(self) -> Listeners:
         return Listeners(

@@ -1,16 +1,26 @@
-"""The host's secret on its way to an actor that is no fork: through a pipe that both ends close at once."""
+"""The host's secret: who needs a proof from it, and its way to an actor that is no fork.
+
+That is a pipe which both ends close at once.
+"""
 
 import contextlib
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 
 import msgspec
 
 from cli.errors import WrongUsage
+from cli.plan.role_configs import CONFIG_TYPES
+from cli.plan.settings import Settings
 from mesh.membership.proof import HostSecret
 
 _MAX_BYTES = 1 << 16
 """What a pipe holds before a writer waits; a mesh of a thousand actors needs a third of it."""
+
+
+def draw_secret(settings: Settings, supervised: Iterable[str]) -> HostSecret:
+    """A new one for a host's supervisor. With `external` the roles of a mesh's own are for everybody to have."""
+    return HostSecret.draw(settings.name, settings.on, supervised, () if settings.external else CONFIG_TYPES)
 
 
 @contextlib.contextmanager

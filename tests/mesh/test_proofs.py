@@ -7,6 +7,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from cli.plan.settings import Settings
+from cli.supervisor.secret import draw_secret
 from mesh.address import Address
 from mesh.errors import CallError, Unreachable
 from mesh.membership.proof import HostSecret
@@ -32,8 +34,8 @@ class StrangeSupervisor(Stranger):
     role = "supervisor"
 
 
-async def supervised(mesh):
-    mesh.options = replace(QUICK, secret=SECRET)
+async def supervised(mesh, secret=SECRET):
+    mesh.options = replace(QUICK, secret=secret)
     registry = await mesh.start_registry()
     a, b = await mesh.start("a"), await mesh.start("b")
     await until(lambda: a.registration.view.get("b") and b.registration.view.get("a"))
@@ -88,6 +90,22 @@ async def test_who_takes_a_name_or_a_role_is_refused_everywhere(mesh, actor_id, 
     logged = [line["actor"] for line in log if line.get("code") == "no_proof"]
     assert sorted(logged) == sorted(["registry", "a", actor_id, actor_id]), "once at each, and what to do at the forger"
     await nothing_happened(a, b)
+
+
+async def test_where_external_is_said_roles_are_for_everybody_and_names_are_not(mesh):
+    secret = draw_secret(Settings(name="m", external=True), ["a", "b", "registry", "supervisor"])
+    registry, a, b = await supervised(mesh, secret)
+    one = await stranger(mesh, "scheduler-decode-9", actor=StrangeScheduler())
+    joined = await one.actor.ctx.ask("registry", Join(member=one.describe()), timeout_s=5)
+    assert "scheduler-decode-9" in [member.actor_id for member in joined.message.members]
+    assert not any(member.proof for member in joined.message.members)
+    await until(lambda: "scheduler-decode-9#1" in states(a))
+    assert (await a.actor.ctx.ask("scheduler-decode-9", HI, timeout_s=5)).message == HI
+    for name, epoch, actor in (("b", 1 << 40, Stranger()), ("of-a-host", 3, StrangeSupervisor())):
+        forger = await stranger(mesh, name, epoch, actor)
+        await refused(forger, "registry", Join(member=forger.describe()))
+    assert states(b)["b#1"] == "ready"
+    assert registry.metrics.value("mesh_frames_refused_total", code="no_proof") >= 2
 
 
 async def test_a_wrong_proof_and_one_of_an_older_epoch_are_refused(mesh):

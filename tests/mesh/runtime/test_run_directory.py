@@ -4,10 +4,12 @@ import socket
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mesh.address import Address, Endpoint, host_of
 from mesh.errors import BindError
+from mesh.membership.proof import HostSecret
 from mesh.runtime.run_directory import HostRecord, RunDirectory, replace_file
 from mesh.transport.base import Channel
 
@@ -52,6 +54,35 @@ def test_the_registry_file_is_replaced_whole(tmp_path):
         assert bootstrap.lookup() is None
     directory.registry_file.unlink()
     assert bootstrap.lookup() is None
+
+
+def test_a_registry_file_that_no_proved_registry_wrote_is_not_believed(tmp_path):
+    directory, where = RunDirectory(tmp_path), Endpoint("c", "d")
+    secret = HostSecret.draw("m", "", ["registry"], [])
+    bootstrap, own = directory.bootstrap(secret), Address("registry", 7)
+    later = Address("registry", 8)
+    right = secret.prove(*own, "registry")
+    forged = {
+        "no proof": (later, b""),
+        "that of the one before": (later, right),
+        "that of a gateway": (later, secret.prove(*later, "gateway")),
+        "of another supervisor": (later, HostSecret.draw("m", "", [], []).prove(*later, "registry")),
+        "of another mesh": (later, msgspec.structs.replace(secret, mesh="n").prove(*later, "registry")),
+        "of another actor": (Address("words-0", 8), secret.prove(*later, "registry")),
+        "cut short": (own, right[:-1]),
+    }
+    for what, (address, proof) in forged.items():
+        directory.write_registry(own, where, right)
+        assert bootstrap.lookup() == (own, where)
+        directory.write_registry(address, where, proof)
+        assert bootstrap.lookup() is None, what
+        assert directory.bootstrap().lookup() == (address, where), "who has no secret believes the file"
+    content = directory.registry_file.read_bytes()
+    directory.registry_file.write_bytes(content.replace(right[:-1].hex().encode(), b"no hex"))
+    assert bootstrap.lookup() is None
+    # On another host than the registry's nobody can prove it, and the file says where its host is.
+    directory.write_registry(Address("registry", 0), where)
+    assert directory.bootstrap(HostSecret.draw("m", "d", [], [])).lookup() == (Address("registry", 0), where)
 
 
 def test_a_host_of_several_says_where_it_listens(tmp_path):
