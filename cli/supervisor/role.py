@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from cli.errors import CliError
+from cli.errors import BadConfig, CliError
 from cli.exit_codes import ExitCode
-from cli.plan.role_configs import check_config
+from cli.plan.role_configs import CONFIG_TYPES, check_config
 from cli.release import release
 from cli.supervisor.children import name_process
 from cli.supervisor.mesh_directory import MeshDirectory, StartError
@@ -147,7 +147,10 @@ def exit_code_of(error: StartFailure) -> ExitCode:
 
 
 def make_actor(role: str, config: Any, run: RunDirectory) -> Actor:
-    """The actor of a role; `config` is of the role's own kind, as `check_config` gives it."""
+    """The actor of a role; `config` is of the role's own kind, as `check_config` gives it.
+
+    Raises BadConfig for a role that is none of `CONFIG_TYPES`, or has no case here.
+    """
     # Each is imported here, alone: a process pays for its own role only.
     match role:
         case roles.REGISTRY:
@@ -174,12 +177,18 @@ def make_actor(role: str, config: Any, run: RunDirectory) -> Actor:
             from nodes.kv_agent.actor import KVAgent
 
             return KVAgent(config)
-        case _:
+        case roles.WORKER:
             from nodes.worker.actor import WorkerActor
             from nodes.worker.environment import prepare_environment
 
             prepare_environment()
             return WorkerActor(config, ShmHost() if config.device == CPU else CudaHost(ShmHost()))
+        case _:
+            raise BadConfig(
+                f"there is no actor of role {role}",
+                why="`make_actor` of cli/supervisor/role.py makes none",
+                do=f"give one of: {', '.join(CONFIG_TYPES)}",
+            )
 
 
 def main_of_fork(run: RoleRun, log: str) -> int:

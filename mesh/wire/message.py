@@ -2,7 +2,7 @@
 
 A message is one tagged msgspec Struct, MessagePack on the wire. Fields are append-only with defaults and unknown
 fields are ignored, so an older peer reads a newer frame. Used by `mesh/wire/frames.py`, `kvstore/protocol.py` and
-`nodes/protocol.py`, the three owners of what is on the wire.
+`nodes/protocol/`, the three owners of what is on the wire.
 """
 
 import msgspec

@@ -159,7 +159,7 @@ NodeMessage = (
 """Control messages: MessagePack maps, told apart by their tag."""
 
 HotNodeMessage = StepPlan | StepResult | TokenBatch | TextBatch
-"""Per-step messages: MessagePack arrays. The header says which of the two unions a body is."""
+"""Per-step messages: MessagePack arrays. The first byte of a body says which union it is of (`mesh/wire/codec.py`)."""
 __all__ = [
     "Adopt",
     "Adopted",

@@ -225,7 +225,7 @@ class SchedulerActor(Actor):
 
     @override
     def stats(self) -> dict[str, float]:
-        """Names in `figures.py`."""
+        """Gauges, by the names in `metrics.py`."""
         return {} if self._core is None else self._core.stats()
 
     # inside
