@@ -39,12 +39,15 @@ def chat(text, **kwargs):
     )
 
 
-def with_child(test, template=TEMPLATE, **limits):
-    async def run():
+@pytest.fixture
+def renderer(request):
+    """One with a child that has started, for tests that are coroutine functions; its limits are those of `settings`."""
+
+    async def opened(test, template=TEMPLATE, **limits):
         renderer = ChildRenderer(template, {"bos_token": "<s>"}, 20_000, RenderingLimits(**limits))
         try:
             await renderer.start()
-            return await test(renderer)
+            await test(renderer)
         finally:
             pid = renderer._child.pid if renderer._child else None
             await renderer.stop()
@@ -52,107 +55,85 @@ def with_child(test, template=TEMPLATE, **limits):
                 with pytest.raises(ProcessLookupError):
                     os.kill(pid, 0)
 
-    return asyncio.run(run())
+    mark = request.node.get_closest_marker("settings")
+    return lambda test: asyncio.run(opened(test, **(mark.kwargs if mark else {})))
 
 
-def test_same_text_as_inline():
-    async def test(renderer):
-        inline = InlineRenderer(TEMPLATE, {}, 20_000)
-        assert await inline.start() == await renderer.start() == ""
-        for text in ("", "é🙂", "x" * 20_000):
-            assert await renderer.render(chat(text)) == await inline.render(chat(text)) == text
-        await inline.stop()
-        texts = await asyncio.gather(*(renderer.render(chat(str(i))) for i in range(50)))
-        assert texts == [str(i) for i in range(50)]
-
-    with_child(test)
+async def test_same_text_as_inline(renderer):
+    inline = InlineRenderer(TEMPLATE, {}, 20_000)
+    assert await inline.start() == await renderer.start() == ""
+    for text in ("", "é🙂", "x" * 20_000):
+        assert await renderer.render(chat(text)) == await inline.render(chat(text)) == text
+    await inline.stop()
+    texts = await asyncio.gather(*(renderer.render(chat(str(i))) for i in range(50)))
+    assert texts == [str(i) for i in range(50)]
 
 
-def test_endless_template_is_killed_at_its_deadline_and_the_next_chat_served():
-    async def test(renderer):
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        bomb = asyncio.ensure_future(renderer.render(chat("a", bomb=True)))
-        after = asyncio.ensure_future(renderer.render(chat("b")))
-        with pytest.raises(TemplateError, match=r"longer than 0\.2 s"):
-            await bomb
-        assert loop.time() - started < 2
-        assert await after == "b"
-        assert renderer.num_killed == 1
-
-    with_child(test, deadline_s=0.2)
+@pytest.mark.settings(deadline_s=0.2)
+async def test_endless_template_is_killed_at_its_deadline_and_the_next_chat_served(renderer):
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    bomb = asyncio.ensure_future(renderer.render(chat("a", bomb=True)))
+    after = asyncio.ensure_future(renderer.render(chat("b")))
+    with pytest.raises(TemplateError, match=r"longer than 0\.2 s"):
+        await bomb
+    assert loop.time() - started < 2
+    assert await after == "b"
+    assert renderer.num_killed == 1
 
 
-def test_template_that_takes_all_memory():
-    async def test(renderer):
-        with pytest.raises(TemplateError):
-            await renderer.render(chat("a", fat=True))
-        assert await renderer.render(chat("b")) == "b"
-
-    with_child(test, memory_bytes=1 << 28, deadline_s=20)
+@pytest.mark.settings(memory_bytes=1 << 28, deadline_s=20)
+async def test_template_that_takes_all_memory(renderer):
+    with pytest.raises(TemplateError):
+        await renderer.render(chat("a", fat=True))
+    assert await renderer.render(chat("b")) == "b"
 
 
-def test_output_is_bounded():
-    async def test(renderer):
-        with pytest.raises(ContextLengthExceeded):
-            await renderer.render(chat("a", long=True))
-        assert await renderer.render(chat("b")) == "b"
-        assert renderer.num_killed == 0
-
-    with_child(test)
+async def test_output_is_bounded(renderer):
+    with pytest.raises(ContextLengthExceeded):
+        await renderer.render(chat("a", long=True))
+    assert await renderer.render(chat("b")) == "b"
+    assert renderer.num_killed == 0
 
 
-def test_child_that_died_is_replaced():
-    async def test(renderer):
-        os.kill(renderer._child.pid, signal.SIGKILL)
-        try:
-            text = await renderer.render(chat("a"))
-        except TemplateError:
-            text = await renderer.render(chat("a"))
-        assert text == "a"
-
-    with_child(test)
+async def test_child_that_died_is_replaced(renderer):
+    os.kill(renderer._child.pid, signal.SIGKILL)
+    try:
+        text = await renderer.render(chat("a"))
+    except TemplateError:
+        text = await renderer.render(chat("a"))
+    assert text == "a"
 
 
-def test_template_that_does_not_compile_is_told_at_start_and_each_requests_error():
-    async def test(renderer):
-        assert "cannot be compiled" in await renderer.start()
-        for _ in range(2):
-            with pytest.raises(TemplateError, match="cannot be compiled"):
-                await renderer.render(chat("a"))
-
-    with_child(test, template="{% for %}")
+@pytest.mark.settings(template="{% for %}")
+async def test_template_that_does_not_compile_is_told_at_start_and_each_requests_error(renderer):
+    assert "cannot be compiled" in await renderer.start()
+    for _ in range(2):
+        with pytest.raises(TemplateError, match="cannot be compiled"):
+            await renderer.render(chat("a"))
 
 
-def test_a_cancelled_request_does_not_answer_the_next():
-    async def test(renderer):
-        task = asyncio.ensure_future(renderer.render(chat("slow", bomb=True)))
-        await asyncio.sleep(0.05)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert await renderer.render(chat("next")) == "next"
-
-    with_child(test)
+async def test_a_cancelled_request_does_not_answer_the_next(renderer):
+    task = asyncio.ensure_future(renderer.render(chat("slow", bomb=True)))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await renderer.render(chat("next")) == "next"
 
 
-def test_a_reply_that_is_too_long_is_not_read(monkeypatch):
-    async def test(renderer):
-        monkeypatch.setattr(rendering, "_REPLY_MARGIN_BYTES", 10)
-        renderer._max_chars = 0
-        with pytest.raises(TemplateError):
-            await renderer.render(chat("x" * 100))
-
-    with_child(test)
+async def test_a_reply_that_is_too_long_is_not_read(renderer, monkeypatch):
+    monkeypatch.setattr(rendering, "_REPLY_MARGIN_BYTES", 10)
+    renderer._max_chars = 0
+    with pytest.raises(TemplateError):
+        await renderer.render(chat("x" * 100))
 
 
-def test_too_many_waiting_are_told_so():
-    async def test(renderer):
-        tasks = [asyncio.ensure_future(renderer.render(chat("a"))) for _ in range(3)]
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(r) for r in results] == [str, str, Overloaded]
-
-    with_child(test, max_waiting=2)
+@pytest.mark.settings(max_waiting=2)
+async def test_too_many_waiting_are_told_so(renderer):
+    tasks = [asyncio.ensure_future(renderer.render(chat("a"))) for _ in range(3)]
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(r) for r in results] == [str, str, Overloaded]
 
 
 async def test_no_process_to_be_had(monkeypatch):

@@ -100,3 +100,12 @@ def adopt(actor: WorkerActor, epoch: int = 1) -> Any:
     call = RecordedCall(Adopt(scheduler_epoch=epoch))
     actor.on_ask(call)
     return call.answer
+
+
+async def working(model: str = "echo", *runner: Any, epoch: int = 1) -> tuple[WorkerActor, RecordedContext]:
+    """A worker that has started with a pool of its own, and was adopted; `runner` and what follows it as it takes."""
+    host = HeapHost()
+    actor = WorkerActor(config(model), host, *runner)
+    context = await started(actor, pool(host, model.partition("?")[0]))
+    adopt(actor, epoch)
+    return actor, context

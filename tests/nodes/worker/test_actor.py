@@ -29,6 +29,7 @@ from tests.nodes.worker.recorded_worker import (
     plan,
     pool,
     started,
+    working,
 )
 
 
@@ -54,10 +55,7 @@ async def test_a_worker_whose_pool_was_made_again_ends() -> None:
 
 
 async def test_a_worker_that_its_scheduler_fences_ends() -> None:
-    host = HeapHost()
-    actor = WorkerActor(config(), host)
-    context = await started(actor, pool(host))
-    adopt(actor, epoch=3)
+    actor, context = await working(epoch=3)
     for scheduler_epoch, worker_epoch in ((2, 5), (4, 5), (3, 4), (3, 6)):
         actor.on_tell(SCHEDULER, Fence(scheduler_epoch=scheduler_epoch, worker_epoch=worker_epoch, reason=""), ())
     assert context.ended == [], "another scheduler's, or another worker's business"
@@ -67,10 +65,7 @@ async def test_a_worker_that_its_scheduler_fences_ends() -> None:
 
 
 async def test_draining_ends_with_the_running_step() -> None:
-    host = HeapHost()
-    actor = WorkerActor(config("echo?step_ms=1"), host)
-    context = await started(actor, pool(host))
-    adopt(actor)
+    actor, context = await working("echo?step_ms=1")
     actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
     actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
     await actor.drain()
@@ -111,10 +106,7 @@ async def test_echo_over_the_pool() -> None:
 
 
 async def test_many_waiting_steps_without_delay_do_not_recurse() -> None:
-    host = HeapHost()
-    actor = WorkerActor(config(), host)
-    context = await started(actor, pool(host))
-    adopt(actor)
+    actor, context = await working()
     for step in range(10, 1, -1):
         actor.on_tell(SCHEDULER, *plan_of(step, [Row(1, [-1], (), step + 1, 3, first_page=2, opens=False)]))
     assert context.told == []
@@ -143,12 +135,9 @@ class ThreadedRunner:
 
 
 async def test_models_load_and_run_in_one_thread_of_their_own() -> None:
-    host, model = HeapHost(), "random:tiny-llama"
     runners: list[ThreadedRunner] = []
-    actor = WorkerActor(config(model), host, lambda *_: runners.append(ThreadedRunner()) or runners[0])
-    context = await started(actor, pool(host, model))
+    actor, context = await working("random:tiny-llama", lambda *_: runners.append(ThreadedRunner()) or runners[0])
     (runner,) = runners
-    adopt(actor)
     runner.gate.clear()
     actor.on_tell(SCHEDULER, *plan(1, [7]))
     actor.on_tell(SCHEDULER, *plan(2, [13]))
@@ -170,11 +159,8 @@ async def test_models_load_and_run_in_one_thread_of_their_own() -> None:
 
 
 async def test_a_step_that_has_not_ended_within_its_timeout_is_the_end_of_the_worker() -> None:
-    host, model = HeapHost(), "random:tiny-llama"
     runner, killed = ThreadedRunner(), asyncio.Event()
-    actor = WorkerActor(config(model), host, lambda *_: runner, killed.set)
-    context = await started(actor, pool(host, model))
-    adopt(actor)
+    actor, context = await working("random:tiny-llama", lambda *_: runner, killed.set)
 
     def quick(step: int) -> None:
         message, buffers = plan(step, [7])
@@ -211,11 +197,8 @@ class FailingDevice:
 
 
 async def test_a_device_that_fails_is_the_end_of_the_worker() -> None:
-    host, model = HeapHost(), "random:tiny-llama"
     killed = asyncio.Event()
-    actor = WorkerActor(config(model), host, lambda *_: FailingDevice(), killed.set)
-    context = await started(actor, pool(host, model))
-    adopt(actor)
+    actor, context = await working("random:tiny-llama", lambda *_: FailingDevice(), killed.set)
     actor.on_tell(SCHEDULER, *plan(1, [7]))
     await asyncio.wait_for(killed.wait(), 5)
     assert context.told == [], "it is not the request's fault"
@@ -237,13 +220,10 @@ class BrokenRunner:
 
 
 async def test_a_step_that_raises_is_counted_and_logged_and_a_broken_device_ends_its_worker() -> None:
-    host, model = HeapHost(), "random:tiny-llama"
     runner, killed = BrokenRunner(), asyncio.Event()
-    actor = WorkerActor(config(model), host, lambda *_: runner, killed.set)
-    context = await started(actor, pool(host, model))
+    actor, context = await working("random:tiny-llama", lambda *_: runner, killed.set)
     logged: list[tuple[str, dict]] = []
     context.log.warning = context.log.error = lambda event, **fields: logged.append((event, fields))
-    adopt(actor)
     for step in (1, 2):
         actor.on_tell(SCHEDULER, *plan_of(step, [Row(1, [7], [4]), Row(2, [7], [5], slot=1)]))
     await context.until_told(2)
@@ -273,12 +253,9 @@ class PickyRunner:
 
 
 async def test_a_row_that_fails_is_logged_with_its_request() -> None:
-    host, model = HeapHost(), "random:tiny-llama"
-    actor = WorkerActor(config(model), host, lambda *_: PickyRunner(), lambda: None)
-    context = await started(actor, pool(host, model))
+    actor, context = await working("random:tiny-llama", lambda *_: PickyRunner(), lambda: None)
     logged: list[tuple[str, dict]] = []
     context.log.warning = lambda event, **fields: logged.append((event, fields))
-    adopt(actor)
     rows = [Row(1, [7], [4], request_id="chatcmpl-a-0"), Row(2, [8], [5], slot=1, request_id="chatcmpl-b-0")]
     actor.on_tell(SCHEDULER, *plan_of(1, rows))
     await context.until_told(1)
