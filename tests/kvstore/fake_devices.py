@@ -13,6 +13,14 @@ from kvstore.pool.cuda.gather import MAX_RANGES
 from kvstore.pool.cuda.memory import HANDLE_BYTES, CopyRange, HostBuffer
 
 
+class CUDARuntimeError(RuntimeError):
+    """As CuPy's: with the `cudaError_t`."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"cudaError{status}: text")
+        self.status = status
+
+
 class Allocation:
     def __init__(self, maker: "FakeDeviceMemory", device: int, num_bytes: int) -> None:
         self.maker = maker

@@ -141,6 +141,12 @@ class Host:
             raise AssertionError(f"left behind: {left()}") from error
         assert not (self.run_directory / "manifest.json").exists()
 
+    def ends_well(self, mesh):
+        """Told to end, the mesh does so, and nothing is left of it."""
+        mesh.terminate()
+        assert mesh.wait(30) == 0, mesh.log.read_text()
+        self.assert_nothing_left()
+
     def clean(self):
         for process in self.started:
             if process.poll() is None:

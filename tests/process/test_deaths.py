@@ -46,9 +46,7 @@ def test_every_actor_is_restarted_after_kill_and_hang(host):
     assert not os.path.exists(f"/proc/{hung['pid']}")
     assert host.say("after the hang") == "after the hang"
     assert host.ps()["gateway-0"]["num_restarts"] == 1
-    mesh.terminate()
-    assert mesh.wait(30) == 0
-    host.assert_nothing_left()
+    host.ends_well(mesh)
 
 
 def test_who_is_refused_for_its_epoch_comes_again_above_the_one_that_is_known(host):
@@ -87,9 +85,7 @@ def test_a_pool_that_was_lost_is_made_again_and_mapped_again(host):
         replaced(host, actor_id, before[actor_id])
     host.wait_ready()
     assert host.say("in new memory") == "in new memory"
-    mesh.terminate()
-    assert mesh.wait(30) == 0
-    host.assert_nothing_left()
+    host.ends_well(mesh)
 
 
 def test_a_request_that_kills_its_worker_fails_alone(host):
@@ -114,9 +110,7 @@ def test_a_request_that_kills_its_worker_fails_alone(host):
     assert answers == dict.fromkeys(range(6), True)
     restarts = {actor_id: entry["num_restarts"] for actor_id, entry in host.ps().items() if entry["role"] == "worker"}
     assert sum(restarts.values()) == 3
-    mesh.terminate()
-    assert mesh.wait(30) == 0
-    host.assert_nothing_left()
+    host.ends_well(mesh)
 
 
 def test_a_step_past_its_deadline_ends_the_worker_and_in_the_end_the_request(host):
@@ -128,9 +122,7 @@ def test_a_step_past_its_deadline_ends_the_worker_and_in_the_end_the_request(hos
     assert host.ps()["worker-mixed-0"]["num_restarts"] == 3
     assert "has not ended within 1e-06 s" in host.meshctl("logs", "worker-mixed-0").stdout
     host.wait_ready()
-    mesh.terminate()
-    assert mesh.wait(30) == 0
-    host.assert_nothing_left()
+    host.ends_well(mesh)
 
 
 def test_a_spent_budget_is_loud_and_the_mesh_goes_on(host):
@@ -153,9 +145,7 @@ def test_a_spent_budget_is_loud_and_the_mesh_goes_on(host):
     assert "signal 11" in entry["last_reason"]
     assert 0.0 < entry["next_start_in_s"] <= 60.0
     assert host.say("one is enough") == "one is enough"
-    mesh.terminate()
-    assert mesh.wait(30) == 0
-    host.assert_nothing_left()
+    host.ends_well(mesh)
 
 
 def test_a_dead_supervisor_takes_its_actors_along_and_the_next_one_sweeps(host):
@@ -170,9 +160,7 @@ def test_a_dead_supervisor_takes_its_actors_along_and_the_next_one_sweeps(host):
     again = host.up(*ECHO)
     assert f"swept what an earlier supervisor left: process {stopped} (worker-decode-0)" in again.log.read_text()
     assert host.say("clean again") == "clean again"
-    again.terminate()
-    assert again.wait(30) == 0
-    host.assert_nothing_left()
+    host.ends_well(again)
 
 
 def test_down_sweeps_after_a_dead_supervisor(host):

@@ -36,9 +36,7 @@ def test_workers_and_zygote_come_back(host):
     os.kill(second["pid"], signal.SIGKILL)
     next_worker(second)
     assert host.say("Say something.", max_tokens=8, temperature=0) == answer
-    mesh.terminate()
-    assert mesh.wait(30) == 0
-    host.assert_nothing_left()
+    host.ends_well(mesh)
 
 
 def test_without_forks_every_actor_has_an_interpreter_of_its_own(host):
@@ -51,6 +49,4 @@ def test_without_forks_every_actor_has_an_interpreter_of_its_own(host):
     host.wait_until(lambda: host.ps()["worker-mixed-0"]["epoch"] > worker["epoch"], "another worker is started", 30.0)
     host.wait_ready()
     assert host.say("one by one") == "one by one"
-    mesh.terminate()
-    assert mesh.wait(30) == 0
-    host.assert_nothing_left()
+    host.ends_well(mesh)

@@ -68,9 +68,7 @@ def test_every_role_is_restarted_under_load(host):
     after = host.ps()
     for actor_id in before.keys() - {"supervisor"}:
         assert (after[actor_id]["epoch"], after[actor_id]["num_restarts"]) == (before[actor_id]["epoch"] + 1, 0)
-    mesh.terminate()
-    assert mesh.wait(30) == 0
-    host.assert_nothing_left()
+    host.ends_well(mesh)
 
 
 def test_a_drained_group_stays_away_and_the_other_one_serves(host):

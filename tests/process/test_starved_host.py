@@ -40,6 +40,4 @@ def test_nobody_is_killed_for_waiting_for_a_core(host):
         actors = host.ps()
     assert {actor_id: entry["num_restarts"] for actor_id, entry in actors.items() if entry["num_restarts"]} == {}
     assert "dying" not in mesh.log.read_text()
-    mesh.terminate()
-    assert mesh.wait(30) == 0
-    host.assert_nothing_left()
+    host.ends_well(mesh)

@@ -2,21 +2,16 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.cache.allocator import PageState
-from kvstore.cache.page_table import PageEntry
 from kvstore.errors import DeviceUnavailable, PagesElsewhere, PairUnmade, TransferError
-from kvstore.layout import KVLayout
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.device import CPU, CUDA
-from kvstore.pool.page_pool import HeapHost, PoolInfo
-from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
+from kvstore.pool.page_pool import HeapHost
 from kvstore.transfer.base import SourcePages, Transfer, Transport
 from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
 from kvstore.transfer.mapped.shm import ShmTransport
@@ -26,17 +21,12 @@ from kvstore.transfer.plan import Descriptor
 from kvstore.transfer.selection import Selection
 from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
 from tests.kvstore.fake_links import FakeLinks, FakeWire
-
-LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", page_size=4)
-SIZE = LAYOUT.page_bytes
-NUM_PAGES = 9
-NEVER = 1e9
+from tests.kvstore.transfer.transfers import NEVER, NUM_PAGES, SIZE, Mail, Post, make_pool
 
 
-class Agent:
+class Agent(Mail):
     def __init__(self, world: "World", name: str, choices: dict[str, list[str]]) -> None:
-        self.world = world
-        self.name = name
+        super().__init__(world, name, Inbox())
         self.memory = FakeDeviceMemory(world.cards)
         self.host = CudaHost(HeapHost(), lambda: self.memory)
         self.links = {
@@ -44,7 +34,6 @@ class Agent:
             for names in choices.values()
             for engine in names
         }
-        self.inbox = Inbox()
         made = {engine: PairTransport(links, self, 5.0) for engine, links in self.links.items()}
         chosen = {kind: [made[engine] for engine in names] for kind, names in choices.items()}
         self.num_changes = 0
@@ -52,55 +41,18 @@ class Agent:
         self.transport = Selection(near, chosen, self.change)
         self.pools = {}
         for device in ("cuda:0", CPU):
-            info = PoolInfo(group=device, num_pages=NUM_PAGES, layout=LAYOUT, incarnation=1, device=device)
-            pool = self.pools[device] = self.host.create(f"{name}-{device}", info)
-            for page in range(1, NUM_PAGES):
-                pool.table().write(page, PageEntry(PageState.RUNNING, generation=100 + page))
-            self.transport.register(pool)
+            self.pools[device] = make_pool(self.host, device, device, name=f"{name}-{device}")
+            self.transport.register(self.pools[device])
 
     def bytes_of(self, device: str) -> memoryview:
         pool = self.pools[device]
         return pool.pages_view if device == CPU else self.memory.view(pool.device_pages.pointer)
 
-    def handle(self, device: str = "cuda:0") -> PoolHandle:
-        return PoolHandle(
-            group=device,
-            agent=self.name,
-            path="/elsewhere",
-            num_pages=NUM_PAGES,
-            layout=LAYOUT,
-            incarnation=1,
-            device=device,
-        )
-
     def change(self) -> None:
         self.num_changes += 1
 
-    # ControlChannel
-
     def attach(self, transport: Paired) -> None:
         self.inbox.transports.append(transport)
-
-    def now(self) -> float:
-        return self.world.now
-
-    def offer(self, agent: str, offer: OfferPair) -> None:
-        def ask() -> None:
-            try:
-                self.world.agents[agent].inbox.take_offer(self.name, offer)
-            except TransferError as error:
-                self.inbox.pair_failed(offer.pair, error.code, error.message)
-
-        self.world.post.append(ask)
-
-    def order(self, agent: str, order: SendPages) -> None:
-        def answer(sent: PagesSent) -> None:
-            self.world.post.append(lambda: self.inbox.sent(sent))
-
-        self.world.post.append(lambda: self.world.agents[agent].inbox.take_order(self.name, order, answer))
-
-    def close(self, agent: str, pair: str) -> None:
-        self.world.post.append(lambda: self.world.agents[agent].inbox.pair_failed(pair, "pair_aborted", "closed"))
 
 
 BOTH = {CUDA: ["nccl", "tcp"]}
@@ -111,12 +63,12 @@ class World:
         self.now = 0.0
         self.cards = FakeCards()
         self.wires = {"nccl": FakeWire(), "tcp": FakeWire()}
-        self.post: deque[Callable[[], None]] = deque()
+        self.post: Post = deque()
         self.near, self.far = Agent(self, "near", near), Agent(self, "far", far)
         self.agents = {"near": self.near, "far": self.far}
 
     def send(self, page: int, device: str = "cuda:0", deadline: float = NEVER) -> Transfer:
-        peer = self.near.transport.connect(self.far.handle(device))
+        peer = self.near.transport.connect(self.far.handle(device, device))
         parts = [Descriptor(page * SIZE, page * SIZE, SIZE)]
         self.far.bytes_of(device)[page * SIZE : (page + 1) * SIZE] = b"%d" % (page % 10) * SIZE
         source = SourcePages([page], [100 + page])
@@ -128,7 +80,7 @@ class World:
         ended: list[Transfer] = []
         for _ in range(num_rounds):
             while self.post:
-                self.post.popleft()()
+                self.post.popleft()[0]()
             self.far.transport.poll(self.now)
             ended += self.near.transport.poll(self.now)
         assert len(set(ended)) == len(ended)
@@ -146,14 +98,14 @@ def test_it_is_a_transport() -> None:
     world = World()
     transport: Transport = world.near.transport
     outside = Transfer(
-        world.near.pools[CPU], world.near.transport.connect(world.far.handle()), [Descriptor(0, -1, 4)], NEVER,
+        world.near.pools[CPU], world.near.transport.connect(world.far.handle("cuda:0")), [Descriptor(0, -1, 4)], NEVER,
         SourcePages([1], [101]),
     )  # fmt: skip
     with pytest.raises(TransferError, match="outside the pools"):
         transport.post(outside)
     assert world.near.transport.names == ["cuda_ipc", "nccl", "shm", "tcp"]
     with pytest.raises(PagesElsewhere, match="cannot be copied by this agent"):
-        Selection({}).connect(world.far.handle(CPU))
+        Selection({}).connect(world.far.handle(CPU, CPU))
     assert (transport.num_posted, transport.pause_s) == (0, 0.0)
     transport.close()
 
@@ -253,7 +205,7 @@ def test_a_pair_that_breaks_at_work_ends_its_transfers_and_nothing_else_is_tried
 
 def test_what_is_wrong_with_a_pool_is_no_reason_for_another_transport() -> None:
     world = World()
-    handle = msgspec.structs.replace(world.far.handle(), incarnation=2)
+    handle = msgspec.structs.replace(world.far.handle("cuda:0"), incarnation=2)
     peer = world.near.transport.connect(handle)
     parts, source = [Descriptor(0, 0, SIZE)], SourcePages([1], [101])
     posted = Transfer(world.near.pools["cuda:0"], peer, parts, NEVER, source)
@@ -355,4 +307,4 @@ def test_every_transfer_ends_once_whatever_fails(steps: list[tuple[str, str | in
     settle(40)
     assert ended.keys() == pages.keys()
     assert world.near.transport.num_posted == 0
-    assert all(isinstance(one, RemotePeer) for one in [world.near.transport.connect(world.far.handle())])
+    assert all(isinstance(one, RemotePeer) for one in [world.near.transport.connect(world.far.handle("cuda:0"))])

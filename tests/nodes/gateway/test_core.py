@@ -66,6 +66,13 @@ def core() -> GatewayCore:
 
 
 @pytest.fixture
+def waiting(core: GatewayCore) -> GatewayCore:
+    """It has submitted a request and heard nothing."""
+    core.handle(opened(), 0.0)
+    return core
+
+
+@pytest.fixture
 def running(core: GatewayCore) -> GatewayCore:
     core.handle(DetokenizersChanged(["t0"]), 0.0)
     core.handle(opened(), 0.0)
@@ -145,12 +152,11 @@ def test_a_quick_request_says_nothing() -> None:
         assert not [command for command in commands if isinstance(command, SlowRequest)]
 
 
-def test_output_may_come_before_the_answer_to_submit(core: GatewayCore) -> None:
-    core.handle(opened(), 0.0)
-    commands = core.handle(batch(delta(0, [7], 0, "a")), 0.5)
+def test_output_may_come_before_the_answer_to_submit(waiting: GatewayCore) -> None:
+    commands = waiting.handle(batch(delta(0, [7], 0, "a")), 0.5)
     assert commands == [Accepted("r"), Deliver("r", "a", 1, 0.5, True)]
-    assert core.handle(SubmitAccepted("r", 0, "d0", 4), 0.6) == []
-    assert core.handle(SubmitFailed("r", 0, LOST), 0.7) == []
+    assert waiting.handle(SubmitAccepted("r", 0, "d0", 4), 0.6) == []
+    assert waiting.handle(SubmitFailed("r", 0, LOST), 0.7) == []
 
 
 def test_duplicates_and_overlaps_are_dropped(running: GatewayCore) -> None:
@@ -381,11 +387,10 @@ def test_a_request_given_back_by_a_drained_worker_goes_elsewhere_or_ends(running
     assert one(commands, End).failure == Failure("draining", "so was worker-1")
 
 
-def test_a_scheduler_that_serves_no_submissions_is_passed_over(core: GatewayCore) -> None:
-    core.handle(opened(), 0.0)
-    (ask,) = core.handle(SubmitFailed("r", 0, Failure("not_served", "what is that", retryable=False)), 0.1)
+def test_a_scheduler_that_serves_no_submissions_is_passed_over(waiting: GatewayCore) -> None:
+    (ask,) = waiting.handle(SubmitFailed("r", 0, Failure("not_served", "what is that", retryable=False)), 0.1)
     assert ask.message.excluded == ["d0"]
-    assert one(core.handle(RouteChosen("r", 0, Route(decode="d1")), 0.2), SendSubmit).scheduler == "d1"
+    assert one(waiting.handle(RouteChosen("r", 0, Route(decode="d1")), 0.2), SendSubmit).scheduler == "d1"
 
 
 def test_what_fits_nobody_who_comes_is_told_why(core: GatewayCore) -> None:
@@ -405,19 +410,17 @@ def test_a_scheduler_comes_back_but_the_detokenizer_is_gone(running: GatewayCore
     assert one(running.handle(SchedulersChanged({"d0": 2}), 0.4), AskRoute).message.excluded == []
 
 
-def test_a_lost_scheduler_of_an_older_epoch_is_no_loss(core: GatewayCore) -> None:
-    core.handle(opened(), 0.0)
-    core.handle(SubmitAccepted("r", 0, "d0", 3), 0.0)
-    assert core.handle(PeerLost("d0", 2), 0.2) == []
-    assert core.handle(PeerLost("elsewhere", 2), 0.2) == []
-    assert one(core.handle(PeerLost("d0", 3), 0.3), AskRoute)
+def test_a_lost_scheduler_of_an_older_epoch_is_no_loss(waiting: GatewayCore) -> None:
+    waiting.handle(SubmitAccepted("r", 0, "d0", 3), 0.0)
+    assert waiting.handle(PeerLost("d0", 2), 0.2) == []
+    assert waiting.handle(PeerLost("elsewhere", 2), 0.2) == []
+    assert one(waiting.handle(PeerLost("d0", 3), 0.3), AskRoute)
 
 
-def test_an_attempt_not_yet_taken_is_judged_by_its_own_answer(core: GatewayCore) -> None:
-    core.handle(opened(), 0.0)
-    assert core.handle(PeerLost("d0", 3), 0.2) == []
+def test_an_attempt_not_yet_taken_is_judged_by_its_own_answer(waiting: GatewayCore) -> None:
+    assert waiting.handle(PeerLost("d0", 3), 0.2) == []
     lost = Failure("peer_lost", "gone")
-    (ask,) = core.handle(SubmitFailed("r", 0, lost), 0.3)
+    (ask,) = waiting.handle(SubmitFailed("r", 0, lost), 0.3)
     assert (ask.attempt, ask.message.excluded) == (1, ["d0"])
 
 
@@ -440,30 +443,29 @@ def route_again(core: GatewayCore, commands: list[Any], now: float) -> tuple[lis
     raise AssertionError("neither submitted nor ended")
 
 
-def test_submissions_that_nobody_was_there_to_take_are_bounded_by_time_and_not_by_attempts(core: GatewayCore) -> None:
-    core.handle(opened(), 0.0)
+def test_submissions_that_nobody_was_there_to_take_are_bounded_by_time_and_not_by_attempts(
+    waiting: GatewayCore,
+) -> None:
     now, attempt, commands = 0.0, 0, []
-    while core.num_requests:
-        commands, now = route_again(core, submit_to_nobody(core, attempt, now), now)
+    while waiting.num_requests:
+        commands, now = route_again(waiting, submit_to_nobody(waiting, attempt, now), now)
         attempt += 1
     assert attempt > CONFIG.max_attempts
     assert CONFIG.recovery_timeout_s <= now < CONFIG.recovery_timeout_s + 3
     assert one(commands, End).failure.code == "peer_lost"
-    assert core.num_cancels == 0, "nobody holds anything"
+    assert waiting.num_cancels == 0, "nobody holds anything"
 
 
-def test_submissions_to_a_scheduler_that_died_of_them_are_bounded_by_attempts(core: GatewayCore) -> None:
-    core.handle(opened(), 0.0)
-    commands, now = route_again(core, submit_to_nobody(core, 0, 0.0), 0.0)
+def test_submissions_to_a_scheduler_that_died_of_them_are_bounded_by_attempts(waiting: GatewayCore) -> None:
+    commands, now = route_again(waiting, submit_to_nobody(waiting, 0, 0.0), 0.0)
     for attempt in range(1, CONFIG.max_attempts + 1):
-        commands = core.handle(SubmitFailed("r", attempt, Failure("peer_lost", "crashed")), now)
-        commands, now = route_again(core, commands, now)
+        commands = waiting.handle(SubmitFailed("r", attempt, Failure("peer_lost", "crashed")), now)
+        commands, now = route_again(waiting, commands, now)
     assert "gave up after 5 attempts" in one(commands, End).failure.message
 
 
-def test_no_answer_to_submit_cancels_what_may_be_held(core: GatewayCore) -> None:
-    core.handle(opened(), 0.0)
-    ask, cancel = core.handle(SubmitFailed("r", 0, LOST), 5.0)
+def test_no_answer_to_submit_cancels_what_may_be_held(waiting: GatewayCore) -> None:
+    ask, cancel = waiting.handle(SubmitFailed("r", 0, LOST), 5.0)
     assert ask.attempt == 1
     assert cancel == SendCancel("d0", [AttemptRef("r", 0)])
 
@@ -492,16 +494,14 @@ def test_a_failure_that_is_not_retryable_ends_the_request(running: GatewayCore) 
     assert running.num_requests == 0
 
 
-def test_an_attempt_number_that_is_spoilt_is_followed_by_the_next(core: GatewayCore) -> None:
-    core.handle(opened(), 0.0)
-    (ask,) = core.handle(SubmitFailed("r", 0, Failure("attempt_over", "was here", retryable=False)), 0.1)
+def test_an_attempt_number_that_is_spoilt_is_followed_by_the_next(waiting: GatewayCore) -> None:
+    (ask,) = waiting.handle(SubmitFailed("r", 0, Failure("attempt_over", "was here", retryable=False)), 0.1)
     assert (ask.attempt, ask.message.excluded) == (1, [])
 
 
-def test_what_can_never_fit_ends_the_request(core: GatewayCore) -> None:
-    core.handle(opened(), 0.0)
+def test_what_can_never_fit_ends_the_request(waiting: GatewayCore) -> None:
     failure = Failure("never_fits", "too many pages", retryable=False)
-    assert one(core.handle(SubmitFailed("r", 0, failure), 0.1), End).failure == failure
+    assert one(waiting.handle(SubmitFailed("r", 0, failure), 0.1), End).failure == failure
 
 
 def drive_attempt_to_failure(core: GatewayCore, attempt: int, now: float) -> list[Any]:
@@ -560,17 +560,16 @@ def test_a_lost_link_to_a_scheduler_that_lives_is_not_held_against_a_request(run
     assert running.num_requests == 1
 
 
-def test_attempts_that_nobody_took_are_only_limited_by_time(core: GatewayCore) -> None:
-    core.handle(opened(), 0.0)
+def test_attempts_that_nobody_took_are_only_limited_by_time(waiting: GatewayCore) -> None:
     now, ended = 0.0, []
     attempts = 0
     while not ended:
-        commands = core.handle(SubmitFailed("r", attempts, Failure("peer_lost", "refused"), was_heard=False), now)
+        commands = waiting.handle(SubmitFailed("r", attempts, Failure("peer_lost", "refused"), was_heard=False), now)
         ended = [one for one in commands if isinstance(one, End)]
         attempts += not ended
         now += 1.1
-        core.handle(Tick(), now)
-        core.handle(RouteChosen("r", attempts, Route(decode=f"d{attempts}", detokenizer="t0")), now)
+        waiting.handle(Tick(), now)
+        waiting.handle(RouteChosen("r", attempts, Route(decode=f"d{attempts}", detokenizer="t0")), now)
         assert now < 60
     assert attempts > 20
     assert now == pytest.approx(CONFIG.recovery_timeout_s, abs=2.0)
@@ -590,14 +589,13 @@ def test_a_full_scheduler_is_passed_over_and_the_attempt_number_kept(core: Gatew
     assert core.num_cancels == 0, "nobody holds anything"
 
 
-def test_an_excluded_scheduler_named_again_is_no_route(core: GatewayCore) -> None:
-    core.handle(opened(), 0.0)
-    core.handle(SubmitFailed("r", 0, Failure("unreachable", "not a member")), 0.1)
-    assert core.handle(RouteChosen("r", 0, Route(decode="d0")), 0.1) == []
-    assert core.handle(Tick(), 0.11) == []
-    (ask,) = core.handle(Tick(), 0.2)
+def test_an_excluded_scheduler_named_again_is_no_route(waiting: GatewayCore) -> None:
+    waiting.handle(SubmitFailed("r", 0, Failure("unreachable", "not a member")), 0.1)
+    assert waiting.handle(RouteChosen("r", 0, Route(decode="d0")), 0.1) == []
+    assert waiting.handle(Tick(), 0.11) == []
+    (ask,) = waiting.handle(Tick(), 0.2)
     assert ask.message.excluded == []
-    (submit,) = core.handle(RouteChosen("r", 0, Route(decode="d0")), 0.2)
+    (submit,) = waiting.handle(RouteChosen("r", 0, Route(decode="d0")), 0.2)
     assert submit.scheduler == "d0"
 
 
@@ -643,12 +641,11 @@ def test_more_tokens_than_asked_for_end_the_request(core: GatewayCore) -> None:
     assert not [command for command in commands if isinstance(command, Deliver)]
 
 
-def test_a_client_that_left_is_cancelled_wherever_the_request_is(core: GatewayCore) -> None:
-    core.handle(opened(), 0.0)
-    commands = core.handle(ClientGone("r"), 0.1)
+def test_a_client_that_left_is_cancelled_wherever_the_request_is(waiting: GatewayCore) -> None:
+    commands = waiting.handle(ClientGone("r"), 0.1)
     assert commands == [End("r", None, None, 3, 0, 0, 0.1), SendCancel("d0", [AttemptRef("r", 0)])]
-    core.handle(CancelAcknowledged("d0", [AttemptRef("r", 0)]), 0.1)
-    assert core.handle(SubmitAccepted("r", 0, "d0", 1), 0.2) == [SendCancel("d0", [AttemptRef("r", 0)])]
+    waiting.handle(CancelAcknowledged("d0", [AttemptRef("r", 0)]), 0.1)
+    assert waiting.handle(SubmitAccepted("r", 0, "d0", 1), 0.2) == [SendCancel("d0", [AttemptRef("r", 0)])]
 
 
 def test_a_client_that_left_between_attempts_leaves_nothing(running: GatewayCore) -> None:

@@ -11,14 +11,9 @@ from kvstore.errors import DeviceExhaustedMemory, DeviceFault, DeviceHandleInval
 from kvstore.pool.cuda import memory as cuda_memory
 from kvstore.pool.cuda.gather import PIECE_BYTES, table_of
 from kvstore.pool.cuda.memory import CopyRange, CupyMemory, DeviceMemory, load_cupy_memory
+from tests.kvstore.fake_devices import CUDARuntimeError
 
 MIB = 1 << 20
-
-
-class CUDARuntimeError(RuntimeError):
-    def __init__(self, status: int) -> None:
-        super().__init__(f"cudaError{status}: text")
-        self.status = status
 
 
 class Runtime:

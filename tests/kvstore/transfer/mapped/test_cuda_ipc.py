@@ -1,7 +1,6 @@
 """The transport between pools on devices, over a fake device whose copies run when the test lets them."""
 
 import random
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,28 +10,27 @@ from hypothesis import strategies as st
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageEntry
 from kvstore.errors import DeviceHandleInvalid, DeviceUnavailable, PagesElsewhere, PoolMissing, TransferError
-from kvstore.layout import KVLayout
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.mapping import handle_of
-from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo, ShmHost
+from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool
 from kvstore.transfer.base import Transfer, Transport
 from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport, merge
 from kvstore.transfer.mapped.peer import MappedPeer
 from kvstore.transfer.mapped.shm import ShmTransport
 from kvstore.transfer.plan import Descriptor
-from kvstore.transfer.puller import PagePuller
-from kvstore.transfer.session import CopyEnded, StartCopy
+from kvstore.transfer.session import CopyEnded
 from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
-
-LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", page_size=4)
-SIZE = LAYOUT.page_bytes
-NUM_PAGES = 9
-NEVER = 1e9
-
-
-@pytest.fixture(params=["shm", "heap"])
-def tables(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHost:
-    return ShmHost(tmp_path) if request.param == "shm" else HeapHost()
+from tests.kvstore.transfer.transfers import (
+    NEVER,
+    NUM_PAGES,
+    OUTSIDE,
+    SIZE,
+    Judge,
+    Stranger,
+    make_pool,
+    pulling,
+    start_copy,
+)
 
 
 class Process:
@@ -41,12 +39,7 @@ class Process:
         self.host = CudaHost(tables, lambda: self.memory)
 
     def pool(self, group: str, device: str = "cuda:0", incarnation: int = 1) -> PagePool:
-        info = PoolInfo(group=group, num_pages=NUM_PAGES, layout=LAYOUT, incarnation=incarnation, device=device)
-        pool = self.host.create(f"kv-{group}", info)
-        table = pool.table()
-        for page in range(1, NUM_PAGES):
-            table.write(page, PageEntry(PageState.RUNNING, generation=100 + page))
-        return pool
+        return make_pool(self.host, group, device, incarnation)
 
     def bytes_of(self, pool: PagePool) -> memoryview:
         return self.memory.view(pool.device_pages.pointer)
@@ -80,16 +73,6 @@ class Pair:
 def scattered(*pages: int) -> list[Descriptor]:
     """Pages that no copy can take together."""
     return [Descriptor(page * SIZE, (NUM_PAGES - page) * SIZE, SIZE) for page in pages]
-
-
-class Stranger:
-    """A pool that another transport has reached."""
-
-    def __init__(self, pair: Pair) -> None:
-        self.info, self.transport = pair.peer.info, pair.transport
-
-    def generations(self, pages: list[int]) -> list[int]:
-        return [100 + page for page in pages]
 
 
 def test_it_is_a_transport(tables: MemoryHost) -> None:
@@ -222,16 +205,7 @@ def test_neighbours_are_copied_together() -> None:
     assert merge([]) == []
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        Descriptor(0, 0, 0),
-        Descriptor(-1, 0, 4),
-        Descriptor(0, -1, 4),
-        Descriptor(NUM_PAGES * SIZE - 3, 0, 4),
-        Descriptor(0, NUM_PAGES * SIZE - 3, 4),
-    ],
-)
+@pytest.mark.parametrize("part", OUTSIDE)
 def test_bytes_outside_the_pools_are_refused(tables: MemoryHost, part: Descriptor) -> None:
     pair = Pair(tables)
     with pytest.raises(TransferError, match="outside the pools"):
@@ -354,18 +328,6 @@ def test_a_stream_for_each_destination_device(tables: MemoryHost) -> None:
 # puller
 
 
-def pulling(pair: Pair) -> PagePuller:
-    puller = PagePuller(pair.transport)
-    puller.add("d", [pair.destination])
-    return puller
-
-
-def start_copy(copy_id: int = 1, pages: tuple[int, ...] = (2, 3, 5), targets: tuple[int, ...] = (4, 5, 1)) -> StartCopy:
-    return StartCopy(
-        copy_id, list(pages), [100 + page for page in pages], list(targets), [100 + page for page in targets], NEVER
-    )
-
-
 def test_pages_are_pulled_and_compared(tables: MemoryHost) -> None:
     pair = Pair(tables)
     puller = pulling(pair)
@@ -436,36 +398,20 @@ def test_every_transfer_ends_once_and_writes_nothing_afterwards(
     pair = Pair(HeapHost(), copies_per_poll=copies_per_poll, gather_from=gather_from)
     pair.cards.copies_per_look = 0
     transport, now = pair.transport, 0.0
-    targets: dict[Transfer, list[int]] = {}
-    ended: dict[Transfer, Transfer] = {}
-    frozen: dict[int, bytes] = {}
-
-    def take(completions: list[Transfer]) -> None:
-        for completion in completions:
-            assert completion not in ended
-            ended[completion] = completion
-            for page in targets[completion]:
-                found = bytes(pair.to_bytes[page * SIZE :][:SIZE])
-                if completion.error is None:
-                    assert found == bytes(pair.from_bytes[(NUM_PAGES - page) * SIZE :][:SIZE])
-                frozen[page] = found
-
+    judge = Judge(
+        lambda page: bytes(pair.to_bytes[page * SIZE :][:SIZE]),
+        lambda page: bytes(pair.from_bytes[(NUM_PAGES - page) * SIZE :][:SIZE]),
+    )
     for what, value in steps:
-        if what == "post":
-            # A page is granted to one transfer at a time, as in the agent.
-            busy = {page for handle, pages in targets.items() if handle not in ended for page in pages}
-            pages = [page for page in value if page not in busy]
-            for page in pages:
-                frozen.pop(page, None)
-            if pages:
-                targets[pair.post(scattered(*pages), deadline=now + 4.0)] = pages
+        if what == "post" and (pages := judge.free(value)):
+            judge.targets[pair.post(scattered(*pages), deadline=now + 4.0)] = pages
         elif what == "poll":
             now += value
-            take(transport.poll(now))
+            judge.take(transport.poll(now))
         elif what == "run":
             pair.cards.run(value)
         elif what == "cancel":
-            for transfer in list(targets)[value - 1 : value]:
+            for transfer in judge.cancelled(value):
                 transport.cancel(transfer)
         elif what == "reconnect" and not pair.cards.fault:
             transport.disconnect(pair.peer)
@@ -474,15 +420,14 @@ def test_every_transfer_ends_once_and_writes_nothing_afterwards(
             pair.cards.fault = "an illegal address"
             for stream in pair.cards.streams:
                 stream.waiting.clear()
-        for page, content in frozen.items():
-            assert bytes(pair.to_bytes[page * SIZE :][:SIZE]) == content, "written after its completion"
+        judge.check()
     if ends == "polls":
         pair.cards.copies_per_look = None
         for _ in range(40):
-            take(transport.poll(now))
+            judge.take(transport.poll(now))
     else:
-        take(transport.drain())
-    assert ended.keys() == targets.keys()
+        judge.take(transport.drain())
+    assert judge.ended == judge.targets.keys()
     assert (transport.num_posted, pair.cards.num_waiting) == (0, 0)
     transport.close()
     assert pair.cards.fault or pair.here.memory.num_open == 0

@@ -1,5 +1,4 @@
 import random
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -7,43 +6,23 @@ import pytest
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageEntry
 from kvstore.errors import PoolMissing, TransferError
-from kvstore.layout import KVLayout
 from kvstore.pool.mapping import handle_of
-from kvstore.pool.page_pool import HeapHost, MemoryHost, PagePool, PoolInfo, ShmHost
+from kvstore.pool.page_pool import MemoryHost
 from kvstore.transfer.base import Transfer, Transport
 from kvstore.transfer.mapped.shm import MappedPeer, ShmTransport
 from kvstore.transfer.plan import Descriptor
-from kvstore.transfer.puller import PagePuller
-from kvstore.transfer.session import CopyEnded, StartCopy
-
-LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", page_size=4)
-SIZE = LAYOUT.page_bytes
-NEVER = 1e9
-
-
-@pytest.fixture(params=["shm", "heap"])
-def host(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryHost:
-    return ShmHost(tmp_path) if request.param == "shm" else HeapHost()
-
-
-def make_pool(host: MemoryHost, group: str, num_pages: int = 9, incarnation: int = 1) -> PagePool:
-    pool = host.create(
-        f"kv-{group}", PoolInfo(group=group, num_pages=num_pages, layout=LAYOUT, incarnation=incarnation)
-    )
-    table = pool.table()
-    for page in range(1, num_pages):
-        table.write(page, PageEntry(PageState.RUNNING, generation=100 + page))
-    return pool
+from kvstore.transfer.session import CopyEnded
+from tests.kvstore.transfer.transfers import NEVER, OUTSIDE, SIZE, Stranger, make_pool, pulling, start_copy
 
 
 class Pair:
     """A source pool with random content, and a destination with a transport."""
 
-    def __init__(self, host: MemoryHost, quantum_bytes: int = 4 << 20) -> None:
-        self.source = make_pool(host, "p")
-        self.destination = make_pool(host, "d")
+    def __init__(self, tables: MemoryHost, quantum_bytes: int = 4 << 20) -> None:
+        self.source = make_pool(tables, "p")
+        self.destination = make_pool(tables, "d")
         self.source.pages_view[:] = random.Random(1).randbytes(len(self.source.pages_view))
-        self.transport = ShmTransport(host, quantum_bytes)
+        self.transport = ShmTransport(tables, quantum_bytes)
         self.transport.register(self.destination)
         self.peer = self.transport.connect(handle_of(self.source))
 
@@ -53,28 +32,18 @@ class Pair:
         return transfer
 
 
-class Stranger:
-    """A pool that another transport has reached."""
-
-    def __init__(self, pair: Pair) -> None:
-        self.info, self.transport = pair.peer.info, pair.transport
-
-    def generations(self, pages: list[int]) -> list[int]:
-        return [100 + page for page in pages]
-
-
-def test_it_is_a_transport(host: MemoryHost) -> None:
-    transport: Transport = ShmTransport(host)
-    pool = make_pool(host, "d")
+def test_it_is_a_transport(tables: MemoryHost) -> None:
+    transport: Transport = ShmTransport(tables)
+    pool = make_pool(tables, "d")
     transport.register(pool)
     assert (transport.name, transport.kinds) == ("shm", {"cpu"})
     with pytest.raises(PoolMissing):
-        transport.connect(msgspec.structs.replace(handle_of(pool), path=host.path("nothing")))
+        transport.connect(msgspec.structs.replace(handle_of(pool), path=tables.path("nothing")))
     transport.close()
 
 
-def test_bytes_arrive_in_quanta_and_transfers_take_turns(host: MemoryHost) -> None:
-    pair = Pair(host, quantum_bytes=SIZE)
+def test_bytes_arrive_in_quanta_and_transfers_take_turns(tables: MemoryHost) -> None:
+    pair = Pair(tables, quantum_bytes=SIZE)
     long = pair.post([Descriptor(SIZE, 2 * SIZE, 3 * SIZE), Descriptor(5 * SIZE, 6 * SIZE, 10)])
     short = pair.post([Descriptor(7 * SIZE, SIZE, SIZE)])
     assert pair.transport.num_posted == 2
@@ -96,25 +65,16 @@ def test_bytes_arrive_in_quanta_and_transfers_take_turns(host: MemoryHost) -> No
     assert pair.transport.poll(0.0) == []
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        Descriptor(0, 0, 0),
-        Descriptor(-1, 0, 4),
-        Descriptor(0, -1, 4),
-        Descriptor(9 * SIZE - 3, 0, 4),
-        Descriptor(0, 9 * SIZE - 3, 4),
-    ],
-)
-def test_bytes_outside_the_pools_are_refused(host: MemoryHost, part: Descriptor) -> None:
-    pair = Pair(host)
+@pytest.mark.parametrize("part", OUTSIDE)
+def test_bytes_outside_the_pools_are_refused(tables: MemoryHost, part: Descriptor) -> None:
+    pair = Pair(tables)
     with pytest.raises(TransferError, match="outside the pools"):
         pair.post([Descriptor(0, 0, 4), part])
     assert pair.transport.num_posted == 0
 
 
-def test_only_reading_from_what_it_mapped(host: MemoryHost) -> None:
-    pair = Pair(host)
+def test_only_reading_from_what_it_mapped(tables: MemoryHost) -> None:
+    pair = Pair(tables)
     with pytest.raises(TransferError, match="only reads"):
         pair.transport.post(Transfer(pair.destination, Stranger(pair), [], NEVER))
     assert pair.peer.generations([1, 8, 0]) == [101, 108, 0]
@@ -125,8 +85,8 @@ def test_only_reading_from_what_it_mapped(host: MemoryHost) -> None:
         pair.peer.pool.pages_view[0] = 1
 
 
-def test_a_deadline_a_cancel_and_a_lost_source_each_end_a_transfer_once(host: MemoryHost) -> None:
-    pair = Pair(host, quantum_bytes=8)
+def test_a_deadline_a_cancel_and_a_lost_source_each_end_a_transfer_once(tables: MemoryHost) -> None:
+    pair = Pair(tables, quantum_bytes=8)
     late = pair.post([Descriptor(0, 0, SIZE)], deadline=1.0)
     unwanted = pair.post([Descriptor(0, 0, SIZE)])
     orphaned = pair.post([Descriptor(0, 0, SIZE)])
@@ -143,8 +103,8 @@ def test_a_deadline_a_cancel_and_a_lost_source_each_end_a_transfer_once(host: Me
     pair.transport.disconnect(pair.peer)
 
 
-def test_disconnecting_one_peer_leaves_the_others(host: MemoryHost) -> None:
-    pair = Pair(host)
+def test_disconnecting_one_peer_leaves_the_others(tables: MemoryHost) -> None:
+    pair = Pair(tables)
     other = pair.transport.connect(handle_of(pair.source))
     pair.post([Descriptor(0, 0, SIZE)])
     pair.transport.disconnect(other)
@@ -154,8 +114,8 @@ def test_disconnecting_one_peer_leaves_the_others(host: MemoryHost) -> None:
         other.generations([1])
 
 
-def test_a_pool_closed_under_a_transfer_is_an_error_not_a_crash(host: MemoryHost) -> None:
-    pair = Pair(host, quantum_bytes=8)
+def test_a_pool_closed_under_a_transfer_is_an_error_not_a_crash(tables: MemoryHost) -> None:
+    pair = Pair(tables, quantum_bytes=8)
     pair.post([Descriptor(0, 0, SIZE)])
     pair.transport.poll(0.0)
     pair.peer.pool.close()
@@ -164,8 +124,8 @@ def test_a_pool_closed_under_a_transfer_is_an_error_not_a_crash(host: MemoryHost
     assert (completion.error.code, completion.num_bytes) == ("pool_closed", 8)
 
 
-def test_draining_ends_everything_at_once(host: MemoryHost) -> None:
-    pair = Pair(host, quantum_bytes=8)
+def test_draining_ends_everything_at_once(tables: MemoryHost) -> None:
+    pair = Pair(tables, quantum_bytes=8)
     handles = [pair.post([Descriptor(0, 0, SIZE)]) for _ in range(3)]
     ended = pair.transport.drain()
     assert ended == handles
@@ -177,20 +137,8 @@ def test_draining_ends_everything_at_once(host: MemoryHost) -> None:
 # puller
 
 
-def pulling(pair: Pair) -> PagePuller:
-    puller = PagePuller(pair.transport)
-    puller.add("d", [pair.destination])
-    return puller
-
-
-def start_copy(copy_id: int = 1, pages: tuple[int, ...] = (2, 3, 5), targets: tuple[int, ...] = (4, 5, 1)) -> StartCopy:
-    return StartCopy(
-        copy_id, list(pages), [100 + page for page in pages], list(targets), [100 + page for page in targets], NEVER
-    )
-
-
-def test_pages_are_pulled_and_compared(host: MemoryHost) -> None:
-    pair = Pair(host)
+def test_pages_are_pulled_and_compared(tables: MemoryHost) -> None:
+    pair = Pair(tables)
     puller = pulling(pair)
     assert not puller.is_busy
     assert puller.start("grant", start_copy(), "d", [pair.peer]) is None
@@ -204,8 +152,8 @@ def test_pages_are_pulled_and_compared(host: MemoryHost) -> None:
 
 @pytest.mark.parametrize("side", ["source", "destination"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_page_that_moved_on_fails_the_copy(host: MemoryHost, side: str, when: str) -> None:
-    pair = Pair(host)
+def test_a_page_that_moved_on_fails_the_copy(tables: MemoryHost, side: str, when: str) -> None:
+    pair = Pair(tables)
     puller = pulling(pair)
     table = (pair.source if side == "source" else pair.destination).table()
     page = 3 if side == "source" else 1
@@ -226,8 +174,8 @@ def test_a_page_that_moved_on_fails_the_copy(host: MemoryHost, side: str, when: 
     assert f"{side} page {page} is of generation 999 {when} the copy" in ended.event.message
 
 
-def test_pages_that_are_not_there_fail_the_copy(host: MemoryHost) -> None:
-    pair = Pair(host)
+def test_pages_that_are_not_there_fail_the_copy(tables: MemoryHost) -> None:
+    pair = Pair(tables)
     puller = pulling(pair)
     ended = puller.start("grant", start_copy(pages=(2, 3, 99)), "d", [pair.peer])
     assert ended is not None
@@ -235,8 +183,8 @@ def test_pages_that_are_not_there_fail_the_copy(host: MemoryHost) -> None:
     assert "pages 2 to 99 of a table of 9" in ended.event.message
 
 
-def test_cancelling_a_copy_still_says_when_it_ended(host: MemoryHost) -> None:
-    pair = Pair(host, quantum_bytes=8)
+def test_cancelling_a_copy_still_says_when_it_ended(tables: MemoryHost) -> None:
+    pair = Pair(tables, quantum_bytes=8)
     puller = pulling(pair)
     puller.start("grant", start_copy(1), "d", [pair.peer])
     puller.start("other", start_copy(1), "d", [pair.peer])
@@ -249,8 +197,8 @@ def test_cancelling_a_copy_still_says_when_it_ended(host: MemoryHost) -> None:
     assert puller.is_busy
 
 
-def test_a_copy_that_the_transport_refuses_ends_at_once(host: MemoryHost) -> None:
-    pair = Pair(host)
+def test_a_copy_that_the_transport_refuses_ends_at_once(tables: MemoryHost) -> None:
+    pair = Pair(tables)
     puller = pulling(pair)
 
     ended = puller.start("grant", start_copy(), "d", [Stranger(pair)])
@@ -258,8 +206,8 @@ def test_a_copy_that_the_transport_refuses_ends_at_once(host: MemoryHost) -> Non
     assert ended.event.code == "unsupported"
 
 
-def test_a_source_unmapped_under_a_copy_fails_it(host: MemoryHost) -> None:
-    pair = Pair(host)
+def test_a_source_unmapped_under_a_copy_fails_it(tables: MemoryHost) -> None:
+    pair = Pair(tables)
     puller = pulling(pair)
     pair.transport.disconnect(pair.peer)
     ended = puller.start("grant", start_copy(), "d", [pair.peer])

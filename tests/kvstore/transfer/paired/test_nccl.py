@@ -13,14 +13,9 @@ from kvstore.pool.device import DevicePages
 from kvstore.transfer.paired import nccl as nccl_link
 from kvstore.transfer.paired.link import Broken, Moved, News, PairLink, Ready, Stopped
 from kvstore.transfer.paired.nccl import NcclLinks
+from tests.kvstore.fake_devices import CUDARuntimeError
 
 PAGES = DevicePages(3, 0x10000, 4096)
-
-
-class CUDARuntimeError(RuntimeError):
-    def __init__(self, status: int) -> None:
-        super().__init__(f"cudaError{status}")
-        self.status = status
 
 
 class Library:
@@ -173,7 +168,7 @@ def test_what_the_engine_says_of_its_failures(library: Library) -> None:
     assert until(link, bool) == [Broken("NCCL_ERROR_REMOTE_ERROR")]
     library.async_error, library.event_status = "", 700
     link.move(3, PAGES, [(1, 1)])
-    assert until(link, bool) == [Broken("cudaError700")]
+    assert until(link, bool) == [Broken("cudaError700: text")]
     link.stop()
     assert until(link, bool) == [Stopped()]
     links.close()

@@ -2,7 +2,6 @@
 
 import random
 from collections import deque
-from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -12,10 +11,9 @@ from hypothesis import strategies as st
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import PageEntry
 from kvstore.errors import PagesElsewhere, TransferError
-from kvstore.layout import KVLayout
 from kvstore.pool.cuda.pool import CudaHost
-from kvstore.pool.page_pool import HeapHost, PagePool, PoolInfo
-from kvstore.protocol import OfferPair, PagesSent, PoolHandle, SendPages
+from kvstore.pool.page_pool import HeapHost
+from kvstore.protocol import OfferPair, PagesSent, SendPages
 from kvstore.transfer.base import SourcePages, Transfer, Transport
 from kvstore.transfer.paired.link import Broken
 from kvstore.transfer.paired.orders import Paired, RemotePeer
@@ -25,84 +23,32 @@ from kvstore.transfer.puller import PagePuller
 from kvstore.transfer.session import CopyEnded, StartCopy
 from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
 from tests.kvstore.fake_links import FakeLinks, FakeWire
-
-LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", page_size=4)
-SIZE = LAYOUT.page_bytes
-NUM_PAGES = 9
-NEVER = 1e9
+from tests.kvstore.transfer.transfers import LAYOUT, NEVER, NUM_PAGES, SIZE, Judge, Mail, Post, make_pool
 
 
-class Agent:
-    """One agent's host, devices and transport; its courier puts messages into the world's post."""
+class Agent(Mail):
+    """One agent's host, devices and transport."""
 
     def __init__(self, world: "World", name: str, group: str) -> None:
-        self.world = world
-        self.name = name
         self.memory = FakeDeviceMemory(world.cards)
         self.host = CudaHost(HeapHost(), lambda: self.memory)
-        info = PoolInfo(group=group, num_pages=NUM_PAGES, layout=LAYOUT, incarnation=1, device="cuda:0")
-        self.pool: PagePool = self.host.create(f"kv-{group}", info)
-        for page in range(1, NUM_PAGES):
-            self.pool.table().write(page, PageEntry(PageState.RUNNING, generation=100 + page))
+        self.pool = make_pool(self.host, group, "cuda:0")
         self.bytes = self.memory.view(self.pool.device_pages.pointer)
         self.links = FakeLinks(world.wire, self.memory)
         self.transport = PairTransport(self.links, self, init_timeout_s=5.0)
+        super().__init__(world, name, self.transport)
         self.transport.register(self.pool)
-
-    def now(self) -> float:
-        return self.world.now
-
-    def handle(self) -> PoolHandle:
-        info = self.pool.info
-        return PoolHandle(
-            group=info.group,
-            agent=self.name,
-            path="/of/another/host",
-            num_pages=NUM_PAGES,
-            layout=LAYOUT,
-            incarnation=1,
-            device="cuda:0",
-        )
-
-    # ControlChannel
 
     def attach(self, transport: Paired) -> None:
         assert transport.name == "nccl"
 
-    def offer(self, agent: str, offer: OfferPair) -> None:
-        def ask() -> None:
-            try:
-                self.world.agents[agent].transport.take_offer(self.name, offer)
-            except TransferError as error:
-                self.transport.pair_failed(offer.pair, error.code, error.message)
-
-        self.world.post.append((ask, lambda: self.transport.pair_failed(offer.pair, "deadline_exceeded", "lost")))
-
-    def order(self, agent: str, order: SendPages) -> None:
-        def answer(sent: PagesSent) -> None:
-            lost = lambda: self.transport.pair_failed(order.pair, "deadline_exceeded", "lost")  # noqa: E731
-            self.world.post.append((lambda: self.transport.sent(sent), lost))
-
-        def ask() -> None:
-            self.world.agents[agent].transport.take_order(self.name, order, answer)
-
-        self.world.post.append((ask, lambda: self.transport.pair_failed(order.pair, "deadline_exceeded", "lost")))
-
-    def close(self, agent: str, pair: str) -> None:
-        def tell() -> None:
-            self.world.agents[agent].transport.pair_failed(pair, "pair_aborted", "closed")
-
-        self.world.post.append((tell, lambda: None))
-
 
 class World:
-    """`post`: messages on their way, each with what happens if it is lost."""
-
     def __init__(self) -> None:
         self.now = 0.0
         self.cards = FakeCards()
         self.wire = FakeWire()
-        self.post: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
+        self.post: Post = deque()
         self.near = Agent(self, "near", "d")
         self.far = Agent(self, "far", "p")
         self.agents = {"near": self.near, "far": self.far}
@@ -162,7 +108,7 @@ def test_pages_arrive_and_one_communicator_serves_many_transfers() -> None:
 def test_both_ways_are_two_communicators() -> None:
     world = World()
     world.near.bytes[:SIZE] = b"n" * SIZE
-    back = world.far.transport.connect(world.near.handle())
+    back = world.far.transport.connect(world.near.handle("d"))
     source = SourcePages([], [])
     world.far.transport.post(Transfer(world.far.pool, back, [Descriptor(SIZE, 0, SIZE)], NEVER, source))
     handle = world.send([3])
@@ -435,30 +381,16 @@ STEPS = st.lists(
 def test_every_transfer_ends_once_and_writes_nothing_afterwards(steps, is_stuck: bool, ends: str) -> None:
     world = World()
     world.wire.is_slow, world.wire.is_stuck = True, is_stuck
-    targets: dict[Transfer, list[int]] = {}
-    ended: dict[Transfer, Transfer] = {}
-    frozen: dict[int, bytes] = {}
-
-    def take(completions: list[Transfer]) -> None:
-        for completion in completions:
-            assert completion not in ended
-            ended[completion] = completion
-            if completion.error is None:
-                assert world.has_arrived(targets[completion])
-            for page in targets[completion]:
-                frozen[page] = bytes(world.near.bytes[(NUM_PAGES - page) * SIZE :][:SIZE])
-
+    judge = Judge(
+        lambda page: bytes(world.near.bytes[(NUM_PAGES - page) * SIZE :][:SIZE]),
+        lambda page: bytes(world.far.bytes[page * SIZE :][:SIZE]),
+    )
     for what, value in steps:
-        if what == "post":
-            busy = {page for handle, pages in targets.items() if handle not in ended for page in pages}
-            pages = [page for page in value if page not in busy]
-            for page in pages:
-                frozen.pop(page, None)
-            if pages:
-                targets[world.send(pages, deadline=world.now + 6.0)] = pages
+        if what == "post" and (pages := judge.free(value)):
+            judge.targets[world.send(pages, deadline=world.now + 6.0)] = pages
         elif what == "poll":
             world.now += value
-            take(world.poll())
+            judge.take(world.poll())
         elif what == "deliver":
             world.deliver(value)
         elif what == "lose" and world.post:
@@ -466,7 +398,7 @@ def test_every_transfer_ends_once_and_writes_nothing_afterwards(steps, is_stuck:
         elif what == "move":
             world.wire.step()
         elif what == "cancel":
-            for transfer in list(targets)[value - 1 : value]:
+            for transfer in judge.cancelled(value):
                 world.near.transport.cancel(transfer)
         elif what == "stale":
             world.far.pool.table().write(value, PageEntry(PageState.RUNNING, generation=999))
@@ -475,18 +407,17 @@ def test_every_transfer_ends_once_and_writes_nothing_afterwards(steps, is_stuck:
         elif what == "disconnect":
             world.near.transport.disconnect(world.peer)
             world.peer = world.near.transport.connect(world.far.handle())
-        for page, content in frozen.items():
-            assert bytes(world.near.bytes[(NUM_PAGES - page) * SIZE :][:SIZE]) == content, "written after its end"
+        judge.check()
     if ends == "drain":
-        take(world.near.transport.drain())
+        judge.take(world.near.transport.drain())
     else:
         world.now += 100.0
         for _ in range(30):
-            take(world.poll())
+            judge.take(world.poll())
             world.deliver()
             for link in world.wire.links:
                 if (link.is_aborted and link.waiting) or (link.is_aborted and is_stuck):
                     link.stop()
-            take(world.poll())
-    assert ended.keys() == targets.keys()
+            judge.take(world.poll())
+    assert judge.ended == judge.targets.keys()
     assert world.near.transport.num_posted == 0
