@@ -17,11 +17,7 @@ from kvstore.transfer.mapped.cuda_ipc import CudaIpcTransport
 from kvstore.transfer.plan import Descriptor, coalesce, page_descriptors
 from tests.gpu.gpu_pool import LAYOUT, Child, bytes_at, put_bytes, random_bytes
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.process,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
+pytestmark = pytest.mark.process
 
 SIZE = LAYOUT.page_bytes
 NUM_PAGES = 257

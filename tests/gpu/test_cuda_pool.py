@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from kvstore.errors import DeviceExhaustedMemory, DeviceHandleInvalid
 from kvstore.pool.cuda.memory import load_cupy_memory
@@ -12,11 +11,7 @@ from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.page_pool import PagePool, PoolInfo, ShmHost
 from tests.gpu.gpu_pool import LAYOUT, Child, bytes_at, digest
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.process,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
+pytestmark = pytest.mark.process
 
 NUM_PAGES = 9
 INFO = PoolInfo(group="d", num_pages=NUM_PAGES, layout=LAYOUT, incarnation=1, device="cuda:0")

@@ -21,11 +21,6 @@ from kvstore.transfer.paired.transport import PairTransport
 from kvstore.transfer.plan import Descriptor
 from tests.gpu.gpu_pool import bytes_at, put_bytes, random_bytes
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
-
 SIZE = 1 << 20
 
 

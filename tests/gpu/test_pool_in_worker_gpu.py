@@ -1,18 +1,12 @@
 """A mesh on a GPU whose workers make their pools: pages are opened by the agent, and die with their worker."""
 
 import pytest
-import torch
 
 from tests.chaos.streams import differences
 from tests.process.device_mesh import APART, answers_of, mesh_on, pages_moved
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.process,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-    # The first start on a host compiles kernels.
-    pytest.mark.timeout(900),
-]
+# The first start on a host compiles kernels.
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 def test_pages_of_workers_are_copied_and_a_death_of_one_loses_no_request() -> None:

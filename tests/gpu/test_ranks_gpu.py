@@ -9,11 +9,10 @@ from tests.chaos.chaos_mesh import ChaosMesh
 from tests.chaos.streams import Answer, differences
 from tests.process.device_mesh import APART, answers_of, mesh_on, pages_moved
 
+# The first start on a host compiles kernels.
 pytestmark = [
-    pytest.mark.gpu,
     pytest.mark.process,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
-    # The first start on a host compiles kernels.
     pytest.mark.timeout(900),
 ]
 

@@ -6,20 +6,14 @@ import os
 from typing import Any
 
 import pytest
-import torch
 
 from cli.supervisor.device_memory import ask_device
 from tests.chaos.chaos_mesh import ChaosMesh
 from tests.chaos.streams import differences
 from tests.process.device_mesh import MIXED, answers_of, mesh_on
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.process,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-    # The first start on a host compiles kernels.
-    pytest.mark.timeout(900),
-]
+# The first start on a host compiles kernels.
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 NEEDS_SAVER = pytest.mark.skipif(not importlib.util.find_spec("torch_memory_saver"), reason="needs torch-memory-saver")
 POOL_BYTES = 128 << 20
 """What `mesh_on` gives a pool, if nothing else is said."""

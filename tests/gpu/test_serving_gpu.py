@@ -3,19 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from tests.chaos.chaos_mesh import ChaosMesh
 from tests.chaos.streams import Answer, differences
 from tests.process.device_mesh import APART, MIXED, answers_of, answers_when_struck, mesh_on, pages_moved
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.process,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-    # The first start on a host compiles kernels.
-    pytest.mark.timeout(900),
-]
+# The first start on a host compiles kernels.
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

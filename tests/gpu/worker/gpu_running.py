@@ -17,12 +17,8 @@ from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.device_view import view_device_pages
 from nodes.worker.pool.view import PoolView
 
-GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    # Libraries that are there only beside a GPU warn when they are imported.
-    pytest.mark.filterwarnings("default"),
-]
+# Libraries that are there only beside a GPU warn when they are imported.
+GPU = [pytest.mark.filterwarnings("default")]
 NEEDS_FLASHINFER = pytest.mark.skipif(not importlib.util.find_spec("flashinfer"), reason="needs flashinfer")
 # The first test that uses a kernel may wait minutes for nvcc.
 SLOW = pytest.mark.timeout(600)
