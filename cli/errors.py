@@ -6,6 +6,7 @@
       AlreadyRunning       a mesh of this name runs already
       BadManifest          what a supervisor wrote down about its mesh cannot be believed
       BadConfig            a value that cannot be used
+        BadKeys            keys of hosts are missing, damaged, or others than are needed
       BadModel             the model cannot be served
       CannotBind           an address cannot be listened on
       NoMemory             the KV pools do not fit
@@ -61,6 +62,10 @@ class BadManifest(CliError, code="bad_manifest"):
 
 class BadConfig(CliError, exit_code=ExitCode.BAD_CONFIG, code="bad_config"):
     """A topology file, environment variable or option has a value that cannot be used."""
+
+
+class BadKeys(BadConfig, code="bad_keys"):
+    """Keys of hosts are missing, damaged, taken, or of another host or mesh than they are needed for."""
 
 
 class BadModel(CliError, exit_code=ExitCode.BAD_MODEL, code="bad_model"):

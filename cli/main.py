@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from cli.arguments import config, control, look
+from cli.arguments import config, control, keys, look
 from cli.arguments.options import HELP_NAMES, FileOption, example
 from cli.errors import CliError, WrongUsage
 from cli.exit_codes import ExitCode
@@ -46,7 +46,7 @@ HostOption = Annotated[
     str | None, typer.Option(help="Address of the HTTP server; where the file has hosts, which of them this is.")
 ]
 InsecureOption = Annotated[
-    bool | None, typer.Option("--insecure", help="Let hosts listen beyond loopback although nothing is encrypted.")
+    bool | None, typer.Option("--insecure", help="Links between hosts without keys, unencrypted.")
 ]
 LocalPrefillOption = Annotated[
     int | None, typer.Option(help="Uncached prompt tokens that a decode group prefills itself.")
@@ -81,6 +81,7 @@ def up(
     prefill_tp: Annotated[int | None, typer.Option(help="The same, of prefill groups.")] = None,
     decode_tp: Annotated[int | None, typer.Option(help="The same, of decode groups.")] = None,
     host: HostOption = None,
+    keys_directory: keys.KeysOption = None,
     insecure: InsecureOption = None,
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
     cors_origin: OriginsOption = None,
@@ -120,14 +121,13 @@ def up(
 
     options: dict[str, Any] = {
         "model": model, "name": name, "prefill": prefill, "decode": decode, "mixed": mixed,
-        "tp": tp, "prefill_tp": prefill_tp, "decode_tp": decode_tp, "host": host, "insecure": insecure, "port": port,
-        "cors_origins": cors_origin or None,
-        "dtype": dtype, "quantize": quantize, "device": device, "mem_fraction": mem_fraction,
+        "tp": tp, "prefill_tp": prefill_tp, "decode_tp": decode_tp, "host": host, "port": port,
+        "keys": keys_directory, "insecure": insecure, "chat_template": chat_template, "cors_origins": cors_origin or None,
+        "dtype": dtype, "quantize": quantize, "device": device, "mem_fraction": mem_fraction, "tokenizers": tokenizers,
         "deterministic": deterministic, "memory_saver": memory_saver, "pool_in_worker": pool_in_worker,
-        "gateways": gateways, "tokenizers": tokenizers, "detokenizers": detokenizers,
+        "gateways": gateways, "detokenizers": detokenizers, "max_running": max_running, "chunk": chunk,
         "context_length": context_length, "kv__pages": kv_pages, "kv__memory": kv_memory,
-        "max_running": max_running, "chunk": chunk, "max_step_ms": max_step_ms, "local_prefill_max": local_prefill_max,
-        "served_name": served_name or None, "chat_template": chat_template,
+        "max_step_ms": max_step_ms, "local_prefill_max": local_prefill_max, "served_name": served_name or None,
     }  # fmt: skip
     raise typer.Exit(run(file, options, detach=detach, dry_run=dry_run))
 
@@ -139,6 +139,13 @@ app.add_typer(
     name="config",
     help="Show, describe or check the configuration.",
     epilog=example("meshctl config validate mesh.toml"),
+    no_args_is_help=True,
+)
+app.add_typer(
+    keys.app,
+    name="keys",
+    help="Make this host's key pair, and say which hosts may join.",
+    epilog=example("meshctl keys ls"),
     no_args_is_help=True,
 )
 

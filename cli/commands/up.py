@@ -16,6 +16,7 @@ import msgspec
 
 from cli.errors import BadConfig, CannotBind, CliError, NoMemory, StartFailed
 from cli.exit_codes import ExitCode
+from cli.plan.keys import settle_keys
 from cli.plan.model import names_hub, plan_model
 from cli.plan.settings import Settings, foreign_variables, load_settings
 from cli.plan.topology import Machine, Topology, plan_topology
@@ -64,11 +65,12 @@ def tell_notes(topology: Topology) -> None:
 def plan(settings: Settings, progress: Progress, *, fetches: bool) -> Topology:
     """The topology on this machine; with `fetches` a model of the hub is fetched if it is not there.
 
-    Raises BadConfig, BadModel, NoMemory.
+    Raises BadConfig (BadKeys of them), BadModel, NoMemory.
     """
     # Actors may run elsewhere, and `down` certainly does.
     directory = os.path.abspath(Path(settings.kv.directory).expanduser())
     settings = msgspec.structs.replace(settings, kv=msgspec.structs.replace(settings.kv, directory=directory))
+    settings = settle_keys(settings, os.environ)
     # The model comes last: it may take an hour, and what else is wrong is said before.
     machine = _look_at_machine(settings)
     model = plan_model(settings, progress, fetches=fetches)

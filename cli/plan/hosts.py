@@ -59,6 +59,12 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: Device | None = None
 
     @property
+    def is_on_loopback(self) -> bool:
+        """Whether nobody but this machine reaches where it listens."""
+        bind = _ip(self.bind)
+        return bind is not None and bind.is_loopback
+
+    @property
     def groups(self) -> tuple[int, int, int]:
         """How many prefill, decode and mixed groups it has."""
         return self.prefill, self.decode, self.mixed
@@ -90,7 +96,7 @@ def mesh_groups(hosts: Mapping[str, HostSettings]) -> tuple[int, int, int]:
     return sum(prefill), sum(decode), sum(mixed)
 
 
-def check_hosts(hosts: Mapping[str, HostSettings], own: str, given: Collection[str], *, insecure: bool) -> None:
+def check_hosts(hosts: Mapping[str, HostSettings], own: str, given: Collection[str]) -> None:
     """Raises BadConfig where hosts do not make a mesh together, or `own` names none of them.
 
     `given` are the settings that were given for the mesh as a whole.
@@ -111,7 +117,7 @@ def check_hosts(hosts: Mapping[str, HostSettings], own: str, given: Collection[s
             do="set registry = true for one host only",
         )
     for name, host in hosts.items():
-        _check_listening(name, host, insecure=insecure)
+        _check_listening(name, host)
     _check_served(hosts)
 
 
@@ -128,7 +134,7 @@ def _check_own(hosts: Mapping[str, HostSettings], own: str) -> None:
         raise BadConfig(f"--host {own} names no host of the topology file", why=f"its hosts are {names}", do=fault.do)
 
 
-def _check_listening(name: str, host: HostSettings, *, insecure: bool) -> None:
+def _check_listening(name: str, host: HostSettings) -> None:
     address = _ip(host.address)
     if (address is not None and address.is_unspecified) or (address is None and ":" in host.address):
         raise BadConfig(
@@ -136,18 +142,11 @@ def _check_listening(name: str, host: HostSettings, *, insecure: bool) -> None:
             why="it is what the other hosts reach this one at; where to listen is `bind`",
             do="give an IP address of that host, or a name that the other hosts can look up",
         )
-    bind = _ip(host.bind)
-    if bind is None:
+    if _ip(host.bind) is None:
         raise BadConfig(
             f"[hosts.{name}] bind is {host.bind!r}, which cannot be listened at",
             why="it is no IP address",
             do="give one of that host's addresses, or 0.0.0.0 for all of them",
-        )
-    if not bind.is_loopback and not insecure:
-        raise BadConfig(
-            f"{name} may not listen at {host.bind}",
-            why="between hosts nothing is encrypted, and whoever reaches the network can join the mesh",
-            do="set insecure = true (--insecure) where nobody else is on that network",
         )
 
 

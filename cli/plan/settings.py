@@ -7,7 +7,7 @@ defaults, file, environment, options.
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
@@ -104,8 +104,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     With `hosts` each of them has counts of its own in the place of these, and `on` is the one that this machine is:
     never in the file, it comes from `--host`, which else is `host`, where gateways listen for HTTP. The registry is
-    found at `registry_port` of its host, and at the next one. `insecure` lets hosts listen beyond the loopback although
-    nothing between them is encrypted.
+    found at `registry_port` of its host, and at the next one. `keys` is the directory of this host's keys, by which
+    links between hosts are encrypted (`cli/plan/keys.py`); `insecure` does without, also beyond the loopback.
     """
 
     name: Name = "default"
@@ -143,6 +143,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     roles: dict[str, dict[str, Any]] = {}
     hosts: dict[HostName, HostSettings] = {}
     registry_port: PortOfTwo = 7400
+    keys: str = ""
     insecure: bool = False
     on: str = ""
 
@@ -226,6 +227,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def load_settings(file: Path | None, environment: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
     """Overlay all sources and check them. Options that are None are not given. Raises BadConfig."""
+    settings, own, given = overlay_settings(file, environment, options)
+    if not settings.hosts:
+        return settings
+    check_hosts(settings.hosts, own, given)
+    return _on_host(settings, own)
+
+
+def overlay_settings(
+    file: Path | None, environment: Mapping[str, str], options: Mapping[str, Any]
+) -> tuple[Settings, str, Collection[str]]:
+    """The same of any host: the settings, which host was said, and what was given. Raises BadConfig."""
     _check_log_variables(environment)
     document: dict[str, Any] = _read_file(file) if file is not None else {}
     source = str(file) if file is not None else "the defaults"
@@ -255,10 +267,7 @@ def load_settings(file: Path | None, environment: Mapping[str, str], options: Ma
             why=f"--kv-pages ([kv] pages) is {settings.kv.pages}, --kv-memory ([kv] memory) is {settings.kv.memory}",
             do="take one of them out",
         )
-    if not settings.hosts:
-        return settings
-    check_hosts(settings.hosts, own, document.keys(), insecure=settings.insecure)
-    return _on_host(settings, own)
+    return settings, own, document.keys()
 
 
 def _on_host(settings: Settings, own: str) -> Settings:

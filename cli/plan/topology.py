@@ -235,7 +235,9 @@ class _Planner:
         host = settings.own_host
         if host is None or len(settings.hosts) == 1:
             return config
-        tcp = TcpSettings(host=host.address, bind=host.bind, trusted_network=settings.insecure)
+        # With keys, too: who connects proves a secret of the pair, and its bytes are as plain as without.
+        trusted = settings.insecure or bool(settings.keys)
+        tcp = TcpSettings(host=host.address, bind=host.bind, trusted_network=trusted)
         # What lies on devices goes the same way: the default is for agents of one host.
         device_transport = config.device_transport if settings.device == CPU else TCP
         return msgspec.structs.replace(config, host_transport=TCP, device_transport=device_transport, tcp=tcp)

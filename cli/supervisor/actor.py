@@ -125,7 +125,7 @@ class SupervisorActor(Actor):
         self._changed = asyncio.Event()
 
     def _restart(self, call: Call, request: RestartActors) -> None:
-        if not request.here and (host := self._keeper.registry_host):
+        if not request.here and (host := self._keeper.settings.registry_host):
             lessor = supervisor_id(host)
             if lessor == self.ctx.address.actor_id:
                 self.ctx.spawn(self._rolling.run(call, request, supervisor_id), name="restart")
@@ -164,7 +164,7 @@ class SupervisorActor(Actor):
         elif isinstance(request, ReadLogs):
             call.reply(folder.read(request))
         else:
-            hosts = {*self._keeper.hosts, *(host_of(one.actor_id) for one in other_supervisors(self.ctx))}
+            hosts = {*self._keeper.settings.hosts, *(host_of(one.actor_id) for one in other_supervisors(self.ctx))}
             call.reply(LogList(roles=folder.roles(), hosts=sorted(hosts - {own})))
 
     async def _pass_on(self, call: Call, request: _Passed, host: str) -> None:
@@ -186,7 +186,7 @@ class SupervisorActor(Actor):
         # What was lost and found again before is here.
         self._lost.clear()
         try:
-            registry_host, drain_s = self._keeper.registry_host, self._keeper.drain_timeout_s
+            registry_host, drain_s = self._keeper.settings.registry_host, self._keeper.drain_timeout_s
             await stop_whole_mesh(self.ctx, request, registry_host, drain_s, self._left)
         finally:
             self._keeper.stop(request.reason, force=request.force)
@@ -224,7 +224,7 @@ class SupervisorActor(Actor):
             notes=[*answer.notes, *filter(None, notes)],
         )
         if question.whole_mesh:
-            return await list_whole_mesh(self.ctx, own, self._keeper.hosts, figures=question.figures)
+            return await list_whole_mesh(self.ctx, own, self._keeper.settings.hosts, figures=question.figures)
         return own
 
     def _status(self) -> ActorStatus:

@@ -20,7 +20,7 @@ def write_host_files(run: RunDirectory, settings: Settings) -> None:
     if host is None:
         run.write_host(None)
         return
-    run.write_host(HostRecord(settings.on, host.bind, host.address, settings.insecure))
+    run.write_host(HostRecord(settings.on, host.bind, host.address, settings.insecure, settings.keys))
     if settings.registry_host != settings.on:
         run.write_registry(Address(REGISTRY, _ANY_EPOCH), registry_endpoint(settings))
 

@@ -6,13 +6,15 @@ Runs on the event loop of the `meshctl up` process, in its main thread.
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Final, assert_never
 
 import msgspec
 
 from cli.exit_codes import FATAL_EXITS, ExitCode
 from cli.plan.faults import unknown_name
+from cli.plan.keys import links_note
+from cli.plan.settings import Settings
 from cli.plan.topology import ActorLaunch, Topology
 from cli.protocol import ActorList, ActorStatus
 from cli.supervisor.actor import NotGiven, NotRecordable, UnknownActor
@@ -202,14 +204,9 @@ class ProcessKeeper:
         return self._secret.prove(actor_id, epoch, role)
 
     @property
-    def hosts(self) -> Collection[str]:
-        """The hosts that the topology names, none on a mesh of one."""
-        return self._topology.settings.hosts
-
-    @property
-    def registry_host(self) -> str:
-        """The host that has the registry, "" on a mesh of one."""
-        return self._topology.settings.registry_host
+    def settings(self) -> Settings:
+        """Of the mesh, as this host has them."""
+        return self._topology.settings
 
     def list_actors(self) -> ActorList:
         """Everything `meshctl ps` shows."""
@@ -221,6 +218,7 @@ class ProcessKeeper:
             ready=all(watch.state in (READY, DRAINED) for watch in self.core.watches.values()),
             actors=[self._status(watch) for watch in self.core.watches.values()],
             context=topology.context,
+            notes=[*filter(None, [links_note(topology.settings)])],
         )
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import structlog
 
 from cli.errors import BadConfig, CannotBind, CliError, StartFailed
 from cli.exit_codes import ExitCode
+from cli.plan.keys import links_note
 from cli.plan.names import supervisor_id
 from cli.plan.topology import Topology
 from cli.release import release
@@ -209,7 +210,8 @@ class _MeshProcess:
         topology = self._topology
         mesh, seconds = self._directory.mesh, self._progress.elapsed_s
         members = self._actor.ctx.members.all()
-        note = "\n".join(filter(None, (quantization_note(members), kernels_note(members))))
+        said = links_note(topology.settings), quantization_note(members), kernels_note(members)
+        note = "\n".join(filter(None, said))
         text = ready_text(topology.url, topology.model_name, mesh, seconds, str(topology.context), note)
         self._progress.ready(text)
 
@@ -220,7 +222,10 @@ class _MeshProcess:
         where = registry[1].control if registry is not None else ""
         settings = self._topology.settings
         text = ready_text_elsewhere(
-            settings.on, self._directory.mesh, self._progress.elapsed_s, where, self._topology.url
+            settings.on,
+            self._directory.mesh,
+            self._progress.elapsed_s,
+            f"registry at {where}, clients go to {self._topology.url}\n{links_note(settings)}",
         )
         self._progress.ready(text)
 

@@ -97,19 +97,17 @@ class Progress:
         return ", ".join(parts)
 
 
-def ready_text_elsewhere(host: str, mesh: str, seconds: float, registry: str, url: str) -> str:
-    """The same of a host without a gateway: `registry` is where it looks for the registry, `url` where clients go."""
+def ready_text_elsewhere(host: str, mesh: str, seconds: float, note: str) -> str:
+    """The same of a host without a gateway: `note` says where the others are."""
     name = "" if mesh == "default" else f" --name {mesh}"
-    return (
-        f"host {host} of the mesh {mesh} is ready in {seconds:.1f} s\n"
-        f"registry at {registry}, clients go to {url}\n\n  meshctl ps{name}\n"
-    )
+    return f"host {host} of the mesh {mesh} is ready in {seconds:.1f} s\n{note}\n\n  meshctl ps{name}\n"
 
 
 def ready_text(url: str, model: str, mesh: str, seconds: float, context: str, note: str = "") -> str:
     """What a user sees at the end of a good start. `context`: how long requests may be, in words.
 
-    `note` is what makes its weights others than the model's, or it slower than it could be, if anything does.
+    `note` is what makes its weights others than the model's, or it slower than it could be, if anything does, and on
+    several hosts how links between them are protected.
     """
     name = "" if mesh == "default" else f" --name {mesh}"
     # Greedy: at the temperature of 1 that requests have by default the bundled model says 72 or 92 one time in 20.

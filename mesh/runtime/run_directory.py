@@ -32,13 +32,15 @@ class HostRecord(msgspec.Struct, frozen=True):
     """One host of a mesh of several: its actors listen on `bind`, and actors of other hosts dial `address`.
 
     `bind` is an IP address of the host (`0.0.0.0` and `::`: all of them), `address` an IP address or a name.
-    `insecure`: tcp beyond loopback is wanted although nothing on it is encrypted or authenticated.
+    `insecure`: tcp beyond loopback is wanted although nothing on it is encrypted or authenticated. `keys` is the
+    directory of the host's keys (`mesh/runtime/key_files.py`); "": tcp is plain.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=HOST_NAME)]
     bind: str
     address: str
     insecure: bool = False
+    keys: str = ""
 
 
 class _RegistryFile(msgspec.Struct, frozen=True):

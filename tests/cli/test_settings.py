@@ -246,7 +246,6 @@ def test_without_hosts_the_word_is_the_address_of_the_gateway():
             "p and q cannot both",
             "one host",
         ),
-        ("insecure = true", "", "head may not listen at 0.0.0.0", "--insecure"),
         ("insecure = true", "insecure = true\nprefill = 1", r"prefill cannot be set beside \[hosts\]", "take it out"),
         ("insecure = true", "insecure = true\ngateways = 2", "gateways cannot be set beside", "take it out"),
         ("insecure = true", "insecure = true\nregistry_port = 65535", "registry_port is 65535", "correct"),

@@ -37,7 +37,7 @@ class Host:
         self.base = Path(base)
         self.name = f"t{os.getpid()}-{self.base.name[-8:].lower().replace('_', '0')}"
         self.port = free_port()
-        self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(base)}
+        self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(base), "XDG_CONFIG_HOME": str(base)}
         self.started = []
 
     @property

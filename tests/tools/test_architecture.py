@@ -16,7 +16,7 @@ TORCH_FOLDERS = ("nodes/worker/",)
 TORCH_FILES = ("cli/supervisor/zygote.py",)
 CUPY_FILES = ("kvstore/pool/cuda/memory.py", "kvstore/transfer/paired/nccl.py", "nodes/worker/cuda/nccl_collectives.py")
 TORCH_FREE_WORKER_FILES = ("nodes/worker/core.py", "nodes/worker/executor/echo.py", "nodes/worker/config.py")
-ZMQ_FILES = ("mesh/transport/zeromq.py", "mesh/transport/zeromq_")
+ZMQ_FILES = ("mesh/transport/zeromq.py", "mesh/transport/zeromq_", "mesh/membership/keys.py")
 ASYNCIO_FREE = re.compile(
     r"(^|/)(core|sequence|admission|batching|pipeline|grants|orders|streams|policy|allocator|radix_tree|page_table"
     r"|prefix_cache|eviction|hashing|session|plan|credit|table|topics|header|codec|supervision|requests"

@@ -1,0 +1,88 @@
+"""`meshctl keys ...`"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from cli.arguments.options import FileOption, OutputOption, commands, example
+
+if TYPE_CHECKING:
+    from cli.commands.keys import KeyPlace
+
+app = commands()
+
+KeysOption = Annotated[
+    str | None, typer.Option("--keys", metavar="DIR", help="Where the keys are, if not in ~/.config/kvmesh/MESH.")
+]
+MeshOption = Annotated[str | None, typer.Option("--name", metavar="MESH", help="Which mesh.")]
+HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="Name of a host.")]
+KeyArgument = Annotated[str, typer.Argument(metavar="PUBLIC_KEY", help="What `keys new` prints there.")]
+
+_KEY: Final = "rq5uPmYfrobbWpAcThisIsOnlyAnExample01234"
+
+
+def _place(file: Path | None, name: str | None, keys: str | None) -> "KeyPlace":
+    from cli.commands.keys import KeyPlace
+
+    return KeyPlace(file, name, keys)
+
+
+@app.command("new", epilog=example("meshctl keys new --host head --registry"))
+def new(
+    host: Annotated[str | None, typer.Option(metavar="NAME", help="Which host this is.")] = None,
+    registry: Annotated[
+        bool, typer.Option("--registry", help="This host has the registry; a topology file says so itself.")
+    ] = False,
+    all_hosts: Annotated[
+        bool, typer.Option("--all-hosts", help="Of every host of the topology file, each in a folder of its own.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="In the place of keys that are there.")] = False,
+    file: FileOption = None,
+    name: MeshOption = None,
+    keys: KeysOption = None,
+    output: OutputOption = "table",
+) -> None:
+    """Make this host's key pair, and print the public half."""
+    from cli.commands.keys import new as run
+    from cli.commands.keys import new_of_all
+
+    place = _place(file, name, keys)
+    raise typer.Exit(
+        new_of_all(place) if all_hosts else run(place, host, has_registry=registry, force=force, output=output)
+    )
+
+
+@app.command("add", epilog=example(f"meshctl keys add d {_KEY}"))
+def add(
+    host: HostArgument,
+    public_key: KeyArgument,
+    roles: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Roles that its actors may have; any but registry if left out.")
+    ] = None,
+    file: FileOption = None,
+    name: MeshOption = None,
+    keys: KeysOption = None,
+) -> None:
+    """Let a host join, by its public key; elsewhere than on the registry's host it says which one that is."""
+    from cli.commands.keys import add as run
+
+    raise typer.Exit(run(_place(file, name, keys), host, public_key, roles))
+
+
+@app.command("ls", epilog=example("meshctl keys ls"))
+def ls(
+    file: FileOption = None, name: MeshOption = None, keys: KeysOption = None, output: OutputOption = "table"
+) -> None:
+    """List the hosts whose keys are taken."""
+    from cli.commands.keys import ls as run
+
+    raise typer.Exit(run(_place(file, name, keys), output))
+
+
+@app.command("revoke", epilog=example("meshctl keys revoke d"))
+def revoke(host: HostArgument, file: FileOption = None, name: MeshOption = None, keys: KeysOption = None) -> None:
+    """Take a host's key no longer; it is cut off while it runs."""
+    from cli.commands.keys import revoke as run
+
+    raise typer.Exit(run(_place(file, name, keys), host))

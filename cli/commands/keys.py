@@ -1,0 +1,289 @@
+"""`meshctl keys`: the key pair of this host, and which hosts' keys the mesh takes.
+
+    on every host           new                 its pair; the secret half never leaves it
+    on the registry's host  add, revoke         the list, which a mesh that runs tells all hosts of
+    on another host         add --roles registry
+                                                whom it believes before the mesh has told it anything
+
+Files are those of `mesh/runtime/key_files.py`; a running mesh is not asked, it sees that they have changed.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from cli.errors import BadConfig, BadKeys, WrongUsage
+from cli.exit_codes import ExitCode
+from cli.output import print_json, print_table
+from cli.plan.faults import find_fault, unknown_name
+from cli.plan.hosts import HostName
+from cli.plan.keys import REGISTRY_ROLES, bad_keys, key_directory, no_list, pinned, read_allowed, read_own, words
+from cli.plan.settings import overlay_settings
+from mesh.errors import MeshError
+from mesh.membership.keys import AllowedHost, AllowList, HostKey
+from mesh.runtime.key_files import KeyDirectory
+from nodes.roles import REGISTRY
+
+_NOBODY: Final = AllowList(0, ())
+
+
+class KeyPlace:
+    """The keys of this host for one mesh, as a command line names them: by topology file, name, directory.
+
+    Raises BadConfig.
+    """
+
+    def __init__(self, file: Path | None, name: str | None, keys: str | None) -> None:
+        self.settings, self.said_host, _ = overlay_settings(file, os.environ, {"name": name, "keys": keys})
+        self.path = key_directory(self.settings, os.environ)
+
+    def own(self) -> HostKey:
+        """This host's pair. Raises BadKeys."""
+        own = read_own(self.path)
+        if own is None:
+            raise BadKeys(
+                "this host has no keys",
+                why=f"{self.path} has none",
+                do=f"make them with `{self.words('new', '--host', 'NAME')}`, or say where they are: --keys DIR",
+            )
+        return own
+
+    def list_to_change(self) -> tuple[HostKey, AllowList]:
+        """The pair and the list of the registry's host. Raises BadKeys on any other."""
+        own = self.own()
+        allowed = read_allowed(self.path)
+        if allowed is None:
+            raise no_list(self.settings, self.path, own)
+        if allowed.registry().host != own.host:
+            raise self.elsewhere(own, allowed)
+        return own, allowed
+
+    def elsewhere(self, own: HostKey, allowed: AllowList) -> BadKeys:
+        """The error of who would change a copy of the list."""
+        return BadKeys(
+            "the list of hosts cannot be changed here",
+            why=f"this is host {own.host}, and what it has is a copy of the list",
+            do=f"run this on host {allowed.registry().host}",
+        )
+
+    def write_allowed(self, allowed: AllowList) -> None:
+        """Replace the list. Raises BadKeys."""
+        try:
+            KeyDirectory(self.path).write_allowed(allowed)
+        except MeshError as error:
+            raise bad_keys(self.path, error) from error
+
+    def words(self, *arguments: str) -> str:
+        """A command of the same mesh, as it is typed."""
+        return words(self.settings, *arguments)
+
+
+def new(place: KeyPlace, host: str | None, *, has_registry: bool, force: bool, output: str) -> ExitCode:
+    """Make this host's pair, and on the registry's host the list of hosts with itself.
+
+    The public key goes to stdout, what to do with it to stderr. Raises WrongUsage, BadConfig, BadKeys.
+    """
+    host = _own_name(place, host)
+    settings, path = place.settings, place.path
+    if settings.hosts:
+        has_registry = settings.registry_host == host
+    own = make_pair(path, host, has_registry=has_registry, force=force)
+    if output == "json":
+        print_json({"mesh": settings.name, "host": host, "public_key": own.public_key, "directory": str(path)})
+    else:
+        sys.stdout.write(f"{own.public_key}\n")
+    sys.stderr.write(f"host {host} of the mesh {settings.name} has its keys in {path}\n")
+    if not has_registry:
+        registry = settings.registry_host or "the registry's host"
+        sys.stderr.write(f"on {registry}:  {place.words('add', host, own.public_key)}\n")
+        if read_allowed(path) is None:
+            key = place.words("add", settings.registry_host or "HEAD", "ITS_PUBLIC_KEY", "--roles", REGISTRY)
+            sys.stderr.write(f"here:  {key}\n")
+    return ExitCode.OK
+
+
+def new_of_all(place: KeyPlace) -> ExitCode:
+    """Make pairs of all hosts of the topology file, each in a folder of its own, and give all of them the list.
+
+    Who has a pair keeps it, and is not put on the list again. Raises WrongUsage, BadKeys.
+    """
+    settings = place.settings
+    if not settings.hosts:
+        raise WrongUsage(
+            "--all-hosts needs a topology file with hosts",
+            why="they are made for each [hosts.NAME] of it",
+            do="name the file with --file (or KVMESH_TOPOLOGY)",
+        )
+    registry = place.path / settings.registry_host
+    # First: the list is its.
+    names = sorted(settings.hosts, key=lambda name: name != settings.registry_host)
+    made = [name for name in names if read_own(place.path / name) is None]
+    for name in made:
+        make_pair(place.path / name, name, has_registry=name == settings.registry_host, force=False)
+    allowed = read_allowed(registry)
+    if allowed is None:
+        raise no_list(settings, registry, _pair(registry))
+    before = allowed
+    for name in made:
+        if name != settings.registry_host:
+            allowed = allowed.with_host(name, _pair(place.path / name).public_key, None)
+    for name in names:
+        known = before if name == settings.registry_host else read_allowed(place.path / name)
+        if known is None or known.version < allowed.version:
+            _write(place.path / name, allowed)
+    told = f"made keys for {', '.join(made)}" if made else "all hosts have keys"
+    sys.stderr.write(f"{told}: a folder for each in {place.path}\n")
+    return ExitCode.OK
+
+
+def make_pair(path: Path, host: str, *, has_registry: bool, force: bool) -> HostKey:
+    """A new pair of a host; on the registry's host with a list of itself, or with its new key in the list there is.
+
+    Raises BadKeys: one is there already, say.
+    """
+    known = None if force else read_own(path)
+    if known is not None:
+        raise BadKeys(
+            f"host {known.host} has keys already",
+            why=f"they are in {path}, and whoever has been told the public one goes by it",
+            do="keep them, or replace them with --force and tell the new public key wherever the old one was added",
+        )
+    own = HostKey.new(host)
+    try:
+        directory = KeyDirectory(path)
+        allowed = (directory.read_allowed() or _NOBODY) if has_registry else None
+        directory.write_key(own)
+        if allowed is not None:
+            directory.write_allowed(allowed.without(host).with_host(host, own.public_key, REGISTRY_ROLES))
+    except MeshError as error:
+        raise bad_keys(path, error) from error
+    return own
+
+
+def add(place: KeyPlace, host: str, public_key: str, roles: str | None) -> ExitCode:
+    """Have the mesh take a host by its public key. Raises BadConfig, BadKeys."""
+    _check_name(host)
+    granted = tuple(role.strip() for role in roles.split(",") if role.strip()) if roles is not None else None
+    own, known = place.own(), read_allowed(place.path)
+    is_first = known is None or (known.version == 0 and own.host != known.registry().host)
+    try:
+        if is_first and granted == (REGISTRY,):
+            place.write_allowed(pinned(own, host, public_key))
+            sys.stderr.write(f"host {own.host} takes {host} for the registry's host\n")
+            return ExitCode.OK
+        own, allowed = place.list_to_change()
+        if granted is not None and REGISTRY in granted:
+            raise BadKeys(
+                f"host {host} cannot be given the registry",
+                why=f"it is host {own.host}'s, and a mesh has one",
+                do="leave that role out",
+            )
+        there = allowed.of(host)
+        if there is not None and there.public_key != public_key:
+            raise BadKeys(
+                f"host {host} cannot be added",
+                why=f"there is one of that name, with the key {there.public_key}",
+                do=f"take that away with `{place.words('revoke', host)}`, or give this host another name",
+            )
+        if there is None or there.roles != granted:
+            place.write_allowed(allowed.with_host(host, public_key, granted))
+    except MeshError as error:
+        raise BadKeys(f"host {host} cannot be added", why=error.message, do="correct it") from error
+    sys.stderr.write(f"host {host} may join the mesh {place.settings.name} as {_roles(granted)}\n")
+    return ExitCode.OK
+
+
+def revoke(place: KeyPlace, host: str) -> ExitCode:
+    """Have the mesh take a host's key no longer; where it runs it is cut off within a second. Raises BadKeys."""
+    own, allowed = place.list_to_change()
+    if host == own.host:
+        raise BadKeys(
+            "the registry's host cannot be revoked",
+            why="the list is its own",
+            do=f"`{place.words('new', '--host', host, '--force')}` gives it another key",
+        )
+    if allowed.of(host) is None:
+        fault = unknown_name(host, [one.host for one in allowed.hosts if one.host != own.host], "host")
+        raise BadKeys(f"host {host} cannot be revoked", why="it is not on the list", do=fault.do)
+    place.write_allowed(allowed.without(host))
+    sys.stderr.write(f"the key of host {host} is revoked; a mesh that runs cuts it off within seconds\n")
+    return ExitCode.OK
+
+
+def ls(place: KeyPlace, output: str) -> ExitCode:
+    """Print the list of hosts as this one has it. Raises BadKeys."""
+    own, allowed = place.own(), read_allowed(place.path)
+    hosts = allowed.hosts if allowed is not None else (AllowedHost(own.host, own.public_key, None),)
+    if output == "json":
+        print_json(_entry(place, own, allowed, hosts))
+        return ExitCode.OK
+    sys.stdout.write(f"{place.settings.name}: {_where(own, allowed)}, in {place.path}\n")
+    rows = [[one.host, one.public_key, _roles(one.roles), "this" if one.host == own.host else ""] for one in hosts]
+    print_table(("HOST", "PUBLIC KEY", "ROLES", ""), rows)
+    return ExitCode.OK
+
+
+def _entry(
+    place: KeyPlace, own: HostKey, allowed: AllowList | None, hosts: tuple[AllowedHost, ...]
+) -> Mapping[str, Any]:
+    return {
+        "mesh": place.settings.name,
+        "directory": str(place.path),
+        "host": own.host,
+        "registry_host": allowed.registry().host if allowed is not None else None,
+        "version": allowed.version if allowed is not None else None,
+        "hosts": [{"host": one.host, "public_key": one.public_key, "roles": one.roles} for one in hosts],
+    }
+
+
+def _where(own: HostKey, allowed: AllowList | None) -> str:
+    if allowed is None:
+        return "no list yet, this host's own key"
+    if allowed.registry().host == own.host:
+        return f"version {allowed.version}"
+    if allowed.version == 0:
+        return "what this host was told; it has not heard of the mesh yet"
+    return f"version {allowed.version}, a copy of host {allowed.registry().host}'s"
+
+
+def _roles(roles: tuple[str, ...] | None) -> str:
+    return "any but registry" if roles is None else "any" if roles == REGISTRY_ROLES else ", ".join(roles)
+
+
+def _own_name(place: KeyPlace, host: str | None) -> str:
+    host = host or place.said_host
+    hosts = place.settings.hosts
+    if not host:
+        known = f": {', '.join(hosts)}" if hosts else ""
+        raise WrongUsage(
+            "which host the keys are for has to be said",
+            why=f"a host of a mesh goes by its name{known}",
+            do=f"name it with --host: `{shlex.join(['meshctl', 'keys', 'new', '--host', next(iter(hosts), 'NAME')])}`",
+        )
+    _check_name(host)
+    if hosts and host not in hosts:
+        fault = unknown_name(host, hosts, "host")
+        raise BadConfig(f"--host {host} names no host of the topology file", why=fault.why, do=fault.do)
+    return host
+
+
+def _check_name(host: str) -> None:
+    fault = find_fault(host, HostName, "the name of a host", strict=True)
+    if fault is not None:
+        raise BadConfig(f"{host!r} cannot be a host", why=fault.why, do=fault.do)
+
+
+def _pair(path: Path) -> HostKey:
+    own = read_own(path)
+    assert own is not None, "it was made or found a moment ago"
+    return own
+
+
+def _write(path: Path, allowed: AllowList) -> None:
+    try:
+        KeyDirectory(path).write_allowed(allowed)
+    except MeshError as error:
+        raise bad_keys(path, error) from error

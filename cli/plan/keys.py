@@ -1,0 +1,142 @@
+"""Which keys links between hosts are encrypted by: where this host has them, and whether they are the ones it needs.
+
+    DIRECTORY/host.json      this host's own pair
+    DIRECTORY/allowed.json   the hosts of the mesh: at the registry's host the list itself, elsewhere a copy
+
+Reads those files (`mesh/runtime/key_files.py`) and decides nothing else; `meshctl keys` makes them.
+"""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cli.errors import BadKeys
+from cli.plan.settings import Settings
+from mesh.errors import MeshError
+from mesh.membership.keys import ALL_ROLES, AllowedHost, AllowList, HostKey
+from mesh.runtime.key_files import KeyDirectory
+from nodes.roles import REGISTRY
+
+REGISTRY_ROLES: Final = (REGISTRY, ALL_ROLES)
+"""Of the registry's host, which has others too."""
+
+ENCRYPTED: Final = "links between hosts are encrypted, each host by its key; KV pages between them are plain"
+INSECURE: Final = "insecure: links and KV pages between hosts are plain, and whoever reaches the network can join"
+
+
+def key_directory(settings: Settings, environment: Mapping[str, str]) -> Path:
+    """Where the keys of this host for a mesh are: as set, or in the user's configuration. Absolute."""
+    if settings.keys:
+        return Path(settings.keys).expanduser().absolute()
+    base = Path(environment.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+    return base.absolute() / "kvmesh" / settings.name
+
+
+def settle_keys(settings: Settings, environment: Mapping[str, str]) -> Settings:
+    """The settings with `keys` as the directory in force; "" where links are plain, or there are none.
+
+    Raises BadKeys where keys are needed, or there are some, and they cannot be used.
+    """
+    host = settings.own_host
+    if host is None or settings.insecure:
+        return msgspec.structs.replace(settings, keys="")
+    path = key_directory(settings, environment)
+    own = read_own(path)
+    if own is None:
+        if not settings.keys and all(one.is_on_loopback for one in settings.hosts.values()):
+            return msgspec.structs.replace(settings, keys="")
+        raise BadKeys(
+            f"host {settings.on} has no keys, and may not listen at {host.bind} without",
+            why=f"links between hosts are encrypted by keys, and {path} has none",
+            do=f"make them with `{words(settings, 'new', '--host', settings.on)}`, or say insecure = true (--insecure) "
+            "where nobody else is on that network",
+        )
+    _check(settings, path, own)
+    return msgspec.structs.replace(settings, keys=str(path))
+
+
+def _check(settings: Settings, path: Path, own: HostKey) -> None:
+    host, registry = settings.on, settings.registry_host
+    if own.host != host:
+        raise BadKeys(
+            f"host {host} cannot use the keys in {path}",
+            why=f"they are of host {own.host}",
+            do=f"give host {host} a directory of its own: --keys DIR, or KVMESH_KEYS",
+        )
+    allowed = read_allowed(path)
+    if allowed is None:
+        raise no_list(settings, path, own)
+    granted = allowed.registry()
+    if granted.host != registry:
+        raise BadKeys(
+            f"host {host} cannot use the keys in {path}",
+            why=f"they are of a mesh with the registry on host {granted.host}, and here it is on {registry}",
+            do="correct which host has `registry = true`, or give another --keys DIR",
+        )
+    if host == registry and granted.public_key != own.public_key:
+        raise BadKeys(
+            f"host {host} cannot use the keys in {path}",
+            why="host.json and allowed.json have different public keys of it",
+            do=f"put the right file back, or make new keys with `{words(settings, 'new', '--host', host, '--force')}`",
+        )
+
+
+def no_list(settings: Settings, path: Path, own: HostKey) -> BadKeys:
+    """The error of a host that has its own keys alone."""
+    registry = settings.registry_host or "HEAD"
+    if own.host == settings.registry_host:
+        do = f"put it back, or begin anew with `{words(settings, 'new', '--host', own.host, '--force')}`"
+    else:
+        add = words(settings, "add", registry, "PUBLIC_KEY", "--roles", REGISTRY)
+        do = f"say whom it may trust: `{add}`, with what `meshctl keys ls` shows on host {registry}"
+    return BadKeys(f"host {own.host} does not know the keys of other hosts", why=f"{path} has no allowed.json", do=do)
+
+
+def links_note(settings: Settings) -> str:
+    """What people should know of links between hosts, by settings that are settled; "" where there are none."""
+    if not settings.hosts:
+        return ""
+    if settings.keys:
+        return ENCRYPTED
+    return INSECURE if settings.insecure else "links and KV pages between hosts are plain, on this machine's loopback"
+
+
+def pinned(own: HostKey, registry: str, public_key: str) -> AllowList:
+    """What a host knows that has been told the key of the registry's host and nothing else: version 0.
+
+    Any list that comes from there is newer. Raises MeshError where the key is none, or this host's own.
+    """
+    hosts = (AllowedHost(registry, public_key, REGISTRY_ROLES), AllowedHost(own.host, own.public_key))
+    known = AllowList(0, hosts)
+    known.check()
+    return known
+
+
+def read_own(path: Path) -> HostKey | None:
+    """This host's pair; None where there is none. Raises BadKeys."""
+    try:
+        return KeyDirectory(path).read_key()
+    except MeshError as error:
+        raise bad_keys(path, error) from error
+
+
+def read_allowed(path: Path) -> AllowList | None:
+    """The list beside it; None where there is none. Raises BadKeys."""
+    try:
+        return KeyDirectory(path).read_allowed()
+    except MeshError as error:
+        raise bad_keys(path, error) from error
+
+
+def bad_keys(path: Path, error: MeshError) -> BadKeys:
+    """What cannot be done with the files of a directory, in the words of all errors of commands."""
+    return BadKeys(f"the keys in {path} cannot be used", why=error.message, do="see `meshctl keys --help`")
+
+
+def words(settings: Settings, *arguments: str) -> str:
+    """A `meshctl keys` command of the same mesh, as it is typed."""
+    name = ("--name", settings.name) if settings.name != "default" else ()
+    return shlex.join(["meshctl", "keys", *arguments, *name])

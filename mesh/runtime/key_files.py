@@ -1,0 +1,140 @@
+"""Keys of a host as files, which `meshctl keys` writes and every actor of the host reads.
+
+DIRECTORY                   0700
+DIRECTORY/host.json         0600, this host's pair
+DIRECTORY/allowed.json      0600, the hosts of the mesh: at the registry's host the list, elsewhere a copy of it
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from mesh.errors import MeshError
+from mesh.membership.keys import AllowList, BadKey, HostKey
+from mesh.runtime.run_directory import replace_file
+
+_MAX_BYTES: Final = 4 << 20
+_Content = TypeVar("_Content", HostKey, AllowList)
+
+
+class KeyFileError(MeshError, code="bad_keys"):
+    """A key file or its directory cannot be read or written, or may be by others; says which and what to do."""
+
+
+class KeyDirectory:
+    """The key files of one host for one mesh. Nothing is touched before the first write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.key_file = path / "host.json"
+        self.allowed_file = path / "allowed.json"
+
+    def read_key(self) -> HostKey | None:
+        """This host's pair; None where there is no file. Raises KeyFileError."""
+        key = self._read(self.key_file, HostKey)
+        if key is not None:
+            self._checked(self.key_file, key)
+        return key
+
+    def write_key(self, key: HostKey) -> None:
+        """Replace the pair. Raises KeyFileError."""
+        self._write(self.key_file, key)
+
+    def read_allowed(self) -> AllowList | None:
+        """The list of hosts; None where there is no file. Raises KeyFileError."""
+        allowed = self._read(self.allowed_file, AllowList)
+        if allowed is not None:
+            self._checked(self.allowed_file, allowed)
+        return allowed
+
+    def write_allowed(self, allowed: AllowList) -> None:
+        """Replace the list; readers see the old or the new. Raises KeyFileError."""
+        self._write(self.allowed_file, allowed)
+
+    def _checked(self, file: Path, content: HostKey | AllowList) -> None:
+        try:
+            content.check()
+        except BadKey as error:
+            raise KeyFileError(f"{file} is damaged ({error.message}): put the right file back") from error
+
+    def _read(self, file: Path, kind: type[_Content]) -> _Content | None:
+        try:
+            self._require_own(self.path, self.path.stat())
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(descriptor, "rb") as opened:
+                self._require_own(file, os.fstat(descriptor))
+                content = opened.read(_MAX_BYTES)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise KeyFileError(f"{file} cannot be read ({error.strerror}): give this user the file") from error
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise KeyFileError(f"{file} is damaged ({error}): put the right file back") from error
+
+    def _write(self, file: Path, content: HostKey | AllowList) -> None:
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._require_own(self.path, self.path.stat())
+            before = os.umask(0o077)
+            try:
+                replace_file(file, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+            finally:
+                os.umask(before)
+        except OSError as error:
+            raise KeyFileError(f"{file} cannot be written ({error.strerror}): give this user the directory") from error
+
+    @staticmethod
+    def _require_own(path: Path, status: os.stat_result) -> None:
+        if status.st_uid != os.getuid():
+            raise KeyFileError(f"{path} is of user {status.st_uid}: keys are read by their own user alone")
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise KeyFileError(f"{path} may be read or changed by other users: chmod go-rwx {path}")
+
+
+class KeyRing:
+    """The keys in force: this host's pair, and the list, read anew when its file has changed.
+
+    Args:
+        directory: has both files. Raises KeyFileError where one is missing or cannot be read.
+    """
+
+    def __init__(self, directory: KeyDirectory) -> None:
+        self._directory = directory
+        own, allowed = directory.read_key(), directory.read_allowed()
+        if own is None or allowed is None:
+            missing = directory.key_file if own is None else directory.allowed_file
+            raise KeyFileError(f"{missing} is not there: make keys with `meshctl keys new`")
+        self.own: HostKey = own
+        self.allowed: AllowList = allowed
+        self.trouble = ""
+        """Why the file of the list cannot be read; the list read last counts meanwhile."""
+        self._seen = self._look()
+
+    def poll(self) -> bool:
+        """Read the list anew if its file was replaced; whether it is another now. Cheap, called every heartbeat."""
+        seen = self._look()
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        try:
+            allowed = self._directory.read_allowed()
+        except KeyFileError as error:
+            self.trouble = error.message
+            return False
+        self.trouble = "" if allowed is not None else f"{self._directory.allowed_file} is gone: put it back"
+        if allowed is None or allowed == self.allowed:
+            return False
+        self.allowed = allowed
+        return True
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            status = self._directory.allowed_file.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns

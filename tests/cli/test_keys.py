@@ -1,0 +1,252 @@
+"""`meshctl keys` on two hosts, which are two directories, and what `up` makes of what it wrote."""
+
+import json
+import os
+import shlex
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from cli import main as command_line
+from cli.errors import BadConfig, BadKeys, WrongUsage
+from cli.plan.keys import ENCRYPTED, INSECURE, links_note, settle_keys
+from cli.plan.settings import load_settings
+from mesh.membership.keys import HostKey
+from mesh.runtime.key_files import KeyDirectory
+
+HOSTS = """
+name = "blue"
+[hosts.head]
+address = "10.0.0.1"
+gateways = 1
+tokenizers = 1
+detokenizers = 1
+[hosts.p]
+address = "10.0.0.2"
+prefill = 1
+[hosts.d]
+address = "10.0.0.3"
+decode = 1
+"""
+
+
+class Machine:
+    """A home directory, and the commands that are typed there."""
+
+    def __init__(self, home, monkeypatch):
+        self.home = home
+        self.monkeypatch = monkeypatch
+        self.file = home / "mesh.toml"
+        home.mkdir()
+        self.file.write_text(HOSTS)
+
+    def keys(self, *arguments):
+        """Run `meshctl keys ...`; what it wrote to stdout and stderr. Errors go through."""
+        self.monkeypatch.setenv("XDG_CONFIG_HOME", str(self.home))
+        result = CliRunner().invoke(command_line.app, ["keys", *arguments], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout, result.stderr
+
+    def new(self, *arguments):
+        return self.keys("new", *arguments)[0].strip()
+
+    def listed(self, *arguments):
+        return json.loads(self.keys("ls", "-o", "json", *arguments)[0])
+
+    def allowed(self, mesh="default"):
+        return KeyDirectory(self.home / "kvmesh" / mesh).read_allowed()
+
+    def settled(self, host, **environment):
+        settings = load_settings(self.file, environment, {"host": host})
+        return settle_keys(settings, {"XDG_CONFIG_HOME": str(self.home)})
+
+
+@pytest.fixture
+def head(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("KVMESH_")]:
+        monkeypatch.delenv(name)
+    return Machine(tmp_path / "head-home", monkeypatch)
+
+
+@pytest.fixture
+def d(tmp_path, monkeypatch, head):
+    return Machine(tmp_path / "d-home", monkeypatch)
+
+
+def typed(text, start):
+    """The command that a hint names, as a shell takes it apart, without `meshctl keys`."""
+    [line] = [line for line in text.splitlines() if line.startswith(start)]
+    return shlex.split(line.removeprefix(start))[2:]
+
+
+def test_two_hosts_come_to_know_each_other_by_what_they_are_told_to_type(head, d):
+    first, _ = head.keys("new", "--host", "head", "-f", str(head.file))
+    own, hints = d.keys("new", "--host", "d", "-f", str(d.file))
+    there, here = typed(hints, "on head:  "), typed(hints, "here:  ")
+    assert there == ["add", "d", own.strip(), "--name", "blue"]
+    with pytest.raises(BadKeys, match="does not know the keys") as caught:
+        d.settled("d")
+    assert "--roles registry --name blue" in caught.value.do
+    d.keys(*(first.strip() if word == "ITS_PUBLIC_KEY" else word for word in here))
+    head.keys(*there)
+    assert [one["host"] for one in head.listed("--name", "blue")["hosts"]] == ["d", "head"]
+    assert (head.allowed("blue").version, d.allowed("blue").version) == (2, 0)
+    assert d.allowed("blue").registry().public_key == first.strip()
+    for machine, host in ((head, "head"), (d, "d")):
+        settled = machine.settled(host)
+        assert settled.keys == str(machine.home / "kvmesh" / "blue")
+        assert links_note(settled) == ENCRYPTED
+    # Added again it is as it was; with other roles it is another list.
+    head.keys(*there)
+    assert head.allowed("blue").version == 2
+    head.keys(*there, "--roles", "worker, scheduler")
+    assert head.allowed("blue").of("d").roles == ("worker", "scheduler")
+    table = head.keys("ls", "--name", "blue")[0]
+    assert "worker, scheduler" in table
+    assert head.allowed("blue").version == 3
+    # The registry's host has other roles too.
+    assert all(head.allowed("blue").of("head").may_have(role) for role in ("registry", "gateway", "custom"))
+    _, said = head.keys("revoke", "d", "--name", "blue")
+    assert "revoked" in said
+    assert head.allowed("blue").of("d") is None
+    assert head.allowed("blue").version == 4
+
+
+def test_keys_are_this_users_alone_and_not_written_over(head):
+    key = head.new("--host", "head", "--registry")
+    directory = head.home / "kvmesh" / "default"
+    modes = [path.stat().st_mode & 0o777 for path in (directory, directory / "host.json", directory / "allowed.json")]
+    assert modes == [0o700, 0o600, 0o600]
+    with pytest.raises(BadKeys, match="has keys already") as caught:
+        head.new("--host", "head", "--registry")
+    assert "--force" in caught.value.do
+    another = head.new("--host", "head", "--registry", "--force")
+    assert another != key
+    assert (head.allowed().version, head.allowed().registry().public_key) == (3, another)
+
+
+def test_what_cannot_be_added_or_revoked(head, d):
+    head.new("--host", "head", "--registry")
+    key, another = d.new("--host", "d"), HostKey.new("x").public_key
+    head.keys("add", "d", key)
+    for arguments, what, do in (
+        (("add", "p", key), "host d has that public key", "correct"),
+        (("add", "d", another), "there is one of that name", "meshctl keys revoke d"),
+        (("add", "p", key[:39]), "is no public key", "correct"),
+        (("add", "p", another, "--roles", "registry"), "it is host head's", "leave that role out"),
+        (("add", "p", another, "--roles", "Worker"), "cannot be a role", "correct"),
+        (("add", "P", another), "the name of a host is 'P'", "correct"),
+        (("revoke", "head"), "the list is its own", "meshctl keys new --host head --force"),
+        (("revoke", "dd"), "not on the list", "did you mean d?"),
+    ):
+        with pytest.raises(BadConfig, match=what) as caught:
+            head.keys(*arguments)
+        assert do in caught.value.do
+    assert head.allowed().version == 2
+
+
+def test_a_copy_of_the_list_is_not_changed(head, d):
+    head.new("--host", "head", "--registry")
+    head.keys("add", "d", d.new("--host", "d"))
+    KeyDirectory(d.home / "kvmesh" / "default").write_allowed(head.allowed())
+    assert "a copy of host head's" in d.keys("ls")[0]
+    for arguments in (("revoke", "head"), ("add", "p", HostKey.new("p").public_key, "--roles", "registry")):
+        with pytest.raises(BadKeys, match="cannot be changed here") as caught:
+            d.keys(*arguments)
+        assert caught.value.do == "run this on host head"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda path: (path / "allowed.json").write_text("{"), r"allowed.json is damaged \(Input data was truncated"),
+        (lambda path: (path / "allowed.json").write_text('{"version": 1, "hosts": []}'), "one host has to be granted"),
+        (
+            lambda path: (path / "allowed.json").chmod(0o644),
+            "allowed.json may be read or changed by other users: chmod",
+        ),
+        (lambda path: (path / "host.json").write_bytes(b"\xff\xfe"), "host.json is damaged"),
+        (lambda path: path.chmod(0o755), "default may be read or changed by other users: chmod"),
+        (lambda path: swap_halves(path), "not that of its secret key"),
+    ],
+)
+def test_damaged_files_are_named_with_what_to_do(head, spoil, why):
+    head.new("--host", "head", "--registry")
+    spoil(head.home / "kvmesh" / "default")
+    with pytest.raises(BadKeys, match=why):
+        head.keys("ls")
+
+
+def swap_halves(path):
+    own, another = KeyDirectory(path).read_key(), HostKey.new("x")
+    KeyDirectory(path).write_key(msgspec.structs.replace(own, public_key=another.public_key))
+
+
+def test_which_host_and_which_file(head, monkeypatch):
+    with pytest.raises(WrongUsage, match="has to be said"):
+        head.new()
+    with pytest.raises(BadConfig, match="names no host"):
+        head.new("--host", "pp", "-f", str(head.file))
+    with pytest.raises(WrongUsage, match="needs a topology file"):
+        head.keys("new", "--all-hosts")
+    with pytest.raises(BadKeys, match="this host has no keys") as caught:
+        head.keys("ls", "--name", "green")
+    assert "--name green" in caught.value.do
+    monkeypatch.setenv("KVMESH_HOST", "p")
+    made = json.loads(head.keys("new", "-f", str(head.file), "-o", "json")[0])
+    assert (made["host"], made["mesh"]) == ("p", "blue")
+    assert head.listed("-f", str(head.file))["version"] is None
+
+
+def test_keys_of_all_hosts_of_a_file(head):
+    where = head.home / "all"
+    arguments = ("new", "--all-hosts", "-f", str(head.file), "--keys", str(where))
+    assert "made keys for head, p, d" in head.keys(*arguments)[1]
+    directories = {host: KeyDirectory(where / host) for host in ("head", "p", "d")}
+    lists = {host: directory.read_allowed() for host, directory in directories.items()}
+    assert lists["head"] == lists["p"] == lists["d"]
+    for host, directory in directories.items():
+        assert lists["head"].of(host).public_key == directory.read_key().public_key
+        assert head.settled(host, KVMESH_KEYS=str(where / host)).keys == str(where / host)
+    # Again: nothing is made anew, and who was revoked meanwhile stays so; who comes to the file is added.
+    head.keys("revoke", "p", "--keys", str(where / "head"))
+    head.file.write_text(HOSTS + "[hosts.d2]\naddress = '10.0.0.4'\ndecode = 1\n")
+    assert "made keys for d2" in head.keys(*arguments)[1]
+    now = directories["head"].read_allowed()
+    assert [one.host for one in now.hosts] == ["d", "d2", "head"]
+    assert KeyDirectory(where / "d2").read_allowed() == directories["d"].read_allowed() == now
+    assert "all hosts have keys" in head.keys(*arguments)[1]
+    assert directories["head"].read_allowed() == now
+
+
+def test_a_host_beyond_the_loopback_needs_keys_or_the_word_insecure(head):
+    with pytest.raises(BadKeys, match=r"p has no keys, and may not listen at 0\.0\.0\.0") as caught:
+        head.settled("p")
+    assert "`meshctl keys new --host p --name blue`" in caught.value.do
+    assert "--insecure" in caught.value.do
+    insecure = head.settled("p", KVMESH_INSECURE="true", KVMESH_KEYS="/not/here")
+    assert (insecure.keys, links_note(insecure)) == ("", INSECURE)
+    # On one machine they are plain without a word; whoever names a directory means keys.
+    head.file.write_text(HOSTS.replace("address", "bind = '127.0.0.1'\naddress"))
+    plain = head.settled("p")
+    assert plain.keys == ""
+    assert "plain" in links_note(plain)
+    with pytest.raises(BadKeys, match="has no keys"):
+        head.settled("p", KVMESH_KEYS="/not/here")
+
+
+def test_keys_of_another_host_or_mesh_are_refused(head):
+    head.new("--host", "d", "-f", str(head.file))
+    with pytest.raises(BadKeys, match="they are of host d"):
+        head.settled("p")
+    head.keys("add", "p", HostKey.new("p").public_key, "--roles", "registry", "--name", "blue")
+    with pytest.raises(BadKeys, match="the registry on host p, and here it is on head"):
+        head.settled("d")
+    directory = KeyDirectory(head.home / "kvmesh" / "blue")
+    directory.allowed_file.unlink()
+    head.new("--host", "head", "-f", str(head.file), "--force")
+    directory.write_key(HostKey.new("head"))
+    with pytest.raises(BadKeys, match="different public keys") as caught:
+        head.settled("head")
+    assert "--force" in caught.value.do

@@ -1,0 +1,61 @@
+"""A host's keys as files: who may read them, and when a list that was replaced is seen."""
+
+import pytest
+
+from mesh.membership.keys import AllowList, HostKey
+from mesh.runtime.key_files import KeyDirectory, KeyFileError, KeyRing
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return KeyDirectory(tmp_path / "keys")
+
+
+def a_list(own):
+    return AllowList(0, ()).with_host(own.host, own.public_key, ("registry", "*"))
+
+
+def test_a_ring_needs_both_files_and_sees_what_is_replaced(directory):
+    assert directory.read_key() is directory.read_allowed() is None
+    own = HostKey.new("head")
+    with pytest.raises(KeyFileError, match=r"host.json is not there: make keys with `meshctl keys new`"):
+        KeyRing(directory)
+    directory.write_key(own)
+    with pytest.raises(KeyFileError, match=r"allowed.json is not there"):
+        KeyRing(directory)
+    first = a_list(own)
+    directory.write_allowed(first)
+    ring = KeyRing(directory)
+    assert (ring.own, ring.allowed, ring.poll()) == (own, first, False)
+    second = first.with_host("d", HostKey.new("d").public_key)
+    directory.write_allowed(second)
+    assert (ring.poll(), ring.allowed, ring.poll()) == (True, second, False)
+
+
+def test_a_list_that_is_damaged_or_gone_leaves_the_one_before(directory):
+    own = HostKey.new("head")
+    directory.write_key(own)
+    directory.write_allowed(a_list(own))
+    ring = KeyRing(directory)
+    directory.allowed_file.write_text('{"version": 9, "hosts": []}')
+    assert (ring.poll(), ring.allowed) == (False, a_list(own))
+    assert "allowed.json is damaged" in ring.trouble
+    directory.allowed_file.unlink()
+    assert not ring.poll()
+    assert "put it back" in ring.trouble
+    directory.write_allowed(a_list(own))
+    assert (ring.poll(), ring.trouble) == (False, "")
+
+
+def test_files_that_others_may_read_and_links_are_not_read(directory, tmp_path):
+    own = HostKey.new("head")
+    directory.write_key(own)
+    assert directory.path.stat().st_mode & 0o777 == 0o700
+    assert directory.key_file.stat().st_mode & 0o777 == 0o600
+    directory.key_file.chmod(0o640)
+    with pytest.raises(KeyFileError, match="chmod go-rwx"):
+        directory.read_key()
+    directory.key_file.rename(tmp_path / "elsewhere")
+    directory.key_file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(KeyFileError, match="cannot be read"):
+        directory.read_key()
