@@ -39,7 +39,17 @@ BAD_PROOF: Final = "bad_proof"
 NO_PROOF: Final = "no_proof"
 """A member shows no proof where one is needed: for its id, its role, or what it wants done."""
 
-PROOF_CODES: Final = (BAD_PROOF, NO_PROOF)
+UNKNOWN_KEY: Final = "unknown_key"
+"""A connection from another host is encrypted by a key that is not allowed, or not any more."""
+
+WRONG_KEY: Final = "wrong_key"
+"""A member of another host than that whose key its connection is encrypted by."""
+
+WRONG_ROLE: Final = "wrong_role"
+"""A member of a role that its host is not granted, see `mesh/membership/keys.py`."""
+
+PROOF_CODES: Final = (BAD_PROOF, NO_PROOF, WRONG_KEY, WRONG_ROLE)
+"""Somebody is not who it says, and a greeting is answered so."""
 
 NOT_SERVED: Final = "not_served"
 """An ask of a kind that the receiver does not answer; another of its role may."""
@@ -91,7 +101,7 @@ class FrameRefused(MeshError):
     """Bytes that are not a frame of this protocol, or not meant for this incarnation.
 
     Codes: bad_header, bad_body, too_large, too_many_parts, wrong_epoch, superseded, wrong_version, unknown_verb,
-    wrong_sender, no_hello, unknown_call, bad_proof, no_proof.
+    wrong_sender, no_hello, unknown_call, bad_proof, no_proof, unknown_key, wrong_key, wrong_role.
     """
 
     def __init__(self, code: str, message: str = "", *, known_epoch: int = 0) -> None:

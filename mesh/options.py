@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from mesh.address import Address, Endpoint
 from mesh.membership.proof import HostSecret
+from mesh.membership.view import Member
 from mesh.runtime.process_usage import ProcessUsage
 from mesh.wire.header import Limits
 
@@ -23,7 +24,8 @@ class SystemOptions:
     of its own. `random` draws trace ids and jitter; give a seeded one
     where runs have to repeat. `capabilities` is what `hello` and `welcome` tell of this actor (numerics and so on).
     `secret` is the supervisor's, by which this actor proves who it is and checks others; without one it checks nobody,
-    and shows the `proof` that it was given, if any.
+    and shows the `proof` that it was given, if any. `vet_host` raises
+    `FrameRefused` for a member of another host that its key does not allow, where links between hosts have keys.
     """
 
     mesh: str = ""
@@ -34,6 +36,7 @@ class SystemOptions:
     capabilities: dict[str, Any] = field(default_factory=dict[str, Any])
     secret: HostSecret | None = None
     proof: bytes = b""
+    vet_host: Callable[[Member], None] | None = None
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
     limits: Limits = field(default_factory=Limits)
     heartbeat_s: float = 0.5

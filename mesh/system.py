@@ -92,6 +92,7 @@ class ActorSystem:
             self.options.proof,
             lambda actor_id: self.registration.view.get(actor_id),
             self._known_hubs,
+            self.options.vet_host,
         )
         self._member = Member(
             actor_id=address.actor_id,

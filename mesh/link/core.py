@@ -286,6 +286,9 @@ class LinkCore:
             self.lose(peer.address, f"replaced by epoch {address.epoch}")
         elif link in self._connections or any(0 < connection.remote < number for connection in connections):
             self.lose(address, "it has begun again", keep=link)
+        elif any(not connection.link.dialed for connection in connections):
+            # The hello of a connection that its peer has given up, and that was overtaken by the one after it.
+            raise FrameRefused("no_hello", "a later connection of this incarnation is known")
         if address.actor_id not in self.peers and len(self.peers) >= self._options.max_peers:
             raise FrameRefused("too_many_peers", f"{self._options.max_peers} peers are linked already")
         return self._connect(link, number)

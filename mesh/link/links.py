@@ -150,6 +150,11 @@ class Links:
             self._core.refuse(link, channel, header, refusal)
             self._carry_out()
 
+    def on_refused(self, link: Link, refusal: FrameRefused) -> None:
+        """A connection or a message is refused by the transport: counted, and logged once."""
+        self._core.refuse(link, Channel.CONTROL, None, refusal)
+        self._carry_out()
+
     def on_link_down(self, link: Link, reason: str) -> None:
         """A connection is gone, and with it the incarnation as far as this actor can tell."""
         self._core.down(link, reason, self._time())

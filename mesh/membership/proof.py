@@ -120,6 +120,8 @@ class Credentials:
         proof: its own where it has no secret, empty without a supervisor.
         find: looks a member up by actor id, as the registry says.
         hubs: the registry's and the supervisor's ids. Who dials them was told by the run directory where they are.
+        vet_host: raises `FrameRefused` for a member that its host's key does not allow; None without keys. That an
+            actor is of the host in its id is the transport's to see to.
     """
 
     def __init__(
@@ -128,7 +130,9 @@ class Credentials:
         proof: bytes,
         find: Callable[[str], Member | None],
         hubs: Callable[[], Collection[str]],
+        vet_host: Callable[[Member], None] | None = None,
     ) -> None:
+        self._vet_host = vet_host
         self.secret = secret
         self._proof = proof
         self._find = find
@@ -139,7 +143,12 @@ class Credentials:
         return self._proof if self.secret is None else self.secret.prove(actor_id, epoch, role)
 
     def check(self, member: Member, known: Member | None) -> bool:
-        """As `HostSecret.check`; without a secret nobody is refused, and who is known by that proof has proved it."""
+        """As `HostSecret.check`; without a secret nobody is refused, and who is known by that proof has proved it.
+
+        Raises what `vet_host` does too.
+        """
+        if self._vet_host is not None:
+            self._vet_host(member)
         if self.secret is not None:
             return self.secret.check(member, known)
         return bool(member.proof) and known is not None and known.proof == member.proof

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from mesh.address import Address, Endpoint
+from mesh.errors import FrameRefused
 
 Buffer = bytes | bytearray | memoryview
 
@@ -21,10 +22,14 @@ class Channel(enum.IntEnum):
 
 
 class Link(NamedTuple):
-    """One connection to one incarnation of a peer: dialed by us (DEALER) or accepted from it (our ROUTER)."""
+    """One connection to one incarnation of a peer: dialed by us (DEALER) or accepted from it (our ROUTER).
+
+    `nonce` tells accepted connections of the same incarnation apart; empty where only one can be had at a time.
+    """
 
     peer: Address
     dialed: bool
+    nonce: str = ""
 
 
 class Listener(Protocol):
@@ -32,6 +37,10 @@ class Listener(Protocol):
 
     def on_frames(self, link: Link, channel: Channel, parts: Sequence[Buffer]) -> None:
         """A whole multipart message arrived: header, body, buffers. Never called from inside `send`."""
+        ...
+
+    def on_refused(self, link: Link, refusal: FrameRefused) -> None:
+        """A connection, or a message on `link`, is by somebody who may not: it goes no further."""
         ...
 
     def on_link_down(self, link: Link, reason: str) -> None:

@@ -1,11 +1,12 @@
 """Actors as ZeroMQ peers: two ROUTERs bound, two DEALERs per dialed peer, one of each per channel.
 
-    identity = ID#EPOCH; where the ROUTERs listen is `mesh/transport/zeromq_binding.py`
+    where the ROUTERs listen          `mesh/transport/zeromq_binding.py`
+    what a connection is known by     `mesh/transport/zeromq_links.py`
+    who may connect, with keys        `mesh/transport/zap.py`
 
 What ZeroMQ would hide is made visible: a message it does not take (`ROUTER_MANDATORY`) waits in a bounded outbox, a
 connection is never re-made silently, and the monitor of each dialed socket says when it is gone: then the socket is
-closed, so that what waits in it never reaches whoever binds the address next. A redial takes the identity over from
-its predecessor (`ROUTER_HANDOVER`), which the peer may not have seen end yet.
+closed, so that what waits in it never reaches whoever binds the address next.
 
 Used by `mesh/run.py`; `mesh/system.py` sees only the `Transport` protocol. One context per transport: sockets
 that share one do not see each other's disconnects reliably.
@@ -21,10 +22,20 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from mesh.address import Address, Endpoint
-from mesh.errors import BindError
+from mesh.errors import BindError, FrameRefused
 from mesh.transport.base import Buffer, Channel, Link, Listener
 from mesh.transport.names import Names, name_in, with_address
-from mesh.transport.zeromq_binding import Bound, ZeroMQOptions, bind, endpoint_of, prepare_dial
+from mesh.transport.zap import Door
+from mesh.transport.zeromq_binding import Bound, ZeroMQOptions, bind, endpoint_of, is_far, prepare_dial
+from mesh.transport.zeromq_links import (
+    FROM_NOBODY,
+    MAX_ADDRESS_BYTES,
+    NOBODY,
+    Accepted,
+    Dialed,
+    link_of,
+    new_identity,
+)
 from mesh.transport.zeromq_socket import LoopSocket, Outbox
 
 _GONE: Final = {
@@ -32,12 +43,10 @@ _GONE: Final = {
     zmq.Event.CLOSED: "could not connect",
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "the handshake failed",
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "the handshake failed",
-    zmq.Event.HANDSHAKE_FAILED_AUTH: "the handshake was refused",
+    zmq.Event.HANDSHAKE_FAILED_AUTH: "the key of this host is not allowed there: `meshctl keys add` it",
 }
 _ENDS: Final = sum(int(event) for event in _GONE)
-_NO_HANDSHAKE: Final = int(
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
-)
+_NO_HANDSHAKE: Final = int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
 _SOCKETS_OF_A_LINK: Final = 2 * 3
 """Of each channel: itself, what its events are told to, and what ZeroMQ tells them by. As many are bound."""
 _RESERVED_SOCKETS: Final = 2 * _SOCKETS_OF_A_LINK
@@ -46,36 +55,10 @@ _SPARE_DESCRIPTORS: Final = 16
 """Twice what a link takes. Looking for them takes 30 microseconds, a dial a millisecond."""
 _NEVER_MS: Final = 86_400_000
 _MAX_ACCEPTED: Final = 8192
-_MAX_IDENTITY_BYTES: Final = 255
 _STOP_LINGER_MS: Final = 50
 _BACKLOG_RETRY_S: Final = 0.02
 # A ROUTER receives from all peers in turn, and the others may never stop.
 _MAX_REST: Final = 8192
-NOBODY: Final = Address("", 0)
-"""The sender of what came without a name: it is refused, and counted, by whoever opens the envelope."""
-
-
-class _Dialed:
-    """A connection that this actor has made."""
-
-    __slots__ = ("link", "outboxes", "sockets")
-
-    def __init__(self, link: Link, outboxes: tuple[Outbox, Outbox]) -> None:
-        self.link = link
-        self.outboxes = outboxes
-        self.sockets: list[LoopSocket] = []
-
-
-class _Accepted:
-    """A connection that a peer has made; the ROUTER of each channel knows it by its identity."""
-
-    __slots__ = ("identity", "is_cut", "link", "outboxes")
-
-    def __init__(self, link: Link, outboxes: tuple[Outbox, Outbox]) -> None:
-        self.link = link
-        self.identity = str(link.peer).encode()
-        self.is_cut = False
-        self.outboxes = outboxes
 
 
 class ZeroMQTransport:
@@ -89,21 +72,24 @@ class ZeroMQTransport:
         self._address = NOBODY
         self._listener: Listener | None = None
         self._routers: list[LoopSocket] = []
-        self._dialed: dict[Link, _Dialed] = {}
-        self._accepted: dict[Link, _Accepted] = {}
+        self._dialed: dict[Link, Dialed] = {}
+        self._accepted: dict[Link, Accepted] = {}
         self._links_by_identity: dict[bytes, Link] = {}
         self._backlog: tuple[dict[Link, None], dict[Link, None]] = ({}, {})
         self._retry: asyncio.TimerHandle | None = None
         self._num_monitors = 0
         self._names = Names(self._loop)
+        self._door: Door | None = None
 
     # Transport
 
     async def start(self, address: Address, listener: Listener) -> Endpoint:
         """Bind both channels; raises `BindError`."""
-        if len(str(address).encode()) > _MAX_IDENTITY_BYTES:
-            raise BindError(f"{address} is too long for an identity (at most {_MAX_IDENTITY_BYTES} bytes)")
+        if len(str(address).encode()) > MAX_ADDRESS_BYTES:
+            raise BindError(f"{address} is too long for a routing id (at most {MAX_ADDRESS_BYTES} bytes)")
         self._address, self._listener = address, listener
+        if self._options.keys is not None:
+            self._door = Door(self._loop, self._context, self._options.keys, self._refused, self._keys_changed)
         try:
             return endpoint_of(*[self._bind(address, channel) for channel in Channel])
         except BindError:
@@ -114,14 +100,14 @@ class ZeroMQTransport:
         """Connect both channels, at once unless a name has to be looked up; if that fails the link goes down soon."""
         assert self._listener is not None, "a transport dials between start and stop"
         link = Link(peer, dialed=True)
-        dialed = self._dialed[link] = _Dialed(link, self._outboxes())
+        dialed = self._dialed[link] = Dialed(link, self._outboxes())
         if name := name_in(endpoint.control):
             self._names.look_up(name).add_done_callback(partial(self._looked_up, dialed, endpoint))
         else:
             self._connect_both(dialed, endpoint)
         return link
 
-    def _looked_up(self, dialed: _Dialed, endpoint: Endpoint, found: asyncio.Future[str]) -> None:
+    def _looked_up(self, dialed: Dialed, endpoint: Endpoint, found: asyncio.Future[str]) -> None:
         """A name has an address, or none."""
         if self._dialed.get(dialed.link) is not dialed:
             return
@@ -133,26 +119,37 @@ class ZeroMQTransport:
             dialed, Endpoint(with_address(endpoint.control, address), with_address(endpoint.data, address))
         )
 
-    def _connect_both(self, dialed: _Dialed, endpoint: Endpoint) -> None:
+    def _connect_both(self, dialed: Dialed, endpoint: Endpoint) -> None:
         assert self._listener is not None, "nothing is dialed after stop"
-        on_frames = self._listener.on_frames
+        on_frames, identity = self._listener.on_frames, new_identity(self._address)
+        try:
+            if self._door is not None and is_far(endpoint.control):
+                dialed.server_key = self._door.server_key(dialed.link.peer.actor_id)
+        except FrameRefused as refusal:
+            self._loop.call_soon(self._gone, dialed, refusal.message)
+            return
         for channel, where in zip(Channel, (endpoint.control, endpoint.data), strict=True):
             try:
                 _check_descriptors()
-                self._connect(dialed, channel, where, partial(on_frames, dialed.link, channel))
+                self._connect(dialed, channel, where, identity, partial(on_frames, dialed.link, channel))
             except (zmq.ZMQError, OSError) as error:
                 # No descriptor or socket is left, or the address is none: what is sent until then is lost with it.
                 self._loop.call_soon(self._gone, dialed, f"{where} cannot be dialed: {error}")
                 break
 
     def _connect(
-        self, dialed: _Dialed, channel: Channel, where: str, on_message: Callable[[list[Buffer]], None]
+        self,
+        dialed: Dialed,
+        channel: Channel,
+        where: str,
+        identity: bytes,
+        on_message: Callable[[list[Buffer]], None],
     ) -> None:
         socket = self._socket(zmq.DEALER)
-        prepare_dial(socket, where)
+        prepare_dial(socket, where, self._options.keys.own if self._options.keys else None, dialed.server_key)
         # Never, which cannot be said: -1, like IMMEDIATE, would throw away what arrived before a disconnect.
         socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
-        socket.setsockopt(zmq.ROUTING_ID, str(self._address).encode())
+        socket.setsockopt(zmq.ROUTING_ID, identity)
         try:
             channel_socket = LoopSocket(self._loop, socket, on_message, partial(_flush, dialed, channel))
         except OSError:
@@ -188,7 +185,7 @@ class ZeroMQTransport:
         if link.dialed:
             dialed = self._dialed.pop(link, None)
             if dialed is not None:
-                _close(dialed, 0)
+                dialed.close(0)
         else:
             accepted = self._accepted.pop(link, None)
             if accepted is not None:
@@ -202,8 +199,10 @@ class ZeroMQTransport:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
+        if self._door is not None:
+            self._door.close()
         for dialed in self._dialed.values():
-            _close(dialed, _STOP_LINGER_MS)
+            dialed.close(_STOP_LINGER_MS)
         for router in self._routers:
             router.close(_STOP_LINGER_MS)
         self._dialed.clear()
@@ -220,7 +219,14 @@ class ZeroMQTransport:
         """A message came to a ROUTER; its first part is the sender's identity."""
         identity = parts.pop(0)
         assert isinstance(identity, bytes), "a router's socket hands on identities as bytes"
-        link = self._links_by_identity.get(identity) or self._identify(identity)
+        user = bytes(parts.pop(0)) if self._door is not None else b""
+        link = self._links_by_identity.get(identity) or self._identify(identity, user)
+        if self._door is not None and link is not FROM_NOBODY:
+            try:
+                self._door.vet(user, link.peer.actor_id)
+            except FrameRefused as refusal:
+                self._refused(link, refusal)
+                return
         if self._listener is not None:
             self._listener.on_frames(link, channel, parts)
 
@@ -231,37 +237,50 @@ class ZeroMQTransport:
             return
         if what["event"] != zmq.Event.DISCONNECTED:
             # Somebody who does not speak ZeroMQ; an empty message lets it be refused and counted.
-            self._listener.on_frames(Link(NOBODY, dialed=False), channel, ())
+            self._listener.on_frames(FROM_NOBODY, channel, ())
         elif what["endpoint"].startswith(b"tcp:"):
             # On a host whoever sees to its processes says which has ended.
             self._listener.on_some_link_down()
 
-    def _on_end(self, dialed: _Dialed, event: list[Buffer]) -> None:
+    def _on_end(self, dialed: Dialed, event: list[Buffer]) -> None:
         what = zmq.Event(parse_monitor_message([bytes(part) for part in event])["event"])
         self._gone(dialed, _GONE.get(what, "gone"))
 
-    def _gone(self, dialed: _Dialed, reason: str) -> None:
+    def _gone(self, dialed: Dialed, reason: str) -> None:
         """A dialed connection has ended; what had arrived before is still handed on."""
         for socket in dialed.sockets:
             socket.receive_rest()
         if self._dialed.get(dialed.link) is not dialed:
             return
         del self._dialed[dialed.link]
-        _close(dialed, 0)
+        dialed.close(0)
         if self._listener is not None:
             self._listener.on_link_down(dialed.link, reason)
 
-    def _identify(self, identity: bytes) -> Link:
-        try:
-            peer = Address.parse(identity.decode())
-        except ValueError:
-            return Link(NOBODY, dialed=False)
-        if str(peer).encode() != identity or len(self._accepted) >= _MAX_ACCEPTED:
-            return Link(NOBODY, dialed=False)
-        link = Link(peer, dialed=False)
+    def _identify(self, identity: bytes, user: bytes) -> Link:
+        link = link_of(identity)
+        if link is FROM_NOBODY or len(self._accepted) >= _MAX_ACCEPTED:
+            return FROM_NOBODY
         self._links_by_identity[identity] = link
-        self._accepted[link] = _Accepted(link, self._outboxes())
+        self._accepted[link] = Accepted(link, identity, user, self._outboxes())
         return link
+
+    def _refused(self, link: Link, refusal: FrameRefused) -> None:
+        if self._listener is not None:
+            self._listener.on_refused(link, refusal)
+
+    def _keys_changed(self) -> None:
+        """Connections by keys that are not allowed any more end, those that this actor has made too."""
+        door = self._door
+        assert door is not None, "there are keys"
+        for accepted in list(self._accepted.values()):
+            if door.host_of_user(accepted.user) is None:
+                self.close_link(accepted.link)
+                if self._listener is not None:
+                    self._listener.on_link_down(accepted.link, "the key of its host was revoked")
+        for dialed in list(self._dialed.values()):
+            if dialed.server_key and not door.is_current(dialed.server_key):
+                self._gone(dialed, "the key of its host was revoked")
 
     # Outgoing
 
@@ -274,9 +293,9 @@ class ZeroMQTransport:
             if not outbox:
                 self._backlog[channel].pop(link, None)
 
-    def _route(self, accepted: _Accepted, channel: Channel, parts: Sequence[Buffer]) -> bool:
+    def _route(self, accepted: Accepted, channel: Channel, parts: Sequence[Buffer]) -> bool:
         try:
-            taken = self._routers[channel].send((accepted.identity, *parts))
+            return self._routers[channel].send((accepted.identity, *parts))
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -284,15 +303,12 @@ class ZeroMQTransport:
                 accepted.is_cut = True
                 self._loop.call_soon(self._accepted_gone, accepted)
             return True  # taken, and lost with the link, which is reported
-        if accepted.is_cut:
-            accepted.is_cut = not taken  # it has dialed again
-        return taken
 
-    def _accepted_gone(self, accepted: _Accepted) -> None:
+    def _accepted_gone(self, accepted: Accepted) -> None:
         """An accepted connection takes no more; what had arrived on it is still handed on before its end is told."""
         for router in self._routers:
             router.receive_rest(_MAX_REST)
-        if self._accepted.get(accepted.link) is accepted and accepted.is_cut:
+        if self._accepted.get(accepted.link) is accepted:
             self.close_link(accepted.link)
             if self._listener is not None:
                 self._listener.on_link_down(accepted.link, "it closed its connection")
@@ -314,13 +330,13 @@ class ZeroMQTransport:
     def _bind(self, address: Address, channel: Channel) -> Bound:
         socket = self._socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:
             bound = bind(socket, self._options, address, channel)
         except BindError:
             socket.close(0)
             raise
-        router = LoopSocket(self._loop, socket, partial(self._routed, channel), partial(self._flush_accepted, channel))
+        on_message, on_turn = partial(self._routed, channel), partial(self._flush_accepted, channel)
+        router = LoopSocket(self._loop, socket, on_message, on_turn, tells_users=self._door is not None)
         events = _NO_HANDSHAKE | int(zmq.Event.DISCONNECTED)
         router.watch(events, self._monitor_name(), partial(self._on_router_event, channel))
         self._routers.append(router)
@@ -356,12 +372,7 @@ def _check_descriptors() -> None:
             os.close(descriptor)
 
 
-def _flush(dialed: _Dialed, channel: Channel) -> None:
+def _flush(dialed: Dialed, channel: Channel) -> None:
     outbox = dialed.outboxes[channel]
     if outbox:
         outbox.flush(dialed.sockets[channel].send)
-
-
-def _close(dialed: _Dialed, linger_ms: int) -> None:
-    for socket in dialed.sockets:
-        socket.close(linger_ms)

@@ -9,15 +9,19 @@ Used by `mesh/transport/zeromq.py`, which owns the sockets; the options are made
 
 import ipaddress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import zmq
 
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError
+from mesh.membership.keys import HostKey
 from mesh.options import MAX_PEERS
+from mesh.runtime.key_files import KeyDirectory, KeyFileError, KeyRing
 from mesh.runtime.run_directory import RunDirectory
 from mesh.transport.base import Channel
+from mesh.transport.zap import ZAP_DOMAIN
 from mesh.wire.header import Limits
 
 _HEARTBEAT_MS: Final = 500
@@ -33,7 +37,7 @@ class ZeroMQOptions:
     At least one of `run_directory` (ipc) and `bind` (tcp: an IP address of this host, `0.0.0.0` and `::` for all) is
     given. `address` is the IP address or name that other hosts dial, where it is not `bind`. `port` is that of the
     control channel, the data channel has the next one; 0: any that are free. `insecure` allows tcp beyond the loopback
-    interface without keys.
+    interface without keys; with `keys` everything over tcp is encrypted, and nobody else is taken.
     """
 
     run_directory: RunDirectory | None = None
@@ -41,6 +45,7 @@ class ZeroMQOptions:
     address: str = ""
     port: int = 0
     insecure: bool = False
+    keys: KeyRing | None = None
     limits: Limits = field(default_factory=Limits)
     max_peers: int = MAX_PEERS
     high_water_mark: int = 1000
@@ -54,7 +59,11 @@ class ZeroMQOptions:
         host = run_directory.host()
         if host is None:
             return cls(run_directory=run_directory)
-        return cls(run_directory=run_directory, bind=host.bind, address=host.address, port=port, insecure=host.insecure)
+        try:
+            keys = KeyRing(KeyDirectory(Path(host.keys))) if host.keys else None
+        except KeyFileError as error:
+            raise BindError(f"tcp on {host.bind} would have no keys: {error.message}") from error
+        return cls(run_directory, host.bind, host.address, port, host.insecure, keys)
 
 
 class Bound(NamedTuple):
@@ -68,11 +77,17 @@ def bind(router: "zmq.Socket[bytes]", options: ZeroMQOptions, address: Address, 
     """Bind one channel's socket wherever the options say. Raises `BindError`, and leaves no file then."""
     tcp = ipc = ""
     if options.bind:
-        if not options.insecure and not _is_loopback(options.bind):
+        if options.keys is not None:
+            # Of each connection, ipc too: a frame without a User-Id would cost an exception to look at.
+            router.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+            router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+            router.setsockopt(zmq.CURVE_SERVER, 1)
+            router.setsockopt(zmq.CURVE_SECRETKEY, options.keys.own.secret_key.encode())
+        elif not options.insecure and not _is_loopback(options.bind):
             raise BindError(
-                f"tcp on {options.bind} would be open to the network: messages are neither encrypted nor authenticated "
-                "yet (CURVE keys are not part of this version). Listen on 127.0.0.1, or say `insecure` if the network "
-                "is trusted"
+                f"tcp on {options.bind} would be open to the network, where messages are neither encrypted nor "
+                "authenticated without keys: make some with `meshctl keys new`, listen on 127.0.0.1, or say `insecure` "
+                "if the network is trusted"
             )
         _expect_heartbeats(router)
         router.setsockopt(zmq.IPV6, int(":" in options.bind))
@@ -84,6 +99,8 @@ def bind(router: "zmq.Socket[bytes]", options: ZeroMQOptions, address: Address, 
         # Of a socket's options those count that it has when it binds: on a host a dead process closes its sockets, and
         # who is stopped there is its supervisor's business.
         router.setsockopt(zmq.HEARTBEAT_IVL, 0)
+        if options.keys is not None:
+            router.setsockopt(zmq.CURVE_SERVER, 0)
         ipc = _bind(router, _ipc(options.run_directory, address, channel))
     return Bound(tcp, ipc)
 
@@ -95,11 +112,20 @@ def endpoint_of(control: Bound, data: Bound) -> Endpoint:
     return Endpoint(control.ipc, data.ipc)
 
 
-def prepare_dial(dealer: "zmq.Socket[bytes]", where: str) -> None:
-    """Set what a socket needs that is about to dial `where`."""
-    if where.startswith(_TCP):
+def prepare_dial(dealer: "zmq.Socket[bytes]", where: str, keys: HostKey | None, server_key: bytes) -> None:
+    """Set what a socket needs that is about to dial `where`; with `keys` who listens there has to have `server_key`."""
+    if is_far(where):
+        if keys is not None:
+            dealer.setsockopt(zmq.CURVE_SERVERKEY, server_key)
+            dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.public_key.encode())
+            dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.secret_key.encode())
         _expect_heartbeats(dealer)
         dealer.setsockopt(zmq.IPV6, int(where.startswith(f"{_TCP}[")))
+
+
+def is_far(where: str) -> bool:
+    """Whether the way to an endpoint may lead to another host."""
+    return where.startswith(_TCP)
 
 
 def _expect_heartbeats(socket: "zmq.Socket[bytes]") -> None:

@@ -64,7 +64,8 @@ class Outbox:
 class LoopSocket:
     """A socket whose messages go to `on_message`; `on_turn` is called when it may take more again.
 
-    `on_message` gets all parts: small ones as bytes, large ones as views of ZeroMQ's memory.
+    `on_message` gets all parts: small ones as bytes, large ones as views of ZeroMQ's memory. With `tells_users` the
+    second one is the User-Id of the connection (`mesh/transport/zap.py`), empty where nobody has vetted that.
     """
 
     def __init__(
@@ -73,7 +74,10 @@ class LoopSocket:
         socket: "zmq.Socket[bytes]",
         on_message: Callable[[list[Buffer]], None],
         on_turn: Callable[[], None],
+        *,
+        tells_users: bool = False,
     ) -> None:
+        self._tells_users = tells_users
         self._loop = loop
         self._socket = socket
         self._on_message = on_message
@@ -206,6 +210,8 @@ class LoopSocket:
                     frame = receive(_NOBLOCK, False)
                 except zmq.Again:
                     return True
+                if self._tells_users:
+                    parts.append(_user_of(frame))
                 parts.append(frame.bytes)
                 while frame.more:
                     frame = receive(_NOBLOCK, False)
@@ -219,6 +225,13 @@ class LoopSocket:
             self.look_again()
             raise
         return False
+
+
+def _user_of(frame: "zmq.Frame") -> bytes:
+    try:
+        return str(frame.get("User-Id")).encode()
+    except zmq.ZMQError:
+        return b""
 
 
 def _nothing() -> None:
