@@ -14,9 +14,10 @@ from typing import Annotated, Final
 import msgspec
 import zmq
 
-from mesh.address import HOST_NAME
-from mesh.errors import MeshError
+from mesh.address import HOST_NAME, host_of
+from mesh.errors import WRONG_KEY, WRONG_ROLE, FrameRefused, MeshError
 from mesh.membership.proof import REGISTRY
+from mesh.membership.view import Member
 
 ALL_ROLES: Final = "*"
 """Among the roles of a host: any but `registry`, as a host has of which no roles are said."""
@@ -95,6 +96,23 @@ class AllowList(msgspec.Struct, frozen=True):
             if one.may_have(REGISTRY):
                 return one
         raise BadKey("no host is granted the registry")
+
+    def vet(self, member: Member) -> None:
+        """Raise `FrameRefused` for a member of another host than its id says, or of a role that host is not granted."""
+        named = host_of(member.actor_id)
+        if not named and member.actor_id != REGISTRY:
+            return  # Over tcp nobody gets this far by such an id, and on its own host an actor needs no grant.
+        host = self.of(named) if named else self.registry()
+        if host is None or member.host not in ("", host.host):
+            raise FrameRefused(
+                WRONG_KEY, f"{member.actor_id} says that it is of host {member.host!r}, which its key is not for"
+            )
+        if not host.may_have(member.role):
+            raise FrameRefused(
+                WRONG_ROLE,
+                f"host {host.host} is not granted the role {member.role}, which {member.actor_id} has: give it by "
+                "`meshctl keys add` with --roles, on the registry's host",
+            )
 
     def with_host(self, host: str, public_key: str, roles: tuple[str, ...] | None = None) -> "AllowList":
         """The next list, with a host, or with another key or other roles of one. Raises BadKey."""

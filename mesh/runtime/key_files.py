@@ -14,6 +14,7 @@ import msgspec
 
 from mesh.errors import MeshError
 from mesh.membership.keys import AllowList, BadKey, HostKey
+from mesh.membership.view import Member
 from mesh.runtime.run_directory import replace_file
 
 _MAX_BYTES: Final = 4 << 20
@@ -114,6 +115,10 @@ class KeyRing:
         self.trouble = ""
         """Why the file of the list cannot be read; the list read last counts meanwhile."""
         self._seen = self._look()
+
+    def vet(self, member: Member) -> None:
+        """Raise `FrameRefused` for a member that the list in force does not allow, as `AllowList.vet` does."""
+        self.allowed.vet(member)
 
     def poll(self) -> bool:
         """Read the list anew if its file was replaced; whether it is another now. Cheap, called every heartbeat."""

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,19 +12,15 @@ from structlog.testing import capture_logs
 from mesh.address import Address, Endpoint
 from mesh.errors import PeerLost
 from mesh.membership.view import StaticBootstrap
-from mesh.runtime.run_directory import HostRecord, RunDirectory
 from mesh.simulation.network import SimulatedNetwork
 from mesh.simulation.virtual_time import VirtualTimeLoop
 from mesh.system import ActorSystem
 from mesh.testing.leaks import assert_no_leaks
-from mesh.testing.ports import free_port
-from mesh.transport.zeromq import ZeroMQTransport
-from mesh.transport.zeromq_binding import ZeroMQOptions
 from nodes.registry.actor import RegistryActor
 from tests.mesh.mesh_under_test import QUICK, Recorder, Say, until
+from tests.mesh.two_hosts import ANY_EPOCH, TwoHosts
 
 HI = Say(text="hi")
-ANY_EPOCH = Address("registry", 0)
 
 
 def test_a_registry_is_found_by_its_endpoint_alone_and_again_after_each_restart(run):
@@ -74,38 +69,6 @@ def test_a_registry_is_found_by_its_endpoint_alone_and_again_after_each_restart(
     run(main, VirtualTimeLoop)
 
 
-class TwoHosts:
-    """A head with the registry and a host d, each with a run directory and a loopback address of its own."""
-
-    def __init__(self, path):
-        port = free_port()
-        self.registry_endpoint = Endpoint(f"tcp://127.0.0.2:{port}", f"tcp://127.0.0.2:{port + 1}")
-        self.hosts = {
-            name: (RunDirectory(path / name), HostRecord(name, address, address), port * (name == "head"))
-            for name, address in (("head", "127.0.0.2"), ("d", "127.0.0.3"))
-        }
-        for directory, record, _ in self.hosts.values():
-            directory.create()
-            directory.write_host(record)
-        self.hosts["d"][0].write_registry(ANY_EPOCH, self.registry_endpoint)
-
-    async def start(self, name, actor=None, host="head", epoch=1):
-        directory, record, port = self.hosts[host]
-        transport = ZeroMQTransport(ZeroMQOptions.of_host(directory, port if actor is not None else 0))
-        options = replace(QUICK, host=record.name)
-        system = ActorSystem(actor or Recorder(), Address(name, epoch), transport, directory.bootstrap(), options)
-        await system.start()
-        return system
-
-    async def start_registry(self, epoch):
-        return await self.start("registry", RegistryActor(self.hosts["head"][0], lease_s=1.0), epoch=epoch)
-
-    async def start_recorders(self):
-        return [
-            await self.start(*where) for where in (("x.head", None, "head"), ("x.d", None, "d"), ("y.d", None, "d"))
-        ]
-
-
 async def answers(asker, actor_id):
     return (await asker.actor.ctx.ask(actor_id, HI, timeout_s=5)).message == HI
 
@@ -115,9 +78,10 @@ async def all_joined(systems, epoch):
     await until(lambda: all(len(s.registration.view.all()) == 4 for s in systems))
 
 
-def test_two_hosts_with_a_run_directory_each(run, short_path, once_per_process):
+@pytest.mark.parametrize("keys", [False, True], ids=["plain", "keys"])
+def test_two_hosts_with_a_run_directory_each(run, short_path, once_per_process, keys):
     async def main():
-        mesh = TwoHosts(short_path)
+        mesh = TwoHosts(short_path, keys=keys)
         registry = await mesh.start_registry(5)
         systems = near, far, neighbour = await mesh.start_recorders()
         for epoch in (5, 8):
