@@ -72,8 +72,7 @@ def run_actor(
     filled = replace(options or SystemOptions(), supervisor=supervisor, usage=process_usage)
     filled = replace(filled, mesh=run_directory.mesh, host=filled.host or run_directory.host_name())
     listen = listen or ZeroMQOptions.of_host(run_directory)
-    if listen.keys is not None:
-        filled = replace(filled, vet_host=listen.keys.vet)
+    filled = replace(filled, vet_host=listen.vet_host)
     process = _Process(actor, address, listen, drain_timeout_s)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(process.run(run_directory, filled, supervisor_fd))

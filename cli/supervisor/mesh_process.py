@@ -108,10 +108,11 @@ class _MeshProcess:
                 self._topology, self._directory, children, record, self._listeners(), reader, secret
             )
             actor = self._actor = SupervisorActor(keeper, os.getpid())
-            transport = ZeroMQTransport(ZeroMQOptions.of_host(self._directory.run))
-            options = SystemOptions(host=self._directory.run.host_name(), usage=process_usage, secret=secret)
+            listen = ZeroMQOptions.of_host(self._directory.run)
+            host = self._directory.run.host_name()
+            options = SystemOptions(host=host, usage=process_usage, secret=secret, vet_host=listen.vet_host)
             bootstrap = self._directory.run.bootstrap(secret)
-            system = self._system = ActorSystem(actor, address, transport, bootstrap, options)
+            system = self._system = ActorSystem(actor, address, ZeroMQTransport(listen), bootstrap, options)
             for number in _STOP_SIGNALS:
                 loop.add_signal_handler(number, self._signalled, number)
             logs = LogFiles(self._directory.logs, self._topology.settings.supervision.max_log_bytes)

@@ -5,6 +5,7 @@ Hosts start in any order, so where no registry answers nothing is known, and the
 """
 
 import os
+from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
 from cli.client import ClientActor
@@ -44,7 +45,8 @@ class Asker(NamedTuple):
     async def __call__(self, peer: Address, endpoint: Endpoint, question: Message) -> object:
         """The answer; None where there is none within 2 s, or who listens is somebody else."""
         actor = ClientActor()
-        transport = ZeroMQTransport(ZeroMQOptions(run_directory=self.run))
+        # It dials as this host, by its keys, and is dialed by nobody.
+        transport = ZeroMQTransport(replace(ZeroMQOptions.of_host(self.run), bind=""))
         address = Address(on_host(f"meshctl-{os.getpid()}-{type(question).__name__}", self.host), 1)
         system = ActorSystem(actor, address, transport, StaticBootstrap(peer, endpoint))
         await system.start()

@@ -2,7 +2,7 @@
 
     where the ROUTERs listen          `mesh/transport/zeromq_binding.py`
     what a connection is known by     `mesh/transport/zeromq_links.py`
-    who may connect, with keys        `mesh/transport/zap.py`
+    who may connect, with keys        `mesh/transport/zeromq_zap.py`
 
 What ZeroMQ would hide is made visible: a message it does not take (`ROUTER_MANDATORY`) waits in a bounded outbox, a
 connection is never re-made silently, and the monitor of each dialed socket says when it is gone: then the socket is
@@ -25,7 +25,6 @@ from mesh.address import Address, Endpoint
 from mesh.errors import BindError, FrameRefused
 from mesh.transport.base import Buffer, Channel, Link, Listener
 from mesh.transport.names import Names, name_in, with_address
-from mesh.transport.zap import Door
 from mesh.transport.zeromq_binding import Bound, ZeroMQOptions, bind, endpoint_of, is_far, prepare_dial
 from mesh.transport.zeromq_links import (
     FROM_NOBODY,
@@ -37,6 +36,7 @@ from mesh.transport.zeromq_links import (
     new_identity,
 )
 from mesh.transport.zeromq_socket import LoopSocket, Outbox
+from mesh.transport.zeromq_zap import Door
 
 _GONE: Final = {
     zmq.Event.DISCONNECTED: "disconnected",

@@ -8,6 +8,7 @@ Used by `mesh/transport/zeromq.py`, which owns the sockets; the options are made
 """
 
 import ipaddress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,11 +18,12 @@ import zmq
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError
 from mesh.membership.keys import HostKey
+from mesh.membership.view import Member
 from mesh.options import MAX_PEERS
 from mesh.runtime.key_files import KeyDirectory, KeyFileError, KeyRing
 from mesh.runtime.run_directory import RunDirectory
 from mesh.transport.base import Channel
-from mesh.transport.zap import ZAP_DOMAIN
+from mesh.transport.zeromq_zap import ZAP_DOMAIN
 from mesh.wire.header import Limits
 
 _HEARTBEAT_MS: Final = 500
@@ -65,6 +67,11 @@ class ZeroMQOptions:
             raise BindError(f"tcp on {host.bind} would have no keys: {error.message}") from error
         return cls(run_directory, host.bind, host.address, port, host.insecure, keys)
 
+    @property
+    def vet_host(self) -> Callable[[Member], None] | None:
+        """For `SystemOptions.vet_host`: who may be a member, as far as keys say it."""
+        return None if self.keys is None else self.keys.vet
+
 
 class Bound(NamedTuple):
     """Where one channel listens: on tcp as others dial it, and on ipc; "" where it does not."""
@@ -76,11 +83,12 @@ class Bound(NamedTuple):
 def bind(router: "zmq.Socket[bytes]", options: ZeroMQOptions, address: Address, channel: Channel) -> Bound:
     """Bind one channel's socket wherever the options say. Raises `BindError`, and leaves no file then."""
     tcp = ipc = ""
+    if options.keys is not None:
+        # Each connection is vetted, one by ipc too: a frame without a User-Id would cost an exception to look at.
+        router.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     if options.bind:
         if options.keys is not None:
-            # Of each connection, ipc too: a frame without a User-Id would cost an exception to look at.
-            router.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-            router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
             router.setsockopt(zmq.CURVE_SERVER, 1)
             router.setsockopt(zmq.CURVE_SECRETKEY, options.keys.own.secret_key.encode())
         elif not options.insecure and not _is_loopback(options.bind):

@@ -65,7 +65,7 @@ class LoopSocket:
     """A socket whose messages go to `on_message`; `on_turn` is called when it may take more again.
 
     `on_message` gets all parts: small ones as bytes, large ones as views of ZeroMQ's memory. With `tells_users` the
-    second one is the User-Id of the connection (`mesh/transport/zap.py`), empty where nobody has vetted that.
+    second one is the User-Id of the connection (`mesh/transport/zeromq_zap.py`), empty where nobody has vetted that.
     """
 
     def __init__(

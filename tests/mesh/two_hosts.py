@@ -57,7 +57,7 @@ class TwoHosts:
     async def start(self, name, actor=None, host="head", epoch=1):
         directory, record, port = self.hosts[host]
         listen = ZeroMQOptions.of_host(directory, port if actor is not None else 0)
-        options = replace(QUICK, host=record.name, vet_host=listen.keys.vet if listen.keys else None)
+        options = replace(QUICK, host=record.name, vet_host=listen.vet_host)
         system = ActorSystem(
             actor or Recorder(), Address(name, epoch), ZeroMQTransport(listen), directory.bootstrap(), options
         )
