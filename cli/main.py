@@ -42,6 +42,19 @@ StepOption = Annotated[
 DeviceOption = Annotated[
     str | None, typer.Option(help="cpu, cuda (all of them), or cuda:N,cuda:M,...: where models compute.")
 ]
+MemFractionOption = Annotated[
+    float | None, typer.Option(help="Share of a device's memory for weights, activations and KV.")
+]
+DeterministicOption = Annotated[
+    bool | None, typer.Option("--deterministic", help="On a device: fixed tiles, no split sequences; slower.")
+]
+MemorySaverOption = Annotated[
+    bool | None, typer.Option("--memory-saver", help="On a device: `release` backs weights up in host memory.")
+]
+PoolInWorkerOption = Annotated[
+    bool | None,
+    typer.Option("--pool-in-worker", help="On a device: workers make their KV pools, which die with them."),
+]
 HostOption = Annotated[
     str | None, typer.Option(help="Address of the HTTP server; where the file has hosts, which of them this is.")
 ]
@@ -88,19 +101,10 @@ def up(
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Round weights when they are loaded: none or int8.")] = None,
     device: DeviceOption = None,
-    mem_fraction: Annotated[
-        float | None, typer.Option(help="Share of a device's memory for weights, activations and KV.")
-    ] = None,
-    deterministic: Annotated[
-        bool | None, typer.Option("--deterministic", help="On a device: fixed tiles, no split sequences; slower.")
-    ] = None,
-    memory_saver: Annotated[
-        bool | None, typer.Option("--memory-saver", help="On a device: `release` backs weights up in host memory.")
-    ] = None,
-    pool_in_worker: Annotated[
-        bool | None,
-        typer.Option("--pool-in-worker", help="On a device: workers make their KV pools, which die with them."),
-    ] = None,
+    mem_fraction: MemFractionOption = None,
+    deterministic: DeterministicOption = None,
+    memory_saver: MemorySaverOption = None,
+    pool_in_worker: PoolInWorkerOption = None,
     gateways: Annotated[int | None, typer.Option(help="Number of gateways, all on the one port.")] = None,
     tokenizers: Annotated[int | None, typer.Option(help="Number of tokenizers.")] = None,
     detokenizers: Annotated[int | None, typer.Option(help="Number of detokenizers.")] = None,
@@ -122,7 +126,8 @@ def up(
     options: dict[str, Any] = {
         "model": model, "name": name, "prefill": prefill, "decode": decode, "mixed": mixed,
         "tp": tp, "prefill_tp": prefill_tp, "decode_tp": decode_tp, "host": host, "port": port,
-        "keys": keys_directory, "insecure": insecure, "chat_template": chat_template, "cors_origins": cors_origin or None,
+        "keys": keys_directory, "insecure": insecure, "chat_template": chat_template,
+        "cors_origins": cors_origin or None,
         "dtype": dtype, "quantize": quantize, "device": device, "mem_fraction": mem_fraction, "tokenizers": tokenizers,
         "deterministic": deterministic, "memory_saver": memory_saver, "pool_in_worker": pool_in_worker,
         "gateways": gateways, "detokenizers": detokenizers, "max_running": max_running, "chunk": chunk,
