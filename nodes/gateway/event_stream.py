@@ -1,6 +1,6 @@
 """The answer to one streamed call, from its first event to `[DONE]`.
 
-Output goes to the connection as it comes, on the stack of the frame that brought it; the call's task writes what a
+Output goes to the connection as it comes, in one piece for each turn of the loop; the call's task writes what a
 client that lags has not taken, and the end. Made by `completions.py`, one for each call.
 """
 

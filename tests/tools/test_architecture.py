@@ -5,7 +5,11 @@ import re
 from functools import cache
 from pathlib import Path
 
+from kvstore.transfer.base import Transport
+from kvstore.transfer.paired.link import LinkMaker, PairLink
+
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/architecture.md").read_text()
 PACKAGES = ("mesh", "kvstore", "nodes", "cli")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 EVERYTHING = SOURCES + sorted(
@@ -122,9 +126,7 @@ def test_each_optional_library_is_known_in_one_place() -> None:
 
 def test_what_a_page_names_by_file_and_function_is_there() -> None:
     missing: list[str] = []
-    for path, names in re.findall(
-        r"`([\w/]+\.py)` ((?:`[\w.]+`(?:, )?)+)", (ROOT / "docs/architecture.md").read_text()
-    ):
+    for path, names in re.findall(r"`([\w/]+\.py)` ((?:`[\w.]+`(?:, )?)+)", PAGE):
         known = {
             f"{node.name}.{part.name}" if part is not node else node.name
             for node in parsed(ROOT / path).body
@@ -134,3 +136,28 @@ def test_what_a_page_names_by_file_and_function_is_there() -> None:
         }
         missing += [f"{path}: {name}" for name in re.findall(r"`([\w.]+)`", names) if name not in known]
     assert not missing
+
+
+def chapter(title: str) -> str:
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_page_names_every_folder_and_none_that_is_not_there() -> None:
+    named: set[str] = set()
+    for cell, text in re.findall(r"^\| (`.+?) \| (.+) \|$", chapter("Folders"), re.MULTILINE):
+        places = re.findall(r"`([^`<]+?)/?`", cell)
+        named |= {*places, *(f"{place}/{inner}" for place in places for inner in re.findall(r"`([\w/]+)/`", text))}
+    assert not [path for path in named if not (ROOT / path).exists()]
+    roles = {relative(path.parent) for path in (ROOT / "nodes").glob("*/actor.py")}
+    files = (path for path in (*SOURCES, *(ROOT / "tests").glob("*/*.py")) if path.stat().st_size)
+    assert not sorted({relative(path.parent) for path in files} - named - roles)
+
+
+def test_the_page_names_all_that_a_kv_transport_must_have() -> None:
+    text = chapter("Another KV transport")
+    cells = re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)
+    assert {*re.findall(r"`(\w+)`", "".join(cells))} >= Transport.__abstractmethods__ | {"name", "kinds"}
+    for seam in (LinkMaker, PairLink):
+        [named] = re.findall(rf"`{seam.__name__}` [^(]*\(([^)]+)\)", text)
+        methods = {name for name, member in vars(seam).items() if name[0] != "_" and callable(member)}
+        assert {*re.findall(r"`(\w+)`", named)} == methods
