@@ -58,6 +58,12 @@ PoolInWorkerOption = Annotated[
 HostOption = Annotated[
     str | None, typer.Option(help="Address of the HTTP server; where the file has hosts, which of them this is.")
 ]
+JoinOption = Annotated[
+    str | None, typer.Option(metavar="TOKEN", help="Be a host of the mesh that made this (`meshctl keys token`).")
+]
+AddressOption = Annotated[
+    str | None, typer.Option(help="With --join: what other hosts dial; by default what leads to the registry.")
+]
 InsecureOption = Annotated[
     bool | None, typer.Option("--insecure", help="Links between hosts without keys, unencrypted.")
 ]
@@ -94,6 +100,8 @@ def up(
     prefill_tp: Annotated[int | None, typer.Option(help="The same, of prefill groups.")] = None,
     decode_tp: Annotated[int | None, typer.Option(help="The same, of decode groups.")] = None,
     host: HostOption = None,
+    join: JoinOption = None,
+    address: AddressOption = None,
     keys_directory: keys.KeysOption = None,
     insecure: InsecureOption = None,
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
@@ -125,7 +133,7 @@ def up(
 
     options: dict[str, Any] = {
         "model": model, "name": name, "prefill": prefill, "decode": decode, "mixed": mixed,
-        "tp": tp, "prefill_tp": prefill_tp, "decode_tp": decode_tp, "host": host, "port": port,
+        "tp": tp, "prefill_tp": prefill_tp, "decode_tp": decode_tp, "host": host, "port": port, "address": address,
         "keys": keys_directory, "insecure": insecure, "chat_template": chat_template,
         "cors_origins": cors_origin or None,
         "dtype": dtype, "quantize": quantize, "device": device, "mem_fraction": mem_fraction, "tokenizers": tokenizers,
@@ -134,7 +142,7 @@ def up(
         "context_length": context_length, "kv__pages": kv_pages, "kv__memory": kv_memory,
         "max_step_ms": max_step_ms, "local_prefill_max": local_prefill_max, "served_name": served_name or None,
     }  # fmt: skip
-    raise typer.Exit(run(file, options, detach=detach, dry_run=dry_run))
+    raise typer.Exit(run(file, options, join=join, detach=detach, dry_run=dry_run))
 
 
 app.add_typer(look.app)

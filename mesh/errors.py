@@ -6,6 +6,7 @@
     ├── FrameRefused          bad_header, …          bytes from a peer that are not a frame of this protocol
     ├── Superseded            superseded             the registry knows a later incarnation of this actor
     ├── WrongMesh             wrong_mesh             the registry that was found is another mesh's
+    │   └── WrongSpec         wrong_spec             the mesh serves something else than this host would
     └── CallError                                    everything that `ask` and `stream` raise
         ├── DeadlineExceeded  deadline_exceeded  r   the time given has passed
         ├── PeerLost          peer_lost          r   the peer died, restarted or was cut off while asked
@@ -32,6 +33,9 @@ WRONG_EPOCH: Final = "wrong_epoch"
 
 WRONG_MESH: Final = "wrong_mesh"
 """A join for another mesh than the registry's."""
+
+WRONG_SPEC: Final = "wrong_spec"
+"""A join of a host whose model, layout or the like are not the mesh's."""
 
 BAD_PROOF: Final = "bad_proof"
 """A member shows a proof that is not its own, see `mesh/membership/proof.py`."""
@@ -120,6 +124,10 @@ class Superseded(MeshError, code=SUPERSEDED):
 
 class WrongMesh(MeshError, code=WRONG_MESH):
     """The registry that was found is another mesh's, and takes no members for this one."""
+
+
+class WrongSpec(WrongMesh, code=WRONG_SPEC):
+    """The mesh serves something else than this host would: another model, layout, or the like; says what differs."""
 
 
 class CallError(MeshError, code="call_failed"):

@@ -19,7 +19,7 @@ MAX_PEERS: Final = 4096
 class SystemOptions:
     """What an `ActorSystem` is made with, beside actor, address, transport and bootstrap.
 
-    `mesh` is the name of the one to join, where that is to be checked.
+    `mesh` is the name of the one to join, where that is to be checked, and `spec` what this host takes it to be.
     `supervisor` is where heartbeats go beside the registry. `usage` says what the process uses, where the actor has one
     of its own. `random` draws trace ids and jitter; give a seeded one
     where runs have to repeat. `capabilities` is what `hello` and `welcome` tell of this actor (numerics and so on).
@@ -29,6 +29,7 @@ class SystemOptions:
     """
 
     mesh: str = ""
+    spec: dict[str, str] = field(default_factory=dict[str, str])
     host: str = ""
     pid: int = 0
     supervisor: tuple[Address, Endpoint] | None = None

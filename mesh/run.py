@@ -63,7 +63,7 @@ def run_actor(
         BadSetting: a variable of the log has a value that it cannot have.
         BindError: an address is taken or may not be listened on. Whatever the actor's `start` raises goes through too.
         Superseded: a later incarnation of the actor is known; what it holds has been given back.
-        WrongMesh: the registry that was found is another mesh's.
+        WrongMesh: the registry that was found is another mesh's, or (WrongSpec) its mesh serves something else.
     """
     log = LogSettings.of(os.environ)
     setup_log(level=log.level, json=not sys.stderr.isatty() if log.json is None else log.json)
@@ -71,8 +71,9 @@ def run_actor(
     _allow_many_files()
     filled = replace(options or SystemOptions(), supervisor=supervisor, usage=process_usage)
     filled = replace(filled, mesh=run_directory.mesh, host=filled.host or run_directory.host_name())
+    host = run_directory.host()
     listen = listen or ZeroMQOptions.of_host(run_directory)
-    filled = replace(filled, vet_host=listen.vet_host)
+    filled = replace(filled, vet_host=listen.vet_host, spec=host.spec if host is not None else {})
     process = _Process(actor, address, listen, drain_timeout_s)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(process.run(run_directory, filled, supervisor_fd))

@@ -86,3 +86,13 @@ def revoke(host: HostArgument, file: FileOption = None, name: MeshOption = None,
     from cli.commands.keys import revoke as run
 
     raise typer.Exit(run(_place(file, name, keys), host))
+
+
+@app.command("token", epilog=example("meshctl keys token"))
+def token(
+    file: FileOption = None, name: MeshOption = None, keys: KeysOption = None, output: OutputOption = "table"
+) -> None:
+    """Print the word by which another machine joins: `meshctl up --join TOKEN`."""
+    from cli.commands.token import token as run
+
+    raise typer.Exit(run(_place(file, name, keys), output))

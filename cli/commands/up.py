@@ -8,13 +8,13 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from cli.errors import BadConfig, CannotBind, CliError, NoMemory, StartFailed
+from cli.errors import BadConfig, CannotBind, CliError, NoMemory, StartFailed, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.plan.keys import settle_keys
 from cli.plan.model import names_hub, plan_model
@@ -27,13 +27,19 @@ from cli.supervisor.progress import READY_MARK, Progress
 from mesh.membership.view import SUPERVISOR
 
 
-def up(file: Path | None, options: dict[str, Any], *, detach: bool, dry_run: bool) -> ExitCode:
-    """Start a mesh and wait until it serves. Raises CliErrors; then nothing is left running."""
+def up(file: Path | None, options: dict[str, Any], *, join: str | None, detach: bool, dry_run: bool) -> ExitCode:
+    """Start a mesh, or join one, and wait until it serves. Raises CliErrors; then nothing is left running."""
+    if join is not None:
+        return _join(join, file, options, detach=detach, dry_run=dry_run)
+    if options.pop("address", None) is not None:
+        raise WrongUsage(
+            "--address belongs to --join",
+            why="a host of a topology file has its address there",
+            do="set [hosts.NAME] address, or leave it out",
+        )
     settings = settings_in_force(file, options)
-    # Asked before a child leaves the terminal.
-    is_terminal = sys.stderr.isatty()
     if dry_run:
-        topology = plan(settings, Progress(2, is_terminal=is_terminal), fetches=False)
+        topology = plan(settings, Progress(2, is_terminal=sys.stderr.isatty()), fetches=False)
         tell_notes(topology)
         return _print(topology)
     if not names_hub(settings.model):
@@ -41,11 +47,30 @@ def up(file: Path | None, options: dict[str, Any], *, detach: bool, dry_run: boo
         # leftovers are gone, and is nobody's business while a mesh of this name runs.
         with contextlib.suppress(NoMemory):
             plan(settings, Progress(None), fetches=False)
-    directory = MeshDirectory(settings.name)
+    return _start(settings.name, lambda _: settings, detach=detach)
+
+
+def _join(token: str, file: Path | None, options: dict[str, Any], *, detach: bool, dry_run: bool) -> ExitCode:
+    from cli.commands.join import Join
+
+    if dry_run:
+        raise WrongUsage(
+            "--dry-run cannot be had with --join",
+            why="what would run depends on what the registry says to a host that joins",
+            do="leave one of them out",
+        )
+    join = Join(token, file, options, os.environ)
+    return _start(join.token.mesh, lambda directory: join.settings(directory.run), detach=detach)
+
+
+def _start(mesh: str, make_settings: Callable[[MeshDirectory], Settings], *, detach: bool) -> ExitCode:
+    # Asked before a child leaves the terminal.
+    is_terminal = sys.stderr.isatty()
+    directory = MeshDirectory(mesh)
     directory.create()
     if detach:
-        return _in_background(settings, directory, is_terminal=is_terminal)
-    return _serve(settings, directory, Progress(2, is_terminal=is_terminal))
+        return _in_background(make_settings, directory, is_terminal=is_terminal)
+    return _serve(make_settings, directory, Progress(2, is_terminal=is_terminal))
 
 
 def settings_in_force(file: Path | None, options: dict[str, Any]) -> Settings:
@@ -131,11 +156,14 @@ def _print(topology: Topology) -> ExitCode:
     return ExitCode.OK
 
 
-def _serve(settings: Settings, directory: MeshDirectory, progress: Progress) -> ExitCode:
+def _serve(
+    make_settings: Callable[[MeshDirectory], Settings], directory: MeshDirectory, progress: Progress
+) -> ExitCode:
     # Only whoever supervises needs ZeroMQ and the mesh.
     from cli.supervisor.mesh_process import run_mesh
 
     def make_topology() -> Topology:
+        settings = make_settings(directory)
         if settings.own_counts.gateways:
             check_port(settings.host, settings.port)
         return plan(settings, progress, fetches=True)
@@ -143,7 +171,9 @@ def _serve(settings: Settings, directory: MeshDirectory, progress: Progress) -> 
     return run_mesh(make_topology, directory, progress)
 
 
-def _in_background(settings: Settings, directory: MeshDirectory, *, is_terminal: bool) -> ExitCode:
+def _in_background(
+    make_settings: Callable[[MeshDirectory], Settings], directory: MeshDirectory, *, is_terminal: bool
+) -> ExitCode:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -152,7 +182,7 @@ def _in_background(settings: Settings, directory: MeshDirectory, *, is_terminal:
         progress = Progress(writer, is_pipe=True, is_terminal=is_terminal)
         said = False
         try:
-            code = _serve(settings, directory, progress)
+            code = _serve(make_settings, directory, progress)
             said = True
         except CliError as error:
             progress.line(str(error))

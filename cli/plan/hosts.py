@@ -29,7 +29,7 @@ Device = Annotated[
         description="cpu, cuda (all that are visible), or the ones to use, like cuda:0 or cuda:0,cuda:1",
     ),
 ]
-_Address = Annotated[
+Address = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)$",
@@ -47,7 +47,7 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `registry` is true of at most one host; without one the first of the file has it. `device` is the mesh's unless set.
     """
 
-    address: _Address
+    address: Address
     bind: str = "0.0.0.0"
     registry: bool = False
     gateways: Several = 0
@@ -61,8 +61,7 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def is_on_loopback(self) -> bool:
         """Whether nobody but this machine reaches where it listens."""
-        bind = _ip(self.bind)
-        return bind is not None and bind.is_loopback
+        return is_loopback(self.bind)
 
     @property
     def groups(self) -> tuple[int, int, int]:
@@ -164,6 +163,12 @@ def _check_served(hosts: Mapping[str, HostSettings]) -> None:
             why="prefill, decode and mixed are all 0",
             do=f"set mixed = 1 for a host, [hosts.{next(iter(hosts))}], say",
         )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether it is an IP address that only its own machine reaches."""
+    found = _ip(address)
+    return found is not None and found.is_loopback
 
 
 def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -225,9 +225,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.tp if own is None else own
 
 
-def load_settings(file: Path | None, environment: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
-    """Overlay all sources and check them. Options that are None are not given. Raises BadConfig."""
-    settings, own, given = overlay_settings(file, environment, options)
+def load_settings(
+    file: Path | None,
+    environment: Mapping[str, str],
+    options: Mapping[str, Any],
+    told: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Overlay all sources and check them. Options that are None are not given. Raises BadConfig.
+
+    `told` is what the mesh's registry says, in the place of a file.
+    """
+    settings, own, given = overlay_settings(file, environment, options, told)
     if not settings.hosts:
         return settings
     check_hosts(settings.hosts, own, given)
@@ -235,12 +243,15 @@ def load_settings(file: Path | None, environment: Mapping[str, str], options: Ma
 
 
 def overlay_settings(
-    file: Path | None, environment: Mapping[str, str], options: Mapping[str, Any]
+    file: Path | None,
+    environment: Mapping[str, str],
+    options: Mapping[str, Any],
+    told: Mapping[str, Any] | None = None,
 ) -> tuple[Settings, str, Collection[str]]:
     """The same of any host: the settings, which host was said, and what was given. Raises BadConfig."""
     _check_log_variables(environment)
-    document: dict[str, Any] = _read_file(file) if file is not None else {}
-    source = str(file) if file is not None else "the defaults"
+    document: dict[str, Any] = _read_file(file) if file is not None else dict(told or {})
+    source = str(file) if file is not None else "the defaults" if told is None else "what the registry told"
     settings = _convert(document, source, strict=True)
     given = {key: value for key, value in options.items() if value is not None}
     own = ""
@@ -272,10 +283,8 @@ def overlay_settings(
 
 def _on_host(settings: Settings, own: str) -> Settings:
     """The settings as one of the hosts has them. Each host's device is filled in: here the mesh's becomes its own."""
-    hosts = {
-        name: msgspec.structs.replace(host, device=host.device or settings.device)
-        for name, host in settings.hosts.items()
-    }
+    devices = {name: host.device or settings.device for name, host in settings.hosts.items()}
+    hosts = {name: msgspec.structs.replace(host, device=devices[name]) for name, host in settings.hosts.items()}
     return msgspec.structs.replace(settings, on=own, hosts=hosts, device=hosts[own].device)
 
 

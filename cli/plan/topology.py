@@ -15,6 +15,8 @@ from cli.plan.notes import topology_notes
 from cli.plan.pools import PoolPlan, context_elsewhere
 from cli.plan.role_configs import CONFIG_TYPES, overlay
 from cli.plan.settings import Settings
+from cli.plan.spec import host_spec, shared_settings
+from cli.release import release
 from cli.supervisor.mesh_directory import segment_prefix
 from kvstore.pool.device import CPU
 from kvstore.transfer.paired.tcp.link import TCP, TcpSettings
@@ -98,7 +100,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     """A whole mesh, or one host's part of it. `pool_bytes` is what all KV pools take in `pool_directory`, in files
     beginning with `prefix`, where pools on a device have only their page tables.
 
-    `preloads` are the modules that the zygote imports, `notes` what people should know before it starts.
+    `preloads` are the modules that the zygote imports, `notes` what people should know before it starts. `spec` is what
+    all hosts have in common, empty on a mesh of one.
     """
 
     settings: Settings
@@ -111,6 +114,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     context: ServedContext
     preloads: list[str]
     notes: list[str] = []
+    spec: dict[str, str] = {}
 
     @property
     def host(self) -> str:
@@ -186,10 +190,14 @@ class _Planner:
             plan = PoolPlan(settings, self._spec, self._groups, self._machine.pool_free_bytes, self._machine.devices)
             pools = plan.pools(self._max_batch_tokens)
             pool_bytes, context = plan.require_room(pools), plan.context(pools)
+        spec = host_spec(settings, self._spec, context, release()) if settings.on else {}
         actors: list[ActorLaunch] = []
         if settings.on == settings.registry_host:
             # On several hosts it has to be found before anything is known of the mesh.
-            registry = RegistryConfig(port=settings.registry_port if settings.on else 0)
+            registry = RegistryConfig()
+            if settings.on:
+                told = shared_settings(settings, self._origin or self._model)
+                registry = RegistryConfig(port=settings.registry_port, spec=spec, settings=told)
             actors.append(self._launch("registry", registry))
         gateways = [self._id(f"gateway-{number}") for number in range(counts.gateways)]
         actors += [self._launch(actor_id, self._gateway(context)) for actor_id in gateways]
@@ -219,6 +227,7 @@ class _Planner:
             context=context,
             preloads=self._preloads(actors),
             notes=self._notes(actors),
+            spec=spec,
         )
 
     def _notes(self, actors: list[ActorLaunch]) -> list[str]:

@@ -11,23 +11,28 @@ _ANY_EPOCH: Final = 0
 """Whoever listens there says which incarnation it is."""
 
 
-def write_host_files(run: RunDirectory, settings: Settings) -> None:
+def write_host_files(run: RunDirectory, settings: Settings, spec: dict[str, str]) -> None:
     """Write `host.json`, and `registry.json` where the registry is on another host, before any actor starts.
 
-    On a mesh of one host none is written: its registry says itself where it is. Raises OSError.
+    On a mesh of one host none is written: its registry says itself where it is. `spec` is as in `HostRecord`. Raises
+    OSError.
     """
     host = settings.hosts.get(settings.on)
     if host is None:
         run.write_host(None)
         return
-    run.write_host(HostRecord(settings.on, host.bind, host.address, settings.insecure, settings.keys))
+    run.write_host(HostRecord(settings.on, host.bind, host.address, settings.insecure, settings.keys, spec))
     if settings.registry_host != settings.on:
         run.write_registry(Address(REGISTRY, _ANY_EPOCH), registry_endpoint(settings))
 
 
 def registry_endpoint(settings: Settings) -> Endpoint:
     """Where the registry of a mesh of several hosts is dialed from others: its control channel, and the port after."""
-    address = settings.hosts[settings.registry_host].address
+    return endpoint_at(settings.hosts[settings.registry_host].address, settings.registry_port)
+
+
+def endpoint_at(address: str, port: int) -> Endpoint:
+    """The same by its address and port."""
     where = f"[{address}]" if ":" in address else address
-    control, data = (f"tcp://{where}:{settings.registry_port + number}" for number in range(2))
+    control, data = (f"tcp://{where}:{port + number}" for number in range(2))
     return Endpoint(control, data)

@@ -15,7 +15,6 @@ from cli.exit_codes import ExitCode
 from cli.plan.keys import links_note
 from cli.plan.names import supervisor_id
 from cli.plan.topology import Topology
-from cli.release import release
 from cli.supervisor.actor import SupervisorActor
 from cli.supervisor.children import Children
 from cli.supervisor.host_files import write_host_files
@@ -93,9 +92,9 @@ class _MeshProcess:
         address = Address(name, self._directory.last_epoch(name) + 1)
         with self._directory.written():
             self._directory.issue(*address)
-            write_host_files(self._directory.run, self._topology.settings)
+            write_host_files(self._directory.run, self._topology.settings, self._topology.spec)
         settings = self._topology.settings
-        await require_welcome(settings, release(), Asker(self._directory.run, settings.on))
+        await require_welcome(settings, self._topology.spec, Asker(self._directory.run, settings.on))
         children = Children(loop)
         # Actors have the reading end and read its end when this process is gone, however it ended: no word has to be
         # sent.
@@ -109,8 +108,14 @@ class _MeshProcess:
             )
             actor = self._actor = SupervisorActor(keeper, os.getpid())
             listen = ZeroMQOptions.of_host(self._directory.run)
-            host = self._directory.run.host_name()
-            options = SystemOptions(host=host, usage=process_usage, secret=secret, vet_host=listen.vet_host)
+            options = SystemOptions(
+                mesh=self._directory.mesh,
+                spec=self._topology.spec,
+                host=self._directory.run.host_name(),
+                usage=process_usage,
+                secret=secret,
+                vet_host=listen.vet_host,
+            )
             bootstrap = self._directory.run.bootstrap(secret)
             system = self._system = ActorSystem(actor, address, ZeroMQTransport(listen), bootstrap, options)
             for number in _STOP_SIGNALS:

@@ -156,7 +156,7 @@ def make_actor(role: str, config: Any, run: RunDirectory) -> Actor:
         case roles.REGISTRY:
             from nodes.registry.actor import RegistryActor
 
-            return RegistryActor(run, lease_s=config.lease_s, release=release())
+            return RegistryActor(run, lease_s=config.lease_s, release=release(), config=config)
         case roles.GATEWAY:
             from nodes.gateway.actor import Gateway
 

@@ -5,6 +5,7 @@ Hosts start in any order, so where no registry answers nothing is known, and the
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ from cli.plan.settings import Settings
 from cli.supervisor.host_files import registry_endpoint
 from mesh.address import Address, Endpoint
 from mesh.errors import CallError, PeerLost
+from mesh.membership.spec import spec_faults
 from mesh.membership.view import StaticBootstrap
 from mesh.runtime.run_directory import RunDirectory
 from mesh.system import ActorSystem
@@ -64,8 +66,11 @@ class Asker(NamedTuple):
         return None
 
 
-async def require_welcome(settings: Settings, release: str, ask: Ask) -> None:
-    """Raise BadConfig, or AlreadyRunning, where this host would only disturb the mesh that it found."""
+async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask) -> None:
+    """Raise BadConfig, or AlreadyRunning, where this host would only disturb the mesh that it found.
+
+    `spec` is what this host takes the mesh to be.
+    """
     host = settings.on
     if not host or host == settings.registry_host:
         return
@@ -80,11 +85,18 @@ async def require_welcome(settings: Settings, release: str, ask: Ask) -> None:
             why=f"{where} is of the mesh {there.mesh!r}",
             do=f"correct `name`, `registry_port` or [hosts.{settings.registry_host}] address, or give --name",
         )
+    release = spec.get("release", there.release)
     if there.release and there.release != release:
         raise BadConfig(
             f"host {host} cannot join the mesh {settings.name!r}",
             why=f"{where} runs kvmesh {there.release}, and this is {release}",
             do="install the same release on all hosts",
+        )
+    if faults := spec_faults(spec, there.spec):
+        raise BadConfig(
+            f"host {host} cannot join the mesh {settings.name!r}",
+            why="; ".join(faults),
+            do="start it by the mesh's own topology file, or with `meshctl up --join TOKEN` and without those options",
         )
     known = next((member for member in there.members if member.actor_id == supervisor_id(host)), None)
     if known is None:

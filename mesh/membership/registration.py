@@ -13,7 +13,17 @@ from typing import Final
 
 from mesh.address import Address, host_of
 from mesh.calls.asking import Asking
-from mesh.errors import STALE_EPOCH, WRONG_MESH, CallError, MeshError, RemoteError, Superseded, WrongMesh
+from mesh.errors import (
+    STALE_EPOCH,
+    WRONG_MESH,
+    WRONG_SPEC,
+    CallError,
+    MeshError,
+    RemoteError,
+    Superseded,
+    WrongMesh,
+    WrongSpec,
+)
 from mesh.membership.view import Bootstrap, Member, MemberChange, Membership
 from mesh.options import SystemOptions
 from mesh.runtime.task_supervisor import TaskSupervisor
@@ -164,15 +174,15 @@ class Registration:
             known_version=view.version,
             known_members=self._known_members(address, host_of(me.actor_id)),
             mesh=self._options.mesh,
+            spec=self._options.spec,
         )
         self._joining = address
         try:
             answer = await self._asking.ask(address.actor_id, join, timeout_s=self._options.join_timeout_s)
         except CallError as error:
-            if isinstance(error, RemoteError) and error.code == STALE_EPOCH:
-                self._over(address, Superseded(error.message, error.known_epoch))
-            elif isinstance(error, RemoteError) and error.code == WRONG_MESH:
-                self._over(address, WrongMesh(error.message))
+            end = _end_of(error)
+            if end is not None:
+                self._over(address, end)
             return False
         finally:
             self._joining, early, self._early = None, self._early, []
@@ -204,3 +214,16 @@ class Registration:
         # What was cut off from it is a whole host, of which it took everybody for gone; its snapshot would say so, and
         # cut links that have never failed.
         return [member for member in self.view.all() if host_of(member.actor_id) == host]
+
+
+def _end_of(error: CallError) -> MeshError | None:
+    """Why a join that failed will never be granted, if so."""
+    match error:
+        case RemoteError(code=code) if code == STALE_EPOCH:
+            return Superseded(error.message, error.known_epoch)
+        case RemoteError(code=code) if code == WRONG_MESH:
+            return WrongMesh(error.message)
+        case RemoteError(code=code) if code == WRONG_SPEC:
+            return WrongSpec(error.message)
+        case _:
+            return None

@@ -94,7 +94,8 @@ class Join(Message, frozen=True):
     `known_epoch` and `known_version` are of the asker's view, so that the registry sends a snapshot only if needed.
     `known_members` is the asker's whole view, given to a new registry epoch: whoever is named there keeps a lease, so
     that a restarted registry does not seem to say that everybody has left. `mesh` is the name of the mesh that the
-    member is meant for: a registry of another refuses it with `wrong_mesh`. Empty: it goes wherever it was sent.
+    member is meant for: a registry of another refuses it with `wrong_mesh`. Empty: it goes wherever it was sent. `spec`
+    is what its host takes the mesh to be; what differs from the registry's is refused with `wrong_spec`.
     """
 
     member: Member
@@ -102,6 +103,7 @@ class Join(Message, frozen=True):
     known_version: int = 0
     known_members: list[Member] = []
     mesh: str = ""
+    spec: dict[str, str] = {}
 
 
 class Joined(Message, frozen=True):
@@ -255,13 +257,19 @@ class ListMembers(Message, frozen=True):
 
 
 class Members(Message, frozen=True):
-    """Answer to `ListMembers`. `mesh` is the name of the registry's mesh, `release` of the software that it runs."""
+    """Answer to `ListMembers`. `mesh` is the name of the registry's mesh, `release` of the software that it runs.
+
+    `spec` is what all hosts of the mesh have in common, empty on a mesh of one; `settings` is what a host that has no
+    topology file takes over.
+    """
 
     registry_epoch: int
     version: int
     members: list[Member]
     mesh: str = ""
     release: str = ""
+    spec: dict[str, str] = {}
+    settings: dict[str, Any] = {}
 
 
 class Drain(Message, frozen=True):

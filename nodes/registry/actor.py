@@ -9,8 +9,9 @@ import msgspec
 
 from mesh.actor import Actor, Call
 from mesh.address import Address, Endpoint, host_of
-from mesh.errors import NO_PROOF, STALE_EPOCH, WRONG_MESH, FrameRefused
+from mesh.errors import NO_PROOF, STALE_EPOCH, WRONG_MESH, WRONG_SPEC, FrameRefused
 from mesh.membership.proof import as_shown_to, without_proof
+from mesh.membership.spec import spec_faults
 from mesh.membership.view import READY, Bootstrap, is_of_host
 from mesh.runtime.run_directory import RunDirectory
 from mesh.transport.base import Channel
@@ -25,6 +26,7 @@ from mesh.wire.frames import (
     MembersChanged,
     Ping,
 )
+from nodes.registry.config import RegistryConfig
 from nodes.registry.core import RegistryCore, Stale
 from nodes.registry.untold import Untold
 
@@ -45,6 +47,7 @@ class RegistryActor(Actor):
         run_directory: where to write which registry is the living one; None where it is found otherwise.
         lease_s: how long a membership lasts without renewal.
         release: of the software that this is, for who asks whether it has the same.
+        config: what the mesh is, on several hosts.
     """
 
     role = ROLE
@@ -52,10 +55,18 @@ class RegistryActor(Actor):
     system_asks = (Join, Leave, ListMembers)
     joins = False
 
-    def __init__(self, run_directory: RunDirectory | None = None, *, lease_s: float = 5.0, release: str = "") -> None:
+    def __init__(
+        self,
+        run_directory: RunDirectory | None = None,
+        *,
+        lease_s: float = 5.0,
+        release: str = "",
+        config: RegistryConfig | None = None,
+    ) -> None:
         self._run_directory = run_directory
         self._mesh = run_directory.mesh if run_directory is not None else ""
         self._release = release
+        self._config = config or RegistryConfig()
         self._told: Bootstrap | None = None
         self._doubted: set[str] = set()
         self._lease_s = lease_s
@@ -110,6 +121,8 @@ class RegistryActor(Actor):
                         members=members,
                         mesh=self._mesh,
                         release=self._release,
+                        spec=self._config.spec,
+                        settings=self._config.settings,
                     )
                 )
             case _:
@@ -137,16 +150,8 @@ class RegistryActor(Actor):
         if request.member.address != call.sender:
             call.fail("bad_request", "an actor joins for itself", param="member")
             return
-        if request.mesh and self._mesh and request.mesh != self._mesh:
-            refusal = FrameRefused(
-                WRONG_MESH,
-                f"the registry that {call.sender} has found is of the mesh {self._mesh!r}, not of {request.mesh!r}: "
-                "correct the registry's address or port in the topology file, or the mesh's name",
-            )
-            self._refused(call.sender, refusal)
-            call.fail(refusal.code, refusal.message)
-            return
         try:
+            self._check_mesh(request, call.sender)
             outcome = self.core.join(request, self.ctx.now())
         except Stale as error:
             call.fail(STALE_EPOCH, str(error), known_epoch=error.known_epoch)
@@ -164,6 +169,22 @@ class RegistryActor(Actor):
         if members is not None:
             joined = msgspec.structs.replace(joined, members=as_shown_to(request.member, members))
         call.reply(joined)
+
+    def _check_mesh(self, request: Join, sender: Address) -> None:
+        """Raise FrameRefused for who is meant for another mesh, or takes this one for something else."""
+        if request.mesh and self._mesh and request.mesh != self._mesh:
+            raise FrameRefused(
+                WRONG_MESH,
+                f"the registry that {sender} has found is of the mesh {self._mesh!r}, not of {request.mesh!r}: "
+                "correct the registry's address or port in the topology file, or the mesh's name",
+            )
+        faults = spec_faults(request.spec, self._config.spec)
+        if faults:
+            raise FrameRefused(
+                WRONG_SPEC,
+                f"{sender} is of a host that does not fit the mesh: {'; '.join(faults)}: start it by the mesh's own "
+                "topology file, or with `meshctl up --join TOKEN`",
+            )
 
     def _leave(self, call: Call, address: Address, reason: str) -> None:
         core, credentials = self.core, self.ctx.credentials

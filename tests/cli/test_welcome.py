@@ -21,6 +21,7 @@ from mesh.wire.frames import Members, Ping, Pong
 from nodes.registry.actor import RegistryActor
 
 HOSTS = {"head": HostSettings(address="127.0.0.1", gateways=1), "d": HostSettings(address="127.0.0.2", decode=1)}
+SPEC = {"release": "1.2", "model": "tiny", "page_size": "16"}
 SUPERVISOR = Member(
     actor_id="supervisor.d",
     role="supervisor",
@@ -39,12 +40,12 @@ def asked(on="d", name="blue", answer=None, pong=None):
         assert not endpoint.local_control, "another machine's files"
         return pong if isinstance(question, Ping) else answer
 
-    asyncio.run(require_welcome(Settings(name=name, hosts=HOSTS, on=on), "1.2", ask))
+    asyncio.run(require_welcome(Settings(name=name, hosts=HOSTS, on=on), SPEC, ask))
     return [str(peer) for peer, _, _ in questions]
 
 
-def members(*known, mesh="blue", release="1.2"):
-    return Members(registry_epoch=3, version=9, members=list(known), mesh=mesh, release=release)
+def members(*known, mesh="blue", release="1.2", spec=SPEC):
+    return Members(registry_epoch=3, version=9, members=list(known), mesh=mesh, release=release, spec=spec)
 
 
 def test_who_finds_no_registry_or_has_it_begins():
@@ -66,6 +67,8 @@ def test_who_says_neither_mesh_nor_release_is_not_refused():
     [
         (members(mesh="green"), BadConfig, "is of the mesh 'green'"),
         (members(release="1.1"), BadConfig, "runs kvmesh 1.1, and this is 1.2"),
+        (members(spec={"model": "echo", "later": "x"}), BadConfig, "model is tiny here and echo in the mesh"),
+        (members(spec=SPEC | {"page_size": "32"}), BadConfig, "page size is 16 here and 32 in the mesh"),
         (members(SUPERVISOR), AlreadyRunning, "process 4321 there, answers at tcp://127.0.0.2:1"),
     ],
 )
@@ -91,7 +94,7 @@ def test_a_registry_is_asked_by_its_ports_alone():
         try:
             settings = Settings(name="blue", hosts=HOSTS, on="d", registry_port=port)
             with pytest.raises(BadConfig, match="green"):
-                await require_welcome(settings, "1.2", Asker(d, "d"))
+                await require_welcome(settings, SPEC, Asker(d, "d"))
         finally:
             await registry.stop()
 

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.errors import RemoteError, WrongMesh
+from mesh.errors import RemoteError, WrongMesh, WrongSpec
 from mesh.options import SystemOptions
 from mesh.runtime.run_directory import RunDirectory
 from mesh.simulation.network import SimulatedNetwork
@@ -172,6 +172,29 @@ async def test_a_member_meant_for_another_mesh_ends_and_disturbs_nobody(tmp_path
     assert mesh.members() == ["ours#1", "registry#1"]
     listed = (await ours.actor.ctx.ask("registry", ListMembers(), timeout_s=5)).message
     assert (listed.mesh, listed.release) == ("blue", "1.2")
+    for system in (stray, ours, registry):
+        await system.stop()
+
+
+async def test_a_member_of_a_host_that_serves_something_else_ends_and_is_told_what():
+    mesh = Mesh()
+    config = RegistryConfig(spec={"model": "tiny", "page_size": "16"}, settings={"model": "tiny"})
+    registry = await mesh.start(RegistryActor(config=config), "registry")
+    ours, stray = [
+        ActorSystem(Nobody(), address, mesh.network.transport(address), mesh, SystemOptions(spec=spec))
+        for address, spec in (
+            (Address("ours", 1), {"model": "tiny", "later": "x"}),
+            (Address("stray", 9), {"model": "tiny", "page_size": "32"}),
+        )
+    ]
+    await ours.start()
+    await stray.start()
+    assert await stray.shutdown_asked() == "wrong_spec"
+    assert isinstance(stray.over, WrongSpec)
+    assert "page size is 32 here and 16 in the mesh" in stray.over.message
+    assert mesh.members() == ["ours#1", "registry#1"]
+    listed = (await ours.actor.ctx.ask("registry", ListMembers(), timeout_s=5)).message
+    assert (listed.spec, listed.settings) == (config.spec, config.settings)
     for system in (stray, ours, registry):
         await system.stop()
 

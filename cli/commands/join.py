@@ -1,0 +1,165 @@
+"""`meshctl up --join TOKEN`: what a machine has to know of a mesh before it can be one of its hosts.
+
+    token ──> own name, address, keys ──> ask the registry what it serves ──> the topology of this host
+
+Everything is checked before anything starts; who serves notices nothing until the host's actors join.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from cli.commands.keys import make_pair
+from cli.errors import BadConfig, BadKeys, NotRunning, WrongUsage
+from cli.plan.hosts import is_loopback
+from cli.plan.joining import Joiner, joined_settings, plan_joiner
+from cli.plan.keys import bad_keys, key_directory, pinned, read_allowed, read_own, words
+from cli.plan.settings import Settings
+from cli.plan.token import JoinToken, parse_token
+from cli.supervisor.host_files import endpoint_at
+from cli.supervisor.welcome import Asker
+from mesh.address import Address
+from mesh.errors import MeshError
+from mesh.membership.keys import HostKey
+from mesh.runtime.key_files import KeyDirectory
+from mesh.runtime.run_directory import HostRecord, RunDirectory
+from mesh.wire.frames import ListMembers, Members
+from nodes.roles import REGISTRY
+
+_CONNECT_S: Final = 2.0
+_ANY_EPOCH: Final = 0
+
+
+class Join:
+    """One `--join`: the token and this host, checked by themselves. Raises BadConfig, BadKeys, WrongUsage.
+
+    Args:
+        text: the token as it was given.
+        file: a topology file that was named, which a host that joins has none of.
+        options: of the command line, by setting.
+        environment: `os.environ`.
+    """
+
+    def __init__(
+        self, text: str, file: Path | None, options: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> None:
+        if file is not None:
+            raise WrongUsage(
+                "--join goes without a topology file",
+                why=f"what the mesh serves is told by its registry, and {file} says it, too",
+                do="leave --file (KVMESH_TOPOLOGY) out, or start a host of that file with --host",
+            )
+        self.token = parse_token(text)
+        self._environment = environment
+        self._is_insecure = bool(options.get("insecure"))
+        self._keys = key_directory(Settings(name=self.token.mesh, keys=options.get("keys") or ""), environment)
+        own = read_own(self._keys) if self._has_keys else None
+        options = {**options, "name": options.get("name") or environment.get("KVMESH_NAME")}
+        options["host"] = options.get("host") or environment.get("KVMESH_HOST")
+        named = own.host if own is not None else socket.gethostname()
+        self.joiner: Joiner = plan_joiner(options, self.token, named, _routed_address(self.token))
+        if own is not None and own.host != self.joiner.name:
+            raise BadKeys(
+                f"this host cannot join as {self.joiner.name}",
+                why=f"the keys in {self._keys} are of host {own.host}",
+                do=f"leave --host out, or give {self.joiner.name} keys of its own: --keys DIR",
+            )
+        if not self.token.public_key and not self._is_insecure and not is_loopback(self.joiner.host.bind):
+            raise BadConfig(
+                f"the mesh {self.token.mesh!r} has links without keys",
+                why="the token names no key, so nothing between this host and the others would be encrypted",
+                do="say --insecure where nobody else is on that network, or give the mesh keys (`meshctl keys new`)",
+            )
+
+    def settings(self, run: RunDirectory) -> Settings:
+        """Those of the mesh, with this host; `run` is of no living mesh. Asks the registry.
+
+        Raises BadConfig, BadKeys, NotRunning.
+        """
+        token, name, host = self.token, self.joiner.name, self.joiner.host
+        own = self._ready_keys() if self._has_keys else None
+        keys = str(self._keys) if own is not None else ""
+        run.write_host(HostRecord(name, host.bind, host.address, self._is_insecure, keys))
+        registry = Address(REGISTRY, _ANY_EPOCH)
+        told = asyncio.run(Asker(run, name)(registry, endpoint_at(token.address, token.port), ListMembers()))
+        if not isinstance(told, Members):
+            raise self._unanswered(own)
+        where = f"{token.address}:{token.port}"
+        if told.mesh != token.mesh:
+            raise BadConfig(
+                "the token is of another mesh",
+                why=f"it is for {token.mesh!r}, and at {where} there is the registry of {told.mesh!r} now",
+                do="take a new one: `meshctl keys token` on the registry's host",
+            )
+        if not told.settings:
+            raise BadConfig(
+                f"the mesh {token.mesh!r} takes no further hosts",
+                why=f"its registry at {where} has no settings for them",
+                do="run the same release there, and give that mesh a topology file with hosts",
+            )
+        return joined_settings(token, self.joiner, told.settings, self._environment)
+
+    @property
+    def _has_keys(self) -> bool:
+        return bool(self.token.public_key) and not self._is_insecure
+
+    def _ready_keys(self) -> HostKey:
+        """This host's pair, made if there is none, beside a list that has the registry's key."""
+        token = self.token
+        own = read_own(self._keys) or make_pair(self._keys, self.joiner.name, has_registry=False, force=False)
+        known = read_allowed(self._keys)
+        try:
+            if known is None or known.version == 0:
+                KeyDirectory(self._keys).write_allowed(pinned(own, token.host, token.public_key))
+        except MeshError as error:
+            raise bad_keys(self._keys, error) from error
+        if known is not None and known.version and known.registry().public_key != token.public_key:
+            raise BadKeys(
+                "the token is of another mesh",
+                why=f"by {self._keys} the registry's host of {token.mesh!r} has another key than it names",
+                do="take a new token there, or remove that directory if the mesh was made anew",
+            )
+        return own
+
+    def _unanswered(self, own: HostKey | None) -> BadKeys | NotRunning:
+        token, where = self.token, f"{self.token.address}:{self.token.port}"
+        try:
+            with contextlib.closing(socket.create_connection((token.address, token.port), _CONNECT_S)):
+                pass
+        except OSError as error:
+            return NotRunning(
+                f"the registry of the mesh {token.mesh!r} cannot be reached",
+                why=f"nothing answers at {where}: {error.strerror or error}",
+                do="look whether the mesh runs on that host, and whether the network lets this one through to it",
+            )
+        if own is None:
+            return NotRunning(
+                f"the registry of the mesh {token.mesh!r} does not answer",
+                why=f"something listens at {where}, and is no registry without keys",
+                do="take a new token: `meshctl keys token` on the registry's host",
+            )
+        add = words(Settings(name=token.mesh), "add", own.host, own.public_key)
+        return BadKeys(
+            f"the mesh {token.mesh!r} does not take this host",
+            why=f"its registry at {where} does not know the key of host {own.host}: {own.public_key}",
+            do=f"run `{add}` on host {token.host}, then this command again",
+        )
+
+
+def _routed_address(token: JoinToken) -> str:
+    """The address of this machine from which the registry is reached. Raises BadConfig."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(token.address, token.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # Sends nothing: it looks the way up.
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise BadConfig(
+            f"there is no way from this machine to {token.address}",
+            why=error.strerror or str(error),
+            do="look whether the name can be looked up and the network is up, or take a token of another address",
+        ) from error

@@ -1,0 +1,85 @@
+"""The settings of a host that joins by a token: those of the mesh, with this host added. Pure.
+
+`cli/commands/join.py` asks the registry for them.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cli.errors import BadConfig, WrongUsage
+from cli.plan.faults import find_fault
+from cli.plan.hosts import OF_HOSTS, HostName, HostSettings, hosts_fault, is_loopback
+from cli.plan.settings import Settings, load_settings
+from cli.plan.token import JoinToken
+
+
+class Joiner(NamedTuple):
+    """A host that joins: its name, what runs there, and the other options of its command line."""
+
+    name: str
+    host: HostSettings
+    options: dict[str, Any]
+
+
+def plan_joiner(options: Mapping[str, Any], token: JoinToken, machine: str, routed: str) -> Joiner:
+    """The host that a command line describes; `machine` and `routed` are its name and address unless it says others.
+
+    Raises BadConfig, WrongUsage.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    name = given.pop("host", None) or host_name_of(machine)
+    fault = find_fault(name, HostName, "the name of a host", strict=True)
+    if fault is not None:
+        raise BadConfig(f"--host {name} cannot be a host", why=fault.why, do=fault.do)
+    if name == token.host:
+        raise BadConfig(
+            f"this machine cannot join as {name}",
+            why=f"the mesh {token.mesh!r} has its registry on the host of that name",
+            do="give it another name with --host",
+        )
+    if given.pop("name", token.mesh) != token.mesh:
+        raise BadConfig(
+            f"the token is of the mesh {token.mesh!r}",
+            why=f"--name (or KVMESH_NAME) says {options['name']!r}",
+            do="leave the name out, or take a token of that mesh",
+        )
+    counts = {field: given.pop(field) for field in OF_HOSTS if field in given}
+    if not any(counts.values()):
+        raise WrongUsage(
+            "nothing would run on this host",
+            why="a host that joins runs what its command line says",
+            do="say what: --decode 1, --prefill 1 or --mixed 1",
+        )
+    address = given.pop("address", None) or routed
+    own: dict[str, Any] = {"address": address, **counts}
+    if is_loopback(address):
+        own["bind"] = address
+    if device := given.pop("device", None):
+        own["device"] = device
+    fault = hosts_fault({name: own})
+    if fault is not None:
+        raise BadConfig("this host cannot join", why=fault.why, do=fault.do)
+    return Joiner(name, msgspec.convert(own, HostSettings), given)
+
+
+def joined_settings(
+    token: JoinToken, joiner: Joiner, told: Mapping[str, Any], environment: Mapping[str, str]
+) -> Settings:
+    """What a mesh told of itself, with the host that joins and what its command line says. Raises BadConfig."""
+    own = {name: value for name, value in msgspec.to_builtins(joiner.host).items() if value is not None}
+    hosts, kv = dict(told.get("hosts", {})), dict(told.get("kv", {}))
+    for size, other in (("pages", "memory"), ("memory", "pages")):
+        if joiner.options.get(f"kv__{size}") is not None:
+            kv.pop(other, None)
+    document = dict(told) | {"name": token.mesh, "hosts": hosts | {joiner.name: own}, "kv": kv}
+    options = {**joiner.options, "host": joiner.name}
+    return load_settings(None, environment, options, document)
+
+
+def host_name_of(machine: str) -> str:
+    """A name for a host by what its machine calls itself, up to the first dot: valid, at most 12 characters."""
+    name = re.sub(r"[^a-z0-9-]", "-", machine.partition(".")[0].lower()).strip("-")[:12].strip("-")
+    return name if name and not name.isdigit() else f"h{name}"[:12]

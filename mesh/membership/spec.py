@@ -1,0 +1,16 @@
+"""What all hosts of a mesh have in common, as text by name: its name, release, model, layout and so on. Pure.
+
+The registry has the mesh's; each host says its own when its actors join. Who knows other names than these is compared
+by those that both have.
+"""
+
+from collections.abc import Mapping
+
+
+def spec_faults(spec: Mapping[str, str], mesh_spec: Mapping[str, str]) -> list[str]:
+    """In words what of a host's spec is not the mesh's; empty where the host fits."""
+    return [
+        f"{name.replace('_', ' ')} is {spec[name]} here and {mesh_spec[name]} in the mesh"
+        for name in mesh_spec
+        if name in spec and spec[name] != mesh_spec[name]
+    ]

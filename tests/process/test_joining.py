@@ -1,0 +1,73 @@
+"""A host that no file knew joins by a token while streams run, and is drained away again."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cli.exit_codes import ExitCode
+from mesh.testing.ports import free_port
+
+pytestmark = pytest.mark.process
+
+TOPOLOGY = """
+model = "tiny"
+port = {port}
+registry_port = {registry_port}
+[kv]
+pages = 200
+[hosts.head]
+address = "127.0.0.1"
+bind = "127.0.0.1"
+gateways = 1
+tokenizers = 1
+detokenizers = 1
+[hosts.d]
+address = "127.0.0.2"
+bind = "127.0.0.2"
+decode = 1
+"""
+NUM_STREAMS = 6
+
+
+def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another_host):
+    head, d, e = host, another_host(), another_host()
+    file = head.base / "mesh.toml"
+    file.write_text(TOPOLOGY.format(port=head.port, registry_port=free_port()))
+    d.up("-f", str(file), "--host", "d", wait=False)
+    head.up("-f", str(file), "--host", "head")
+    token = head.meshctl("keys", "token").stdout.strip()
+
+    def say(number):
+        return head.say(f"Tell a story of {number}.", model="tiny", seed=number, max_tokens=200, ignore_eos=True)
+
+    expected = [say(number) for number in range(NUM_STREAMS)]
+
+    join = ("--join", token, "--decode", "1", "--host", "e", "--address", "127.0.0.3")
+    wrong = e.meshctl("up", *join, "--model", "echo")
+    assert wrong.returncode == ExitCode.BAD_CONFIG, wrong.stderr
+    assert "model is echo here and tiny" in wrong.stderr
+
+    is_done = False
+
+    def keep_saying(number):
+        texts = [say(number)]
+        while not is_done:
+            texts.append(say(number))
+        return set(texts)
+
+    with ThreadPoolExecutor(NUM_STREAMS) as streams:
+        said = [streams.submit(keep_saying, number) for number in range(NUM_STREAMS)]
+        try:
+            joined = e.up(*join, wait=False)
+            e.wait_until(lambda: "is ready in" in joined.log.read_text() or joined.poll() is not None, "e has joined")
+            assert joined.poll() is None, joined.log.read_text()
+            head.wait_until(lambda: head.ps()["scheduler-decode-0.e"]["num_running"], "streams run on e")
+            listed = d.ps()
+            assert (listed["worker-decode-0.e"]["host"], listed["worker-decode-0.e"]["state"]) == ("e", "ready")
+            down = head.meshctl("down", "--host", "e")
+            assert down.returncode == ExitCode.OK, down.stderr
+            assert joined.wait() == ExitCode.OK, joined.log.read_text()
+        finally:
+            is_done = True
+        assert [future.result() for future in said] == [{text} for text in expected]
+    assert not any(".e" in actor_id for actor_id in head.ps())
