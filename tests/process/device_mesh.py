@@ -7,11 +7,13 @@ import shutil
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from tests.chaos.chaos_mesh import ChaosMesh
-from tests.chaos.streams import Answer, Wave, bodies
+from tests.chaos.chaos_mesh import ChaosMesh, Incarnations
+from tests.chaos.streams import Answer, Wave, bodies, differences
 from tests.process.conftest import Host
+from tests.software_device.device import bytes_in_use
 
 # FlashInfer has kernels for heads of 64; deterministic, so that company does not show in the bits.
 MODEL = ("--model", "random:tiny-qwen3", "--served-name", "tiny", "--deterministic")
@@ -78,6 +80,21 @@ def answers_when_struck(mesh: ChaosMesh, undisturbed: list[Answer], actor_id: st
     """The same wave, with an actor killed when a third of what was answered then has come."""
     at = sum(answer.num_events for answer in undisturbed) // 3
     return answers_of(mesh, f"{actor_id} dies", at=at, blow=lambda: mesh.strike(actor_id))
+
+
+def dies_unseen(
+    mesh: ChaosMesh, undisturbed: list[Answer], memory: Path, actor_id: str
+) -> tuple[Incarnations, Incarnations]:
+    """Kill an actor under the wave: no text shows it, and as much of the devices is in use. The mesh before and after.
+
+    `undisturbed` is what is answered without that.
+    """
+    before, in_use = mesh.settled(), bytes_in_use(memory)
+    answers = answers_when_struck(mesh, undisturbed, actor_id)
+    after = mesh.settled(90.0)
+    assert not differences(answers, undisturbed)
+    assert bytes_in_use(memory) == in_use
+    return before, after
 
 
 def pages_moved(mesh: ChaosMesh) -> float:

@@ -3,11 +3,11 @@
 import json
 import os
 import signal
-import threading
-import urllib.error
 from pathlib import Path
 
 import pytest
+
+from tests.process.load import Load
 
 pytestmark = pytest.mark.process
 
@@ -19,40 +19,9 @@ def answer(host, number=0):
     return host.say(f"{QUESTION} ({number})", model="tiny", max_tokens=48, temperature=0, timeout_s=120)
 
 
-class Asking:
-    """Clients that ask the same questions again and again; texts other than the expected ones are kept."""
-
-    def __init__(self, host, expected):
-        self._host, self._expected, self._over = host, expected, threading.Event()
-        self.num_answers, self.wrong = 0, []
-        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(len(expected))]
-
-    def __enter__(self):
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._over.set()
-        for thread in self._threads:
-            thread.join(120)
-
-    def _ask(self, number):
-        while not self._over.is_set():
-            try:
-                text = answer(self._host, number)
-            except urllib.error.HTTPError as error:
-                self.wrong.append(f"{error}: {error.read().decode()}")
-            except OSError as error:
-                self.wrong.append(repr(error))
-            else:
-                self.num_answers += 1
-                if text != self._expected[number]:
-                    self.wrong.append(text)
-
-    def more(self, count=4):
-        target = self.num_answers + count
-        self._host.wait_until(lambda: self.num_answers >= target or self.wrong, "clients are answered", 60)
+def asking(host, expected):
+    """As many clients as there are expected answers; each asks its one question again and again."""
+    return Load(host, lambda number, _: (answer(host, number), expected[number]), len(expected))
 
 
 def pool_bytes(host):
@@ -83,8 +52,8 @@ def test_a_group_gives_its_memory_back_and_the_other_one_serves(host):
     before = anonymous_bytes(worker)
     assert min(held.values()) > 1 << 20
     assert maps_pool(worker, host)
-    with Asking(host, expected) as load:
-        load.more()
+    with asking(host, expected) as load:
+        load.more(4)
         found = groups(host.meshctl("release", "mixed-0", "-o", "json"))
         assert (found["mixed-0"]["state"], found["mixed-0"]["weights"]) == ("released", "reload")
         assert pool_bytes(host) == {"mixed-0": HEADER_BYTES, "mixed-1": held["mixed-1"]}
@@ -92,7 +61,7 @@ def test_a_group_gives_its_memory_back_and_the_other_one_serves(host):
         assert anonymous_bytes(worker) < before - (4 << 20), "the weights of tiny take some megabytes"
         host.wait_until(lambda: host.ps()["scheduler-mixed-0"]["state"] == "released", "its scheduler waits")
         assert host.ps()["worker-mixed-0"]["state"] == "released"
-        load.more()
+        load.more(4)
         # Whoever dies meanwhile comes back without memory.
         for actor_id in ("worker-mixed-0", "scheduler-mixed-0", "kv-agent-0"):
             died = host.ps()[actor_id]
@@ -108,10 +77,10 @@ def test_a_group_gives_its_memory_back_and_the_other_one_serves(host):
             lambda: groups(host.meshctl("memory", "-o", "json"))["mixed-0"]["state"] == "released", "it stays so"
         )
         assert pool_bytes(host)["mixed-0"] == HEADER_BYTES
-        load.more()
+        load.more(4)
         assert groups(host.meshctl("resume", "-o", "json"))["mixed-0"]["state"] == "held"
         assert pool_bytes(host) == held
-        load.more()
+        load.more(4)
     assert load.wrong == []
     assert [host.ps()[one]["state"] for one in ("scheduler-mixed-0", "worker-mixed-0")] == ["ready", "ready"]
 
@@ -123,8 +92,8 @@ def test_what_runs_waits_where_no_other_group_is_there(host):
     refused = host.meshctl("release", "--keep-weights", "--keep-kv")
     assert (refused.returncode, "nothing to release" in refused.stderr) == (1, True), refused.stderr
     assert "no worker group none-0" in host.meshctl("release", "none-0").stderr
-    with Asking(host, expected) as load:
-        load.more()
+    with asking(host, expected) as load:
+        load.more(4)
         for options in ([], ["--keep-weights"], ["--keep-kv"]):
             found = groups(host.meshctl("release", *options, "-o", "json"))
             assert {one["state"] for one in found.values()} == {"released"}
@@ -135,5 +104,5 @@ def test_what_runs_waits_where_no_other_group_is_there(host):
             # What was on its way to a client when the release was done.
             assert load.num_answers <= answered + len(expected), "nobody is served meanwhile"
             assert {one["state"] for one in groups(host.meshctl("resume", "-o", "json")).values()} == {"held"}
-            load.more()
+            load.more(4)
     assert load.wrong == []

@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos.chaos_mesh import RECOMPUTED_MAX, ChaosMesh, recomputed_tokens
 from tests.chaos.streams import Answer, differences
-from tests.process.device_mesh import APART, MIXED, answers_of, answers_when_struck, mesh_on, pages_moved
+from tests.process.device_mesh import APART, MIXED, answers_of, dies_unseen, mesh_on, pages_moved
 from tests.software_device.device import bytes_in_use, environment
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -66,13 +66,9 @@ def test_kill_9_under_load_does_not_show_in_the_text(
     apart: ChaosMesh, undisturbed: list[Answer], memory: Path, actor_id: str
 ) -> None:
     """The next worker opens the same pages."""
-    before, in_use = apart.settled(), bytes_in_use(memory)
-    answers = answers_when_struck(apart, undisturbed, actor_id)
-    after = apart.settled()
+    before, after = dies_unseen(apart, undisturbed, memory, actor_id)
     assert after.epochs[actor_id] == before.epochs[actor_id] + 1
     assert after.epochs["kv-agent-0"] == before.epochs["kv-agent-0"], "whoever owns the pages lives on"
-    assert not differences(answers, undisturbed)
-    assert bytes_in_use(memory) == in_use
     assert recomputed_tokens(before, after)["scheduler-decode-0"] <= RECOMPUTED_MAX["decode worker"]
 
 
@@ -80,9 +76,5 @@ def test_the_death_of_the_agent_takes_the_pages_and_no_request(
     apart: ChaosMesh, undisturbed: list[Answer], memory: Path
 ) -> None:
     """Its memory is free only when the workers have let go of it too; then pools are made again and mapped anew."""
-    before, in_use = apart.settled(), bytes_in_use(memory)
-    answers = answers_when_struck(apart, undisturbed, "kv-agent-0")
-    after = apart.settled(60.0)
+    before, after = dies_unseen(apart, undisturbed, memory, "kv-agent-0")
     assert after.epochs["kv-agent-0"] > before.epochs["kv-agent-0"]
-    assert not differences(answers, undisturbed)
-    assert bytes_in_use(memory) == in_use

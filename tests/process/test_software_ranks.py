@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.chaos_mesh import ChaosMesh
-from tests.chaos.streams import Answer, differences
-from tests.process.device_mesh import APART, answers_of, answers_when_struck, mesh_on, pages_moved
+from tests.chaos.streams import Answer
+from tests.process.device_mesh import APART, answers_of, dies_unseen, mesh_on, pages_moved
 from tests.software_device.device import bytes_in_use, environment
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -47,22 +47,14 @@ def test_kill_9_under_load_does_not_show_in_the_text(
     ranks: ChaosMesh, undisturbed: list[Answer], memory: Path, victim: str
 ) -> None:
     """The next ranks open the same pages, on both devices."""
-    before, in_use = ranks.settled(), bytes_in_use(memory)
-    answers = answers_when_struck(ranks, undisturbed, victim)
-    after = ranks.settled(90.0)
-    assert not differences(answers, undisturbed)
+    before, after = dies_unseen(ranks, undisturbed, memory, victim)
     if victim.startswith("worker"):
         restarted = {actor_id for actor_id, epoch in after.epochs.items() if epoch > before.epochs[actor_id]}
         assert restarted == {"worker-decode-0", "worker-decode-0.1"}, "its group, and nobody else"
-    assert bytes_in_use(memory) == in_use
 
 
 def test_the_death_of_the_agent_takes_the_pages_of_all_ranks_and_no_request(
     ranks: ChaosMesh, undisturbed: list[Answer], memory: Path
 ) -> None:
-    before, in_use = ranks.settled(), bytes_in_use(memory)
-    answers = answers_when_struck(ranks, undisturbed, "kv-agent-0")
-    after = ranks.settled(90.0)
+    before, after = dies_unseen(ranks, undisturbed, memory, "kv-agent-0")
     assert after.epochs["kv-agent-0"] > before.epochs["kv-agent-0"]
-    assert not differences(answers, undisturbed)
-    assert bytes_in_use(memory) == in_use
