@@ -21,14 +21,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a test that is a coroutine function, inside of its first argument if that is a function that runs it.
 
     Such a fixture opens something, a mesh or a world of agents, on a loop of its choice, and gives it to the test; what
-    it opens besides takes the place of the next arguments.
+    it opens besides takes the place of the next arguments, if the test has any.
     """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     # By the signature: fixtures that a test uses without taking them are no arguments of it.
     arguments = [pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters]
     if arguments and inspect.isfunction(arguments[0]):
-        arguments[0](lambda *opened: pyfuncitem.obj(*opened, *arguments[len(opened) :]))
+        arguments[0](lambda *opened: pyfuncitem.obj(*(*opened, *arguments[len(opened) :])[: len(arguments)]))
     else:
         run = virtual_time.run if pyfuncitem.get_closest_marker("virtual_time") else asyncio.run
         run(pyfuncitem.obj(*arguments))

@@ -80,6 +80,24 @@ def mesh(on_mesh):
 
 
 @pytest.fixture
+def a(on_mesh):
+    """For tests that are coroutine functions: the actors `a` and `b` that know each other, and their mesh."""
+
+    def runner(test):
+        async def main(mesh):
+            await test(*await mesh.pair(), mesh)
+
+        on_mesh(main)
+
+    return runner
+
+
+@pytest.fixture
+def b():
+    """What `a` opens besides."""
+
+
+@pytest.fixture
 def rig(run):
     """A started system with a wiretap for its transport; for tests that are coroutine functions."""
     from tests.mesh.rig import Rig

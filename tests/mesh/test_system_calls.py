@@ -37,8 +37,7 @@ from tests.mesh.mesh_under_test import QUICK, Count, Number, Recorder, Say, Step
 HI = Say(text="hi")
 
 
-async def test_asks_are_answered_with_their_buffers(mesh):
-    a, _ = await mesh.pair()
+async def test_asks_are_answered_with_their_buffers(a):
     big = bytes(range(256)) * 1000
     answer = await a.actor.ctx.ask("b", HI, timeout_s=5, buffers=[b"small", memoryview(big)])
     assert answer.message == HI
@@ -49,8 +48,7 @@ async def test_asks_are_answered_with_their_buffers(mesh):
     assert len(a.asking) == 0
 
 
-async def test_an_actor_can_ask_itself(mesh):
-    a, _ = await mesh.pair()
+async def test_an_actor_can_ask_itself(a):
     assert (await a.actor.ctx.ask("a", HI, timeout_s=1)).message == HI
     assert a.actor.ctx.tell("a", Step(step=1))
     await until(lambda: a.actor.told)
@@ -58,8 +56,7 @@ async def test_an_actor_can_ask_itself(mesh):
     assert stats.gauges["mesh_told"] == 1.0
 
 
-async def test_tells_arrive_in_order_per_channel(mesh):
-    a, b = await mesh.pair()
+async def test_tells_arrive_in_order_per_channel(a, b):
     for number in range(500):
         assert a.actor.ctx.tell("b", Step(step=number), [b"x" * (number * 100)])
         assert a.actor.ctx.tell("b", Number(value=number), channel=Channel.CONTROL)
@@ -71,8 +68,7 @@ async def test_tells_arrive_in_order_per_channel(mesh):
     assert b.metrics.value("mesh_frames_missing_total") == 0
 
 
-async def test_errors_cross_as_data(mesh):
-    a, b = await mesh.pair()
+async def test_errors_cross_as_data(a, b):
     with pytest.raises(RemoteError, match="it cannot be") as caught:
         await a.actor.ctx.ask("b", Say(text="fail"), timeout_s=5)
     assert (caught.value.code, caught.value.retryable, caught.value.param) == ("no_way", True, "text")
@@ -87,13 +83,11 @@ async def test_errors_cross_as_data(mesh):
     await until(lambda: len(b.actor.told) == 2)
     assert b.metrics.value("mesh_handler_errors_total", handler="on_tell(Say)") == 1
     assert b.metrics.value("mesh_handler_errors_total", handler="on_ask(Say)") == 1
-    with pytest.raises(RemoteError) as caught:
+    with pytest.raises(RemoteError, match="not_served: "):
         await a.actor.ctx.ask("b", ListMembers(), timeout_s=5)
-    assert caught.value.code == "not_served"
 
 
-async def test_every_ask_ends_by_its_deadline(mesh):
-    a, b = await mesh.pair()
+async def test_every_ask_ends_by_its_deadline(a, b):
     loop = asyncio.get_running_loop()
     start = loop.time()
     with pytest.raises(DeadlineExceeded, match="b#1"):
@@ -109,8 +103,7 @@ async def test_every_ask_ends_by_its_deadline(mesh):
         await a.actor.ctx.ask("b", HI, timeout_s=0)
 
 
-async def test_cancelling_the_task_cancels_at_the_peer(mesh):
-    a, b = await mesh.pair()
+async def test_cancelling_the_task_cancels_at_the_peer(a, b):
     task = asyncio.create_task(a.actor.ctx.ask("b", Say(text="silence"), timeout_s=60))
     await until(lambda: b.actor.calls)
     task.cancel()
@@ -123,8 +116,7 @@ async def test_cancelling_the_task_cancels_at_the_peer(mesh):
     assert late == [1]
 
 
-async def test_a_dead_peer_answers_at_once(mesh):
-    a, b = await mesh.pair()
+async def test_a_dead_peer_answers_at_once(a, b, mesh):
     loop = asyncio.get_running_loop()
     asks = [asyncio.create_task(a.actor.ctx.ask("b", Say(text="silence"), timeout_s=60)) for _ in range(3)]
     await until(lambda: len(b.actor.calls) == 3)
@@ -140,8 +132,7 @@ async def test_a_dead_peer_answers_at_once(mesh):
     assert loop.time() - start < 3
 
 
-async def test_whom_nobody_knows_cannot_be_reached(mesh):
-    a, _ = await mesh.pair()
+async def test_whom_nobody_knows_cannot_be_reached(a):
     with pytest.raises(Unreachable, match="nobody is not a member"):
         await a.actor.ctx.ask("nobody", HI, timeout_s=5)
     assert not a.actor.ctx.tell("nobody", HI)
@@ -165,9 +156,8 @@ async def test_what_is_too_large_is_not_sent(mesh):
     assert (await b.actor.ctx.ask("a", HI, timeout_s=5)).message == HI
     # An answer that is too large becomes an error.
     a.actor.on_ask = lambda call: call.reply(Say(text="x" * 2000))
-    with pytest.raises(RemoteError) as caught:
+    with pytest.raises(RemoteError, match="too_large: "):
         await b.actor.ctx.ask("a", HI, timeout_s=5)
-    assert caught.value.code == "too_large"
 
 
 async def test_full_mailboxes_and_full_tables_answer_at_once(mesh):
@@ -191,8 +181,7 @@ async def test_full_mailboxes_and_full_tables_answer_at_once(mesh):
     await asyncio.wait(silent)
 
 
-async def test_streams_deliver_everything_in_order_within_credit(mesh):
-    a, b = await mesh.pair()
+async def test_streams_deliver_everything_in_order_within_credit(a, b):
     read = []
     async for item in a.actor.ctx.stream("b", Count(to=300), timeout_s=10, window=8):
         read.append(item.message.value)
@@ -205,8 +194,7 @@ async def test_streams_deliver_everything_in_order_within_credit(mesh):
     assert [i async for i in a.actor.ctx.stream("b", Count(to=0), timeout_s=5)] == []
 
 
-async def test_leaving_a_stream_cancels_it(mesh):
-    a, b = await mesh.pair()
+async def test_leaving_a_stream_cancels_it(a, b):
     stopped = []
     async for item in a.actor.ctx.stream("b", Count(to=1000), timeout_s=10, window=4):
         b.actor.calls[0].on_cancel(lambda: stopped.append(1))
@@ -222,8 +210,7 @@ async def test_leaving_a_stream_cancels_it(mesh):
         await anext(stream)
 
 
-async def test_streams_end_with_errors_after_their_items(mesh):
-    a, b = await mesh.pair()
+async def test_streams_end_with_errors_after_their_items(a, b, mesh):
     # On sockets too the three items come well within it, also where cores are short.
     stream = a.actor.ctx.stream("b", Count(to=5, pause_at=3), timeout_s=1.0)
     assert [(await anext(stream)).message.value for _ in range(3)] == [0, 1, 2]
@@ -232,9 +219,8 @@ async def test_streams_end_with_errors_after_their_items(mesh):
     with pytest.raises(RemoteError) as caught:
         await anext(a.actor.ctx.stream("b", Say(text="fail"), timeout_s=5))
     assert caught.value.code == "no_way"
-    with pytest.raises(RemoteError) as caught:
+    with pytest.raises(RemoteError, match="bad_answer: "):
         await anext(a.actor.ctx.stream("b", HI, timeout_s=5))
-    assert caught.value.code == "bad_answer"
     with pytest.raises(Unreachable):
         await anext(a.actor.ctx.stream("nobody", HI, timeout_s=5))
     stream = a.actor.ctx.stream("b", Count(to=5, pause_at=3), timeout_s=10)
@@ -245,12 +231,10 @@ async def test_streams_end_with_errors_after_their_items(mesh):
         await anext(stream)
 
 
-async def test_a_stream_where_one_reply_was_asked_for_is_an_error(mesh):
-    a, b = await mesh.pair()
+async def test_a_stream_where_one_reply_was_asked_for_is_an_error(a, b):
     b.actor.on_ask = lambda call: call.end()
-    with pytest.raises(RemoteError) as caught:
+    with pytest.raises(RemoteError, match="bad_answer: "):
         await a.actor.ctx.ask("b", Count(to=1), timeout_s=5)
-    assert caught.value.code == "bad_answer"
     errors = []
 
     async def send_item(call):
@@ -266,8 +250,7 @@ async def test_a_stream_where_one_reply_was_asked_for_is_an_error(mesh):
     assert errors
 
 
-async def test_every_actor_answers_the_systems_asks(mesh):
-    a, b = await mesh.pair()
+async def test_every_actor_answers_the_systems_asks(a, b):
     ask = a.actor.ctx.ask
     described = (await ask("b", DescribeRequest(), timeout_s=5)).message
     assert isinstance(described, Describe)
@@ -281,8 +264,7 @@ async def test_every_actor_answers_the_systems_asks(mesh):
     assert await b.shutdown_asked() == "test"
 
 
-async def test_stopping_answers_whoever_waits(mesh):
-    a, b = await mesh.pair()
+async def test_stopping_answers_whoever_waits(a, b):
     asked = asyncio.create_task(a.actor.ctx.ask("b", Say(text="silence"), timeout_s=60))
     await until(lambda: b.actor.calls)
     asking = asyncio.create_task(b.actor.ctx.ask("a", Say(text="silence"), timeout_s=60))
@@ -297,8 +279,7 @@ async def test_stopping_answers_whoever_waits(mesh):
     await until(lambda: a.actor.cancelled)
 
 
-async def test_traces_are_carried_along(mesh):
-    a, b = await mesh.pair()
+async def test_traces_are_carried_along(a, b):
     trace = a.actor.ctx.traceparent()
     assert a.actor.ctx.traceparent() == trace
     await a.actor.ctx.ask("b", HI, timeout_s=5)
@@ -319,8 +300,7 @@ async def test_capabilities_are_exchanged(mesh):
     assert b.actor.ctx.capabilities("a") == {"numerics": "x"}
 
 
-async def test_tasks_and_timers_end_with_the_actor(mesh):
-    a, _ = await mesh.pair()
+async def test_tasks_and_timers_end_with_the_actor(a):
     fired = []
 
     def bad():
@@ -368,8 +348,7 @@ async def test_a_start_that_fails_is_cleaned_up(mesh):
     assert actor.stopped == 1
 
 
-async def test_broken_statistics_do_not_hide_the_others(mesh):
-    a, b = await mesh.pair()
+async def test_broken_statistics_do_not_hide_the_others(a, b):
     b.actor.stats = FailsToStart().stats
     stats = (await a.actor.ctx.ask("b", StatsRequest(), timeout_s=5)).message
     assert "mesh_peers" in stats.gauges

@@ -19,8 +19,7 @@ def states(system):
     return {str(m.address): m.state for m in system.registration.view.all()}
 
 
-async def test_members_see_each_other_come_change_and_leave(mesh):
-    a, b = await mesh.pair()
+async def test_members_see_each_other_come_change_and_leave(a, b):
     await until(lambda: states(a) == states(b) == {"a#1": "ready", "b#1": "ready", "registry#1": "ready"})
     assert [m.actor_id for m in a.actor.ctx.members.by_role("recorder")] == ["a", "b"]
     b.actor.ctx.announce(group="g1")
@@ -46,8 +45,7 @@ async def test_an_actor_says_itself_when_it_is_ready(mesh):
     await until(lambda: states(a)["a#1"] == "ready")
 
 
-async def test_a_new_epoch_ends_the_old_one_at_once(mesh):
-    a, b = await mesh.pair()
+async def test_a_new_epoch_ends_the_old_one_at_once(a, b, mesh):
     ask = asyncio.create_task(a.actor.ctx.ask("b", Say(text="silence"), timeout_s=60))
     await until(lambda: b.actor.calls)
     await mesh.start("b", epoch=2)
@@ -70,8 +68,7 @@ async def answered(system, actor_id):
     return True
 
 
-async def test_a_lease_ends_without_renewal(mesh):
-    a, b = await mesh.pair()
+async def test_a_lease_ends_without_renewal(a, b, mesh):
     await mesh.kill(b)
     await until(lambda: "b#1" not in states(a), 10)
     assert mesh.registry.actor.stats() == {
@@ -80,8 +77,7 @@ async def test_a_lease_ends_without_renewal(mesh):
     }
 
 
-async def test_the_supervisors_word_ends_a_member_at_once(mesh):
-    a, b = await mesh.pair()
+async def test_the_supervisors_word_ends_a_member_at_once(a, b, mesh):
     await mesh.kill(b)
     ask = a.actor.ctx.ask
     await ask("registry", Leave(actor_id="b", epoch=1, reason="reaped"), timeout_s=5)
@@ -90,8 +86,7 @@ async def test_the_supervisors_word_ends_a_member_at_once(mesh):
     assert [m.actor_id for m in listed.members] == ["a", "registry"]
 
 
-async def test_only_registry_and_supervisor_are_believed(mesh):
-    a, b = await mesh.pair()
+async def test_only_registry_and_supervisor_are_believed(a, b, mesh):
     b.actor.ctx.tell("a", PeerDown(actor_id="registry", epoch=1))
     b.actor.ctx.tell("a", MembersChanged(registry_epoch=1, version=99))
     await until(lambda: a.metrics.value("mesh_frames_refused_total", code="unexpected") == 2)
@@ -130,8 +125,7 @@ class AnySupervisor(Recorder):
     role = SUPERVISOR
 
 
-async def test_who_has_no_supervisor_believes_those_of_the_mesh(mesh):
-    a, _ = await mesh.pair()
+async def test_who_has_no_supervisor_believes_those_of_the_mesh(a, b, mesh):
     supervisor = await mesh.start("of-a-host", actor=AnySupervisor())
     await until(lambda: "of-a-host#1" in states(a) and "a#1" in states(supervisor))
     assert supervisor.actor.ctx.tell("a", PeerDown(actor_id="b", epoch=1, reason="reaped"))
@@ -140,8 +134,7 @@ async def test_who_has_no_supervisor_believes_those_of_the_mesh(mesh):
     assert a.metrics.value("mesh_frames_refused_total", code="unexpected") == 0
 
 
-async def test_a_supervisor_is_not_believed_of_other_hosts(mesh):
-    a, _ = await mesh.pair()
+async def test_a_supervisor_is_not_believed_of_other_hosts(a, b, mesh):
     supervisor = await mesh.start("supervisor.x", actor=AnySupervisor())
     await until(lambda: "supervisor.x#1" in states(a) and "a#1" in states(supervisor))
     assert supervisor.actor.ctx.tell("a", PeerDown(actor_id="b", epoch=1, reason="a lie"))
@@ -152,8 +145,7 @@ async def test_a_supervisor_is_not_believed_of_other_hosts(mesh):
     assert "b#1" in states(a)
 
 
-async def test_serving_goes_on_without_a_registry_and_it_returns_with_nothing_lost(mesh):
-    a, b = await mesh.pair()
+async def test_serving_goes_on_without_a_registry_and_it_returns_with_nothing_lost(a, b, mesh):
     await mesh.kill(mesh.registry)
     await until(lambda: a.registration.registry is None and b.registration.registry is None)
     assert states(a) == {"a#1": "ready", "b#1": "ready", "registry#1": "ready"}
@@ -171,31 +163,27 @@ async def test_serving_goes_on_without_a_registry_and_it_returns_with_nothing_lo
     assert states(c) == states(a)
 
 
-async def test_a_member_that_misses_a_change_gets_a_snapshot(mesh):
-    a, _ = await mesh.pair()
+async def test_a_member_that_misses_a_change_gets_a_snapshot(a):
     a.registration.view.version -= 1
     a.registration.view._members.pop("b")
     await until(lambda: "b#1" in states(a))
 
 
-async def test_a_member_that_the_registry_lost_joins_again(mesh):
-    a, _ = await mesh.pair()
+async def test_a_member_that_the_registry_lost_joins_again(a, b, mesh):
     mesh.registry.actor._tell_all(mesh.registry.actor.core.leave(Address("b", 1), "a mistake"))
     await until(lambda: "b#1" not in states(a))
     await until(lambda: "b#1" in states(a))
     assert (await a.actor.ctx.ask("b", HI, timeout_s=5)).message == HI
 
 
-async def test_nobody_joins_for_others_or_with_an_old_epoch(mesh):
-    a, _ = await mesh.pair()
+async def test_nobody_joins_for_others_or_with_an_old_epoch(a):
     forged = Member(actor_id="x", role="r", epoch=1, endpoint=Endpoint("", ""))
     with pytest.raises(RemoteError) as caught:
         await a.actor.ctx.ask("registry", Join(member=forged), timeout_s=5)
     assert (caught.value.code, caught.value.param) == ("bad_request", "member")
 
 
-async def test_a_hanging_hub_is_suspected_and_found_again(mesh):
-    a, _ = await mesh.pair()
+async def test_a_hanging_hub_is_suspected_and_found_again(a, b, mesh):
     silent = mesh.registry.links.handlers.pop(12)
     mesh.registry.links.handlers[12] = lambda *_: None
     await until(lambda: any("heartbeats" in reason for _, reason in a.actor.lost), 10)
@@ -204,8 +192,7 @@ async def test_a_hanging_hub_is_suspected_and_found_again(mesh):
     await until(lambda: a.registration.registry is not None)
 
 
-async def test_draining_is_known_to_peers_at_once(mesh):
-    a, b = await mesh.pair()
+async def test_draining_is_known_to_peers_at_once(a, b):
     await a.actor.ctx.ask("b", HI, timeout_s=5)
     await asyncio.gather(b.drain(), b.drain())
     await until(lambda: states(a)["b#1"] == "draining")
@@ -252,8 +239,7 @@ async def test_supervisors_hear_heartbeats_and_their_end(mesh):
 # Topics
 
 
-async def test_subscribers_get_everything_from_the_start_and_in_order(mesh):
-    a, b = await mesh.pair()
+async def test_subscribers_get_everything_from_the_start_and_in_order(a, b):
     for value in range(3):
         assert b.actor.ctx.publish("t", Number(value=value)) == value + 1
     a.actor.ctx.subscribe("b", "t")
@@ -273,8 +259,7 @@ async def test_subscribers_get_everything_from_the_start_and_in_order(mesh):
     assert len(a.actor.publications) == 300
 
 
-async def test_a_gap_is_filled_by_replay(mesh):
-    a, b = await mesh.pair()
+async def test_a_gap_is_filled_by_replay(a, b):
     a.actor.ctx.subscribe("b", "t")
     await until(lambda: a.actor.resets)
     real = b.publishing._send
@@ -312,8 +297,7 @@ async def test_what_the_ring_no_longer_holds_is_a_reset(mesh):
     await until(lambda: a.actor.publications[-1][2] == 21)
 
 
-async def test_subscriptions_survive_restarts_of_the_publisher(mesh):
-    a, b = await mesh.pair()
+async def test_subscriptions_survive_restarts_of_the_publisher(a, b, mesh):
     a.actor.ctx.subscribe("b", "t")
     a.actor.ctx.subscribe("later", "t")
     b.actor.ctx.publish("t", Number(value=1))
@@ -329,8 +313,7 @@ async def test_subscriptions_survive_restarts_of_the_publisher(mesh):
     await until(lambda: len(a.actor.publications) == 3)
 
 
-async def test_the_number_of_topics_is_bounded(mesh):
-    a, b = await mesh.pair()
+async def test_the_number_of_topics_is_bounded(a, b):
     for number in range(QUICK.max_topics):
         b.actor.ctx.publish(f"t{number}", HI)
     with pytest.raises(ValueError, match="256 topics"):

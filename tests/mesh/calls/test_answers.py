@@ -43,9 +43,8 @@ async def test_answers_of_the_wrong_kind_are_errors(rig):
     for verb, body in ((Verb.ITEM, HI), (Verb.END, End()), (Verb.REPLY, b"\xff")):
         task, number = await asked(rig, rig.actor.ctx.ask("peer", HI, timeout_s=5))
         rig.say(verb, body, correlation_id=number)
-        with pytest.raises(RemoteError) as caught:
+        with pytest.raises(RemoteError, match="bad_answer: "):
             await task
-        assert caught.value.code == "bad_answer"
     assert rig.refused("bad_body") == 1
 
 
