@@ -125,6 +125,20 @@ def _look_at_machine(settings: Settings) -> Machine:
     )
 
 
+def check_registry_ports(bind: str, port: int) -> None:
+    """Raise CannotBind if the registry could not listen at its ports, where other hosts look for it."""
+    for number in (port, port + 1):
+        try:
+            check_port(bind, number)
+        except CannotBind as error:
+            raise CannotBind(
+                f"the registry cannot listen at {bind}:{number}",
+                why=error.why,
+                do="stop what listens there (`ss -ltnp` shows it), or set another registry_port or bind in the file of "
+                "all hosts",
+            ) from error
+
+
 def check_port(host: str, port: int) -> None:
     """Raise CannotBind if the gateway could not listen there."""
     of_this_machine = "give an address of this machine with --host: 127.0.0.1, or 0.0.0.0 for all that it has"
@@ -164,6 +178,9 @@ def _serve(
 
     def make_topology() -> Topology:
         settings = make_settings(directory)
+        own = settings.own_host
+        if own is not None and settings.on == settings.registry_host:
+            check_registry_ports(own.bind, settings.registry_port)
         if settings.own_counts.gateways:
             check_port(settings.host, settings.port)
         return plan(settings, progress, fetches=True)

@@ -243,7 +243,11 @@ class _MeshProcess:
         if self._refusal is not None:
             kind = BadConfig if isinstance(self._refusal, WrongMesh) else StartFailed
             what = f"the mesh {self._directory.mesh!r} does not take this host in"
-            raise kind(what, why=self._refusal.message, do="correct that and start it again; nothing is left running")
+            do = "correct that and start it again; nothing is left running"
+            if isinstance(self._refusal, Superseded) and (host := self._topology.settings.on):
+                # Of two that began before there was a registry, the one that joins with the higher epoch stays.
+                do = f"start it again, or as another host (--host) if there is another machine that is called {host}"
+            raise kind(what, why=self._refusal.message, do=do)
         if failure:
             error = CliError(
                 f"the mesh {self._directory.mesh!r} could not be started",

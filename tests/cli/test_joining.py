@@ -1,5 +1,6 @@
 """A host that joins by a token: the token, the settings it takes over, and what is refused before anything runs."""
 
+import socket
 import tempfile
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import msgspec
 import pytest
 
 from cli.commands.join import Join
-from cli.errors import BadConfig, NotRunning, WrongUsage
+from cli.commands.up import check_registry_ports
+from cli.errors import BadConfig, CannotBind, NotRunning, WrongUsage
 from cli.plan.hosts import HostSettings
 from cli.plan.joining import host_name_of, joined_settings, plan_joiner
 from cli.plan.settings import KVSettings, Settings
@@ -133,3 +135,14 @@ def test_a_registry_that_is_not_there_is_said_to_be_so():
         with pytest.raises(NotRunning, match="cannot be reached") as caught:
             join.settings(run)
     assert f"127.0.0.1:{token.port}" in caught.value.why
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_registry_whose_ports_are_taken_does_not_start(taken):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(CannotBind, match="the registry cannot listen at") as caught:
+            check_registry_ports("127.0.0.1", port - taken)
+    assert "registry_port" in caught.value.do

@@ -1,5 +1,6 @@
 """A host that no file knew joins by a token while streams run, and is drained away again."""
 
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -31,8 +32,13 @@ NUM_STREAMS = 6
 
 def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another_host):
     head, d, e = host, another_host(), another_host()
+    hosts = (("head", head), ("d", d))
     file = head.base / "mesh.toml"
     file.write_text(TOPOLOGY.format(port=head.port, registry_port=free_port()))
+    keys = {name: one.meshctl("keys", "new", "-f", str(file), "--host", name).stdout.strip() for name, one in hosts}
+    for one, arguments in ((head, ("d", keys["d"])), (d, ("head", keys["head"], "--roles", "registry"))):
+        added = one.meshctl("keys", "add", "-f", str(file), *arguments)
+        assert added.returncode == ExitCode.OK, added.stderr
     d.up("-f", str(file), "--host", "d", wait=False)
     head.up("-f", str(file), "--host", "head")
     token = head.meshctl("keys", "token").stdout.strip()
@@ -43,6 +49,13 @@ def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another
     expected = [say(number) for number in range(NUM_STREAMS)]
 
     join = ("--join", token, "--decode", "1", "--host", "e", "--address", "127.0.0.3")
+    stranger = e.meshctl("up", *join)
+    assert stranger.returncode == ExitCode.BAD_CONFIG, stranger.stderr
+    add = shlex.split(stranger.stderr.partition("run `meshctl ")[2].partition("`")[0])
+    assert add[:3] == ["keys", "add", "e"], stranger.stderr
+    added = head.meshctl(*add, name=False)
+    assert added.returncode == ExitCode.OK, added.stderr
+
     wrong = e.meshctl("up", *join, "--model", "echo")
     assert wrong.returncode == ExitCode.BAD_CONFIG, wrong.stderr
     assert "model is echo here and tiny" in wrong.stderr
@@ -62,7 +75,7 @@ def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another
             e.wait_until(lambda: "is ready in" in joined.log.read_text() or joined.poll() is not None, "e has joined")
             assert joined.poll() is None, joined.log.read_text()
             head.wait_until(lambda: head.ps()["scheduler-decode-0.e"]["num_running"], "streams run on e")
-            listed = d.ps()
+            listed = head.ps()
             assert (listed["worker-decode-0.e"]["host"], listed["worker-decode-0.e"]["state"]) == ("e", "ready")
             down = head.meshctl("down", "--host", "e")
             assert down.returncode == ExitCode.OK, down.stderr
