@@ -2,12 +2,14 @@
 
 meshctl -> supervisor    ListActors -> ActorList; StopMesh -> Stopping; RestartActors -> Restarting;
                          ProveActor -> ActorProof; ListLogs -> LogList; ReadLogs -> LogParts
+supervisor -> supervisor TakeAllowList -> AllowListTaken
 meshctl -> supervisor -> kv_agent    ReleaseMemory, ResumeMemory, ListMemory -> MemoryList (`nodes/protocol/memory.py`)
 """
 
 from typing import Final
 
 from mesh.address import Endpoint
+from mesh.membership.keys import AllowList
 from mesh.wire.codec import Codec
 from mesh.wire.message import Message, Part
 from nodes.actor_figures import ActorFigures
@@ -168,6 +170,18 @@ class LogParts(Message, frozen=True):
     parts: dict[str, LogPart]
 
 
+class TakeAllowList(Message, frozen=True):
+    """Say whose keys are taken from now on, as the registry's host has it; refused (`wrong_key`) of any other host."""
+
+    allowed: AllowList
+
+
+class AllowListTaken(Message, frozen=True):
+    """Answer to `TakeAllowList`: the version that the host has, which may be a later one."""
+
+    version: int
+
+
 SUPERVISOR_CODEC: Final = Codec(
     ListActors
     | ActorList
@@ -181,6 +195,8 @@ SUPERVISOR_CODEC: Final = Codec(
     | LogList
     | ReadLogs
     | LogParts
+    | TakeAllowList
+    | AllowListTaken
     | ReleaseMemory
     | ResumeMemory
     | ListMemory

@@ -25,7 +25,9 @@ from cli.protocol import (
     Restarting,
     StopMesh,
     Stopping,
+    TakeAllowList,
 )
+from cli.supervisor.allow_list import AllowListPush
 from cli.supervisor.log_files import LogFolder
 from cli.supervisor.memory_relay import relay
 from cli.supervisor.whole_mesh import ASK_TIMEOUT_S, list_whole_mesh, other_supervisors
@@ -35,6 +37,7 @@ from mesh.actor import Actor, Call
 from mesh.address import Address, host_of
 from mesh.errors import CallError
 from mesh.membership.view import SUPERVISOR, Member
+from mesh.runtime.key_files import KeyRing
 from mesh.transport.base import Channel
 from mesh.wire.codec import Codec
 from mesh.wire.frames import Leave, PeerDown
@@ -67,14 +70,16 @@ class NotGiven(Exception):
 
 
 class SupervisorActor(Actor):
-    """The supervisor's half of the mesh; `keeper` owns the processes."""
+    """The supervisor's half of the mesh; `keeper` owns the processes. `keys` are this host's, None without any."""
 
     role: ClassVar[str] = SUPERVISOR
     codec: ClassVar[Codec] = SUPERVISOR_CODEC
 
-    def __init__(self, keeper: "ProcessKeeper", pid: int) -> None:
+    def __init__(self, keeper: "ProcessKeeper", pid: int, keys: KeyRing | None = None) -> None:
         self._keeper = keeper
         self._pid = pid
+        self._keys = keys
+        self._push: AllowListPush | None = None
         self._started_at = 0.0
         self._changed = asyncio.Event()
         self._lost: set[Address] = set()
@@ -83,6 +88,8 @@ class SupervisorActor(Actor):
         """Remember when."""
         self._started_at = self.ctx.now()
         self._rolling = WholeRestart(self.ctx, self._look)
+        if self._keys is not None:
+            self._push = AllowListPush(self.ctx, self._keys)
 
     def on_heartbeat(self, peer: Address, state: str, progress: str) -> None:
         """An actor is alive."""
@@ -105,14 +112,18 @@ class SupervisorActor(Actor):
                     call.fail("not_given", str(error))
             case ListLogs() | ReadLogs():
                 self._logs(call, message)
+            case TakeAllowList() if self._push is not None:
+                self._push.take(call, message)
             case ReleaseMemory() | ResumeMemory() | ListMemory():
                 self.ctx.spawn(relay(self.ctx, call, message), name="memory")
             case _:
                 super().on_ask(call)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        """Whoever waits for an actor to be gone looks again."""
+        """Whoever waits for an actor to be gone looks again; who has come hears whose keys are taken."""
         self._look_again()
+        if self._push is not None:
+            self._push.look()
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         """The same; without a registry nobody is told who has left."""

@@ -106,8 +106,8 @@ class _MeshProcess:
             keeper = self._keeper = ProcessKeeper(
                 self._topology, self._directory, children, record, self._listeners(), reader, secret
             )
-            actor = self._actor = SupervisorActor(keeper, os.getpid())
             listen = ZeroMQOptions.of_host(self._directory.run)
+            actor = self._actor = SupervisorActor(keeper, os.getpid(), listen.keys)
             options = SystemOptions(
                 mesh=self._directory.mesh,
                 spec=self._topology.spec,

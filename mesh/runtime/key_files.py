@@ -120,6 +120,10 @@ class KeyRing:
         """Raise `FrameRefused` for a member that the list in force does not allow, as `AllowList.vet` does."""
         self.allowed.vet(member)
 
+    def write(self, allowed: AllowList) -> None:
+        """Replace the list that all actors of this host read. Raises KeyFileError."""
+        self._directory.write_allowed(allowed)
+
     def poll(self) -> bool:
         """Read the list anew if its file was replaced; whether it is another now. Cheap, called every heartbeat."""
         seen = self._look()

@@ -1,0 +1,103 @@
+"""The list of hosts whose keys are taken, on its way from the registry's host to all others.
+
+    supervisor of the registry's host --TakeAllowList, until answered--> supervisors of the other hosts
+    supervisor of another host --allowed.json--> its actors, which look at the file every heartbeat
+
+Each host so has a copy, which counts while the registry is away; a later version replaces an earlier one, and never the
+other way round. Owned by `SupervisorActor` on a mesh with keys.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from cli.protocol import AllowListTaken, TakeAllowList
+from cli.supervisor.whole_mesh import ASK_TIMEOUT_S, other_supervisors
+from mesh.actor import Call, Context
+from mesh.address import Address, host_of
+from mesh.errors import WRONG_KEY, CallError
+from mesh.membership.keys import AllowList, BadKey
+from mesh.runtime.key_files import KeyFileError, KeyRing
+
+_LOOK_S: Final = 1.0
+"""A change is told so late at most, and so often again to who does not answer."""
+
+
+class Telling:
+    """Who has still to be told which version. Pure."""
+
+    def __init__(self) -> None:
+        self._taken: dict[Address, int] = {}
+        self._asked: set[Address] = set()
+
+    def due(self, supervisors: Iterable[Address], version: int) -> list[Address]:
+        """Those to ask now; they count as asked until `answered`. Who is none of `supervisors` is forgotten."""
+        known = set(supervisors)
+        self._taken = {address: taken for address, taken in self._taken.items() if address in known}
+        found = sorted(one for one in known - self._asked if self._taken.get(one, -1) < version)
+        self._asked.update(found)
+        return found
+
+    def answered(self, address: Address, version: int | None) -> None:
+        """An ask has ended: the supervisor has this version, or None where it has not said so."""
+        self._asked.discard(address)
+        if version is not None:
+            self._taken[address] = version
+
+
+class AllowListPush:
+    """Tells other supervisors, if this host is the registry's, and takes what that one tells.
+
+    Args:
+        keys: of this host. Whoever owns its transport has it look whether its file is another.
+    """
+
+    def __init__(self, ctx: Context, keys: KeyRing) -> None:
+        self._ctx = ctx
+        self._keys = keys
+        self._telling = Telling()
+        self._trouble = ""
+        self._tick()
+
+    def look(self) -> None:
+        """Tell whoever has to be told: a supervisor has come, or the list has changed."""
+        allowed = self._keys.allowed
+        if allowed.registry().host != self._keys.own.host:
+            return
+        for address in self._telling.due((one.address for one in other_supervisors(self._ctx)), allowed.version):
+            self._ctx.spawn(self._tell(address, allowed), name=f"keys-{address}")
+
+    def take(self, call: Call, message: TakeAllowList) -> None:
+        """A list came. Only from the registry's host, whose key its connection was made by."""
+        allowed = self._keys.allowed
+        if host_of(call.sender.actor_id) != allowed.registry().host:
+            call.fail(WRONG_KEY, f"{call.sender} tells whose keys are taken, which the registry's host does alone")
+            return
+        if message.allowed.version > allowed.version:
+            try:
+                message.allowed.check()
+                self._keys.write(message.allowed)
+            except (BadKey, KeyFileError) as error:
+                self._ctx.log.warning("keys not taken", version=message.allowed.version, why=error.message)
+                call.fail(error.code, error.message)
+                return
+            self._ctx.log.info("keys", version=message.allowed.version, hosts=len(message.allowed.hosts))
+        call.reply(AllowListTaken(version=max(message.allowed.version, allowed.version)))
+
+    async def _tell(self, address: Address, allowed: AllowList) -> None:
+        version = None
+        try:
+            answer = await self._ctx.ask(address.actor_id, TakeAllowList(allowed=allowed), timeout_s=ASK_TIMEOUT_S)
+            if isinstance(answer.message, AllowListTaken):
+                version = answer.message.version
+        except CallError as error:
+            self._ctx.log.debug("keys not told", peer=str(address), why=str(error))
+        finally:
+            self._telling.answered(address, version)
+
+    def _tick(self) -> None:
+        self._ctx.later(_LOOK_S, self._tick)
+        if self._keys.trouble != self._trouble:
+            self._trouble = self._keys.trouble
+            if self._trouble:
+                self._ctx.log.warning("keys cannot be read", why=self._trouble)
+        self.look()
