@@ -43,6 +43,9 @@ BAD_PROOF: Final = "bad_proof"
 NO_PROOF: Final = "no_proof"
 """A member shows no proof where one is needed: for its id, its role, or what it wants done."""
 
+NO_HANDSHAKE: Final = "no_handshake"
+"""A connection that ended before ZeroMQ's handshake: a probe of the port, or who dialed and was stopped."""
+
 UNKNOWN_KEY: Final = "unknown_key"
 """A connection from another host is encrypted by a key that is not allowed, or not any more."""
 
@@ -105,7 +108,7 @@ class FrameRefused(MeshError):
     """Bytes that are not a frame of this protocol, or not meant for this incarnation.
 
     Codes: bad_header, bad_body, too_large, too_many_parts, wrong_epoch, superseded, wrong_version, unknown_verb,
-    wrong_sender, no_hello, unknown_call, bad_proof, no_proof, unknown_key, wrong_key, wrong_role.
+    wrong_sender, no_hello, unknown_call, bad_proof, no_proof, unknown_key, wrong_key, wrong_role, no_handshake.
     """
 
     def __init__(self, code: str, message: str = "", *, known_epoch: int = 0) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 import structlog
 
 from mesh.address import Address
-from mesh.errors import FrameRefused
+from mesh.errors import NO_HANDSHAKE, FrameRefused
 from mesh.link.core import LinkCore
 from mesh.link.outputs import Close, Dial, Found, Frames, Lost, Refused, Send, Superseded
 from mesh.link.peer import PLAIN, Meta, Peer
@@ -187,7 +187,9 @@ class Links:
                 case Superseded(by, reason, known_epoch, is_proved):
                     self._owner.superseded(by, reason, known_epoch, is_proved=is_proved)
                 case Refused(peer, refusal):
-                    self._log.warning("frame refused", peer=str(peer), code=refusal.code, why=refusal.message)
+                    # The health check of a container does so, and nobody could mend it.
+                    say = self._log.info if refusal.code == NO_HANDSHAKE else self._log.warning
+                    say("frame refused", peer=str(peer), code=refusal.code, why=refusal.message)
         self._timer.arm()
 
     def _put(self, link: Link, channel: Channel, parts: Frames) -> bool:

@@ -22,7 +22,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from mesh.address import Address, Endpoint
-from mesh.errors import BindError, FrameRefused
+from mesh.errors import NO_HANDSHAKE, BindError, FrameRefused
 from mesh.transport.base import Buffer, Channel, Link, Listener
 from mesh.transport.names import Names, name_in, with_address
 from mesh.transport.zeromq_binding import Bound, ZeroMQOptions, bind, endpoint_of, is_far, prepare_dial
@@ -235,7 +235,9 @@ class ZeroMQTransport:
         what = parse_monitor_message([bytes(part) for part in event])
         if self._listener is None:
             return
-        if what["event"] != zmq.Event.DISCONNECTED:
+        if what["event"] == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
+            self._listener.on_refused(FROM_NOBODY, FrameRefused(NO_HANDSHAKE, "it ended before the handshake"))
+        elif what["event"] != zmq.Event.DISCONNECTED:
             # Somebody who does not speak ZeroMQ; an empty message lets it be refused and counted.
             self._listener.on_frames(FROM_NOBODY, channel, ())
         elif what["endpoint"].startswith(b"tcp:"):

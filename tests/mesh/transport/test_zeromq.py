@@ -10,6 +10,7 @@ import time
 
 import pytest
 import zmq
+from structlog.testing import capture_logs
 
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError, PeerLost
@@ -444,7 +445,8 @@ def test_garbage_on_a_port_is_refused_and_the_actor_goes_on(run, once_per_proces
         nowhere = StaticBootstrap(Address("registry", 1), Endpoint("tcp://127.0.0.1:1", "tcp://127.0.0.1:1"))
         actor = Recorder()
         actor.joins = False
-        system = ActorSystem(actor, B, transport, nowhere, QUICK)
+        with capture_logs() as logs:
+            system = ActorSystem(actor, B, transport, nowhere, QUICK)
         await system.start()
         where = system.describe().endpoint
         port = int(where.data.rpartition(":")[2])
@@ -460,7 +462,7 @@ def test_garbage_on_a_port_is_refused_and_the_actor_goes_on(run, once_per_proces
             await loop.sock_sendall(stranger, garbage)
             await asyncio.sleep(0.05)
             stranger.close()
-        await until(lambda: system.metrics.value("mesh_frames_refused_total", code="bad_header"))
+        await until(lambda: system.metrics.value("mesh_frames_refused_total", code="no_handshake") >= 3)
         other = ZeroMQTransport(ZeroMQOptions(bind="127.0.0.1"))
         asker = ActorSystem(Recorder(), A, other, nowhere, QUICK)
         asker.actor.joins = False
@@ -469,6 +471,9 @@ def test_garbage_on_a_port_is_refused_and_the_actor_goes_on(run, once_per_proces
         assert (await asker.actor.ctx.ask("b", HI, timeout_s=5)).message == HI
         await asker.stop()
         await system.stop()
+        assert [(one["log_level"], one["peer"]) for one in logs if one.get("code") == "no_handshake"] == [
+            ("info", "#0")
+        ]
 
     run(main)
 
