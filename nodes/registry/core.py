@@ -26,10 +26,10 @@ _MAX_DEPARTED = 4096
 
 
 class Stale(Exception):
-    """A join of an incarnation that a newer one, of `known_epoch`, has replaced."""
+    """A join of an incarnation that a newer one, of `known_epoch`, has replaced, or that somebody else is already."""
 
-    def __init__(self, address: Address, known_epoch: int) -> None:
-        super().__init__(f"{address} was replaced by epoch {known_epoch}")
+    def __init__(self, address: Address, known_epoch: int, why: str = "") -> None:
+        super().__init__(why or f"{address} was replaced by epoch {known_epoch}")
         self.known_epoch = known_epoch
 
 
@@ -101,6 +101,9 @@ class RegistryCore:
         # Not at the same one: who only lost its lease, as a stopped process does, comes again as it was.
         if (newest := self._newest(member.actor_id)) > member.epoch:
             raise Stale(member.address, newest)
+        if known is not None and known.epoch == member.epoch and known.endpoint != member.endpoint:
+            # No incarnation moves: two machines were started as one host, in the same second.
+            raise Stale(member.address, newest, f"another {member.address} is a member, at {known.endpoint.control}")
         was_current = (request.known_epoch, request.known_version) == (self.epoch, self.version)
         upserted, doubted = self._believe(request.known_members, host_of(member.actor_id), now)
         left: list[Departed] = []

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -36,6 +37,19 @@ def test_who_joins_first_gets_a_snapshot_and_the_others_a_change():
     assert second.change.version == second.joined.version == core.version == 3
     assert second.joined.registry_epoch == 3
     assert second.joined.lease_s == LEASE
+
+
+def test_two_that_are_one_incarnation_at_different_places_are_told_apart():
+    core = RegistryCore(1, LEASE, 0.0)
+    first = member("supervisor.d", epoch=7)
+    second = msgspec.structs.replace(first, endpoint=Endpoint("elsewhere", "d"))
+    join(core, first)
+    with pytest.raises(Stale, match=r"another supervisor\.d#7 is a member, at c") as caught:
+        join(core, second)
+    assert caught.value.known_epoch == 7
+    assert core.find("supervisor.d") == first
+    core.leave(first.address, "killed")
+    assert names(join(core, second).joined.members) == ["supervisor.d#7"]
 
 
 def test_an_update_by_whoever_is_current_needs_no_snapshot():
