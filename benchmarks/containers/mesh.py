@@ -40,10 +40,13 @@ class HostMesh:
             "--env",
             "KVMESH_SUPERVISION__RESTART_BUDGET=100000",
         )
+        keys = {host: (f"{world.volume(f'keys-{host}')}:/keys/{host}") for host in HOSTS}
+        mounts = [part for mount in keys.values() for part in ("--volume", mount)]
+        world.run("keys", "new", "--all-hosts", "--file", _TOPOLOGY, "--keys", "/keys", options=(*options, *mounts))
         for host in HOSTS:
             publish = ("--publish", "127.0.0.1::8000") if host == HEAD else ()
-            command = ("up", "--file", _TOPOLOGY, "--host", host)
-            world.container(host, *command, options=(*options, *publish))
+            command = ("up", "--file", _TOPOLOGY, "--host", host, "--keys", f"/keys/{host}")
+            world.container(host, *command, options=(*options, *publish, "--volume", keys[host]))
         self.port = self[HEAD].port()
 
     @classmethod

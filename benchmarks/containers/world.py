@@ -122,6 +122,7 @@ class World:
         self.prefix = f"kvmesh-test-{uuid.uuid4().hex[:8]}"
         self.network = f"{self.prefix}-net"
         self.containers: dict[str, Container] = {}
+        self._volumes: list[str] = []
         podman("network", "create", self.network)
 
     def container(self, name: str, *command: str, options: tuple[str, ...] = ()) -> Container:
@@ -130,6 +131,17 @@ class World:
         made.start()
         return made
 
+    def volume(self, name: str) -> str:
+        """Make a volume, which outlives containers; its full name."""
+        full_name = f"{self.prefix}-{name}"
+        podman("volume", "create", full_name)
+        self._volumes.append(full_name)
+        return full_name
+
+    def run(self, *command: str, options: tuple[str, ...] = ()) -> None:
+        """Run a container that does something, and ends."""
+        podman("run", "--rm", "--network", "none", *options, self.image, *command)
+
     def remove(self) -> None:
         """Everything, whatever state it is in."""
         for one in self.containers.values():
@@ -137,6 +149,8 @@ class World:
             podman("unpause", one.full_name, check=False)
             podman("rm", "--force", "--time", "0", one.full_name, check=False)
         podman("network", "rm", "--force", self.network, check=False)
+        for volume in self._volumes:
+            podman("volume", "rm", "--force", volume, check=False)
         left = podman("ps", "--all", "--quiet", "--filter", f"name={self.prefix}").stdout
         assert not left, f"containers were left: {left}"
 
