@@ -145,7 +145,7 @@ class SchedulerCore:
             or len(self.orders)
             or len(self.queue)
             or len(self.grants)
-            or self.pipeline.num_inflight
+            or self.pipeline.is_computing
         )
 
     def stats(self) -> dict[str, float]:

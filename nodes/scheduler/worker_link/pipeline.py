@@ -107,6 +107,11 @@ class Pipeline:
         return len(self._sent)
 
     @property
+    def is_computing(self) -> bool:
+        """A worker is there and has steps. One that died on a host that leaves is not started again."""
+        return self.adopted is not None and bool(self._sent)
+
+    @property
     def can_send(self) -> bool:
         """A worker is there and has room for a step."""
         return self.adopted is not None and len(self._sent) < self._config.pipeline_depth

@@ -1,7 +1,7 @@
 """What a scheduler gives up, and when: handoffs that take too long, a worker that stays away, ends nobody fetches."""
 
 from nodes.protocol import AttemptsSubmitted
-from nodes.scheduler.events import Answered
+from nodes.scheduler.events import Answered, DrainAsked
 from nodes.scheduler.sequence import Stage
 from tests.nodes.scheduler.scheduler_world import EDGE, World, prompt
 
@@ -48,6 +48,25 @@ def test_only_what_needs_the_worker_is_given_up_with_it() -> None:
     world.members()
     world.settle()
     assert (finished.finish, handed.finish) == ("length", "length")
+
+
+def test_draining_ends_without_a_worker_that_died_and_is_not_started_again() -> None:
+    world = started(num_pages={"m": 60})
+    world.leave()
+    request = world.submit(prompt(30), "m", max_tokens=50, ignore_eos=True)
+    world.flush("w-m")
+    core = world.cores["m"]
+    world.event("m", DrainAsked())
+    world.down.add("w-m")
+    world.lose("w-m")
+    assert core.pipeline.num_inflight
+    assert not core.is_drained, "it may be back in time"
+    world.advance(world.now + core.config.worker_lost_timeout_s)
+    world.flush()
+    assert core.endings.num_failed == 1
+    assert request.failure == "draining", "it was given back, and came again"
+    assert core.pipeline.num_inflight
+    assert core.is_drained
 
 
 def test_only_so_many_are_kept_after_their_end() -> None:
