@@ -149,6 +149,7 @@ class ScaleMesh:
     makers: dict[str, Callable[[], Actor]] = field(default_factory=dict[str, Callable[[], Actor]])
     meters: dict[str, Meter] = field(default_factory=lambda: defaultdict(Meter))
     processes: dict[str, MeteredProcess] = field(default_factory=dict[str, MeteredProcess])
+    replaced: list[MeteredProcess] = field(default_factory=list[MeteredProcess])
     systems: dict[str, ActorSystem] = field(default_factory=dict[str, ActorSystem])
     actors: dict[str, Any] = field(default_factory=dict[str, Any])
     starting: list["asyncio.Task[None]"] = field(default_factory=list["asyncio.Task[None]"])
@@ -200,6 +201,8 @@ class ScaleMesh:
         if not actor_id.startswith(("supervisor", "registry")):
             by = Address(f"supervisor.{host}", 1)
             supervisor = by, Endpoint(control=f"sim://{by}/c", data=f"sim://{by}/d")
+        if actor_id in self.processes:
+            self.replaced.append(self.processes[actor_id])
         process = self.processes[actor_id] = MeteredProcess(address, self.network, lambda _: None)
         process.meter = self.meters[actor_id]
         transport = MeteredTransport(self.network.transport(address), process)
@@ -306,7 +309,9 @@ async def measure(num_hosts: int) -> None:
     mesh.makers |= (more := mesh.host(num_hosts))
     await around("new host", mesh.start_all(list(more)))
     await around("registry", mesh.return_registry())
-    for process in mesh.processes.values():
+    # The replaced as well: tasks of a dead process are not cancelled, and the loop would wait for them through a whole
+    # day of heartbeats.
+    for process in (*mesh.processes.values(), *mesh.replaced):
         process.bury()
 
 
