@@ -94,7 +94,8 @@ class _MeshProcess:
             self._directory.issue(*address)
             write_host_files(self._directory.run, self._topology.settings, self._topology.spec)
         settings = self._topology.settings
-        await require_welcome(settings, self._topology.spec, Asker(self._directory.run, settings.on))
+        if note := await require_welcome(settings, self._topology.spec, Asker(self._directory.run, settings.on)):
+            self._progress.line(f"note: {note}")
         children = Children(loop)
         # Actors have the reading end and read its end when this process is gone, however it ended: no word has to be
         # sent.

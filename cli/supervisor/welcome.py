@@ -4,13 +4,16 @@ Hosts start in any order, so where no registry answers nothing is known, and the
 `cli/supervisor/mesh_process.py`; a mesh's name is checked again whenever an actor joins.
 """
 
+import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from cli.client import ClientActor
 from cli.errors import AlreadyRunning, BadConfig
+from cli.plan.keys import read_own, words
 from cli.plan.names import on_host, supervisor_id
 from cli.plan.settings import Settings
 from cli.supervisor.host_files import registry_endpoint
@@ -66,18 +69,18 @@ class Asker(NamedTuple):
         return None
 
 
-async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask) -> None:
+async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask) -> str:
     """Raise BadConfig, or AlreadyRunning, where this host would only disturb the mesh that it found.
 
-    `spec` is what this host takes the mesh to be.
+    `spec` is what this host takes the mesh to be. What people should know of a registry that does not answer, "" else.
     """
     host = settings.on
     if not host or host == settings.registry_host:
-        return
+        return ""
     endpoint = registry_endpoint(settings)
     there = await ask(Address(REGISTRY, _ANY_EPOCH), endpoint, ListMembers())
     if not isinstance(there, Members):
-        return
+        return await _unknown_key(settings) if settings.keys else ""
     where = f"the registry at {endpoint.control}"
     if there.mesh and there.mesh != settings.name:
         raise BadConfig(
@@ -100,7 +103,7 @@ async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask)
         )
     known = next((member for member in there.members if member.actor_id == supervisor_id(host)), None)
     if known is None:
-        return
+        return ""
     # Not by its local endpoints, which are another machine's files. One that has died answers nothing: it has returned.
     answer = await ask(known.address, Endpoint(known.endpoint.control, known.endpoint.data), Ping())
     if isinstance(answer, Pong):
@@ -109,3 +112,20 @@ async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask)
             why=f"its supervisor, process {known.pid} there, answers at {known.endpoint.control}",
             do=f"stop it there with `meshctl down --host {host}`, or start this machine as another of the hosts",
         )
+    return ""
+
+
+async def _unknown_key(settings: Settings) -> str:
+    """Who shows a key that is not on the list is closed without a word; a registry that hangs looks the same."""
+    own = read_own(Path(settings.keys))
+    address, port = settings.hosts[settings.registry_host].address, settings.registry_port
+    try:
+        async with asyncio.timeout(_ASK_S):
+            _, writer = await asyncio.open_connection(address, port)
+            writer.close()
+    except OSError:
+        return ""
+    if own is None:
+        return ""
+    add = words(settings, "add", own.host, own.public_key)
+    return f"the registry at {address}:{port} does not answer; if it does not know this host's key: `{add}` there"

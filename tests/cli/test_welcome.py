@@ -1,6 +1,7 @@
 """A host that would disturb the mesh which it finds does not start."""
 
 import asyncio
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from cli.plan.hosts import HostSettings
 from cli.plan.settings import Settings
 from cli.supervisor.welcome import Asker, require_welcome
 from mesh.address import Address, Endpoint
+from mesh.membership.keys import HostKey
 from mesh.membership.view import Member
+from mesh.runtime.key_files import KeyDirectory
 from mesh.runtime.run_directory import HostRecord, RunDirectory
 from mesh.system import ActorSystem
 from mesh.testing.ports import free_port
@@ -100,3 +103,24 @@ def test_a_registry_is_asked_by_its_ports_alone():
 
     with tempfile.TemporaryDirectory(prefix="kvt") as path:
         asyncio.run(main(Path(path)))
+
+
+def test_a_host_whose_key_may_be_unknown_is_told_the_command(tmp_path):
+    own = HostKey.new("d")
+    KeyDirectory(tmp_path / "keys").write_key(own)
+
+    async def nobody(peer, endpoint, question):
+        return None
+
+    async def noted(port):
+        settings = Settings(name="blue", hosts=HOSTS, on="d", registry_port=port, keys=str(tmp_path / "keys"))
+        return await require_welcome(settings, SPEC, nobody)
+
+    async def main():
+        port = free_port()
+        assert await noted(port) == "", "nobody is there: it comes later"
+        async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", port):
+            return await noted(port)
+
+    words = shlex.split(asyncio.run(main()).partition("`")[2].partition("`")[0])
+    assert words == ["meshctl", "keys", "add", "d", own.public_key, "--name", "blue"]
