@@ -5,8 +5,8 @@ import sys
 import time
 
 BENCHMARKS = (
-    "mesh_calls", "kv_transfer", "tcp_transfer", "cores", "rebuild", "detokenizer", "linears", "worker_steps", "idle",
-    "ring", "engine", "recovery",
+    "mesh_calls", "encryption", "kv_transfer", "tcp_transfer", "cores", "rebuild", "detokenizer", "linears",
+    "worker_steps", "idle", "ring", "engine", "recovery",
 )  # fmt: skip
 
 
