@@ -249,15 +249,18 @@ def test_an_agent_that_finds_a_wish_goes_on_with_it() -> None:
     assert made.handle(Wanted(1, ListMemory()), 0.0)[0] == FreePool("g"), "nobody is there"
 
 
+NO_ORDER = (0, 0)
+
+
 class Holder:
-    """A process that may map the pool. `order`: the number of the last order that it has heard.
+    """A process that may map the pool. `order`: agent's incarnation and number of the last order heard.
 
     `is_unknown`: it mapped the pool of an agent that died before anybody heard of it. A file lives as long as it is
     mapped, and pages on a device died with that agent, so nothing is freed under it.
     """
 
     def __init__(self, address: Address) -> None:
-        self.address, self.maps, self.state, self.order = address, False, "starting", 0
+        self.address, self.maps, self.state, self.order = address, False, "starting", NO_ORDER
         self.is_unknown = False
 
 
@@ -274,7 +277,7 @@ class Groups(RuleBasedStateMachine):
         self.holders: dict[str, Holder] = {}
         self.asks: list[Any] = []
         self.is_making = False
-        self.epochs = 0
+        self.epochs = self.agents = 0
         self.asked_for = HELD
         for actor_id in (S.actor_id, W.actor_id):
             self._spawn(actor_id)
@@ -282,6 +285,8 @@ class Groups(RuleBasedStateMachine):
 
     def _agent(self) -> None:
         self.asks.clear()
+        # Another incarnation counts its orders anew, and holders tell by both which order is the later one.
+        self.agents += 1
         self.is_making = False
         self.is_offered = self.desired is None
         self.core = MemoryCore([PoolFacts("g", "cpu", 100, self.desired, self.is_there)], retry_s=1.0)
@@ -337,7 +342,7 @@ class Groups(RuleBasedStateMachine):
     def comes_up(self, which: str, is_loaded: bool) -> None:
         """A process that waits for the pool gets it, or hears that it is released; then it loads, and says so."""
         holder = self.holders[which]
-        if holder.state == RELEASED and holder.order:
+        if holder.state == RELEASED and holder.order > NO_ORDER:
             return
         if not holder.maps and self.is_offered and self.is_there:
             self._feed(Mapped("g", holder.address))
@@ -364,7 +369,7 @@ class Groups(RuleBasedStateMachine):
 
     def _answer(self, ask: Any, *, is_heard: bool, is_told: bool) -> None:
         holder = self.holders[ask.holder.actor_id]
-        is_done = is_heard and holder.address == ask.holder and ask.number >= holder.order
+        is_done = is_heard and holder.address == ask.holder and (self.agents, ask.number) >= holder.order
         if is_done and holder.maps and holder.state == "starting":
             # It cannot stop what it is doing, so it ends.
             self.dies(holder.address.actor_id, is_seen=True)
@@ -376,7 +381,7 @@ class Groups(RuleBasedStateMachine):
         self._feed(done if is_done and is_told else NotDone("g", ask.number, ask.holder, "lost"))
 
     def _obey(self, holder: Holder, ask: Any) -> None:
-        holder.order = ask.number
+        holder.order = (self.agents, ask.number)
         if isinstance(ask, AskLetGo):
             holder.maps, holder.state = False, RELEASED
             if holder.address.actor_id == S.actor_id:
