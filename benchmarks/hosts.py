@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from benchmarks.containers.image import NoContainers, base_image, build, image_name, is_built
-from benchmarks.containers.mesh import DECODE, PREFILL, HostMesh
+from benchmarks.containers.mesh import DECODE, HEAD, PREFILL, HostMesh
 from benchmarks.containers.world import World, wait_until
 from benchmarks.recovery import KILL_GOAL_S, Load
 from mesh.supervision.events import Policy
@@ -30,6 +30,8 @@ KILLS: Final[dict[str, Callable[[HostMesh], None]]] = {
 FAULTS: Final[dict[str, Callable[[HostMesh], AbstractContextManager[None]]]] = {
     "decode paused": lambda mesh: mesh[DECODE].paused(),
     "prefill paused": lambda mesh: mesh[PREFILL].paused(),
+    # No stream goes on before it does: a second and a half more than the pause are the goal.
+    "head paused": lambda mesh: mesh[HEAD].paused(),
     "decode cut off": lambda mesh: mesh[DECODE].cut_off(),
     "prefill cut off": lambda mesh: mesh[PREFILL].cut_off(),
     "decode disconnected": lambda mesh: mesh[DECODE].disconnected(),

@@ -13,7 +13,7 @@ PREFILL: Final = "prefill"
 DECODE: Final = "decode"
 HOSTS: Final = (HEAD, PREFILL, DECODE)
 
-_TOPOLOGY: Final = "/etc/kvmesh/mesh.toml"
+TOPOLOGY: Final = "/etc/kvmesh/mesh.toml"
 _NEEDED: Final = frozenset(
     {
         "registry",
@@ -36,16 +36,16 @@ class HostMesh:
         # Nobody is given up: what the budget does is tested elsewhere.
         options = (
             "--volume",
-            f"{ROOT}/deploy/mesh.toml:{_TOPOLOGY}:ro",
+            f"{ROOT}/deploy/mesh.toml:{TOPOLOGY}:ro",
             "--env",
             "KVMESH_SUPERVISION__RESTART_BUDGET=100000",
         )
         keys = {host: (f"{world.volume(f'keys-{host}')}:/keys/{host}") for host in HOSTS}
         mounts = [part for mount in keys.values() for part in ("--volume", mount)]
-        world.run("keys", "new", "--all-hosts", "--file", _TOPOLOGY, "--keys", "/keys", options=(*options, *mounts))
+        world.run("keys", "new", "--all-hosts", "--file", TOPOLOGY, "--keys", "/keys", options=(*options, *mounts))
         for host in HOSTS:
             publish = ("--publish", "127.0.0.1::8000") if host == HEAD else ()
-            command = ("up", "--file", _TOPOLOGY, "--host", host, "--keys", f"/keys/{host}")
+            command = ("up", "--file", TOPOLOGY, "--host", host, "--keys", f"/keys/{host}")
             world.container(host, *command, options=(*options, *publish, "--volume", keys[host]))
         self.port = self[HEAD].port()
 

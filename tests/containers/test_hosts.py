@@ -1,13 +1,14 @@
 """A mesh over three hosts whose hosts die, stand still or are cut off under streams: nobody can tell from the texts."""
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.containers.mesh import DECODE, HEAD, HOSTS, PREFILL, HostMesh
+from benchmarks.containers.mesh import DECODE, HEAD, HOSTS, PREFILL, TOPOLOGY, HostMesh
 from benchmarks.containers.world import World, may_cut_packets, wait_until
 from tests.chaos.streams import NUM_CLIENTS, Answer, Wave, bodies, differences
 from tests.serving.held import held
@@ -115,4 +116,35 @@ def test_struck_under_streams(mesh: HostMesh, undisturbed: list[Answer], name: s
     pulled = mesh.pulled_bytes("tcp")
     assert not differences(asyncio.run(Wave(mesh.port, bodies(f"after {name}")).run()), undisturbed)
     assert mesh.pulled_bytes("tcp") > pulled
+    wait_until(lambda: not held(mesh.metrics()), "nothing is held", 30.0)
+
+
+def test_a_decode_host_joins_by_its_token_and_is_drained_away(mesh: HostMesh, undisturbed: list[Answer]) -> None:
+    before = mesh.settled()
+    head, keys = mesh[HEAD], ("--keys", "/keys/head", "--name", "default")
+    token = head.meshctl("keys", "token", *keys, "--file", TOPOLOGY).stdout.split()[0]
+    mount = f"{mesh.world.volume('keys-joined')}:/keys/decode"
+    command = ("up", "--join", token, "--decode", "1", "--host", "joined", "--keys", "/keys/decode")
+    joined = mesh.world.container("joined", *command, options=("--volume", mount))
+    added = wait_until(lambda: re.search(r"keys add joined '(\S+)'", joined.logs()), "it says what its key is")
+    wait_until(lambda: joined.inspect("{{.State.Running}}") == "false", "unknown it does not begin")
+    head.meshctl("keys", "add", "joined", added[1], *keys)
+    joined.kill()
+    joined.start()
+    wait_until(lambda: "worker-decode-0.joined" in mesh.settled(), "it is one of the hosts", 120.0)
+
+    async def wave_and_end() -> list[Answer]:
+        ended: list[asyncio.Task[object]] = []
+        away = lambda: ended.append(  # noqa: E731
+            asyncio.create_task(asyncio.to_thread(head.meshctl, "down", "--host", "joined"))
+        )
+        wave = Wave(mesh.port, bodies("joined"), at=sum(answer.num_events for answer in undisturbed) // 3, blow=away)
+        answers = await wave.run()
+        await ended[0]
+        return answers
+
+    assert not differences(asyncio.run(wave_and_end()), undisturbed)
+    wait_until(lambda: joined.inspect("{{.State.Running}}") == "false", "it has ended", 90.0)
+    assert joined.inspect("{{.State.ExitCode}}") == "0"
+    wait_until(lambda: mesh.settled() == before, "nobody else was touched")
     wait_until(lambda: not held(mesh.metrics()), "nothing is held", 30.0)
