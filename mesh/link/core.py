@@ -186,7 +186,9 @@ class LinkCore:
             connection = self._connections.get(link)
             if connection is None:
                 if header.verb == Verb.BYE:
-                    return None  # it is lost already, by the registry's word for example
+                    # It is lost already, by the registry's word for example; but the transport has just met it anew.
+                    self.outputs.append(Close(link))
+                    return None
                 connection = self._accept(link, header, parts)
             state = connection.channels[channel]
             if header.sequence == state.received + 1:
