@@ -89,8 +89,8 @@ class RegistryCore:
         self._members[member.actor_id] = member
         self._expiry[member.actor_id] = FOREVER
 
-    def join(self, request: Join, now: float) -> JoinOutcome:
-        """Open or update a membership.
+    def join(self, request: Join, now: float, told: int | None = None) -> JoinOutcome:
+        """Open or update a membership. Who knows version `told`, by default the last, is told all that follows.
 
         Raises `Stale` for an incarnation that a newer one has replaced, and `FrameRefused` for who has not proved it is
         who it says.
@@ -104,7 +104,8 @@ class RegistryCore:
         if known is not None and known.epoch == member.epoch and known.endpoint != member.endpoint:
             # No incarnation moves: two machines were started as one host, in the same second.
             raise Stale(member.address, newest, f"another {member.address} is a member, at {known.endpoint.control}")
-        was_current = (request.known_epoch, request.known_version) == (self.epoch, self.version)
+        least = self.version if told is None else told
+        was_current = request.known_epoch == self.epoch and request.known_version >= least
         upserted, doubted = self._believe(request.known_members, host_of(member.actor_id), now)
         left: list[Departed] = []
         if known is not None and known.epoch < member.epoch:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mesh.address import Address, Endpoint
-from mesh.membership.view import DRAINING, READY, Member, Membership
+from mesh.membership.view import DRAINING, READY, STARTING, Member, Membership
 from mesh.wire.frames import Join
 from nodes.registry.core import FOREVER, RegistryCore, Stale
 
@@ -62,6 +62,21 @@ def test_an_update_by_whoever_is_current_needs_no_snapshot():
     update = join(core, member("a", state=DRAINING), view=view)
     assert update.joined.members is None
     assert update.change.upserted[0].state == DRAINING
+
+
+def test_who_knows_what_was_told_last_needs_no_snapshot_for_what_has_gathered_since():
+    core = RegistryCore(1, LEASE, 0.0)
+    told = join(core, member("a", state=STARTING)).joined.version
+    for name in "bcd":
+        join(core, member(name))
+    again = Join(member=member("a"), known_epoch=1, known_version=told, known_members=[])
+    outcome = core.join(again, 0.0, told)
+    assert (outcome.joined.members, outcome.joined.version) == (None, core.version)
+    assert names(outcome.change.upserted) == ["a#1"]
+    behind = core.join(msgspec.structs.replace(again, known_version=told - 1), 0.0, told)
+    assert names(behind.joined.members) == ["a#1", "b#1", "c#1", "d#1"]
+    other_registry = core.join(msgspec.structs.replace(again, known_epoch=2), 0.0, told)
+    assert other_registry.joined.members
 
 
 def test_who_returns_brings_along_those_of_its_host_whose_leases_ran_out_with_its_own():
