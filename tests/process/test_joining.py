@@ -84,3 +84,9 @@ def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another
             is_done = True
         assert [future.result() for future in said] == [{text} for text in expected]
     assert not any(".e" in actor_id for actor_id in head.ps())
+
+    # Revoked while it runs, without a word to anybody: it is out, and its supervisor still answers at home.
+    revoked = head.meshctl("keys", "revoke", "d")
+    assert revoked.returncode == ExitCode.OK, revoked.stderr
+    head.wait_until(lambda: not any(actor_id.endswith(".d") for actor_id in head.ps()), "d is out")
+    assert d.ps()["worker-decode-0.d"]["state"] == "ready"
