@@ -34,9 +34,10 @@ decode = msgspec.msgpack.decode
 class Connection:
     """One connection with a peer, dialed by either side: two channels, each numbered from 1 in both directions."""
 
-    def __init__(self, number: int, peer: tuple[str, int]) -> None:
+    def __init__(self, number: int, peer: tuple[str, int], name: bytes = b"") -> None:
         self.number = number
         self.peer = peer
+        self.name = name  # the routing id of an accepted one, which no other connection has
         self.sent = [0, 0]
         self.heard = [0, 0]
         self.dealers: list[zmq.Socket] = []  # of a dialed one; an accepted one is answered through the ROUTERs
@@ -66,7 +67,6 @@ class PlainPeer:
             router = self.context.socket(zmq.ROUTER)
             router.setsockopt(zmq.LINGER, 0)
             router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            router.setsockopt(zmq.ROUTER_HANDOVER, 1)
             router.bind(f"ipc://{path}")
             self.routers.append(router)
             endpoints.append(f"ipc://{path}")
@@ -99,11 +99,12 @@ class PlainPeer:
     def dial(self, peer: tuple[str, int], endpoint: tuple[str, str]) -> None:
         """Connect both channels and say hello on each. What is sent after it need not wait for the welcome."""
         connection = self.dialed[peer] = Connection(next(self.numbers), peer)
+        name = f"{self.actor_id}#{self.epoch}#{os.urandom(8).hex()}".encode()  # another one for each connection
         for channel in (CONTROL, DATA):
             dealer = self.context.socket(zmq.DEALER)
             dealer.setsockopt(zmq.LINGER, 100)
             dealer.setsockopt(zmq.RECONNECT_IVL, 86_400_000)  # a connection that ends is never re-made silently
-            dealer.setsockopt(zmq.ROUTING_ID, f"{self.actor_id}#{self.epoch}".encode())
+            dealer.setsockopt(zmq.ROUTING_ID, name)
             dealer.connect(endpoint[channel])
             connection.dealers.append(dealer)
             hello = {"type": "Hello", "min_version": VERSION, "max_version": VERSION, "member": self.member}
@@ -188,8 +189,7 @@ class PlainPeer:
             if connection.dealers:
                 connection.dealers[channel].send_multipart(parts, zmq.NOBLOCK)
             else:
-                name = f"{connection.peer[0]}#{connection.peer[1]}".encode()
-                self.routers[channel].send_multipart([name, *parts], zmq.NOBLOCK)
+                self.routers[channel].send_multipart([connection.name, *parts], zmq.NOBLOCK)
         except zmq.ZMQError:
             connection.sent[channel] -= 1
         return number
@@ -219,7 +219,9 @@ class PlainPeer:
             return  # not a message of this protocol, or for another incarnation
         known = self.accepted.get(name)
         if header[1] == HELLO and (known is None or header[3] >> 32 > max(known.heard) >> 32):
-            known = self.accepted[name] = Connection(next(self.numbers), (header[5], header[6]))
+            peer = (header[5], header[6])
+            self.end_accepted(peer)
+            known = self.accepted[name] = Connection(next(self.numbers), peer, name)
         if known is not None:
             self.on_message(known, channel, header, body)
 
@@ -273,10 +275,14 @@ class PlainPeer:
 
     def forget(self, peer: tuple[str, int]) -> None:
         """Close the connection that this peer has dialed, and answer on the other one no more."""
-        self.accepted.pop(f"{peer[0]}#{peer[1]}".encode(), None)
+        self.end_accepted(peer)
         connection = self.dialed.pop(peer, None)
         for dealer in connection.dealers if connection else ():
             dealer.close()
+
+    def end_accepted(self, peer: tuple[str, int]) -> None:
+        """Answer no more on a connection that this peer has made."""
+        self.accepted = {name: one for name, one in self.accepted.items() if one.peer != peer}
 
 
 def read(parts: list[bytes]) -> tuple[list | None, dict]:

@@ -94,7 +94,8 @@ async def test_who_may_not_is_refused_counted_and_logged_once(world):
     local = ZeroMQOptions(run_directory=world.hosts["head"][0])
     with capture_logs() as logs:
         for code, name, listen, shown in (
-            ("bad_header", "z.d", insecure, {"host": "d"}),
+            # Whichever of the two sides of the handshake finds out first that the other speaks something else.
+            ("bad_header no_handshake", "z.d", insecure, {"host": "d"}),
             ("unknown_key", "z.d", world.by_tcp(stranger), {"host": "d"}),
             ("wrong_key", "z.head", world.by_tcp(d), {"host": "d"}),
             ("wrong_key", "x.head", world.by_tcp(d), {"host": "head", "epoch": 9}),
@@ -105,7 +106,7 @@ async def test_who_may_not_is_refused_counted_and_logged_once(world):
             ("wrong_key", "y.d", local, {"host": "d", "epoch": 9}),
         ):
             # Not only: what ZeroMQ says of a connection that was refused before may come late.
-            assert code in await world.attack(name, listen, **shown), (code, name, shown)
+            assert {*code.split()} & {*await world.attack(name, listen, **shown)}, (code, name, shown)
     assert (await world.y.actor.ctx.ask("x.head", HI, timeout_s=2)).message == HI
     assert (await world.x.actor.ctx.ask("y.d", HI, timeout_s=2)).message == HI
     said = [(entry["actor"], entry["peer"], entry["code"]) for entry in logs if entry["event"] == "frame refused"]
