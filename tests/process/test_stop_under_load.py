@@ -86,7 +86,7 @@ def up_on_a_terminal(host):
 
 @pytest.mark.parametrize("keys", [b"\x03", b""], ids=["interrupted", "closed"])
 def test_a_terminal_while_streams_run(host, keys):
-    host.environment["KVMESH_SUPERVISION__DRAIN_TIMEOUT_S"] = "1"
+    host.environment["KVMESH_SUPERVISION__DRAIN_TIMEOUT_S"] = "2"
     pid, master = up_on_a_terminal(host)
     streams = Streams(host.port)
     try:
