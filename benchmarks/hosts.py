@@ -72,6 +72,8 @@ def report(name: str, blows: list[list[float]]) -> None:
     p50, p99 = stalls[len(stalls) // 2], stalls[int(len(stalls) * 0.99)]
     mean = len(stalls) / len(blows)
     print(f"{name:<22}{len(blows):>6}{mean:>9.1f}{p50:>9.2f}{p99:>9.2f}{worst[len(worst) // 2]:>9.2f}", flush=True)
+    # All of them: one blow of ten that is unlike the others has a cause of its own.
+    print(f"{'':<22}worst of each blow: {' '.join(f'{one:.2f}' for one in worst)}", flush=True)
 
 
 async def measure(mesh: HostMesh, args: argparse.Namespace) -> list[str]:

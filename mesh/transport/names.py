@@ -2,7 +2,7 @@
 
 ZeroMQ looks a name up in the one thread that serves all sockets, and everything of the process stands still meanwhile:
 of a container that is gone a name server may say so after 5 s or more, and every actor that dialed one was killed for
-its silence. A look-up is a thread of its own, and of one name there is one at a time.
+its silence. A look-up is a thread of its own; who asks for a name that is being looked up waits for the same answer.
 """
 
 import asyncio
@@ -13,6 +13,11 @@ import threading
 from typing import Final
 
 _TCP: Final = "tcp://"
+
+_FIRST_PAUSE_S: Final = 0.25
+_MAX_PAUSE_S: Final = 1.0
+# Of one name. Resolvers give up after 10 s or 20 s, so seldom is one begun later than a pause after the one before.
+_MAX_ASKING: Final = 16
 
 
 def name_in(where: str) -> str:
@@ -32,27 +37,64 @@ def with_address(where: str, address: str) -> str:
     return f"{_TCP}{f'[{address}]' if ':' in address else address}:{where.rpartition(':')[2]}"
 
 
+class _Search:
+    """What is being asked about one name. `found` is of those who wait now; threads of earlier ones may still ask."""
+
+    __slots__ = ("found", "num_asking", "num_begun", "timer")
+
+    def __init__(self, found: "asyncio.Future[str]") -> None:
+        self.found = found
+        self.num_begun = 0
+        self.num_asking = 0
+        self.timer: asyncio.TimerHandle | None = None
+
+
 class Names:
-    """Look-ups on one loop."""
+    """Look-ups on one loop, between it and `close`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._running: dict[str, asyncio.Future[str]] = {}
+        self._searches: dict[str, _Search] = {}
 
     def look_up(self, name: str) -> "asyncio.Future[str]":
         """The name's IP address, of which one of IPv4 goes first; shared by all who ask meanwhile, so do not cancel it.
 
         Raises OSError where there is none. There is no deadline: whoever needs it has one.
         """
-        found = self._running.get(name)
-        if found is None:
-            found = self._running[name] = self._loop.create_future()
+        search = self._searches.get(name)
+        if search is None:
+            search = self._searches[name] = _Search(self._loop.create_future())
+        elif search.found.done():
+            search.found = self._loop.create_future()
+        else:
+            return search.found
+        self._ask(name, search)
+        return search.found
+
+    def close(self) -> None:
+        """Ask no more. Threads that still do end by themselves."""
+        for search in self._searches.values():
+            if search.timer is not None:
+                search.timer.cancel()
+        self._searches.clear()
+
+    def _ask(self, name: str, search: _Search) -> None:
+        """Once now, and again soon: an answer may be ten seconds on its way although the name is back long since.
+
+        A container's name goes with it, and a question that falls into the moment until it is made again waits for
+        name servers that do not answer (5 s, twice). Streams stood still for 11.6 s for that.
+        """
+        if search.num_asking < _MAX_ASKING:
+            search.num_begun += 1
+            search.num_asking += 1
             # Not the loop's pool: a few names that are gone would take all of its threads, and it waits for them when
             # it is closed.
-            threading.Thread(target=self._ask, args=(name, found), name=f"look up {name}", daemon=True).start()
-        return found
+            arguments = (name, search, search.num_begun)
+            threading.Thread(target=self._wait, args=arguments, name=f"look up {name}", daemon=True).start()
+        pause_s = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(search.num_asking - 1, 8))
+        search.timer = self._loop.call_later(pause_s, self._ask, name, search)
 
-    def _ask(self, name: str, found: "asyncio.Future[str]") -> None:
+    def _wait(self, name: str, search: _Search, number: int) -> None:
         address, error = "", None
         try:
             entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -61,15 +103,20 @@ class Names:
             error = OSError(f"{name} cannot be looked up: {problem}")
         # A loop that is closed wants no answer any more.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._answer, name, found, address, error)
+            self._loop.call_soon_threadsafe(self._answer, name, search, number, address, error)
 
-    def _answer(self, name: str, found: "asyncio.Future[str]", address: str, error: OSError | None) -> None:
-        del self._running[name]
-        if found.cancelled():
-            return
-        if error is None:
-            found.set_result(address)
-        else:
-            found.set_exception(error)
-            # Who asked may have given up: that nobody looks is no fault.
-            found.exception()
+    def _answer(self, name: str, search: _Search, number: int, address: str, error: OSError | None) -> None:
+        search.num_asking -= 1
+        if not search.found.done():
+            if error is None:
+                search.found.set_result(address)
+            elif number == search.num_begun:
+                # That there is none says only who was asked last: an earlier answer may be from before it came back.
+                search.found.set_exception(error)
+                # Who asked may have given up: that nobody looks is no fault.
+                search.found.exception()
+        if search.found.done():
+            if search.timer is not None:
+                search.timer.cancel()
+            if not search.num_asking and self._searches.get(name) is search:
+                del self._searches[name]

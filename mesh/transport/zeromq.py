@@ -199,6 +199,7 @@ class ZeroMQTransport:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
+        self._names.close()
         if self._door is not None:
             self._door.close()
         for dialed in self._dialed.values():

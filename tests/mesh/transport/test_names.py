@@ -1,0 +1,68 @@
+"""Names are looked up beside the loop, and a look-up that hangs holds nobody up for whom the name is there again."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from mesh.transport.names import Names
+
+
+class Resolver:
+    """Plays `getaddrinfo`: the first `num_hanging` questions wait until `release`, and find nothing then."""
+
+    def __init__(self, num_hanging: int, num_absent: int = 0) -> None:
+        self.num_asked = 0
+        self.release = threading.Event()
+        self._hanging = num_hanging
+        self._absent = num_absent
+
+    def __call__(self, name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        self.num_asked += 1
+        if self.num_asked <= self._hanging:
+            assert self.release.wait(60.0)
+            raise socket.gaierror(socket.EAI_AGAIN, "no name server answers")
+        if self.num_asked <= self._hanging + self._absent:
+            raise socket.gaierror(socket.EAI_NONAME, f"there is no {name}")
+        return [(socket.AF_INET6, 0, 0, "", ("::7", 0)), (socket.AF_INET, 0, 0, "", ("10.0.0.7", 0))]
+
+
+@pytest.fixture
+def resolver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
+    made = Resolver(*request.param)
+    monkeypatch.setattr(socket, "getaddrinfo", made)
+    yield made
+    made.release.set()
+
+
+@pytest.mark.parametrize("resolver", [(2,)], indirect=True)
+async def test_a_name_that_is_back_is_found_while_earlier_questions_hang(resolver: Resolver) -> None:
+    names = Names(asyncio.get_running_loop())
+    assert await asyncio.wait_for(names.look_up("decode"), 10.0) == "10.0.0.7"
+    assert resolver.num_asked == 3
+    # Nor does what was asked before it came back say later that it is not there.
+    resolver.release.set()
+    assert await asyncio.wait_for(names.look_up("decode"), 10.0) == "10.0.0.7"
+    names.close()
+
+
+@pytest.mark.parametrize("resolver", [(1, 1)], indirect=True)
+async def test_an_absent_name_is_said_at_once_by_who_was_asked_last(resolver: Resolver) -> None:
+    names = Names(asyncio.get_running_loop())
+    with pytest.raises(OSError, match=r"decode cannot be looked up: .*there is no decode"):
+        await asyncio.wait_for(names.look_up("decode"), 10.0)
+    assert not resolver.release.is_set(), "the first question has no answer yet"
+    assert await asyncio.wait_for(names.look_up("decode"), 10.0) == "10.0.0.7"
+    names.close()
+
+
+@pytest.mark.parametrize("resolver", [(0,)], indirect=True)
+async def test_who_asks_meanwhile_shares_the_answer(resolver: Resolver) -> None:
+    names = Names(asyncio.get_running_loop())
+    first, second = names.look_up("decode"), names.look_up("decode")
+    assert first is second
+    assert await first == "10.0.0.7"
+    assert resolver.num_asked == 1
+    names.close()
