@@ -264,7 +264,12 @@ class ScaleMesh:
         name = "worker-decode-0.h0"
         self.processes[name].kill()
         await asyncio.sleep(0.01)
+        began = asyncio.get_running_loop().time()
         self.processes["supervisor.h0"].enter(self.actors["supervisor.h0"].tell_dead, Address(name, 1), "killed")
+        views = [one.registration.view for actor_id, one in self.systems.items() if actor_id not in (name, "registry")]
+        while any(view.get(name) for view in views):  # noqa: ASYNC110 - as `settle`
+            await asyncio.sleep(0.001)
+        print(f"# death: everybody knows after {asyncio.get_running_loop().time() - began:.3f} s", flush=True)
         await asyncio.sleep(0.25)
         await self.start(name, 2)
 

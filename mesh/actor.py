@@ -15,7 +15,7 @@ from mesh.errors import NOT_SERVED
 from mesh.membership.view import Member
 from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
-from mesh.wire.frames import Heartbeat
+from mesh.wire.frames import Heartbeat, PeerDown
 
 __all__ = ["Actor", "Answer", "Call", "Context"]
 
@@ -63,6 +63,9 @@ class Actor:
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         """An incarnation that this actor had a link to is gone or cut off."""
+
+    def on_peer_down(self, sender: Address, down: PeerDown) -> None:
+        """Somebody whose word counts has said that an incarnation is dead; links and `ctx.members` are rid of it."""
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
         """The view of the mesh changed; `ctx.members` already says so."""

@@ -28,6 +28,7 @@ class Context:
         publish, subscribe, unsubscribe  `mesh/pubsub/publishing.py`       topics
         later, spawn                     `mesh/runtime/task_supervisor.py` timers and tasks whose exceptions are caught
         announce, describe, stats        `mesh/system.py`                  what others are told of this actor
+        bury                             `mesh/system.py`                  who is dead, as its supervisor knows
         credentials                      `mesh/membership/proof.py`        who is proved, and whose word counts
     """
 
@@ -53,6 +54,7 @@ class Context:
         self.spawn = system.tasks.spawn
         self.announce = system.announce
         self.describe = system.describe
+        self.bury = system.bury
         self.credentials = system.credentials
         self.stats = system.stats
 

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from mesh.actor import Actor
-from mesh.address import Address, Endpoint, host_of
+from mesh.address import Address, Endpoint
 from mesh.calls.asking import Asking
 from mesh.calls.serving import Call, Serving
 from mesh.calls.tells import Tells
@@ -31,12 +31,10 @@ from mesh.membership.view import (
     DRAINING,
     READY,
     STARTING,
-    SUPERVISOR,
     Bootstrap,
     LearningBootstrap,
     Member,
     MemberChange,
-    is_of_host,
 )
 from mesh.options import SystemOptions
 from mesh.pubsub.publishing import Publishing
@@ -304,6 +302,11 @@ class ActorSystem:
         for member in change.joined:
             self.publishing.appeared(member.actor_id)
 
+    def bury(self, dead: Address, reason: str) -> None:
+        """An incarnation is dead: it is no member and has no links any more, before the registry says so."""
+        self.links.lose(dead, reason)
+        self.members_changed(self.registration.view.forget(dead))
+
     def _find(self, actor_id: str) -> Member | None:
         return self.registration.view.get(actor_id)
 
@@ -329,15 +332,13 @@ class ActorSystem:
     # What is told or asked of every actor
 
     def _on_peer_down(self, sender: Address, message: PeerDown) -> bool:
-        # Anybody may say so, and only these two know: a wrong word would cut a living actor off.
-        if sender != self.registration.registry and not self._is_supervisor_of(message.actor_id, sender):
-            return False
         peer = self.links.get(sender.actor_id)
-        if peer is None or not self.credentials.believe(sender, is_proved=peer.is_proved):
+        if peer is None or not self.registration.may_say_dead(sender, message):
             return False
-        dead = Address(message.actor_id, message.epoch)
-        self.links.lose(dead, message.reason or "its supervisor says it is dead")
-        self.members_changed(self.registration.view.forget(dead))
+        if not self.credentials.believe(sender, is_proved=peer.is_proved):
+            return False
+        self.bury(Address(message.actor_id, message.epoch), message.reason or "its supervisor says it is dead")
+        self.tasks.call("on_peer_down", self.actor.on_peer_down, sender, message)
         return True
 
     def _on_draining(self, peer: Peer, channel: Channel, header: Header, parts: Sequence[Buffer]) -> None:
@@ -379,12 +380,3 @@ class ActorSystem:
             "mesh_uptime_seconds": self._loop.time() - self._started_at,
         }
         return self._figures.reply(self._loop.time(), gauges)
-
-    def _is_supervisor_of(self, actor_id: str, sender: Address) -> bool:
-        if self.options.supervisor is not None and self.options.supervisor[0] == sender:
-            return not (host := host_of(sender.actor_id)) or host_of(actor_id) in ("", host)
-        # Other hosts have theirs, and who was started by hand has none of its own.
-        member = self.registration.view.get(sender.actor_id)
-        if member is None or member.address != sender or member.role != SUPERVISOR:
-            return False
-        return is_of_host(actor_id, self.registration.view.get(actor_id), host_of(sender.actor_id))

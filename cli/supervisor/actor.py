@@ -28,6 +28,7 @@ from cli.protocol import (
     TakeAllowList,
 )
 from cli.supervisor.allow_list import AllowListPush
+from cli.supervisor.deaths import Deaths
 from cli.supervisor.log_files import LogFolder
 from cli.supervisor.memory_relay import relay
 from cli.supervisor.whole_mesh import ASK_TIMEOUT_S, list_whole_mesh, other_supervisors
@@ -38,9 +39,8 @@ from mesh.address import Address, host_of
 from mesh.errors import CallError
 from mesh.membership.view import SUPERVISOR, Member
 from mesh.runtime.key_files import KeyRing
-from mesh.transport.base import Channel
 from mesh.wire.codec import Codec
-from mesh.wire.frames import Leave, PeerDown
+from mesh.wire.frames import PeerDown
 from nodes.actor_figures import ActorFigures, actor_figures
 from nodes.numerics import kernels_note, numerics_note, quantization_note
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
@@ -50,7 +50,6 @@ from nodes.stats import ask_stats
 if TYPE_CHECKING:
     from cli.supervisor.keeper import ProcessKeeper
 
-_LEAVE_TIMEOUT_S = 1.0
 _STATS_TIMEOUT_S = 1.0
 """Who is stopped or hangs is shown without figures."""
 
@@ -87,6 +86,7 @@ class SupervisorActor(Actor):
     async def start(self) -> None:
         """Remember when."""
         self._started_at = self.ctx.now()
+        self._deaths = Deaths(self.ctx)
         self._rolling = WholeRestart(self.ctx, self._look)
         if self._keys is not None:
             self._push = AllowListPush(self.ctx, self._keys)
@@ -244,25 +244,16 @@ class SupervisorActor(Actor):
         )
 
     def tell_dead(self, dead: Address, reason: str) -> None:
-        """Tell everybody that an incarnation was reaped, so that nobody waits for it."""
-        down = PeerDown(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
-        for member in self.ctx.members.all():
-            if member.actor_id not in (dead.actor_id, self.ctx.address.actor_id):
-                self.ctx.tell(member.actor_id, down, channel=Channel.CONTROL)
-        self.ctx.spawn(self._leave(dead, reason), name=f"leave-{dead}")
+        """Tell everybody that an incarnation was reaped."""
+        self._deaths.tell(dead, reason)
+
+    def on_peer_down(self, sender: Address, down: PeerDown) -> None:
+        """Who is dead on another host is said to this one's actors."""
+        self._deaths.pass_on(sender, down)
 
     def tell_drained(self, drained: dict[str, int]) -> None:
         """Tell everybody, those who come later too, who stays away by an operator's wish: ids and last epochs."""
         self.ctx.announce(**msgspec.structs.asdict(SupervisorAttributes(drained=drained)))
-
-    async def _leave(self, dead: Address, reason: str) -> None:
-        leave = Leave(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
-        for registry in self.ctx.members.by_role("registry", ready=False):
-            try:
-                await self.ctx.ask(registry.actor_id, leave, timeout_s=_LEAVE_TIMEOUT_S)
-            except CallError:
-                # Its lease ends by itself.
-                return
 
 
 def _host_of(me: Member, members: Mapping[str, Member], actor: ActorStatus) -> str:

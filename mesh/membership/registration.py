@@ -24,10 +24,10 @@ from mesh.errors import (
     WrongMesh,
     WrongSpec,
 )
-from mesh.membership.view import Bootstrap, Member, MemberChange, Membership
+from mesh.membership.view import SUPERVISOR, Bootstrap, Member, MemberChange, Membership, is_of_host
 from mesh.options import SystemOptions
 from mesh.runtime.task_supervisor import TaskSupervisor
-from mesh.wire.frames import STOPPED, Heartbeat, Join, Joined, Leave, MembersChanged
+from mesh.wire.frames import STOPPED, Heartbeat, Join, Joined, Leave, MembersChanged, PeerDown
 
 _MAX_EARLY: Final = 64
 """Changes kept while joining. More are dropped: the gap shows in the versions, and a snapshot fills it."""
@@ -133,6 +133,24 @@ class Registration:
         if len(self._early) < _MAX_EARLY:
             self._early.append(body)
         return True
+
+    def may_say_dead(self, sender: Address, down: PeerDown) -> bool:
+        """Whether it is the sender's to know: anybody may say so, and a wrong word would cut a living actor off."""
+        host, view, supervisor = host_of(sender.actor_id), self.view, self._options.supervisor
+        if sender == self.registry:
+            return True
+        if supervisor is not None and supervisor[0] == sender:
+            if not down.said_by:
+                return not host or host_of(down.actor_id) in ("", host)
+        else:
+            # Other hosts have theirs, and who was started by hand has none of its own.
+            member = view.get(sender.actor_id)
+            if member is None or member.address != sender or member.role != SUPERVISOR:
+                return False
+            # What it was told it says on its own host: one that lies harms nobody else.
+            if down.said_by and host != self._describe().host:
+                return False
+        return is_of_host(down.actor_id, view.get(down.actor_id), host_of(down.said_by or sender.actor_id))
 
     def _apply(self, body: MembersChanged) -> None:
         change = self.view.apply(

@@ -161,12 +161,15 @@ class PeerDown(Message, frozen=True):
     """A supervisor tells that an incarnation is dead (reaped), so that whoever waits for it stops at once.
 
     Believed of the registry, of the receiver's own supervisor, and of members with the role `supervisor` of actors of
-    their host; on a host whose supervisor has a secret only if they are proved.
+    their host; on a host whose supervisor has a secret only if they are proved. Other hosts' supervisors are told, and
+    tell their own actors in turn, with `said_by`, the supervisor that they have it from: of the supervisor of the
+    receiver's host that is believed of actors of the host of `said_by`.
     """
 
     actor_id: str
     epoch: int
     reason: str = ""
+    said_by: str = ""
 
 
 class Subscribe(Message, frozen=True):

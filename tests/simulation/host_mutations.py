@@ -5,7 +5,7 @@ from typing import Any
 from kvstore.transfer.paired import transport
 from kvstore.transfer.paired.pair import Finished, Pair
 from kvstore.transfer.session import TransferSession
-from mesh import system
+from mesh.membership import registration
 from mesh.membership.registration import Registration
 from mesh.membership.view import Membership
 from nodes.registry import actor as registry
@@ -59,7 +59,7 @@ HOSTS_PLANTED: dict[str, Patches] = {
     # With its supervisor gone too there is nobody else to say so.
     "a host that is lost for good stays in the mesh": [around(RegistryCore, "expire", nothing)],
     "a host that was cut off does not join again": [around(Registration, "heartbeat", nothing)],
-    "a foreign PeerDown is believed": [around(system, "is_of_host", _anybody)],
+    "a foreign PeerDown is believed": [around(registration, "is_of_host", _anybody)],
     "a foreign Leave is believed": [around(registry, "is_of_host", _anybody)],
     "changes that a cut swallowed are not missed": [around(Membership, "apply", _without_looking_for_gaps)],
 }

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mesh.membership.proof import Credentials, HostSecret
-from mesh.system import ActorSystem
+from mesh.membership.registration import Registration
 from nodes.registry.actor import RegistryActor
 from nodes.registry.core import RegistryCore
 from tests.simulation.planting import Patches, around, first_caught, nothing
@@ -37,7 +37,7 @@ PLANTED: dict[str, Patches] = {
     # The sender's role is the other guard.
     "a foreign PeerDown is believed": [
         around(Credentials, "believe", _anybody),
-        around(ActorSystem, "_is_supervisor_of", _anybody),
+        around(Registration, "may_say_dead", _anybody),
         around(RegistryActor, "_leave", nothing),
     ],
     "hearsay without a proof is believed": [around(RegistryCore, "_believe", _believe_all)],

@@ -1,0 +1,74 @@
+"""A supervisor's word that an incarnation is dead, as it goes round the mesh.
+
+    supervisor of its host --ipc--> actors of that host
+                           --PeerDown, over the network--> supervisor of each other host --said_by, ipc--> its actors
+                           --Leave--> registry, which tells everybody too
+
+So a death costs a message for each host, on links that stay, and not three for each actor of the mesh, most of which
+have never spoken to this supervisor. Who has no supervisor, or whose way is full, is told without it; what is lost with
+a supervisor that dies meanwhile the registry says, and without a registry the connection that ended.
+"""
+
+import msgspec
+
+from cli.supervisor.whole_mesh import other_supervisors
+from mesh.actor import Context
+from mesh.address import Address, host_of
+from mesh.errors import CallError
+from mesh.membership.view import Member
+from mesh.transport.base import Channel
+from mesh.wire.frames import Leave, PeerDown
+
+_LEAVE_TIMEOUT_S = 1.0
+
+
+class Deaths:
+    """What one supervisor says, and passes on, of who is dead."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+
+    def tell(self, dead: Address, reason: str) -> None:
+        """An actor of this host was reaped: everybody is told, so that nobody waits for it."""
+        down = PeerDown(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
+        # Its own view as well, which would bring the dead to life at the next registry.
+        self._ctx.bury(dead, reason)
+        self._tell_own(down)
+        own = self._host
+        heard = {host_of(one.actor_id) for one in other_supervisors(self._ctx) if self._tell(one.actor_id, down)}
+        for member in self._ctx.members.all():
+            if (host := _host_of(member)) != own and host not in heard:
+                self._tell(member.actor_id, down)
+        self._ctx.spawn(self._leave(dead, reason), name=f"leave-{dead}")
+
+    def pass_on(self, sender: Address, down: PeerDown) -> None:
+        """What another host's supervisor has said of its own. Passed on to a supervisor it would not be believed."""
+        self._tell_own(msgspec.structs.replace(down, said_by=sender.actor_id))
+
+    @property
+    def _host(self) -> str:
+        return host_of(self._ctx.address.actor_id)
+
+    def _tell_own(self, down: PeerDown) -> None:
+        own = self._host
+        for member in self._ctx.members.all():
+            # A mesh of one host gives no actor a host in its id, nor its supervisor.
+            is_own = not own or _host_of(member) == own
+            if is_own and member.actor_id not in (down.actor_id, self._ctx.address.actor_id):
+                self._tell(member.actor_id, down)
+
+    def _tell(self, actor_id: str, down: PeerDown) -> bool:
+        return self._ctx.tell(actor_id, down, channel=Channel.CONTROL)
+
+    async def _leave(self, dead: Address, reason: str) -> None:
+        leave = Leave(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
+        for registry in self._ctx.members.by_role("registry", ready=False):
+            try:
+                await self._ctx.ask(registry.actor_id, leave, timeout_s=_LEAVE_TIMEOUT_S)
+            except CallError:
+                # Its lease ends by itself.
+                return
+
+
+def _host_of(member: Member) -> str:
+    return host_of(member.actor_id) or member.host
