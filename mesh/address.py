@@ -9,6 +9,12 @@ HOST_NAME: Final = r"^(?![0-9]+$)[a-z0-9][a-z0-9-]{0,11}$"
 """What a host may be called in a mesh of several: no number, which behind an actor's name is its rank."""
 _HOST_OF_ID: Final = re.compile(r"\.((?![0-9]+(?:\.|$))[a-z0-9][a-z0-9-]{0,11})(?:\.[0-9]+)?$")
 
+MAX_EPOCH: Final = 1 << 44
+"""No epoch is that high: as many bits has the name of a pool's making; the clock's milliseconds, which some take, 41."""
+MAX_HEARD_EPOCH: Final = 1 << 43
+"""What others may say that somebody's epoch is. The other half is for going above it: by somebody's word nobody gets
+where no later incarnation can be."""
+
 
 class Address(NamedTuple):
     """One incarnation of an actor. Epochs of one actor id are ordered and issued by its supervisor."""

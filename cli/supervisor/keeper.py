@@ -20,13 +20,13 @@ from cli.protocol import ActorList, ActorStatus
 from cli.supervisor.actor import NotGiven, NotRecordable, UnknownActor
 from cli.supervisor.children import Children, spawn_process
 from cli.supervisor.exits import Exits
-from cli.supervisor.mesh_directory import MAX_EPOCH, Manifest, MeshDirectory, ProcessRecord
+from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord
 from cli.supervisor.processes import Process
 from cli.supervisor.record import ZYGOTE, SupervisionRecord
 from cli.supervisor.role import RoleRun
 from cli.supervisor.secret import secret_pipe
 from cli.supervisor.zygote_client import SUPERVISOR_FD, ZygoteClient
-from mesh.address import Address, Endpoint
+from mesh.address import MAX_EPOCH, Address, Endpoint
 from mesh.membership.proof import NEVER_GIVEN, HostSecret
 from mesh.membership.view import DRAINING, READY, RELEASED, SUPERVISOR, Member
 from mesh.runtime.driver import CoreDriver

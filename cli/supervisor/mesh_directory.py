@@ -27,14 +27,12 @@ import msgspec
 from cli.errors import AlreadyRunning, BadManifest, CliError
 from cli.plan.names import agent_id
 from cli.supervisor.processes import start_time
-from mesh.address import Address, Endpoint, host_of
+from mesh.address import MAX_EPOCH, Address, Endpoint, host_of
 from mesh.errors import BindError
 from mesh.membership.view import SUPERVISOR
 from mesh.runtime.run_directory import RunDirectory, replace_file
 
 _FILE_MODE: Final = 0o600
-MAX_EPOCH: Final = 1 << 44
-"""As many bits as the name of a pool's making has room for; the clock's milliseconds, which some take, need 41."""
 _NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 """What decoding raises: bytes that are no UTF-8 raise a ValueError."""
 _MAX_MANIFEST_BYTES: Final = 1 << 24

@@ -11,13 +11,15 @@ off has lost nobody, and links within it live on.
 
 Epochs of who has left are remembered: a host that comes back without its files and with its clock behind would bring an
 epoch that is lower, or the same, and whoever knew the one before (a worker its scheduler) would refuse it for good.
+Where that is the registry's own host, what is remembered is what the others bring along: of its actors they have no
+proofs to show, so nobody named is a member by that, but none of them is taken below the epoch that is named.
 """
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from mesh.address import Address, host_of
-from mesh.errors import FrameRefused
+from mesh.address import MAX_EPOCH, MAX_HEARD_EPOCH, Address, host_of
+from mesh.errors import STALE_EPOCH, FrameRefused
 from mesh.membership.view import Member
 from mesh.wire.frames import Departed, Join, Joined, MembersChanged
 
@@ -98,6 +100,8 @@ class RegistryCore:
         member = request.member
         known = self._members.get(member.actor_id)
         self._check(member, known)
+        if member.epoch >= MAX_EPOCH:
+            raise FrameRefused(STALE_EPOCH, f"{member.address} has no epoch that another could follow")
         # Not at the same one: who only lost its lease, as a stopped process does, comes again as it was.
         if (newest := self._newest(member.actor_id)) > member.epoch:
             raise Stale(member.address, newest)
@@ -106,8 +110,7 @@ class RegistryCore:
             raise Stale(member.address, newest, f"another {member.address} is a member, at {known.endpoint.control}")
         least = self.version if told is None else told
         was_current = request.known_epoch == self.epoch and request.known_version >= least
-        upserted, doubted = self._believe(request.known_members, host_of(member.actor_id), now)
-        left: list[Departed] = []
+        upserted, doubted, left = self._believe(request.known_members, member.actor_id, now)
         if known is not None and known.epoch < member.epoch:
             left.append(Departed(actor_id=known.actor_id, epoch=known.epoch, reason="replaced"))
         if known != member:
@@ -158,16 +161,22 @@ class RegistryCore:
         return min(self._expiry.values(), default=FOREVER)
 
     def _believe(
-        self, known_members: Iterable[Member], host: str, now: float
-    ) -> tuple[list[Member], list[tuple[Address, FrameRefused]]]:
+        self, known_members: Iterable[Member], by: str, now: float
+    ) -> tuple[list[Member], list[tuple[Address, FrameRefused]], list[Departed]]:
+        """Who is a member by the word of another, whose word was doubted, and who has left by that."""
         believed: list[Member] = []
         doubted: list[tuple[Address, FrameRefused]] = []
+        outlived: list[Departed] = []
+        host = host_of(by)
         for member in known_members:
             is_lapsed = self._departed.get(member.actor_id) == self._lapsed.get(member.actor_id) == member.epoch
             is_neighbour = bool(host) and host_of(member.actor_id) == host
             if now >= self._known_members_until and not (is_lapsed and is_neighbour):
                 continue
             known = self._members.get(member.actor_id)
+            # Who is to come next has to be able to go above it.
+            if member.epoch > MAX_HEARD_EPOCH:
+                continue
             # Of two that say it of the same incarnation the first is enough; who has left may have come again.
             if self._newest(member.actor_id) >= member.epoch + (known is None):
                 continue
@@ -175,13 +184,23 @@ class RegistryCore:
                 self._check(member, known)
             except FrameRefused as refusal:
                 doubted.append((member.address, refusal))
+                # Its own host's supervisor says of itself who lives there.
+                if host and host != host_of(member.actor_id) and self._expiry.get(member.actor_id) != FOREVER:
+                    outlived += self._outlive(member, known)
                 continue
             self._departed.pop(member.actor_id, None)
             self._members[member.actor_id] = member
             self._expiry[member.actor_id] = now + self.lease_s
             self._heard.add(member.actor_id)
             believed.append(member)
-        return believed, doubted
+        return believed, doubted, outlived
+
+    def _outlive(self, doubted: Member, known: Member | None) -> list[Departed]:
+        """Another host knows a later incarnation: none before that one is taken, nor kept, and the next goes above."""
+        reason = "a later one was known before the registry was"
+        left = [] if known is None else self._drop([doubted.actor_id], reason)
+        self._remember(*doubted.address)
+        return left
 
     def _newest(self, actor_id: str) -> int:
         """The latest epoch of an actor that has been a member, 0 if none is known."""
@@ -189,17 +208,23 @@ class RegistryCore:
         return member.epoch if member is not None else self._departed.get(actor_id, 0)
 
     def _end(self, actor_ids: list[str], reason: str) -> MembersChanged:
+        return self._change([], self._drop(actor_ids, reason))
+
+    def _drop(self, actor_ids: list[str], reason: str) -> list[Departed]:
         left: list[Departed] = []
         for actor_id in actor_ids:
             member = self._members.pop(actor_id)
             del self._expiry[actor_id]
             self._heard.discard(actor_id)
             left.append(Departed(actor_id=actor_id, epoch=member.epoch, reason=reason))
-            self._departed[actor_id] = member.epoch
-            if len(self._departed) > _MAX_DEPARTED:
-                # Clients with an id of their own each come and go by the thousand; a mesh's actors are hundreds.
-                del self._departed[next(iter(self._departed))]
-        return self._change([], left)
+            self._remember(actor_id, member.epoch)
+        return left
+
+    def _remember(self, actor_id: str, epoch: int) -> None:
+        self._departed[actor_id] = epoch
+        if len(self._departed) > _MAX_DEPARTED:
+            # Clients with an id of their own each come and go by the thousand; a mesh's actors are hundreds.
+            del self._departed[next(iter(self._departed))]
 
     def _change(self, upserted: list[Member], left: list[Departed]) -> MembersChanged:
         self.version += 1

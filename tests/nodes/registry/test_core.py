@@ -4,7 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mesh.address import Address, Endpoint
+from mesh.address import MAX_EPOCH, MAX_HEARD_EPOCH, Address, Endpoint, host_of
+from mesh.errors import FrameRefused
 from mesh.membership.view import DRAINING, READY, STARTING, Member, Membership
 from mesh.wire.frames import Join
 from nodes.registry.core import FOREVER, RegistryCore, Stale
@@ -174,6 +175,55 @@ def test_known_members_of_an_older_incarnation_is_nothing_new():
     join(core, member("b", 4))
     outcome = join(core, member("a"), known_members=[member("b", 3), member("b", 4)])
     assert names(outcome.change.upserted) == ["a#1"]
+
+
+def doubting(host):
+    """A check that takes nobody of a host by another's word, as its supervisor's secret is new."""
+
+    def check(who, known):
+        if host_of(who.actor_id) == host and not who.proof:
+            raise FrameRefused("no_proof")
+
+    return check
+
+
+def proved(actor_id, epoch):
+    return msgspec.structs.replace(member(actor_id, epoch), proof=b"p")
+
+
+@pytest.mark.parametrize("is_there_first", [False, True])
+def test_actors_of_the_registrys_host_go_above_what_other_hosts_knew_of_them(is_there_first):
+    """The host has lost its files, its clock is behind, and the others name its actors without proofs."""
+    core = RegistryCore(9, LEASE, 0.0, doubting("head"))
+    old = proved("worker-0.head", 3)
+    if is_there_first:
+        join(core, old)
+    outcome = join(core, member("x.d"), known_members=[member("worker-0.head", 70), member("y.d", 2)])
+    assert names(outcome.joined.members) == ["x.d#1", "y.d#2"], "by a word that is doubted nobody is a member"
+    left = outcome.change.left
+    assert [d.address for d in left] == [Address("worker-0.head", 3)] * is_there_first
+    assert not core.renew(old.address, 0.0)
+    with pytest.raises(Stale) as caught:
+        join(core, old)
+    assert caught.value.known_epoch == 70
+    assert names(join(core, proved("worker-0.head", 71)).change.upserted) == ["worker-0.head#71"]
+    # By who is of that host, or of none, nobody is ended; nor by what is said later.
+    for by, now in (("stranger.head", 0.0), ("stranger", 0.0), ("x.d", LEASE)):
+        assert not join(core, proved(by, 2), now, known_members=[member("worker-0.head", 99)]).change.left[1:]
+        assert core.knows(Address("worker-0.head", 71))
+
+
+def test_nobody_is_said_to_have_an_epoch_that_the_next_cannot_go_above():
+    core = RegistryCore(9, LEASE, 0.0, doubting("head"))
+    named = [member(name, MAX_HEARD_EPOCH + 1) for name in ("worker-0.head", "worker-0.e")]
+    assert names(join(core, member("x.d"), known_members=named).joined.members) == ["x.d#1"]
+    join(core, member("x.d"), known_members=[member("worker-0.e", MAX_HEARD_EPOCH)])
+    with pytest.raises(Stale) as caught:
+        join(core, member("worker-0.e", 5))
+    assert caught.value.known_epoch + 1 < MAX_EPOCH
+    join(core, member("worker-0.e", caught.value.known_epoch + 1))
+    with pytest.raises(FrameRefused, match="no epoch"):
+        join(core, member("worker-0.e", MAX_EPOCH))
 
 
 def test_after_an_absence_of_its_own_every_lease_starts_again():
