@@ -18,6 +18,9 @@ DETOKENIZER: Final = "detokenizer"
 KV_AGENT: Final = "kv_agent"
 REGISTRY: Final = "registry"
 
+ROLES: Final = frozenset({GATEWAY, TOKENIZER, SCHEDULER, WORKER, DETOKENIZER, KV_AGENT, REGISTRY, SUPERVISOR})
+"""The mesh's own; custom actors have others."""
+
 KV_EVENTS_TOPIC: Final = "kv_events"
 LOAD_TOPIC: Final = "load"
 

@@ -61,7 +61,8 @@ def down(name: str, *, host: str = "", force: bool, timeout_s: float) -> ExitCod
             return _sweep(directory)
     finally:
         os.close(supervisor)
-    sys.stderr.write(f"{name} stopped in {time.monotonic() - began:.1f} s\n")
+    what = f"host {host} of {name}" if host else name
+    sys.stderr.write(f"{what} stopped in {time.monotonic() - began:.1f} s\n")
     return ExitCode.OK
 
 

@@ -136,10 +136,12 @@ class Join:
                 do="look whether the mesh runs on that host, and whether the network lets this one through to it",
             )
         if own is None:
+            # A token that has a key is of a mesh with keys: there is nothing to take anew.
+            needless = "leave out --insecure: the token has the key of a mesh that takes no host without one"
             return NotRunning(
                 f"the registry of the mesh {token.mesh!r} does not answer",
                 why=f"something listens at {where}, and is no registry without keys",
-                do="take a new token: `meshctl keys token` on the registry's host",
+                do=needless if token.public_key else "take a new token: `meshctl keys token` on the registry's host",
             )
         add = words(Settings(name=token.mesh), "add", own.host, own.public_key)
         return BadKeys(

@@ -8,6 +8,7 @@
 Files are those of `mesh/runtime/key_files.py`; a running mesh is not asked, it sees that they have changed.
 """
 
+import difflib
 import os
 import shlex
 import sys
@@ -23,9 +24,10 @@ from cli.plan.hosts import HostName
 from cli.plan.keys import REGISTRY_ROLES, bad_keys, key_directory, no_list, pinned, read_allowed, read_own, words
 from cli.plan.settings import overlay_settings
 from mesh.errors import MeshError
-from mesh.membership.keys import AllowedHost, AllowList, HostKey
+from mesh.membership.keys import ALL_ROLES, AllowedHost, AllowList, HostKey
+from mesh.membership.view import SUPERVISOR
 from mesh.runtime.key_files import KeyDirectory
-from nodes.roles import REGISTRY
+from nodes.roles import REGISTRY, ROLES
 
 _NOBODY: Final = AllowList(0, ())
 
@@ -192,8 +194,25 @@ def add(place: KeyPlace, host: str, public_key: str, roles: str | None) -> ExitC
             place.write_allowed(allowed.with_host(host, public_key, granted))
     except MeshError as error:
         raise BadKeys(f"host {host} cannot be added", why=error.message, do="correct it") from error
-    sys.stderr.write(f"host {host} may join the mesh {place.settings.name} as {_roles(granted)}\n")
+    before = f" (before: {_roles(there.roles)})" if there is not None and there.roles != granted else ""
+    sys.stderr.write(f"host {host} may join the mesh {place.settings.name} as {_roles(granted)}{before}\n")
+    for note in _notes_on(granted):
+        sys.stderr.write(f"note: {note}\n")
     return ExitCode.OK
+
+
+def _notes_on(roles: tuple[str, ...] | None) -> list[str]:
+    """What may be a slip, and can be meant: actors of one's own have roles of their own."""
+    if roles is None or ALL_ROLES in roles:
+        return []
+    notes: list[str] = []
+    for role in sorted({*roles} - ROLES):
+        near = difflib.get_close_matches(role, ROLES, 1)
+        meant = f", do you mean {near[0]}?" if near else f": they are {', '.join(sorted(ROLES))}"
+        notes.append(f"no actor of the mesh's own has the role {role}{meant}")
+    if SUPERVISOR not in roles:
+        notes.append("without the role supervisor nothing that `meshctl up` starts there can join")
+    return notes
 
 
 def revoke(place: KeyPlace, host: str) -> ExitCode:

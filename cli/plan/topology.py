@@ -127,11 +127,18 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         return any(launch.role == roles.GATEWAY for launch in self.actors)
 
     @property
+    def gateway_host(self) -> str:
+        """The other host that clients connect to; "" where they do so here, or this host knows of none."""
+        hosts = {} if self.has_gateway else self.settings.hosts
+        return next((name for name, host in hosts.items() if host.gateways), "")
+
+    @property
     def url(self) -> str:
-        """Where clients connect."""
+        """Where clients connect; of a gateway that listens on loopback only, on its own host."""
         host = self.settings.host
         if host in ("0.0.0.0", "::"):
-            host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+            loopback = "127.0.0.1" if host == "0.0.0.0" else "::1"
+            host = self.settings.hosts[self.gateway_host].address if self.gateway_host else loopback
         return f"http://[{host}]:{self.settings.port}" if ":" in host else f"http://{host}:{self.settings.port}"
 
     @property

@@ -227,12 +227,13 @@ class _MeshProcess:
         self._actor.ctx.log.info("host_ready", elapsed_s=round(self._progress.elapsed_s, 3))
         registry = self._directory.run.bootstrap().lookup()
         where = registry[1].control if registry is not None else ""
-        settings = self._topology.settings
+        settings, there = self._topology.settings, self._topology.gateway_host
+        on = f" on host {there}" if there else ""
         text = ready_text_elsewhere(
             settings.on,
             self._directory.mesh,
             self._progress.elapsed_s,
-            f"registry at {where}, clients go to {self._topology.url}\n{links_note(settings)}",
+            f"registry at {where}, clients go to {self._topology.url}{on}\n{links_note(settings)}",
         )
         self._progress.ready(text)
 

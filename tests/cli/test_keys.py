@@ -102,15 +102,22 @@ def test_two_hosts_come_to_know_each_other_by_what_they_are_told_to_type(head, d
     assert head.allowed("blue").version == 2
     head.keys(*there, "--roles", "worker, scheduler")
     assert head.allowed("blue").of("d").roles == ("worker", "scheduler")
+    # What may be a slip is taken, as actors of one's own have such roles, and said.
+    said = head.keys(*there, "--roles", "cook,worke,supervisor")[1]
+    assert "as cook, worke, supervisor (before: worker, scheduler)" in said
+    assert "has the role cook: they are detokenizer," in said
+    assert "has the role worke, do you mean worker?" in said
+    assert "without the role supervisor" not in said
+    assert "without the role supervisor" in head.keys(*there, "--roles", "worker, scheduler")[1]
     table = head.keys("ls", "--name", "blue")[0]
     assert "worker, scheduler" in table
-    assert head.allowed("blue").version == 3
+    assert head.allowed("blue").version == 5
     # The registry's host has other roles too.
     assert all(head.allowed("blue").of("head").may_have(role) for role in ("registry", "gateway", "custom"))
     _, said = head.keys("revoke", "d", "--name", "blue")
     assert "revoked" in said
     assert head.allowed("blue").of("d") is None
-    assert head.allowed("blue").version == 4
+    assert head.allowed("blue").version == 6
 
 
 def test_keys_are_this_users_alone_and_not_written_over(head):

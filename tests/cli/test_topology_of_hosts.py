@@ -51,6 +51,15 @@ def test_each_host_has_its_own_actors():
     ]  # fmt: skip
     assert [topology.has_gateway for topology in (head, p, d)] == [True, False, False]
     assert [topology.host for topology in (head, p, d)] == ["head", "p", "d-1"]
+    # Gateways that listen on loopback are on their host's.
+    assert [(topology.gateway_host, topology.url) for topology in (head, p)] == [
+        ("", "http://127.0.0.1:8000"),
+        ("head", "http://127.0.0.1:8000"),
+    ]
+    assert [planned(three(host="0.0.0.0"), host).url for host in ("head", "p")] == [
+        "http://127.0.0.1:8000",
+        "http://head:8000",
+    ]
     assert configs(head, REGISTRY)[0].port == 7400
     assert head.pool_bytes == 0 < d.pool_bytes
     assert not any(topology.notes for topology in (head, p, d)), "the mesh has groups of both kinds"
