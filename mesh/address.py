@@ -10,7 +10,7 @@ HOST_NAME: Final = r"^(?![0-9]+$)[a-z0-9][a-z0-9-]{0,11}$"
 _HOST_OF_ID: Final = re.compile(r"\.((?![0-9]+(?:\.|$))[a-z0-9][a-z0-9-]{0,11})(?:\.[0-9]+)?$")
 
 MAX_EPOCH: Final = 1 << 44
-"""No epoch is that high: as many bits has the name of a pool's making; the clock's milliseconds, which some take, 41."""
+"""No epoch is so high: as many bits has a name of a pool's making; the clock's milliseconds, which some take, 41."""
 MAX_HEARD_EPOCH: Final = 1 << 43
 """What others may say that somebody's epoch is. The other half is for going above it: by somebody's word nobody gets
 where no later incarnation can be."""
