@@ -140,8 +140,8 @@ class Registration:
         if sender == self.registry:
             return True
         if supervisor is not None and supervisor[0] == sender:
-            if not down.said_by:
-                return not host or host_of(down.actor_id) in ("", host)
+            if not host:
+                return True
         else:
             # Other hosts have theirs, and who was started by hand has none of its own.
             member = view.get(sender.actor_id)

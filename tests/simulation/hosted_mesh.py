@@ -40,6 +40,15 @@ def host_of(actor_id: str) -> str:
     return address.host_of(actor_id) or HEAD
 
 
+def _lie(actor: SupervisorActor, dead: Address, reason: str) -> None:
+    """As if it were dead, which the liar does not believe."""
+    bury, actor.ctx.bury = actor.ctx.bury, lambda *_: None
+    try:
+        actor.tell_dead(dead, reason)
+    finally:
+        actor.ctx.bury = bury
+
+
 class _Keeper:
     """What a supervisor's actor has for its processes: here they are the mesh's."""
 
@@ -151,7 +160,7 @@ class HostedMesh(ReturningMesh):
             return False
         if supervisor.state is not ProcessState.RUNNING or actor.ctx.address != supervisor.address:
             return False
-        supervisor.enter(actor.tell_dead, dead, reason)
+        supervisor.enter(_lie if reason == SLANDER else SupervisorActor.tell_dead, actor, dead, reason)
         return True
 
     # What befalls whole hosts.
