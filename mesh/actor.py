@@ -76,6 +76,13 @@ class Actor:
         `progress` is what it says of what takes long.
         """
 
+    def is_outlived(self, by: Address, epoch: int) -> bool:
+        """Whether this incarnation is over since a peer dials a later `epoch` of it: asked of the registry alone.
+
+        Of the others the registry says so.
+        """
+        return True
+
     def progress(self) -> str:
         """How far this actor is with what takes long, in words for people; empty if there is nothing to say.
 

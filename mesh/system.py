@@ -321,12 +321,12 @@ class ActorSystem:
 
     def _is_over(self, by: Address, why: MeshError, *, is_proved: bool = False) -> None:
         registry = self._bootstrap.lookup()
+        known_epoch = why.known_epoch if isinstance(why, Superseded) else 0
         is_said = registry is not None and registry[0] == by
         if self.actor.role == REGISTRY:
-            is_said = self.credentials.believe(by, is_proved=is_proved)
+            is_said = self.credentials.believe(by, is_proved=is_proved) and self.actor.is_outlived(by, known_epoch)
         if is_said and self.end(why.code):
             self.over = why
-            known_epoch = why.known_epoch if isinstance(why, Superseded) else 0
             self._log.warning(why.code, by=str(by), why=why.message, known_epoch=known_epoch)
 
     # What is told or asked of every actor

@@ -9,7 +9,7 @@ import msgspec
 
 from mesh.actor import Actor, Call
 from mesh.address import Address, Endpoint, host_of
-from mesh.errors import NO_PROOF, STALE_EPOCH, WRONG_MESH, WRONG_SPEC, FrameRefused
+from mesh.errors import NO_PROOF, STALE_EPOCH, WRONG_EPOCH, WRONG_MESH, WRONG_SPEC, FrameRefused
 from mesh.membership.proof import as_shown_to, without_proof
 from mesh.membership.spec import spec_faults
 from mesh.membership.view import READY, Bootstrap, is_of_host
@@ -28,6 +28,7 @@ from mesh.wire.frames import (
 )
 from nodes.registry.config import RegistryConfig
 from nodes.registry.core import RegistryCore, Stale
+from nodes.registry.later import LaterEpoch
 from nodes.registry.untold import Untold
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class RegistryActor(Actor):
         self._doubted: set[str] = set()
         self._lease_s = lease_s
         self._core: RegistryCore | None = None
+        self._later = LaterEpoch(0.0, lease_s)
         self._checked_at = 0.0
         self._untold = Untold(1)
         self._telling: asyncio.TimerHandle | None = None
@@ -92,6 +94,7 @@ class RegistryActor(Actor):
         if self._run_directory is not None:
             self._told = self._run_directory.bootstrap(ctx.credentials.secret)
         self._core = RegistryCore(ctx.address.epoch, self._lease_s, ctx.now(), ctx.credentials.check)
+        self._later = LaterEpoch(ctx.now(), self._lease_s)
         self._core.admit(msgspec.structs.replace(ctx.describe(), state=READY))
         self._checked_at = ctx.now()
         ctx.later(_CHECK_S, self._check)
@@ -137,6 +140,15 @@ class RegistryActor(Actor):
         core = self.core
         version = self._ahead.get(peer, self._untold.version)
         return Heartbeat(state=READY, registry_epoch=core.epoch, version=version, known=core.knows(peer))
+
+    def is_outlived(self, by: Address, epoch: int) -> bool:
+        """One host alone does not end a registry that others have joined."""
+        joined = [member.actor_id for member in self.core.audience()]
+        if self._later.is_believed(epoch, by.actor_id, self.ctx.describe().host, joined, self.ctx.now()):
+            return True
+        why = f"{by} dials epoch {epoch} of the registry, which its host alone knows of: start that host again"
+        self._refused(by, FrameRefused(WRONG_EPOCH, why))
+        return False
 
     def stats(self) -> dict[str, float]:
         """Members by role."""

@@ -1,6 +1,7 @@
 """Actors of several hosts: a registry at fixed ports is found by its endpoint alone, whichever incarnation it is."""
 
 import asyncio
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -11,13 +12,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from mesh.address import Address, Endpoint, host_of
-from mesh.errors import PeerLost
+from mesh.errors import CallError, PeerLost
 from mesh.membership.proof import HostSecret
 from mesh.membership.view import StaticBootstrap
 from mesh.simulation.network import SimulatedNetwork
 from mesh.simulation.virtual_time import VirtualTimeLoop
 from mesh.system import ActorSystem
 from mesh.testing.leaks import assert_no_leaks
+from mesh.wire.frames import Ping
 from nodes.registry.actor import RegistryActor
 from tests.mesh.mesh_under_test import QUICK, Recorder, Say, until
 from tests.mesh.two_hosts import ANY_EPOCH, TwoHosts
@@ -119,6 +121,41 @@ def test_the_registrys_host_returns_without_files_and_a_day_behind(run):
         assert [systems[name].address.epoch for name in ids["head"]] == [86_401, 86_401]
         for asker, asked in (("y.d", "x.head"), ("x.head", "z.e"), ("z.e", "x.head")):
             assert await answers(systems[asker], asked)
+        for system in systems.values():
+            await system.stop()
+
+    run(main, VirtualTimeLoop)
+
+
+def test_a_host_alone_does_not_end_the_registry_that_others_have_joined(run):
+    async def main():
+        network = SimulatedNetwork(seed=0)
+        told = StaticBootstrap(ANY_EPOCH, Endpoint("sim://registry/c", "sim://registry/d"))
+        systems = {}
+        for name, host in (("registry", "head"), ("x.d", "d"), ("y.e", "e")):
+            address = Address(name, 5)
+            listen = network.transport(address, *(["registry"] if name == "registry" else []))
+            actor = RegistryActor(lease_s=1.0) if name == "registry" else Recorder()
+            options = replace(QUICK, host=host, secret=HostSecret.draw("m", host, [name], ["recorder"]))
+            systems[name] = ActorSystem(actor, address, listen, told, options)
+            await systems[name].start()
+        registry, liar = systems["registry"], systems["x.d"]
+        await until(lambda: all(registry.actor.core.knows(Address(name, 5)) for name in ("x.d", "y.e")))
+
+        def refused():
+            return registry.metrics.value("mesh_members_refused_total", code="wrong_epoch")
+
+        for epoch in (6, 1 << 63):
+            for _ in range(5):
+                # Whenever it is told which one there is it says that it knows a later one still.
+                liar._bootstrap._learned = Address("registry", epoch), told.endpoint
+                liar.links.lose(registry.address, "a lie")
+                before = refused()
+                with contextlib.suppress(CallError):
+                    await liar.actor.ctx.ask("registry", Ping(), timeout_s=1)
+                await until(lambda b=before: refused() > b)
+        assert registry.over is None
+        assert await answers(systems["y.e"], "x.d")
         for system in systems.values():
             await system.stop()
 

@@ -1,0 +1,33 @@
+"""Whether a registry is over because somebody says that there was a later one. Pure.
+
+It is where its host has lost its files and its clock is behind: then whoever knew the one before dials that, for ever.
+But one host alone, broken or hostile, must not end a registry that the others have joined. So other hosts are counted:
+those that say so have to be more than those that have joined, once a lease has given all of them the time to. Who is of
+the registry's own host is believed at once.
+"""
+
+from collections.abc import Iterable
+
+from mesh.address import MAX_HEARD_EPOCH, host_of
+
+_MAX_VOICES = 4096
+
+
+class LaterEpoch:
+    """What other hosts say of one registry incarnation, which began at `now`; times are seconds on one clock."""
+
+    def __init__(self, now: float, wait_s: float) -> None:
+        self._counts_from = now + wait_s
+        self._voices: set[str] = set()
+
+    def is_believed(self, epoch: int, by: str, own_host: str, joined: Iterable[str], now: float) -> bool:
+        """Whether this incarnation is over, as actor `by` knows a later `epoch`; `joined` are its members' ids."""
+        if epoch > MAX_HEARD_EPOCH:
+            return False
+        host = host_of(by)
+        if host in ("", own_host):
+            return True
+        if len(self._voices) < _MAX_VOICES:
+            self._voices.add(host)
+        others = {host_of(actor_id) for actor_id in joined} - self._voices - {"", own_host}
+        return now >= self._counts_from and len(self._voices) > len(others)
