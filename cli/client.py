@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncGenerator
 from typing import ClassVar, Final, Protocol, TypeVar
 
-from cli.errors import BadManifest, CliError, NotRunning, TryAgain
+from cli.errors import BadManifest, CliError, NotRunning, TryAgain, WrongUsage
 from cli.protocol import SUPERVISOR_CODEC
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory
 from cli.supervisor.processes import is_alive
@@ -105,6 +105,9 @@ async def connected(directory: MeshDirectory, manifest: Manifest) -> AsyncGenera
         try:
             answer = (await actor.ctx.ask(supervisor.actor_id, question, timeout_s=timeout_s)).message
         except RemoteError as error:
+            if error.code == "unknown_actor":
+                what = f"nothing in the mesh {manifest.mesh!r} has that name"
+                raise WrongUsage(what, why=error.message, do=f"see meshctl ps --name {manifest.mesh}") from error
             kind = TryAgain if error.retryable else CliError
             do = "try again in a moment" if error.retryable else f"correct it; see meshctl ps --name {manifest.mesh}"
             raise kind(f"the mesh {manifest.mesh!r} does not do that", why=error.message, do=do) from error

@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from cli.client import Ask, Reply, connected, find_mesh, not_running
-from cli.errors import CliError, NotRunning
+from cli.errors import CliError, NotRunning, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.log_lines import LogLine, choose, parse_since, read_lines, to_json, to_text
 from cli.plan.faults import unknown_name
@@ -196,8 +196,8 @@ class _There(NamedTuple):
 
 
 def _require(mesh: str, names: tuple[str, ...], roles: dict[str, str]) -> None:
-    """Raises NotRunning for a name that is nobody's."""
+    """Raises WrongUsage for a name that is nobody's."""
     for one in names:
         if one not in roles and one not in roles.values():
             fault = unknown_name(one, [*roles.values(), *roles], "actor or role")
-            raise NotRunning(f"there is no log of {one} in mesh {mesh!r}", why=fault.why, do=fault.do)
+            raise WrongUsage(f"there is no log of {one} in mesh {mesh!r}", why=fault.why, do=fault.do)

@@ -7,12 +7,13 @@ from typing import Any, Final
 
 import msgspec
 
-from cli.client import ask_supervisor, find_mesh, not_running, running_meshes
+from cli.client import ask_supervisor, find_mesh, running_meshes
 from cli.errors import BadManifest, NotRunning
 from cli.exit_codes import ExitCode
 from cli.output import duration, print_json, print_table
 from cli.protocol import ActorList, ActorStatus, ListActors
 from mesh.membership.view import READY
+from mesh.supervision.events import DRAINED
 from nodes import roles
 from nodes.actor_figures import FIGURE_NAMES, figure_texts
 from nodes.amounts import amount
@@ -44,7 +45,9 @@ def ps(name: str | None, output: str, *, watch: bool = False) -> ExitCode:
 
 def _show(names: list[str], output: str, *, clears: bool) -> ExitCode:
     if not names:
-        raise not_running("default")
+        raise NotRunning(
+            "no mesh is running", why="none of yours is running on this host", do="start one with `meshctl up`"
+        )
     meshes: list[ActorList] = []
     code = ExitCode.OK
     for name in names:
@@ -110,6 +113,8 @@ def _story(actor: ActorStatus) -> list[str]:
     if not actor.last_reason:
         return []
     when = "" if actor.next_start_in_s is None else f"; next start in {duration(actor.next_start_in_s)}"
+    if actor.state == DRAINED:
+        when = f"; `meshctl restart {actor.actor_id}` brings it back"
     return [f"{actor.last_reason}, {duration(actor.last_reason_age_s)} ago{when}"]
 
 

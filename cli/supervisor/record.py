@@ -17,6 +17,7 @@ from mesh.supervision.events import (
     DRAINING,
     DYING,
     GIVEN_UP,
+    IN_ORDER,
     NOT_WANTED,
     READY,
     SPAWNING,
@@ -47,7 +48,6 @@ _EVENTS: Final = {
     DRAINED: "actor_drained",
     STOPPED: "actor_stopped",
 }
-_IN_ORDER: Final = "exit_0"
 _TROUBLE: Final = (SUSPECTED, DYING, BACKOFF)
 
 
@@ -103,9 +103,11 @@ class SupervisionRecord:
 
     def death(self, died: Died) -> None:
         """An actor's process was reaped."""
-        in_order = died.cause == _IN_ORDER
-        if died.cause != NOT_WANTED and not (in_order and died.actor_id in self._draining):
-            # Who ends by wish has not died on anybody, and who follows is no restart.
+        in_order = died.cause == IN_ORDER
+        if in_order and died.actor_id in self._draining:
+            # Who ends by wish has not died on anybody, and who follows is no restart. Its states say that it has ended.
+            return
+        if died.cause != NOT_WANTED:
             self._count("mesh_supervisor_deaths_total", died.actor_id, died.cause)
             self._died.add(died.actor_id)
         tell = self._log.info if in_order or died.cause == NOT_WANTED else self._log.warning

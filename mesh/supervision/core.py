@@ -38,6 +38,7 @@ from mesh.supervision.events import (
     DRAINING,
     DYING,
     GIVEN_UP,
+    IN_ORDER,
     NOT_WANTED,
     READY,
     SILENT,
@@ -185,6 +186,8 @@ class Supervisor:
                 cause = watch.killed_for if ours else event.cause
                 self._commands.append(Died(event.actor_id, event.epoch, event.reason, cause))
                 reason = watch.reason if ours else event.reason
+                if watch.state == DRAINING and event.cause == IN_ORDER and not self.stopping:
+                    reason = f"{'drained' if watch.stays_away else 'renewed'}, as was asked"
                 self._ended(watch, reason, now, fatal=event.fatal, foreign=event.foreign and not ours)
             case _:
                 assert_never(event)

@@ -20,6 +20,9 @@ START_OVERDUE = "not_ready_in_time"
 DRAIN_OVERDUE = "not_drained_in_time"
 NOT_WANTED = "not_wanted"
 
+IN_ORDER = "exit_0"
+"""How a process ends that ends by itself."""
+
 
 @dataclass(frozen=True)
 class Policy:

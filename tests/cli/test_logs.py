@@ -210,7 +210,7 @@ def test_a_host_that_does_not_answer_is_named_and_goes_on_when_it_does(mesh, oth
     assert told.err == "without host b: the supervisor of b: no answer\nhost b answers again\n"
     other.silent = True
     assert events(shown(capsys, "gateway")) == ["joined", "slow"]
-    with pytest.raises(NotRunning, match=r"no log of worker-0.b"):
+    with pytest.raises(WrongUsage, match=r"no log of worker-0.b"):
         logs("m", Wanted(names=("worker-0.b",)), follow=False, output=None)
 
 
@@ -223,9 +223,9 @@ def test_a_mesh_that_has_ended_shows_what_is_here(mesh, capsys):
 
 
 def test_who_has_no_log(mesh, capsys):
-    with pytest.raises(NotRunning, match=r"(?s)no actor or role gatway.*did you mean gateway"):
+    with pytest.raises(WrongUsage, match=r"(?s)no actor or role gatway.*did you mean gateway"):
         logs("m", Wanted(names=("gatway",)), follow=False, output=None)
-    with pytest.raises(NotRunning, match="there is no log of worker-7"):
+    with pytest.raises(WrongUsage, match="there is no log of worker-7"):
         logs("m", Wanted(names=("worker-7",)), follow=False, output=None)
     with pytest.raises(NotRunning, match=r"(?s)no logs of a mesh 'other'.*meshctl up"):
         logs("other", Wanted(), follow=False, output=None)

@@ -98,6 +98,14 @@ def test_an_end_that_was_wished_for_is_no_warning(written: Written) -> None:
     assert [entry["log_level"] for entry in log if entry["event"] == "actor_died"] == ["info", "warning"]
 
 
+def test_who_was_asked_to_end_and_did_has_not_died(written: Written) -> None:
+    with structlog.testing.capture_logs() as log:
+        written.feed(Restart(("a",), stay_away=True), 1.0)
+        written.feed(Exited("a", 1, "exit 0", cause="exit_0"), 1.1)
+    assert events(log, "a") == ["actor_drains", "actor_drained"]
+    assert written.core.watches["a"].reason == "drained, as was asked"
+
+
 def test_suspicion_and_the_kill_that_follows_are_logged_and_counted(written: Written) -> None:
     with structlog.testing.capture_logs() as log:
         for now in (0.5, 1.0, 1.5, 2.0, 2.5):
