@@ -88,7 +88,7 @@ class Load:
         await asyncio.gather(*self._tasks)
 
     def stalls(self, at_s: float, watch_s: float) -> list[float]:
-        """Seconds from `at_s`, or from a request's later beginning, to the token that ended each stall."""
+        """Seconds that each stall went on after `at_s`, of a request that began later since that."""
         found: list[float] = []
         for sample in self.samples:
             if sample.start_s > at_s + watch_s or (sample.end_s and sample.end_s < at_s):
@@ -99,7 +99,8 @@ class Load:
             start_s, end_s = max(gaps, key=lambda gap: gap[1] - max(gap[0], at_s), default=(0.0, 0.0))
             limit_s = FIRST_TOKEN_STALL_S if start_s == sample.start_s else STALL_S
             if end_s - max(start_s, at_s) > limit_s:
-                found.append(end_s - max(sample.start_s, at_s))
+                # Not from `at_s`: a short pause seconds later is none that long.
+                found.append(end_s - max(start_s, at_s))
         return found
 
 
