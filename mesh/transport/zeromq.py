@@ -333,6 +333,8 @@ class ZeroMQTransport:
     def _bind(self, address: Address, channel: Channel) -> Bound:
         socket = self._socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # Else what comes by a routing id in use is neither read nor thrown away. Nobody else knows the nonce in one.
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:
             bound = bind(socket, self._options, address, channel)
         except BindError:

@@ -2,9 +2,9 @@
 
     routing id = ID#EPOCH#NONCE     of who dials; the nonce is drawn for each connection
 
-So a peer that dials again is another connection to the ROUTER, which never hands one over: nobody gets what is sent on
-a connection by claiming its routing id. Custom actors may leave the nonce out, and are then taken again only when their
-last connection has been seen to end.
+So a peer that dials again is another connection to the ROUTER. Of two with the same routing id it takes the later one
+and ends the other (of one that it did not take it would keep what comes until the port closes): so a routing id without
+a nonce that nobody guesses is refused, or somebody else could get what is sent to who has it.
 """
 
 import os
@@ -20,7 +20,7 @@ FROM_NOBODY: Final = Link(NOBODY, dialed=False)
 _NONCE_BYTES: Final = 8
 MAX_ADDRESS_BYTES: Final = 255 - 2 * _NONCE_BYTES - 1
 """Of an address in a routing id, which ZeroMQ limits to 255."""
-_MAX_NONCE_CHARS: Final = 64
+_MIN_NONCE_CHARS, _MAX_NONCE_CHARS = 2 * _NONCE_BYTES, 64
 
 
 class Dialed:
@@ -61,10 +61,10 @@ def new_identity(address: Address) -> bytes:
 def link_of(identity: bytes) -> Link:
     """The accepted connection that a routing id names, `FROM_NOBODY` where it names none."""
     try:
-        actor_id, epoch, *nonces = identity.decode().split("#")
-        link = Link(Address.parse(f"{actor_id}#{epoch}"), dialed=False, nonce=nonces[0] if nonces else "")
+        actor_id, epoch, nonce = identity.decode().split("#")
+        link = Link(Address.parse(f"{actor_id}#{epoch}"), dialed=False, nonce=nonce)
     except ValueError:
         return FROM_NOBODY
     # Another way to write the same epoch, say: two routing ids must not be one connection.
-    is_plain = "#".join((str(link.peer), *nonces)).encode() == identity
-    return link if is_plain and len(nonces) < 2 and len(link.nonce) <= _MAX_NONCE_CHARS else FROM_NOBODY
+    is_plain = f"{link.peer}#{nonce}".encode() == identity
+    return link if is_plain and _MIN_NONCE_CHARS <= len(nonce) <= _MAX_NONCE_CHARS else FROM_NOBODY

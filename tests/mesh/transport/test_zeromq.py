@@ -5,6 +5,7 @@ import os
 import resource
 import socket
 import stat
+import sys
 import threading
 import time
 
@@ -27,6 +28,7 @@ from mesh.transport.zeromq_binding import ZeroMQOptions
 from mesh.transport.zeromq_links import FROM_NOBODY
 from mesh.transport.zeromq_socket import ZERO_COPY_BYTES, Outbox
 from mesh.wire.header import Limits
+from tests.mesh.memory import resident_mib
 from tests.mesh.mesh_under_test import QUICK, Recorder, Say, Step, until, zeromq_mesh
 
 HI = Say(text="hi")
@@ -292,30 +294,64 @@ async def test_what_an_accepted_peer_sent_before_it_stopped_arrives_before_its_e
     assert order == [Channel.DATA] * 300 + ["it closed its connection"]
 
 
-async def test_nobody_takes_a_connection_over_by_its_routing_id(start):
+async def test_nobody_takes_a_connection_over_without_its_nonce(start):
     a, ear_a, _ = await start(A)
     b, ear_b, where = await start(B)
     a.send(a.dial(B, where), Channel.DATA, (b"h", b""))
     await until(lambda: ear_b.heard)
     back = ear_b.link_of(A)
-    with zmq.Context() as context, context.socket(zmq.DEALER) as thief:
-        thief.setsockopt(zmq.LINGER, 0)
-        thief.setsockopt(zmq.ROUTING_ID, b._accepted[back].identity)
-        thief.connect(where.data)
-        thief.send_multipart([b"stolen", b""])
+    with zmq.Context() as context, context.socket(zmq.DEALER) as thief, context.socket(zmq.DEALER) as other:
+        for socket, claimed in ((thief, str(A).encode()), (other, b"%s#%s" % (str(A).encode(), b"0" * 16))):
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.ROUTING_ID, claimed)
+            socket.connect(where.data)
+            socket.send_multipart([b"stolen", b""])
+        await until(lambda: len(ear_b.heard) == 3)
         for _ in range(50):
             assert b.send(back, Channel.DATA, (b"secret", b""))
         await until(lambda: len(ear_a.heard) == 50)
         assert not thief.poll(0)
-    assert len(ear_b.heard) == 1
+        assert not other.poll(0)
+    # Who leaves the nonce out is nobody; with another one it is another connection, for the links to judge.
+    assert [link.nonce for link, _, _ in ear_b.heard][1:] in (["", "0" * 16], ["0" * 16, ""])
     assert ear_b.down == []
+
+
+CLAIMS = """
+import sys, zmq
+sockets = [zmq.Context.instance().socket(zmq.DEALER) for _ in range(30)]
+for socket in sockets:
+    socket.setsockopt(zmq.RECONNECT_IVL, 86_400_000)
+    socket.setsockopt(zmq.ROUTING_ID, b"z#1#0123456789abcdef")
+    socket.connect(sys.argv[1])
+    for _ in range(900):
+        socket.send_multipart([b"h", b"x" * 8000])
+zmq.Context.instance().destroy(linger=500)
+"""
+
+
+async def test_connections_that_claim_one_routing_id_do_not_fill_the_memory(start):
+    _, ear, where = await start(B)
+    before = resident_mib()
+    claimant = await asyncio.create_subprocess_exec(sys.executable, "-c", CLAIMS, where.data)
+    claiming = asyncio.ensure_future(claimant.wait())
+    most = 0
+    while not claiming.done():
+        await asyncio.wait([claiming], timeout=0.05)
+        most = max(most, resident_mib() - before)
+        ear.heard.clear()
+    assert claimant.returncode == 0
+    # They have sent 206, and libzmq would keep nearly all of it.
+    assert most < 64
 
 
 async def test_names_that_are_no_addresses_are_nobody(start):
     _, ear, where = await start(B)
     with zmq.Context() as context:
         sockets = []
-        names = (b"", b"no-epoch", b"x#y", b"\xff\xfe#1", b"a# 1", b"a#01", b"#1", b"a#1#n#m", b"a#1#" + b"n" * 65)
+        nonce = b"n" * 16
+        no_addresses = (b"", b"no-epoch", b"x#y", b"\xff\xfe#1", b"a# 1", b"a#01", b"#1", b"a#1#m")
+        names = (*(b"%s#%s" % (one, nonce) for one in no_addresses), b"", b"a#1", b"a#1#n", b"a#1#" + b"n" * 65)
         for identity in names:
             stranger = context.socket(zmq.DEALER)
             stranger.setsockopt(zmq.LINGER, 0)
