@@ -63,6 +63,11 @@ class Context:
         """Where this incarnation listens."""
         return self.describe().endpoint
 
+    @property
+    def join_trouble(self) -> str:
+        """Why the registry does not take this actor in, as of the last join; empty for a member."""
+        return self._system.registration.trouble
+
     def stream(
         self,
         actor_id: str,

@@ -145,9 +145,11 @@ class PeerLost(CallError, code="peer_lost", retryable=True):
     """The peer died, restarted, stopped answering or was cut off; it may or may not have done what was asked.
 
     `was_heard` False: not a word came from that incarnation over this connection; most likely nobody was there.
+    `reason` is how it was lost, where that is known.
     """
 
     was_heard = True
+    reason = ""
 
 
 class Unreachable(CallError, code="unreachable", retryable=True):

@@ -12,6 +12,7 @@ from cli.errors import BadManifest, NotRunning
 from cli.exit_codes import ExitCode
 from cli.output import duration, print_json, print_table
 from cli.protocol import ActorList, ActorStatus, ListActors
+from cli.supervisor.whole_mesh import UNKNOWN
 from mesh.membership.view import READY
 from mesh.supervision.events import DRAINED
 from nodes import roles
@@ -94,7 +95,11 @@ def _print(mesh: ActorList) -> None:
 def _verdict(mesh: ActorList) -> str:
     """Whether requests are served. What was drained or released is as it was wished, and may be all that there was."""
     ready = {actor.role for actor in mesh.actors if actor.state == READY}
-    missing = [role for role in _SERVING_ROLES if role not in ready and any(role == one.role for one in mesh.actors)]
+    # Where there are several hosts one that is away takes whole roles with it.
+    there = set(_SERVING_ROLES) if any(one.host for one in mesh.actors) else {one.role for one in mesh.actors}
+    missing = [role for role in _SERVING_ROLES if role in there - ready]
+    if any(one.state == UNKNOWN and one.role in missing for one in mesh.actors):
+        return f"whether it serves is not known here: no {' and no '.join(missing)} is heard of"
     if missing:
         return f"not serving: no {' and no '.join(missing)} is ready"
     return "ready" if mesh.ready else "serving, not all ready"

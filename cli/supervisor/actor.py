@@ -31,6 +31,7 @@ from cli.supervisor.allow_list import AllowListPush
 from cli.supervisor.deaths import Deaths
 from cli.supervisor.log_files import LogFolder
 from cli.supervisor.memory_relay import relay
+from cli.supervisor.registry_watch import RegistryWatch
 from cli.supervisor.whole_mesh import ASK_TIMEOUT_S, list_whole_mesh, other_supervisors
 from cli.supervisor.whole_restart import WholeRestart
 from cli.supervisor.whole_stop import stop_whole_mesh
@@ -69,15 +70,21 @@ class NotGiven(Exception):
 
 
 class SupervisorActor(Actor):
-    """The supervisor's half of the mesh; `keeper` owns the processes. `keys` are this host's, None without any."""
+    """The supervisor's half of the mesh; `keeper` owns the processes. `keys` are this host's, None without any.
+
+    `watch` is None where the registry is this host's own.
+    """
 
     role: ClassVar[str] = SUPERVISOR
     codec: ClassVar[Codec] = SUPERVISOR_CODEC
 
-    def __init__(self, keeper: "ProcessKeeper", pid: int, keys: KeyRing | None = None) -> None:
+    def __init__(
+        self, keeper: "ProcessKeeper", pid: int, keys: KeyRing | None = None, watch: RegistryWatch | None = None
+    ) -> None:
         self._keeper = keeper
         self._pid = pid
         self._keys = keys
+        self._watch = watch
         self._push: AllowListPush | None = None
         self._started_at = 0.0
         self._changed = asyncio.Event()
@@ -90,6 +97,8 @@ class SupervisorActor(Actor):
         self._rolling = WholeRestart(self.ctx, self._look)
         if self._keys is not None:
             self._push = AllowListPush(self.ctx, self._keys)
+        if self._watch is not None:
+            self._watch.begin(self.ctx)
 
     def on_heartbeat(self, peer: Address, state: str, progress: str) -> None:
         """An actor is alive."""
@@ -232,11 +241,18 @@ class SupervisorActor(Actor):
                 )
                 for actor in actors
             ],
-            notes=[*answer.notes, *filter(None, notes)],
+            notes=[*self._troubles(), *answer.notes, *filter(None, notes)],
         )
         if question.whole_mesh:
             return await list_whole_mesh(self.ctx, own, self._keeper.settings.hosts, figures=question.figures)
         return own
+
+    def _troubles(self) -> list[str]:
+        """What keeps this host from the others."""
+        found = [self._watch.trouble] if self._watch is not None and self._watch.trouble else []
+        if self._keys is not None and self._keys.trouble:
+            found.append(f"host {host_of(self.ctx.address.actor_id)} cannot read its keys: {self._keys.trouble}")
+        return found
 
     def _status(self) -> ActorStatus:
         return msgspec.structs.replace(

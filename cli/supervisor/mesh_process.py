@@ -1,7 +1,6 @@
 """The process of `meshctl up`: takes the lock, sweeps, supervises until told to stop, leaves nothing behind."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
@@ -17,13 +16,15 @@ from cli.plan.names import supervisor_id
 from cli.plan.topology import Topology
 from cli.supervisor.actor import SupervisorActor
 from cli.supervisor.children import Children
-from cli.supervisor.host_files import write_host_files
+from cli.supervisor.host_files import registry_endpoint, write_host_files
 from cli.supervisor.keeper import Listeners, ProcessKeeper
 from cli.supervisor.log_files import LogFiles
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory
 from cli.supervisor.processes import start_time
 from cli.supervisor.progress import Progress, ready_text, ready_text_elsewhere
+from cli.supervisor.readiness import absent_hosts, unready_reason
 from cli.supervisor.record import SupervisionRecord
+from cli.supervisor.registry_watch import RegistryWatch
 from cli.supervisor.secret import draw_secret
 from cli.supervisor.sweep import sweep
 from cli.supervisor.welcome import Asker, require_welcome
@@ -108,7 +109,9 @@ class _MeshProcess:
                 self._topology, self._directory, children, record, self._listeners(), reader, secret
             )
             listen = ZeroMQOptions.of_host(self._directory.run)
-            actor = self._actor = SupervisorActor(keeper, os.getpid(), listen.keys)
+            is_elsewhere = settings.on != settings.registry_host
+            watch = RegistryWatch(settings.on, registry_endpoint(settings).control, record) if is_elsewhere else None
+            actor = self._actor = SupervisorActor(keeper, os.getpid(), listen.keys, watch)
             options = SystemOptions(
                 mesh=self._directory.mesh,
                 spec=self._topology.spec,
@@ -202,14 +205,21 @@ class _MeshProcess:
             self._ready_without_gateway()
             return
         deadline = asyncio.get_running_loop().time() + settings.supervision.start_timeout_s
-        while not await _answers_ready(settings.host, settings.port):
-            if asyncio.get_running_loop().time() > deadline:
+        while waits_for := await unready_reason(settings.host, settings.port):
+            # It may have been told to stop meanwhile.
+            if self._keeper.core.stopping:
+                return
+            # On several hosts that is as long as the others take to come.
+            absent = absent_hosts(settings, self._actor.ctx.members)
+            self._record.working("mesh", f"waits: {'; '.join(filter(None, (waits_for, absent)))}")
+            if not settings.on and asyncio.get_running_loop().time() > deadline:
                 self._record.trouble(
                     f"{self._topology.url}/health/ready does not say ready; see meshctl logs gateway-0"
                 )
                 return
             await asyncio.sleep(_PROBE_INTERVAL_S)
-        # It may have been told to stop while the gateway was asked; `ready` would be the last word of a mesh that ends.
+        self._record.working("mesh", "")
+        # The same; `ready` would be the last word of a mesh that ends.
         if self._keeper.core.stopping:
             return
         self._was_ready = True
@@ -260,22 +270,3 @@ class _MeshProcess:
             raise error
         self._progress.note("stopped")
         return ExitCode.INTERRUPTED if self._interrupted else code
-
-
-async def _answers_ready(host: str, port: int) -> bool:
-    """One HTTP request to the gateway's readiness route."""
-    # Addresses to listen at; nothing can be reached at them.
-    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    try:
-        async with asyncio.timeout(1.0):
-            reader, writer = await asyncio.open_connection(target, port)
-            try:
-                writer.write(f"GET /health/ready HTTP/1.1\r\nHost: {target}\r\nConnection: close\r\n\r\n".encode())
-                status = await reader.readline()
-            finally:
-                writer.close()
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
-    except (OSError, TimeoutError):
-        return False
-    return status.split()[1:2] == [b"200"]

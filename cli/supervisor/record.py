@@ -97,6 +97,13 @@ class SupervisionRecord:
         """An actor says how far it is with what takes long, or with an empty text that it is done."""
         self._progress.working(actor_id, progress)
 
+    def apart(self, trouble: str) -> None:
+        """The registry does not take this host in, for this reason; empty: it does again."""
+        if trouble:
+            self._log.warning("registry_missing", why=trouble)
+        else:
+            self._log.info("registry_found")
+
     def hello(self, actor_id: str) -> None:
         """An actor is heard of; its first word counts."""
         self._progress.stage(actor_id, "hello")

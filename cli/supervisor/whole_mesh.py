@@ -2,7 +2,7 @@
 
     meshctl --ask, ipc--> supervisor.a --ask, 2 s--> supervisor.b, supervisor.c
 
-Each speaks for its own host's actors. Who does not answer is named, and what the registry says of it stands in.
+Each speaks for its own host's actors. Who does not answer is named, and who was there is listed as `unknown`.
 """
 
 import asyncio
@@ -16,6 +16,9 @@ from mesh.actor import Context
 from mesh.address import host_of
 from mesh.errors import CallError
 from mesh.membership.view import SUPERVISOR, Member
+
+UNKNOWN: Final = "unknown"
+"""State of an actor whose host does not answer: what the registry has said of it may be long past."""
 
 ASK_TIMEOUT_S: Final = 2.0
 """A supervisor answers in milliseconds, with figures of a hung actor in a second."""
@@ -41,7 +44,12 @@ def joined(own: ActorList, said: Mapping[str, ActorList | None], absent: Collect
     answers = [answer for _, answer in sorted(said.items()) if answer is not None]
     actors = [one for answer in (own, *answers) for one in answer.actors if one.supervised]
     known = {one.actor_id for one in actors}
-    strangers = [one for one in own.actors if one.actor_id not in known]
+    silent = {host for host, answer in said.items() if answer is None}
+    strangers = [
+        msgspec.structs.replace(one, state=UNKNOWN) if one.host in silent else one
+        for one in own.actors
+        if one.actor_id not in known
+    ]
     notes = [
         f"host {host} {'is not in the mesh' if host in absent else f'does not answer within {ASK_TIMEOUT_S:g} s'}"
         for host, answer in sorted(said.items())

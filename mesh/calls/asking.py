@@ -232,6 +232,7 @@ class Asking:
         """A peer is gone: whoever waits for it is answered at once."""
         for asked in self._pending.lose(peer.address):
             lost = PeerLost(f"{peer.address} is lost: {reason}")
+            lost.reason = reason
             # Whether it can have heard the call at all: only then may the call be what brought it down.
             lost.was_heard = peer.was_heard
             asked.failed(lost)

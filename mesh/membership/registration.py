@@ -19,8 +19,10 @@ from mesh.errors import (
     WRONG_SPEC,
     CallError,
     MeshError,
+    PeerLost,
     RemoteError,
     Superseded,
+    Unreachable,
     WrongMesh,
     WrongSpec,
 )
@@ -58,6 +60,8 @@ class Registration:
     ) -> None:
         self.view = Membership()
         self.registry: Address | None = None
+        self.trouble = ""
+        """Why the last join failed; empty as long as none has, and once one has not."""
         self._asking = asking
         self._bootstrap = bootstrap
         self._options = options
@@ -198,6 +202,9 @@ class Registration:
         try:
             answer = await self._asking.ask(address.actor_id, join, timeout_s=self._options.join_timeout_s)
         except CallError as error:
+            if not (self.trouble and isinstance(error, Unreachable)):
+                # That one says no more than that it has failed before, and when it is tried again.
+                self.trouble = (isinstance(error, PeerLost) and error.reason) or error.message
             end = _end_of(error)
             if end is not None:
                 self._over(address, end)
@@ -208,6 +215,7 @@ class Registration:
         if not isinstance(joined, Joined):
             return False
         self.registry = answer.sender
+        self.trouble = ""
         self._has_lapsed = False
         # A change may have overtaken the answer; to go back behind it would bring the dead to life.
         is_old = joined.registry_epoch == view.registry_epoch and joined.version < view.version

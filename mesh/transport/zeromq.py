@@ -38,11 +38,14 @@ from mesh.transport.zeromq_links import (
 from mesh.transport.zeromq_socket import LoopSocket, Outbox
 from mesh.transport.zeromq_zap import Door
 
+_NO_KEY_IN_COMMON: Final = (
+    "the handshake failed: it has another key than is known here, only one side has keys, or it has ended"
+)
 _GONE: Final = {
     zmq.Event.DISCONNECTED: "disconnected",
     zmq.Event.CLOSED: "could not connect",
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "the handshake failed",
-    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "the handshake failed",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: _NO_KEY_IN_COMMON,
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: _NO_KEY_IN_COMMON,
     zmq.Event.HANDSHAKE_FAILED_AUTH: "the key of this host is not allowed there: `meshctl keys add` it",
 }
 _ENDS: Final = sum(int(event) for event in _GONE)

@@ -105,6 +105,17 @@ def test_a_mesh_that_serves_nothing_is_not_called_ready(show: Callable[..., list
     assert show(Meshes(m=[*others, *one_of_two]), "m")[0] == "m: echo at http://m, ready"
 
 
+def test_what_a_host_that_is_away_has_taken_along_is_missed(show: Callable[..., list[str]]) -> None:
+    roles = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")
+    head = [actor(f"{role}-0.head", role=role, host="head") for role in roles]
+    assert show(Meshes(m=head), "m")[0] == "m: echo at http://m, ready"
+    left = [one for one in head if one.role not in ("scheduler", "worker")]
+    assert show(Meshes(m=left), "m")[0] == "m: echo at http://m, not serving: no scheduler and no worker is ready"
+    unheard = [*left[1:], *head[2:4], msgspec.structs.replace(left[0], state="unknown")]
+    told = "whether it serves is not known here: no gateway is heard of"
+    assert show(Meshes(m=unheard), "m")[0] == f"m: echo at http://m, {told}"
+
+
 def test_unequal_numerics_of_the_mesh_s_groups_are_told(show: Callable[..., list[str]]) -> None:
     schedulers = [
         Member(f"s-{group}", "scheduler", 1, Endpoint("c", "d"), attributes={"group": group, "numerics": numerics})

@@ -11,7 +11,7 @@ import pytest
 from cli.plan.names import supervisor_id
 from cli.protocol import ActorList, ActorStatus, ListActors, RestartActors, Restarting, StopMesh, Stopping
 from cli.supervisor import whole_restart, whole_stop
-from cli.supervisor.whole_mesh import joined, list_whole_mesh
+from cli.supervisor.whole_mesh import UNKNOWN, joined, list_whole_mesh
 from cli.supervisor.whole_restart import WholeRestart
 from cli.supervisor.whole_stop import stop_whole_mesh
 from mesh.address import Address, Endpoint, host_of
@@ -99,7 +99,7 @@ def test_a_host_that_does_not_answer_is_named_and_what_is_known_of_it_stays() ->
     whole = asyncio.run(list_whole_mesh(hosts, own, [*ROLES, "d"], figures=False))  # type: ignore[arg-type]
     assert whole.notes[:2] == ["host c does not answer within 2 s", "host d is not in the mesh"]
     assert not whole.ready
-    assert whole.actors[-1] == stranger
+    assert whole.actors[-1] == msgspec.structs.replace(stranger, state=UNKNOWN)
 
 
 def test_one_host_that_is_not_ready_makes_the_mesh_not_ready() -> None:

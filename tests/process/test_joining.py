@@ -34,7 +34,8 @@ def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another
     head, d, e = host, another_host(), another_host()
     hosts = (("head", head), ("d", d))
     file = head.base / "mesh.toml"
-    file.write_text(TOPOLOGY.format(port=head.port, registry_port=free_port()))
+    registry_port = free_port()
+    file.write_text(TOPOLOGY.format(port=head.port, registry_port=registry_port))
     keys = {name: one.meshctl("keys", "new", "-f", str(file), "--host", name).stdout.strip() for name, one in hosts}
     for one, arguments in ((head, ("d", keys["d"])), (d, ("head", keys["head"], "--roles", "registry"))):
         added = one.meshctl("keys", "add", "-f", str(file), *arguments)
@@ -89,4 +90,8 @@ def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another
     revoked = head.meshctl("keys", "revoke", "d")
     assert revoked.returncode == ExitCode.OK, revoked.stderr
     head.wait_until(lambda: not any(actor_id.endswith(".d") for actor_id in head.ps()), "d is out")
-    assert d.ps()["worker-decode-0.d"]["state"] == "ready"
+    cut_off = d.ps()
+    assert cut_off["worker-decode-0.d"]["state"] == "ready"
+    assert cut_off["gateway-0.head"]["state"] == "unknown"
+    waits = f"host d waits for the registry at tcp://127.0.0.1:{registry_port}: the key of this host is not allowed"
+    d.wait_until(lambda: any(note.startswith(waits) for note in d.ps()["supervisor.d"]["mesh_notes"]), "d says why")

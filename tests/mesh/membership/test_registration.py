@@ -6,7 +6,7 @@ import structlog
 
 from mesh.actor import Answer
 from mesh.address import Address, Endpoint
-from mesh.errors import DeadlineExceeded, RemoteError
+from mesh.errors import DeadlineExceeded, PeerLost, RemoteError, Unreachable
 from mesh.membership.registration import Registration
 from mesh.membership.view import Member, StaticBootstrap
 from mesh.options import SystemOptions
@@ -57,9 +57,9 @@ class Audience:
         self.ends.append((by, why.message, why.known_epoch))
 
 
-def run(answers, after=lambda registration: None):
+def run(answers, after=lambda registration: None, registry_class=Registry):
     async def main():
-        registry, audience = Registry(answers), Audience()
+        registry, audience = registry_class(answers), Audience()
         log = structlog.get_logger()
         registration = registry.registration = Registration(
             registry, StaticBootstrap(REGISTRY, NOWHERE), SystemOptions(), lambda: member("me"),
@@ -117,3 +117,19 @@ def test_a_join_that_comes_too_late_ends_the_actor():
 def test_a_stranger_is_still_refused():
     registration, _, _ = run([(joined(3, "me"), [])])
     assert not registration.members_changed(Address("x", 1), changed(4, "a"))
+
+
+def test_why_a_join_fails_is_kept_until_one_succeeds():
+    lost = PeerLost("registry#1 is lost: its key is unknown")
+    lost.reason = "its key is unknown"
+    again = Unreachable("registry#1 could not be reached; it is tried again in 0.04 s")
+    seen = []
+
+    class Watched(Registry):
+        async def ask(self, actor_id, message, *, timeout_s):
+            seen.append(self.registration.trouble)
+            return await super().ask(actor_id, message, timeout_s=timeout_s)
+
+    registration, _, _ = run([(lost, []), (again, []), (joined(3, "me"), [])], registry_class=Watched)
+    assert seen == ["", "its key is unknown", "its key is unknown"]
+    assert registration.trouble == ""

@@ -1,0 +1,47 @@
+"""Whether the registry takes this host in: said in the log, by `meshctl ps`, and while `up` waits.
+
+    member --a join has failed, and a second later none has succeeded--> apart --a join succeeds--> member
+
+The actors of a host that is apart wait for each other, and each knows of the others only that they are no members.
+"""
+
+from typing import Final
+
+from cli.supervisor.record import SupervisionRecord
+from mesh.actor import Context
+
+_LOOK_S: Final = 1.0
+"""A join that fails where nobody refuses it is made again in less."""
+
+
+class RegistryWatch:
+    """Looks once a second, from `begin` on.
+
+    Args:
+        host: the name of this one.
+        where: the registry is dialed, on another host.
+        record: where it is said.
+    """
+
+    def __init__(self, host: str, where: str, record: SupervisionRecord) -> None:
+        self._what = f"host {host} waits for the registry at {where}"
+        self._record = record
+        self._was_apart = False
+        self.trouble = ""
+        """What people should know; empty for a member, and for whom no join has failed yet."""
+
+    def begin(self, ctx: Context) -> None:
+        """`ctx` is the supervisor's own."""
+        self._ctx = ctx
+        self._look()
+
+    def _look(self) -> None:
+        self._ctx.later(_LOOK_S, self._look)
+        why = self._ctx.join_trouble
+        # The first join of all goes to an epoch that nobody has, and fails.
+        text = f"{self._what}: {why}" if why and self._was_apart else ""
+        self._was_apart = bool(why)
+        if text != self.trouble:
+            self.trouble = text
+            self._record.apart(text)
+        self._record.working(self._ctx.address.actor_id, text)
