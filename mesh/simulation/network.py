@@ -90,6 +90,14 @@ class SimulatedNetwork:
             raise ValueError("messages can only be held for a cut of finite duration")
         self._cuts.append(Cut(frozenset(left), frozenset(right), self.now() + duration_s, hold, one_way))
 
+    def sever(self, left: Iterable[str], right: Iterable[str]) -> None:
+        """Break all connections between these actor ids: both ends hear of it, as by heartbeats of the transport."""
+        parted = Cut(frozenset(left), frozenset(right), float("inf"), hold=False, one_way=False)
+        for end in list(self._ends.values()):
+            for link, connection in list(end.links.items()):
+                if parted.parts(end.address.actor_id, link.peer.actor_id):
+                    self._push(self.now(), self._down, (end, link, connection, "no heartbeat"))
+
     def heal(self) -> None:
         """End all cuts made by `cut`."""
         self._cuts.clear()

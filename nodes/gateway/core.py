@@ -23,11 +23,12 @@ Attempts that are over, and attempts whose output comes late, are cancelled at t
 from typing import Final, assert_never
 
 from mesh.runtime.deadlines import Deadlines
-from nodes.gateway import cancels
+from nodes.gateway import cancels, returns
 from nodes.gateway.cancels import CancelLedger
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.events import (
     Accepted,
+    AskAlive,
     AskRoute,
     CancelAcknowledged,
     CancelFailed,
@@ -40,6 +41,7 @@ from nodes.gateway.events import (
     PeerLost,
     RouteChosen,
     RouteFailed,
+    SchedulerAnswered,
     SchedulersChanged,
     SendSubmit,
     Stopping,
@@ -141,6 +143,10 @@ class GatewayCore:
                     self._cancels.failed(event.scheduler, now)
             case PeerLost():
                 self._on_peer_lost(event, now)
+            case SchedulerAnswered():
+                for state in self._requests.values():
+                    if returns.is_there(state, event):
+                        self._go_back(state)
             case DetokenizersChanged():
                 self._peers.take(event)
             case SchedulersChanged():
@@ -148,8 +154,7 @@ class GatewayCore:
                 for state in self._requests.values():
                     self._on_return(state)
             case ClientGone():
-                state = self._requests.get(event.request_id)
-                if state is not None:
+                if (state := self._requests.get(event.request_id)) is not None:
                     self._end(state, None, None, now)
             case Stopping():
                 failure = Failure("shutting_down", "this gateway is shutting down")
@@ -254,16 +259,11 @@ class GatewayCore:
         failure = Failure(event.code, event.message or event.code.replace("_", " "), event.retryable)
         # A scheduler that restarted does not know the attempt, but may have its pages: it is as good as any other.
         excluded = [] if event.code == "unknown_attempt" else [state.scheduler]
-        if event.code == MEMORY_RELEASED:
-            # An operator's wish is no failure of the request, and gives it the time of a new one to find a place.
-            state.recover_by = now + self._config.recovery_timeout_s
-            self._next_attempt(state, failure, excluded, now, has_run=False)
-            return
-        if event.code == DRAINING:
-            state.recover_by = now + ELSEWHERE_S
-            self._next_attempt(state, failure, excluded, now, has_run=False)
-            return
-        self._next_attempt(state, failure, excluded, now)
+        # An operator's wish is no failure of the request, and gives it time to find a place.
+        is_wish = event.code in (MEMORY_RELEASED, DRAINING)
+        if is_wish:
+            state.recover_by = now + (ELSEWHERE_S if event.code == DRAINING else self._config.recovery_timeout_s)
+        self._next_attempt(state, failure, excluded, now, has_run=not is_wish)
 
     def _on_peer_lost(self, event: PeerLost, now: float) -> None:
         self._cancels.lost(event.actor_id)
@@ -304,11 +304,8 @@ class GatewayCore:
         state.failure = failure
         state.excluded = excluded
         if failure.code == "peer_lost" and state.output_ids:
-            # Its KV outlives the scheduler, and the next incarnation finds it: anywhere else it is computed again.
-            state.phase = Phase.WAITING
-            state.retry_at = now + self._config.reconnect_grace_s
-            state.awaited_epoch = lost_epoch + 1
-            self._arm(state)
+            returns.wait(state, lost_epoch, self._gateway, self._config, now)
+            self._commands.append(AskAlive(state.scheduler))
             self._on_return(state)
             return
         if pause_s := pause_before(state.num_tries, state.num_failures):
@@ -320,8 +317,12 @@ class GatewayCore:
 
     def _on_return(self, state: RequestState) -> None:
         """Submit to the scheduler that had the request, if that is what it waits for and it is there again."""
-        if not state.awaited_epoch or self._peers.epoch_of(state.scheduler) < state.awaited_epoch:
-            return
+        if state.awaited_epoch and returns.is_back(state, self._peers):
+            self._go_back(state)
+        elif state.awaited_epoch:
+            self._arm(state)
+
+    def _go_back(self, state: RequestState) -> None:
         state.excluded = []
         if self._peers.has_detokenizer(state.detokenizer):
             state.switched = False

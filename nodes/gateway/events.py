@@ -97,6 +97,13 @@ class PeerLost(NamedTuple):
     epoch: int
 
 
+class SchedulerAnswered(NamedTuple):
+    """An incarnation that was lost is there, and can be reached again."""
+
+    scheduler: str
+    epoch: int
+
+
 class DetokenizersChanged(NamedTuple):
     """The detokenizers that are ready now."""
 
@@ -139,6 +146,7 @@ Event = (
     | CancelAcknowledged
     | CancelFailed
     | PeerLost
+    | SchedulerAnswered
     | DetokenizersChanged
     | SchedulersChanged
     | ClientGone
@@ -178,6 +186,12 @@ class SendResend(NamedTuple):
 
 class Suspect(NamedTuple):
     """Find out whether a scheduler is still there; if not, `PeerLost` follows."""
+
+    scheduler: str
+
+
+class AskAlive(NamedTuple):
+    """Ask a scheduler that was lost whether it is there after all; answer with `SchedulerAnswered` if it is."""
 
     scheduler: str
 
@@ -235,4 +249,4 @@ class SlowRequest(NamedTuple):
     route: Route
 
 
-Command = SendSubmit | AskRoute | SendCancel | SendResend | Suspect | Accepted | Deliver | End | SlowRequest
+Command = SendSubmit | AskRoute | SendCancel | SendResend | Suspect | AskAlive | Accepted | Deliver | End | SlowRequest

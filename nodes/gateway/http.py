@@ -113,7 +113,7 @@ class Pages:
 
     async def openapi(self, call: HttpCall) -> None:
         """GET /openapi.json."""
-        await call.respond(200, self._openapi[not self._service.policies_without_priority()])
+        await call.respond(200, self._openapi[not self._service.schedulers.policies_without_priority()])
 
     async def docs(self, call: HttpCall) -> None:
         """GET /docs."""

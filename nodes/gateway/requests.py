@@ -54,6 +54,7 @@ class RequestState:
         "first_token_s",
         "gap_until",
         "has_other_numerics",
+        "has_progressed",
         "last_at",
         "lost_by",
         "num_cached_tokens",
@@ -71,6 +72,7 @@ class RequestState:
         "recover_by",
         "resend_at",
         "retry_at",
+        "return_by",
         "route",
         "staged_attempt",
         "stages",
@@ -108,12 +110,14 @@ class RequestState:
         self.num_tries = 0
         self.num_failures = 0
         self.num_ids_before = 0
+        self.has_progressed = False
         self.lost_by: set[tuple[str, int]] = set()
         self.num_resends = 0
         self.gap_until = 0.0
         self.resend_at = 0.0
         self.retry_at = 0.0
         self.recover_by = 0.0
+        self.return_by = 0.0
 
     @property
     def scheduler(self) -> str:
@@ -185,7 +189,8 @@ class RequestState:
         Nor does another loss of the same incarnation: it survived the first, so only links get lost.
         """
         # Else a request of thousands of tokens would be given up in a storm in which every attempt brings some of them.
-        if len(self.output_ids) > self.num_ids_before:
+        self.has_progressed = len(self.output_ids) > self.num_ids_before
+        if self.has_progressed:
             self.num_failures = 0
         self.num_ids_before = len(self.output_ids)
         lost = (self.scheduler, self.epoch)

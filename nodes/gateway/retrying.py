@@ -14,6 +14,9 @@ ATTEMPT_PAUSES_S: Final = (0.0, 0.0, 0.2, 0.5, 1.0)
 ELSEWHERE_S: Final = 2.0
 """For an attempt that has waited in vain for a worker that was drained: another group takes it now, or none does."""
 
+WORD_OF_DEATH_S: Final = 0.25
+"""Within which another host's supervisor says that a lost scheduler is dead. Where nobody does, the host is lost."""
+
 FIRST_ROUTE_PAUSE_S: Final = 0.05
 MAX_ROUTE_PAUSE_S: Final = 1.0
 MAX_RESEND_PAUSE_S: Final = 5.0

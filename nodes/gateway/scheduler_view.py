@@ -1,7 +1,12 @@
 """What a gateway follows of the mesh's schedulers: for its core, and for its log."""
 
-from mesh.actor import Context
-from nodes.gateway.events import SchedulersChanged
+from collections.abc import Callable
+
+from mesh.actor import Answer, Context
+from mesh.errors import MeshError
+from mesh.wire.frames import Ping
+from nodes.gateway.events import SchedulerAnswered, SchedulersChanged
+from nodes.gateway.retrying import WORD_OF_DEATH_S
 from nodes.numerics import numerics_note, scheduler_numerics
 from nodes.roles import SCHEDULER
 
@@ -12,6 +17,7 @@ class SchedulerView:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._has_told = False
+        self._asked: set[str] = set()
 
     def changed(self) -> SchedulersChanged:
         """How schedulers stand now."""
@@ -27,3 +33,21 @@ class SchedulerView:
         return SchedulersChanged(
             {one.actor_id: one.epoch for one in ready}, stand_ins, scheduler_numerics(members.all())
         )
+
+    def policies_without_priority(self) -> list[str]:
+        """Policies that make nothing of a request's priority."""
+        policies = {str(one.attributes.get("policy", "")) for one in self._ctx.members.by_role(SCHEDULER)}
+        return sorted(policies - {"priority"})
+
+    def ask_alive(self, scheduler: str, handle: Callable[[SchedulerAnswered], None]) -> None:
+        """Ask a scheduler that was lost whether it is there, once for all its requests; no answer is none."""
+        if scheduler in self._asked:
+            return
+        self._asked.add(scheduler)
+
+        def then(outcome: Answer | MeshError) -> None:
+            self._asked.discard(scheduler)
+            if isinstance(outcome, Answer):
+                handle(SchedulerAnswered(*outcome.sender))
+
+        self._ctx.ask_then(scheduler, Ping(), then, timeout_s=WORD_OF_DEATH_S)

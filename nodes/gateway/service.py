@@ -24,6 +24,7 @@ from nodes.gateway.core import GatewayCore
 from nodes.gateway.errors import ApiError, BadRequest, Internal, TooManyRequests, Unavailable, error_from
 from nodes.gateway.events import (
     Accepted,
+    AskAlive,
     AskRoute,
     CancelAcknowledged,
     CancelFailed,
@@ -112,7 +113,7 @@ class GatewayService:
             redact=PromptRedactor,
         )
         self._tokenizers = PersistentAsk()
-        self._schedulers = SchedulerView(ctx)
+        self.schedulers = SchedulerView(ctx)
         self._outputs: dict[str, _Open] = {}
         # Those to which this turn of the loop has brought something, some more than once.
         self._fresh: list[CallOutput] = []
@@ -151,14 +152,9 @@ class GatewayService:
         if self.num_calls == 0:
             self._emptied.set()
 
-    def policies_without_priority(self) -> list[str]:
-        """Policies of the mesh's schedulers that make nothing of a request's priority."""
-        policies = {str(one.attributes.get("policy", "")) for one in self.ctx.members.by_role(SCHEDULER)}
-        return sorted(policies - {"priority"})
-
     def check_priority(self, priority: int) -> None:
         """Raise `BadRequest` for a priority that a scheduler of the mesh would make nothing of."""
-        if priority and (others := self.policies_without_priority()):
+        if priority and (others := self.schedulers.policies_without_priority()):
             message = (
                 f"'priority' is not supported by this server: its schedulers' policy is {others[0] or 'unknown'!r}."
                 " Leave it out, or have the operator set policy = 'priority' under [roles.scheduler]."
@@ -274,7 +270,7 @@ class GatewayService:
         if DETOKENIZER in roles:
             self.handle(DetokenizersChanged([m.actor_id for m in self.ctx.members.by_role(DETOKENIZER)]))
         if SCHEDULER in roles:
-            self.handle(self._schedulers.changed())
+            self.handle(self.schedulers.changed())
 
     def on_peer_lost(self, actor_id: str, epoch: int) -> None:
         """An incarnation is gone or cut off."""
@@ -313,6 +309,8 @@ class GatewayService:
                 self.ctx.tell(command.scheduler, resend, channel=Channel.CONTROL)
             case Suspect(scheduler):
                 self.ctx.suspect(scheduler)
+            case AskAlive(scheduler):
+                self.schedulers.ask_alive(scheduler, self.handle)
             case AskRoute():
                 self.ctx.spawn(self._ask_route(command), name="route")
             case _:

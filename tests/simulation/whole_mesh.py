@@ -72,6 +72,7 @@ class Outcome:
     finish_reason: str | None = None
     failure: Any = None
     num_ends: int = 0
+    stall_s: float = 0.0
     gateway_died: bool = False
 
 
@@ -373,7 +374,7 @@ class SimulatedMesh:
                 if piece.end is not None:
                     outcome.num_ends += 1
                     outcome.finish_reason = piece.end.finish_reason
-                    outcome.failure = piece.end.failure
+                    outcome.failure, outcome.stall_s = piece.end.failure, piece.end.stall_s
         # One sample that failed ends the call, as the HTTP side does it.
         service.abandon(generation)
 

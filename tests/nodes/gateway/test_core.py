@@ -10,6 +10,7 @@ from nodes.gateway.config import GatewayConfig
 from nodes.gateway.core import GatewayCore
 from nodes.gateway.events import (
     Accepted,
+    AskAlive,
     AskRoute,
     CancelAcknowledged,
     CancelFailed,
@@ -22,6 +23,7 @@ from nodes.gateway.events import (
     PeerLost,
     RouteChosen,
     RouteFailed,
+    SchedulerAnswered,
     SchedulersChanged,
     SendCancel,
     SendResend,
@@ -248,7 +250,7 @@ def test_a_lost_detokenizer_without_another_is_waited_for(running: GatewayCore) 
 
 def test_a_lost_scheduler_means_the_next_attempt_by_another_way(running: GatewayCore) -> None:
     running.handle(batch(delta(0, [7, 8], 0, "ab")), 0.1)
-    assert running.handle(PeerLost("d0", 1), 0.2) == []
+    assert running.handle(PeerLost("d0", 1), 0.2) == [AskAlive("d0")]
     assert running.handle(Tick(), 1.1) == [], "it may come back to its pages"
     (ask,) = running.handle(Tick(), 1.2)
     assert isinstance(ask, AskRoute)
@@ -275,7 +277,7 @@ def test_a_lost_scheduler_means_the_next_attempt_by_another_way(running: Gateway
 def test_a_scheduler_that_comes_back_gets_what_it_had(running: GatewayCore) -> None:
     running.handle(SchedulersChanged({"d0": 1, "d1": 1}), 0.0)
     running.handle(batch(delta(0, [7, 8], 0, "ab")), 0.1)
-    assert running.handle(PeerLost("d0", 1), 0.2) == []
+    assert running.handle(PeerLost("d0", 1), 0.2) == [AskAlive("d0")]
     assert running.handle(SchedulersChanged({"d0": 1, "d1": 1}), 0.3) == [], "old news"
     assert running.handle(SchedulersChanged({"d1": 1}), 0.3) == []
     (submit,) = running.handle(SchedulersChanged({"d0": 2, "d1": 1}), 0.7)
@@ -283,6 +285,43 @@ def test_a_scheduler_that_comes_back_gets_what_it_had(running: GatewayCore) -> N
     assert running.handle(SchedulersChanged({"d0": 2, "d1": 1}), 0.8) == []
     refused = SubmitFailed("r", 1, Failure("not_ready", "its worker is away"))
     assert one(running.handle(refused, 0.8), AskRoute).message.excluded == ["d0"]
+
+
+def test_a_scheduler_that_only_could_not_be_reached_goes_on(running: GatewayCore) -> None:
+    running.handle(SchedulersChanged({"d0": 1, "d1": 1}), 0.0)
+    running.handle(batch(delta(0, [7, 8], 0, "ab")), 0.1)
+    assert running.handle(PeerLost("d0", 1), 0.2) == [AskAlive("d0")]
+    assert running.handle(SchedulerAnswered("d0", 2), 0.2) == [], "the next one is waited for until it is ready"
+    submit = one(running.handle(SchedulerAnswered("d0", 1), 0.3), SendSubmit)
+    assert (submit.scheduler, submit.message.attempt, submit.message.output_ids) == ("d0", 1, [7, 8])
+    running.handle(SubmitAccepted("r", 1, "d0", 1), 0.3)
+    running.handle(PeerLost("d0", 1), 2.0)
+    assert running.handle(SchedulerAnswered("d0", 1), 2.1) == [], "it answers, and brings nothing"
+    assert one(running.handle(Tick(), 3.0), AskRoute).message.excluded == ["d0"]
+
+
+@pytest.fixture
+def far() -> GatewayCore:
+    """A request with output at a scheduler of another host than the gateway's, which has been lost."""
+    far = GatewayCore("gateway.head", CONFIG)
+    far.handle(DetokenizersChanged(["t0"]), 0.0)
+    far.handle(SchedulersChanged({"s.d": 1, "s.p": 1}), 0.0)
+    far.handle(opened(route=Route(decode="s.d", detokenizer="t0")), 0.0)
+    far.handle(SubmitAccepted("r", 0, "s.d", 1), 0.0)
+    far.handle(batch(delta(0, [7, 8], 0, "ab", scheduler="s.d")), 0.1)
+    assert far.handle(PeerLost("s.d", 1), 2.0) == [AskAlive("s.d")]
+    return far
+
+
+def test_a_scheduler_whose_host_is_lost_is_not_waited_for(far: GatewayCore) -> None:
+    assert far.handle(Tick(), 2.2) == [], "its supervisor may be about to speak"
+    assert one(far.handle(Tick(), 2.25), AskRoute).message.excluded == ["s.d"]
+
+
+def test_a_scheduler_said_to_be_dead_by_its_host_is_waited_for(far: GatewayCore) -> None:
+    assert far.handle(SchedulersChanged({"s.p": 1}), 2.1) == []
+    assert far.handle(Tick(), 2.9) == [], "it may come back to its pages"
+    assert one(far.handle(SchedulersChanged({"s.d": 2, "s.p": 1}), 2.95), SendSubmit).scheduler == "s.d"
 
 
 NUMERICS = {"d0": "x", "d1": "y", "d2": "x"}
@@ -331,7 +370,9 @@ def test_a_scheduler_that_is_back_before_its_death_is_known_is_used_at_once(runn
     running.handle(SchedulersChanged({"d0": 2}), 0.2)
     assert one(running.handle(PeerLost("d0", 1), 0.2), SendSubmit).scheduler == "d0"
     lost = Failure("peer_lost", "gone")
-    assert running.handle(SubmitFailed("r", 1, lost), 0.3) == [], "the second death, seen by the submission alone"
+    assert running.handle(SubmitFailed("r", 1, lost), 0.3) == [AskAlive("d0")], (
+        "the second death, seen by the submission alone"
+    )
     assert one(running.handle(SchedulersChanged({"d0": 3}), 0.4), SendSubmit).message.attempt == 2
 
 
