@@ -36,6 +36,10 @@ Address = Annotated[
         description="an IP address or a DNS name, without a port (ports are chosen; the registry's is registry_port)",
     ),
 ]
+Ports = Annotated[
+    str,
+    msgspec.Meta(pattern=r"^([0-9]{1,5}-[0-9]{1,5})?$", description='the first and the last port: "7500-7599"'),
+]
 
 OF_HOSTS: Final = ("prefill", "decode", "mixed", "gateways", "tokenizers", "detokenizers")
 """Settings of a mesh on one host that every host has for itself where there are several."""
@@ -44,11 +48,13 @@ OF_HOSTS: Final = ("prefill", "decode", "mixed", "gateways", "tokenizers", "deto
 class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What runs on one of several hosts. `address` is what the others dial, `bind` the IP address it listens at.
 
+    `ports` ("7500-7599") are those it listens at, where a firewall has to know; any, if it is empty.
     `registry` is true of at most one host; without one the first of the file has it. `device` is the mesh's unless set.
     """
 
     address: Address
     bind: str = "0.0.0.0"
+    ports: Ports = ""
     registry: bool = False
     gateways: Several = 0
     tokenizers: Several = 0
@@ -62,6 +68,12 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def is_on_loopback(self) -> bool:
         """Whether nobody but this machine reaches where it listens."""
         return is_loopback(self.bind)
+
+    @property
+    def port_range(self) -> tuple[int, int] | None:
+        """The first and the last of `ports`."""
+        first, _, last = self.ports.partition("-")
+        return (int(first), int(last)) if self.ports else None
 
     @property
     def groups(self) -> tuple[int, int, int]:
@@ -140,6 +152,12 @@ def _check_listening(name: str, host: HostSettings) -> None:
             f"[hosts.{name}] address is {host.address}, which nobody can dial",
             why="it is what the other hosts reach this one at; where to listen is `bind`",
             do="give an IP address of that host, or a name that the other hosts can look up",
+        )
+    if host.port_range is not None and not 1 <= host.port_range[0] < host.port_range[1] <= 65535:
+        raise BadConfig(
+            f"[hosts.{name}] ports is {host.ports}, which are no ports",
+            why="the first and the last are meant, of 1 to 65535",
+            do='write it like "7500-7599": each actor of the host takes two, and the supervisor',
         )
     if _ip(host.bind) is None:
         raise BadConfig(

@@ -21,7 +21,9 @@ def write_host_files(run: RunDirectory, settings: Settings, spec: dict[str, str]
     if host is None:
         run.write_host(None)
         return
-    run.write_host(HostRecord(settings.on, host.bind, host.address, settings.insecure, settings.keys, spec))
+    run.write_host(
+        HostRecord(settings.on, host.bind, host.address, settings.insecure, settings.keys, spec, host.port_range)
+    )
     if settings.registry_host != settings.on:
         run.write_registry(Address(REGISTRY, _ANY_EPOCH), registry_endpoint(settings))
 

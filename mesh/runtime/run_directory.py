@@ -34,7 +34,8 @@ class HostRecord(msgspec.Struct, frozen=True):
     `bind` is an IP address of the host (`0.0.0.0` and `::`: all of them), `address` an IP address or a name.
     `insecure`: tcp beyond loopback is wanted although nothing on it is encrypted or authenticated. `keys` is the
     directory of the host's keys (`mesh/runtime/key_files.py`); "": tcp is plain. `spec` is what the host takes the mesh
-    to be (`mesh/membership/spec.py`), which its actors say when they join.
+    to be (`mesh/membership/spec.py`), which its actors say when they join. `ports`, first and last, are those to listen
+    on where that matters, to a firewall say.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=HOST_NAME)]
@@ -43,6 +44,7 @@ class HostRecord(msgspec.Struct, frozen=True):
     insecure: bool = False
     keys: str = ""
     spec: dict[str, str] = {}
+    ports: tuple[int, int] | None = None
 
 
 class _RegistryFile(msgspec.Struct, frozen=True):

@@ -38,14 +38,16 @@ class ZeroMQOptions:
 
     At least one of `run_directory` (ipc) and `bind` (tcp: an IP address of this host, `0.0.0.0` and `::` for all) is
     given. `address` is the IP address or name that other hosts dial, where it is not `bind`. `port` is that of the
-    control channel, the data channel has the next one; 0: any that are free. `insecure` allows tcp beyond the loopback
-    interface without keys; with `keys` everything over tcp is encrypted, and nobody else is taken.
+    control channel, the data channel has the next one; 0: any that are free, of `ports` where they are given (the first
+    and the last). `insecure` allows tcp beyond the loopback interface without keys; with `keys` everything over tcp is
+    encrypted, and nobody else is taken.
     """
 
     run_directory: RunDirectory | None = None
     bind: str = ""
     address: str = ""
     port: int = 0
+    ports: tuple[int, int] | None = None
     insecure: bool = False
     keys: KeyRing | None = None
     limits: Limits = field(default_factory=Limits)
@@ -65,7 +67,7 @@ class ZeroMQOptions:
             keys = KeyRing(KeyDirectory(Path(host.keys))) if host.keys else None
         except KeyFileError as error:
             raise BindError(f"tcp on {host.bind} would have no keys: {error.message}") from error
-        return cls(run_directory, host.bind, host.address, port, host.insecure, keys)
+        return cls(run_directory, host.bind, host.address, port, host.ports, host.insecure, keys)
 
     @property
     def vet_host(self) -> Callable[[Member], None] | None:
@@ -99,8 +101,7 @@ def bind(router: "zmq.Socket[bytes]", options: ZeroMQOptions, address: Address, 
             )
         _expect_heartbeats(router)
         router.setsockopt(zmq.IPV6, int(":" in options.bind))
-        port = str(options.port + channel) if options.port else "*"
-        tcp = _bind(router, f"{_TCP}{_in_url(options.bind)}:{port}")
+        tcp = _bind_tcp(router, options, channel)
         if options.address:
             tcp = f"{_TCP}{_in_url(options.address)}:{tcp.rpartition(':')[2]}"
     if options.run_directory is not None:
@@ -140,6 +141,27 @@ def _expect_heartbeats(socket: "zmq.Socket[bytes]") -> None:
     """End connections that are made from now on when nothing comes on them any more."""
     socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+
+
+def _bind_tcp(router: "zmq.Socket[bytes]", options: ZeroMQOptions, channel: Channel) -> str:
+    """Where it listens now. Raises `BindError`."""
+    where = f"{_TCP}{_in_url(options.bind)}"
+    if options.port or options.ports is None:
+        return _bind(router, f"{where}:{options.port + channel if options.port else '*'}")
+    first, last = options.ports
+    for port in range(first, last + 1):
+        # Others of this host take them at the same time: nobody deals them out, and who finds one taken goes on.
+        try:
+            router.bind(f"{where}:{port}")
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE:
+                raise BindError(f"{where}:{port} cannot be listened on ({error}): give another address") from error
+        else:
+            return router.getsockopt_string(zmq.LAST_ENDPOINT)
+    raise BindError(
+        f"no port of {options.bind} from {first} to {last} is free: give this host more, `ports` of its table; each "
+        "actor takes two, and one that starts again two others for a moment"
+    )
 
 
 def _bind(router: "zmq.Socket[bytes]", where: str) -> str:

@@ -233,6 +233,8 @@ def test_without_hosts_the_word_is_the_address_of_the_gateway():
         ("10.0.0.2", "10.0.0.2:7400", "nobody can dial|has to be an IP address", ""),
         ("10.0.0.2", "tcp://10.0.0.2", "has to be an IP address or a DNS name, without a port", "correct"),
         ("10.0.0.2", "0.0.0.0", r"\[hosts.p\] address is 0.0.0.0, which nobody can dial", "an IP address of that host"),
+        ('bind = "::"', 'ports = "7500"', "hosts.d-1.ports is '7500'.* \"7500-7599\"", "correct"),
+        ('bind = "::"', 'ports = "7500-7500"', r"\[hosts.d-1\] ports is 7500-7500, which are no ports", "takes two"),
         ('bind = "::"', 'bind = "eth0"', r"\[hosts.d-1\] bind is 'eth0'", "0.0.0.0 for all"),
         ("prefill = 2", "prefil = 2", "there is no setting hosts.p.prefil", "did you mean hosts.p.prefill?"),
         ("prefill = 2", "prefill = -1", "hosts.p.prefill is -1, and has to be a whole number", "correct"),

@@ -387,6 +387,22 @@ async def test_tcp_listens_on_a_free_port_of_the_loopback_interface(start):
     assert ear.heard[0][2][1] == b"over tcp"
 
 
+async def test_ports_that_a_firewall_knows(start, short_path):
+    directory, first = RunDirectory(short_path), free_port()
+    ports = (first, first + 4)
+    directory.write_host(HostRecord("d", "127.0.0.4", "d.example", ports=ports))
+    options = vars(ZeroMQOptions.of_host(directory))
+    taken: list[int] = []
+    for peer in (A, B):
+        _, _, where = await start(peer, **options)
+        taken += [int(one.rpartition(":")[2]) for one in (where.control, where.data)]
+    assert taken == sorted(set(taken))
+    assert first <= taken[0]
+    assert taken[-1] <= first + 4
+    with pytest.raises(BindError, match="two others for a moment"):
+        await start(Address("c", 1), **options)
+
+
 async def test_one_actor_listens_for_its_host_and_for_others(start, short_path):
     directory = RunDirectory(short_path)
     directory.write_host(HostRecord("d", "127.0.0.2", "127.0.0.2"))
