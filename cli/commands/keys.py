@@ -170,10 +170,14 @@ def add(place: KeyPlace, host: str, public_key: str, roles: str | None) -> ExitC
     _check_name(host)
     granted = tuple(role.strip() for role in roles.split(",") if role.strip()) if roles is not None else None
     own, known = place.own(), read_allowed(place.path)
-    is_first = known is None or (known.version == 0 and own.host != known.registry().host)
+    # Once more, where the registry's host has another key since: it alone could tell, by the key it had.
+    tells_registry = known is None or (
+        own.host != known.registry().host and (known.version == 0 or host == known.registry().host)
+    )
     try:
-        if is_first and granted == (REGISTRY,):
-            place.write_allowed(pinned(own, host, public_key))
+        if tells_registry and granted == (REGISTRY,):
+            if known is None or known.registry().public_key != public_key or host != known.registry().host:
+                place.write_allowed(pinned(own, host, public_key))
             sys.stderr.write(f"host {own.host} takes {host} for the registry's host\n")
             return ExitCode.OK
         own, allowed = place.list_to_change()

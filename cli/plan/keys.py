@@ -17,7 +17,7 @@ from cli.errors import BadKeys
 from cli.plan.settings import Settings
 from mesh.errors import MeshError
 from mesh.membership.keys import ALL_ROLES, AllowedHost, AllowList, HostKey
-from mesh.runtime.key_files import KeyDirectory
+from mesh.runtime.key_files import DamagedKeyFile, KeyDirectory
 from nodes.roles import REGISTRY
 
 REGISTRY_ROLES: Final = (REGISTRY, ALL_ROLES)
@@ -133,7 +133,10 @@ def read_allowed(path: Path) -> AllowList | None:
 
 def bad_keys(path: Path, error: MeshError) -> BadKeys:
     """What cannot be done with the files of a directory, in the words of all errors of commands."""
-    return BadKeys(f"the keys in {path} cannot be used", why=error.message, do="see `meshctl keys --help`")
+    do = "see `meshctl keys --help`"
+    if isinstance(error, DamagedKeyFile):
+        do = "put back what was there, or remove that file: then `meshctl up` says how to make it anew"
+    return BadKeys(f"the keys in {path} cannot be used", why=error.message, do=do)
 
 
 def words(settings: Settings, *arguments: str) -> str:

@@ -4,7 +4,8 @@
     supervisor of another host --allowed.json--> its actors, which look at the file every heartbeat
 
 Each host so has a copy, which counts while the registry is away; a later version replaces an earlier one, and never the
-other way round. Owned by `SupervisorActor` on a mesh with keys.
+other way round. A file that is damaged or gone is written again as it was. Owned by `SupervisorActor` on a mesh with
+keys.
 """
 
 from collections.abc import Iterable
@@ -96,6 +97,8 @@ class AllowListPush:
 
     def _tick(self) -> None:
         self._ctx.later(_LOOK_S, self._tick)
+        if why := self._keys.restore():
+            self._ctx.log.warning("keys_restored", why=why, version=self._keys.allowed.version)
         if self._keys.trouble != self._trouble:
             self._trouble = self._keys.trouble
             if self._trouble:

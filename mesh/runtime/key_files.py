@@ -25,6 +25,10 @@ class KeyFileError(MeshError, code="bad_keys"):
     """A key file or its directory cannot be read or written, or may be by others; says which and what to do."""
 
 
+class DamagedKeyFile(KeyFileError):
+    """What is in a key file is none of its kind."""
+
+
 class KeyDirectory:
     """The key files of one host for one mesh. Nothing is touched before the first write."""
 
@@ -59,7 +63,7 @@ class KeyDirectory:
         try:
             content.check()
         except BadKey as error:
-            raise KeyFileError(f"{file} is damaged ({error.message}): put the right file back") from error
+            raise DamagedKeyFile(f"{file} is damaged ({error.message}): put the right file back") from error
 
     def _read(self, file: Path, kind: type[_Content]) -> _Content | None:
         try:
@@ -75,7 +79,7 @@ class KeyDirectory:
         try:
             return msgspec.json.decode(content, type=kind)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise KeyFileError(f"{file} is damaged ({error}): put the right file back") from error
+            raise DamagedKeyFile(f"{file} is damaged ({error}): put the right file back") from error
 
     def _write(self, file: Path, content: HostKey | AllowList) -> None:
         try:
@@ -115,6 +119,7 @@ class KeyRing:
         self.trouble = ""
         """Why the file of the list cannot be read; the list read last counts meanwhile."""
         self._seen = self._look()
+        self._is_lost = False
 
     def vet(self, member: Member) -> None:
         """Raise `FrameRefused` for a member that the list in force does not allow, as `AllowList.vet` does."""
@@ -134,12 +139,32 @@ class KeyRing:
             allowed = self._directory.read_allowed()
         except KeyFileError as error:
             self.trouble = error.message
+            self._is_lost = isinstance(error, DamagedKeyFile)
             return False
+        # Who removes the pair too wants this host to have no keys.
+        self._is_lost = allowed is None and self._directory.key_file.exists()
         self.trouble = "" if allowed is not None else f"{self._directory.allowed_file} is gone: put it back"
         if allowed is None or allowed == self.allowed:
             return False
         self.allowed = allowed
         return True
+
+    def restore(self) -> str:
+        """Write the list in force over a file that is damaged or gone; what was wrong, empty where nothing was done.
+
+        Else no actor of this host could start again. For one process of the host, which calls it now and then.
+        """
+        self.poll()
+        if not self._is_lost:
+            return ""
+        why = self.trouble
+        try:
+            self._directory.write_allowed(self.allowed)
+        except KeyFileError as error:
+            self.trouble = error.message
+            return ""
+        self.poll()
+        return why
 
     def _look(self) -> tuple[int, int] | None:
         try:

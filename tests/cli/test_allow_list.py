@@ -119,4 +119,9 @@ async def test_all_hosts_have_the_list_of_the_registrys_host(tmp_path):
             await liar.actor.ctx.ask(told, TakeAllowList(allowed=lie), timeout_s=1)
         assert refused.value.code == "wrong_key"
     assert {hosts.version(host) for host in hosts.pairs} == {4}
+    # Who starts there again needs it.
+    for host in ("head", "d"):
+        hosts.directories[host].allowed_file.write_text("{")
+    await until(lambda: all(one.allowed_file.read_text() != "{" for one in hosts.directories.values()))
+    assert {hosts.version(host) for host in hosts.pairs} == {4}
     await hosts.stop()

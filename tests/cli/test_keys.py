@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 
 import msgspec
 import pytest
@@ -162,6 +163,19 @@ def test_a_copy_of_the_list_is_not_changed(head, d):
         with pytest.raises(BadKeys, match="cannot be changed here") as caught:
             d.keys(*arguments)
         assert caught.value.do == "run this on host head"
+
+
+def test_a_host_is_told_the_key_of_a_registry_s_host_that_lost_its_own(head, d):
+    first = head.new("--host", "head", "--registry")
+    head.keys("add", "d", d.new("--host", "d"))
+    copy = head.allowed()
+    KeyDirectory(d.home / "kvmesh" / "default").write_allowed(copy)
+    d.keys("add", "head", first, "--roles", "registry")
+    assert d.allowed() == copy, "it is the one that is known"
+    shutil.rmtree(head.home / "kvmesh" / "default")
+    another = head.new("--host", "head", "--registry")
+    d.keys("add", "head", another, "--roles", "registry")
+    assert (d.allowed().version, d.allowed().registry().public_key) == (0, another)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """A host's keys as files: who may read them, and when a list that was replaced is seen."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from mesh.membership.keys import AllowList, HostKey
+from mesh.runtime import key_files
 from mesh.runtime.key_files import KeyDirectory, KeyFileError, KeyRing
 
 
@@ -59,3 +62,41 @@ def test_files_that_others_may_read_and_links_are_not_read(directory, tmp_path):
     directory.key_file.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(KeyFileError, match="cannot be read"):
         directory.read_key()
+
+
+def test_a_lost_list_is_written_again_as_it_was_but_not_what_is_another_s_to_mend(directory):
+    own = HostKey.new("head")
+    directory.write_key(own)
+    directory.write_allowed(a_list(own))
+    ring = KeyRing(directory)
+    assert ring.restore() == ""
+    directory.allowed_file.write_text('{"version": 9')
+    assert "is damaged" in ring.restore()
+    assert (directory.read_allowed(), ring.trouble, ring.restore()) == (a_list(own), "", "")
+    directory.allowed_file.unlink()
+    assert "is gone" in ring.restore()
+    assert directory.read_allowed() == a_list(own)
+
+    directory.allowed_file.write_text('{"version": 9')
+    directory.path.chmod(0o750)
+    assert ring.restore() == "", "others may have written it"
+    assert "chmod go-rwx" in ring.trouble
+    directory.path.chmod(0o700)
+    directory.allowed_file.unlink()
+    directory.key_file.unlink()
+    assert ring.restore() == "", "whoever removes the pair as well means it"
+    assert not directory.allowed_file.exists()
+
+
+def test_a_list_that_cannot_be_written_again_is_written_when_it_can(directory, monkeypatch):
+    own = HostKey.new("head")
+    directory.write_key(own)
+    directory.write_allowed(a_list(own))
+    ring = KeyRing(directory)
+    directory.allowed_file.write_text("")
+    with monkeypatch.context() as full:
+        full.setattr(key_files, "replace_file", Mock(side_effect=OSError(28, "No space left on device")))
+        assert ring.restore() == ""
+        assert "No space left" in ring.trouble
+    assert ring.restore()
+    assert (directory.read_allowed(), ring.trouble) == (a_list(own), "")
