@@ -11,6 +11,7 @@
       CannotBind           an address cannot be listened on
       NoMemory             the KV pools do not fit
       StartFailed          an actor did not become ready
+        HostTaken          another machine is in the mesh by the name of this host
       TimedOut             it took longer than allowed
       TryAgain             refused for now; asking again may help
       Undone               somebody else asked for the opposite meanwhile
@@ -82,6 +83,10 @@ class NoMemory(CliError, exit_code=ExitCode.NO_MEMORY, code="no_memory"):
 
 class StartFailed(CliError, exit_code=ExitCode.NOT_READY, code="not_ready"):
     """An actor did not become ready."""
+
+
+class HostTaken(StartFailed, code="host_taken"):
+    """Another machine is in the mesh by the name of this host, or this one was, under an epoch that it has lost."""
 
 
 class TimedOut(CliError, exit_code=ExitCode.TIMED_OUT, code="timed_out"):

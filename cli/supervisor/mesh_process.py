@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from cli.errors import BadConfig, CannotBind, CliError, StartFailed
+from cli.errors import CannotBind, CliError
 from cli.exit_codes import ExitCode
 from cli.plan.keys import links_note
 from cli.plan.names import supervisor_id
@@ -27,9 +27,9 @@ from cli.supervisor.record import SupervisionRecord
 from cli.supervisor.registry_watch import RegistryWatch
 from cli.supervisor.secret import draw_secret
 from cli.supervisor.sweep import sweep
-from cli.supervisor.welcome import Asker, require_welcome
+from cli.supervisor.welcome import Asker, not_taken_in, require_welcome
 from mesh.address import Address, Endpoint
-from mesh.errors import BindError, MeshError, Superseded, WrongMesh
+from mesh.errors import BindError, MeshError, Superseded
 from mesh.membership.view import SUPERVISOR, Member
 from mesh.options import SystemOptions
 from mesh.runtime.process_usage import process_usage
@@ -253,13 +253,7 @@ class _MeshProcess:
 
     def _outcome(self, code: ExitCode, failure: str) -> ExitCode:
         if self._refusal is not None:
-            kind = BadConfig if isinstance(self._refusal, WrongMesh) else StartFailed
-            what = f"the mesh {self._directory.mesh!r} does not take this host in"
-            do = "correct that and start it again; nothing is left running"
-            if isinstance(self._refusal, Superseded) and (host := self._topology.settings.on):
-                # Of two that began before there was a registry, the one that joins with the higher epoch stays.
-                do = f"start it again, or as another host (--host) if there is another machine that is called {host}"
-            raise kind(what, why=self._refusal.message, do=do)
+            raise not_taken_in(self._refusal, self._directory.mesh, self._topology.settings.on)
         if failure:
             error = CliError(
                 f"the mesh {self._directory.mesh!r} could not be started",

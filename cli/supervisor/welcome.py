@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from cli.client import ClientActor
-from cli.errors import AlreadyRunning, BadConfig
+from cli.errors import AlreadyRunning, BadConfig, CliError, HostTaken, StartFailed
 from cli.plan.keys import read_own, words
 from cli.plan.names import on_host, supervisor_id
 from cli.plan.settings import Settings
 from cli.supervisor.host_files import registry_endpoint
 from mesh.address import Address, Endpoint
-from mesh.errors import CallError, PeerLost
+from mesh.errors import CallError, MeshError, PeerLost, Superseded, WrongMesh
 from mesh.membership.spec import spec_faults
 from mesh.membership.view import StaticBootstrap
 from mesh.runtime.run_directory import RunDirectory
@@ -113,6 +113,21 @@ async def require_welcome(settings: Settings, spec: Mapping[str, str], ask: Ask)
             do=f"stop it there with `meshctl down --host {host}`, or start this machine as another of the hosts",
         )
     return ""
+
+
+def not_taken_in(refusal: MeshError, mesh: str, host: str) -> CliError:
+    """What is said of a host that began before it could ask, and that the registry, once there, does not take in."""
+    kind, what = StartFailed, f"the mesh {mesh!r} does not take this host in"
+    do = "correct that and start it again; nothing is left running"
+    if isinstance(refusal, WrongMesh):
+        kind = BadConfig
+    elif isinstance(refusal, Superseded) and host:
+        # Of two that began before there was a registry, the one with the higher epoch stays.
+        kind, what = HostTaken, f"the mesh {mesh!r} has a host {host} that began later than this one"
+        do = (
+            f"if that is another machine, start this one as another host (--host); if there is none, start {host} again"
+        )
+    return kind(what, why=refusal.message, do=do)
 
 
 async def _unknown_key(settings: Settings) -> str:

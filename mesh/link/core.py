@@ -280,7 +280,9 @@ class LinkCore:
         located = self._locate(address.actor_id) if peer is None else None
         newest = peer.address.epoch if peer is not None else located[0].epoch if located is not None else 0
         if newest > address.epoch:
-            raise FrameRefused(SUPERSEDED, f"{address} says hello, epoch {newest} is known", known_epoch=newest)
+            endpoint = located[1] if located is not None else peer.member.endpoint if peer and peer.member else None
+            where = f", at {endpoint.control}" if endpoint is not None else ""
+            raise FrameRefused(SUPERSEDED, f"{address} says hello, epoch {newest} is known{where}", known_epoch=newest)
         if address.actor_id in ("", self._actor_id):
             raise FrameRefused(WRONG_EPOCH, f"{address} says hello to {self.address}")
         connections = peer.connections if peer is not None else []

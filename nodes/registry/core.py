@@ -104,7 +104,9 @@ class RegistryCore:
             raise FrameRefused(STALE_EPOCH, f"{member.address} has no epoch that another could follow")
         # Not at the same one: who only lost its lease, as a stopped process does, comes again as it was.
         if (newest := self._newest(member.actor_id)) > member.epoch:
-            raise Stale(member.address, newest)
+            # Of two machines of one name that began before there was a registry, it says where the other is.
+            there = f"{member.address} was replaced by epoch {newest}, at {known.endpoint.control}" if known else ""
+            raise Stale(member.address, newest, there)
         if known is not None and known.epoch == member.epoch and known.endpoint != member.endpoint:
             # No incarnation moves: two machines were started as one host, in the same second.
             raise Stale(member.address, newest, f"another {member.address} is a member, at {known.endpoint.control}")

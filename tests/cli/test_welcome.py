@@ -7,19 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from cli.errors import AlreadyRunning, BadConfig
+from cli.errors import AlreadyRunning, BadConfig, HostTaken
 from cli.plan.hosts import HostSettings
 from cli.plan.settings import Settings
-from cli.supervisor.welcome import Asker, require_welcome
+from cli.supervisor.welcome import Asker, not_taken_in, require_welcome
+from mesh.actor import Actor
 from mesh.address import Address, Endpoint
+from mesh.errors import WrongMesh
 from mesh.membership.keys import HostKey
-from mesh.membership.view import Member
+from mesh.membership.view import Member, StaticBootstrap
+from mesh.options import SystemOptions
 from mesh.runtime.key_files import KeyDirectory
 from mesh.runtime.run_directory import HostRecord, RunDirectory
+from mesh.simulation.network import SimulatedNetwork
+from mesh.simulation.virtual_time import VirtualTimeLoop
 from mesh.system import ActorSystem
 from mesh.testing.ports import free_port
 from mesh.transport.zeromq import ZeroMQTransport
 from mesh.transport.zeromq_binding import ZeroMQOptions
+from mesh.wire.codec import Codec
 from mesh.wire.frames import Members, Ping, Pong
 from nodes.registry.actor import RegistryActor
 
@@ -32,6 +38,13 @@ SUPERVISOR = Member(
     endpoint=Endpoint("tcp://127.0.0.2:1", "tcp://127.0.0.2:2", "ipc:///theirs.c", "ipc:///theirs.d"),
     pid=4321,
 )
+
+
+class Joiner(Actor):
+    """Joins as a supervisor does, and starts nothing."""
+
+    role = "supervisor"
+    codec = Codec(Ping)
 
 
 def asked(on="d", name="blue", answer=None, pong=None):
@@ -80,6 +93,43 @@ def test_a_host_that_does_not_fit_is_refused_with_what_to_do(answer, kind, why):
         asked(answer=answer, pong=Pong())
     assert why in caught.value.why
     assert caught.value.do
+
+
+@pytest.mark.parametrize("first", [5, 7], ids=["the earlier first", "the later first"])
+def test_of_two_machines_of_one_name_the_earlier_is_told_that_the_other_has_it(first):
+    """Both began before there was a registry to ask."""
+
+    async def main():
+        network = SimulatedNetwork(seed=0)
+        told = StaticBootstrap(Address("registry", 1), Endpoint("sim://registry#1/c", "sim://registry#1/d"))
+
+        async def start(actor, name, epoch):
+            address = Address(name, epoch)
+            system = ActorSystem(actor, address, network.transport(address), told, SystemOptions(host="d"))
+            await system.start()
+            return system
+
+        both = {
+            epoch: await start(Joiner(), "supervisor.d", epoch) for epoch in sorted((5, 7), key=lambda e: e != first)
+        }
+        registry = await start(RegistryActor(), "registry", 1)
+        assert await asyncio.wait_for(both[5].shutdown_asked(), 30) == "superseded"
+        error = not_taken_in(both[5].over, "blue", "d")
+        assert (type(error), error.code) == (HostTaken, "host_taken")
+        assert both[7].describe().endpoint.control in error.why
+        assert "as another host" in error.do
+        assert both[7].over is None
+        for system in (*both.values(), registry):
+            await system.stop()
+
+    loop = VirtualTimeLoop()
+    loop.run_until_complete(main())
+    loop.close()
+
+
+def test_a_host_of_another_mesh_is_told_to_correct_that():
+    error = not_taken_in(WrongMesh("it is of green"), "blue", "d")
+    assert (type(error), error.why) == (BadConfig, "it is of green")
 
 
 def test_a_registry_is_asked_by_its_ports_alone():
