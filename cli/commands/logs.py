@@ -24,6 +24,8 @@ from cli.supervisor.log_files import LogFolder
 from cli.supervisor.mesh_directory import MeshDirectory
 
 _POLL_S: Final = 0.2
+_LOOK_S: Final = 2.0
+"""How often a host that joins later is looked for."""
 _DEFAULT_LINES: Final = 50
 
 
@@ -56,6 +58,7 @@ async def _show(directory: MeshDirectory, wanted: Wanted, shown: "_Shown", *, fo
         enough = wanted.num_lines if wanted.since is None and wanted.level == "debug" else None
         folder = LogFolder(directory)
         sources: list[_Here | _There] = [_Here(folder)]
+        ask: Ask | None = None
         if folder.host:
             try:
                 ask = await stack.enter_async_context(connected(*find_mesh(directory.mesh)))
@@ -71,14 +74,31 @@ async def _show(directory: MeshDirectory, wanted: Wanted, shown: "_Shown", *, fo
         first = await asyncio.gather(*(host.new_lines(is_last=not follow) for host in hosts))
         shown.begin([line for lines in first for line in lines])
 
-        async def go_on(host: _HostLogs) -> None:
-            while True:
-                await asyncio.sleep(_POLL_S)
-                await host.choose()
-                shown.add(await host.new_lines())
-
         if follow:
-            await asyncio.gather(*map(go_on, hosts))
+            later = [_look_for_hosts(ask, hosts, shown)] if ask is not None else []
+            await asyncio.gather(*(_go_on(host, shown) for host in hosts), *later)
+
+
+async def _go_on(host: "_HostLogs", shown: "_Shown") -> None:
+    while True:
+        await asyncio.sleep(_POLL_S)
+        await host.choose()
+        shown.add(await host.new_lines())
+
+
+async def _look_for_hosts(ask: Ask, hosts: list["_HostLogs"], shown: "_Shown") -> None:
+    """Go on with hosts that join later, too."""
+    known = {host.name for host in hosts}
+    followed: list[asyncio.Task[None]] = []
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        # The own supervisor may be away for a moment, and is asked again.
+        with suppress(CliError):
+            for name in (await ask(ListLogs(), LogList)).hosts:
+                if name not in known:
+                    known.add(name)
+                    # Kept, as the loop keeps no task; they end with the loop.
+                    followed.append(asyncio.create_task(_go_on(hosts[0].of(_There(ask, name)), shown)))
 
 
 class _Shown:
@@ -120,6 +140,15 @@ class _HostLogs:
         self._places: dict[str, int] = {}
         self._rests: dict[str, bytes] = {}
         self._is_away = False
+
+    @property
+    def name(self) -> str:
+        """The host's."""
+        return self._source.host
+
+    def of(self, source: "_There") -> "_HostLogs":
+        """The same of another host."""
+        return _HostLogs(source, self._names, self._enough)
 
     async def choose(self) -> None:
         """Find out whose logs there are; who is away is asked again the next time."""

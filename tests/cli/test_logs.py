@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import signal
 import sys
 from datetime import datetime, timedelta
 
@@ -125,6 +126,7 @@ class OtherHosts:
 
     def __init__(self, base, monkeypatch):
         self.silent = False
+        self.hosts = ["b"]
         self.asked = []
         with monkeypatch.context() as patch:
             patch.setenv("XDG_RUNTIME_DIR", str(base))
@@ -144,7 +146,7 @@ class OtherHosts:
         folder = LogFolder(self.directory)
         self.asked.append(question)
         if question.host == "":
-            return LogList(roles={}, hosts=["b"])
+            return LogList(roles={}, hosts=self.hosts)
         assert question.host == "b"
         if self.silent:
             raise TryAgain("no", why="the supervisor of b: no answer", do="wait")
@@ -194,9 +196,9 @@ def test_a_host_that_does_not_answer_is_named_and_goes_on_when_it_does(mesh, oth
     steps = iter([cut_off, lambda: None, healed, lambda: write(entry("worker-0.b", 4, "e4")[-5:])])
     polls, sleep = itertools.count(), asyncio.sleep
 
-    async def next_step(_):
-        # Both hosts are polled in turns.
-        await sleep(0)
+    async def next_step(seconds):
+        # Both hosts are polled in turns; who joins is looked for less often.
+        await sleep(0 if seconds < 1.0 else 60.0)
         if next(polls) % 2:
             step = next(steps, None)
             if step is None:
@@ -212,6 +214,24 @@ def test_a_host_that_does_not_answer_is_named_and_goes_on_when_it_does(mesh, oth
     assert events(shown(capsys, "gateway")) == ["joined", "slow"]
     with pytest.raises(WrongUsage, match=r"no log of worker-0.b"):
         logs("m", Wanted(names=("worker-0.b",)), follow=False, output=None)
+
+
+def test_a_host_that_joins_later_is_followed_too(mesh, other, capsys, monkeypatch):
+    other.directory.log("worker-0.b").write_text(entry("worker-0.b", 1, "e1"))
+    other.hosts = []
+    looks, sleep = itertools.count(), asyncio.sleep
+
+    async def next_look(seconds):
+        await sleep(0)
+        if seconds > 1.0 and next(looks) == 1:
+            other.hosts = ["b"]
+        if sum(isinstance(one, ReadLogs) for one in other.asked) == 3:
+            other.asked.clear()
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(command.asyncio, "sleep", next_look)
+    assert logs("m", Wanted(), follow=True, output="json") is ExitCode.OK
+    assert events(capsys.readouterr().out.splitlines()).count("e1") == 1
 
 
 def test_a_mesh_that_has_ended_shows_what_is_here(mesh, capsys):
