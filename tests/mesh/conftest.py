@@ -100,6 +100,16 @@ def b():
 @pytest.fixture
 def rig(run):
     """A started system with a wiretap for its transport; for tests that are coroutine functions."""
+    return _rigged(run, is_met=False)
+
+
+@pytest.fixture
+def met(run):
+    """As `rig`, after its peer's hello."""
+    return _rigged(run, is_met=True)
+
+
+def _rigged(run, *, is_met):
     from tests.mesh.rig import Rig
 
     def runner(test):
@@ -107,6 +117,8 @@ def rig(run):
             rig = Rig()
             rig.actor.joins = False
             await rig.system.start()
+            if is_met:
+                rig.hello()
             await test(rig)
             await rig.system.stop()
 

@@ -13,44 +13,41 @@ from tests.mesh.mesh_under_test import Say, until
 from tests.mesh.rig import FROM_PEER, PEER, TO_PEER
 
 
-async def test_a_hello_is_welcomed_on_both_channels(rig):
-    rig.hello()
-    assert [(channel, type(body)) for _, channel, _, body in rig.wire.sent] == [
+async def test_a_hello_is_welcomed_on_both_channels(met):
+    assert [(channel, type(body)) for _, channel, _, body in met.wire.sent] == [
         (channel, Welcome) for channel in Channel
     ]
-    rig.say(Verb.TELL, Say(text="hi"))
-    assert rig.actor.told[0][:2] == (PEER, Say(text="hi"))
+    met.say(Verb.TELL, Say(text="hi"))
+    assert met.actor.told[0][:2] == (PEER, Say(text="hi"))
 
 
-async def test_garbage_is_refused_counted_and_logged_once_per_peer(rig):
-    rig.hello()
-    rig.wire.sent.clear()
+async def test_garbage_is_refused_counted_and_logged_once_per_peer(met):
+    met.wire.sent.clear()
     with capture_logs() as logs:
         for garbage in ((), (b"",), (b"\xff", b""), (b"x" * 5000, b""), tuple(b"" for _ in range(100))):
             # Nobody can tell whether it is an answer, which is never answered.
             for link in (FROM_PEER, Link(Address("", 0), dialed=False)):
                 for _ in range(3):
-                    rig.wire.listener.on_frames(link, Channel.DATA, garbage)
-    assert rig.refused("bad_header") == 30
+                    met.wire.listener.on_frames(link, Channel.DATA, garbage)
+    assert met.refused("bad_header") == 30
     assert len(logs) == 2
-    assert rig.wire.sent == []
-    rig.say(Verb.TELL, Say(text="hi"))
-    assert rig.actor.told
+    assert met.wire.sent == []
+    met.say(Verb.TELL, Say(text="hi"))
+    assert met.actor.told
 
 
-async def test_a_message_with_too_many_parts_or_too_long_a_header_is_answered_with_its_number(rig):
+async def test_a_message_with_too_many_parts_or_too_long_a_header_is_answered_with_its_number(met):
     """A call that is refused so fails at once, and not at its deadline."""
 
-    rig.hello()
-    rig.wire.sent.clear()
-    rig.say(Verb.ASK, Say(text="hi"), buffers=[b""] * 100, message_id=31)
-    rig.say(Verb.ASK, Say(text="hi"), trace="t" * 5000, message_id=32)
-    errors = [(header.verb, header.correlation_id, body.code) for _, _, header, body in rig.wire.sent]
+    met.wire.sent.clear()
+    met.say(Verb.ASK, Say(text="hi"), buffers=[b""] * 100, message_id=31)
+    met.say(Verb.ASK, Say(text="hi"), trace="t" * 5000, message_id=32)
+    errors = [(header.verb, header.correlation_id, body.code) for _, _, header, body in met.wire.sent]
     assert errors == [(Verb.ERROR, 31, "too_many_parts"), (Verb.ERROR, 32, "too_large")]
-    rig.wire.sent.clear()
-    rig.say(Verb.ERROR, b"", buffers=[b""] * 100, flags=1)
-    assert rig.wire.sent == []
-    assert rig.actor.told == []
+    met.wire.sent.clear()
+    met.say(Verb.ERROR, b"", buffers=[b""] * 100, flags=1)
+    assert met.wire.sent == []
+    assert met.actor.told == []
 
 
 async def test_a_renewal_without_a_link_is_answered_although_its_sender_is_no_member(rig):
@@ -63,38 +60,36 @@ async def test_a_renewal_without_a_link_is_answered_although_its_sender_is_no_me
     assert (link, header.verb, header.sequence, body.code) == (FROM_PEER, Verb.ERROR, 0, "no_hello")
 
 
-async def test_a_known_peer_is_told_why(rig):
-    rig.hello()
-    rig.say(Verb.ASK, b"\xff\xff")
-    rig.say(Verb.TELL, b"")
-    rig.say(99, b"")
-    rig.say(Verb.TELL, Say(text="hi"), buffers=[memoryview(bytes(65 << 20))])
-    rig.say(Verb.TELL, Say(text="hi"), receiver_epoch=4)
-    rig.say(Verb.TELL, Say(text="hi"), version=PROTOCOL_VERSION + 1)
+async def test_a_known_peer_is_told_why(met):
+    met.say(Verb.ASK, b"\xff\xff")
+    met.say(Verb.TELL, b"")
+    met.say(99, b"")
+    met.say(Verb.TELL, Say(text="hi"), buffers=[memoryview(bytes(65 << 20))])
+    met.say(Verb.TELL, Say(text="hi"), receiver_epoch=4)
+    met.say(Verb.TELL, Say(text="hi"), version=PROTOCOL_VERSION + 1)
     codes = ["bad_body", "bad_body", "unknown_verb", "too_large", "wrong_epoch"]
-    assert rig.errors() == codes
-    assert [rig.refused(code) for code in set(codes)]
-    assert rig.refused("wrong_version") == 1
-    assert rig.actor.told == []
+    assert met.errors() == codes
+    assert [met.refused(code) for code in set(codes)]
+    assert met.refused("wrong_version") == 1
+    assert met.actor.told == []
     # Errors and answers are never answered, so two peers cannot keep each other busy.
-    rig.wire.sent.clear()
+    met.wire.sent.clear()
     for verb in (Verb.ERROR, Verb.REPLY, Verb.CREDIT, Verb.CANCEL, Verb.ITEM, Verb.END):
-        rig.say(verb, b"\xff", correlation_id=5, flags=1)
-    assert rig.wire.sent == []
+        met.say(verb, b"\xff", correlation_id=5, flags=1)
+    assert met.wire.sent == []
 
 
-async def test_bodies_of_the_wrong_verb_are_refused(rig):
-    rig.hello()
+async def test_bodies_of_the_wrong_verb_are_refused(met):
     for verb in (Verb.HELLO, Verb.WELCOME, Verb.ERROR, Verb.HEARTBEAT, Verb.SUBSCRIBE, Verb.PUBLISH, Verb.CREDIT):
-        before = rig.refused("bad_body")
-        rig.say(verb, Bye())
-        assert rig.refused("bad_body") == before + 1, verb
-    rig.say(Verb.SUBSCRIBE, Subscribe(topic="t", publisher_epoch=0), channel=Channel.CONTROL)
-    rig.say(Verb.TELL, Ping())
-    assert rig.refused("unexpected") == 1
-    rig.say(Verb.CREDIT, Credit(limit=3), correlation_id=99)
-    rig.say(Verb.CANCEL, Bye(), correlation_id=99)
-    assert rig.system.links.get("peer")
+        before = met.refused("bad_body")
+        met.say(verb, Bye())
+        assert met.refused("bad_body") == before + 1, verb
+    met.say(Verb.SUBSCRIBE, Subscribe(topic="t", publisher_epoch=0), channel=Channel.CONTROL)
+    met.say(Verb.TELL, Ping())
+    assert met.refused("unexpected") == 1
+    met.say(Verb.CREDIT, Credit(limit=3), correlation_id=99)
+    met.say(Verb.CANCEL, Bye(), correlation_id=99)
+    assert met.system.links.get("peer")
 
 
 async def test_nobody_speaks_before_hello_or_for_others(rig):
@@ -116,15 +111,14 @@ async def test_nobody_speaks_before_hello_or_for_others(rig):
     assert rig.system.links.peers() == []
 
 
-async def test_what_comes_after_the_end_of_its_link_is_refused_without_a_warning(rig):
-    rig.hello()
-    rig.wire.listener.on_link_down(FROM_PEER, "gone")
+async def test_what_comes_after_the_end_of_its_link_is_refused_without_a_warning(met):
+    met.wire.listener.on_link_down(FROM_PEER, "gone")
     with capture_logs() as logs:
-        rig.say(Verb.TELL, Say(text="late"))
-        rig.say(Verb.TELL, Say(text="late"), channel=Channel.CONTROL)
+        met.say(Verb.TELL, Say(text="late"))
+        met.say(Verb.TELL, Say(text="late"), channel=Channel.CONTROL)
     assert [entry["log_level"] for entry in logs if entry["log_level"] != "debug"] == []
-    assert rig.refused("no_hello") == 2
-    assert rig.actor.told == []
+    assert met.refused("no_hello") == 2
+    assert met.actor.told == []
 
 
 async def test_a_member_without_hello_is_told_to_begin_again(rig):
@@ -188,32 +182,30 @@ async def test_welcomes_have_to_fit(rig):
     assert rig.refused("unexpected") == 2
 
 
-async def test_repeats_are_dropped_and_gaps_counted(rig):
-    rig.hello()
-    first = rig.sequences[Channel.CONTROL] + 1
-    rig.say(Verb.TELL, Say(text="1"))
-    rig.say(Verb.TELL, Say(text="1"), sequence=first)
-    rig.say(Verb.TELL, Say(text="5"), sequence=first + 4)
-    rig.say(Verb.TELL, Say(text="late"), sequence=first + 2)
-    assert [message.text for _, message, _ in rig.actor.told] == ["1", "5"]
-    assert rig.system.metrics.value("mesh_frames_repeated_total") == 2
-    assert rig.system.metrics.value("mesh_frames_missing_total") == 3
+async def test_repeats_are_dropped_and_gaps_counted(met):
+    first = met.sequences[Channel.CONTROL] + 1
+    met.say(Verb.TELL, Say(text="1"))
+    met.say(Verb.TELL, Say(text="1"), sequence=first)
+    met.say(Verb.TELL, Say(text="5"), sequence=first + 4)
+    met.say(Verb.TELL, Say(text="late"), sequence=first + 2)
+    assert [message.text for _, message, _ in met.actor.told] == ["1", "5"]
+    assert met.system.metrics.value("mesh_frames_repeated_total") == 2
+    assert met.system.metrics.value("mesh_frames_missing_total") == 3
 
 
-async def test_a_peer_that_dials_again_has_begun_again(rig):
-    rig.hello()
-    rig.say(Verb.TELL, Say(text="1"))
-    rig.sequences = [2 << 32, 2 << 32]
-    rig.say(Verb.TELL, Say(text="without hello"))
-    assert rig.refused("no_hello") == 1
-    rig.sequences = [2 << 32, 2 << 32]
-    rig.hello()
-    rig.say(Verb.TELL, Say(text="2"))
-    rig.say(Verb.TELL, Say(text="late"), sequence=(1 << 32) + 9)
-    assert rig.actor.lost == [(PEER, "it has begun again")]
-    assert rig.wire.closed == []
-    assert [message.text for _, message, _ in rig.actor.told] == ["1", "2"]
-    assert rig.system.metrics.value("mesh_frames_repeated_total") == 1
+async def test_a_peer_that_dials_again_has_begun_again(met):
+    met.say(Verb.TELL, Say(text="1"))
+    met.sequences = [2 << 32, 2 << 32]
+    met.say(Verb.TELL, Say(text="without hello"))
+    assert met.refused("no_hello") == 1
+    met.sequences = [2 << 32, 2 << 32]
+    met.hello()
+    met.say(Verb.TELL, Say(text="2"))
+    met.say(Verb.TELL, Say(text="late"), sequence=(1 << 32) + 9)
+    assert met.actor.lost == [(PEER, "it has begun again")]
+    assert met.wire.closed == []
+    assert [message.text for _, message, _ in met.actor.told] == ["1", "2"]
+    assert met.system.metrics.value("mesh_frames_repeated_total") == 1
 
 
 async def test_a_hello_after_the_welcome_means_the_welcome_is_forgotten(rig):
@@ -241,46 +233,43 @@ async def test_welcomes_of_two_times_are_none(rig):
     assert rig.actor.lost == [(PEER, "it has begun again")]
 
 
-async def test_a_silent_peer_is_lost_after_an_ask_ran_out(rig):
-    rig.hello()
+async def test_a_silent_peer_is_lost_after_an_ask_ran_out(met):
     with pytest.raises(DeadlineExceeded):
-        await rig.actor.ctx.ask("peer", Say(text="x"), timeout_s=0.01)
-    await until(lambda: sum(isinstance(body, Ping) for *_, body in rig.wire.sent) == 2)
-    await until(lambda: rig.actor.lost)
-    assert rig.actor.lost == [(PEER, "it does not answer")]
-    assert rig.system.metrics.value("mesh_silent_peers_total") == 1
-    rig.system.links.suspect(PEER.actor_id)
+        await met.actor.ctx.ask("peer", Say(text="x"), timeout_s=0.01)
+    await until(lambda: sum(isinstance(body, Ping) for *_, body in met.wire.sent) == 2)
+    await until(lambda: met.actor.lost)
+    assert met.actor.lost == [(PEER, "it does not answer")]
+    assert met.system.metrics.value("mesh_silent_peers_total") == 1
+    met.system.links.suspect(PEER.actor_id)
 
 
-async def test_a_peer_that_says_anything_is_not_silent(rig):
-    rig.hello()
-    rig.system.links.suspect(PEER.actor_id)
-    rig.system.links.suspect(PEER.actor_id)
-    await until(lambda: sum(isinstance(body, Ping) for *_, body in rig.wire.sent) == 2)
-    number = rig.wire.sent[-2][2].message_id
-    rig.say(Verb.ERROR, ErrorBody(code="not_served", message=""), correlation_id=number)
-    rig.say(Verb.TELL, Say(text="busy"), channel=Channel.DATA)
-    await until(lambda: len(rig.system.asking) == 0)
-    assert rig.actor.lost == []
+async def test_a_peer_that_says_anything_is_not_silent(met):
+    met.system.links.suspect(PEER.actor_id)
+    met.system.links.suspect(PEER.actor_id)
+    await until(lambda: sum(isinstance(body, Ping) for *_, body in met.wire.sent) == 2)
+    number = met.wire.sent[-2][2].message_id
+    met.say(Verb.ERROR, ErrorBody(code="not_served", message=""), correlation_id=number)
+    met.say(Verb.TELL, Say(text="busy"), channel=Channel.DATA)
+    await until(lambda: len(met.system.asking) == 0)
+    assert met.actor.lost == []
 
 
-async def test_a_new_epoch_ends_the_old_and_is_not_followed_by_it(rig):
-    rig.hello()
+async def test_a_new_epoch_ends_the_old_and_is_not_followed_by_it(met):
     newer = Link(Address("peer", 3), dialed=False)
-    rig.hello(newer)
-    assert rig.actor.lost == [(PEER, "replaced by epoch 3")]
-    rig.say(Verb.TELL, Say(text="late"))
-    assert rig.refused("no_hello") == 1
-    rig.wire.sent.clear()
-    rig.hello()
+    met.hello(newer)
+    assert met.actor.lost == [(PEER, "replaced by epoch 3")]
+    met.say(Verb.TELL, Say(text="late"))
+    assert met.refused("no_hello") == 1
+    met.wire.sent.clear()
+    met.hello()
     # It is told on both channels, so that it may end.
-    assert rig.refused("superseded") == 2
-    assert [(link, header.sequence, body.code, body.known_epoch) for link, _, header, body in rig.wire.sent] == [
+    assert met.refused("superseded") == 2
+    assert [(link, header.sequence, body.code, body.known_epoch) for link, _, header, body in met.wire.sent] == [
         (FROM_PEER, 0, "superseded", 3),
         (FROM_PEER, 0, "superseded", 3),
     ]
-    assert rig.actor.told == []
-    assert rig.system.links.get("peer").address.epoch == 3
+    assert met.actor.told == []
+    assert met.system.links.get("peer").address.epoch == 3
 
 
 async def test_any_other_peers_word_that_there_is_a_later_one_only_ends_the_link(rig):
@@ -313,17 +302,16 @@ async def test_an_accepted_channel_waits_for_its_hello(rig):
     assert [body.text for body in bodies[1:]] == [str(number) for number in range(1000)]
 
 
-async def test_a_full_way_is_said_and_leaves_no_gap(rig):
-    rig.hello()
-    rig.wire.full = True
-    assert not rig.system.actor.ctx.tell("peer", Say(text="x"))
-    rig.wire.full = False
-    rig.wire.sent.clear()
-    assert rig.system.actor.ctx.tell("peer", Say(text="y"))
-    assert rig.system.actor.ctx.tell("peer", Say(text="z"))
-    first, second = (header.sequence for _, _, header, _ in rig.wire.sent)
+async def test_a_full_way_is_said_and_leaves_no_gap(met):
+    met.wire.full = True
+    assert not met.system.actor.ctx.tell("peer", Say(text="x"))
+    met.wire.full = False
+    met.wire.sent.clear()
+    assert met.system.actor.ctx.tell("peer", Say(text="y"))
+    assert met.system.actor.ctx.tell("peer", Say(text="z"))
+    first, second = (header.sequence for _, _, header, _ in met.wire.sent)
     assert second == first + 1
-    assert rig.system.metrics.value("mesh_outbox_full_total") == 1
+    assert met.system.metrics.value("mesh_outbox_full_total") == 1
 
 
 async def test_the_number_of_peers_is_bounded(rig):
