@@ -13,11 +13,9 @@ from kvstore.errors import PoolClosed
 from kvstore.layout import KVLayout
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import MapPool, PoolHandle
-from mesh.actor import Answer
 from mesh.address import Address, Endpoint
 from mesh.errors import DeadlineExceeded, RemoteError, Superseded, Unreachable
 from mesh.membership.view import Member
-from mesh.runtime.telemetry import Metrics
 from mesh.transport.base import Channel
 from nodes.protocol import (
     Adopt,
@@ -36,6 +34,7 @@ from nodes.protocol import (
 from nodes.request import AttemptRef, Sampling, StopRules
 from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.config import ConfigError, SchedulerConfig
+from tests.nodes.recording_context import RecordingContext
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=4)
 CONFIG = SchedulerConfig(
@@ -47,80 +46,15 @@ W, G = Address("w", 3), Address("g", 1)
 pytestmark = pytest.mark.virtual_time
 
 
-class Members:
-    def __init__(self) -> None:
-        self.list = [
-            member("x", "detokenizer"),
-            member("w", "worker", 3),
-            member("late", "detokenizer", state="starting"),
-        ]
-
-    def all(self) -> list[Member]:
-        return self.list
-
-    def by_role(self, role: str, *, ready: bool = True) -> list[Member]:
-        return [one for one in self.list if one.role == role]
-
-    def get(self, actor_id: str) -> Member | None:
-        return next((one for one in self.list if one.actor_id == actor_id), None)
-
-
 def member(actor_id: str, role: str, epoch: int = 1, state: str = "ready") -> Member:
     return Member(actor_id=actor_id, role=role, epoch=epoch, endpoint=Endpoint("", ""), state=state)
 
 
-class RecordingContext:
-    """Answers asks from a script by type of message; records everything else."""
-
-    def __init__(self, script) -> None:
-        self.address = Address("s", 7)
-        self.members = Members()
-        self.metrics = Metrics()
-        self.log = structlog.get_logger()
-        self.script = script
-        self.asked, self.told, self.published, self.announced, self.tasks = [], [], [], [], []
-        self.ended = []
-
-    def now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def tell(self, actor_id, message, buffers=(), *, channel=Channel.DATA) -> bool:
-        self.told.append((actor_id, message, [bytes(buffer) for buffer in buffers], channel))
-        return True
-
-    async def ask(self, actor_id, message, *, timeout_s):
-        self.asked.append((actor_id, message))
-        answer = self.script[type(message)]
-        if not isinstance(answer, list):
-            answer = [answer]
-            self.script[type(message)] = answer
-        one = answer.pop(0) if len(answer) > 1 else answer[0]
-        if isinstance(one, Exception):
-            raise one
-        return Answer(one, (), Address(actor_id, 1))
-
-    def ask_then(self, actor_id, message, then, *, timeout_s):
-        def done(task):
-            then(task.exception() or task.result())
-
-        self.spawn(self.ask(actor_id, message, timeout_s=timeout_s)).add_done_callback(done)
-
-    def publish(self, topic, message) -> int:
-        self.published.append((topic, message))
-        return len(self.published)
-
-    def end(self, reason) -> None:
-        self.ended.append(reason)
-
-    def announce(self, state=None, **attributes) -> None:
-        self.announced.append((state, attributes))
-
-    def later(self, delay_s, callback, *args):
-        return asyncio.get_running_loop().call_later(delay_s, callback, *args)
-
-    def spawn(self, coroutine, *, name=None):
-        self.tasks.append(asyncio.ensure_future(coroutine))
-        return self.tasks[-1]
+MEMBERS = [
+    member("x", "detokenizer"),
+    member("w", "worker", 3),
+    member("late", "detokenizer", state="starting"),
+]
 
 
 class RecordingCall:
@@ -141,9 +75,20 @@ def actor(**script) -> tuple[SchedulerActor, RecordingContext, HeapHost]:
     handle = PoolHandle(group="m", agent="a", path=pool.path, num_pages=30, layout=LAYOUT, incarnation=1)
     adopted = Adopted(worker_epoch=3, numerics="", vocab_size=100)
     one = SchedulerActor(CONFIG, host)
-    one.ctx = RecordingContext({MapPool: script.get("pool", handle), Adopt: script.get("adopted", adopted)})
-    if "pool" in script and isinstance(script["pool"], list):
-        script["pool"].append(handle)
+    answers = {
+        MapPool: [*script.get("pool", ()), handle],
+        Adopt: [*script.get("adopted", (adopted,))],
+    }
+
+    async def answer(_: str, message: object) -> object:
+        """Those of its type in their order, the last for ever."""
+        given = answers[type(message)]
+        found = given.pop(0) if len(given) > 1 else given[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    one.ctx = RecordingContext(Address("s", 7), answer, MEMBERS)
     return one, one.ctx, host
 
 
@@ -154,7 +99,7 @@ def submit(request_id: str = "r", **more) -> RecordingCall:
 
 
 def steps(ctx: RecordingContext) -> list[StepPlan]:
-    return [message for _, message, _, _ in ctx.told if isinstance(message, StepPlan)]
+    return [message for _, message in ctx.told if isinstance(message, StepPlan)]
 
 
 async def test_ready_once_the_worker_is_ours() -> None:
@@ -185,11 +130,11 @@ async def test_a_pool_that_was_made_again_ends_the_scheduler() -> None:
     await one.start()
     for incarnations in ({"m": 1}, {}, {"m": 1, "n": 7}):
         agent = Member("a", "kv_agent", 2, Endpoint("", ""), attributes={"incarnations": incarnations})
-        ctx.members.list.append(agent)
+        ctx.members.reset(1, 1, [*MEMBERS, agent])
         one.on_members([agent], [], [])
-        ctx.members.list.remove(agent)
     assert ctx.ended == []
-    ctx.members.list.append(Member("a", "kv_agent", 3, Endpoint("", ""), attributes={"incarnations": {"m": 3}}))
+    agent = Member("a", "kv_agent", 3, Endpoint("", ""), attributes={"incarnations": {"m": 3}})
+    ctx.members.reset(1, 1, [*MEMBERS, agent])
     one.on_members([], [], [])
     assert ctx.ended == ["a has made the pool of m again"]
     await one.stop()
@@ -202,11 +147,10 @@ async def test_supervisors_say_who_stays_away_and_nobody_else() -> None:
     said = {"nonsense": {"drained": "w"}, "supervisor": {"drained": {"w": 3}}}
     for name, attributes in said.items():
         supervisor = Member(name, "supervisor", 1, Endpoint("", ""), attributes=attributes)
-        ctx.members.list.append(supervisor)
+        ctx.members.reset(1, 1, [*MEMBERS, supervisor])
         one.on_members([], [], [supervisor])
         assert core.handlers.is_worker_drained == (name == "supervisor")
-    ctx.members.list.pop()
-    ctx.members.list.append(member("w", "worker", 4))
+    ctx.members.reset(1, 1, [*MEMBERS, member("w", "worker", 4)])
     one.on_members([], [], [])
     assert not core.handlers.is_worker_drained
     await one.stop()
@@ -224,10 +168,12 @@ async def test_one_request() -> None:
     await asyncio.sleep(0)
     assert first.answers == [AttemptsSubmitted(held=[AttemptRef("r", 0)])]
     assert [len(step.opens) for step in steps(ctx)] == [2, 0]
-    to, _, buffers, channel = next(told for told in ctx.told if isinstance(told[1], StepPlan))
+    (to, _), (buffers, channel) = next(
+        told for told in zip(ctx.told, ctx.told_with, strict=True) if isinstance(told[0][1], StepPlan)
+    )
     assert (to, [len(buffer) for buffer in buffers], channel) == ("w", [56, 20, 8], Channel.DATA)
     one.on_tell(W, StepResult(scheduler_epoch=7, step=1, token_ids=[10, 11]), ())
-    batches = [message for _, message, _, _ in ctx.told if isinstance(message, TokenBatch)]
+    batches = [message for _, message in ctx.told if isinstance(message, TokenBatch)]
     assert [batch.token_ids for batch in batches] == [[10, 11]], "a result is worked through at once"
     one.on_tell(W, StepResult(scheduler_epoch=7, step=2, token_ids=[12, 1]), ())
     await asyncio.sleep(0.2)
@@ -278,7 +224,7 @@ async def test_the_pool_is_waited_for_but_not_where_it_will_never_be() -> None:
     await one.start()
     assert len([message for _, message in ctx.asked if isinstance(message, MapPool)]) == 3
     await one.stop()
-    one, _, _ = actor(pool=RemoteError("unknown_group", "no pool of that group"))
+    one, _, _ = actor(pool=[RemoteError("unknown_group", "no pool of that group")])
     with pytest.raises(RemoteError):
         await one.start()
     await one.stop()
@@ -287,7 +233,7 @@ async def test_the_pool_is_waited_for_but_not_where_it_will_never_be() -> None:
 async def test_a_pool_of_another_page_size_is_refused() -> None:
     other = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=8)
     handle = PoolHandle(group="m", agent="a", path="", num_pages=30, layout=other, incarnation=1)
-    one, _, _ = actor(pool=handle)
+    one, _, _ = actor(pool=[handle])
     with pytest.raises(ConfigError, match="pages of 8 tokens, this scheduler is set to 4"):
         await one.start()
     await one.stop()
@@ -351,7 +297,7 @@ async def test_memory_that_is_wanted_back_is_given_and_attempts_too() -> None:
     said = [(line["request_id"], line["code"]) for line in logs if line["event"] == "attempt failed"]
     assert said == [("r", "memory_released"), ("q", "memory_released")]
     assert call.answers == [HasLetGo(group="m", number=3)]
-    failed = [(to, message) for to, message, *_ in ctx.told if isinstance(message, AttemptFailed)]
+    failed = [(to, message) for to, message in ctx.told if isinstance(message, AttemptFailed)]
     assert [(to, it.request_id, it.code, it.retryable) for to, it in failed] == [
         ("g", "r", "memory_released", True),
         ("g", "q", "memory_released", True),

@@ -1,68 +1,32 @@
 """A worker's actor over a context that records what it does; the agent's answers are given."""
 
-import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import MapPool, PoolHandle
 from mesh.address import Address
-from mesh.membership.view import Membership
-from mesh.runtime.telemetry import Metrics
 from nodes.model_spec import Quantization, resolve_model
 from nodes.protocol import Adopt, StepPlan
 from nodes.worker.actor import WorkerActor
 from nodes.worker.config import WorkerConfig
+from tests.nodes.recording_context import RecordingContext
 from tests.nodes.step_plans import Row, plan_of
 
 SCHEDULER = Address("scheduler-0", 3)
 
 
-class RecordedContext:
-    """What the actor does, in lists; the agent's answers are given."""
+def context_of(*answers: Any) -> RecordingContext:
+    """That of an actor whose agent gives these answers, one after the other."""
+    given = iter(answers)
 
-    def __init__(self, answers: list[Any]) -> None:
-        self.address = Address("worker-0", 5)
-        self.metrics = Metrics()
-        self.log = SimpleNamespace(**dict.fromkeys(("info", "debug", "warning", "error"), lambda *_, **__: None))
-        self.answers = answers
-        self.told: list[tuple[str, Any]] = []
-        self.announced: list[tuple[str, dict]] = []
-        self.news = asyncio.Event()
-        self.members = Membership()
-        self.ended: list[str] = []
-
-    def end(self, reason: str) -> None:
-        self.ended.append(reason)
-
-    def now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def tell(self, actor_id: str, message: Any, buffers: Any = (), **_: Any) -> bool:
-        self.told.append((actor_id, message))
-        self.news.set()
-        return True
-
-    async def ask(self, actor_id: str, message: Any, *, timeout_s: float) -> Any:
+    async def answer(actor_id: str, message: Any) -> Any:
         assert (actor_id, message) == ("agent-0", MapPool(group="g"))
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return SimpleNamespace(message=answer)
+        found = next(given)
+        if isinstance(found, Exception):
+            raise found
+        return found
 
-    def announce(self, state: str, **attributes: Any) -> None:
-        self.announced.append((state, attributes))
-
-    def later(self, delay_s: float, callback: Any, *args: Any) -> Any:
-        return asyncio.get_running_loop().call_later(delay_s, callback, *args)
-
-    def spawn(self, coroutine: Any, *, name: str | None = None) -> asyncio.Task:
-        return asyncio.get_running_loop().create_task(coroutine)
-
-    async def until_told(self, count: int) -> None:
-        while len(self.told) < count:
-            self.news.clear()
-            await self.news.wait()
+    return RecordingContext(Address("worker-0", 5), answer)
 
 
 class RecordedCall:
@@ -90,8 +54,8 @@ def plan(step: int, tokens: list[int], start: int = 0, epoch: int = 1) -> tuple[
     return plan_of(step, [Row(1, tokens, [4, 5], start, 3 if start else len(tokens))], epoch)
 
 
-async def started(actor: WorkerActor, *answers: Any) -> RecordedContext:
-    actor.ctx = context = RecordedContext(list(answers))
+async def started(actor: WorkerActor, *answers: Any) -> RecordingContext:
+    actor.ctx = context = context_of(*answers)
     await actor.start()
     return context
 
@@ -102,7 +66,7 @@ def adopt(actor: WorkerActor, epoch: int = 1) -> Any:
     return call.answer
 
 
-async def working(model: str = "echo", *runner: Any, epoch: int = 1) -> tuple[WorkerActor, RecordedContext]:
+async def working(model: str = "echo", *runner: Any, epoch: int = 1) -> tuple[WorkerActor, RecordingContext]:
     """A worker that has started with a pool of its own, and was adopted; `runner` and what follows it as it takes."""
     host = HeapHost()
     actor = WorkerActor(config(model), host, *runner)

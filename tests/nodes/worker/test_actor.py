@@ -23,9 +23,9 @@ from tests.nodes.step_plans import Row, plan_of
 from tests.nodes.worker.recorded_worker import (
     SCHEDULER,
     RecordedCall,
-    RecordedContext,
     adopt,
     config,
+    context_of,
     plan,
     pool,
     started,
@@ -42,7 +42,7 @@ async def test_a_worker_whose_pool_was_made_again_ends() -> None:
 
     host = HeapHost()
     actor = WorkerActor(config(), host)
-    context = RecordedContext([pool(host)])
+    context = context_of(pool(host))
     actor.ctx = context
     actor.on_members([agent(1, g=1)], [], [])
     await actor.start()

@@ -17,8 +17,9 @@ from nodes.model_spec import resolve_model
 from nodes.worker.actor import WorkerActor
 from nodes.worker.steps.step import RunnableStep, StepOutcome
 from tests.kvstore.fake_devices import FakeCards, FakeDeviceMemory
+from tests.nodes.recording_context import RecordingContext
 from tests.nodes.step_plans import Row, plan_of
-from tests.nodes.worker.recorded_worker import SCHEDULER, RecordedContext, adopt, config, plan
+from tests.nodes.worker.recorded_worker import SCHEDULER, adopt, config, context_of, plan
 
 MODEL = "random:tiny-llama"
 
@@ -80,8 +81,8 @@ class Bench:
         self.runners.append(GatedDevice(pool, self.log))
         return self.runners[0]
 
-    async def start(self, handle: PoolHandle | None = None) -> RecordedContext:
-        self.actor.ctx = context = RecordedContext([handle or self.handle])
+    async def start(self, handle: PoolHandle | None = None) -> RecordingContext:
+        self.actor.ctx = context = context_of(handle or self.handle)
         await self.actor.start()
         return context
 

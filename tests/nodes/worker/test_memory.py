@@ -34,9 +34,9 @@ from tests.nodes.step_plans import Row, plan_of
 from tests.nodes.worker.recorded_worker import (
     SCHEDULER,
     RecordedCall,
-    RecordedContext,
     adopt,
     config,
+    context_of,
     plan,
     pool,
     started,
@@ -222,7 +222,7 @@ async def test_one_that_starts_waits_without_memory_or_ends() -> None:
     host = HeapHost()
     actor = WorkerActor(config(), host)
     released = RemoteError("memory_released", "it is", retryable=True)
-    actor.ctx = context = RecordedContext([released, RemoteError("draining", "", retryable=True), pool(host)])
+    actor.ctx = context = context_of(released, RemoteError("draining", "", retryable=True), pool(host))
     call = order(actor, LetGo(group="g", number=1, is_kv=True, weights="reload"))
     assert call.answer == HasLetGo(group="g", number=1), "it has nothing"
     assert order(actor, TakeUp(group="g", number=2, pool=HANDLE)).answer == "not_ready"
@@ -230,7 +230,7 @@ async def test_one_that_starts_waits_without_memory_or_ends() -> None:
     assert [state for state, _ in context.announced] == ["released", "ready"]
     assert context.announced[0][1] == {"group": "g"}
     loading = WorkerActor(config(), host)
-    loading.ctx = RecordedContext([])
+    loading.ctx = context_of()
     loading._pool = actor._pool
     assert order(loading, LetGo(group="g", number=1, is_kv=True, weights="reload")).answer == "not_ready"
     assert loading.ctx.ended == ["the memory of g is wanted back"]

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,8 +13,7 @@ from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import MapPool, PoolHandle
 from mesh.address import Address, Endpoint
 from mesh.errors import RemoteError
-from mesh.membership.view import Member, Membership
-from mesh.runtime.telemetry import Metrics
+from mesh.membership.view import Member
 from nodes.model_spec import resolve_model
 from nodes.protocol import Adopt, Adopted, GroupFormed, JoinGroup, StepPlan, StepResult
 from nodes.worker.actor import WorkerActor
@@ -25,6 +23,7 @@ from nodes.worker.parallel.group import RankGroup
 from nodes.worker.parallel.ranks import Answer, Over, RankCore, RankRendezvous, Refusal, who_is_missing
 from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import StepOutcome
+from tests.nodes.recording_context import RecordingContext
 from tests.nodes.step_plans import Row, plan_of
 
 IDS = ("w", "w.1", "w.2")
@@ -216,48 +215,27 @@ class Mesh:
             workers=self.ids, **fields,
         )  # fmt: skip
         actor = self.actors[self.ids[rank]] = WorkerActor(config, self.host, **(more or {}))
-        actor.ctx = MeshContext(self, Address(self.ids[rank], epoch))  # type: ignore[assignment]
+        actor.ctx = self.context(Address(self.ids[rank], epoch))  # type: ignore[assignment]
         return actor
+
+    def context(self, address: Address) -> RecordingContext:
+        async def answer(actor_id: str, message: Any) -> Any:
+            if isinstance(message, MapPool):
+                return self.handles[message.rank]
+            call = MeshCall(message, address)
+            if actor_id in self.actors:
+                self.actors[actor_id].on_ask(call)  # type: ignore[arg-type]
+            else:
+                call.fail("unreachable", "", retryable=True)
+            return await call.answer
+
+        ctx = RecordingContext(address, answer)
+        ctx.end = lambda reason: self.ended.append(f"{address}: {reason}")
+        return ctx
 
     async def start(self, *ranks: int) -> None:
         async with asyncio.timeout(5):
             await asyncio.gather(*(self.actors[self.ids[rank]].start() for rank in ranks))
-
-
-class MeshContext:
-    def __init__(self, mesh: Mesh, address: Address) -> None:
-        self.mesh, self.address = mesh, address
-        self.metrics = Metrics()
-        self.members = Membership()
-        self.log = SimpleNamespace(**dict.fromkeys(("info", "debug", "warning", "error"), lambda *_, **__: None))
-        self.announced: list[str] = []
-        self.told: list[Any] = []
-
-    def end(self, reason: str) -> None:
-        self.mesh.ended.append(f"{self.address}: {reason}")
-
-    def now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def tell(self, _: str, message: Any, *__: Any, **___: Any) -> bool:
-        self.told.append(message)
-        return True
-
-    def announce(self, state: str, **_: Any) -> None:
-        self.announced.append(state)
-
-    def later(self, delay_s: float, callback: Any, *args: Any) -> Any:
-        return asyncio.get_running_loop().call_later(delay_s, callback, *args)
-
-    async def ask(self, actor_id: str, message: Any, *, timeout_s: float) -> Any:
-        if isinstance(message, MapPool):
-            return SimpleNamespace(message=self.mesh.handles[message.rank])
-        call = MeshCall(message, self.address)
-        if actor_id in self.mesh.actors:
-            self.mesh.actors[actor_id].on_ask(call)  # type: ignore[arg-type]
-        else:
-            call.fail("unreachable", "", retryable=True)
-        return SimpleNamespace(message=await call.answer)
 
 
 class MeshCall:
@@ -348,7 +326,7 @@ async def test_a_step_that_does_not_match_ends_the_group_and_the_next_one_too() 
         zero.on_tell(Address("s", 1), *plan(1))
         one.on_tell(Address("s", 1), *plan_of(1, [Row(8, [7], (), opens=False)]))
         assert mesh.ended == [f"w.1#{epoch}: sequence 8 is not open in slot 0"]
-        assert [type(message) for message in zero.ctx.told] == [StepResult]  # type: ignore[attr-defined]
+        assert [type(message) for _, message in zero.ctx.told] == [StepResult]  # type: ignore[attr-defined]
         assert one.ctx.told == []  # type: ignore[attr-defined]
         zero.on_members([], [member("w.1", epoch)], [])
         assert mesh.ended[1:] == [f"w#{epoch}: w.1#{epoch} is gone, and with it the group"]
@@ -458,7 +436,7 @@ async def test_a_group_that_is_over_before_it_is_connected_is_aborted_at_once() 
     config = WorkerConfig(group="g", model="x", agent="a", tp_rank=1, tp_size=2, workers=IDS[:2])
     group = RankGroup(config, left.append, lambda _: maker)  # type: ignore[arg-type, return-value]
     mesh = Mesh(2)
-    ctx = MeshContext(mesh, Address("w.1", 9))
+    ctx = mesh.context(Address("w.1", 9))
     ctx.members.reset(1, 1, [member("w", 5)])
 
     class Ahead:
