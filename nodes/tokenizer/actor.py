@@ -31,6 +31,7 @@ from nodes.tokenizer.routing import (
     Command,
     Event,
     Follow,
+    LinkLost,
     LoadChanged,
     MembersChanged,
     RoutingCore,
@@ -101,6 +102,10 @@ class TokenizerActor(Actor):
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
         """Schedulers and detokenizers come and go."""
         self._driver.feed(MembersChanged(self.ctx.members.all()))
+
+    def on_peer_lost(self, peer: Address, reason: str) -> None:
+        """New requests go elsewhere for a while if it is a scheduler."""
+        self._driver.feed(LinkLost(peer, self.ctx.now()))
 
     def on_publication(self, publisher: Address, topic: str, sequence: int, message: Any) -> None:
         """A scheduler's cache or load changed."""

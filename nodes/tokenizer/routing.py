@@ -16,6 +16,7 @@ import msgspec
 
 from kvstore.hashing import TOKEN_BYTES, pack_tokens, page_hash, root_hash
 from kvstore.protocol import CacheEvents
+from mesh.address import Address
 from mesh.membership.view import READY, RELEASED, Member
 from nodes.protocol import Load, Route
 from nodes.roles import DETOKENIZER, SCHEDULER, SchedulerAttributes
@@ -25,6 +26,8 @@ from nodes.tokenizer.errors import MemoryReleased, NoCapacity
 
 PREFILL = "prefill"
 MIXED = "mixed"
+LOST_S = 5.0
+"""So long a scheduler is the last choice after its link was lost, if nothing is heard of it: until its lease ends."""
 
 
 class MembersChanged(NamedTuple):
@@ -65,19 +68,31 @@ class Unfollow(NamedTuple):
     scheduler: str
 
 
-Event = MembersChanged | CacheChanged | CacheUnknown | LoadChanged
+class LinkLost(NamedTuple):
+    """Nothing comes of an incarnation any more: it is dead, cut off, or will be linked again. `now`: as in `choose`."""
+
+    peer: Address
+    now: float
+
+
+Event = MembersChanged | CacheChanged | CacheUnknown | LoadChanged | LinkLost
 Command = Follow | Unfollow
 
 
 class _Scheduler:
     """What is known of one scheduler."""
 
-    __slots__ = ("actor_id", "attributes", "index", "load", "num_recent_tokens", "ready", "recent", "released")
+    __slots__ = (
+        "actor_id", "attributes", "epoch", "index", "load", "lost_until", "num_recent_tokens",
+        "ready", "recent", "released",
+    )  # fmt: skip
 
     def __init__(self, actor_id: str, max_pages: int) -> None:
         self.actor_id = actor_id
         self.attributes = SchedulerAttributes()
         self.ready = self.released = False
+        self.epoch = 0
+        self.lost_until = 0.0
         self.index = CacheIndex(max_pages)
         self.load: Load | None = None
         self.recent: deque[tuple[float, int]] = deque()
@@ -116,9 +131,15 @@ class RoutingCore:
         """Take an event; whom to follow for it."""
         if isinstance(event, MembersChanged):
             return self._take_members(event.members)
+        if isinstance(event, LinkLost):
+            lost = self._schedulers.get(event.peer.actor_id)
+            if lost is not None and lost.epoch == event.peer.epoch:
+                lost.lost_until = event.now + LOST_S
+            return []
         scheduler = self._schedulers.get(event.scheduler)
         if scheduler is None:
             return []
+        scheduler.lost_until = 0.0
         if isinstance(event, CacheChanged):
             for change in event.events.events:
                 scheduler.index.apply(change)
@@ -155,6 +176,8 @@ class RoutingCore:
         def rank(scheduler: _Scheduler) -> tuple[object, ...]:
             return (
                 scheduler.actor_id in excluded,
+                # A host that is cut off stays a member until its lease ends, and who dials it waits in vain.
+                now < scheduler.lost_until,
                 not scheduler.attributes.worker_ready,
                 # A lone prefill group decodes too, when nobody else does.
                 scheduler.attributes.phase == PREFILL,
@@ -172,7 +195,7 @@ class RoutingCore:
                 scheduler
                 for scheduler in ready
                 if scheduler.attributes.phase == PREFILL
-                and rank(scheduler)[:2] == (False, False)
+                and not any(rank(scheduler)[:3])
                 and scheduler.holds(len(token_ids))
             ]
             prefill = min(free, key=rank, default=None)
@@ -233,6 +256,8 @@ def _update(scheduler: _Scheduler, member: Member) -> None:
         # Someone else's scheduler with another idea of attributes: nothing is known of how to use it.
         scheduler.ready = scheduler.released = False
         return
+    if scheduler.epoch != member.epoch:
+        scheduler.epoch, scheduler.lost_until = member.epoch, 0.0
     scheduler.released = member.state == RELEASED
     scheduler.ready = member.state == READY and scheduler.attributes.page_size > 0
 

@@ -17,6 +17,13 @@ PROMPT = "a prompt that is too long for decode to prefill it alone; its answer i
 STEP_MS = 30
 
 
+def _mesh() -> HostedMesh:
+    mesh = HostedMesh(1, Faults(), False)
+    step_ms = dict.fromkeys(mesh.groups, STEP_MS)
+    mesh.speeds = mesh.speeds._replace(num_pages=96, num_prefill_pages=96, step_ms=step_ms, restart_s=(0.5, 0.5))
+    return mesh
+
+
 async def _cut_off(mesh: HostedMesh) -> None:
     others = [HEAD, PREFILL]
     mesh.cut_off(DECODE, others, CUT_S, hold=False, one_way=False)
@@ -43,10 +50,7 @@ async def _killed(mesh: HostedMesh) -> None:
 def test_a_stream_stands_still_for_little_longer_than_it_takes_to_notice(
     blow: Callable[[HostedMesh], Coroutine[Any, Any, None]], most_s: float, is_kept: bool
 ) -> None:
-    mesh = HostedMesh(1, Faults(), False)
-    mesh.speeds = mesh.speeds._replace(
-        num_pages=96, num_prefill_pages=96, step_ms=dict.fromkeys(mesh.groups, STEP_MS), restart_s=(0.5, 0.5)
-    )
+    mesh = _mesh()
     stalls: list[float] = []
     drawn: list[float] = []
 
@@ -68,3 +72,21 @@ def test_a_stream_stands_still_for_little_longer_than_it_takes_to_notice(
     assert len(stalls) == 4
     assert (drawn[0] == len(stalls)) == is_kept, "prefill draws the first token of each, and else in decode's place"
     assert 0.2 < max(stalls) < most_s
+
+
+def test_who_comes_after_it_was_noticed_does_not_wait_for_the_host() -> None:
+    mesh = _mesh()
+    took: list[float] = []
+
+    def judge(mesh: Any, client: Client, outcome: Any, elapsed_s: float) -> str:
+        took.append(elapsed_s)
+        return judge_outcome(mesh, client, outcome, elapsed_s)
+
+    async def scenario() -> list[str]:
+        await mesh.start()
+        await _cut_off(mesh)
+        return await ask_all(mesh, [Client(at_s, PROMPT, 8, 1, "", 1, None) for at_s in (0.1, 1.0, 2.5)], judge)
+
+    play(mesh, scenario())
+    assert len(took) == 3
+    assert max(took) < 1.0

@@ -1,12 +1,13 @@
 """Routing: by events and by hypothesis."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.hashing import chain_hashes, root_hash
 from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
-from mesh.address import Endpoint
+from mesh.address import Address, Endpoint
 from mesh.membership.view import Member
 from nodes.protocol import Load
 from nodes.tokenizer.config import RoutingWeights
@@ -15,6 +16,7 @@ from nodes.tokenizer.routing import (
     CacheChanged,
     CacheUnknown,
     Follow,
+    LinkLost,
     LoadChanged,
     MembersChanged,
     RoutingCore,
@@ -323,3 +325,23 @@ def test_the_prefill_scheduler_of_a_later_attempt_has_equal_numerics_too():
     route = choose(core, numerics="y", now=9.0)
     assert (route.decode, route.prefill) == ("d", "q")
     assert choose(core, numerics="y", excluded=["q"], now=18.0).prefill == "p", "another one is better than none"
+
+
+def test_a_scheduler_whose_link_is_lost_is_the_last_choice_until_it_is_heard_again() -> None:
+    decode, prefill = member("d", phase="decode"), member("p", phase="prefill")
+    core = router(decode, prefill)
+    assert (choose(core).decode, choose(core).prefill) == ("d", "p")
+    core.handle(LinkLost(Address("d", 1), 10.0))
+    assert choose(core, now=10.1).decode == "p", "it stands in"
+    assert choose(core, now=10.1, excluded=["p"]).decode == "d"
+    core.handle(LoadChanged("d", load()))
+    assert choose(core, now=10.2).decode == "d"
+    core.handle(LinkLost(Address("p", 1), 11.0))
+    core.handle(LinkLost(Address("gw", 1), 11.0))
+    assert (choose(core, now=11.1).decode, choose(core, now=11.1).prefill) == ("d", "")
+    assert choose(core, now=16.0).prefill == "p", "nobody says that it is gone"
+    core.handle(LinkLost(Address("d", 1), 20.0))
+    core.handle(MembersChanged([msgspec.structs.replace(decode, epoch=2), prefill, *DETOKENIZERS]))
+    assert choose(core, now=20.1).decode == "d", "the next one is there"
+    core.handle(LinkLost(Address("d", 1), 20.2))
+    assert choose(core, now=20.3).decode == "d", "late news"
