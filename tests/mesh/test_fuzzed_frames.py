@@ -1,10 +1,12 @@
-"""Frames that nobody should send, at a port with keys and at one without: the actor goes on, and does not grow.
+"""Frames and bytes that nobody should send, at a port with keys and at one without: the actor goes on, and is as large.
 
-Those at the port with keys come from a host that is allowed, since nobody else gets as far as to send one.
+Frames at the port with keys come from a host that is allowed, since nobody else gets as far as to send one; bytes, and
+handshakes that lead to nothing, from anybody.
 """
 
 import asyncio
 import contextlib
+import os
 import random
 
 import pytest
@@ -23,8 +25,13 @@ HI = Say(text="hi")
 NUM_SOCKETS = 8
 FRAMES_PER_SOCKET = 500
 SOME_FRAMES, ALL_FRAMES = 5_000, 1_000_000
+SOME_CALLERS, ALL_CALLERS = 160, 8_000
+AT_ONCE = 40
 MAX_GROWTH_MIB = 32
 MAX_LINKS = 32
+HANDSHAKE_ENDS = (
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+)
 
 
 class Alone(Recorder):
@@ -205,6 +212,123 @@ async def fuzz(path, *, keys, num_frames):
     said = [(entry["event"], entry.get("peer"), entry.get("code")) for entry in logs if entry["log_level"] == "warning"]
     assert len(said) == len(set(said))
     assert not [entry for entry in logs if entry["log_level"] in ("error", "critical")]
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
+"""How ZMTP 3.1 begins; the mechanism in 20 bytes, who is the server, and 31 bytes of nothing follow."""
+
+
+def noise(draw):
+    """Bytes of somebody who speaks something else, or ZMTP up to some point."""
+    mechanism = draw.choice([b"CURVE", b"CURVE", b"NULL", b"PLAIN", draw.randbytes(20)])
+    greeting = GREETING + mechanism.ljust(20, b"\0") + bytes([draw.randrange(2)]) + bytes(31)
+    hello = b"\x05HELLO" + draw.choice([b"\x01\x00", draw.randbytes(2)]) + draw.randbytes(192)
+    ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
+    command = draw.choice([hello, hello[: draw.randrange(200)], ready, draw.randbytes(draw.randrange(300))])
+    # A long one says how long it is in eight bytes: as much as nobody has.
+    framed = draw.choice([b"\x04%c" % (len(command) & 255), b"\x06" + b"\x7f" * draw.choice([1, 8])]) + command
+    return draw.choice(
+        [
+            draw.randbytes(draw.randrange(1, 2000)),
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+            greeting[: draw.randrange(1, 64)],
+            greeting + framed,
+            greeting + framed + draw.randbytes(draw.randrange(5000)),
+        ]
+    )
+
+
+async def shout(draw, where):
+    """Connect, say something in pieces, and hang up, or wait until the other end does."""
+    host, _, port = where.removeprefix("tcp://").rpartition(":")
+    with contextlib.suppress(OSError):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        said, cut = noise(draw), draw.randrange(1, 64)
+        try:
+            for piece in (said[:cut], said[cut:]):
+                writer.write(piece)
+                await writer.drain()
+            if draw.randrange(4):
+                # At the latest it ends a handshake that does not get on.
+                async with asyncio.timeout(10):
+                    while await reader.read(4096):
+                        pass
+        finally:
+            writer.close()
+
+
+async def dial(draw, context, where, server_key):
+    """As ZeroMQ does: without keys, by a pair that nobody knows, or to another listener than is there."""
+    with context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.ROUTING_ID, b"z.d#1#%s" % draw.randbytes(8).hex().encode())
+        public, secret = zmq.curve_keypair()
+        if kind := draw.randrange(3):
+            socket.setsockopt(zmq.CURVE_SERVERKEY, server_key if kind == 1 else public)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        monitor = socket.get_monitor_socket(zmq.Event.DISCONNECTED | HANDSHAKE_ENDS)
+        socket.connect(where)
+        for _ in range(20):
+            socket.send_multipart([b"h", b"b" * 100], zmq.NOBLOCK)
+        for _ in range(200):
+            if monitor.poll(0):
+                break
+            await asyncio.sleep(0.005)
+        socket.disable_monitor()
+        monitor.close(0)
+
+
+async def call(fuzzer, context, server_key, num_callers):
+    """So many, some at once; whatever they are told, they are not heard."""
+    draw = fuzzer.random
+    for _ in range(num_callers // AT_ONCE):
+        places = [draw.choice([fuzzer.endpoint.control, fuzzer.endpoint.data]) for _ in range(AT_ONCE)]
+        shouting = [shout(draw, where) for where in places[AT_ONCE // 4 :]]
+        await asyncio.gather(*shouting, *[dial(draw, context, where, server_key) for where in places[: AT_ONCE // 4]])
+
+
+async def fuzz_handshakes(path, *, num_callers):
+    hosts = TwoHosts(path, keys=True)
+    x, y = await hosts.start("x.head", Alone(), "head"), await hosts.start("y.d", Alone(), "d")
+    for system, other in ((x, y), (y, x)):
+        system.registration.view.reset(1, 1, [other.describe()])
+    async with contextlib.AsyncExitStack() as stack:
+        for system in (x, y):
+            stack.push_async_callback(system.stop)
+        logs = stack.enter_context(capture_logs())
+        context = stack.enter_context(zmq.Context())
+        stack.callback(context.destroy, 0)
+        fuzzer = Fuzzer(15, x.describe().endpoint)
+        server_key = hosts.pairs["head"].public_key.encode()
+        await call(fuzzer, context, server_key, num_callers // 4)
+        assert await ask(y) == HI
+        before, descriptors = resident_mib(), num_descriptors()
+        await call(fuzzer, context, server_key, num_callers - num_callers // 4)
+        assert await ask(y) == HI
+        grown = resident_mib() - before
+        more = num_descriptors() - descriptors
+        counters = x.stats().counters
+        strangers = [link for link in x._transport._accepted if link.peer.actor_id != "y.d"]
+    refused = {series.split('"')[1]: n for series, n in counters.items() if series.startswith("mesh_frames_refused")}
+    assert sum(refused.values()) > num_callers / 2
+    # No frame of theirs was looked at, not even to be refused for whose it is.
+    assert set(refused) == {"bad_header", "no_handshake", "unknown_key"}
+    assert grown < MAX_GROWTH_MIB
+    assert more < AT_ONCE
+    assert not strangers
+    assert not [entry for entry in logs if entry["log_level"] in ("error", "critical")]
+
+
+def num_descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(
+    "num_callers", [SOME_CALLERS, pytest.param(ALL_CALLERS, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_bytes_and_handshakes_of_anybody_lead_to_nothing(run, short_path, once_per_process, num_callers):
+    run(lambda: fuzz_handshakes(short_path, num_callers=num_callers))
 
 
 @pytest.mark.parametrize("keys", [False, True], ids=["plain", "curve"])
