@@ -52,6 +52,9 @@ class HostKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """A pair that nobody else has. Raises BadKey where the name cannot be a host's."""
         _check_host(host)
         public_key, secret_key = zmq.curve_keypair()
+        while public_key.startswith(b"-"):
+            # It is typed in commands, which would take it for an option: one of 85.
+            public_key, secret_key = zmq.curve_keypair()
         return cls(host, public_key.decode(), secret_key.decode())
 
     def check(self) -> None:

@@ -1,6 +1,7 @@
 """Keys of hosts and the list of those that a mesh takes: what can be written down, and what a change makes of it."""
 
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,12 @@ def test_a_pair_keeps_its_secret_to_itself():
         HostKey("d", own.secret_key, own.secret_key).check()
     with pytest.raises(BadKey, match="'7' cannot be a host"):
         HostKey.new("7")
+
+
+def test_no_public_key_looks_like_an_option(monkeypatch):
+    drawn = [(b"-" + bytes([48 + number]) * 39, b"s" * 40) for number in range(3)]
+    monkeypatch.setattr(zmq, "curve_keypair", lambda: drawn.pop() if drawn else (b"x-" * 20, b"s" * 40))
+    assert HostKey.new("d").public_key == "x-" * 20
 
 
 def test_roles_are_any_but_the_registry_s_unless_said():
