@@ -10,6 +10,7 @@ from typing import Final
 
 from mesh.address import Endpoint
 from mesh.membership.keys import AllowList
+from mesh.membership.view import SUPERVISOR
 from mesh.wire.codec import Codec
 from mesh.wire.message import Message, Part
 from nodes.actor_figures import ActorFigures
@@ -200,5 +201,21 @@ SUPERVISOR_CODEC: Final = Codec(
     | ReleaseMemory
     | ResumeMemory
     | ListMemory
-    | MemoryList
+    | MemoryList,
+    # Whoever may ask this can end the whole mesh, and read what all of it has logged.
+    senders=dict.fromkeys(
+        (
+            ListActors,
+            StopMesh,
+            RestartActors,
+            ProveActor,
+            ListLogs,
+            ReadLogs,
+            TakeAllowList,
+            ReleaseMemory,
+            ResumeMemory,
+            ListMemory,
+        ),
+        (SUPERVISOR,),
+    ),
 )

@@ -55,6 +55,9 @@ WRONG_KEY: Final = "wrong_key"
 WRONG_ROLE: Final = "wrong_role"
 """A member of a role that its host is not granted, see `mesh/membership/keys.py`."""
 
+NOT_PERMITTED: Final = "not_permitted"
+"""A message from another host that its sender's role is not for, see `mesh/membership/permissions.py`."""
+
 PROOF_CODES: Final = (BAD_PROOF, NO_PROOF, WRONG_KEY, WRONG_ROLE)
 """Somebody is not who it says, and a greeting is answered so."""
 

@@ -25,6 +25,7 @@ from mesh.errors import NO_PROOF, MeshError, Superseded
 from mesh.link.links import Links
 from mesh.link.peer import SYSTEM, Peer
 from mesh.membership.heartbeats import Heartbeats
+from mesh.membership.permissions import Permissions
 from mesh.membership.proof import REGISTRY, Credentials, without_proof
 from mesh.membership.registration import Registration
 from mesh.membership.view import (
@@ -118,9 +119,11 @@ class ActorSystem:
         """What speaks over the links: each part takes its verbs."""
         links, tasks, options = self.links, self.tasks, self.options
         bodies = BodyCodec(actor.codec, SYSTEM_CODEC, options.limits)
-        self.tells = Tells(links, bodies, actor, tasks)
+        # Without keys a role is what somebody calls itself.
+        permissions = Permissions(actor.codec.senders if options.vet_host is not None else {}, options.host)
+        self.tells = Tells(links, bodies, actor, tasks, permissions)
         self.asking = Asking(links, bodies, options.max_pending_calls, tasks)
-        self.serving = Serving(links, bodies, actor, tasks, options.mailbox_capacity)
+        self.serving = Serving(links, bodies, actor, tasks, permissions, options.mailbox_capacity)
         self.publishing = Publishing(links, self.tells, actor, tasks, options)
         self.registration = Registration(
             self.asking, self._bootstrap, options, self.describe, self.members_changed, self._is_over, tasks

@@ -8,7 +8,44 @@ from kvstore.pool.header import is_later
 from mesh.membership.view import SUPERVISOR, Membership
 from mesh.wire.codec import Codec
 from mesh.wire.message import Part
-from nodes.protocol import HotNodeMessage, NodeMessage
+from nodes.protocol import (
+    Adopt,
+    AnnouncePages,
+    AttemptFailed,
+    CancelAttempts,
+    CancelPrefill,
+    ChooseRoute,
+    CloseGrant,
+    ClosePair,
+    Detokenize,
+    Fence,
+    HotNodeMessage,
+    JoinGroup,
+    LetGo,
+    ListMemory,
+    MakePages,
+    MapPool,
+    NodeMessage,
+    OfferPages,
+    OfferPair,
+    OpenGrants,
+    OrderPrefills,
+    PrefillNews,
+    Prepare,
+    ReleaseMemory,
+    Resend,
+    ResumeMemory,
+    SendPages,
+    StepMismatch,
+    StepPlan,
+    StepResult,
+    StopAt,
+    SubmitAttempts,
+    TakeUp,
+    TextBatch,
+    TokenBatch,
+    TransferNews,
+)
 
 GATEWAY: Final = "gateway"
 TOKENIZER: Final = "tokenizer"
@@ -24,7 +61,23 @@ ROLES: Final = frozenset({GATEWAY, TOKENIZER, SCHEDULER, WORKER, DETOKENIZER, KV
 KV_EVENTS_TOPIC: Final = "kv_events"
 LOAD_TOPIC: Final = "load"
 
-NODE_CODEC: Final = Codec(NodeMessage, HotNodeMessage)
+SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
+    (GATEWAY,): (Prepare, ChooseRoute, Detokenize, SubmitAttempts, CancelAttempts),
+    (GATEWAY, DETOKENIZER): (Resend,),
+    (SCHEDULER,): (
+        StepPlan, Adopt, Fence, OpenGrants, CloseGrant, OrderPrefills, CancelPrefill, AnnouncePages, PrefillNews,
+        TokenBatch, AttemptFailed,
+    ),
+    (WORKER,): (StepResult, StepMismatch, JoinGroup, MakePages, OfferPages),
+    (DETOKENIZER,): (TextBatch, StopAt),
+    (KV_AGENT,): (MapPool, TransferNews, OfferPair, SendPages, ClosePair, LetGo, TakeUp),
+    (SUPERVISOR,): (ReleaseMemory, ResumeMemory, ListMemory),
+}  # fmt: skip
+"""Roles, and what an actor takes of them alone where it comes from another host."""
+
+NODE_CODEC: Final = Codec(
+    NodeMessage, HotNodeMessage, {kind: roles for roles, kinds in SENT_BY.items() for kind in kinds}
+)
 
 
 class SchedulerAttributes(Part, frozen=True):

@@ -13,6 +13,7 @@ from mesh.calls.table import Admission, Mailbox
 from mesh.errors import NOT_SERVED, Cancelled, DeadlineExceeded, FrameRefused, MeshError, PeerLost, TooLarge
 from mesh.link.links import Links
 from mesh.link.peer import Meta, Peer
+from mesh.membership.permissions import Permissions
 from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer, Channel
@@ -167,12 +168,21 @@ class Serving:
     Those that the actor names in `system_asks` it answers itself.
     """
 
-    def __init__(self, links: Links, bodies: BodyCodec, actor: "Actor", tasks: TaskSupervisor, capacity: int) -> None:
+    def __init__(
+        self,
+        links: Links,
+        bodies: BodyCodec,
+        actor: "Actor",
+        tasks: TaskSupervisor,
+        permissions: Permissions,
+        capacity: int,
+    ) -> None:
         self.tasks = tasks
         self.of_system: dict[type, Callable[[Call], object]] = {}
         self._links = links
         self._bodies = bodies
         self._actor = actor
+        self._check = permissions.check
         self._loop = asyncio.get_running_loop()
         self._mailbox: Mailbox[Call] = Mailbox(capacity)
         self._timer = DeadlineTimer(lambda: tasks, self._mailbox.next_deadline, self._expire, rest_s=0.0)
@@ -225,6 +235,7 @@ class Serving:
         call = Call(self, peer, channel, header, deadline)
         # Before the mailbox: what cannot be decoded is refused, and must not take a place that nobody frees.
         call.message = self._bodies.decode(header, parts[1])
+        self._check(type(cast("object", call.message)), peer.address, peer.member)
         call.buffers = parts[2:]
         admission = self._mailbox.admit(peer.address, header.message_id, deadline, call)
         if admission is Admission.TAKEN:

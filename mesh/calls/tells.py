@@ -7,6 +7,7 @@ from mesh.address import Address
 from mesh.errors import CallError, FrameRefused
 from mesh.link.links import Links
 from mesh.link.peer import PLAIN, SYSTEM, Peer
+from mesh.membership.permissions import Permissions
 from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import AnyMessage, BodyCodec
@@ -25,12 +26,15 @@ SystemTell = Callable[[Address, Any], bool]
 class Tells:
     """What one actor tells and is told. `of_system` takes the mesh's own frames, by their class."""
 
-    def __init__(self, links: Links, bodies: BodyCodec, actor: "Actor", tasks: TaskSupervisor) -> None:
+    def __init__(
+        self, links: Links, bodies: BodyCodec, actor: "Actor", tasks: TaskSupervisor, permissions: Permissions
+    ) -> None:
         self.of_system: dict[type, SystemTell] = {}
         self._links = links
         self._bodies = bodies
         self._decode = actor.codec.decode
         self._actor = actor
+        self._check = permissions.check
         self._tasks = tasks
         links.handlers[_TELL] = self._on_tell
 
@@ -50,7 +54,8 @@ class Tells:
         if header.flags & SYSTEM_FLAG:
             self._on_system_tell(peer.address, SYSTEM_CODEC.decode(parts[1]))
             return
-        message = self._decode(parts[1])
+        message: object = self._decode(parts[1])
+        self._check(type(message), peer.address, peer.member)
         try:
             self._actor.on_tell(peer.address, message, parts[2:])
         except Exception as error:  # noqa: BLE001

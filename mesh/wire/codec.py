@@ -6,7 +6,7 @@ first byte of a body says which decoder reads it. Encoders and decoders are made
 thread only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import msgspec
@@ -29,9 +29,11 @@ class Codec:
     Args:
         control: a `Message` class or union of them.
         hot: a `HotMessage` class or union of them; None if the protocol has none.
+        senders: which roles may send a message from other hosts; any of one that is not named, as answers are not.
     """
 
-    def __init__(self, control: Any, hot: Any = None) -> None:
+    def __init__(self, control: Any, hot: Any = None, senders: Mapping[type, Collection[str]] | None = None) -> None:
+        self.senders = senders or {}
         self.types: frozenset[type] = frozenset(get_args(control) or (control,))
         """Of its control messages."""
         self._control: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(control)

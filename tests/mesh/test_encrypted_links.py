@@ -7,16 +7,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from mesh.address import Address, Endpoint
-from mesh.errors import CallError, PeerLost
+from mesh.errors import CallError, PeerLost, RemoteError
 from mesh.membership.keys import HostKey
 from mesh.membership.view import Member, StaticBootstrap
 from mesh.runtime.key_files import KeyDirectory, KeyRing
 from mesh.system import ActorSystem
 from mesh.transport.zeromq import ZeroMQTransport
 from mesh.transport.zeromq_binding import ZeroMQOptions
+from mesh.wire.codec import Codec
 from mesh.wire.frames import Ping
 from nodes.registry.actor import RegistryActor
-from tests.mesh.mesh_under_test import QUICK, Recorder, Say, until
+from tests.mesh.mesh_under_test import QUICK, Number, Recorder, Say, Step, until
 from tests.mesh.two_hosts import TwoHosts, allow
 
 HI = Say(text="hi")
@@ -112,6 +113,32 @@ async def test_who_may_not_is_refused_counted_and_logged_once(world):
     said = [(entry["actor"], entry["peer"], entry["code"]) for entry in logs if entry["event"] == "frame refused"]
     ours = [one for one in said if one[0] in ("registry", "x.head") and "#9" not in one[1]]
     assert len(ours) == len(set(ours)) > 0
+
+
+class Careful(Recorder):
+    """Takes what `Say` says of recorders alone, and numbers and steps of its own host alone."""
+
+    codec = Codec(Say | Number, Step, senders={Say: ("recorder",), Step: ("counter",), Number: ("counter",)})
+
+
+async def test_what_a_role_may_not_send_is_refused_of_another_host_and_taken_of_the_own(world):
+    careful = await world.start("careful.d", Careful(), "d")
+    near, far = world.y.actor.ctx, world.x.actor.ctx
+    await until(lambda: near.members.get("careful.d") and far.members.get("careful.d"))
+    for ctx in (near, far):
+        assert (await ctx.ask("careful.d", HI, timeout_s=2)).message == HI
+    with pytest.raises(RemoteError, match=r"Number is not for x\.head#1 of role 'recorder'") as refused:
+        await far.ask("careful.d", Number(2), timeout_s=2)
+    assert refused.value.code == "not_permitted"
+    assert (await near.ask("careful.d", Number(1), timeout_s=2)).message == Number(1)
+    far.tell("careful.d", Step(1))
+    near.tell("careful.d", Step(2))
+    # Behind the tell, on the same channel of the same link.
+    assert (await far.ask("careful.d", HI, timeout_s=2)).message == HI
+    await until(lambda: careful.actor.told)
+    assert [message for _, message, _ in careful.actor.told] == [Step(2)]
+    assert careful.stats().counters['mesh_frames_refused_total{code="not_permitted"}'] == 2
+    await careful.stop()
 
 
 async def test_a_key_that_is_revoked_ends_its_connections_at_once(world):
