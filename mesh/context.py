@@ -22,7 +22,7 @@ class Context:
 
     What is done elsewhere is bound here as it is, and described there:
 
-        tell                             `mesh/calls/tells.py`             send and forget
+        tell, tell_all                   `mesh/calls/tells.py`             send and forget
         ask                              `mesh/calls/asking.py`            send and wait for the reply
         ask_then                         `mesh/calls/asking.py`            send and be called back with the outcome
         publish, subscribe, unsubscribe  `mesh/pubsub/publishing.py`       topics
@@ -45,6 +45,7 @@ class Context:
         self.now = asyncio.get_running_loop().time
         """The loop's clock, seconds."""
         self.tell = system.tells.tell
+        self.tell_all = system.tells.tell_all
         self.ask = system.asking.ask
         self.ask_then = system.asking.ask_then
         self.publish = system.publishing.publish

@@ -105,13 +105,6 @@ def without_proof(member: Member) -> Member:
     return msgspec.structs.replace(member, proof=b"") if member.proof else member
 
 
-def as_shown_to(reader: Member, members: Iterable[Member]) -> list[Member]:
-    """The same with the proofs that a member may see: of its own host, if it has one itself."""
-    host = host_of(reader.actor_id)
-    may_see = bool(reader.proof)
-    return [one if may_see and host_of(one.actor_id) == host else without_proof(one) for one in members]
-
-
 class Credentials:
     """What one incarnation shows of itself and whom it believes; `find` looks a member up in its view, by actor id.
 

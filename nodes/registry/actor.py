@@ -10,7 +10,7 @@ import msgspec
 from mesh.actor import Actor, Call
 from mesh.address import Address, Endpoint, host_of
 from mesh.errors import NO_PROOF, STALE_EPOCH, WRONG_EPOCH, WRONG_MESH, WRONG_SPEC, FrameRefused
-from mesh.membership.proof import as_shown_to, without_proof
+from mesh.membership.proof import without_proof
 from mesh.membership.spec import spec_faults
 from mesh.membership.view import READY, Bootstrap, is_of_host
 from mesh.runtime.run_directory import RunDirectory
@@ -29,6 +29,7 @@ from mesh.wire.frames import (
 from nodes.registry.config import RegistryConfig
 from nodes.registry.core import RegistryCore, Stale
 from nodes.registry.later import LaterEpoch
+from nodes.registry.roll import Roll
 from nodes.registry.untold import Untold
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ _CHECK_S: Final = 0.5
 _MAX_DOUBTED: Final = 1024
 _GATHER_S: Final = 0.02
 """Between two tellings. A death is told at once, unless something else was just told."""
+_REST_FOR_READER_S: Final = 40e-6
+_REST_FOR_ENTRY_S: Final = 1e-6
+_MAX_GATHER_S: Final = 0.25
+"""After much was told to many it is longer, four times what that takes: a registry has to answer heartbeats, too."""
 
 
 class RegistryActor(Actor):
@@ -77,6 +82,7 @@ class RegistryActor(Actor):
         self._untold = Untold(1)
         self._telling: asyncio.TimerHandle | None = None
         self._told_at = float("-inf")
+        self._rest_s = _GATHER_S
         # Who has had a snapshot since the last telling, and its version.
         self._ahead: dict[Address, int] = {}
         self._unwritten = ""
@@ -95,7 +101,9 @@ class RegistryActor(Actor):
             self._told = self._run_directory.bootstrap(ctx.credentials.secret)
         self._core = RegistryCore(ctx.address.epoch, self._lease_s, ctx.now(), ctx.credentials.check)
         self._later = LaterEpoch(ctx.now(), self._lease_s)
-        self._core.admit(msgspec.structs.replace(ctx.describe(), state=READY))
+        me = msgspec.structs.replace(ctx.describe(), state=READY)
+        self._core.admit(me)
+        self._roll = Roll(me)
         self._checked_at = ctx.now()
         ctx.later(_CHECK_S, self._check)
         self._say_where()
@@ -175,12 +183,12 @@ class RegistryActor(Actor):
             return
         for address, doubt in outcome.doubted:
             self._refused(address, doubt)
-        joined, members = outcome.joined, outcome.joined.members
-        if members is not None:
+        joined = outcome.joined
+        if joined.members is not None:
             self._ahead[call.sender] = joined.version
         self._tell_all(outcome.change)
-        if members is not None:
-            joined = msgspec.structs.replace(joined, members=as_shown_to(request.member, members))
+        if joined.members is not None:
+            joined = msgspec.structs.replace(joined, members=self._roll.shown_to(request.member))
         call.reply(joined)
 
     def _check_mesh(self, request: Join, sender: Address) -> None:
@@ -255,9 +263,10 @@ class RegistryActor(Actor):
         """Tell it at once, or with what else comes within a moment of the last telling."""
         if change is None or self._has_stopped:
             return
+        self._roll.take(change)
         self._untold.add(change)
         if self._telling is None:
-            wait_s = self._told_at + _GATHER_S - self.ctx.now()
+            wait_s = self._told_at + self._rest_s - self.ctx.now()
             if wait_s <= 0.0:
                 self._tell_untold()
             else:
@@ -269,8 +278,15 @@ class RegistryActor(Actor):
         change = self._untold.take()
         if change is None:
             return
-        for member in self.core.audience():
-            if member.address != self.ctx.address and self._ahead.get(member.address) != change.version:
-                told = msgspec.structs.replace(change, upserted=as_shown_to(member, change.upserted))
-                self.ctx.tell(member.actor_id, told, channel=Channel.CONTROL)
+        readers = [
+            member
+            for member in self.core.audience()
+            if member.address != self.ctx.address and self._ahead.get(member.address) != change.version
+        ]
+        for actor_ids, upserted in self._roll.shown_alike(readers, change.upserted):
+            told = msgspec.structs.replace(change, upserted=upserted)
+            self.ctx.tell_all(actor_ids, told, channel=Channel.CONTROL)
+        num_entries = len(change.upserted) + len(change.left)
+        rest_s = len(readers) * (_REST_FOR_READER_S + num_entries * _REST_FOR_ENTRY_S)
+        self._rest_s = min(max(_GATHER_S, rest_s), _MAX_GATHER_S)
         self._ahead.clear()

@@ -122,7 +122,7 @@ class RegistryCore:
         self._heard.discard(member.actor_id)
         self._expiry[member.actor_id] = now + self.lease_s
         change = self._change(upserted, left) if upserted or left else None
-        snapshot = None if was_current else self.members()
+        snapshot = None if was_current else list(self._members.values())
         return JoinOutcome(
             Joined(registry_epoch=self.epoch, version=self.version, lease_s=self.lease_s, members=snapshot),
             change,
@@ -171,15 +171,18 @@ class RegistryCore:
         outlived: list[Departed] = []
         host = host_of(by)
         for member in known_members:
+            known = self._members.get(member.actor_id)
+            # Of two that say it of the same incarnation the first is enough: first of all, as everybody says it of all.
+            if known is not None and known.epoch >= member.epoch:
+                continue
             is_lapsed = self._departed.get(member.actor_id) == self._lapsed.get(member.actor_id) == member.epoch
             is_neighbour = bool(host) and host_of(member.actor_id) == host
             if now >= self._known_members_until and not (is_lapsed and is_neighbour):
                 continue
-            known = self._members.get(member.actor_id)
             # Who is to come next has to be able to go above it.
             if member.epoch > MAX_HEARD_EPOCH:
                 continue
-            # Of two that say it of the same incarnation the first is enough; who has left may have come again.
+            # Who has left may have come again.
             if self._newest(member.actor_id) >= member.epoch + (known is None):
                 continue
             try:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mesh.address import Address, Endpoint
 from mesh.errors import FrameRefused
-from mesh.membership.proof import Credentials, HostSecret, as_shown_to, prove
+from mesh.membership.proof import Credentials, HostSecret, prove
 from mesh.membership.view import Member
 
 NAMES = st.text(max_size=8)
@@ -116,12 +116,6 @@ def test_who_has_no_secret_checks_nobody_and_goes_by_the_registrys_word():
     assert [credentials.are_shown_to(one) for one in [*shown, Address("gateway-0", 3), Address("x", 1)]] == [
         True, True, False, False,
     ]  # fmt: skip
-
-
-def test_proofs_are_shown_to_members_of_the_host_that_have_one():
-    here, there = proved("a.d"), proved("b.head")
-    assert [bool(one.proof) for one in as_shown_to(here, [here, there])] == [True, False]
-    assert [bool(one.proof) for one in as_shown_to(member("c.d"), [here, there])] == [False, False]
 
 
 def test_a_secret_is_in_no_log():

@@ -69,7 +69,7 @@ async def test_who_is_only_known_by_name_is_told_nothing():
     a = await mesh.start(Nobody(), "a")
     actor = mesh.registry.actor
     told = []
-    actor.ctx.tell = lambda actor_id, *_, **__: told.append(actor_id)
+    actor.ctx.tell_all = lambda actor_ids, *_, **__: told.extend(actor_ids)
     heard = msgspec.structs.replace(a.describe(), actor_id="b", epoch=4)
     actor.core.join(Join(member=a.describe(), known_epoch=0, known_version=0, known_members=[heard]), actor.ctx.now())
     assert "b#4" in mesh.members()
