@@ -63,7 +63,7 @@ class ActorList(Message, frozen=True):
     """Answer to `ListActors`, supervisor first, then in the order of the topology, then who is not supervised.
 
     `context` is what requests may have, and why; None from a supervisor that does not say. `notes` are what people
-    should know of the mesh as a whole.
+    should know of the mesh as a whole. `silent` are hosts of which nobody answers for the whole mesh.
     """
 
     mesh: str
@@ -73,6 +73,7 @@ class ActorList(Message, frozen=True):
     actors: list[ActorStatus]
     context: ServedContext | None = None
     notes: list[str] = []
+    silent: list[str] = []
 
 
 class StopMesh(Message, frozen=True):

@@ -44,6 +44,7 @@ def down(name: str, *, host: str = "", force: bool, timeout_s: float) -> ExitCod
         began = time.monotonic()
         patience_s = timeout_s
         question = StopMesh(reason="meshctl down", force=force, whole_mesh=not host)
+        left = _silent(directory, manifest) if manifest is not None and not (host or force) else []
         if not _ask_to_stop(directory, manifest, named.pid, supervisor, question) and force:
             # Where it was asked and did not answer, it has had its time.
             patience_s = 0.0 if manifest is not None else min(timeout_s, _FORCED_SIGNAL_S)
@@ -62,8 +63,18 @@ def down(name: str, *, host: str = "", force: bool, timeout_s: float) -> ExitCod
     finally:
         os.close(supervisor)
     what = f"host {host} of {name}" if host else name
+    for one in left:
+        sys.stderr.write(f"host {one} was not reached: if it runs, stop it there\n")
     sys.stderr.write(f"{what} stopped in {time.monotonic() - began:.1f} s\n")
     return ExitCode.OK
+
+
+def _silent(directory: MeshDirectory, manifest: Manifest) -> list[str]:
+    """Hosts that are not told of the end, as nobody there answers."""
+    try:
+        return ask_supervisor(directory, manifest, ListActors(whole_mesh=True), ActorList).silent
+    except NotRunning:
+        return []
 
 
 def _look_up(directory: MeshDirectory) -> tuple[Manifest | None, BadManifest | None]:

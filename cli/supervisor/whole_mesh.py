@@ -44,7 +44,7 @@ def joined(own: ActorList, said: Mapping[str, ActorList | None], absent: Collect
     answers = [answer for _, answer in sorted(said.items()) if answer is not None]
     actors = [one for answer in (own, *answers) for one in answer.actors if one.supervised]
     known = {one.actor_id for one in actors}
-    silent = {host for host, answer in said.items() if answer is None}
+    silent = sorted(host for host, answer in said.items() if answer is None)
     strangers = [
         msgspec.structs.replace(one, state=UNKNOWN) if one.host in silent else one
         for one in own.actors
@@ -52,8 +52,7 @@ def joined(own: ActorList, said: Mapping[str, ActorList | None], absent: Collect
     ]
     notes = [
         f"host {host} {'is not in the mesh' if host in absent else f'does not answer within {ASK_TIMEOUT_S:g} s'}"
-        for host, answer in sorted(said.items())
-        if answer is None
+        for host in silent
     ]
     told = dict.fromkeys(note for answer in (own, *answers) for note in answer.notes)
     return msgspec.structs.replace(
@@ -61,6 +60,7 @@ def joined(own: ActorList, said: Mapping[str, ActorList | None], absent: Collect
         ready=not notes and all(answer.ready for answer in (own, *answers)),
         actors=[*actors, *strangers],
         notes=[*notes, *told],
+        silent=silent,
     )
 
 

@@ -98,6 +98,7 @@ def test_a_host_that_does_not_answer_is_named_and_what_is_known_of_it_stays() ->
     own = msgspec.structs.replace(hosts.listed("a"), actors=[*hosts.listed("a").actors, stranger])
     whole = asyncio.run(list_whole_mesh(hosts, own, [*ROLES, "d"], figures=False))  # type: ignore[arg-type]
     assert whole.notes[:2] == ["host c does not answer within 2 s", "host d is not in the mesh"]
+    assert whole.silent == ["c", "d"]
     assert not whole.ready
     assert whole.actors[-1] == msgspec.structs.replace(stranger, state=UNKNOWN)
 

@@ -95,3 +95,7 @@ def test_a_host_joins_by_a_token_and_is_drained_away_under_streams(host, another
     assert cut_off["gateway-0.head"]["state"] == "unknown"
     waits = f"host d waits for the registry at tcp://127.0.0.1:{registry_port}: the key of this host is not allowed"
     d.wait_until(lambda: any(note.startswith(waits) for note in d.ps()["supervisor.d"]["mesh_notes"]), "d says why")
+    ended = d.meshctl("down")
+    assert ended.returncode == ExitCode.OK, ended.stderr
+    assert "host head was not reached: if it runs, stop it there" in ended.stderr
+    assert head.ps()["gateway-0.head"]["state"] == "ready"
