@@ -105,9 +105,10 @@ async def connected(directory: MeshDirectory, manifest: Manifest) -> AsyncGenera
         try:
             answer = (await actor.ctx.ask(supervisor.actor_id, question, timeout_s=timeout_s)).message
         except RemoteError as error:
-            if error.code == "unknown_actor":
+            if error.code in ("unknown_actor", "unknown_group"):
                 what = f"nothing in the mesh {manifest.mesh!r} has that name"
-                raise WrongUsage(what, why=error.message, do=f"see meshctl ps --name {manifest.mesh}") from error
+                look = "ps" if error.code == "unknown_actor" else "memory"
+                raise WrongUsage(what, why=error.message, do=f"see meshctl {look} --name {manifest.mesh}") from error
             kind = TryAgain if error.retryable else CliError
             do = "try again in a moment" if error.retryable else f"correct it; see meshctl ps --name {manifest.mesh}"
             raise kind(f"the mesh {manifest.mesh!r} does not do that", why=error.message, do=do) from error

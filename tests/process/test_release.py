@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.exit_codes import ExitCode
 from tests.process.load import Load
 
 pytestmark = pytest.mark.process
@@ -91,7 +92,10 @@ def test_what_runs_waits_where_no_other_group_is_there(host):
     expected = [answer(host, number) for number in range(3)]
     refused = host.meshctl("release", "--keep-weights", "--keep-kv")
     assert (refused.returncode, "nothing to release" in refused.stderr) == (1, True), refused.stderr
-    assert "no worker group none-0" in host.meshctl("release", "none-0").stderr
+    for command in ("release", "resume"):
+        unknown = host.meshctl(command, "decod-0")
+        assert unknown.returncode == ExitCode.USAGE
+        assert "no worker group decod-0; did you mean decode-0" in unknown.stderr
     with asking(host, expected) as load:
         load.more(4)
         for options in ([], ["--keep-weights"], ["--keep-kv"]):
