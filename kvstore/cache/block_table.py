@@ -41,7 +41,6 @@ class BlockTable:
         hashes: list[bytes],
         *,
         extra_key: str,
-        share: bool,
         on_release: Callable[["BlockTable"], None],
     ) -> None:
         self.pages = pages
@@ -52,11 +51,9 @@ class BlockTable:
         self._node = node
         self.page_hashes = hashes
         self._extra_key = extra_key
-        self._share = share
         self._on_release = on_release
         self._own: set[int] = set()
         self.tail_tokens = b""
-        self._unshared_key = b""
         self.num_exported_pages = 0
         self._exported_state = PageState.GRANTED
 
@@ -188,18 +185,14 @@ class BlockTable:
         self._blocks.write_states(kept, PageState.QUARANTINED)
         return kept
 
-    def release(self, *, insert: bool = True) -> list[int]:
+    def release(self) -> list[int]:
         """End the handle: locks go, own pages become free, full ones stay in the cache. Again is harmless.
 
-        `insert` matters where the sequence was started with `share=False`: its full pages enter the cache now, or
-        never. Pages still exported are quarantined and returned, as by `abort(quiesced=False)`.
+        Pages still exported are quarantined and returned, as by `abort(quiesced=False)`.
         """
         if self.is_released:
             return []
         quarantined = self.abort(quiesced=False) if self.num_exported_pages else []
-        # Only at the end: until then no other sequence was to see them.
-        if insert and not self._share and self._unshared_key:
-            self._publish(self._unshared_key, len(self._unshared_key) // self._blocks.stride)
         self.is_released = True
         # Own pages first: those in the tree stay held until the lock below goes.
         self._blocks.give_back([page for page in self.pages if page in self._own])
@@ -240,11 +233,7 @@ class BlockTable:
             stride = self._blocks.stride
             parent = page_hash(parent, key[index * stride : (index + 1) * stride])
             self.page_hashes.append(parent)
-        if self._share:
-            self._publish(key, num_full)
-        else:
-            self._unshared_key += key
-            self._write_own(key, num_full, is_private=True)
+        self._publish(key, num_full)
 
     def _publish(self, key: bytes, num_full: int) -> None:
         """Share the last `num_full` full pages, unless the cache was cleared since this sequence began."""
@@ -252,12 +241,12 @@ class BlockTable:
         pages = self.pages[last - num_full : last]
         # After `clear` (new weights) the tree may hold nothing that was computed with the old ones.
         if not self._blocks.tree.is_current(self._node) or not self._own.issuperset(pages):
-            self._write_own(key, num_full, is_private=True)
+            self._write_private(key, num_full)
             return
         self._node, added = self._blocks.publish(self._node, key, pages, self.page_hashes[-num_full:], self._extra_key)
         self._own.difference_update(added)
 
-    def _write_own(self, key: bytes, num_full: int, *, is_private: bool) -> None:
+    def _write_private(self, key: bytes, num_full: int) -> None:
         stride, last = self._blocks.stride, len(self.page_hashes)
         for index in range(last - num_full, last):
             offset = (index - last + num_full) * stride
@@ -268,7 +257,7 @@ class BlockTable:
                 parent=self.page_hashes[index - 1] if index else self._node.root,
                 tokens=key[offset : offset + stride],
                 is_first=index == 0,
-                is_private=is_private,
+                is_private=True,
             )
 
     def _write_tail(self) -> None:
@@ -281,7 +270,6 @@ class BlockTable:
                 parent=self.parent_hash,
                 tokens=self.tail_tokens,
                 is_first=index == 0,
-                is_private=not self._share,
             )
 
     def _require_held(self) -> None:

@@ -81,12 +81,12 @@ class PrefixCache:
         found = self._find(token_ids, extra_key, lora)
         return PrefixMatch(found.pages, len(found.pages) * self.page_size)
 
-    def start(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "", share: bool = True) -> BlockTable:
-        """Begin a sequence with what is cached of it. `share` False keeps its pages out of the cache while it runs."""
+    def start(self, token_ids: Sequence[int], extra_key: str = "", *, lora: str = "") -> BlockTable:
+        """Begin a sequence with what is cached of it."""
         found = self._find(token_ids, extra_key, lora)
         self.num_query_tokens += len(token_ids)
         self.num_hit_tokens += len(found.pages) * self.page_size
-        return self._hold(self.blocks.tree.lock(found), found.pages, extra_key, share)
+        return self._hold(self.blocks.tree.lock(found), found.pages, extra_key)
 
     def clear_quarantined(self, pages: Sequence[int]) -> None:
         """Nothing can write these pages any more (the agent answered `GrantClosed`): they are free again."""
@@ -119,7 +119,7 @@ class PrefixCache:
 
     def resume(self, node: Node, pages: list[int], tail_page: int, tail_tokens: bytes) -> BlockTable:
         """A handle on what an earlier scheduler's sequence left; `node` is locked. Called by `rebuild` only."""
-        sequence = self._hold(node, pages, "", share=True)
+        sequence = self._hold(node, pages, "")
         sequence.adopt_tail(tail_page, tail_tokens)
         return sequence
 
@@ -133,15 +133,13 @@ class PrefixCache:
         root = root_hash(extra_key, lora=lora, weight_version=self.weight_version)
         return self.blocks.tree.match_prefix(root, pack_tokens(token_ids[:usable]))
 
-    def _hold(self, node: Node, pages: list[int], extra_key: str, share: bool) -> BlockTable:
+    def _hold(self, node: Node, pages: list[int], extra_key: str) -> BlockTable:
         hashes: list[bytes] = []
         step: Node | None = node
         while step is not None:
             hashes[:0] = step.hashes
             step = step.parent
-        sequence = BlockTable(
-            self.blocks, node, pages, hashes, extra_key=extra_key, share=share, on_release=self._forget
-        )
+        sequence = BlockTable(self.blocks, node, pages, hashes, extra_key=extra_key, on_release=self._forget)
         # By identity: two handles of equal content are two holders. `release` takes it out, so an id is not used again
         # in here.
         self._live[id(sequence)] = sequence

@@ -110,22 +110,6 @@ def test_locked_pages_are_not_evicted() -> None:
     other.release()
 
 
-def test_private_sequences_enter_the_cache_at_the_end_or_never() -> None:
-    cache = make_cache()
-    hidden = cache.start([1] * 9, share=False)
-    hidden.reserve(9)
-    hidden.advance([1] * 9)
-    assert cache.match([1] * 9).num_tokens == 0
-    hidden.release(insert=False)
-    assert cache.match([1] * 9).num_tokens == 0
-    again = cache.start([1] * 9, share=False)
-    again.reserve(9)
-    again.advance([1] * 9)
-    again.release()
-    assert cache.match([1] * 9).num_tokens == 8
-    assert cache.check() == []
-
-
 def test_a_handle_checks_its_own_use() -> None:
     cache = make_cache()
     sequence = cache.start([1, 2, 3])

@@ -67,10 +67,10 @@ class CacheMachine(RuleBasedStateMachine):
             assert key == sequence.key
             assert tokens[:end] == tuple(sequence.token_ids[:end])
 
-    @rule(target=running, key=st.sampled_from(KEYS), token_ids=TOKENS, share=st.booleans())
-    def start(self, key: str, token_ids: list[int], share: bool) -> Running:
+    @rule(target=running, key=st.sampled_from(KEYS), token_ids=TOKENS)
+    def start(self, key: str, token_ids: list[int]) -> Running:
         match = self.cache.match(token_ids, key)
-        pages = self.cache.start(token_ids, key, share=share)
+        pages = self.cache.start(token_ids, key)
         assert pages.pages == match.pages
         assert pages.num_tokens == match.num_tokens < len(token_ids)
         sequence = Running(key, list(token_ids), pages)
@@ -138,10 +138,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.clear_quarantined(self.quarantined)
         self.quarantined = []
 
-    @rule(target=running, sequence=consumes(running), insert=st.booleans())
-    def release(self, sequence: Running, insert: bool) -> object:
+    @rule(target=running, sequence=consumes(running))
+    def release(self, sequence: Running) -> object:
         if self.alive(sequence):
-            self.quarantined += sequence.pages.release(insert=insert)
+            self.quarantined += sequence.pages.release()
             assert sequence.pages.release() == []
         return multiple()
 

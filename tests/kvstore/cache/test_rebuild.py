@@ -152,8 +152,9 @@ def test_equal_pages_are_cached_once() -> None:
 
 def test_private_pages_and_broken_chains_are_free() -> None:
     dead = Dead()
-    hidden = dead.cache.start([7] * 9, share=False)
+    hidden = dead.cache.start([7] * 9)
     hidden.reserve(9)
+    dead.cache.reset()
     hidden.advance([7] * 9)
     running = dead.run([1] * 10)
     first, second, third = running.pages
