@@ -6,6 +6,8 @@ time. Nothing here blocks the caller but `stop`: what happened is fetched by `ne
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import ClassVar, NamedTuple, Protocol
 
 from kvstore.pool.device import DevicePages
@@ -37,6 +39,15 @@ class Stopped(NamedTuple):
 
 
 News = Ready | Moved | Broken | Stopped
+
+
+def all_news(queue: SimpleQueue[News]) -> list[News]:
+    """What threads have put there until now, oldest first; it is taken out."""
+    found: list[News] = []
+    with suppress(Empty):
+        while True:
+            found.append(queue.get_nowait())
+    return found
 
 
 class PairLink(Protocol):

@@ -14,14 +14,24 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, ClassVar, Final, NamedTuple
 
 from typing_extensions import override
 
 from kvstore.errors import DeviceUnavailable
 from kvstore.pool.device import CUDA, DevicePages, cuda_ordinal
-from kvstore.transfer.paired.link import Broken, LinkMaker, Memory, Moved, News, PairLink, Ready, Stopped
+from kvstore.transfer.paired.link import (
+    Broken,
+    LinkMaker,
+    Memory,
+    Moved,
+    News,
+    PairLink,
+    Ready,
+    Stopped,
+    all_news,
+)
 
 UNIQUE_ID_BYTES: Final = 128
 
@@ -131,12 +141,7 @@ class NcclLink(PairLink):
 
     @override
     def news(self) -> list[News]:
-        found: list[News] = []
-        while True:
-            try:
-                found.append(self._news.get_nowait())
-            except Empty:
-                break
+        found = all_news(self._news)
         while not self._marks.empty():
             self._running.append(self._marks.get_nowait())
         try:

@@ -12,7 +12,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import ClassVar, Final, NamedTuple
 
 import msgspec
@@ -21,7 +21,17 @@ from typing_extensions import override
 from kvstore.errors import KVError, TransferError
 from kvstore.pool.cuda.memory import DeviceMemory
 from kvstore.pool.device import CPU, CUDA, cuda_ordinal
-from kvstore.transfer.paired.link import Broken, LinkMaker, Memory, Moved, News, PairLink, Ready, Stopped
+from kvstore.transfer.paired.link import (
+    Broken,
+    LinkMaker,
+    Memory,
+    Moved,
+    News,
+    PairLink,
+    Ready,
+    Stopped,
+    all_news,
+)
 from kvstore.transfer.paired.pair import PAIR_ABORTED
 from kvstore.transfer.paired.tcp.listener import Expected, TcpListener
 from kvstore.transfer.paired.tcp.staging import Copier, HostCopier, StagedCopier, receive_all, send_all
@@ -213,12 +223,7 @@ class TcpLink(PairLink):
     @override
     def news(self) -> list[News]:
         """What has happened since the last call, oldest first."""
-        found: list[News] = []
-        while True:
-            try:
-                found.append(self._news.get_nowait())
-            except Empty:
-                return found
+        return all_news(self._news)
 
     @override
     def stop(self) -> None:
