@@ -27,8 +27,7 @@ def sums(group: Collectives) -> None:
 def decode(group: Collectives) -> None:
     # A program's own folder is on its path, the one that has `tests` in it is not.
     sys.path.insert(0, str(Path(__file__).parents[3]))
-    from tests.nodes.worker.cuda.rank_running import rank_runner
-    from tests.nodes.worker.cuda.test_tensor_parallel import MODEL, decoded
+    from tests.nodes.worker.cuda.rank_running import MODEL, decoded, rank_runner
 
     print(decoded(rank_runner(MODEL, group), 4), flush=True)
 

@@ -20,8 +20,7 @@ from nodes.worker.errors import CollectiveFailed, GroupNotFormed
 from nodes.worker.parallel import shm_collectives
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.parallel.shm_collectives import SLOT_BYTES, ShmCollectivesMaker
-from tests.nodes.worker.cuda.rank_running import in_ranks, rank_runner
-from tests.nodes.worker.cuda.test_tensor_parallel import MODEL, decoded
+from tests.nodes.worker.cuda.rank_running import MODEL, decoded, in_ranks, rank_runner
 
 PROCESS = Path(__file__).parent / "rank_process.py"
 SOON_S = 10.0

@@ -10,12 +10,19 @@ import torch
 
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import ModelSpec, resolve_model
+from nodes.request import Sampling
 from nodes.worker.config import WorkerConfig
 from nodes.worker.cuda.load import build_runner
 from nodes.worker.ops.torch.runner import DeviceRunner
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.parallel.shm_collectives import ShmCollectivesMaker
 from nodes.worker.pool.view import PoolView
+from tests.nodes.worker.torch_running import GREEDY, Row, step
+
+IDS = torch.randint(0, 300, (150,), generator=torch.Generator().manual_seed(1)).tolist()
+PAGES = list(range(20, 30))
+SAMPLED = Sampling(temperature=1.5, seed=9, top_p=0.95)
+MODEL = "random:tiny-qwen3"
 
 
 def in_ranks(
@@ -55,6 +62,21 @@ def rank_runner(
     view.pages.fill_(torch.nan)
     config = WorkerConfig(group="g", model=spec.name, agent="a", dtype=dtype, **options)
     return build_runner(spec, config, view, group)[0]
+
+
+def decoded(runner: DeviceRunner, num_steps: int = 12) -> list[list[int]]:
+    """Tokens of two sequences, one drawn and one greedy, prompts and then steps of single rows, one ahead."""
+    prompts, pages = [IDS[:40], IDS[40:60]], [PAGES[:5], PAGES[5:]]
+    runner.run(step(Row(0, prompts[0][:16], pages[0], None, prompt=40)))
+    rows = [Row(0, prompts[i], pages[i], (SAMPLED, GREEDY)[i], prompt=len(prompts[i])) for i in (0, 1)]
+    tokens = [list(runner.run(step(*rows)).token_ids)]
+    for number in range(num_steps):
+        rows = [
+            Row(len(prompts[i]) + number, [tokens[-1][i]], pages[i], (SAMPLED, GREEDY)[i], prompt=len(prompts[i]))
+            for i in (0, 1)
+        ]
+        tokens.append(list(runner.run(step(*rows)).token_ids))
+    return tokens
 
 
 class FakeNccl:

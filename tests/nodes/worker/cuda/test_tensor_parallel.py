@@ -14,7 +14,6 @@ from kvstore.transfer.plan import held_heads
 from nodes.model_spec import ModelSpec, resolve_model
 from nodes.models.registry import parameters
 from nodes.models.tensor_parallel import Part, fitting_tp_sizes
-from nodes.request import Sampling
 from nodes.worker.cuda import nccl_collectives
 from nodes.worker.cuda.buckets import Buckets
 from nodes.worker.cuda.graphs import DecodeGraphs
@@ -29,15 +28,11 @@ from nodes.worker.pool.device_memory import weight_bytes
 from nodes.worker.weights.loader import SafetensorsWeights
 from nodes.worker.weights.random_weights import RandomWeights
 from tests.nodes.worker.cuda.device_running import Repeater
-from tests.nodes.worker.cuda.rank_running import FakeNccl, in_ranks, rank_runner
+from tests.nodes.worker.cuda.rank_running import IDS, MODEL, PAGES, SAMPLED, FakeNccl, decoded, in_ranks, rank_runner
 from tests.nodes.worker.test_parity import LLAMA3, PLAIN, save_model
 from tests.nodes.worker.torch_running import GREEDY, Row, logits_by_chunks, step
 
-IDS = torch.randint(0, 300, (150,), generator=torch.Generator().manual_seed(1)).tolist()
-PAGES = list(range(20, 30))
 SIZES = [16, 48, 33, 1, 22, 29, 1]
-SAMPLED = Sampling(temperature=1.5, seed=9, top_p=0.95)
-MODEL = "random:tiny-qwen3"
 SOON_S = 20.0
 CPU = torch.device("cpu")
 # Heads, and with eight ranks the vocabulary (300), do not go up evenly everywhere.
@@ -139,21 +134,6 @@ def test_each_rank_keeps_its_heads_of_the_pages(saved: Any, name: str, size: int
     for rank, part in enumerate(in_ranks(size, pages)):
         heads = held_heads(rank, size, spec.num_kv_heads)
         assert torch.allclose(part, whole[..., heads.start : heads.stop, :], atol=1e-5, rtol=0)
-
-
-def decoded(runner: DeviceRunner, num_steps: int = 12) -> list[list[int]]:
-    """Tokens of two sequences, one drawn and one greedy, prompts and then steps of single rows, one ahead."""
-    prompts, pages = [IDS[:40], IDS[40:60]], [PAGES[:5], PAGES[5:]]
-    runner.run(step(Row(0, prompts[0][:16], pages[0], None, prompt=40)))
-    rows = [Row(0, prompts[i], pages[i], (SAMPLED, GREEDY)[i], prompt=len(prompts[i])) for i in (0, 1)]
-    tokens = [list(runner.run(step(*rows)).token_ids)]
-    for number in range(num_steps):
-        rows = [
-            Row(len(prompts[i]) + number, [tokens[-1][i]], pages[i], (SAMPLED, GREEDY)[i], prompt=len(prompts[i]))
-            for i in (0, 1)
-        ]
-        tokens.append(list(runner.run(step(*rows)).token_ids))
-    return tokens
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
