@@ -104,6 +104,11 @@ def new(place: KeyPlace, host: str | None, *, has_registry: bool, force: bool, o
         if read_allowed(path) is None:
             key = place.words("add", settings.registry_host or "HEAD", "ITS_PUBLIC_KEY", "--roles", REGISTRY)
             sys.stderr.write(f"here:  {key}\n")
+    if force:
+        # Actors read it when they start: until then others refuse them by the key that they still have.
+        sys.stderr.write(
+            f"if host {host} runs, start it again: `meshctl down --host {host}`, then `meshctl up` as before\n"
+        )
     return ExitCode.OK
 
 

@@ -129,7 +129,9 @@ def test_keys_are_this_users_alone_and_not_written_over(head):
     with pytest.raises(BadKeys, match="has keys already") as caught:
         head.new("--host", "head", "--registry")
     assert "--force" in caught.value.do
-    another = head.new("--host", "head", "--registry", "--force")
+    another, said = head.keys("new", "--host", "head", "--registry", "--force")
+    another = another.strip()
+    assert "if host head runs, start it again" in said
     assert another != key
     assert (head.allowed().version, head.allowed().registry().public_key) == (3, another)
 
