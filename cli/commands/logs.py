@@ -92,6 +92,10 @@ async def _look_for_hosts(ask: Ask, hosts: list["_HostLogs"], shown: "_Shown") -
     followed: list[asyncio.Task[None]] = []
     while True:
         await asyncio.sleep(_LOOK_S)
+        for task in followed:
+            if task.done():
+                # It goes on for ever, but for what ends all of this: output that nobody reads any more.
+                task.result()
         # The own supervisor may be away for a moment, and is asked again.
         with suppress(CliError):
             for name in (await ask(ListLogs(), LogList)).hosts:
@@ -147,8 +151,8 @@ class _HostLogs:
         return self._source.host
 
     def of(self, source: "_There") -> "_HostLogs":
-        """The same of another host."""
-        return _HostLogs(source, self._names, self._enough)
+        """The same of a host that has just joined: its files may be of earlier meshes, so not all of them."""
+        return _HostLogs(source, self._names, self._enough or _DEFAULT_LINES)
 
     async def choose(self) -> None:
         """Find out whose logs there are; who is away is asked again the next time."""
