@@ -120,7 +120,7 @@ class ActorSystem:
         links, tasks, options = self.links, self.tasks, self.options
         bodies = BodyCodec(actor.codec, SYSTEM_CODEC, options.limits)
         # Without keys a role is what somebody calls itself.
-        permissions = Permissions(actor.codec.senders if options.vet_host is not None else {}, options.host)
+        permissions = Permissions(actor.codec.senders, options.host) if options.vet_host is not None else None
         self.tells = Tells(links, bodies, actor, tasks, permissions)
         self.asking = Asking(links, bodies, options.max_pending_calls, tasks)
         self.serving = Serving(links, bodies, actor, tasks, permissions, options.mailbox_capacity)

@@ -34,11 +34,12 @@ class Deaths:
         # Its own view as well, which would bring the dead to life at the next registry.
         self._ctx.bury(dead, reason)
         self._tell_own(down)
-        own = self._host
-        heard = {host_of(one.actor_id) for one in other_supervisors(self._ctx) if self._tell(one.actor_id, down)}
-        for member in self._ctx.members.all():
-            if (host := _host_of(member)) != own and host not in heard:
-                self._tell(member.actor_id, down)
+        # On a mesh of one host all are its own, whatever they call the machine.
+        if own := self._host:
+            heard = {host_of(one.actor_id) for one in other_supervisors(self._ctx) if self._tell(one.actor_id, down)}
+            for member in self._ctx.members.all():
+                if (host := _host_of(member)) != own and host not in heard:
+                    self._tell(member.actor_id, down)
         self._ctx.spawn(self._leave(dead, reason), name=f"leave-{dead}")
 
     def pass_on(self, sender: Address, down: PeerDown) -> None:

@@ -174,7 +174,7 @@ class Serving:
         bodies: BodyCodec,
         actor: "Actor",
         tasks: TaskSupervisor,
-        permissions: Permissions,
+        permissions: Permissions | None,
         capacity: int,
     ) -> None:
         self.tasks = tasks
@@ -182,7 +182,7 @@ class Serving:
         self._links = links
         self._bodies = bodies
         self._actor = actor
-        self._check = permissions.check
+        self._permissions = permissions
         self._loop = asyncio.get_running_loop()
         self._mailbox: Mailbox[Call] = Mailbox(capacity)
         self._timer = DeadlineTimer(lambda: tasks, self._mailbox.next_deadline, self._expire, rest_s=0.0)
@@ -235,7 +235,8 @@ class Serving:
         call = Call(self, peer, channel, header, deadline)
         # Before the mailbox: what cannot be decoded is refused, and must not take a place that nobody frees.
         call.message = self._bodies.decode(header, parts[1])
-        self._check(type(cast("object", call.message)), peer.address, peer.member)
+        if self._permissions is not None:
+            self._permissions.check(type(cast("object", call.message)), peer.address, peer.member)
         call.buffers = parts[2:]
         admission = self._mailbox.admit(peer.address, header.message_id, deadline, call)
         if admission is Admission.TAKEN:

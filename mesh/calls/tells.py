@@ -27,14 +27,14 @@ class Tells:
     """What one actor tells and is told. `of_system` takes the mesh's own frames, by their class."""
 
     def __init__(
-        self, links: Links, bodies: BodyCodec, actor: "Actor", tasks: TaskSupervisor, permissions: Permissions
+        self, links: Links, bodies: BodyCodec, actor: "Actor", tasks: TaskSupervisor, permissions: Permissions | None
     ) -> None:
         self.of_system: dict[type, SystemTell] = {}
         self._links = links
         self._bodies = bodies
         self._decode = actor.codec.decode
         self._actor = actor
-        self._check = permissions.check
+        self._permissions = permissions
         self._tasks = tasks
         links.handlers[_TELL] = self._on_tell
 
@@ -71,7 +71,8 @@ class Tells:
             self._on_system_tell(peer.address, SYSTEM_CODEC.decode(parts[1]))
             return
         message: object = self._decode(parts[1])
-        self._check(type(message), peer.address, peer.member)
+        if self._permissions is not None:
+            self._permissions.check(type(message), peer.address, peer.member)
         try:
             self._actor.on_tell(peer.address, message, parts[2:])
         except Exception as error:  # noqa: BLE001

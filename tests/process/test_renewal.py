@@ -48,7 +48,7 @@ def test_a_drained_group_stays_away_and_the_other_one_serves(host):
     assert load.wrong == []
     assert load.slowest_s < 12, "of a worker that may only be renewed it would have been drained_wait_s"
     unknown = host.meshctl("drain", "nobody")
-    assert unknown.returncode == 1
+    assert unknown.returncode == 2
     assert "there is no actor or role nobody" in unknown.stderr
     stopped = host.meshctl("down")
     assert stopped.returncode == 0, stopped.stderr
