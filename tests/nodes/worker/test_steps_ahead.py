@@ -141,8 +141,10 @@ class Crowded(FakeDevice):
     def __init__(self, *, broken: bool = False) -> None:
         super().__init__()
         self.broken = broken
+        self.num_tried = 0
 
     def launch(self, step: RunnableStep) -> Any:
+        self.num_tried += 1
         if self.broken or len(self.log) % 2:
             raise MemoryError("crowded")
         return super().launch(step)
@@ -156,10 +158,9 @@ def test_a_launch_that_raises_is_told_of_although_the_step_goes_well_the_second_
         thread = ThreadPoolExecutor(1)
         ahead = StepsAhead(device, thread)
         tasks = [asyncio.create_task(ahead.run(step(1, [5]))), asyncio.create_task(ahead.run(step(2, [-1], [0])))]
-        while not device.log:
+        # The second one is tried while the first runs, and not before the loop has heard that that was launched.
+        while device.num_tried < 2:
             await asyncio.sleep(0.001)
-        # The second launch is tried behind the first, in the same thread.
-        await asyncio.get_running_loop().run_in_executor(thread, lambda: None)
         device.gates[1].set()
         outcomes = await asyncio.gather(*tasks)
         ahead.stop()
