@@ -69,6 +69,8 @@ class AllowListPush:
 
     def take(self, call: Call, message: TakeAllowList) -> None:
         """A list came. Only from the registry's host, whose key its connection was made by."""
+        # The file may have been written since: by the message before this one, say.
+        self._keys.poll()
         allowed = self._keys.allowed
         if host_of(call.sender.actor_id) != allowed.registry().host:
             call.fail(WRONG_KEY, f"{call.sender} tells whose keys are taken, which the registry's host does alone")

@@ -127,7 +127,7 @@ class ZeroMQTransport:
         on_frames, identity = self._listener.on_frames, new_identity(self._address)
         try:
             if self._door is not None and is_far(endpoint.control):
-                dialed.server_key = self._door.server_key(dialed.link.peer.actor_id)
+                dialed.server_key = self._door.guard.server_key(dialed.link.peer.actor_id)
         except FrameRefused as refusal:
             self._loop.call_soon(self._gone, dialed, refusal.message)
             return
@@ -227,7 +227,7 @@ class ZeroMQTransport:
         link = self._links_by_identity.get(identity) or self._identify(identity, user)
         if self._door is not None and link is not FROM_NOBODY:
             try:
-                self._door.vet(user, link.peer.actor_id)
+                self._door.guard.vet(user, link.peer.actor_id)
             except FrameRefused as refusal:
                 self._refused(link, refusal)
                 return
@@ -277,15 +277,15 @@ class ZeroMQTransport:
 
     def _keys_changed(self) -> None:
         """Connections by keys that are not allowed any more end, those that this actor has made too."""
-        door = self._door
-        assert door is not None, "there are keys"
+        assert self._door is not None, "there are keys"
+        guard = self._door.guard
         for accepted in list(self._accepted.values()):
-            if door.host_of_user(accepted.user) is None:
+            if guard.host_of_user(accepted.user) is None:
                 self.close_link(accepted.link)
                 if self._listener is not None:
                     self._listener.on_link_down(accepted.link, "the key of its host was revoked")
         for dialed in list(self._dialed.values()):
-            if dialed.server_key and not door.is_current(dialed.server_key):
+            if dialed.server_key and not guard.is_current(dialed.server_key):
                 self._gone(dialed, "the key of its host was revoked")
 
     # Outgoing
