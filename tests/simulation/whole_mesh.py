@@ -248,7 +248,7 @@ class SimulatedMesh:
         address = Address(actor_id, epoch)
         options = self._options(actor_id, random.Random(f"{actor_id}/{epoch}/{self.seed}"))
         process = SimulatedProcess(address, self.network, self._on_death)
-        transport = MortalTransport(self.network, address, process)
+        transport = self._transport(address, process)
 
         async def make() -> ActorSystem:
             return ActorSystem(actor, address, transport, self.bootstrap, options)
@@ -269,6 +269,9 @@ class SimulatedMesh:
         # Like processes: all start at once, none waits for another.
         self._keep(started)
         self._keep(asyncio.get_running_loop().create_task(self._end_when_asked(system, process)))
+
+    def _transport(self, address: Address, process: SimulatedProcess) -> MortalTransport:
+        return MortalTransport(self.network, address, process)
 
     def _options(self, actor_id: str, dice: random.Random) -> SystemOptions:
         return SystemOptions(host="sim", pid=1, random=dice)

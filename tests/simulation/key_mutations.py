@@ -1,0 +1,39 @@
+"""One planted bug per promise about keys of hosts; the simulation of keys sees each. How it is done: `planting.py`."""
+
+from typing import Any
+
+from cli.supervisor import allow_list
+from cli.supervisor.allow_list import AllowListPush, Telling
+from mesh.transport.guard import Guard
+from nodes.registry import actor as registry
+from tests.simulation.hosted_mesh import HEAD
+from tests.simulation.planting import Patches, around, nothing
+
+_NEWEST = 1 << 40
+
+
+def _of_any_version(take: Any, self: AllowListPush, call: Any, message: Any) -> None:
+    if message.allowed.version < self._keys.allowed.version:
+        self._keys.write(message.allowed)
+    take(self, call, message)
+
+
+def _as_if_taken(answered: Any, self: Telling, address: Any, version: int | None) -> None:
+    answered(self, address, _NEWEST if version is None else version)
+
+
+def _head(*_: Any) -> str:
+    return HEAD
+
+
+def _none(*_: Any) -> list[str]:
+    return []
+
+
+KEYS_PLANTED: dict[str, Patches] = {
+    "an earlier list replaces a later one": [around(AllowListPush, "take", _of_any_version)],
+    "who did not answer is not told again": [around(Telling, "answered", _as_if_taken)],
+    "what a revoked key sends is taken": [around(Guard, "vet", nothing)],
+    "any supervisor says whose keys are taken": [around(allow_list, "host_of", _head)],
+    "a host of another spec is taken": [around(registry, "spec_faults", _none)],
+}
