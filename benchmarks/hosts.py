@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 from benchmarks.containers.image import NoContainers, base_image, build, image_name, is_built
@@ -21,6 +23,8 @@ from benchmarks.recovery import KILL_GOAL_S, Load
 from mesh.supervision.events import Policy
 
 WATCH_S: Final = 6.0
+POLICY: Final = Policy()
+GOAL_S: Final = POLICY.missed * POLICY.heartbeat_s + KILL_GOAL_S
 
 KILLS: Final[dict[str, Callable[[HostMesh], None]]] = {
     "decode killed": lambda mesh: mesh.remake(DECODE),
@@ -47,15 +51,22 @@ def _blow(mesh: HostMesh, name: str, seconds: float) -> None:
         time.sleep(seconds)
 
 
-async def strike(load: Load, mesh: HostMesh, name: str, seconds: float) -> list[float]:
-    """One blow, and what it cost the streams."""
+async def strike(load: Load, mesh: HostMesh, name: str, seconds: float, logs: Path | None) -> list[float]:
+    """One blow, and what it cost the streams; of one worse than the goal, the logs of all hosts are kept."""
     before = await asyncio.to_thread(mesh.settled)
     await load.flows()
-    at_s = time.perf_counter()
+    at_s, began_at = time.perf_counter(), datetime.now(UTC)
     await asyncio.to_thread(_blow, mesh, name, seconds)
+    blow_s = time.perf_counter() - at_s
     await asyncio.sleep(max(0.0, at_s + WATCH_S - time.perf_counter()))
     await load.flows()
     stalls = load.stalls(at_s, WATCH_S)
+    if logs is not None and max(stalls, default=0.0) > GOAL_S:
+        # Before the mesh has settled: what is made anew takes its logs along.
+        directory = logs / f"{name.replace(' ', '-')}-{max(stalls):.2f}"
+        directory.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(mesh.world.keep_logs, directory)
+        (directory / "blow").write_text(f"at {began_at:%H:%M:%S.%f} UTC, {blow_s:.2f} s for the blow itself\n")
     if name in KILLS:
         # Who was killed is listed for a moment longer.
         await asyncio.to_thread(wait_until, lambda: mesh.settled() != before, "who was killed is back")
@@ -80,7 +91,7 @@ async def measure(mesh: HostMesh, args: argparse.Namespace) -> list[str]:
     """All faults in turn; returns what broke."""
     load = Load(mesh.port, args.clients)
     for name in args.faults:
-        report(name, [await strike(load, mesh, name, args.seconds) for _ in range(args.blows)])
+        report(name, [await strike(load, mesh, name, args.seconds, args.logs) for _ in range(args.blows)])
     await load.stop()
     return load.broken
 
@@ -92,6 +103,7 @@ def main() -> None:
     parser.add_argument("--blows", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--faults", type=lambda text: text.split(","), default=[*KILLS, *FAULTS])
+    parser.add_argument("--logs", type=Path, help="a folder for the logs of hosts after blows worse than the goal")
     args = parser.parse_args()
     try:
         base = base_image()
@@ -99,9 +111,7 @@ def main() -> None:
         sys.exit(str(error))
     if not is_built(image_name(base)):
         build(base)
-    policy = Policy()
-    goal_s = policy.missed * policy.heartbeat_s + KILL_GOAL_S
-    print(f"heartbeat {policy.heartbeat_s} s, {policy.missed} of them missed; goal: p99 below {goal_s} s", flush=True)
+    print(f"heartbeat {POLICY.heartbeat_s} s, {POLICY.missed} of them missed; goal: p99 below {GOAL_S} s", flush=True)
     print("fault                  blows  stalled    p50 s    p99 s  worst s", flush=True)
     world = World(image_name(base))
     try:

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 
 import pytest
 
@@ -12,6 +13,8 @@ from cli.supervisor.processes import Process
 
 @pytest.fixture
 def children():
+    """In a process of its own: it reaps, and may kill, whatever child it has, and meshes that tests share are some."""
+
     def runner(main):
         async def wrapped():
             children = Children(asyncio.get_running_loop())
@@ -21,7 +24,21 @@ def children():
             finally:
                 children.close()
 
-        asyncio.run(wrapped())
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            # Whatever happens, not a line of pytest's runs here.
+            try:
+                asyncio.run(wrapped())
+            except BaseException:
+                os.write(writer, traceback.format_exc().encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as said:
+            failure = said.read()
+        os.waitpid(pid, 0)
+        assert not failure, failure
 
     return runner
 
