@@ -11,13 +11,23 @@ from mesh.transport.names import Names
 
 
 class Resolver:
-    """Plays `getaddrinfo`: the first `num_hanging` questions wait until `release`, and find nothing then."""
+    """Plays `getaddrinfo`: the first `num_hanging` questions wait until `release`, and find nothing then.
+
+    The next `num_absent` find nothing at once, and all after `fail` with its error.
+    """
 
     def __init__(self, num_hanging: int, num_absent: int = 0) -> None:
         self.num_asked = 0
         self.release = threading.Event()
         self._hanging = num_hanging
         self._absent = num_absent
+        self._error: int | None = None
+
+    def fail(self, error: int) -> None:
+        self._error = error
+
+    def hang(self) -> None:
+        self._hanging = self.num_asked + 100
 
     def __call__(self, name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
         self.num_asked += 1
@@ -26,6 +36,8 @@ class Resolver:
             raise socket.gaierror(socket.EAI_AGAIN, "no name server answers")
         if self.num_asked <= self._hanging + self._absent:
             raise socket.gaierror(socket.EAI_NONAME, f"there is no {name}")
+        if self._error is not None:
+            raise socket.gaierror(self._error, "as the test wants")
         return [(socket.AF_INET6, 0, 0, "", ("::7", 0)), (socket.AF_INET, 0, 0, "", ("10.0.0.7", 0))]
 
 
@@ -65,4 +77,49 @@ async def test_who_asks_meanwhile_shares_the_answer(resolver: Resolver) -> None:
     assert first is second
     assert await first == "10.0.0.7"
     assert resolver.num_asked == 1
+    names.close()
+
+
+@pytest.mark.parametrize("resolver", [(0,)], indirect=True)
+async def test_a_known_name_is_dialed_where_it_was_while_no_name_server_answers(resolver: Resolver) -> None:
+    names = Names(asyncio.get_running_loop())
+    assert await names.look_up("head") == "10.0.0.7"
+    resolver.hang()
+    for asked in (2, 3):
+        assert await asyncio.wait_for(names.look_up("head"), 5.0) == "10.0.0.7"
+        assert resolver.num_asked == asked
+    assert not resolver.release.is_set()
+    names.close()
+
+
+@pytest.mark.parametrize("resolver", [(0,)], indirect=True)
+async def test_what_is_answered_late_is_what_is_dialed_next(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = Names(asyncio.get_running_loop())
+    assert await names.look_up("head") == "10.0.0.7"
+    late = threading.Event()
+
+    def answer(*_: object, **__: object) -> list[tuple[object, ...]]:
+        assert late.wait(60.0)
+        return [(socket.AF_INET, 0, 0, "", ("10.0.0.8", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    assert await asyncio.wait_for(names.look_up("head"), 5.0) == "10.0.0.7"
+    late.set()
+    assert await asyncio.wait_for(names.look_up("head"), 5.0) == "10.0.0.8"
+    names.close()
+
+
+@pytest.mark.parametrize("resolver", [(0,)], indirect=True)
+async def test_a_known_name_outlives_a_name_server_out_of_order_and_not_one_that_says_it_is_gone(
+    resolver: Resolver,
+) -> None:
+    names = Names(asyncio.get_running_loop())
+    assert await names.look_up("head") == "10.0.0.7"
+    resolver.fail(socket.EAI_AGAIN)
+    assert await asyncio.wait_for(names.look_up("head"), 5.0) == "10.0.0.7"
+    resolver.fail(socket.EAI_NONAME)
+    with pytest.raises(OSError, match="head cannot be looked up"):
+        await asyncio.wait_for(names.look_up("head"), 5.0)
     names.close()
