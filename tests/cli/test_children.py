@@ -30,7 +30,7 @@ def children():
             # Whatever happens, not a line of pytest's runs here.
             try:
                 asyncio.run(wrapped())
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - the test of the parent says what it was
                 os.write(writer, traceback.format_exc().encode())
             finally:
                 os._exit(0)
