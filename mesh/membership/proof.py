@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from mesh.address import Address, host_of
+from mesh.address import Address, Endpoint, host_of
 from mesh.errors import BAD_PROOF, NO_PROOF, FrameRefused
 from mesh.membership.view import SUPERVISOR, Member
 
@@ -149,6 +149,20 @@ class Credentials:
     def vet(self, member: Member) -> bool:
         """The same of who introduces itself."""
         return self.check(member, self._find(member.actor_id))
+
+    def may_vouch(self, actor_id: str) -> bool:
+        """Whether counts what a member says of actors that are not of its host.
+
+        With keys only of hosts that may have a supervisor: who may stop the whole mesh gains nothing by lying.
+        """
+        host = host_of(actor_id)
+        if self._vet_host is None or (self.secret is not None and self.secret.is_local(actor_id)):
+            return True
+        try:
+            self._vet_host(Member(f"{SUPERVISOR}.{host}", SUPERVISOR, 0, Endpoint("", ""), host=host))
+        except FrameRefused:
+            return False
+        return True
 
     def are_shown_to(self, peer: Address) -> bool:
         """Whether to show the proof to who is dialed."""

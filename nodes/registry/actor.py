@@ -99,7 +99,9 @@ class RegistryActor(Actor):
         ctx = self.ctx
         if self._run_directory is not None:
             self._told = self._run_directory.bootstrap(ctx.credentials.secret)
-        self._core = RegistryCore(ctx.address.epoch, self._lease_s, ctx.now(), ctx.credentials.check)
+        self._core = RegistryCore(
+            ctx.address.epoch, self._lease_s, ctx.now(), ctx.credentials.check, ctx.credentials.may_vouch
+        )
         self._later = LaterEpoch(ctx.now(), self._lease_s)
         me = msgspec.structs.replace(ctx.describe(), state=READY)
         self._core.admit(me)
@@ -152,7 +154,8 @@ class RegistryActor(Actor):
     def is_outlived(self, by: Address, epoch: int) -> bool:
         """One host alone does not end a registry that others have joined."""
         joined = [member.actor_id for member in self.core.audience()]
-        if self._later.is_believed(epoch, by.actor_id, self.ctx.describe().host, joined, self.ctx.now()):
+        may_vouch = self.ctx.credentials.may_vouch(by.actor_id)
+        if may_vouch and self._later.is_believed(epoch, by.actor_id, self.ctx.describe().host, joined, self.ctx.now()):
             return True
         why = f"{by} dials epoch {epoch} of the registry, which its host alone knows of: start that host again"
         self._refused(by, FrameRefused(WRONG_EPOCH, why))

@@ -54,11 +54,27 @@ def _anybody(_member: Member, _known: Member | None) -> None:
     """Where there is no supervisor nobody has a proof."""
 
 
-class RegistryCore:
-    """All leases of one registry incarnation. Times are seconds on one clock. `check`: as `Credentials.check`."""
+def _everybody(_actor_id: str) -> bool:
+    """Where there are no keys nobody is known better than another."""
+    return True
 
-    def __init__(self, epoch: int, lease_s: float, now: float, check: Check | None = None) -> None:
+
+class RegistryCore:
+    """All leases of one registry incarnation. Times are seconds on one clock.
+
+    `check` and `may_vouch` are as those of `Credentials`.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        lease_s: float,
+        now: float,
+        check: Check | None = None,
+        may_vouch: Callable[[str], bool] = _everybody,
+    ) -> None:
         self._check = check or _anybody
+        self._may_vouch = may_vouch
         self.epoch = epoch
         self.lease_s = lease_s
         self.version = 1
@@ -170,6 +186,7 @@ class RegistryCore:
         doubted: list[tuple[Address, FrameRefused]] = []
         outlived: list[Departed] = []
         host = host_of(by)
+        may_vouch = self._may_vouch(by)
         for member in known_members:
             known = self._members.get(member.actor_id)
             # Of two that say it of the same incarnation the first is enough: first of all, as everybody says it of all.
@@ -177,6 +194,9 @@ class RegistryCore:
                 continue
             is_lapsed = self._departed.get(member.actor_id) == self._lapsed.get(member.actor_id) == member.epoch
             is_neighbour = bool(host) and host_of(member.actor_id) == host
+            # Else a host that was let in for one role could end all others, by later incarnations that it makes up.
+            if not (may_vouch or is_neighbour):
+                continue
             if now >= self._known_members_until and not (is_lapsed and is_neighbour):
                 continue
             # Who is to come next has to be able to go above it.

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from mesh.address import Address, Endpoint
 from mesh.errors import FrameRefused
+from mesh.membership.keys import AllowList, HostKey
 from mesh.membership.proof import Credentials, HostSecret, prove
 from mesh.membership.view import Member
 
@@ -103,6 +104,17 @@ def test_of_other_hosts_nothing_is_proved_and_nobody_refused():
     assert credentials.believe(Address("supervisor.head", 1), is_proved=False)
     assert not credentials.believe(Address("words-0.d", 1), is_proved=False)
     assert not credentials.obey(is_proved=False)
+
+
+def test_who_may_have_a_supervisor_is_believed_of_other_hosts():
+    keys = {host: HostKey.new(host).public_key for host in ("head", "d", "evil")}
+    allowed = AllowList(0, ()).with_host("head", keys["head"], ("registry",)).with_host("d", keys["d"])
+    allowed = allowed.with_host("evil", keys["evil"], ("worker",))
+    secret = HostSecret.draw("m", "head", ["registry"], ["gateway"])
+    head = Credentials(secret, b"", lambda _: None, tuple, allowed.vet)
+    vouching = [who for who in ("words-0.head", "words-0.d", "worker-x.evil", "x.gone") if head.may_vouch(who)]
+    assert vouching == ["words-0.head", "words-0.d"]
+    assert Credentials(secret, b"", lambda _: None, tuple).may_vouch("worker-x.evil"), "without keys nobody is known"
 
 
 def test_who_has_no_secret_checks_nobody_and_goes_by_the_registrys_word():

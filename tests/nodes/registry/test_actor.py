@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from mesh.actor import Actor
 from mesh.address import Address
 from mesh.errors import RemoteError, WrongMesh, WrongSpec
+from mesh.membership.keys import AllowList, HostKey
 from mesh.options import SystemOptions
 from mesh.runtime.run_directory import RunDirectory
 from mesh.simulation.network import SimulatedNetwork
@@ -28,8 +29,9 @@ class Nobody(Actor):
 
 
 class Mesh(Actors):
-    def __init__(self):
-        super().__init__(SimulatedNetwork(1), SystemOptions(host="h", pid=1))
+    def __init__(self, allowed=None):
+        vet_host = None if allowed is None else allowed.vet
+        super().__init__(SimulatedNetwork(1), SystemOptions(host="", pid=1, vet_host=vet_host))
 
     async def start(self, actor, actor_id, epoch=0):
         return await super().start(actor_id, actor, epoch=epoch)
@@ -58,6 +60,25 @@ async def test_a_member_that_crashes_is_gone_after_its_lease():
     await asyncio.sleep(60)
     assert mesh.members() == ["a#1", "registry#1"]
     for system in (a, mesh.registry):
+        await system.stop()
+
+
+@pytest.mark.parametrize("roles", [("nobody",), None])
+async def test_a_host_without_a_supervisor_ends_nobody_of_others(roles):
+    """Neither members, by later incarnations that it makes up, nor a registry of which it says that it was followed."""
+    allowed = AllowList(0, ()).with_host("head", HostKey.new("head").public_key, ("registry", "*"))
+    for host, its in (("d", None), ("evil", roles)):
+        allowed = allowed.with_host(host, HostKey.new(host).public_key, its)
+    mesh = Mesh(allowed)
+    registry = await mesh.start(RegistryActor(), "registry")
+    evil = await mesh.start(Nobody(), "x.evil")
+    named = msgspec.structs.replace(evil.describe(), actor_id="y.d", epoch=70)
+    join = Join(member=evil.describe(), known_epoch=0, known_version=0, known_members=[named])
+    await evil.actor.ctx.ask("registry", join, timeout_s=1.0)
+    assert ("y.d#70" in mesh.members()) == (roles is None)
+    await asyncio.sleep(RegistryConfig().lease_s)
+    assert registry.actor.is_outlived(evil.address, 70) == (roles is None)
+    for system in (evil, registry):
         await system.stop()
 
 

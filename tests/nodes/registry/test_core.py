@@ -213,6 +213,19 @@ def test_actors_of_the_registrys_host_go_above_what_other_hosts_knew_of_them(is_
         assert core.knows(Address("worker-0.head", 71))
 
 
+def test_a_host_that_may_not_vouch_is_believed_of_its_own_actors_alone():
+    """By later incarnations that it makes up it would end others', in the lease after the registry has started."""
+    core = RegistryCore(9, LEASE, 0.0, doubting("head"), lambda by: host_of(by) != "evil")
+    named = [member(f"supervisor.{host}", 70) for host in ("head", "d", "evil")]
+    outcome = join(core, member("worker-x.evil"), known_members=named)
+    assert sorted(names(outcome.change.upserted)) == ["supervisor.evil#70", "worker-x.evil#1"]
+    for host in ("head", "d"):
+        assert names(join(core, proved(f"supervisor.{host}", 3)).change.upserted) == [f"supervisor.{host}#3"]
+    assert names(join(core, member("worker-0.d"), known_members=[member("worker-0.p", 5)]).change.upserted)[1:] == [
+        "worker-0.d#1"
+    ]
+
+
 def test_nobody_is_said_to_have_an_epoch_that_the_next_cannot_go_above():
     core = RegistryCore(9, LEASE, 0.0, doubting("head"))
     named = [member(name, MAX_HEARD_EPOCH + 1) for name in ("worker-0.head", "worker-0.e")]
