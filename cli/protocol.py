@@ -110,9 +110,13 @@ class RestartActors(Message, frozen=True, tag="RenewActors"):
 
 
 class Restarting(Message, frozen=True, tag="Renewing"):
-    """Answer to `RestartActors`: it has begun. Actors meant, in their order, with the epochs they had."""
+    """Answer to `RestartActors`: it has begun. Actors meant, in their order, with the epochs they had.
+
+    `note` says which hosts are not meant because they are not in the mesh, empty if all are.
+    """
 
     epochs: dict[str, int]
+    note: str = ""
 
 
 class ProveActor(Message, frozen=True):

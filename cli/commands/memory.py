@@ -44,7 +44,10 @@ def resume(name: str, request: ResumeMemory, *, timeout_s: float, output: str) -
 def memory(name: str, output: str) -> ExitCode:
     """Print how the groups stand. Raises NotRunning, CliError."""
     directory, manifest = find_mesh(name)
-    return _print(ask_supervisor(directory, manifest, ListMemory(), MemoryList).groups, output)
+    answer = ask_supervisor(directory, manifest, ListMemory(), MemoryList)
+    if answer.note:
+        sys.stderr.write(f"{answer.note}\n")
+    return _print(answer.groups, output)
 
 
 class Waiter:
@@ -100,16 +103,19 @@ def _until(name: str, request: MemoryRequest, state: str, timeout_s: float) -> l
     deadline = time.monotonic() + timeout_s
     waiter = Waiter(request, state)
     agents: dict[str, int] = {}
-    shown = ""
+    shown = noted = ""
     while True:
         if not isinstance(waiter.question, ListMemory):
             agents = _agents(directory, manifest)
         try:
-            groups = ask_supervisor(directory, manifest, waiter.question, MemoryList).groups
+            answer = ask_supervisor(directory, manifest, waiter.question, MemoryList)
         except TryAgain as error:
             told = error.why
         else:
-            waiter.answered(groups, lambda before=agents: _agents(directory, manifest) != before)
+            if answer.note not in ("", noted):
+                sys.stderr.write(f"{answer.note}\n")
+            noted = answer.note
+            waiter.answered(answer.groups, lambda before=agents: _agents(directory, manifest) != before)
             if waiter.is_done:
                 return waiter.groups
             told = "; ".join(_progress(one) for one in waiter.groups if one.group in waiter.left)

@@ -20,6 +20,8 @@ def restart(name: str, names: list[str], *, stay_away: bool, timeout_s: float) -
     directory, manifest = find_mesh(name)
     began = time.monotonic()
     answer = ask_supervisor(directory, manifest, RestartActors(names=names, stay_away=stay_away), Restarting)
+    if answer.note:
+        sys.stderr.write(f"{answer.note}\n")
     waiting = dict(answer.epochs)
     while waiting:
         time.sleep(_LOOK_INTERVAL_S)

@@ -31,6 +31,7 @@ from cli.supervisor.allow_list import AllowListPush
 from cli.supervisor.deaths import Deaths
 from cli.supervisor.log_files import LogFolder
 from cli.supervisor.memory_relay import relay
+from cli.supervisor.readiness import absent_hosts
 from cli.supervisor.registry_watch import RegistryWatch
 from cli.supervisor.whole_mesh import ASK_TIMEOUT_S, list_whole_mesh, other_supervisors
 from cli.supervisor.whole_restart import WholeRestart
@@ -94,7 +95,7 @@ class SupervisorActor(Actor):
         """Remember when."""
         self._started_at = self.ctx.now()
         self._deaths = Deaths(self.ctx)
-        self._rolling = WholeRestart(self.ctx, self._look)
+        self._rolling = WholeRestart(self.ctx, self._look, self._absent)
         if self._keys is not None:
             self._push = AllowListPush(self.ctx, self._keys)
         if self._watch is not None:
@@ -124,7 +125,7 @@ class SupervisorActor(Actor):
             case TakeAllowList() if self._push is not None:
                 self._push.take(call, message)
             case ReleaseMemory() | ResumeMemory() | ListMemory():
-                self.ctx.spawn(relay(self.ctx, call, message), name="memory")
+                self.ctx.spawn(relay(self.ctx, call, message, self._absent()), name="memory")
             case _:
                 super().on_ask(call)
 
@@ -160,6 +161,9 @@ class SupervisorActor(Actor):
             call.fail("not_recordable", str(error))
         else:
             call.reply(Restarting(epochs=epochs))
+
+    def _absent(self) -> str:
+        return absent_hosts(self._keeper.settings, self.ctx.members)
 
     async def _look(self) -> list[ActorStatus]:
         return (await self._listed(ListActors(whole_mesh=True))).actors

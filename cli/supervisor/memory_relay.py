@@ -16,18 +16,22 @@ MemoryRequest = ReleaseMemory | ResumeMemory | ListMemory
 _ASK_TIMEOUT_S: Final = 2.0
 
 
-async def relay(ctx: Context, call: Call, request: MemoryRequest) -> None:
-    """Ask every agent that is meant, and answer `call` with all they say, or the first refusal."""
+async def relay(ctx: Context, call: Call, request: MemoryRequest, absent: str) -> None:
+    """Ask every agent that is meant, and answer `call` with all they say, or the first refusal.
+
+    `absent` says which hosts cannot be asked; empty if all can.
+    """
     agents = ctx.members.by_role(KV_AGENT)
     owners = {group: agent.actor_id for agent in agents for group in _groups_of(agent.attributes)}
     wanted = list(owners) if isinstance(request, ListMemory) else request.groups or list(owners)
     unknown = [group for group in wanted if group not in owners]
     if not owners:
-        call.fail("no_agent", "no kv_agent is ready; try again in a moment", retryable=True)
+        why = "; ".join(filter(None, ("no kv_agent is ready", absent, "try again in a moment")))
+        call.fail("no_agent", why, retryable=True)
         return
     if unknown:
         fault = unknown_name(unknown[0], owners, "worker group")
-        call.fail("unknown_group", f"{fault.why}; {fault.do}")
+        call.fail("unknown_group", "; ".join(filter(None, (fault.why, absent, fault.do))))
         return
     parts = {owner: [group for group in wanted if owners[group] == owner] for owner in owners.values()}
     asks = [_ask(ctx, owner, _part(request, groups)) for owner, groups in parts.items() if groups]
@@ -37,7 +41,7 @@ async def relay(ctx: Context, call: Call, request: MemoryRequest) -> None:
         call.fail(error.code, error.message, retryable=error.retryable)
         return
     groups = [one for answer in answers for one in answer if one.group in wanted]
-    call.reply(MemoryList(groups=sorted(groups, key=lambda one: one.group)))
+    call.reply(MemoryList(groups=sorted(groups, key=lambda one: one.group), note=absent))
 
 
 def _groups_of(attributes: dict[str, Any]) -> list[str]:

@@ -25,11 +25,17 @@ _PATIENCE_S: Final = 600.0
 
 
 class WholeRestart:
-    """Owned by the supervisor of the registry's host. `look` lists the actors of the whole mesh."""
+    """Owned by the supervisor of the registry's host. `look` lists the actors of the whole mesh.
 
-    def __init__(self, ctx: Context, look: Callable[[], Awaitable[list[ActorStatus]]]) -> None:
+    `absent` says which hosts are not in it, empty if all are.
+    """
+
+    def __init__(
+        self, ctx: Context, look: Callable[[], Awaitable[list[ActorStatus]]], absent: Callable[[], str]
+    ) -> None:
         self._ctx = ctx
         self._look = look
+        self._absent = absent
         self.is_running = False
 
     async def run(self, call: Call, request: RestartActors, supervisor_of: Callable[[str], str]) -> None:
@@ -46,11 +52,12 @@ class WholeRestart:
                 if not found:
                     known = [*(one.role for one in actors), *(one.actor_id for one in actors)]
                     fault = unknown_name(name, known, "actor or role")
-                    call.fail("unknown_actor", f"{fault.why}; {fault.do}")
+                    call.fail("unknown_actor", "; ".join(filter(None, (fault.why, self._absent(), fault.do))))
                     return
                 for one in found:
                     meant.setdefault(one.host, {})[one.actor_id] = one.epoch
-            call.reply(Restarting(epochs={name: epoch for some in meant.values() for name, epoch in some.items()}))
+            epochs = {name: epoch for some in meant.values() for name, epoch in some.items()}
+            call.reply(Restarting(epochs=epochs, note=self._absent()))
             for host, epochs in meant.items():
                 if not await self._roll(supervisor_of(host), request, epochs):
                     return

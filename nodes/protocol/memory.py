@@ -72,9 +72,10 @@ class GroupMemory(Part, frozen=True):
 
 
 class MemoryList(Message, frozen=True):
-    """Groups as they stand, in order of name."""
+    """Groups as they stand, in order of name. `note` says which hosts could not be asked, empty if all were."""
 
     groups: list[GroupMemory]
+    note: str = ""
 
 
 class LetGo(Message, frozen=True):

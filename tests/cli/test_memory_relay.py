@@ -15,15 +15,19 @@ from nodes.protocol.memory import GroupMemory, ListMemory, MemoryList, ReleaseMe
 
 class Call:
     answer: Any = None
+    message = ""
 
     def reply(self, message: Any) -> None:
         self.answer = message
 
     def fail(self, code: str, message: str, *, retryable: bool = False) -> None:
         self.answer = (code, retryable)
+        self.message = message
 
 
-def ask(wanted: Any, *agents: dict[str, Any], fails: Exception | None = None) -> tuple[Any, dict[str, Any]]:
+def ask(
+    wanted: Any, *agents: dict[str, Any], fails: Exception | None = None, absent: str = ""
+) -> tuple[Any, dict[str, Any]]:
     """What is answered, and what each agent was asked."""
     members, asked = Membership(), {}
     members.reset(1, 1, [
@@ -39,7 +43,8 @@ def ask(wanted: Any, *agents: dict[str, Any], fails: Exception | None = None) ->
         return SimpleNamespace(message=MemoryList(groups=[GroupMemory(group=group, state="held") for group in groups]))
 
     call = Call()
-    asyncio.run(relay(SimpleNamespace(members=members, ask=answered), call, wanted))  # type: ignore[arg-type]
+    asyncio.run(relay(SimpleNamespace(members=members, ask=answered), call, wanted, absent))  # type: ignore[arg-type]
+    assert absent in (call.message or call.answer.note)
     return call.answer, asked
 
 
@@ -59,6 +64,12 @@ def test_wishes_are_split_by_owner() -> None:
     }
     answer, asked = ask(ResumeMemory(groups=["p"]), *TWO)
     assert (names(answer), asked) == (["p"], {"agent-0": ResumeMemory(groups=["p"])})
+
+
+@pytest.mark.parametrize("wanted", [ListMemory(), ReleaseMemory(), ResumeMemory(groups=["x"])])
+@pytest.mark.parametrize("agents", [(), TWO])
+def test_hosts_that_are_not_in_the_mesh_are_named(wanted: Any, agents: Any) -> None:
+    ask(wanted, *agents, absent="host p is not in the mesh")
 
 
 def test_none_named_is_all() -> None:

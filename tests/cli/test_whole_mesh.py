@@ -33,6 +33,7 @@ class Hosts:
 
     def __init__(self, silent: tuple[str, ...] = ()) -> None:
         self.silent = silent
+        self.absent = ""
         self.said: list[tuple[str, Any]] = []
         self.actors = {host: {role: actor(f"{role}-0", host) for role in some} for host, some in ROLES.items()}
         self.address = Address(supervisor_id("a"), 1)
@@ -142,10 +143,11 @@ class Call:
 
     def fail(self, code: str, message: str, *, retryable: bool = False) -> None:
         self.answers.append((code, retryable))
+        self.message = message
 
 
 def restarting(hosts: Hosts, *names: str, stay_away: bool = False) -> tuple[Call, WholeRestart]:
-    call, rolling = Call(), WholeRestart(hosts, hosts.look)  # type: ignore[arg-type]
+    call, rolling = Call(), WholeRestart(hosts, hosts.look, lambda: hosts.absent)  # type: ignore[arg-type]
     request = RestartActors(names=list(names), stay_away=stay_away)
     asyncio.run(rolling.run(call, request, supervisor_id))  # type: ignore[arg-type]
     assert not rolling.is_running
@@ -181,9 +183,18 @@ def test_an_unknown_name_is_refused_and_nothing_happens() -> None:
     assert hosts.said == []
 
 
+def test_hosts_that_are_not_in_the_mesh_are_named() -> None:
+    hosts = Hosts()
+    hosts.absent = "host p is not in the mesh"
+    call, _ = restarting(hosts, "gateway")
+    assert call.answers == [Restarting(epochs={"gateway-0.a": 1}, note="host p is not in the mesh")]
+    call, _ = restarting(hosts, "scheduler-0.p")
+    assert "there is no actor or role scheduler-0.p; host p is not in the mesh; " in call.message
+
+
 def test_one_restart_at_a_time_in_the_whole_mesh() -> None:
     async def two(hosts: Hosts) -> list[Call]:
-        rolling = WholeRestart(hosts, hosts.look)  # type: ignore[arg-type]
+        rolling = WholeRestart(hosts, hosts.look, lambda: hosts.absent)  # type: ignore[arg-type]
         calls = [Call(), Call()]
         await asyncio.gather(*(rolling.run(one, RestartActors(names=["worker"]), supervisor_id) for one in calls))  # type: ignore[arg-type]
         return calls
