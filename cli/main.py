@@ -64,6 +64,9 @@ JoinOption = Annotated[
 AddressOption = Annotated[
     str | None, typer.Option(help="With --join: what other hosts dial; by default what leads to the registry.")
 ]
+PortsOption = Annotated[
+    str | None, typer.Option(help="With --join: what this host listens at, like 7500-7599; by default any ports.")
+]
 InsecureOption = Annotated[
     bool | None, typer.Option("--insecure", help="Links between hosts without keys, unencrypted.")
 ]
@@ -102,6 +105,7 @@ def up(
     host: HostOption = None,
     join: JoinOption = None,
     address: AddressOption = None,
+    ports: PortsOption = None,
     keys_directory: keys.KeysOption = None,
     insecure: InsecureOption = None,
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
@@ -134,6 +138,7 @@ def up(
     options: dict[str, Any] = {
         "model": model, "name": name, "prefill": prefill, "decode": decode, "mixed": mixed,
         "tp": tp, "prefill_tp": prefill_tp, "decode_tp": decode_tp, "host": host, "port": port, "address": address,
+        "ports": ports,
         "keys": keys_directory, "insecure": insecure, "chat_template": chat_template,
         "cors_origins": cors_origin or None,
         "dtype": dtype, "quantize": quantize, "device": device, "mem_fraction": mem_fraction, "tokenizers": tokenizers,

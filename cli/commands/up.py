@@ -31,12 +31,13 @@ def up(file: Path | None, options: dict[str, Any], *, join: str | None, detach: 
     """Start a mesh, or join one, and wait until it serves. Raises CliErrors; then nothing is left running."""
     if join is not None:
         return _join(join, file, options, detach=detach, dry_run=dry_run)
-    if options.pop("address", None) is not None:
-        raise WrongUsage(
-            "--address belongs to --join",
-            why="a host of a topology file has its address there",
-            do="set [hosts.NAME] address, or leave it out",
-        )
+    for name in ("address", "ports"):
+        if options.pop(name, None) is not None:
+            raise WrongUsage(
+                f"--{name} belongs to --join",
+                why=f"a host of a topology file has its {name} there",
+                do=f"set [hosts.NAME] {name}, or leave it out",
+            )
     settings = settings_in_force(file, options)
     if dry_run:
         topology = plan(settings, Progress(2, is_terminal=sys.stderr.isatty()), fetches=False)

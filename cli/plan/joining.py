@@ -57,8 +57,7 @@ def plan_joiner(options: Mapping[str, Any], token: JoinToken, machine: str, rout
     own: dict[str, Any] = {"address": address, **counts}
     if is_loopback(address):
         own["bind"] = address
-    if device := given.pop("device", None):
-        own["device"] = device
+    own |= {field: given.pop(field) for field in ("device", "ports") if field in given}
     fault = hosts_fault({name: own})
     if fault is not None:
         raise BadConfig("this host cannot join", why=fault.why, do=fault.do)

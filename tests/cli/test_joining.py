@@ -87,9 +87,12 @@ def test_a_host_takes_over_what_the_mesh_serves():
     assert (settings.dtype, settings.context_length, settings.max_running) == ("float32", 512, 7)
     assert (settings.kv.page_size, settings.kv.pages) == (32, 200)
     settings = joined_settings(
-        TOKEN, joiner(host="e", address="10.9.9.9", device="cuda", kv__memory="1GiB"), told_settings, {}
+        TOKEN,
+        joiner(host="e", address="10.9.9.9", device="cuda", ports="7500-7599", kv__memory="1GiB"),
+        told_settings,
+        {},
     )
-    assert settings.own_host == HostSettings(address="10.9.9.9", decode=1, device="cuda")
+    assert settings.own_host == HostSettings(address="10.9.9.9", decode=1, device="cuda", ports="7500-7599")
     assert (settings.kv.pages, settings.kv.memory, settings.device) == (None, "1GiB", "cuda")
 
 
@@ -108,6 +111,7 @@ def test_a_host_on_the_loopback_listens_there_alone():
         ({"decode": 1000}, BadConfig, "256"),
         ({"device": "tpu"}, BadConfig, "cpu, cuda"),
         ({"address": "http://x"}, BadConfig, "without a port"),
+        ({"ports": "7500"}, BadConfig, "ports"),
     ],
 )
 def test_a_command_line_that_makes_no_host_is_refused(options, kind, why):
