@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from mesh.address import MAX_EPOCH, MAX_HEARD_EPOCH, Address, host_of
-from mesh.errors import STALE_EPOCH, FrameRefused
+from mesh.errors import NO_PROOF, STALE_EPOCH, FrameRefused
 from mesh.membership.view import Member
 from mesh.wire.frames import Departed, Join, Joined, MembersChanged
 
@@ -38,7 +38,7 @@ class Stale(Exception):
 class JoinOutcome(NamedTuple):
     """The answer to a join, and what is told to the others (and to the joining member unless it got a snapshot).
 
-    `doubted`: whom it named as members and who is not believed to be one.
+    `doubted`: whom it named as members with a wrong proof, or against the keys; not who is named without a proof.
     """
 
     joined: Joined
@@ -208,7 +208,9 @@ class RegistryCore:
             try:
                 self._check(member, known)
             except FrameRefused as refusal:
-                doubted.append((member.address, refusal))
+                # Who is of another host, or was started by hand, was shown no proofs that it could show.
+                if refusal.code != NO_PROOF:
+                    doubted.append((member.address, refusal))
                 # Its own host's supervisor says of itself who lives there.
                 if host and host != host_of(member.actor_id) and self._expiry.get(member.actor_id) != FOREVER:
                     outlived += self._outlive(member, known)

@@ -50,7 +50,8 @@ PLANTED: dict[str, Patches] = {
 def test_strangers_are_refused_and_nobody_notices() -> None:
     counts: Counter[str] = sum((run_seed(seed) for seed in range(NUM_SEEDS)), Counter())
     assert all(counts[attack.__name__] for attack in ATTACKS)
-    assert counts["refused"] > 10 * NUM_SEEDS
+    # Of hearsay without a proof nothing is said: whoever was started by hand has no other.
+    assert counts["refused"] > 9 * NUM_SEEDS
 
 
 @pytest.mark.parametrize("name", PLANTED)

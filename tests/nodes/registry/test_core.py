@@ -191,6 +191,20 @@ def proved(actor_id, epoch):
     return msgspec.structs.replace(member(actor_id, epoch), proof=b"p")
 
 
+def test_who_was_shown_no_proofs_and_names_members_without_is_not_suspected():
+    """Other hosts, and who was started by hand, name all members to a registry that has started again."""
+
+    def check(who, _known):
+        if who.role == "worker":
+            raise FrameRefused("bad_proof" if who.proof else "no_proof")
+
+    core = RegistryCore(9, LEASE, 0.0, check)
+    named = [member("worker-0.head", 3), proved("worker-1.head", 4)]
+    for by in ("words", "x.d"):
+        outcome = join(core, msgspec.structs.replace(member(by), role="custom"), known_members=named)
+        assert [(address, why.code) for address, why in outcome.doubted] == [(named[1].address, "bad_proof")]
+
+
 @pytest.mark.parametrize("is_there_first", [False, True])
 def test_actors_of_the_registrys_host_go_above_what_other_hosts_knew_of_them(is_there_first):
     """The host has lost its files, its clock is behind, and the others name its actors without proofs."""
