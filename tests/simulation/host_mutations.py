@@ -39,6 +39,11 @@ def _without_looking_for_gaps(
     return apply(self, registry_epoch, version, upserted, left)
 
 
+def _members_alone(_newest: Any, self: RegistryCore, actor_id: str) -> int:
+    member = self.find(actor_id)
+    return member.epoch if member is not None else 0
+
+
 def _anybody(*_: Any) -> bool:
     return True
 
@@ -61,5 +66,6 @@ HOSTS_PLANTED: dict[str, Patches] = {
     "a host that was cut off does not join again": [around(Registration, "heartbeat", nothing)],
     "a foreign PeerDown is believed": [around(registration, "is_of_host", _anybody)],
     "a foreign Leave is believed": [around(registry, "is_of_host", _anybody)],
+    "a registry forgets the epochs of who has left": [around(RegistryCore, "_newest", _members_alone)],
     "changes that a cut swallowed are not missed": [around(Membership, "apply", _without_looking_for_gaps)],
 }

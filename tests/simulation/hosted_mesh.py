@@ -20,6 +20,7 @@ from mesh.membership.view import READY
 from mesh.options import SystemOptions
 from mesh.system import ActorSystem
 from mesh.testing.processes import ProcessState, SimulatedProcess
+from mesh.wire.frames import MembersChanged
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig
 from nodes.registry.actor import RegistryActor
@@ -68,6 +69,7 @@ class HostedMesh(ReturningMesh):
         self.lost: set[str] = set()
         self.wrong: set[str] = set()
         self.believed: list[str] = []
+        self.taken: dict[Address, dict[str, int]] = {}
         super().__post_init__()
         self.wire = Wire(self.network, self.speeds.copy_s, self.speeds.most_late, QUANTUM_BYTES)
         for host in self.hosts:
@@ -263,6 +265,38 @@ class HostedMesh(ReturningMesh):
         self._listen(f"{system.address} gave it up", system, "peer_lost")
         if isinstance(actor, RegistryActor):
             self._listen(f"{system.address} let it go", actor, "_tell_all")
+            self._note_taken(actor, system.address)
+        else:
+            self._keep(self.processes[actor_id].spawn(self._forget_what_nobody_knows(system)))
+
+    async def _forget_what_nobody_knows(self, joining: ActorSystem) -> None:
+        """Epochs that nobody who lives remembers may come again: there is nothing that they could be compared with."""
+        await joining.joined()
+        actor_id, epoch = joining.address
+        used = self.used[actor_id]
+        known = max(self._remembered(one, actor_id) for one in self.systems.values() if one is not joining)
+        if used[-1] == epoch and known <= epoch < max(used):
+            self.used[actor_id] = [one for one in used if one <= epoch]
+            self.counts["an epoch that nobody remembers"] += 1
+
+    def _remembered(self, by: ActorSystem, actor_id: str) -> int:
+        if self.processes[by.address.actor_id].state is ProcessState.DEAD:
+            return 0
+        if isinstance(by.actor, RegistryActor):
+            return self.taken.get(by.address, {}).get(actor_id, 0)
+        member = by.registration.view.get(actor_id)
+        return member.epoch if member is not None else 0
+
+    def _note_taken(self, registry: RegistryActor, address: Address) -> None:
+        """Note the latest epochs that a registry has taken in, whatever it remembers of them."""
+        taken, tell_all = self.taken.setdefault(address, {}), registry._tell_all
+
+        def noting(change: MembersChanged | None) -> None:
+            for member in change.upserted if change is not None else ():
+                taken[member.actor_id] = max(member.epoch, taken.get(member.actor_id, 0))
+            tell_all(change)
+
+        registry._tell_all = noting  # type: ignore[method-assign]
 
     def _listen(self, who: str, owner: Any, name: str) -> None:
         """Note whoever believes a slander."""

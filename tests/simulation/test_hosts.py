@@ -13,6 +13,7 @@ KNOWN_SEEDS = {
     "a host that was cut off does not join again": 6,
     "a foreign PeerDown is believed": 3,
     "a foreign Leave is believed": 3,
+    "a registry forgets the epochs of who has left": 1,
     "changes that a cut swallowed are not missed": 0,
 }
 NUM_NEARBY = 50
