@@ -52,16 +52,20 @@ def _blow(mesh: HostMesh, name: str, seconds: float) -> None:
 
 
 async def strike(load: Load, mesh: HostMesh, name: str, seconds: float, logs: Path | None) -> list[float]:
-    """One blow, and what it cost the streams; of one worse than the goal, the logs of all hosts are kept."""
+    """One blow, and what it cost the streams; of one worse than the goal, or that breaks a stream, the logs of all hosts are kept."""
     before = await asyncio.to_thread(mesh.settled)
     await load.flows()
+    num_broken = len(load.broken)
     at_s, began_at = time.perf_counter(), datetime.now(UTC)
     await asyncio.to_thread(_blow, mesh, name, seconds)
     blow_s = time.perf_counter() - at_s
     await asyncio.sleep(max(0.0, at_s + WATCH_S - time.perf_counter()))
     await load.flows()
     stalls = load.stalls(at_s, WATCH_S)
-    if logs is not None and max(stalls, default=0.0) > GOAL_S:
+    broken = len(load.broken) - num_broken
+    if broken:
+        print(f"{name}: {broken} streams broke: {load.broken[-1]}", flush=True)
+    if logs is not None and (broken or max(stalls, default=0.0) > GOAL_S):
         # Before the mesh has settled: what is made anew takes its logs along.
         directory = logs / f"{name.replace(' ', '-')}-{max(stalls):.2f}"
         directory.mkdir(parents=True, exist_ok=True)
