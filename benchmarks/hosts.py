@@ -52,7 +52,10 @@ def _blow(mesh: HostMesh, name: str, seconds: float) -> None:
 
 
 async def strike(load: Load, mesh: HostMesh, name: str, seconds: float, logs: Path | None) -> list[float]:
-    """One blow, and what it cost the streams; of one worse than the goal, or that breaks a stream, the logs of all hosts are kept."""
+    """One blow, and what it cost the streams.
+
+    The logs of all hosts are kept in `logs` after one that is worse than the goal, or breaks a stream.
+    """
     before = await asyncio.to_thread(mesh.settled)
     await load.flows()
     num_broken = len(load.broken)
