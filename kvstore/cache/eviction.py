@@ -4,7 +4,8 @@ The radix tree offers runs of pages that nobody holds and that nothing hangs on;
 is taken when it becomes evictable and again after each use, so it must not depend on anything else.
 """
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Final, Literal, Protocol
 
 from typing_extensions import override
 
@@ -47,3 +48,12 @@ class FirstInFirstOut(EvictionPolicy):
     @override
     def priority(self, run: EvictableRun) -> tuple[int, ...]:
         return (run.created,)
+
+
+EvictionName = Literal["lru", "lfu", "fifo"]
+POLICIES: Final[Mapping[EvictionName, type[EvictionPolicy]]] = {
+    "lru": LeastRecentlyUsed,
+    "lfu": LeastFrequentlyUsed,
+    "fifo": FirstInFirstOut,
+}
+"""By the names that settings have for them."""

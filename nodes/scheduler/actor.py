@@ -14,6 +14,7 @@ import msgspec
 from typing_extensions import override
 
 from kvstore.cache.allocator import PageState
+from kvstore.cache.eviction import POLICIES
 from kvstore.cache.rebuild import Rebuilt, rebuild
 from kvstore.pool.mapping import map_pool
 from kvstore.pool.page_pool import MemoryHost, PagePool
@@ -98,7 +99,8 @@ class SchedulerActor(Actor):
         pool = self._pool
         assert pool is not None, "it was taken over"
         # Only now: agent and worker have both answered, so neither a copy nor a step of before writes any more.
-        found = rebuild(pool.table(), group=self._config.group, epoch=address.epoch)
+        policy = POLICIES[self._config.eviction]()
+        found = rebuild(pool.table(), group=self._config.group, epoch=address.epoch, policy=policy)
         # Lent to transfers or torn, and nothing writes them any more.
         found.cache.clear_quarantined(found.quarantined)
         self._report(found)

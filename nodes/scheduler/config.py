@@ -4,6 +4,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from kvstore.cache.eviction import EvictionName
+
 Phase = Literal["prefill", "decode", "mixed"]
 PolicyName = Literal["fcfs", "longest_prefix", "depth_first", "shortest_first", "priority", "random"]
 
@@ -24,6 +26,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     A worker that died is waited for `worker_lost_timeout_s`, one that was drained `drained_wait_s`.
     A step hangs, and its worker ends, when it has not ended within what `step_times.py` makes of steps before it: at
     least `step_deadline_s`, and `token_deadline_s` for each of its tokens more where nothing like it was measured.
+    `eviction`: which cached prefixes go first when pages are needed, those least recently or least often used, or the
+    oldest.
     `local_prefill_max`: a prompt with at most so many uncached tokens is prefilled here even if a prefill scheduler is
     named.
     """
@@ -49,6 +53,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy_seed: int = 0
     starvation_s: float = 5.0
     prompt_tail_tokens: int = 8
+    eviction: EvictionName = "lru"
 
     handoff_timeout_s: float = 60.0
     lease_s: float = 10.0

@@ -8,6 +8,7 @@ import pytest
 import structlog
 
 from kvstore.cache.allocator import PageState
+from kvstore.cache.eviction import POLICIES, EvictionName
 from kvstore.cache.page_table import PageEntry
 from kvstore.errors import PoolClosed
 from kvstore.layout import KVLayout
@@ -74,7 +75,7 @@ def actor(**script) -> tuple[SchedulerActor, RecordingContext, HeapHost]:
     pool = host.create("pool", info)
     handle = PoolHandle(group="m", agent="a", path=pool.path, num_pages=30, layout=LAYOUT, incarnation=1)
     adopted = Adopted(worker_epoch=3, numerics="", vocab_size=100)
-    one = SchedulerActor(CONFIG, host)
+    one = SchedulerActor(script.get("config", CONFIG), host)
     answers = {
         MapPool: [*script.get("pool", ()), handle],
         Adopt: [*script.get("adopted", (adopted,))],
@@ -122,6 +123,22 @@ async def test_ready_once_the_worker_is_ours() -> None:
         Adopt(scheduler_epoch=7, next_step=1),
     ]
     assert [topic for topic, _ in ctx.published] == ["kv_events", "load"]
+    await one.stop()
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "fifo"])
+async def test_what_goes_first_is_as_the_settings_say(eviction: EvictionName, monkeypatch: pytest.MonkeyPatch) -> None:
+    ordered = []
+    policy = POLICIES[eviction]
+    order = policy.priority
+    monkeypatch.setattr(policy, "priority", lambda self, run: ordered.append(type(self)) or order(self, run))
+    one, _, _ = actor(config=msgspec.structs.replace(CONFIG, eviction=eviction))
+    await one.start()
+    blocks = one._core.cache.start([5, 6, 7, 8, 9])
+    assert blocks.reserve(4)
+    blocks.advance([5, 6, 7, 8])
+    blocks.release()
+    assert set(ordered) == {policy}
     await one.stop()
 
 
