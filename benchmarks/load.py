@@ -74,7 +74,8 @@ async def stream_completion(host: str, port: int, body: dict[str, Any], sample: 
     sample.end_s = time.perf_counter()
     writer.close()
     if not done or not sample.num_tokens:
-        raise RuntimeError("the stream ended early")
+        got = f"{len(sample.event_times_s)} texts and {sample.num_tokens} tokens"
+        raise RuntimeError(f"the stream ended {'with' if done else 'without'} [DONE] after {got}")
     return sample
 
 
