@@ -11,19 +11,21 @@ class ServedContext(Part, frozen=True):
     """The context that a mesh serves, in tokens.
 
     `length` is what a request may have, `model_length` what the model was made for, `kv_tokens` what the smallest pool
-    holds in which requests are decoded. `more_by`: what gives more where the pool is the limit, else empty.
+    holds in which requests are decoded, 0 where that is not known. `more_by`: what gives more where the pool is the
+    limit, else empty.
     """
 
     length: int
     model_length: int
-    kv_tokens: int
+    kv_tokens: int = 0
     more_by: str = ""
 
     def __str__(self) -> str:
         """For operators: what it is, and why."""
         share = "" if self.length == self.model_length else f" of the model's {self.model_length:,}"
         hint = f": give it more by {self.more_by}" if self.more_by else ""
-        return f"KV: {self.kv_tokens:,} tokens; context {self.length:,}{share}{hint}"
+        pool = f"KV: {self.kv_tokens:,} tokens; " if self.kv_tokens else ""
+        return f"{pool}context {self.length:,}{share}{hint}"
 
 
 def over_context(context_length: int, where: str, num_prompt: int, num_output: int = 0) -> str:

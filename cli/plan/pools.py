@@ -210,7 +210,10 @@ def context_elsewhere(settings: Settings, spec: ModelSpec) -> ServedContext:
     tp_size = min((settings.tp_size(phase) for phase, count in phases if count), default=1)
     kv, layout = settings.kv, spec.kv_layout(settings.dtype, settings.kv.page_size, 0, tp_size)
     num_pages = kv.pages if kv.memory is None else _pages_in(parse_bytes(kv.memory), layout)
-    kv_tokens = wanted if num_pages is None else max(0, num_pages - 1) * layout.page_size
+    if num_pages is None:
+        # Each host's memory decides, and it is not known here.
+        return ServedContext(length=wanted, model_length=spec.context_length)
+    kv_tokens = max(0, num_pages - 1) * layout.page_size
     length = min(wanted, kv_tokens)
     more_by = "" if length == wanted else "--kv-memory" if kv.pages is None else "--kv-pages"
     return ServedContext(length=length, model_length=spec.context_length, kv_tokens=kv_tokens, more_by=more_by)
