@@ -89,6 +89,10 @@ class HostTaken(StartFailed, code="host_taken"):
     """Another machine is in the mesh by the name of this host, or this one was, under an epoch that it has lost."""
 
 
+class MeshFull(StartFailed, code="mesh_full"):
+    """The registry has as many peers as it may have."""
+
+
 class TimedOut(CliError, exit_code=ExitCode.TIMED_OUT, code="timed_out"):
     """It took longer than allowed."""
 

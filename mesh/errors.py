@@ -43,6 +43,9 @@ BAD_PROOF: Final = "bad_proof"
 NO_PROOF: Final = "no_proof"
 """A member shows no proof where one is needed: for its id, its role, or what it wants done."""
 
+TOO_MANY_PEERS: Final = "too_many_peers"
+"""A hello to an actor that has `SystemOptions.max_peers` links already."""
+
 NO_HANDSHAKE: Final = "no_handshake"
 """A connection that ended before ZeroMQ's handshake: a probe of the port, or who dialed and was stopped."""
 

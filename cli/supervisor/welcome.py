@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from cli.client import ClientActor
-from cli.errors import AlreadyRunning, BadConfig, CliError, HostTaken, StartFailed
+from cli.errors import AlreadyRunning, BadConfig, CliError, HostTaken, MeshFull, StartFailed
 from cli.plan.keys import read_own, words
 from cli.plan.names import on_host, supervisor_id
 from cli.plan.settings import Settings
 from cli.supervisor.host_files import registry_endpoint
 from mesh.address import Address, Endpoint
-from mesh.errors import CallError, MeshError, PeerLost, Superseded, WrongMesh
+from mesh.errors import TOO_MANY_PEERS, CallError, MeshError, PeerLost, Superseded, WrongMesh
 from mesh.membership.spec import spec_faults
 from mesh.membership.view import StaticBootstrap
 from mesh.runtime.run_directory import RunDirectory
@@ -48,7 +48,7 @@ class Asker(NamedTuple):
     host: str
 
     async def __call__(self, peer: Address, endpoint: Endpoint, question: Message) -> object:
-        """The answer; None where there is none within 2 s, or who listens is somebody else."""
+        """The answer; None where there is none within 2 s, or who listens is somebody else. Raises MeshFull."""
         actor = ClientActor()
         # It dials as this host, by its keys, and is dialed by nobody.
         transport = ZeroMQTransport(replace(ZeroMQOptions.of_host(self.run), bind=""))
@@ -59,7 +59,13 @@ class Asker(NamedTuple):
             for _ in range(2):
                 try:
                     return (await actor.ctx.ask(peer.actor_id, question, timeout_s=_ASK_S)).message
-                except PeerLost:
+                except PeerLost as error:
+                    if TOO_MANY_PEERS in error.message:
+                        raise MeshFull(
+                            f"host {self.host} cannot join the mesh",
+                            why=f"{peer.actor_id} at {endpoint.control} takes nobody more: {error.message}",
+                            do="end what is not needed of those that `meshctl ps` lists there, and try again",
+                        ) from error
                     # The first dial is to an epoch that nobody has; the refusal names the one to dial.
                     continue
         except CallError:

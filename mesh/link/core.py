@@ -40,12 +40,12 @@ from collections import deque
 from typing import Final
 
 from mesh.address import Address
-from mesh.errors import PROOF_CODES, SUPERSEDED, WRONG_EPOCH, FrameRefused, Unreachable
+from mesh.errors import PROOF_CODES, SUPERSEDED, TOO_MANY_PEERS, WRONG_EPOCH, FrameRefused, Unreachable
 from mesh.link.handshake import WELCOME, Handshake
 from mesh.link.liveness import Liveness
 from mesh.link.outputs import Close, Dial, Found, Frames, Lost, Output, Refused, Send, Superseded
 from mesh.link.peer import SYSTEM, UNNUMBERED, Connection, Message, Meta, Peer, Phase, answer_to, connection_of
-from mesh.link.refusals import LogOnce, error_body, is_answered, later_incarnation
+from mesh.link.refusals import TOLD, LogOnce, error_body, is_answered, later_incarnation
 from mesh.membership.view import Directory
 from mesh.options import SystemOptions
 from mesh.runtime.deadlines import Deadlines
@@ -294,7 +294,7 @@ class LinkCore:
             # The hello of a connection that its peer has given up, and that was overtaken by the one after it.
             raise FrameRefused("no_hello", "a later connection of this incarnation is known")
         if address.actor_id not in self.peers and len(self.peers) >= self._options.max_peers:
-            raise FrameRefused("too_many_peers", f"{self._options.max_peers} peers are linked already")
+            raise FrameRefused(TOO_MANY_PEERS, f"{self._options.max_peers} peers are linked already")
         return self._connect(link, number)
 
     def _from_another(self, link: Link, header: Header, parts: Frames) -> None:
@@ -342,7 +342,7 @@ class LinkCore:
             if error.code == SUPERSEDED:
                 self.outputs.append(Superseded(connection.link.peer, error.message, error.known_epoch))
             told = FrameRefused(error.code, f"it says: {error.message}")
-            if error.code in PROOF_CODES and self._log_once.is_new(connection.link.peer, told):
+            if error.code in TOLD and self._log_once.is_new(connection.link.peer, told):
                 self.outputs.append(Refused(connection.link.peer, told))
             self._fail(connection, f"the peer refuses the link ({error.code}: {error.message})")
             return None

@@ -2,8 +2,8 @@
 
     linked      error with the frame's message id, so that a call fails at once
     not linked  error with sequence 0, which ends the sender's link: to members, to incarnations that are over, to who
-                says hello to another incarnation than this or has not proved who it is, and to who renews a lease, who
-                would wait for an answer here and take this actor for gone
+                says hello to another incarnation than this, has not proved who it is or finds no room, and to who
+                renews a lease, who would wait for an answer here and take this actor for gone
     never       to errors and answers, or two peers could keep each other busy; nor to who claims another's name
 
 Owned by `mesh/link/core.py`.
@@ -12,12 +12,14 @@ Owned by `mesh/link/core.py`.
 from typing import Final, TypeVar
 
 from mesh.address import Address
-from mesh.errors import PROOF_CODES, WRONG_EPOCH, FrameRefused
+from mesh.errors import PROOF_CODES, TOO_MANY_PEERS, WRONG_EPOCH, FrameRefused
 from mesh.link.outputs import Frames
 from mesh.wire.frames import SYSTEM_CODEC, ErrorBody, Hello, Welcome
 from mesh.wire.header import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, Header, Verb
 
 _UNANSWERED: Final = frozenset((Verb.ERROR, Verb.REPLY, Verb.ITEM, Verb.END, Verb.CREDIT, Verb.CANCEL, Verb.BYE))
+TOLD: Final = frozenset((*PROOF_CODES, TOO_MANY_PEERS))
+"""Why a hello is refused that its sender has to be told of, and to log, as it cannot find out."""
 _MAX_REMEMBERED: Final = 1024
 
 Greeting = TypeVar("Greeting", bound=Hello | Welcome)
@@ -53,8 +55,9 @@ def is_answered(header: Header, refusal: FrameRefused, *, is_linked: bool, is_me
     # An answer would go to the actor whose name was claimed, which has sent nothing.
     if header.verb in _UNANSWERED or refusal.code == "wrong_sender":
         return False
-    # Who greets in vain is told why: by its epoch, which is over, or by this one's, or by what it has not proved.
-    is_told = header.verb == Verb.HELLO and (refusal.known_epoch > 0 or refusal.code in PROOF_CODES)
+    # Who greets in vain is told why: by its epoch, which is over, or by this one's, by what it has not proved, or as
+    # there is no room for it, which it would wait 2 s to find out, and then call silence.
+    is_told = header.verb == Verb.HELLO and (refusal.known_epoch > 0 or refusal.code in TOLD)
     return is_linked or is_member or is_told or header.verb == Verb.HEARTBEAT
 
 

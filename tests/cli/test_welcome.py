@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.errors import AlreadyRunning, BadConfig, HostTaken
+from cli.commands.join import Join
+from cli.errors import AlreadyRunning, BadConfig, HostTaken, MeshFull
 from cli.plan.hosts import HostSettings
 from cli.plan.settings import Settings
+from cli.plan.token import JoinToken
 from cli.supervisor.welcome import Asker, not_taken_in, require_welcome
 from mesh.actor import Actor
 from mesh.address import Address, Endpoint
@@ -148,6 +150,31 @@ def test_a_registry_is_asked_by_its_ports_alone():
             settings = Settings(name="blue", hosts=HOSTS, on="d", registry_port=port)
             with pytest.raises(BadConfig, match="green"):
                 await require_welcome(settings, SPEC, Asker(d, "d"))
+        finally:
+            await registry.stop()
+
+    with tempfile.TemporaryDirectory(prefix="kvt") as path:
+        asyncio.run(main(Path(path)))
+
+
+def test_a_registry_without_room_says_so():
+    async def main(short_path):
+        port = free_port()
+        head, e = RunDirectory(short_path / "head" / "blue"), RunDirectory(short_path / "e" / "blue")
+        for directory in (head, e):
+            directory.path.parent.mkdir(mode=0o700)
+            directory.create()
+        head.write_host(HostRecord("head", "127.0.0.1", "127.0.0.1"))
+        transport = ZeroMQTransport(ZeroMQOptions.of_host(head, port))
+        options = SystemOptions(max_peers=0)
+        registry = ActorSystem(RegistryActor(head), Address("registry", 5), transport, head.bootstrap(), options)
+        await registry.start()
+        join = Join(JoinToken("blue", "127.0.0.1", port, "head").text(), None, {"decode": 1, "host": "e"}, {})
+        try:
+            with pytest.raises(MeshFull, match="host e cannot join") as caught:
+                await asyncio.to_thread(join.settings, e)
+            assert "0 peers are linked already" in caught.value.why
+            assert "meshctl ps" in caught.value.do
         finally:
             await registry.stop()
 
