@@ -49,7 +49,7 @@ class Children:
         """
         # Its end may be known before its name: a fork that dies at once is reaped before the zygote's word is read.
         for dead, status in self._unclaimed:
-            if dead == process:
+            if process.is_same(dead):
                 self._unclaimed.remove((dead, status))
                 self._loop.call_soon(on_exit, status)
                 return
@@ -120,8 +120,9 @@ class Children:
     def _ended(self, process: Process, status: int) -> None:
         self._died.set()
         watched = self._watched.get(process.pid)
-        # Else it is a later process with a pid that was watched, and the watched one's end was told before.
-        if watched is not None and watched.start_time == process.start_time:
+        # Else it is a later process with a pid that was watched, and the watched one's end was told before. Without a
+        # descriptor to read its start with it is taken for that: an end that is not told is waited for for ever.
+        if watched is not None and process.is_same(Process(process.pid, watched.start_time)):
             del self._watched[process.pid]
             watched.on_exit(status)
         else:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Process(NamedTuple):
-    """One process, and no later one with its pid; `start_time` as of `start_time()`."""
+    """One process, and no later one with its pid; `start_time` as of `start_time()`, 0 where it could not be read."""
 
     pid: int
     start_time: int
@@ -20,6 +20,12 @@ class Process(NamedTuple):
     def of(cls, pid: int) -> "Process":
         """The process that has this pid now: a child that nobody has reaped yet, or there is no telling who it is."""
         return cls(pid, start_time(pid) or 0)
+
+    def is_same(self, other: "Process") -> bool:
+        """Whether both are one process, as far as is known of their starts."""
+        return self.pid == other.pid and (
+            self.start_time == other.start_time or 0 in (self.start_time, other.start_time)
+        )
 
 
 def start_time(pid: int) -> int | None:

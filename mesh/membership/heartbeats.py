@@ -77,11 +77,15 @@ class Heartbeats:
             self._timer = None
 
     def _tick(self) -> None:
-        self._ticked()
-        self._links.beat()
-        self.send_now()
-        # From now on, not from when it was due: after a stall of the loop one beat is enough.
-        self._timer = self._loop.call_later(self._interval_s, self._tick)
+        try:
+            # Apart: figures that cannot be had are no reason to fall silent.
+            self._tasks.call("tick", self._ticked)
+            self._links.beat()
+            self.send_now()
+        finally:
+            # Whatever befell this one: who beats no more is killed for it.
+            # From now on, not from when it was due: after a stall of the loop one beat is enough.
+            self._timer = self._loop.call_later(self._interval_s, self._tick)
 
     def _progress(self) -> str:
         try:

@@ -140,6 +140,9 @@ class KeyRing:
         except KeyFileError as error:
             self.trouble = error.message
             self._is_lost = isinstance(error, DamagedKeyFile)
+            if not self._is_lost:
+                # It could not be opened just now, for want of a descriptor, say: it is still to be read.
+                self._seen = None
             return False
         # Who removes the pair too wants this host to have no keys.
         self._is_lost = allowed is None and self._directory.key_file.exists()

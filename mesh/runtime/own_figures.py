@@ -37,7 +37,8 @@ class OwnFigures:
         if usage is not None:
             figures[f"{_CPU}_total"] = usage.cpu_s
             figures["mesh_cpu_cores"] = rates.pop(_CPU)
-            figures["mesh_resident_memory_bytes"] = float(usage.memory_bytes)
+            if usage.memory_bytes is not None:
+                figures["mesh_resident_memory_bytes"] = float(usage.memory_bytes)
         figures |= {f"{name}_per_second": rate for name, rate in rates.items()}
         try:
             figures |= self._actor.stats()

@@ -7,6 +7,7 @@ import traceback
 
 import pytest
 
+from cli.supervisor import processes
 from cli.supervisor.children import Children, spawn_process
 from cli.supervisor.processes import Process
 
@@ -92,6 +93,17 @@ async def test_an_earlier_process_with_the_same_pid_is_not_taken_for_a_later_one
     await children.next_death(20.0)
     await asyncio.sleep(0)
     assert not before.done()
+
+
+@pytest.mark.parametrize("is_watched_first", [True, False])
+async def test_an_end_is_told_that_no_descriptor_was_left_to_look_at(children, tmp_path, monkeypatch, is_watched_first):
+    process = spawn_process(["-c", "import sys; sys.exit(7)"], tmp_path / "log", {}, dict(os.environ))
+    told = [ended(children, process)] if is_watched_first else []
+    monkeypatch.setattr(processes, "start_time", lambda _: None)
+    await children.next_death(20.0)
+    monkeypatch.undo()
+    told = told or [ended(children, process)]
+    assert await told[0] == 7
 
 
 async def test_orphans_of_descendants_are_reaped(children, tmp_path):

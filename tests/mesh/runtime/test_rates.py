@@ -1,6 +1,9 @@
 """How fast totals rise, and what a process uses."""
 
 import time
+from pathlib import Path
+
+import pytest
 
 from mesh.runtime.process_usage import process_usage
 from mesh.runtime.rates import Rates
@@ -32,3 +35,13 @@ def test_what_a_process_uses_rises_with_what_it_does() -> None:
     after = process_usage()
     assert after.cpu_s - before.cpu_s >= 0.02
     assert after.memory_bytes - before.memory_bytes > len(block) // 2
+
+
+def test_without_a_descriptor_a_process_still_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> str:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    usage = process_usage()
+    assert usage.cpu_s > 0.0
+    assert usage.memory_bytes is None

@@ -11,6 +11,7 @@ from mesh.address import Address
 from mesh.errors import RemoteError, WrongMesh, WrongSpec
 from mesh.membership.keys import AllowList, HostKey
 from mesh.options import SystemOptions
+from mesh.runtime.own_figures import OwnFigures
 from mesh.runtime.run_directory import RunDirectory
 from mesh.simulation.network import SimulatedNetwork
 from mesh.system import ActorSystem
@@ -79,6 +80,20 @@ async def test_a_host_without_a_supervisor_ends_nobody_of_others(roles):
     await asyncio.sleep(RegistryConfig().lease_s)
     assert registry.actor.is_outlived(evil.address, 70) == (roles is None)
     for system in (evil, registry):
+        await system.stop()
+
+
+async def test_who_cannot_measure_itself_still_renews_its_lease(monkeypatch):
+    def fail(*_):
+        raise OSError(24, "Too many open files")
+
+    mesh = Mesh()
+    await mesh.start(RegistryActor(), "registry")
+    a = await mesh.start(Nobody(), "a")
+    monkeypatch.setattr(OwnFigures, "sample", fail)
+    await asyncio.sleep(3 * RegistryConfig().lease_s)
+    assert mesh.members() == ["a#1", "registry#1"]
+    for system in (a, mesh.registry):
         await system.stop()
 
 
