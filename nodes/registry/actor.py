@@ -175,6 +175,7 @@ class RegistryActor(Actor):
             return
         try:
             self._check_mesh(request, call.sender)
+            self._roll.require_room(request.member)
             # What has gathered reaches it with the rest: a snapshot more for each would double the bytes of a start.
             outcome = self.core.join(request, self.ctx.now(), self._untold.version)
         except Stale as error:

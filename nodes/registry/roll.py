@@ -4,13 +4,19 @@ A list for a reader is those bytes one after the other, with the proofs that thi
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
 from mesh.address import host_of
+from mesh.errors import FrameRefused
 from mesh.membership.proof import without_proof
 from mesh.membership.view import Member
 from mesh.wire.frames import MembersChanged
+
+MAX_MEMBER_BYTES: Final = 64 << 10
+MAX_BYTES: Final = 12 << 20
+"""Of all members: who joins is told them in one message, whose body has 16 MiB. A mesh's own take some hundred each."""
 
 
 class Roll:
@@ -19,12 +25,23 @@ class Roll:
     def __init__(self, own: Member) -> None:
         self._plain: dict[str, msgspec.Raw] = {}
         self._proved: dict[str, dict[str, msgspec.Raw]] = {}
+        self._num_bytes = 0
         self._put(own)
+
+    def require_room(self, member: Member) -> None:
+        """Raise `FrameRefused` for one who announces so much that others could not be told of all members any more."""
+        size, known = len(msgspec.msgpack.encode(member)), self._plain.get(member.actor_id, b"")
+        if size > MAX_MEMBER_BYTES:
+            why = f"{member.address} announces {size} bytes, at most {MAX_MEMBER_BYTES} are taken: say less of it"
+            raise FrameRefused("too_large", f"{why}, and the rest to who asks")
+        if self._num_bytes - len(known) + size > MAX_BYTES:
+            why = f"all members announce {self._num_bytes} bytes, and {MAX_BYTES} are the most that one message tells"
+            raise FrameRefused("too_large", f"{why}: end what is not needed before {member.address} joins")
 
     def take(self, change: MembersChanged) -> None:
         """The next change."""
         for departed in change.left:
-            self._plain.pop(departed.actor_id, None)
+            self._num_bytes -= len(self._plain.pop(departed.actor_id, b""))
             self._proved.get(host_of(departed.actor_id), {}).pop(departed.actor_id, None)
         for member in change.upserted:
             self._put(member)
@@ -53,7 +70,9 @@ class Roll:
 
     def _put(self, member: Member) -> None:
         actor_id, host = member.actor_id, host_of(member.actor_id)
-        self._plain[actor_id] = msgspec.Raw(msgspec.msgpack.encode(without_proof(member)))
+        plain = msgspec.msgpack.encode(without_proof(member))
+        self._num_bytes += len(plain) - len(self._plain.get(actor_id, b""))
+        self._plain[actor_id] = msgspec.Raw(plain)
         proved = self._proved.setdefault(host, {})
         if member.proof:
             proved[actor_id] = msgspec.Raw(msgspec.msgpack.encode(member))

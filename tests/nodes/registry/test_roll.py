@@ -1,13 +1,15 @@
 """Lists of members made of bytes are what the lists would have been, with the proofs that each reader may see."""
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.address import Endpoint
+from mesh.errors import FrameRefused
 from mesh.membership.view import Member
 from mesh.wire.frames import SYSTEM_CODEC, Departed, Joined, MembersChanged
-from nodes.registry.roll import Roll
+from nodes.registry.roll import MAX_BYTES, MAX_MEMBER_BYTES, Roll
 
 REGISTRY = Member("registry", "registry", 1, Endpoint("c", "d"), host="head", proof=b"r")
 
@@ -77,3 +79,36 @@ def test_it_is_the_list_of_members(changes: list[Member | Departed], reader: Mem
     assert {one.actor_id: one for one in read(roll.shown_to(reader))} == {i: seen(one) for i, one in model.items()}
     for ids, upserted in roll.shown_alike([reader], model.values()):
         assert (ids, read(upserted)) == ([reader.actor_id], [seen(one) for one in model.values()])
+
+
+def announcing(actor_id: str, num_bytes: int, epoch: int = 1) -> Member:
+    return msgspec.structs.replace(member(actor_id, epoch), attributes={"x": b"y" * num_bytes})
+
+
+def test_nobody_announces_so_much_that_others_cannot_be_told_of_all() -> None:
+    roll, version = Roll(REGISTRY), 1
+
+    def change(upserted: list[Member], left: list[Departed]) -> None:
+        nonlocal version
+        version += 1
+        roll.take(MembersChanged(registry_epoch=1, version=version, upserted=upserted, left=left))
+
+    with pytest.raises(FrameRefused, match=r"big#1 announces \d+ bytes, at most 65536"):
+        roll.require_room(announcing("big", MAX_MEMBER_BYTES))
+    each = MAX_MEMBER_BYTES - 200
+    for number in range(MAX_BYTES // MAX_MEMBER_BYTES):
+        roll.require_room(announcing(f"a{number}", each))
+        change([announcing(f"a{number}", each)], [])
+    SYSTEM_CODEC.encode(Joined(registry_epoch=1, version=1, lease_s=5.0, members=read(roll.shown_to(REGISTRY))))
+    with pytest.raises(FrameRefused, match="all members announce"):
+        roll.require_room(announcing("b", each))
+    # As one that is a member already, and where one has left.
+    roll.require_room(announcing("a7", each))
+    change([announcing("a0", 10)], [])
+    roll.require_room(announcing("b", each - 1000))
+    change([], [Departed(actor_id="a1", epoch=1, reason="")])
+    roll.require_room(announcing("b", each))
+    change([announcing("a2", each, 2)], [Departed(actor_id="a2", epoch=1, reason="replaced")])
+    change([announcing("b", each), announcing("c", each)], [])
+    with pytest.raises(FrameRefused, match="all members announce"):
+        roll.require_room(announcing("d", each))
