@@ -4,6 +4,7 @@ from typing import Any
 
 from cli.supervisor import allow_list
 from cli.supervisor.allow_list import AllowListPush, Telling
+from mesh.membership.proof import Credentials
 from mesh.transport.guard import Guard
 from nodes.registry import actor as registry
 from tests.simulation.hosted_mesh import HEAD
@@ -26,6 +27,10 @@ def _head(*_: Any) -> str:
     return HEAD
 
 
+def _anybody(*_: Any) -> bool:
+    return True
+
+
 def _none(*_: Any) -> list[str]:
     return []
 
@@ -36,4 +41,5 @@ KEYS_PLANTED: dict[str, Patches] = {
     "what a revoked key sends is taken": [around(Guard, "vet", nothing)],
     "any supervisor says whose keys are taken": [around(allow_list, "host_of", _head)],
     "a host of another spec is taken": [around(registry, "spec_faults", _none)],
+    "any host says which incarnations others have": [around(Credentials, "may_vouch", _anybody)],
 }

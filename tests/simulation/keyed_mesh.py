@@ -15,19 +15,26 @@ from typing_extensions import override
 
 from cli.supervisor.actor import SupervisorActor
 from mesh.address import Address, Endpoint
-from mesh.errors import FrameRefused
+from mesh.errors import CallError, FrameRefused
 from mesh.membership.keys import AllowedHost, AllowList, HostKey
+from mesh.membership.proof import REGISTRY
+from mesh.membership.view import Member
 from mesh.options import SystemOptions
 from mesh.runtime.key_files import KeyRing
+from mesh.system import ActorSystem
 from mesh.testing.processes import ProcessState, SimulatedProcess
 from mesh.transport.base import Buffer, Channel, Link, Listener
 from mesh.transport.guard import LOCAL, Guard
 from mesh.transport.zeromq_zap import POLL_S
+from mesh.wire.frames import Join
 from nodes.registry.actor import RegistryActor
 from nodes.registry.config import RegistryConfig
+from nodes.roles import WORKER
 from tests.simulation.deaths import MortalTransport
 from tests.simulation.hosted_mesh import HEAD, REAPED_S, HostedMesh, _Keeper, host_of
+from tests.simulation.strangers import LATER, Stranger
 
+GOSSIP_S = 1.0
 LATE_S = 4 * POLL_S
 """So long an actor may go by the list before, if it stands still for no longer than that."""
 SPEC = {"model": "echo", "release": "1"}
@@ -174,9 +181,9 @@ class KeyedMesh(HostedMesh):
         held = self.files[HEAD]
         held.put(change(held.allowed))
 
-    def add(self, host: str) -> None:
-        """Allow a host."""
-        self.say(lambda allowed: allowed.with_host(host, new_key(host).public_key))
+    def add(self, host: str, roles: tuple[str, ...] | None = None) -> None:
+        """Allow a host, with these roles or most."""
+        self.say(lambda allowed: allowed.with_host(host, new_key(host).public_key, roles))
 
     def revoke(self, host: str) -> None:
         """A host is to be out; it goes on, and does not know."""
@@ -218,6 +225,29 @@ class KeyedMesh(HostedMesh):
         spec = SPEC | ({"model": "tiny"} if host_of(actor_id) == self.wrong_spec else {})
         return replace(super()._options(actor_id, dice), spec=spec, vet_host=self.rings[actor_id].vet)
 
+    async def gossip(self, actor_id: str, named: Sequence[Member]) -> bool:
+        """An actor of a host that runs nothing else, a worker, joins and names others; whether it was heard."""
+        host, address = host_of(actor_id), Address(actor_id, 1)
+        self.gone.add(f"supervisor.{host}")
+        self.files[host] = HeldKeys(new_key(host), new_key(HEAD), self.network.now)
+        self.rings[actor_id] = KeyRing(self.files[host])  # type: ignore[arg-type]
+        options = replace(self._options(actor_id, random.Random(f"{address}/{self.seed}")), supervisor=None)
+        process = SimulatedProcess(address, self.network, lambda _: None)
+
+        async def say() -> bool:
+            system = ActorSystem(Stranger(WORKER), address, self._transport(address, process), self.bootstrap, options)
+            await system.start()
+            try:
+                join = Join(member=system.describe(), known_members=list(named), spec=SPEC)
+                await system.actor.ctx.ask(REGISTRY, join, timeout_s=GOSSIP_S)
+            except CallError:
+                return False
+            finally:
+                await system.stop()
+            return True
+
+        return await process.spawn(say())
+
     async def intrude(self, host: str) -> None:
         """A host is started that takes the mesh for another."""
         for actor_id in self.ids_of(host):
@@ -243,7 +273,10 @@ class KeyedMesh(HostedMesh):
 
     def problems(self) -> list[str]:
         """What was seen that must not be."""
-        return [*self.found, *(one for held in self.files.values() for one in held.found)]
+        ended = [
+            f"{one} goes above an epoch that was made up" for one, used in self.used.items() if used[-1:] > [LATER]
+        ]
+        return [*self.found, *ended, *(one for held in self.files.values() for one in held.found)]
 
 
 def first_list(hosts: Sequence[str]) -> AllowList:

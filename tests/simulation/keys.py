@@ -9,17 +9,23 @@ from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
+
 from cli.protocol import TakeAllowList
 from mesh.errors import CallError
 from mesh.simulation.faults import Faults
 from mesh.testing.processes import ProcessState
+from nodes.roles import WORKER
 from tests.simulation.hosted_mesh import DECODE, HEAD, JOINER, PREFILL
 from tests.simulation.hosts import HEARTBEAT_S, REFUSED_S, Blow, befall, draw_blow
 from tests.simulation.keyed_mesh import KeyedMesh, first_list, new_key
 from tests.simulation.returns import DAY_S
 from tests.simulation.scenario import Client, ask_all, draw_clients, judge_outcome, play
+from tests.simulation.strangers import LATER
 
 ASK_S = 1.0
+GOSSIP = "g"
+"""A host that is allowed to run workers only."""
 SPARE = "spare"
 """A host that is put on the list and never comes."""
 
@@ -51,6 +57,18 @@ async def lie(mesh: KeyedMesh) -> None:
         await liar.ctx.ask(f"supervisor.{PREFILL}", TakeAllowList(allowed=forged), timeout_s=ASK_S)
     except CallError:
         return
+
+
+async def gossip(mesh: KeyedMesh) -> None:
+    """A registry starts again, and is told of later incarnations of others' actors by a host that runs workers only."""
+    mesh.add(GOSSIP, (WORKER,))
+    old = mesh.bootstrap.found
+    mesh.processes["registry"].kill()
+    while mesh.bootstrap.found in (None, old):
+        await asyncio.sleep(0.01)
+    there = [mesh.systems[one].describe() for one in mesh.ids_of(PREFILL) if one in mesh.systems]
+    named = [msgspec.structs.replace(one, epoch=LATER) for one in there]
+    mesh.counts["gossip"] += await mesh.gossip(f"worker-x.{GOSSIP}", named)
 
 
 async def join(mesh: KeyedMesh, draw: random.Random) -> None:
@@ -86,6 +104,7 @@ async def _scenario(mesh: KeyedMesh, clients: list[Client], blows: list[Blow], d
     mesh.network.faults = faults
     events = [*(change_list(mesh) for _ in range(draw.choice([1, 2, 4]))), join(mesh, draw)]
     events += [lie(mesh)] if draw.random() < 0.4 else []
+    events += [gossip(mesh)] if random.Random(f"gossip/{mesh.seed}").random() < 0.3 else []
     # As an operator would who has no other copy: when nobody changes the list besides.
     late = [restore_list(mesh)] if draw.random() < 0.2 else []
     befalling = [asyncio.ensure_future(befall(mesh, blow)) for blow in blows]

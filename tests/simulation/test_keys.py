@@ -6,7 +6,7 @@ from tests.simulation.key_mutations import KEYS_PLANTED
 from tests.simulation.keys import run_seed
 from tests.simulation.planting import first_caught
 
-KNOWN_SEEDS = dict(zip(KEYS_PLANTED, (2, 12, 7, 1, 0), strict=True))
+KNOWN_SEEDS = dict(zip(KEYS_PLANTED, (2, 12, 7, 1, 0, 0), strict=True))
 NUM_NEARBY = 30
 
 
