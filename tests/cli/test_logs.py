@@ -216,6 +216,15 @@ def test_a_host_that_does_not_answer_is_named_and_goes_on_when_it_does(mesh, oth
         logs("m", Wanted(names=("worker-0.b",)), follow=False, output=None)
 
 
+@pytest.fixture
+def interruptible():
+    """A shell's background job, as this suite may be, ignores SIGINT, and so does all that it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_host_that_joins_later_is_followed_too(mesh, other, capsys, monkeypatch):
     other.directory.log("worker-0.b").write_text(entry("worker-0.b", 1, "e1"))
     other.hosts = []
