@@ -1,6 +1,7 @@
 """A mesh over three hosts whose hosts die, stand still or are cut off under streams: nobody can tell from the texts."""
 
 import asyncio
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ import pytest
 
 from benchmarks.containers.mesh import DECODE, HEAD, HOSTS, PREFILL, TOPOLOGY, HostMesh
 from benchmarks.containers.world import World, may_cut_packets, wait_until
+from nodes.tokenizer.routing import LOST_S
 from tests.chaos.streams import NUM_CLIENTS, Answer, Wave, bodies, differences
 from tests.serving.held import held
 
@@ -17,6 +19,7 @@ pytestmark = [pytest.mark.containers, pytest.mark.chaos, pytest.mark.timeout(600
 
 PAUSE_S = 10.0
 CUT_S = 15.0
+SLACK_S = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -105,17 +108,22 @@ def test_struck_under_streams(mesh: HostMesh, undisturbed: list[Answer], name: s
 
     wave, answers = asyncio.run(wave_and_blow())
     assert not differences(answers, undisturbed)
-    assert wave.num_hit >= NUM_CLIENTS // 2, "too few streams ran when the blow fell"
+    assert wave.num_hit >= NUM_CLIENTS // 4, "too few streams ran when the blow fell"
     renewed = {actor for actor in before if is_renewed(actor)}
     wait_until(lambda: all(mesh.settled()[actor] > before[actor] for actor in renewed), "who was killed is back")
     after = mesh.settled()
     assert {actor for actor in before | after if before.get(actor) != after.get(actor)} == renewed
     wait_until(lambda: not held(mesh.metrics()), f"nothing is held: {held(mesh.metrics())}")
 
-    # Healed: both hosts have their part again.
-    pulled = mesh.pulled_bytes("tcp")
-    assert not differences(asyncio.run(Wave(mesh.port, bodies(f"after {name}")).run()), undisturbed)
-    assert mesh.pulled_bytes("tcp") > pulled
+    # Healed: both hosts have their part again. A scheduler whose link was lost is the last choice until it is heard.
+    pulled, number = mesh.pulled_bytes("tcp"), itertools.count()
+
+    def is_pulled_again() -> bool:
+        answers = asyncio.run(Wave(mesh.port, bodies(f"after {name} {next(number)}")).run())
+        assert not differences(answers, undisturbed)
+        return mesh.pulled_bytes("tcp") > pulled
+
+    wait_until(is_pulled_again, "pages go from host to host again", LOST_S + SLACK_S)
     wait_until(lambda: not held(mesh.metrics()), "nothing is held", 30.0)
 
 
