@@ -29,6 +29,8 @@ from mesh.wire.header import Limits
 _HEARTBEAT_MS: Final = 500
 _SILENCE_MS: Final = 1500
 """A host whose packets are lost is missed after three heartbeats, as an actor is; with 1000 and 3000 it took 5.8 s."""
+_PROBE_S: Final = 1
+"""What the kernel waits before it asks whether a silent connection is there, in whole seconds, and between asking."""
 _TCP: Final = "tcp://"
 
 
@@ -99,15 +101,13 @@ def bind(router: "zmq.Socket[bytes]", options: ZeroMQOptions, address: Address, 
                 "authenticated without keys: make some with `meshctl keys new`, listen on 127.0.0.1, or say `insecure` "
                 "if the network is trusted"
             )
-        _expect_heartbeats(router)
+        _expect_packets(router)
         router.setsockopt(zmq.IPV6, int(":" in options.bind))
         tcp = _bind_tcp(router, options, channel)
         if options.address:
             tcp = f"{_TCP}{_in_url(options.address)}:{tcp.rpartition(':')[2]}"
     if options.run_directory is not None:
-        # Of a socket's options those count that it has when it binds: on a host a dead process closes its sockets, and
-        # who is stopped there is its supervisor's business.
-        router.setsockopt(zmq.HEARTBEAT_IVL, 0)
+        # Of a socket's options those count that it has when it binds.
         if options.keys is not None:
             router.setsockopt(zmq.CURVE_SERVER, 0)
         ipc = _bind(router, _ipc(options.run_directory, address, channel))
@@ -128,7 +128,8 @@ def prepare_dial(dealer: "zmq.Socket[bytes]", where: str, keys: HostKey | None, 
             dealer.setsockopt(zmq.CURVE_SERVERKEY, server_key)
             dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.public_key.encode())
             dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.secret_key.encode())
-        _expect_heartbeats(dealer)
+        _expect_packets(dealer)
+        _send_heartbeats(dealer)
         dealer.setsockopt(zmq.IPV6, int(where.startswith(f"{_TCP}[")))
 
 
@@ -137,10 +138,27 @@ def is_far(where: str) -> bool:
     return where.startswith(_TCP)
 
 
-def _expect_heartbeats(socket: "zmq.Socket[bytes]") -> None:
-    """End connections that are made from now on when nothing comes on them any more."""
-    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+def _expect_packets(socket: "zmq.Socket[bytes]") -> None:
+    """End connections that are made from now on when their other end's kernel says nothing any more, in 2 s or so."""
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _PROBE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _PROBE_S)
+    # What is sent and not acknowledged is not waited for longer either; of probes it replaces the count.
+    socket.setsockopt(zmq.TCP_MAXRT, _SILENCE_MS)
+
+
+def _send_heartbeats(dealer: "zmq.Socket[bytes]") -> None:
+    """End it, here and at the other end, when the other end's or this process says nothing any more.
+
+    Only who dials does: libzmq 4.3.5 aborts the process if the time for a heartbeat comes on a connection that has
+    ended with an error and of which it was not reading, because as much as it may keep is unread. A ROUTER has such
+    connections whenever its actor is held up, or when somebody takes another's routing id; so it sends none, and is
+    told by the heartbeats that it gets how long it may wait for another. And a DEALER keeps whatever comes.
+    """
+    dealer.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+    dealer.setsockopt(zmq.HEARTBEAT_TTL, _SILENCE_MS)
+    dealer.setsockopt(zmq.RCVHWM, 0)
 
 
 def _bind_tcp(router: "zmq.Socket[bytes]", options: ZeroMQOptions, channel: Channel) -> str:
