@@ -3,8 +3,8 @@
     routing id = ID#EPOCH#NONCE     of who dials; the nonce is drawn for each connection
 
 So a peer that dials again is another connection to the ROUTER. Of two with the same routing id it takes the later one
-and ends the other (of one that it did not take it would keep what comes until the port closes): so a routing id without
-a nonce that nobody guesses is refused, or somebody else could get what is sent to who has it.
+and reads the other no more (of one that it did not take it would keep what comes until the port closes): so a routing
+id without a nonce that nobody guesses is refused, or somebody else could get what is sent to who has it.
 """
 
 import os
