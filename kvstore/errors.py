@@ -11,6 +11,7 @@ KVError
         PoolDenied          something of another user's, or no plain file, has the segment's name
         PoolTorn            a segment of ours with a damaged or unfinished header
         PoolMismatch        a sound segment of another layout, size, group or incarnation
+        PoolReleased        its agent has taken the memory back since it said where the pool is
         PoolBusy            another process owns the segment
         PoolClosed          used after `close`
         PagesElsewhere      the pages are not in the memory that was asked for
@@ -91,6 +92,10 @@ class PoolTorn(PoolError, code="pool_torn"):
 
 class PoolMismatch(PoolError, code="pool_mismatch"):
     """A sound pool, but not the one that was asked for."""
+
+
+class PoolReleased(PoolMismatch, code="pool_released", retryable=True):
+    """Its memory was wanted back since its agent said where it is; asked again, that says so until it is resumed."""
 
 
 class PoolBusy(PoolError, code="pool_busy"):

@@ -4,18 +4,18 @@ Called by schedulers and workers, who compute on what they map: pages of another
 model, would be found by the same hashes.
 """
 
-from kvstore.errors import PoolMismatch
+from kvstore.errors import PoolMismatch, PoolReleased
 from kvstore.pool.header import TOLD
 from kvstore.pool.page_pool import MemoryHost, PagePool
 from kvstore.protocol import PoolHandle
 
 
 def map_pool(host: MemoryHost, handle: PoolHandle) -> PagePool:
-    """Map the pool of `handle` for writing. Raises PoolMismatch besides what `MemoryHost.open` raises."""
+    """Map the pool of `handle` for writing. Raises PoolReleased, PoolMismatch, and what `MemoryHost.open` raises."""
     pool = host.open(handle.path, writable=True)
     if pool.info.is_released:
         pool.close()
-        raise PoolMismatch(f"{handle.path} was released since {handle.agent} named it; ask it again")
+        raise PoolReleased(f"{handle.path} was released since {handle.agent} named it; ask it again")
     for name in TOLD:
         found, told = getattr(pool.info, name), getattr(handle, name)
         if found != told:

@@ -16,6 +16,7 @@ from typing_extensions import override
 from kvstore.cache.allocator import PageState
 from kvstore.cache.eviction import POLICIES
 from kvstore.cache.rebuild import Rebuilt, rebuild
+from kvstore.errors import PoolReleased
 from kvstore.pool.mapping import map_pool
 from kvstore.pool.page_pool import MemoryHost, PagePool
 from kvstore.protocol import MapPool, PoolHandle
@@ -127,7 +128,11 @@ class SchedulerActor(Actor):
                 f"the pool of {self._config.group} has pages of {handle.layout.page_size} tokens, this scheduler is "
                 f"set to {self._config.page_size}: give both the same page size"
             )
-        pool = self._pool = map_pool(self._host, handle)
+        try:
+            pool = self._pool = map_pool(self._host, handle)
+        except PoolReleased:
+            # The answer was on its way when the memory was wanted back; the next one is that it is.
+            return None
         adopting = asyncio.ensure_future(self._adopt_all())
         wanted_back = asyncio.ensure_future(self._is_wanted_back.wait())
         try:

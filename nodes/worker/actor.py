@@ -65,7 +65,7 @@ from nodes.worker.memory.actions import MemoryActions, Resident
 from nodes.worker.parallel.collectives import CollectivesMaker, collectives_maker
 from nodes.worker.parallel.group import RankGroup
 from nodes.worker.parallel.ranks import RankCore
-from nodes.worker.pool.taking import ask_for_pool, make_pages, take_pool
+from nodes.worker.pool.taking import make_pages, take_pool, wait_for_pool
 from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import RunnableStep, StepOutcome
 
@@ -119,11 +119,11 @@ class WorkerActor(Actor, Resident):
         """
         config = self._config
         spec = config.spec()
-        handle = await ask_for_pool(self.ctx, self._persistent, config, self._on_refusal)
-        pool = self._pool = take_pool(self._host, config, spec, handle)
+        asks = self._persistent
+        pool = self._pool = await wait_for_pool(self.ctx, asks, self._host, config, spec, self._on_refusal)
         if config.pool_in_worker:
-            await make_pages(self.ctx, self._persistent, config, self._host, pool)
-        runner = await self._engine.load(self.ctx, self._persistent, spec, pool)
+            await make_pages(self.ctx, asks, config, self._host, pool)
+        runner = await self._engine.load(self.ctx, asks, spec, pool)
         if note := self._engine.kernels_note:
             self.ctx.log.warning("slow_kernels", why=note)
         make_core = WorkerCore if self._ranks is None else RankCore

@@ -69,7 +69,10 @@ RESUMING: Final = "resuming"
 
 
 class _Group:
-    """One group. `answered`: who has done what `number` asked; `asked`: who was asked and has not answered."""
+    """One group. `answered`: who has done what `number` asked; `asked`: who was asked and has not answered.
+
+    `let_go`: who was asked to let go, and has not said since that it took up.
+    """
 
     def __init__(self, facts: PoolFacts) -> None:
         self.name = facts.group
@@ -83,6 +86,7 @@ class _Group:
         self.is_copying = False
         self.mappers: set[Address] = set()
         self.answered: set[Address] = set()
+        self.let_go: set[Address] = set()
         self.asked: set[Address] = set()
         self.number = 0
         self.retry_at: float | None = None
@@ -270,7 +274,7 @@ class MemoryCore:
         """It holds nothing any more, nor do incarnations before it."""
         self._seen.pop(address, None)
         for group in self._groups.values():
-            for held in (group.mappers, group.answered, group.asked):
+            for held in (group.mappers, group.answered, group.let_go, group.asked):
                 gone = {one for one in held if one.actor_id == address.actor_id and one.epoch <= address.epoch}
                 held.difference_update(gone)
 
@@ -281,8 +285,7 @@ class MemoryCore:
             return
         group.asked.discard(event.holder)
         group.answered.add(event.holder)
-        if group.desired is not None:
-            group.mappers.discard(event.holder)
+        (group.let_go if group.desired is None else group.mappers).discard(event.holder)
         group.reason = ""
 
     def _on_not_done(self, event: NotDone, now: float) -> None:
@@ -302,10 +305,12 @@ class MemoryCore:
     def _pending(self, group: _Group) -> list[Address]:
         """Who still has to do its part, those first who have to do it before the others."""
         if group.desired is None:
+            # A member's state comes by way of the registry, later than the answer: a resume at once after the release
+            # would find nobody to wait for, and say that the group has its memory.
             return sorted(
                 one.address
                 for one in self._workers(group)
-                if one.state == RELEASED and one.address not in group.answered
+                if (one.state == RELEASED or one.address in group.let_go) and one.address not in group.answered
             )
         members = {one.address for one in self._seen.values() if one.group == group.name and one.state != RELEASED}
         holders = (members | group.mappers) - group.answered
@@ -322,21 +327,15 @@ class MemoryCore:
             for holder in pending:
                 if holder not in group.asked:
                     group.asked.add(holder)
-                    if group.desired is None:
-                        # It maps the pool from the moment that it hears of it.
-                        group.mappers.add(holder)
+                    # It maps the pool from the moment that it hears of it, and none from the moment that it lets go.
+                    (group.mappers if group.desired is None else group.let_go).add(holder)
                     self._commands.append(
                         AskTakeUp(group.name, group.number, holder)
                         if group.desired is None
                         else AskLetGo(group.name, group.number, holder, group.desired)
                     )
-        if (
-            group.desired is not None
-            and group.desired.is_kv
-            and group.is_there
-            and not pending
-            and not group.is_copying
-        ):
+        is_unused = not pending and not group.is_copying
+        if group.desired is not None and group.desired.is_kv and group.is_there and is_unused:
             group.is_changing = True
             self._commands.append(FreePool(group.name))
 

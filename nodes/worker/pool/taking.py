@@ -5,8 +5,10 @@ the agent opens them when it first copies. That spares the agent's CUDA context 
 group's KV when the worker dies.
 """
 
+import contextlib
 from collections.abc import Callable
 
+from kvstore.errors import PoolReleased
 from kvstore.pool.cuda.pool import CudaHost
 from kvstore.pool.mapping import map_pool
 from kvstore.pool.page_pool import MemoryHost, PagePool
@@ -19,17 +21,28 @@ from nodes.worker.config import WorkerConfig
 from nodes.worker.errors import BackendMissing, LayoutMismatch
 
 
-async def ask_for_pool(
-    ctx: Context, asks: PersistentAsk, config: WorkerConfig, refused: Callable[[CallError], None]
-) -> PoolHandle:
-    """Where the pool, or the table of one to be made, lies; asked until there is one. `refused` hears why there is not.
+async def wait_for_pool(
+    ctx: Context,
+    asks: PersistentAsk,
+    host: MemoryHost,
+    config: WorkerConfig,
+    spec: ModelSpec,
+    refused: Callable[[CallError], None],
+) -> PagePool:
+    """Map the pool, or the table of one to be made, once there is one. `refused` hears why there is not.
 
-    Raises CallErrors that another try does not cure.
+    Raises CallErrors that another try does not cure, and what `take_pool` raises but PoolReleased.
     """
     question = (
         MakePages(group=config.group) if config.pool_in_worker else MapPool(group=config.group, rank=config.tp_rank)
     )
-    return await asks.ask(ctx, config.agent, question, timeout_s=config.map_timeout_s, what="the pool", refused=refused)
+    while True:
+        handle = await asks.ask(
+            ctx, config.agent, question, timeout_s=config.map_timeout_s, what="the pool", refused=refused
+        )
+        # The answer was on its way when the memory was wanted back; the next one is that it is.
+        with contextlib.suppress(PoolReleased):
+            return take_pool(host, config, spec, handle)
 
 
 def take_pool(host: MemoryHost, config: WorkerConfig, spec: ModelSpec, handle: PoolHandle) -> PagePool:
@@ -44,7 +57,7 @@ def take_pool(host: MemoryHost, config: WorkerConfig, spec: ModelSpec, handle: P
 
 
 async def make_pages(ctx: Context, asks: PersistentAsk, config: WorkerConfig, host: MemoryHost, pool: PagePool) -> None:
-    """Make the pages of a table that `ask_for_pool` got, and have them offered. Raises DeviceError, BackendMissing."""
+    """Make the pages of a table that `wait_for_pool` got, and have them offered. Raises DeviceError, BackendMissing."""
     if not isinstance(host, CudaHost):
         raise BackendMissing(f"pages of {config.group} are to be made on {config.device}, and no device is used here")
     offer = OfferPages(group=config.group, incarnation=pool.info.incarnation, ipc_handle=host.make_pages(pool))

@@ -116,6 +116,22 @@ def test_kv_that_is_kept_is_offered_again() -> None:
     assert commands[:3] == [Mark("g", None), Offer("g"), AskTakeUp("g", 2, W)]
 
 
+@pytest.mark.parametrize("is_done", [True, False])
+def test_who_was_asked_to_let_go_is_waited_for_before_its_state_is_heard_of(is_done: bool) -> None:
+    made = core()
+    release(made, keep_kv=True)
+    made.handle(CopiesEnded("g"), 0.0)
+    made.handle(Done("g", 1, S), 0.0)
+    if is_done:
+        made.handle(Done("g", 1, W), 0.0)
+        assert state(made) == RELEASED
+    commands = made.handle(Wanted(1, ResumeMemory()), 0.0)
+    assert commands[:3] == [Mark("g", None), Offer("g"), AskTakeUp("g", 2, W)]
+    assert state(made) == RESUMING
+    made.handle(Done("g", 2, W), 0.0)
+    assert state(made) == HELD
+
+
 def test_who_does_not_answer_is_asked_again_and_named() -> None:
     made = core()
     release(made)
@@ -365,9 +381,10 @@ class Groups(RuleBasedStateMachine):
     @precondition(lambda self: self.asks)
     def answers(self, data: st.DataObject) -> None:
         ask = self.asks.pop(data.draw(st.integers(0, len(self.asks) - 1)))
-        self._answer(ask, is_heard=data.draw(st.booleans()), is_told=data.draw(st.booleans()))
+        is_heard, is_told, is_seen = (data.draw(st.sampled_from([True, True, False])) for _ in range(3))
+        self._answer(ask, is_heard=is_heard, is_told=is_told, is_seen=is_seen)
 
-    def _answer(self, ask: Any, *, is_heard: bool, is_told: bool) -> None:
+    def _answer(self, ask: Any, *, is_heard: bool, is_told: bool, is_seen: bool = True) -> None:
         holder = self.holders[ask.holder.actor_id]
         is_done = is_heard and holder.address == ask.holder and (self.agents, ask.number) >= holder.order
         if is_done and holder.maps and holder.state == "starting":
@@ -376,7 +393,8 @@ class Groups(RuleBasedStateMachine):
             is_done = False
         elif is_done:
             self._obey(holder, ask)
-        self._members()
+        if is_seen:
+            self._members()
         done = Done("g", ask.number, ask.holder)
         self._feed(done if is_done and is_told else NotDone("g", ask.number, ask.holder, "lost"))
 
@@ -428,6 +446,9 @@ class Groups(RuleBasedStateMachine):
         if group.state == RELEASED:
             assert self.desired is not None
             assert not (self.desired.is_kv and self.is_there)
+        worker = self.holders[W.actor_id]
+        if group.state == HELD and worker.state == RELEASED:
+            assert worker.order[0] < self.agents, "of this agent it has heard that it should let go"
 
     def teardown(self) -> None:
         """With nobody dying any more, what was asked for last comes about."""

@@ -70,7 +70,7 @@ class RecordingCall:
 
 
 def actor(**script) -> tuple[SchedulerActor, RecordingContext, HeapHost]:
-    host = HeapHost()
+    host = script.get("host") or HeapHost()
     info = PoolInfo(group="m", num_pages=30, layout=LAYOUT, incarnation=1)
     pool = host.create("pool", info)
     handle = PoolHandle(group="m", agent="a", path=pool.path, num_pages=30, layout=LAYOUT, incarnation=1)
@@ -338,6 +338,16 @@ async def test_a_scheduler_without_memory_waits_for_it() -> None:
     await starting
     await asyncio.sleep(0.01)
     assert ctx.announced[-1][0] == "ready"
+    await one.stop()
+
+
+async def test_a_pool_that_was_released_while_its_place_was_told_is_asked_for_again() -> None:
+    host = HeapHost()
+    old = host.create("old", PoolInfo(group="m", num_pages=30, layout=LAYOUT, incarnation=1, weights="keep"))
+    outdated = PoolHandle(group="m", agent="a", path=old.path, num_pages=30, layout=LAYOUT, incarnation=1)
+    one, ctx, _ = actor(pool=[outdated], host=host)
+    await one.start()
+    assert [type(message) for _, message in ctx.asked[:3]] == [MapPool, MapPool, Adopt]
     await one.stop()
 
 

@@ -236,6 +236,17 @@ async def test_one_that_starts_waits_without_memory_or_ends() -> None:
     assert loading.ctx.ended == ["the memory of g is wanted back"]
 
 
+async def test_one_that_starts_asks_again_for_a_pool_that_was_released_while_its_place_was_told() -> None:
+    host = HeapHost()
+    actor = WorkerActor(config(), host)
+    handle = pool(host)
+    info = host.open(handle.path, writable=True).info
+    old = host.create("old", msgspec.structs.replace(info, weights="keep"))
+    actor.ctx = context = context_of(msgspec.structs.replace(handle, path=old.path), handle)
+    await actor.start()
+    assert [state for state, _ in context.announced] == ["ready"]
+
+
 MODEL = "random:tiny-llama"
 
 
