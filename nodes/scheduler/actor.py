@@ -24,7 +24,7 @@ from mesh.actor import Actor, Answer, Call
 from mesh.address import Address
 from mesh.calls.persistent_ask import PersistentAsk
 from mesh.errors import STALE_EPOCH, CallError, MeshError, RemoteError, Superseded
-from mesh.membership.view import DRAINING, READY, RELEASED, Member
+from mesh.membership.view import DRAINING, READY, RELEASED, STARTING, Member
 from mesh.runtime.driver import CoreDriver
 from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer, Channel
@@ -84,6 +84,7 @@ class SchedulerActor(Actor):
         self._drained = asyncio.Event()
         self._persistent = PersistentAsk(config.ask_retry_s)
         self._is_wanted_back = asyncio.Event()
+        self._is_released = False
 
     async def start(self) -> None:
         """Map the pool and take over what an earlier incarnation left in it.
@@ -133,6 +134,10 @@ class SchedulerActor(Actor):
         except PoolReleased:
             # The answer was on its way when the memory was wanted back; the next one is that it is.
             return None
+        if self._is_released:
+            # An agent that starts now knows of who maps its pools by what they say of themselves.
+            self._is_released = False
+            self.ctx.announce(STARTING)
         adopting = asyncio.ensure_future(self._adopt_all())
         wanted_back = asyncio.ensure_future(self._is_wanted_back.wait())
         try:
@@ -262,6 +267,7 @@ class SchedulerActor(Actor):
     def _on_refusal(self, error: CallError) -> None:
         if error.code == MEMORY_RELEASED and self._core is None:
             config = self._config
+            self._is_released = True
             self.ctx.announce(RELEASED, group=config.group, phase=config.phase, page_size=config.page_size)
 
     def _handle(self, event: Event) -> None:

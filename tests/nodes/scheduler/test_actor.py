@@ -337,7 +337,9 @@ async def test_a_scheduler_without_memory_waits_for_it() -> None:
     one.on_members([], [], [])
     await starting
     await asyncio.sleep(0.01)
-    assert ctx.announced[-1][0] == "ready"
+    assert [state for state, _ in ctx.announced][-3:] == ["released", "starting", "ready"], (
+        "it maps the pool in between"
+    )
     await one.stop()
 
 
