@@ -26,6 +26,7 @@ from mesh.errors import MeshError
 from mesh.membership.keys import HostKey
 from mesh.runtime.key_files import KeyDirectory
 from mesh.runtime.run_directory import HostRecord, RunDirectory
+from mesh.runtime.telemetry import setup_log
 from mesh.wire.frames import ListMembers, Members
 from nodes.roles import REGISTRY
 
@@ -83,6 +84,7 @@ class Join:
         own = self._ready_keys() if self._has_keys else None
         keys = str(self._keys) if own is not None else ""
         run.write_host(HostRecord(name, host.bind, host.address, self._is_insecure, keys))
+        setup_log(level="error")
         registry = Address(REGISTRY, _ANY_EPOCH)
         told = asyncio.run(Asker(run, name)(registry, endpoint_at(token.address, token.port), ListMembers()))
         if not isinstance(told, Members):

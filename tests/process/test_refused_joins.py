@@ -1,0 +1,73 @@
+"""Machines that cannot be hosts of a mesh are told why and what to do; who serves notices nothing of them."""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from cli.exit_codes import ExitCode
+from mesh.testing.ports import free_port
+
+pytestmark = pytest.mark.process
+
+TOPOLOGY = """
+model = "echo"
+port = {port}
+registry_port = {registry_port}
+insecure = true
+[kv]
+pages = 300
+[hosts.head]
+address = "127.0.0.1"
+bind = "127.0.0.1"
+gateways = 1
+tokenizers = 1
+detokenizers = 1
+decode = 1
+"""
+FREE = "127.0.0.3"
+REFUSED = (
+    (("--host", "head"), ExitCode.BAD_CONFIG, ("has its registry on the host of that name", "another name")),
+    (("--host", "e"), ExitCode.ALREADY_RUNNING, ("has a host e already", "meshctl down --host e")),
+    (("--device", "cuda"), ExitCode.BAD_CONFIG, ("the device cuda cannot be used", "--device cpu does without")),
+    (("--model", "tiny"), ExitCode.BAD_CONFIG, ("model is tiny", "and echo in the mesh", "without those options")),
+    (("--context-length", "784"), ExitCode.BAD_CONFIG, ("context length is 784 here and 4784 in the mesh",)),
+    (("--ports", "{first}-{last}"), ExitCode.CANNOT_BIND, ("from {first} to {last} is free", "give this host more")),
+    (("--gateways", "1", "--port", "{port}"), ExitCode.CANNOT_BIND, ("{port} cannot be listened on", "--port")),
+)
+
+
+def test_hosts_that_cannot_join_are_told_why_and_disturb_nobody(host, another_host):
+    file = host.base / "mesh.toml"
+    file.write_text(TOPOLOGY.format(port=host.port, registry_port=free_port()))
+    host.up("-f", str(file), "--host", "head")
+    token = host.meshctl("keys", "token").stdout.strip()
+    e = another_host()
+    joined = e.up("--join", token, "--decode", "1", "--host", "e", "--address", "127.0.0.2", wait=False)
+    e.wait_until(lambda: "is ready in" in joined.log.read_text(), "e has joined")
+    serving = {name: one["pid"] for name, one in host.ps().items()}
+    assert serving["worker-decode-0.e"]
+
+    def join(number, options):
+        # The name that is given twice is the one that counts.
+        plain = ("--join", token, "--decode", "1", "--host", f"h{number}", "--address", FREE)
+        return others[number].meshctl("up", *plain, *options)
+
+    with ExitStack() as taken, ThreadPoolExecutor(2) as threads:
+        first = free_port()
+        for number in (first, first + 1):
+            taken.enter_context(socket.create_server((FREE, number)))
+        values = {"first": first, "last": first + 1, "port": host.port}
+        others = [another_host() for _ in REFUSED]
+        options = [[one.format(**values) for one in options] for options, _, _ in REFUSED]
+        results = list(threads.map(join, range(len(REFUSED)), options))
+    for result, (options, code, texts) in zip(results, REFUSED, strict=True):
+        assert result.returncode == code, (options, result.stdout, result.stderr)
+        for text in texts:
+            assert text.format(**values) in result.stderr, (options, result.stderr)
+        assert "  do:  " in result.stderr
+        assert not result.stdout, "an error is all that it says"
+        assert "Traceback" not in result.stderr
+    assert {name: one["pid"] for name, one in host.ps().items()} == serving
+    assert host.say("hello", model="echo") == host.say("hello", model="echo")
