@@ -265,7 +265,12 @@ class SchedulerActor(Actor):
         )
 
     def _on_refusal(self, error: CallError) -> None:
-        if error.code == MEMORY_RELEASED and self._core is None:
+        if error.code != MEMORY_RELEASED or self._core is not None:
+            return
+        if self._pool is not None:
+            # The worker has let go already. Whoever says `released` must map nothing, so the agent is asked first.
+            self._is_wanted_back.set()
+        else:
             config = self._config
             self._is_released = True
             self.ctx.announce(RELEASED, group=config.group, phase=config.phase, page_size=config.page_size)

@@ -373,6 +373,16 @@ async def test_a_scheduler_that_is_starting_lets_go_and_begins_again() -> None:
     await one.stop()
 
 
+async def test_a_scheduler_whose_worker_has_let_go_unmaps_before_it_says_that_it_is_released() -> None:
+    released = RemoteError("memory_released", "the memory of m is released", retryable=True)
+    one, ctx, _ = actor(adopted=[released, Adopted(worker_epoch=3, numerics="", vocab_size=100)])
+    await one.start()
+    await asyncio.sleep(0.01)
+    assert [state for state, _ in ctx.announced] == ["ready"]
+    assert [type(message) for _, message in ctx.asked[:4]] == [MapPool, Adopt, MapPool, Adopt]
+    await one.stop()
+
+
 async def test_a_scheduler_with_an_epoch_of_long_ago_says_above_which_the_next_one_goes() -> None:
     refused = RemoteError("stale_epoch", "scheduler epoch 7 is over", known_epoch=86_400)
     one, _, _ = actor(adopted=[refused])
